@@ -1,0 +1,57 @@
+# demo and test are the two commands of the README; check is what CI runs. All of them work from a clean checkout.
+
+# The first interpreter that is new enough and can make a virtual environment; `make PYTHON=... demo` overrides it.
+PYTHON ?= $(shell for name in python3 python3.11 python3.12 python3.13 python3.14; do \
+	"$$name" -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 \
+	&& { echo "$$name"; break; }; done)
+
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+NATIVE := $(wildcard receiver/native/*.cc receiver/native/*.h)
+
+# The whole suite runs on each transport; slow tests run in .ci/run, or with `make test SLOW=1`.
+PYTEST := $(BIN)/python -m pytest $(if $(SLOW),,-m "not slow")
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint type check matrix bench clean
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+# Editable, once: Python changes need no reinstallation, changes of what is listed here do.
+$(INSTALLED): setup.cfg setup.py tools/build_native.py $(NATIVE)
+	@test -n "$(PYTHON)" || { echo "make: no usable Python found: this needs Python 3.11 or newer with the" \
+		"venv module (on Debian: apt install python3-venv); name one with make PYTHON=/path/to/python" >&2; exit 1; }
+	@echo "installing into $(VENV) (once)"
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	@touch $@
+
+demo: $(INSTALLED) ## train a small classifier with taps in its compiled loop, and write loss.png
+	$(BIN)/python examples/train_digits.py
+
+test: $(INSTALLED) ## run the tests, on the native transport and on the callback transport
+	HOSTCALLBACK_TRANSPORT=native $(PYTEST)
+	HOSTCALLBACK_TRANSPORT=callback $(PYTEST)
+
+lint: $(INSTALLED) ## ruff, and the project's own rules
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/python tools/lint_project.py
+
+type: $(INSTALLED) ## mypy, strict on both packages
+	$(BIN)/mypy
+
+check: lint type test ## everything a change must pass
+
+matrix: $(INSTALLED) ## run the tests on the oldest, the default and the newest Python and JAX
+	$(BIN)/python tools/matrix.py
+
+bench: $(INSTALLED) ## measure against the peers, and write docs/benchmarks.md
+	$(BIN)/python tools/bench.py
+
+clean: ## remove what the other targets made
+	rm -rf $(VENV) .matrix build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis loss.png
+	rm -f receiver/native/*.so receiver/native/*.dylib receiver/native/*.o
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,43 @@
+"""hostcallback: the tap runtime for JAX.
+
+Device code inside `jit`, `scan`, `vmap`, `grad`, `shard_map` emits tagged messages; per-device receiver threads
+decode them and call Python tap functions.
+"""
+
+from __future__ import annotations
+
+import hostcallback.lowering  # noqa: F401, it registers the tap primitive's lowering rules
+from hostcallback.jit import jit
+from hostcallback.outfeed import OutfeedReceiver, barrier_wait, outfeed_receiver
+from hostcallback.taps import id_print, id_tap
+from receiver.errors import (
+    DeviceClaimedError,
+    HostCallbackError,
+    LostMessagesError,
+    NativeLibraryError,
+    ReentrantWaitError,
+    TapFailure,
+    TapFunctionException,
+    TapTimeoutError,
+    UnknownConsumerError,
+)
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "DeviceClaimedError",
+    "HostCallbackError",
+    "LostMessagesError",
+    "NativeLibraryError",
+    "OutfeedReceiver",
+    "ReentrantWaitError",
+    "TapFailure",
+    "TapFunctionException",
+    "TapTimeoutError",
+    "UnknownConsumerError",
+    "barrier_wait",
+    "id_print",
+    "id_tap",
+    "jit",
+    "outfeed_receiver",
+]

@@ -1,0 +1,109 @@
+"""What identifies a Python value across processes, for consumer ids that every process computes alike."""
+
+from __future__ import annotations
+
+import functools
+import re
+import types
+from collections.abc import Callable, Mapping
+from typing import Any
+
+_ADDRESS = re.compile(r"0x[0-9a-fA-F]+")
+_ATOMS = (type(None), bool, int, float, complex, str, bytes)
+
+
+class Fingerprint:
+    """Two parts: text that is equal in every process, and the objects that only identity tells apart.
+
+    Attributes:
+        text: deterministic description.
+        opaque: objects whose contents the text does not pin down (captured lists, instances, arrays).
+            Two fingerprints mean the same only if these are the same objects.
+    """
+
+    __slots__ = ("opaque", "text")
+
+    def __init__(self, *values: Any) -> None:
+        """Fingerprints all `values` together, in order."""
+        self.opaque: list[Any] = []
+        self.text = repr([self._describe(value, 0) for value in values])
+
+    def _describe(self, value: Any, depth: int) -> Any:
+        if isinstance(value, _ATOMS):
+            return repr(value)
+        if depth > 8:  # a structure nested this deep, or a cycle through closures
+            return self._by_identity(value)
+        if type(value) is tuple:
+            return ["tuple", *(self._describe(v, depth + 1) for v in value)]
+        if isinstance(value, types.FunctionType):
+            return self._describe_function(value, depth)
+        if isinstance(value, types.MethodType):
+            return [
+                "method",
+                self._describe(value.__func__, depth + 1),
+                self._describe(value.__self__, depth + 1),
+            ]
+        if isinstance(value, functools.partial):
+            parts = (value.func, value.args, tuple(sorted(value.keywords.items())))
+            return ["partial", *(self._describe(part, depth + 1) for part in parts)]
+        if isinstance(value, types.BuiltinFunctionType) and isinstance(
+            value.__self__, types.ModuleType | type(None)
+        ):
+            return ["builtin", value.__module__, value.__qualname__]
+        if isinstance(value, type | types.ModuleType):
+            return ["named", getattr(value, "__module__", ""), getattr(value, "__qualname__", value.__name__)]
+        return self._by_identity(value)
+
+    def _describe_function(self, function: types.FunctionType, depth: int) -> Any:
+        cells = tuple(_contents(cell) for cell in function.__closure__ or ())
+        defaults = (function.__defaults__, tuple(sorted((function.__kwdefaults__ or {}).items())))
+        return [
+            "function",
+            function.__module__,
+            function.__qualname__,
+            _describe_code(function.__code__),
+            self._describe(defaults, depth + 1),
+            self._describe(cells, depth + 1),
+        ]
+
+    def _by_identity(self, value: Any) -> Any:
+        self.opaque.append(value)
+        return ["object", type(value).__module__, type(value).__qualname__]
+
+
+def describe_structure(tree_structure: Any) -> str:
+    """A tree structure's text without memory addresses, which differ between processes."""
+    return _ADDRESS.sub("0x", str(tree_structure))
+
+
+def _contents(cell: types.CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # a variable that is not bound yet
+        return "<empty cell>"
+
+
+def _describe_code(code: types.CodeType) -> Any:
+    # Not marshal: its bytes depend on reference counts. File names are left out (checkouts differ).
+    constants = [
+        _describe_code(c)
+        if isinstance(c, types.CodeType)
+        else sorted(map(repr, c))
+        if isinstance(c, frozenset)
+        else repr(c)
+        for c in code.co_consts
+    ]
+    return [code.co_name, code.co_firstlineno, code.co_code.hex(), constants, code.co_names, code.co_varnames]
+
+
+def callable_name(func: Callable[..., Any] | Any) -> str:
+    """The name people know a callable by."""
+    while isinstance(func, functools.partial):
+        func = func.func
+    name = getattr(func, "__qualname__", None) or type(func).__qualname__
+    return str(name)
+
+
+def freeze(mapping: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
+    """A mapping's items in key order."""
+    return tuple(sorted(mapping.items()))

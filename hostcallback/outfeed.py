@@ -1,0 +1,250 @@
+"""Waiting for taps: `barrier_wait`, and `outfeed_receiver`, which scopes it around a training loop."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import traceback
+from collections.abc import Iterable, Sequence
+from time import perf_counter
+from types import TracebackType
+from typing import Self
+
+import jax
+
+from hostcallback import inflight, transport
+from receiver import native_library
+from receiver.deferred import MAX_KEPT
+from receiver.errors import TapFunctionException, TapTimeoutError
+from receiver.log import logger
+from receiver.runtime import runtime
+from receiver.scope import Scope
+from receiver.stats import DeviceStats, summarize
+
+EXIT_STALL_SEC = 10.0
+"""At interpreter exit, how long one tap or computation may take before the rest is given up and counted."""
+
+
+def barrier_wait(timeout_sec: float | None = None) -> None:
+    """Waits until every tap of every computation dispatched before this call has been delivered.
+
+    Covers computations dispatched from any thread, on every device. Interruptible by Ctrl-C.
+
+    Args:
+        timeout_sec: seconds to wait at most; None for as long as it takes.
+
+    Raises:
+        TapFunctionException: what tap functions raised since the last report.
+        TapTimeoutError: the time was up; names what still runs and how much is queued. Nothing is lost:
+            delivery goes on, and the next barrier waits for it.
+        ReentrantWaitError: called from a tap function.
+    """
+    deadline = None if timeout_sec is None else perf_counter() + timeout_sec
+    _wait(deadline=deadline)
+    error = _merge([scope.deferred.take() for scope in runtime.current_scopes()])
+    if error is not None:
+        raise error
+
+
+def _wait(
+    names: Iterable[str] | None = None, *, deadline: float | None = None, stall_sec: float | None = None
+) -> None:
+    runtime.refuse_reentry("waiting for taps")
+    # Programs dropped by now were dispatched before: when the wait is over, no message of theirs is on its way.
+    retired = runtime.registry.retired()
+    # A stalled tap can hold a computation for ever: while computations run, look at the receivers too.
+    inflight.wait(deadline, lambda: runtime.check_stalled(stall_sec))
+    runtime.wait_delivered(names, deadline=deadline, stall_sec=stall_sec)
+    if names is None:
+        runtime.registry.forget(retired)
+
+
+def _merge(errors: Sequence[TapFunctionException | None]) -> TapFunctionException | None:
+    found = [error for error in errors if error is not None]
+    if len(found) < 2:
+        return found[0] if found else None
+    suppressed: dict[str, int] = {}
+    for error in found:
+        for line, count in error.suppressed.items():
+            suppressed[line] = suppressed.get(line, 0) + count
+    return TapFunctionException(
+        "; ".join(error.message for error in found),
+        [e for error in found for e in error.exceptions],
+        [f for error in found for f in error.failures],
+        suppressed,
+    )
+
+
+class OutfeedReceiver:
+    """A receiver around a stretch of the program; made by `outfeed_receiver`."""
+
+    def __init__(self, name: str, devices: Sequence[jax.Device], timeout_sec: float, max_errors: int) -> None:
+        """See `outfeed_receiver`."""
+        self._timeout_sec = timeout_sec
+        self._scope = Scope(name, max_errors)
+        self._devices = tuple(devices)
+        self._names = [transport.device_name(device) for device in devices]
+
+    @property
+    def devices(self) -> tuple[jax.Device, ...]:
+        """The devices whose taps this receiver accounts for."""
+        return self._devices
+
+    @property
+    def stats(self) -> list[DeviceStats]:
+        """A snapshot of the statistics so far, a row per device."""
+        return self._scope.stats
+
+    def summary(self) -> str:
+        """The statistics as a short table: messages, bytes, rate, drops, failures and time per device."""
+        return summarize(self._scope.name, self.stats)
+
+    def __enter__(self) -> Self:
+        """Takes the devices over from the default receiver.
+
+        Raises:
+            DeviceClaimedError: another open receiver has one of them.
+        """
+        runtime.claim(self._names, self._scope)
+        try:
+            for platform in {device.platform for device in self._devices}:
+                transport.start(platform)
+        except BaseException:
+            runtime.release(self._names, self._scope)
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        """Waits for the taps, sends the end-of-stream sentinel, drains, and raises what was deferred."""
+        # After an exception the user waits for their prompt: limit the whole wait, not only a stalled tap.
+        deadline = None if error is None else perf_counter() + self._timeout_sec
+        problem: Exception | None = None
+        try:
+            _wait(self._names, deadline=deadline, stall_sec=self._timeout_sec)
+        except TapTimeoutError as timeout:
+            problem = timeout
+        finally:
+            runtime.release(self._names, self._scope)
+        if problem is None:
+            for name in self._names:
+                if not self._scope.wait_closed(name, self._timeout_sec):
+                    problem = TapTimeoutError(f"device {name} did not reach the end of its stream in time")
+        deferred = self._scope.deferred.take()
+        if deferred is not None and problem is not None:
+            deferred.add_note(str(problem))
+        report = deferred or problem
+        if report is None:
+            return
+        if error is None:
+            raise report
+        # The block's own exception goes on; what the taps had to say is attached to it and logged.
+        error.add_note(f"meanwhile in the receiver: {report}")
+        logger.error("while the receiver was closing: %s", "".join(traceback.format_exception(report)))
+
+
+def outfeed_receiver(
+    *,
+    receiver_name: str = "",
+    timeout_sec: float = 10.0,
+    backends: Sequence[str] | None = None,
+    devices: Sequence[jax.Device] | None = None,
+    max_errors: int = MAX_KEPT,
+) -> OutfeedReceiver:
+    """A context manager that accounts for the taps of a stretch of the program, such as a training loop.
+
+    Messages are delivered with or without one (receivers start by themselves at the first tap). On exit it
+    waits for every computation dispatched so far, from any thread, sends the end-of-stream sentinel through every
+    device, waits until all its messages are delivered, and raises what tap functions raised.
+
+        with hcb.outfeed_receiver() as rx:
+            train()
+        print(rx.summary())
+
+    Args:
+        receiver_name: appears in the summary and in errors.
+        timeout_sec: how long one invocation of a tap function may take, in seconds, before the exit gives up
+            on it; after an exception in the block, how long the exit may take in all.
+        backends: platform names such as `["cpu"]`; every backend that has been initialised by default.
+        devices: this process's devices to receive from; exclusive with `backends`.
+        max_errors: how many tap exceptions are kept whole; those beyond it are counted per tap.
+
+    Raises:
+        ValueError: `devices` and `backends` are both given, or a backend is unknown or has no devices here.
+        DeviceClaimedError: (on entering) another open receiver has one of the devices.
+        TapFunctionException: (on leaving) what tap functions raised.
+        TapTimeoutError: (on leaving) a tap outlasted `timeout_sec`; names it and how much is queued.
+    """
+    return OutfeedReceiver(receiver_name, _choose_devices(backends, devices), timeout_sec, max_errors)
+
+
+def _choose_devices(backends: Sequence[str] | None, devices: Sequence[jax.Device] | None) -> list[jax.Device]:
+    if backends is not None and devices is not None:
+        raise ValueError(
+            f"outfeed_receiver got both devices={list(devices)!r} and backends={list(backends)!r}: give one of them"
+        )
+    if devices is not None:
+        chosen = list(devices)
+        foreign = [d for d in chosen if d.process_index != jax.process_index()]
+        if foreign:
+            raise ValueError(
+                f"outfeed_receiver got devices of other processes: {foreign}; a process receives from its own "
+                "devices: use jax.local_devices()"
+            )
+    elif backends is not None:
+        if isinstance(backends, str):
+            raise ValueError(
+                f"backends takes a list of platform names, got the string {backends!r}: [{backends!r}]"
+            )
+        chosen = []
+        for backend in backends:
+            try:
+                chosen += jax.local_devices(backend=backend)
+            except RuntimeError as error:
+                raise ValueError(
+                    f"unknown backend {backend!r}: this process has {jax.default_backend()!r} ({error})"
+                ) from error
+    else:
+        chosen = jax.local_devices()
+        if chosen and chosen[0].platform != "cpu":
+            chosen += jax.local_devices(backend="cpu")
+    if not chosen:
+        raise ValueError("outfeed_receiver got no devices: give devices= or backends= that this process has")
+    return list(dict.fromkeys(chosen))
+
+
+@atexit.register
+def _deliver_at_exit() -> None:
+    # After the last line of the program and before JAX's own exit handlers: nothing emitted may be lost silently.
+    if not transport.started():
+        return
+    try:
+        _wait(deadline=perf_counter() + EXIT_STALL_SEC, stall_sec=EXIT_STALL_SEC)
+    except TapTimeoutError as error:
+        logger.error("at exit: %s", error)
+    except KeyboardInterrupt:
+        logger.error("interrupted at exit while messages were being delivered")
+    errors = _merge([scope.deferred.take() for scope in runtime.current_scopes()])
+    for receiver in runtime.receivers():
+        if receiver.queued():
+            logger.error("%d message(s) of %s were lost at exit", receiver.queued(), receiver.name)
+    runtime.stop(timeout_sec=1.0)
+    if errors is not None:
+        print(
+            "hostcallback: tap functions raised, and no barrier_wait() or receiver reported it:",
+            file=sys.stderr,
+        )
+        traceback.print_exception(errors)
+
+
+def _after_fork_in_child() -> None:
+    # The child has no receiver threads, and what is queued is the parent's to deliver.
+    inflight.forget()
+    transport.forget()
+    runtime.reset()
+    native_library.after_fork_in_child()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -1,0 +1,145 @@
+"""The taps that users write in traced code: `id_tap` and `id_print`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import jax.numpy as jnp
+
+from hostcallback import leaves
+from hostcallback.fingerprint import callable_name
+from hostcallback.primitive import tap_p
+from hostcallback.source_line import user_source_line
+from hostcallback.tap_spec import Absent, SinkFactory, TapSpec, Transform
+from receiver.consumer import Sink
+from receiver.sinks.print import PrintSink, SupportsWrite
+from receiver.sinks.tap import TapSink
+
+T = TypeVar("T")
+
+_NOT_GIVEN: Any = object()
+
+
+def id_tap(
+    tap_func: Callable[..., Any],
+    arg: Any,
+    *,
+    result: Any = None,
+    ordered: bool = True,
+    tap_tangents: bool = True,
+    **kwargs: Any,
+) -> Any:
+    """Sends `arg` to the host, where `tap_func(arg, **kwargs)` is called; an identity in the program.
+
+    Works in any traced code, and outside of it. `tap_func` runs on the receiver thread of the device that
+    emitted the message, one message at a time per device and in order; several devices call it concurrently.
+    It may call JAX. It never blocks the device: messages queue, and the device waits only while the queue's
+    byte budget is full. What it raises is deferred until `barrier_wait` or the end of the receiver.
+
+    Under jvp the tangents are tapped too, with `transforms` ending in `("jvp", {})`; under grad the cotangents,
+    with `("jvp", {}), ("transpose", {})`; under vmap one message holds the batched arrays, with
+    `("batch", {"batch_dims": (0, None, ...)})`.
+
+    Args:
+        tap_func: called as `tap_func(arg, **kwargs)`, and with `transforms=` (a tuple of (name, params)) and
+            `device=` (a `jax.Device`) if its signature names them. Its result is ignored.
+        arg: a pytree of arrays and numbers of any shape and dtype. The tap function receives the same pytree
+            with fresh numpy arrays, which it may keep and change. Functions and strings in it stay on the host.
+        result: what to return; `arg` if None.
+        ordered: whether messages of one device keep program order (the default). Unordered taps leave the
+            compiler free to run them concurrently.
+        tap_tangents: whether tangents and cotangents are tapped too.
+        **kwargs: host values passed on to `tap_func`; never traced.
+
+    Returns:
+        `result`, or `arg` when it is None. Use it: gradients reach the cotangent tap through it.
+
+    Raises:
+        TypeError: `tap_func` is not callable, or a leaf of `arg` is nothing JAX can trace.
+    """
+    if not callable(tap_func):
+        raise TypeError(
+            f"id_tap takes a function to call on the host as its first argument, got {type(tap_func).__name__} "
+            f"{tap_func!r}: id_tap(tap_func, arg)"
+        )
+
+    def make_sink(spec: TapSpec, transforms: tuple[Transform, ...], absent: Absent) -> Sink:
+        return TapSink(tap_func, spec.kwargs, spec.structure.unflatten_with(absent))
+
+    return _tap(
+        arg, result, kwargs, make_sink, name=callable_name(tap_func), identity=("tap", tap_func),
+        ordered=ordered, tap_tangents=tap_tangents,
+    )  # fmt: skip
+
+
+def id_print(
+    arg: Any,
+    *,
+    result: Any = None,
+    output_stream: SupportsWrite | None = None,
+    threshold: int = 1024,
+    ordered: bool = True,
+    tap_tangents: bool = True,
+    **kwargs: Any,
+) -> Any:
+    """Prints `arg` on the host; an identity in the program. See `id_tap` for order, threads and transforms.
+
+    First the keyword arguments are printed on one line, `key: value`, sorted by key (with `transforms` among them
+    where there are any), then the value: arrays by `numpy.array2string`, tuples as `( a b )`, lists as
+    `[ a b ]`, dicts as `{ key=a }`. The format is that of `jax.experimental.host_callback.id_print`.
+
+    Args:
+        arg: as in `id_tap`.
+        result: what to return; `arg` if None.
+        output_stream: an object with `write(str)`, called on receiver threads; `sys.stdout` by default.
+        threshold: numpy's: arrays with more elements are summarised.
+        ordered: as in `id_tap`.
+        tap_tangents: as in `id_tap`.
+        **kwargs: host values to print.
+
+    Returns:
+        `result`, or `arg` when it is None.
+
+    Raises:
+        TypeError: `output_stream` has no `write`, or a leaf of `arg` is nothing JAX can trace.
+    """
+    if output_stream is not None and not callable(getattr(output_stream, "write", None)):
+        raise TypeError(
+            f"id_print's output_stream needs a write(str) method, got {type(output_stream).__name__} "
+            f"{output_stream!r}: pass an open text file, io.StringIO() or None for standard output"
+        )
+
+    def make_sink(spec: TapSpec, transforms: tuple[Transform, ...], absent: Absent) -> Sink:
+        return PrintSink(spec.kwargs, spec.structure.unflatten_with(absent), output_stream, threshold)
+
+    return _tap(
+        arg, result, kwargs, make_sink, name="id_print", identity=("print", output_stream, threshold),
+        ordered=ordered, tap_tangents=tap_tangents,
+    )  # fmt: skip
+
+
+def _tap(
+    arg: Any,
+    result: Any,
+    kwargs: dict[str, Any],
+    make_sink: SinkFactory,
+    *,
+    name: str,
+    identity: tuple[Any, ...],
+    ordered: bool,
+    tap_tangents: bool,
+) -> Any:
+    arrays, structure = leaves.take_apart(arg, "arg")
+    spec = TapSpec(
+        name=name,
+        source_line=user_source_line(),
+        kwargs=kwargs,
+        ordered=ordered,
+        tangents=tap_tangents,
+        structure=structure,
+        identity=(*identity, structure.static_values),
+        make_sink=make_sink,
+    ).intern()
+    outs = tap_p.bind(*map(jnp.asarray, arrays), tap=spec, transforms=(), absent=())
+    return structure.unflatten_with(())(outs) if result is None else result

@@ -1,0 +1,34 @@
+"""A consumer: the sink that a consumer id stands for, and how to describe it in a report."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from receiver.message import Message
+
+Sink = Callable[[Message], None]
+"""Consumes messages. Called on the receiver thread of the message's device, one message at a time per
+device and in order; several devices call it concurrently. What it raises is deferred."""
+
+
+@dataclass(frozen=True, slots=True, weakref_slot=True, eq=False)
+class Consumer:
+    """What messages with one consumer id are delivered to.
+
+    Attributes:
+        consumer_id: 64 bits, deterministic across processes.
+        name: the tap function's name, for people.
+        source_line: `file:line (function)` of the user's tap call.
+        sink: consumes the messages.
+        transforms: the transformations applied to the tap, outermost last.
+        kwargs: the tap's keyword arguments, for reports.
+    """
+
+    consumer_id: int
+    name: str
+    source_line: str
+    sink: Sink
+    transforms: tuple[tuple[str, dict[str, Any]], ...] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)

@@ -1,0 +1,100 @@
+"""Collects what must not stop the stream: tap exceptions, unknown consumers, lost messages."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+
+from receiver.errors import (
+    LostMessagesError,
+    TapFailure,
+    TapFunctionException,
+    UnknownConsumerError,
+)
+
+MAX_KEPT = 100
+
+
+class DeferredErrors:
+    """Everything that went wrong while messages were delivered, bounded, until somebody raises it.
+
+    Safe from any thread; receiver threads add, whoever leaves a scope or waits at a barrier takes.
+    """
+
+    def __init__(self, max_kept: int = MAX_KEPT) -> None:
+        """`max_kept` bounds the exceptions that are kept whole; those beyond it are counted."""
+        self._lock = threading.Lock()  # protects everything below
+        self._max_kept = max_kept
+        self._failures: list[TapFailure] = []
+        self._suppressed: Counter[str] = Counter()
+        self._unknown: Counter[int] = Counter()
+        self._lost: Counter[str] = Counter()
+
+    def add_failure(self, failure: TapFailure) -> None:
+        """Keeps what a tap raised, or counts it when enough are kept."""
+        with self._lock:
+            if len(self._failures) < self._max_kept:
+                failure.exception.add_note(f"raised by {failure.describe()}")
+                self._failures.append(failure)
+            else:
+                self._suppressed[failure.source_line] += 1
+
+    def add_unknown(self, consumer_id: int) -> None:
+        """Counts a message whose consumer id is not registered."""
+        with self._lock:
+            self._unknown[consumer_id] += 1
+
+    def add_lost(self, reason: str, count: int) -> None:
+        """Counts messages that will never be delivered."""
+        with self._lock:
+            self._lost[reason] += count
+
+    def take(self) -> TapFunctionException | None:
+        """Removes everything collected so far and makes the exception that reports it, if any."""
+        with self._lock:
+            failures, self._failures = self._failures, []
+            suppressed, self._suppressed = self._suppressed, Counter()
+            unknown, self._unknown = self._unknown, Counter()
+            lost, self._lost = self._lost, Counter()
+        exceptions: list[Exception] = []
+        for failure in failures:
+            error = failure.exception
+            if not isinstance(error, Exception):
+                # A tap that raises SystemExit or KeyboardInterrupt must not end the program from a
+                # receiver thread, and an ExceptionGroup holds Exceptions only.
+                wrapped = RuntimeError(f"a tap function raised {type(error).__name__}: {error}")
+                wrapped.__cause__ = error
+                wrapped.__notes__ = list(getattr(error, "__notes__", []))
+                error = wrapped
+            exceptions.append(error)
+        if unknown:
+            exceptions.append(UnknownConsumerError(_describe_unknown(unknown)))
+        if lost:
+            exceptions.append(LostMessagesError(_describe_lost(lost)))
+        if not exceptions:
+            return None
+        return TapFunctionException(_headline(len(failures), suppressed), exceptions, failures, suppressed)
+
+
+def _headline(kept: int, suppressed: Counter[str]) -> str:
+    if not kept:
+        return "messages could not be delivered"
+    text = f"{kept + suppressed.total()} tap function call(s) raised; the stream went on without them"
+    if suppressed:
+        lines = ", ".join(f"{count} at {line}" for line, count in suppressed.most_common())
+        text += f"; the first {kept} are kept, beyond them: {lines}"
+    return text
+
+
+def _describe_unknown(unknown: Counter[int]) -> str:
+    ids = ", ".join(f"{consumer_id:#018x} ({count})" for consumer_id, count in unknown.most_common(8))
+    more = f" and {len(unknown) - 8} more ids" if len(unknown) > 8 else ""
+    return (
+        f"{unknown.total()} message(s) for consumer ids that this process has not registered: {ids}{more}. "
+        "Their program was compiled elsewhere, or its function was deleted while it still ran: keep the "
+        "jitted function alive until barrier_wait(), or trace the program in this process"
+    )
+
+
+def _describe_lost(lost: Counter[str]) -> str:
+    return "; ".join(f"{count} message(s) lost: {reason}" for reason, count in lost.most_common())

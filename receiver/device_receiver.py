@@ -1,0 +1,139 @@
+"""The receiver thread of one device: drains its source through the dispatcher."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from time import perf_counter
+from typing import Any
+
+from receiver.consumer import Consumer
+from receiver.dispatch import Dispatcher
+from receiver.log import logger
+from receiver.registry import Registry
+from receiver.scope import Scope
+from receiver.source import Batch, Source
+from receiver.wire import CorruptStreamError
+
+RELEASE_EVERY = 16
+"""Frames delivered between two releases of the ring's memory: few enough that a slow tap frees room for
+the device soon, enough that a fast one does not pay a call per message."""
+
+_tokens = itertools.count(1)
+
+
+class DeviceReceiver:
+    """One daemon thread that delivers one device's messages in order.
+
+    Attributes:
+        name: the device's name, such as `cpu:0`.
+        source: where the frames come from.
+    """
+
+    def __init__(self, name: str, device: Any, source: Source, registry: Registry, scope: Scope) -> None:
+        """Starts the thread at once, accounting to `scope`."""
+        self.name = name
+        self.source = source
+        self._dispatcher = Dispatcher(registry, name, device, scope)
+        self._switches: dict[int, Scope] = {}
+        self._stopping = False
+        self._progress = threading.Condition()  # protects _consumed and _waiters
+        self._consumed = 0
+        self._waiters = 0
+        scope.opened(name)
+        self._thread = threading.Thread(target=self._run, name=f"hostcallback-{name}", daemon=True)
+        self._thread.start()
+
+    @property
+    def scope(self) -> Scope:
+        """The scope that accounts for what is delivered now."""
+        return self._dispatcher.scope
+
+    @property
+    def thread(self) -> threading.Thread:
+        """The receiver thread."""
+        return self._thread
+
+    def switch(self, scope: Scope) -> None:
+        """Sends the end-of-stream sentinel: what is emitted before it stays with the current scope."""
+        token = next(_tokens)
+        self._switches[token] = scope
+        scope.opened(self.name)
+        self.source.send_end(token)
+
+    def stop(self, timeout_sec: float) -> bool:
+        """Ends the thread after the frames queued so far; False if it is still busy at the timeout."""
+        self._stopping = True
+        self.source.wake()
+        self._thread.join(timeout_sec)
+        return not self._thread.is_alive()
+
+    def running_tap(self) -> tuple[Consumer, float] | None:
+        """The consumer whose sink runs now and for how many seconds; None between messages."""
+        since, consumer = self._dispatcher.current_since, self._dispatcher.current
+        return None if consumer is None else (consumer, perf_counter() - since)
+
+    def queued(self) -> int:
+        """Frames accepted from the device and not yet delivered."""
+        with self._progress:
+            consumed = self._consumed
+        return max(0, self.source.counters().emitted - consumed)
+
+    def wait_consumed(self, emitted: int, timeout_sec: float) -> bool:
+        """Waits until the first `emitted` frames were delivered; False when `timeout_sec` passed."""
+        with self._progress:
+            self._waiters += 1
+            try:
+                return self._progress.wait_for(lambda: self._consumed >= emitted, timeout_sec)
+            finally:
+                self._waiters -= 1
+
+    def _run(self) -> None:
+        try:
+            while True:
+                try:
+                    batch = self.source.read(None)
+                except CorruptStreamError as error:
+                    logger.error("%s: %s", self.name, error)
+                    self._dispatcher.lose(f"damaged stream on {self.name}: {error}", error.skipped)
+                    self._advance(error.skipped)
+                    continue
+                if batch is not None:
+                    self._deliver(batch)
+                elif self._stopping and not self.queued():
+                    return
+        except BaseException:
+            # Nothing above may raise; if it does, say so: a dead thread would block the device.
+            logger.critical("receiver thread of %s failed", self.name, exc_info=True)
+            raise
+        finally:
+            self.scope.closed(self.name)
+
+    def _deliver(self, batch: Batch) -> None:
+        deliver = self._dispatcher.deliver
+        since_release = 0
+        for done, frame in enumerate(batch.frames, 1):
+            token = deliver(frame)
+            if token is not None:
+                self._enter_scope(token)
+            since_release += 1
+            if since_release == RELEASE_EVERY:
+                batch.release(done)
+                self._advance(since_release)
+                since_release = 0
+        batch.release()
+        self._advance(since_release)
+
+    def _advance(self, count: int) -> None:
+        with self._progress:
+            self._consumed += count
+            if self._waiters:
+                self._progress.notify_all()
+
+    def _enter_scope(self, token: int) -> None:
+        scope = self._switches.pop(token, None)
+        if scope is None or scope is self.scope:
+            return
+        old = self.scope
+        self._dispatcher.enter(scope)
+        old.closed(self.name)

@@ -1,0 +1,123 @@
+"""The exceptions that the runtime raises, and the tree they form.
+
+HostCallbackError
+|-- DeviceClaimedError       a second receiver on a device that has one
+|-- ReentrantWaitError       a tap function waited for the taps it is one of
+|-- TapTimeoutError          (also a TimeoutError) a tap or a computation outlasted the limit
+|-- UnknownConsumerError     messages for consumers that this process does not have
+|-- LostMessagesError        messages that a policy dropped or a damaged stream lost
+|-- wire.WireError           a frame that cannot be decoded (and its subclasses)
+`-- NativeLibraryError       the native transport was asked for and cannot be loaded
+TapFunctionException         an ExceptionGroup of everything that was deferred
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+
+class HostCallbackError(Exception):
+    """Base of the runtime's own exceptions."""
+
+
+class DeviceClaimedError(HostCallbackError, RuntimeError):
+    """A receiver was opened on a device that another open receiver has."""
+
+
+class ReentrantWaitError(HostCallbackError, RuntimeError):
+    """A tap function called something that waits for tap functions to finish."""
+
+
+class TapTimeoutError(HostCallbackError, TimeoutError):
+    """A tap function or a device computation outlasted the given limit."""
+
+
+class UnknownConsumerError(HostCallbackError, LookupError):
+    """Messages arrived whose consumer id this process has not registered."""
+
+
+class LostMessagesError(HostCallbackError):
+    """Messages were dropped by a back-pressure policy, or lost in a damaged stream."""
+
+
+class NativeLibraryError(HostCallbackError, ImportError):
+    """The native library is missing, or of another version than this package."""
+
+
+@dataclass(frozen=True, slots=True)
+class TapFailure:
+    """One exception of one tap invocation, with where it came from.
+
+    Attributes:
+        exception: what the tap function raised, with its original traceback.
+        tap: the tap function's name.
+        source_line: `file:line (function)` of the user's tap call at trace time.
+        device: the device that emitted the message, as text, such as `cpu:0`.
+        seq: the message's sequence number on that device.
+        transforms: the transformations applied to the tap, as tap functions see them.
+        kwargs: the tap's keyword arguments.
+    """
+
+    exception: BaseException
+    tap: str
+    source_line: str
+    device: str
+    seq: int
+    transforms: tuple[tuple[str, dict[str, Any]], ...] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+    def describe(self) -> str:
+        """One line: the tap, its source line, device, sequence number, transforms and kwargs."""
+        text = f"tap {self.tap} at {self.source_line}, device {self.device}, message {self.seq}"
+        if self.transforms:
+            text += ", transforms " + ", ".join(
+                f"{name} {params}" if params else name for name, params in self.transforms
+            )
+        if self.kwargs:
+            text += ", kwargs " + ", ".join(f"{k}={v!r}" for k, v in sorted(self.kwargs.items()))
+        return text
+
+
+class TapFunctionException(ExceptionGroup[Exception]):
+    """Everything that tap functions raised since the last report, raised together.
+
+    The group holds the original exceptions (so `except*` selects them by type), each with its
+    traceback and a note naming the tap.
+
+    Attributes:
+        failures: one `TapFailure` per kept exception, in order of delivery.
+        suppressed: how many more there were beyond the bound, by the tap's source line.
+    """
+
+    failures: tuple[TapFailure, ...]
+    suppressed: Mapping[str, int]
+
+    def __new__(
+        cls,
+        message: str,
+        exceptions: Sequence[Exception],
+        failures: Sequence[TapFailure] = (),
+        suppressed: Mapping[str, int] | None = None,
+    ) -> TapFunctionException:
+        """Makes the group; `exceptions` must not be empty."""
+        self = super().__new__(cls, message, exceptions)
+        self.failures = tuple(failures)
+        self.suppressed = dict(suppressed or {})
+        return self
+
+    def __init__(
+        self,
+        message: str,
+        exceptions: Sequence[Exception],
+        failures: Sequence[TapFailure] = (),
+        suppressed: Mapping[str, int] | None = None,
+    ) -> None:
+        """See `__new__`, which sets the attributes: groups are made there."""
+        super().__init__(message, exceptions)
+
+    def derive(self, excs: Sequence[Exception], /) -> TapFunctionException:  # type: ignore[override]
+        """A group of the same kind holding `excs` (used by `split`, `subgroup` and `except*`)."""
+        kept = [f for f in self.failures if any(f.exception is e for e in excs)]
+        return TapFunctionException(self.message, excs, kept, self.suppressed)

@@ -1,0 +1,30 @@
+"""One delivered message, as sinks see it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from receiver.consumer import Consumer
+
+
+class Message(NamedTuple):
+    """What one tap emitted on one device.
+
+    Attributes:
+        consumer: who the message is for.
+        arrays: the tapped leaves in tree order; fresh, writable arrays that the sink may keep.
+        seq: sequence number on this device; a gap means dropped messages.
+        time_ns: Unix time of the emission in nanoseconds.
+        run_id: equal on all devices of one launch of one program.
+        device: the device, as the trace-time side names it (a `jax.Device`), or a text.
+    """
+
+    consumer: Consumer
+    arrays: list[np.ndarray[Any, Any]]
+    seq: int
+    time_ns: int
+    run_id: int
+    device: Any

@@ -1,0 +1,40 @@
+// Memory for payloads that travel outside a ring, with a small stock so that repeated big taps do not page-fault.
+#ifndef HOSTCALLBACK_BLOCK_POOL_H_
+#define HOSTCALLBACK_BLOCK_POOL_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <mutex>
+
+namespace hcb {
+
+// Thread-safe. A pool must outlive its blocks; rings, which own them, are never destroyed.
+class BlockPool {
+ public:
+  // Bytes that the stock may hold; lowering it frees what is too much.
+  void SetStockLimit(uint64_t bytes);
+
+  // 64-byte aligned memory for `nbytes`; null if the system has none.
+  void* Allocate(uint64_t nbytes);
+
+  // Gives a block back to the pool that it came from. Any thread; null is ignored.
+  static void Free(void* block);
+
+  void ResetAfterFork();
+
+ private:
+  struct Block;
+  static constexpr size_t kStockSlots = 4;
+
+  void Return(Block* block);
+
+  std::mutex mutex_;  // protects everything below
+  Block* stock_[kStockSlots] = {};
+  size_t next_slot_ = 0;  // the next to be filled, hence the oldest when all are
+  uint64_t stock_bytes_ = 0;
+  uint64_t stock_limit_ = 0;
+};
+
+}  // namespace hcb
+
+#endif  // HOSTCALLBACK_BLOCK_POOL_H_

@@ -1,0 +1,134 @@
+// The exported functions, apart from the handler: each translates and calls.
+#include "c_abi.h"
+
+#include <time.h>
+
+#include <cstring>
+#include <vector>
+
+#include "encode.h"
+#include "ring.h"
+#include "ring_registry.h"
+#include "supervisor.h"
+
+namespace {
+
+hcb::Ring* Of(hcb_ring* handle) { return reinterpret_cast<hcb::Ring*>(handle); }
+hcb_ring* Handle(hcb::Ring* ring) { return reinterpret_cast<hcb_ring*>(ring); }
+
+std::vector<hcb::ArrayRef> ArrayRefs(uint64_t count, const void* const* arrays, const uint64_t* nbytes) {
+  std::vector<hcb::ArrayRef> refs;
+  refs.reserve(count);
+  for (uint64_t i = 0; i < count; ++i) refs.push_back({arrays[i], nbytes[i], 0xff});
+  return refs;
+}
+
+hcb::Emission MakeEmission(const uint8_t* prefix, uint64_t prefix_bytes, const std::vector<hcb::ArrayRef>& arrays) {
+  hcb::Emission emission = {};
+  emission.prefix = prefix;
+  emission.prefix_bytes = prefix_bytes;
+  emission.arrays = arrays.data();
+  emission.array_count = arrays.size();
+  emission.payload_bytes = hcb::PayloadBytes(arrays.data(), arrays.size());
+  return emission;
+}
+
+int64_t NowNs() {
+  timespec now;
+  clock_gettime(CLOCK_REALTIME, &now);
+  return static_cast<int64_t>(now.tv_sec) * 1'000'000'000 + now.tv_nsec;
+}
+
+int32_t StatusOf(hcb::Verdict verdict) {
+  switch (verdict) {
+    case hcb::Verdict::kEmitted:
+      return HCB_EMITTED;
+    case hcb::Verdict::kDropped:
+      return HCB_DROPPED;
+    case hcb::Verdict::kPending:
+      return HCB_QUEUED;
+    case hcb::Verdict::kTooLarge:
+      break;
+  }
+  return HCB_TOO_LARGE;
+}
+
+}  // namespace
+
+uint32_t hcb_abi_version(void) { return HCB_ABI_VERSION; }
+
+void hcb_configure_default(const hcb_config* config) { hcb::SetDefaultConfig(*config); }
+
+hcb_ring* hcb_ring_open(int32_t device, const hcb_config* config) {
+  bool made;
+  hcb::Ring* ring = hcb::OpenRing(device, *config, &made);
+  if (ring != nullptr && !made) ring->Configure(*config);
+  return Handle(ring);
+}
+
+hcb_ring* hcb_ring_get(int32_t device) { return Handle(hcb::FindRing(device)); }
+
+void hcb_ring_configure(hcb_ring* ring, const hcb_config* config) { Of(ring)->Configure(*config); }
+
+void* hcb_ring_memory(hcb_ring* ring, uint64_t* capacity_bytes) {
+  *capacity_bytes = Of(ring)->capacity();
+  return Of(ring)->memory();
+}
+
+uint32_t hcb_ring_read(hcb_ring* ring, int64_t timeout_ns, hcb_batch* batch) {
+  return Of(ring)->Read(timeout_ns, batch);
+}
+
+void hcb_ring_release(hcb_ring* ring, uint64_t position, uint64_t frames) { Of(ring)->Release(position, frames); }
+
+void hcb_ring_wake(hcb_ring* ring) { Of(ring)->Wake(); }
+
+void hcb_ring_counters(hcb_ring* ring, hcb_counters* out) { Of(ring)->ReadCounters(out); }
+
+void hcb_block_free(void* memory) { hcb::BlockPool::Free(memory); }
+
+int32_t hcb_ring_send(hcb_ring* ring, const uint8_t* prefix, uint64_t prefix_bytes, uint64_t count,
+                      const void* const* arrays, const uint64_t* nbytes, int64_t run_id) {
+  if (!hcb::ValidPrefix(prefix, prefix_bytes)) return HCB_INVALID;
+  const std::vector<hcb::ArrayRef> refs = ArrayRefs(count, arrays, nbytes);
+  hcb::Emission emission = MakeEmission(prefix, prefix_bytes, refs);
+  emission.time_ns = NowNs();
+  emission.run_id = run_id;
+  emission.device = Of(ring)->device();
+  return StatusOf(Of(ring)->Emit(emission, nullptr));
+}
+
+int32_t hcb_ring_append(hcb_ring* ring, const uint8_t* prefix, uint64_t prefix_bytes) {
+  if (!hcb::ValidPrefix(prefix, prefix_bytes)) return HCB_INVALID;
+  hcb::Emission emission = MakeEmission(prefix, prefix_bytes, {});
+  emission.time_ns = NowNs();
+  emission.device = Of(ring)->device();
+  return StatusOf(Of(ring)->Append(emission));
+}
+
+uint64_t hcb_encode_frame(const hcb_stamp* stamp, const uint8_t* prefix, uint64_t prefix_bytes, uint64_t count,
+                          const void* const* arrays, const uint64_t* nbytes, uint8_t* out, uint64_t out_bytes) {
+  if (!hcb::ValidPrefix(prefix, prefix_bytes)) return 0;
+  const std::vector<hcb::ArrayRef> refs = ArrayRefs(count, arrays, nbytes);
+  hcb::Emission emission = MakeEmission(prefix, prefix_bytes, refs);
+  emission.time_ns = stamp->time_ns;
+  emission.run_id = stamp->run_id;
+  emission.device = stamp->device;
+  const uint64_t frame_bytes = hcb::FrameBytes(prefix_bytes - sizeof(hcb::FrameHeader), emission.payload_bytes);
+  if (frame_bytes > out_bytes) return frame_bytes;
+  hcb::FrameHeader header;  // `out` may lie anywhere
+  hcb::WriteHeader(emission, stamp->seq, stamp->position, stamp->flags, &header);
+  std::memcpy(out, &header, sizeof(header));
+  hcb::WriteInlineBody(emission, out + sizeof(header));
+  return frame_bytes;
+}
+
+int32_t hcb_supervise_wait(int64_t timeout_ns, hcb_event* event) { return hcb::WaitForEvent(timeout_ns, event); }
+
+void hcb_supervise_wake(void) { hcb::WakeSupervisor(); }
+
+void hcb_after_fork_child(void) {
+  hcb::ResetSupervisorAfterFork();
+  hcb::ResetCompletersAfterFork();
+  hcb::ResetRingsAfterFork();
+}

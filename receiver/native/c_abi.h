@@ -1,0 +1,159 @@
+/* The library's whole interface: plain C, called through ctypes by receiver/native_library.py.
+ *
+ * Handles and functions are usable from any thread, except that one ring has one reader at a time. Rings live as long as
+ * the process: a compiled program may emit into one at any time.
+ */
+#ifndef HOSTCALLBACK_C_ABI_H_
+#define HOSTCALLBACK_C_ABI_H_
+
+#include <stdint.h>
+
+#define HCB_ABI_VERSION 1
+#define HCB_EXPORT __attribute__((visibility("default")))
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct hcb_ring hcb_ring;
+
+typedef enum {
+  HCB_BLOCK = 0,           /* wait for room; loses nothing */
+  HCB_BLOCK_THEN_DROP = 1, /* wait up to timeout_ns, then drop */
+  HCB_DROP_NEWEST = 2,     /* drop what finds no room */
+  HCB_SAMPLE = 3           /* beyond half full keep every sample_every-th; drop what finds no room */
+} hcb_policy;
+
+/* A zero means the default for the sizes. */
+typedef struct {
+  uint64_t capacity_bytes;           /* of the ring; rounded up to a power of two. Fixed once the ring exists */
+  uint64_t external_threshold_bytes; /* larger payloads travel in blocks outside the ring. Fixed likewise */
+  uint64_t block_budget_bytes;       /* of blocks emitted and not yet taken by the reader; one block may exceed it alone */
+  int64_t timeout_ns;                /* BLOCK_THEN_DROP */
+  uint32_t policy;                   /* hcb_policy */
+  uint32_t sample_every;             /* SAMPLE */
+} hcb_config;
+
+typedef enum {
+  HCB_EMITTED = 0,
+  HCB_DROPPED = 1,
+  HCB_QUEUED = 2,
+  HCB_INVALID = -1,   /* the prefix does not match the metadata length it announces */
+  HCB_TOO_LARGE = -2, /* the metadata exceeds what the ring can ever hold */
+  HCB_NO_MEMORY = -3
+} hcb_status;
+
+typedef struct {
+  uint64_t emitted;       /* accepted into the ring */
+  uint64_t dropped;       /* refused; each spent a sequence number */
+  uint64_t emitted_bytes; /* of the accepted frames, blocks included */
+  uint64_t queued_messages;
+  uint64_t queued_bytes;
+  uint64_t waiting_producers;
+  uint64_t next_seq;
+  uint64_t released_messages;
+} hcb_counters;
+
+enum { HCB_BATCH_FRAMES = 1024, HCB_BATCH_BLOCKS = 64, HCB_BATCH_BYTES = 1 << 20 };
+
+typedef struct {
+  uint64_t frame; /* index within the batch */
+  void* memory;   /* from now on the caller's: hcb_block_free */
+  uint64_t nbytes;
+} hcb_block;
+
+/* What one hcb_ring_read found. */
+typedef struct {
+  uint64_t frames;
+  uint64_t blocks_count;
+  uint64_t damage;         /* 0, or why the bytes [damage_start, damage_end) are no frames: an hcb_damage */
+  uint64_t damage_start;
+  uint64_t damage_end;
+  uint64_t damage_messages; /* emitted messages lost with them; counted with the last of several damaged stretches */
+  uint64_t offsets[HCB_BATCH_FRAMES]; /* of the headers, within the ring's memory */
+  uint64_t ends[HCB_BATCH_FRAMES];    /* position behind each frame, for hcb_ring_release */
+  hcb_block blocks[HCB_BATCH_BLOCKS];
+} hcb_batch;
+
+typedef enum {
+  HCB_INTACT = 0,
+  HCB_DAMAGED_MAGIC = 1,
+  HCB_DAMAGED_VERSION = 2,
+  HCB_DAMAGED_FLAGS = 3,
+  HCB_DAMAGED_POSITION = 4,
+  HCB_DAMAGED_LENGTH = 5,
+  HCB_DAMAGED_BLOCK = 6
+} hcb_damage;
+
+/* The fields of a header that a ring would assign. */
+typedef struct {
+  uint64_t seq;
+  uint64_t position;
+  int64_t time_ns;
+  int64_t run_id;
+  int32_t device;
+  uint32_t flags; /* added to the prefix's */
+} hcb_stamp;
+
+typedef enum { HCB_NO_EVENT = 0, HCB_EVENT_STALL = 1, HCB_EVENT_NEW_RING = 2 } hcb_event_kind;
+
+typedef struct {
+  int32_t kind; /* hcb_event_kind */
+  int32_t device;
+} hcb_event;
+
+HCB_EXPORT uint32_t hcb_abi_version(void);
+
+/* The configuration of rings that a handler makes when it meets a device without one. */
+HCB_EXPORT void hcb_configure_default(const hcb_config* config);
+/* The device's ring, made if there is none; an existing one is configured. Null if the system has no memory. */
+HCB_EXPORT hcb_ring* hcb_ring_open(int32_t device, const hcb_config* config);
+/* The device's ring, or null. */
+HCB_EXPORT hcb_ring* hcb_ring_get(int32_t device);
+/* Policy, timeout, sampling and budget from now on. The sizes are fixed and ignored. */
+HCB_EXPORT void hcb_ring_configure(hcb_ring* ring, const hcb_config* config);
+HCB_EXPORT void* hcb_ring_memory(hcb_ring* ring, uint64_t* capacity_bytes);
+
+/* Waits for frames (timeout_ns < 0: without limit) and lists those that are ready, in order, up to the batch's limits.
+ * Returns their number. 0: the time is over, hcb_ring_wake was called, or batch->damage says what was skipped; a damaged
+ * stretch is reported once, and the next read goes on with the first intact frame behind it. */
+HCB_EXPORT uint32_t hcb_ring_read(hcb_ring* ring, int64_t timeout_ns, hcb_batch* batch);
+/* Gives the memory before `position`, which held `frames` more messages, back to the producers. Reader only. */
+HCB_EXPORT void hcb_ring_release(hcb_ring* ring, uint64_t position, uint64_t frames);
+/* Makes a waiting read, or else the next read that would wait, return 0. */
+HCB_EXPORT void hcb_ring_wake(hcb_ring* ring);
+HCB_EXPORT void hcb_ring_counters(hcb_ring* ring, hcb_counters* out);
+HCB_EXPORT void hcb_block_free(void* memory);
+
+/* Emits from the host, under the ring's policy; a BLOCKed caller waits. */
+HCB_EXPORT int32_t hcb_ring_send(hcb_ring* ring, const uint8_t* prefix, uint64_t prefix_bytes, uint64_t count,
+                                 const void* const* arrays, const uint64_t* nbytes, int64_t run_id);
+/* Appends a frame without payload whatever the policy, behind the producers that wait, without waiting. */
+HCB_EXPORT int32_t hcb_ring_append(hcb_ring* ring, const uint8_t* prefix, uint64_t prefix_bytes);
+
+/* Writes one frame to `out`. Returns its length; nothing is written if that exceeds `out_bytes`. 0: invalid prefix. */
+HCB_EXPORT uint64_t hcb_encode_frame(const hcb_stamp* stamp, const uint8_t* prefix, uint64_t prefix_bytes, uint64_t count,
+                                     const void* const* arrays, const uint64_t* nbytes, uint8_t* out, uint64_t out_bytes);
+
+/* Waits for something that a supervisor must act on. Returns 1 with the event, 0 if the time is over or it was woken. */
+HCB_EXPORT int32_t hcb_supervise_wait(int64_t timeout_ns, hcb_event* event);
+HCB_EXPORT void hcb_supervise_wake(void);
+
+/* In a forked child, before anything else: fresh locks and empty rings, since what is queued is the parent's to deliver. */
+HCB_EXPORT void hcb_after_fork_child(void);
+
+/* Test aid: `threads` threads send `count` frames each (consumer_id = thread, payload = its counter, `nbytes` long, every
+ * byte that follows the counter being its low byte). Returns how many were emitted. */
+HCB_EXPORT uint64_t hcb_test_produce(hcb_ring* ring, uint32_t threads, uint64_t count, uint64_t nbytes);
+
+/* The XLA FFI handler (platform CPU): one uint8 array attribute `prefix`, the tapped arrays as operands. Tokens are
+ * passed over; result i, if there is one, gets a copy of operand i. */
+struct XLA_FFI_Error;
+struct XLA_FFI_CallFrame;
+HCB_EXPORT struct XLA_FFI_Error* hcb_tap(struct XLA_FFI_CallFrame* call_frame);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* HOSTCALLBACK_C_ABI_H_ */

@@ -1,0 +1,63 @@
+// The frame of wire format 1: its header, its flags and its size.
+//
+// docs/wire-format.md is the specification; this file must agree with it byte for byte.
+#ifndef HOSTCALLBACK_FRAME_H_
+#define HOSTCALLBACK_FRAME_H_
+
+#include <cstddef>
+#include <cstdint>
+
+namespace hcb {
+
+static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "frames are little-endian: headers are written as structs");
+
+constexpr uint64_t kFrameAlign = 64;
+constexpr uint8_t kMagic[3] = {'H', 'C', 'B'};
+constexpr uint8_t kVersion = 1;
+
+constexpr uint32_t kOrdered = 1u << 0;
+constexpr uint32_t kEndOfStream = 1u << 1;
+constexpr uint32_t kExternal = 1u << 2;    // ring only: a BlockDescriptor stands for the payload
+constexpr uint32_t kPad = 1u << 3;         // ring only: fills the ring's end, so that no frame wraps
+constexpr uint32_t kDiscarded = 1u << 30;  // ring only: reserved, then given up
+constexpr uint32_t kBusy = 1u << 31;       // ring only: reserved, still being written
+constexpr uint32_t kKnownFlags = kOrdered | kEndOfStream | kExternal | kPad | kDiscarded | kBusy;
+
+struct FrameHeader {
+  uint8_t magic[3];
+  uint8_t version;
+  uint32_t flags;
+  uint64_t consumer_id;
+  uint64_t seq;
+  int64_t time_ns;
+  int64_t run_id;
+  int32_t device;
+  uint32_t meta_bytes;
+  uint64_t payload_bytes;
+  uint64_t position;
+};
+static_assert(sizeof(FrameHeader) == kFrameAlign, "the header is one cache line");
+static_assert(offsetof(FrameHeader, flags) == 4 && offsetof(FrameHeader, consumer_id) == 8 &&
+                  offsetof(FrameHeader, seq) == 16 && offsetof(FrameHeader, time_ns) == 24 &&
+                  offsetof(FrameHeader, run_id) == 32 && offsetof(FrameHeader, device) == 40 &&
+                  offsetof(FrameHeader, meta_bytes) == 44 && offsetof(FrameHeader, payload_bytes) == 48 &&
+                  offsetof(FrameHeader, position) == 56,
+              "wire format 1");
+
+// Stands in the ring where the payload of an EXTERNAL frame would.
+struct BlockDescriptor {
+  uint64_t address;
+  uint64_t nbytes;
+  uint64_t zeros[6];
+};
+static_assert(sizeof(BlockDescriptor) == kFrameAlign, "the descriptor fills one unit of the ring");
+
+constexpr uint64_t AlignUp(uint64_t n, uint64_t to) { return (n + to - 1) & ~(to - 1); }
+
+constexpr uint64_t FrameBytes(uint64_t meta_bytes, uint64_t payload_bytes) {
+  return sizeof(FrameHeader) + AlignUp(meta_bytes, kFrameAlign) + AlignUp(payload_bytes, kFrameAlign);
+}
+
+}  // namespace hcb
+
+#endif  // HOSTCALLBACK_FRAME_H_

@@ -1,0 +1,167 @@
+// One device's stream of frames: many producers, one reader, bounded memory.
+//
+// The protocol is the Linux BPF ring buffer's (kernel/bpf/ringbuf.c, Documentation/bpf/ringbuf.rst): a producer reserves
+// under a short lock, where it takes a sequence number and writes a BUSY header before it publishes the new head; it copies
+// without the lock and commits by clearing BUSY. The reader takes frames in order up to the first BUSY one and is woken only
+// if it sleeps. Positions count bytes and never wrap; a frame lies at `position % capacity` and never crosses the end.
+//
+// An emission that finds no room is dropped or waits, as the policy says. Those that wait stand in one queue per ring, in
+// order; the reader admits them as it gives room back: it copies them and has their producers told on a thread made for
+// that. A wait holds no thread of the producer if that can be completed later.
+#ifndef HOSTCALLBACK_RING_H_
+#define HOSTCALLBACK_RING_H_
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "block_pool.h"
+#include "c_abi.h"
+#include "completer.h"
+#include "encode.h"
+#include "frame.h"
+
+namespace hcb {
+
+// Asks the producer for a completion when its emission has to wait. Null: the calling thread waits itself.
+class CompletionFactory {
+ public:
+  virtual ~CompletionFactory() = default;
+  virtual std::unique_ptr<Completion> Make() = 0;
+};
+
+enum class Verdict {
+  kEmitted,
+  kDropped,    // by the policy, or because the system has no memory; counted
+  kPending,    // queued; the completion tells when it is in the ring
+  kTooLarge,   // can never fit: metadata beyond half of the ring
+};
+
+class Ring {
+ public:
+  // Maps `config.capacity_bytes`; Make returns null if the system has no memory for it.
+  static std::unique_ptr<Ring> Make(int32_t device, const hcb_config& config);
+  ~Ring();
+  Ring(const Ring&) = delete;
+  Ring& operator=(const Ring&) = delete;
+
+  // Producers: any thread.
+  Verdict Emit(const Emission& emission, CompletionFactory* completions);
+  // Appends the emission whatever the policy, behind those that wait. Never waits itself.
+  Verdict Append(const Emission& emission);
+
+  // The reader: one thread at a time. Read returns the number of frames; 0: timeout, woken, or `batch->damage` is set.
+  uint32_t Read(int64_t timeout_ns, hcb_batch* batch);
+  void Release(uint64_t position, uint64_t frames);
+
+  // Any thread.
+  void Wake();
+  void Configure(const hcb_config& config);
+  void ReadCounters(hcb_counters* out);
+  void ResetAfterFork();
+
+  int32_t device() const { return device_; }
+  uint8_t* memory() const { return memory_; }
+  uint64_t capacity() const { return capacity_; }
+
+ private:
+  // Where an emission goes.
+  struct Reservation {
+    FrameHeader* frame;
+    uint64_t position;
+    uint32_t committed_flags;
+    bool external;
+  };
+
+  // An emission in the queue: of a thread that waits, or one to be copied by whoever admits it.
+  struct Waiter {
+    Emission emission;
+    Reservation reservation = {};
+    bool admitted = false;
+    std::condition_variable* thread = nullptr;
+    std::unique_ptr<Completion> completion;
+    // What the emission points to, if the producer has gone on meanwhile. The arrays' data stays the producer's.
+    std::vector<uint8_t> prefix;
+    std::vector<ArrayRef> arrays;
+  };
+
+  // A payload outside the ring whose frame the reader has not taken yet.
+  struct OutstandingBlock {
+    uint64_t position;
+    uint64_t nbytes;
+    void* memory;  // null while its producer still copies
+  };
+
+  Ring(int32_t device, const hcb_config& config, uint8_t* memory);
+
+  // ring_producer.cc. "Locked" functions need `mutex_`.
+  bool GoesOutside(const Emission& emission) const;
+  bool Fits(const Emission& emission) const;
+  bool KeepSampleLocked();
+  bool ReserveLocked(const Emission& emission, Reservation* reservation);
+  Verdict DropLocked();
+  Verdict CopyAndCommit(const Emission& emission, const Reservation& reservation);
+  void Commit(FrameHeader* frame, uint32_t flags);
+  Verdict WaitAsThread(std::unique_lock<std::mutex>* lock, const Emission& emission, int64_t timeout_ns);
+  Verdict Enqueue(std::unique_lock<std::mutex>* lock, const Emission& emission, std::unique_ptr<Completion> completion);
+  void EnterQueueLocked(Waiter* waiter);
+  void AdmitWaiters();
+
+  // ring_consumer.cc
+  using Clock = std::chrono::steady_clock;
+  bool Readable() const;
+  bool WaitReadable(Clock::time_point deadline);
+  void Walk(hcb_batch* batch);
+  hcb_damage Check(uint64_t position, uint64_t head) const;
+  bool TakeBlock(uint64_t position, hcb_batch* batch);
+  void SkipDamage(uint64_t head, hcb_damage damage, hcb_batch* batch);
+  uint64_t CountMessagesLocked(uint64_t from, bool* intact) const;
+  void ReleaseSkipped(uint64_t from);
+
+  // ring.cc
+  void WakeReader();
+  FrameHeader* At(uint64_t position) const {
+    return reinterpret_cast<FrameHeader*>(memory_ + (position & (capacity_ - 1)));
+  }
+
+  const int32_t device_;
+  const uint64_t capacity_;  // a power of two
+  const uint64_t external_threshold_;
+  uint8_t* const memory_;
+  BlockPool blocks_;
+
+  std::mutex mutex_;  // protects the reservation side, that is everything down to the next comment
+  hcb_config config_;
+  uint64_t next_seq_ = 0;
+  uint64_t emitted_ = 0;
+  uint64_t dropped_ = 0;
+  uint64_t emitted_bytes_ = 0;
+  uint64_t sample_tick_ = 0;
+  uint64_t outstanding_bytes_ = 0;
+  std::deque<OutstandingBlock> outstanding_;
+  std::deque<Waiter*> waiters_;  // in the order of their emission
+
+  // Written by producers under `mutex_`, read by the reader without it. On cache lines of their own: both sides poll them.
+  alignas(64) std::atomic<uint64_t> head_{0};
+  std::atomic<uint32_t> waiting_{0};  // waiters_.size(), for the reader's quick look
+
+  alignas(64) std::atomic<uint64_t> released_{0};  // the reader's; what lies below may be overwritten
+  std::atomic<uint64_t> released_frames_{0};
+  uint64_t cursor_ = 0;       // the reader's own: the next position to look at
+  bool in_stream_ = false;      // likewise: the last read found many frames
+  uint64_t cursor_frames_ = 0;  // likewise: messages before it, lost ones included
+
+  alignas(64) std::atomic<bool> reader_sleeps_{false};
+  std::mutex sleep_mutex_;  // protects wake_requested_ and the condition
+  std::condition_variable sleep_;
+  bool wake_requested_ = false;
+};
+
+}  // namespace hcb
+
+#endif  // HOSTCALLBACK_RING_H_

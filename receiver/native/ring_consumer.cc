@@ -1,0 +1,203 @@
+// The reader's side of a ring: wait, walk over committed frames, take blocks over, release, step over damage.
+#include <algorithm>
+#include <cstring>
+
+#include "ring.h"
+
+namespace hcb {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// Beyond a year a timeout is as good as none, and adding it to the clock could overflow.
+constexpr int64_t kForever = 365ll * 24 * 3600 * 1'000'000'000;
+
+// So many frames at once are a stream, in which the reader rests for a moment before it sleeps.
+constexpr uint64_t kStreamFrames = 4;
+constexpr auto kRest = std::chrono::microseconds(50);
+
+Clock::time_point Deadline(int64_t timeout_ns) {
+  if (timeout_ns < 0 || timeout_ns > kForever) return Clock::time_point::max();
+  return Clock::now() + std::chrono::nanoseconds(timeout_ns);
+}
+
+uint32_t LoadFlags(const FrameHeader* header) { return __atomic_load_n(&header->flags, __ATOMIC_SEQ_CST); }
+
+uint64_t RingBytes(const FrameHeader& header, uint32_t flags) {
+  return FrameBytes(header.meta_bytes, (flags & kExternal) ? sizeof(BlockDescriptor) : header.payload_bytes);
+}
+
+}  // namespace
+
+// Zero if an intact header, BUSY or not, lies at `position`, else what is wrong with it.
+hcb_damage Ring::Check(uint64_t position, uint64_t head) const {
+  const FrameHeader& header = *At(position);
+  const uint32_t flags = LoadFlags(&header);
+  if (std::memcmp(header.magic, kMagic, sizeof(kMagic)) != 0) return HCB_DAMAGED_MAGIC;
+  if (header.version != kVersion) return HCB_DAMAGED_VERSION;
+  if ((flags & ~kKnownFlags) != 0) return HCB_DAMAGED_FLAGS;
+  if (header.position != position) return HCB_DAMAGED_POSITION;
+  const uint64_t limit = std::min(head - position, capacity_ - (position & (capacity_ - 1)));
+  // First the parts, so that their sum cannot overflow.
+  if (header.meta_bytes > limit) return HCB_DAMAGED_LENGTH;
+  if (!(flags & kExternal) && header.payload_bytes > limit) return HCB_DAMAGED_LENGTH;
+  if (RingBytes(header, flags) > limit) return HCB_DAMAGED_LENGTH;
+  return HCB_INTACT;
+}
+
+bool Ring::Readable() const {
+  const uint64_t head = head_.load(std::memory_order_acquire);
+  if (cursor_ == head) return false;
+  return Check(cursor_, head) != HCB_INTACT || !(LoadFlags(At(cursor_)) & kBusy);
+}
+
+bool Ring::WaitReadable(Clock::time_point deadline) {
+  if (Readable()) return true;
+  std::unique_lock<std::mutex> lock(sleep_mutex_);
+  if (in_stream_ && !wake_requested_) {
+    // More is likely to come at once: rest without asking to be woken, which would cost each producer a system call.
+    sleep_.wait_until(lock, std::min(deadline, Clock::now() + kRest));
+    in_stream_ = false;
+  }
+  for (;;) {
+    reader_sleeps_.store(true, std::memory_order_seq_cst);
+    // A producer that reserves after this sees the reader asleep when it commits; of one that has reserved before, the new
+    // head is visible below.
+    { std::lock_guard<std::mutex> reserve(mutex_); }
+    const bool readable = Readable();
+    const bool late = deadline != Clock::time_point::max() && Clock::now() >= deadline;
+    if (readable || wake_requested_ || late) {
+      reader_sleeps_.store(false, std::memory_order_relaxed);
+      if (!readable) wake_requested_ = false;
+      return readable;
+    }
+    if (deadline == Clock::time_point::max()) {
+      sleep_.wait(lock);
+    } else {
+      sleep_.wait_until(lock, deadline);
+    }
+  }
+}
+
+uint32_t Ring::Read(int64_t timeout_ns, hcb_batch* batch) {
+  const Clock::time_point deadline = Deadline(timeout_ns);
+  batch->frames = batch->blocks_count = batch->damage = 0;
+  if (waiting_.load(std::memory_order_seq_cst) != 0) AdmitWaiters();
+  while (batch->frames == 0 && batch->damage == 0) {
+    if (!WaitReadable(deadline)) return 0;
+    Walk(batch);
+  }
+  in_stream_ = batch->frames >= kStreamFrames;
+  // Taking blocks over has given budget back.
+  if (batch->blocks_count != 0 && waiting_.load(std::memory_order_seq_cst) != 0) AdmitWaiters();
+  return static_cast<uint32_t>(batch->frames);
+}
+
+void Ring::Walk(hcb_batch* batch) {
+  const uint64_t head = head_.load(std::memory_order_acquire);
+  const uint64_t start = cursor_;
+  uint64_t bytes = 0;
+  while (cursor_ != head && batch->frames < HCB_BATCH_FRAMES && batch->blocks_count < HCB_BATCH_BLOCKS &&
+         bytes < HCB_BATCH_BYTES) {
+    hcb_damage damage = Check(cursor_, head);
+    const FrameHeader& header = *At(cursor_);
+    const uint32_t flags = LoadFlags(&header);
+    if (damage == HCB_INTACT) {
+      if (flags & kBusy) break;
+      const bool message = !(flags & (kPad | kDiscarded));
+      if (message && (flags & kExternal) && !TakeBlock(cursor_, batch)) damage = HCB_DAMAGED_BLOCK;
+      if (damage == HCB_INTACT) {
+        const uint64_t nbytes = RingBytes(header, flags);
+        if (message) {
+          batch->offsets[batch->frames++] = cursor_ & (capacity_ - 1);
+          bytes += FrameBytes(header.meta_bytes, header.payload_bytes);
+          ++cursor_frames_;
+        }
+        cursor_ += nbytes;
+        // What is skipped goes back together with the frame before it.
+        if (batch->frames != 0) batch->ends[batch->frames - 1] = cursor_;
+        continue;
+      }
+    }
+    // The frames before the damage first; it will still be there at the next read.
+    if (batch->frames == 0) SkipDamage(head, damage, batch);
+    break;
+  }
+  if (batch->frames == 0) ReleaseSkipped(start);
+}
+
+// Moves the block of the frame at `position` from the ring to the batch. False if the frame's descriptor is not that of a
+// block of this ring, which only damage can bring about.
+bool Ring::TakeBlock(uint64_t position, hcb_batch* batch) {
+  const FrameHeader* header = At(position);
+  BlockDescriptor descriptor;
+  std::memcpy(&descriptor, reinterpret_cast<const uint8_t*>(header + 1) + AlignUp(header->meta_bytes, kFrameAlign),
+              sizeof(descriptor));
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (outstanding_.empty()) return false;
+  const OutstandingBlock block = outstanding_.front();  // blocks are taken in the order of their frames
+  if (block.position != position || block.nbytes != header->payload_bytes || block.nbytes != descriptor.nbytes ||
+      reinterpret_cast<uint64_t>(block.memory) != descriptor.address) {
+    return false;
+  }
+  outstanding_.pop_front();
+  outstanding_bytes_ -= block.nbytes;
+  batch->blocks[batch->blocks_count++] = {batch->frames, block.memory, block.nbytes};
+  return true;
+}
+
+// How many messages lie between the intact header at `from` and the head. `intact`: whether the frames follow one another
+// without damage all the way, which makes the number exact.
+uint64_t Ring::CountMessagesLocked(uint64_t from, bool* intact) const {
+  const uint64_t head = head_.load(std::memory_order_relaxed);
+  uint64_t messages = 0;
+  while (from != head && Check(from, head) == HCB_INTACT) {
+    const uint32_t flags = LoadFlags(At(from));
+    if (!(flags & (kPad | kDiscarded))) ++messages;
+    from += RingBytes(*At(from), flags);
+  }
+  *intact = from == head;
+  return messages;
+}
+
+// Moves the cursor to the next intact header, or to the head if there is none, and reports what lies between.
+void Ring::SkipDamage(uint64_t head, hcb_damage damage, hcb_batch* batch) {
+  const uint64_t start = cursor_;
+  uint64_t next = start + kFrameAlign;
+  // A header holds its own position, so that nothing else, old headers included, passes for one.
+  while (next < head && Check(next, head) != HCB_INTACT) next += kFrameAlign;
+  next = std::min(next, head);
+  uint64_t lost = 0;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    bool exact;
+    const uint64_t behind = CountMessagesLocked(next, &exact);
+    // With more damage behind, the next skip settles the account.
+    if (exact) lost = emitted_ - behind - cursor_frames_;
+    while (!outstanding_.empty() && outstanding_.front().position < next) {
+      BlockPool::Free(outstanding_.front().memory);  // an unfinished one is freed by its producer, who misses the entry
+      outstanding_bytes_ -= outstanding_.front().nbytes;
+      outstanding_.pop_front();
+    }
+  }
+  batch->damage = damage;
+  batch->damage_start = start;
+  batch->damage_end = next;
+  batch->damage_messages = lost;
+  cursor_ = next;
+  cursor_frames_ += lost;
+  released_frames_.fetch_add(lost, std::memory_order_release);
+}
+
+// Gives back what was walked over without a frame to release it with.
+void Ring::ReleaseSkipped(uint64_t from) {
+  if (cursor_ != from && released_.load(std::memory_order_relaxed) == from) Release(cursor_, 0);
+}
+
+void Ring::Release(uint64_t position, uint64_t frames) {
+  released_frames_.fetch_add(frames, std::memory_order_release);
+  released_.store(position, std::memory_order_seq_cst);
+  if (waiting_.load(std::memory_order_seq_cst) != 0) AdmitWaiters();
+}
+
+}  // namespace hcb

@@ -1,0 +1,230 @@
+// The producers' side of a ring: reserve, copy, commit, and what happens when there is no room.
+#include <algorithm>
+#include <cstring>
+
+#include "ring.h"
+#include "supervisor.h"
+
+namespace hcb {
+namespace {
+
+uint64_t RingBytes(const Emission& emission, bool external) {
+  return FrameBytes(emission.prefix_bytes - sizeof(FrameHeader),
+                    external ? sizeof(BlockDescriptor) : emission.payload_bytes);
+}
+
+}  // namespace
+
+bool Ring::GoesOutside(const Emission& emission) const {
+  return emission.payload_bytes > external_threshold_ || RingBytes(emission, false) > capacity_ / 4;
+}
+
+bool Ring::Fits(const Emission& emission) const {
+  return RingBytes(emission, GoesOutside(emission)) <= capacity_ / 2;
+}
+
+Verdict Ring::Emit(const Emission& emission, CompletionFactory* completions) {
+  if (!Fits(emission)) return Verdict::kTooLarge;
+  std::unique_lock<std::mutex> lock(mutex_);
+  if (waiters_.empty()) {
+    if (config_.policy == HCB_SAMPLE && !KeepSampleLocked()) return DropLocked();
+    Reservation reservation;
+    if (ReserveLocked(emission, &reservation)) {
+      lock.unlock();
+      return CopyAndCommit(emission, reservation);
+    }
+  }
+  switch (config_.policy) {
+    case HCB_BLOCK_THEN_DROP:
+      return WaitAsThread(&lock, emission, std::max<int64_t>(config_.timeout_ns, 0));
+    case HCB_DROP_NEWEST:
+    case HCB_SAMPLE:
+      return DropLocked();
+    default:
+      break;
+  }
+  lock.unlock();  // making a completion calls into XLA
+  std::unique_ptr<Completion> completion = completions != nullptr ? completions->Make() : nullptr;
+  lock.lock();
+  return completion ? Enqueue(&lock, emission, std::move(completion)) : WaitAsThread(&lock, emission, -1);
+}
+
+Verdict Ring::Append(const Emission& emission) {
+  if (!Fits(emission)) return Verdict::kTooLarge;
+  std::unique_lock<std::mutex> lock(mutex_);
+  return Enqueue(&lock, emission, nullptr);
+}
+
+bool Ring::KeepSampleLocked() {
+  const uint64_t used = head_.load(std::memory_order_relaxed) - released_.load(std::memory_order_acquire);
+  if (used <= capacity_ / 2 && outstanding_bytes_ <= config_.block_budget_bytes / 2) return true;
+  return sample_tick_++ % config_.sample_every == 0;
+}
+
+Verdict Ring::DropLocked() {
+  ++next_seq_;
+  ++dropped_;
+  return Verdict::kDropped;
+}
+
+bool Ring::ReserveLocked(const Emission& emission, Reservation* reservation) {
+  const bool external = GoesOutside(emission);
+  if (external && outstanding_bytes_ != 0 &&
+      (emission.payload_bytes > config_.block_budget_bytes ||
+       outstanding_bytes_ > config_.block_budget_bytes - emission.payload_bytes)) {
+    return false;
+  }
+  const uint64_t frame_bytes = RingBytes(emission, external);
+  uint64_t position = head_.load(std::memory_order_relaxed);
+  const uint64_t rest = capacity_ - (position & (capacity_ - 1));
+  const uint64_t pad = rest < frame_bytes ? rest : 0;
+  // Sequentially consistent, with `waiting_`: either this sees the room that the reader gave back, or the reader sees the
+  // waiter that this makes (see Release).
+  if (position + pad + frame_bytes - released_.load(std::memory_order_seq_cst) > capacity_) return false;
+
+  if (pad != 0) {
+    FrameHeader filler = {};
+    std::memcpy(filler.magic, kMagic, sizeof(kMagic));
+    filler.version = kVersion;
+    filler.flags = kPad;
+    filler.payload_bytes = pad - sizeof(FrameHeader);
+    filler.position = position;
+    *At(position) = filler;
+    position += pad;
+  }
+  reservation->frame = At(position);
+  reservation->position = position;
+  reservation->external = external;
+  reservation->committed_flags =
+      WriteHeader(emission, next_seq_, position, (external ? kExternal : 0) | kBusy, reservation->frame) & ~kBusy;
+  if (external) {
+    outstanding_.push_back({position, emission.payload_bytes, nullptr});
+    outstanding_bytes_ += emission.payload_bytes;
+  }
+  ++next_seq_;
+  ++emitted_;
+  emitted_bytes_ += frame_bytes + (external ? emission.payload_bytes : 0);
+  head_.store(position + frame_bytes, std::memory_order_release);
+  return true;
+}
+
+void Ring::Commit(FrameHeader* frame, uint32_t flags) {
+  // Sequentially consistent, with `reader_sleeps_`: either the reader sees the frame or this sees the reader asleep.
+  __atomic_exchange_n(&frame->flags, flags, __ATOMIC_SEQ_CST);
+  if (reader_sleeps_.load(std::memory_order_seq_cst)) WakeReader();
+}
+
+Verdict Ring::CopyAndCommit(const Emission& emission, const Reservation& reservation) {
+  uint8_t* after_header = reinterpret_cast<uint8_t*>(reservation.frame + 1);
+  if (!reservation.external) {
+    WriteInlineBody(emission, after_header);
+    Commit(reservation.frame, reservation.committed_flags);
+    return Verdict::kEmitted;
+  }
+  const uint64_t position = reservation.position;
+  void* block = blocks_.Allocate(emission.payload_bytes);
+  if (block != nullptr) WritePayload(emission, static_cast<uint8_t*>(block));
+  const BlockDescriptor descriptor = {reinterpret_cast<uint64_t>(block), emission.payload_bytes, {}};
+  std::memcpy(WriteMetadata(emission, after_header), &descriptor, sizeof(descriptor));
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    auto entry = std::find_if(outstanding_.begin(), outstanding_.end(),
+                              [position](const OutstandingBlock& b) { return b.position == position; });
+    if (entry == outstanding_.end()) {  // the reader skipped this stretch of the ring as damaged
+      BlockPool::Free(block);
+      return Verdict::kDropped;
+    }
+    if (block == nullptr) {
+      outstanding_bytes_ -= entry->nbytes;
+      outstanding_.erase(entry);
+      --emitted_;
+      ++dropped_;
+    } else {
+      entry->memory = block;
+    }
+  }
+  Commit(reservation.frame, reservation.committed_flags | (block == nullptr ? kDiscarded : 0));
+  return block == nullptr ? Verdict::kDropped : Verdict::kEmitted;
+}
+
+// Queues the waiter, or admits it at once if room has appeared and nobody is before it.
+void Ring::EnterQueueLocked(Waiter* waiter) {
+  waiters_.push_back(waiter);
+  waiting_.store(static_cast<uint32_t>(waiters_.size()), std::memory_order_seq_cst);
+  if (waiters_.front() != waiter) return;
+  // Again, now that the reader can see that somebody waits.
+  if (ReserveLocked(waiter->emission, &waiter->reservation)) {
+    waiter->admitted = true;
+    waiters_.pop_front();
+    waiting_.store(0, std::memory_order_relaxed);
+    return;
+  }
+  SignalSupervisor(HCB_EVENT_STALL, device_);
+}
+
+Verdict Ring::Enqueue(std::unique_lock<std::mutex>* lock, const Emission& emission,
+                      std::unique_ptr<Completion> completion) {
+  auto waiter = std::make_unique<Waiter>();
+  waiter->prefix.assign(emission.prefix, emission.prefix + emission.prefix_bytes);
+  waiter->arrays.assign(emission.arrays, emission.arrays + emission.array_count);
+  waiter->emission = emission;
+  waiter->emission.prefix = waiter->prefix.data();
+  waiter->emission.arrays = waiter->arrays.data();
+  waiter->completion = std::move(completion);
+  EnterQueueLocked(waiter.get());
+  if (!waiter->admitted) {
+    waiter.release();  // AdmitWaiters deletes it
+    return Verdict::kPending;
+  }
+  lock->unlock();
+  const Verdict verdict = CopyAndCommit(waiter->emission, waiter->reservation);
+  if (!waiter->completion) return verdict;
+  waiter->completion->Complete();  // here: its producer is this very call, so nothing can follow on this thread
+  return Verdict::kPending;
+}
+
+Verdict Ring::WaitAsThread(std::unique_lock<std::mutex>* lock, const Emission& emission, int64_t timeout_ns) {
+  std::condition_variable admitted;
+  Waiter waiter;
+  waiter.emission = emission;
+  waiter.thread = &admitted;
+  EnterQueueLocked(&waiter);
+  const auto done = [&waiter] { return waiter.admitted; };
+  if (timeout_ns < 0) {
+    admitted.wait(*lock, done);
+  } else if (!admitted.wait_for(*lock, std::chrono::nanoseconds(timeout_ns), done)) {
+    waiters_.erase(std::find(waiters_.begin(), waiters_.end(), &waiter));
+    waiting_.store(static_cast<uint32_t>(waiters_.size()), std::memory_order_seq_cst);
+    const bool others = !waiters_.empty();
+    const Verdict verdict = DropLocked();
+    lock->unlock();
+    if (others) AdmitWaiters();  // the next in the queue may be smaller
+    return verdict;
+  }
+  lock->unlock();
+  return CopyAndCommit(emission, waiter.reservation);
+}
+
+void Ring::AdmitWaiters() {
+  for (;;) {
+    Waiter* waiter;
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      if (waiters_.empty()) return;
+      waiter = waiters_.front();
+      if (!ReserveLocked(waiter->emission, &waiter->reservation)) return;
+      waiters_.pop_front();
+      waiting_.store(static_cast<uint32_t>(waiters_.size()), std::memory_order_relaxed);
+      if (waiter->thread != nullptr) {
+        waiter->admitted = true;
+        waiter->thread->notify_one();  // under the lock: the waiter lives on that thread's stack
+        continue;
+      }
+    }
+    std::unique_ptr<Waiter> owned(waiter);
+    CopyAndCommit(owned->emission, owned->reservation);
+    if (owned->completion) CompleteElsewhere(std::move(owned->completion));
+  }
+}
+
+}  // namespace hcb

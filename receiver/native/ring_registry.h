@@ -1,0 +1,26 @@
+// The rings of this process, by device ordinal.
+#ifndef HOSTCALLBACK_RING_REGISTRY_H_
+#define HOSTCALLBACK_RING_REGISTRY_H_
+
+#include <cstdint>
+
+#include "c_abi.h"
+#include "ring.h"
+
+namespace hcb {
+
+// Lock-free. Null if the device has no ring.
+Ring* FindRing(int32_t device);
+
+// The device's ring, made with `config` if it has none. `made` tells. Null if the system has no memory.
+Ring* OpenRing(int32_t device, const hcb_config& config, bool* made);
+
+// For handlers: like OpenRing with the default configuration, telling the supervisor about a new ring.
+Ring* RingForEmission(int32_t device);
+
+void SetDefaultConfig(const hcb_config& config);
+void ResetRingsAfterFork();
+
+}  // namespace hcb
+
+#endif  // HOSTCALLBACK_RING_REGISTRY_H_

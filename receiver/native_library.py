@@ -1,0 +1,188 @@
+"""The native transport library: finds it, loads it with ctypes, and declares its C interface.
+
+`receiver/native/c_abi.h` is the interface's documentation; the declarations here follow its order.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import sys
+from ctypes import POINTER, c_char_p, c_int32, c_int64, c_uint8, c_uint32, c_uint64, c_void_p
+from pathlib import Path
+
+from receiver.errors import NativeLibraryError
+
+ABI_VERSION = 1
+DIRECTORY = Path(__file__).parent / "native"
+
+BATCH_FRAMES = 1024
+BATCH_BLOCKS = 64
+
+EMITTED, DROPPED, QUEUED = 0, 1, 2
+INVALID, TOO_LARGE = -1, -2
+
+EVENT_STALL, EVENT_NEW_RING = 1, 2
+
+
+class Config(ctypes.Structure):
+    """`hcb_config`; zero sizes stand for the defaults."""
+
+    _fields_ = (
+        ("capacity_bytes", c_uint64),
+        ("external_threshold_bytes", c_uint64),
+        ("block_budget_bytes", c_uint64),
+        ("timeout_ns", c_int64),
+        ("policy", c_uint32),
+        ("sample_every", c_uint32),
+    )
+
+
+class Counters(ctypes.Structure):
+    """`hcb_counters`."""
+
+    _fields_ = (
+        ("emitted", c_uint64),
+        ("dropped", c_uint64),
+        ("emitted_bytes", c_uint64),
+        ("queued_messages", c_uint64),
+        ("queued_bytes", c_uint64),
+        ("waiting_producers", c_uint64),
+        ("next_seq", c_uint64),
+        ("released_messages", c_uint64),
+    )
+
+
+class Block(ctypes.Structure):
+    """`hcb_block`."""
+
+    _fields_ = (("frame", c_uint64), ("memory", c_uint64), ("nbytes", c_uint64))
+
+
+class Batch(ctypes.Structure):
+    """`hcb_batch`."""
+
+    _fields_ = (
+        ("frames", c_uint64),
+        ("blocks_count", c_uint64),
+        ("damage", c_uint64),
+        ("damage_start", c_uint64),
+        ("damage_end", c_uint64),
+        ("damage_messages", c_uint64),
+        ("offsets", c_uint64 * BATCH_FRAMES),
+        ("ends", c_uint64 * BATCH_FRAMES),
+        ("blocks", Block * BATCH_BLOCKS),
+    )
+
+
+class Stamp(ctypes.Structure):
+    """`hcb_stamp`."""
+
+    _fields_ = (
+        ("seq", c_uint64),
+        ("position", c_uint64),
+        ("time_ns", c_int64),
+        ("run_id", c_int64),
+        ("device", c_int32),
+        ("flags", c_uint32),
+    )
+
+
+class Event(ctypes.Structure):
+    """`hcb_event`."""
+
+    _fields_ = (("kind", c_int32), ("device", c_int32))
+
+
+_ARRAYS = (c_uint64, POINTER(c_void_p), POINTER(c_uint64))  # count, addresses, lengths
+
+# name -> (result, arguments)
+_FUNCTIONS = {
+    "hcb_configure_default": (None, (POINTER(Config),)),
+    "hcb_ring_open": (c_void_p, (c_int32, POINTER(Config))),
+    "hcb_ring_get": (c_void_p, (c_int32,)),
+    "hcb_ring_configure": (None, (c_void_p, POINTER(Config))),
+    "hcb_ring_memory": (c_void_p, (c_void_p, POINTER(c_uint64))),
+    "hcb_ring_read": (c_uint32, (c_void_p, c_int64, POINTER(Batch))),
+    "hcb_ring_release": (None, (c_void_p, c_uint64, c_uint64)),
+    "hcb_ring_wake": (None, (c_void_p,)),
+    "hcb_ring_counters": (None, (c_void_p, POINTER(Counters))),
+    "hcb_block_free": (None, (c_void_p,)),
+    "hcb_ring_send": (c_int32, (c_void_p, c_char_p, c_uint64, *_ARRAYS, c_int64)),
+    "hcb_ring_append": (c_int32, (c_void_p, c_char_p, c_uint64)),
+    "hcb_encode_frame": (
+        c_uint64,
+        (POINTER(Stamp), c_char_p, c_uint64, *_ARRAYS, POINTER(c_uint8), c_uint64),
+    ),
+    "hcb_supervise_wait": (c_int32, (c_int64, POINTER(Event))),
+    "hcb_supervise_wake": (None, ()),
+    "hcb_after_fork_child": (None, ()),
+    "hcb_test_produce": (c_uint64, (c_void_p, c_uint32, c_uint64, c_uint64)),
+    "hcb_tap": (c_void_p, (c_void_p,)),
+}
+
+
+def path() -> Path:
+    """Where the package build puts the library."""
+    return DIRECTORY / ("libhostcallback.dylib" if sys.platform == "darwin" else "libhostcallback.so")
+
+
+@functools.cache
+def load() -> ctypes.CDLL:
+    """The library, loaded once per process. Its functions are called without the interpreter lock.
+
+    Raises:
+        NativeLibraryError: it is missing, cannot be loaded here, or has another interface version.
+    """
+    return load_from(path())
+
+
+def load_from(file: Path) -> ctypes.CDLL:
+    """Loads and checks the library in `file`.
+
+    Raises:
+        NativeLibraryError: see `load`.
+    """
+    if not file.exists():
+        raise NativeLibraryError(_cure(f"the native transport library was not found at {file}"))
+    try:
+        library = ctypes.CDLL(str(file))
+        version = library.hcb_abi_version
+    except (OSError, AttributeError) as error:
+        raise NativeLibraryError(
+            _cure(f"the native transport library {file} cannot be used: {error}")
+        ) from error
+    version.restype, version.argtypes = c_uint32, ()
+    if version() != ABI_VERSION:
+        raise NativeLibraryError(
+            _cure(
+                f"the native transport library {file} has interface version {version()}, expected {ABI_VERSION}"
+            )
+        )
+    for name, (result, arguments) in _FUNCTIONS.items():
+        function = getattr(library, name)
+        function.restype, function.argtypes = result, arguments
+    return library
+
+
+def available() -> bool:
+    """Whether `load` works here."""
+    try:
+        load()
+    except NativeLibraryError:
+        return False
+    return True
+
+
+def after_fork_in_child() -> None:
+    """Empties the rings and renews the locks; does nothing if the library was never loaded."""
+    if load.cache_info().currsize:
+        load().hcb_after_fork_child()
+
+
+def _cure(problem: str) -> str:
+    return (
+        f"{problem}: reinstall hostcallback with a C++17 compiler at hand (pip install --force-reinstall "
+        "--no-binary hostcallback hostcallback, or `python tools/build_native.py` in a checkout), or set "
+        "HOSTCALLBACK_TRANSPORT=callback to do without it"
+    )

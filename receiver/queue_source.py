@@ -1,0 +1,142 @@
+"""The source of platforms without the native handler: a bounded queue that Python callbacks fill."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from receiver.log import logger
+from receiver.source import Frame, SourceCounters
+from receiver.wire import Flags, encode_prefix, frame_from_prefix
+
+CAPACITY_BYTES = 64 << 20
+WARN_AFTER_SEC = 2.0
+BATCH_FRAMES = 256
+
+
+class _QueueBatch:
+    """Frames taken from the queue."""
+
+    def __init__(self, source: QueueSource, frames: list[bytes]) -> None:
+        self._source = source
+        self._frames = frames
+        self._released = 0
+        self.frames: Sequence[Frame] = [(frame, 0, None) for frame in frames]
+
+    def release(self, count: int | None = None) -> None:
+        """Makes room for as many frames again."""
+        upto = len(self._frames) if count is None else count
+        freed = self._frames[self._released : upto]
+        self._released = max(self._released, upto)
+        self._source.free(len(freed), sum(map(len, freed)))
+
+
+class QueueSource:
+    """A queue of encoded frames, bounded in bytes. An emission that finds it full waits: nothing is lost.
+
+    The waiting emission holds the device's execution thread, which the native transport never does.
+    """
+
+    def __init__(self, device: int, capacity_bytes: int = CAPACITY_BYTES) -> None:
+        """`device` is the device's id; one frame larger than `capacity_bytes` is admitted on its own."""
+        self.device = device
+        self._capacity_bytes = capacity_bytes
+        self._changed = threading.Condition()  # protects everything below
+        self._frames: deque[bytes] = deque()
+        self._woken = False
+        self._seq = 0
+        self._position = 0
+        self._emitted_bytes = 0
+        self._held_frames = 0
+        self._held_bytes = 0
+        self._waiting = 0
+
+    def emit(self, prefix: bytes, arrays: Sequence[np.ndarray[Any, Any]], run_id: int = 0) -> None:
+        """Appends a frame; waits while the queue is full. Any thread but the reader's."""
+        # The size is known before encoding, so that the position and sequence number can be given under the
+        # lock and the copy made in order.
+        with self._changed:
+            self._wait_for_room()
+            frame = frame_from_prefix(
+                prefix,
+                arrays,
+                seq=self._seq,
+                time_ns=time.time_ns(),
+                run_id=run_id,
+                device=self.device,
+                position=self._position,
+            )
+            self._append(frame)
+
+    def send_end(self, token: int) -> None:
+        """See `Source`. Never waits for room."""
+        with self._changed:
+            prefix = encode_prefix(token, Flags.END_OF_STREAM, ())
+            self._append(
+                frame_from_prefix(
+                    prefix, (), seq=self._seq, time_ns=time.time_ns(), run_id=0, device=self.device,
+                    position=self._position,
+                )
+            )  # fmt: skip
+
+    def _append(self, frame: bytes) -> None:
+        self._seq += 1
+        self._position += len(frame)
+        self._emitted_bytes += len(frame)
+        self._held_frames += 1
+        self._held_bytes += len(frame)
+        self._frames.append(frame)
+        self._changed.notify_all()
+
+    def _wait_for_room(self) -> None:
+        self._waiting += 1
+        try:
+            while self._held_bytes >= self._capacity_bytes:
+                if not self._changed.wait(WARN_AFTER_SEC):
+                    logger.warning(
+                        "device %d waits for its receiver: %d messages (%d bytes) are queued",
+                        self.device, self._held_frames, self._held_bytes,
+                    )  # fmt: skip
+        finally:
+            self._waiting -= 1
+
+    def free(self, frames: int, held_bytes: int) -> None:
+        """Gives room back: for batches."""
+        with self._changed:
+            self._held_frames -= frames
+            self._held_bytes -= held_bytes
+            self._changed.notify_all()
+
+    def read(self, timeout_sec: float | None) -> _QueueBatch | None:
+        """See `Source`."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._frames or self._woken, timeout_sec)
+            self._woken = False
+            if not self._frames:
+                return None
+            count = min(len(self._frames), BATCH_FRAMES)
+            return _QueueBatch(self, [self._frames.popleft() for _ in range(count)])
+
+    def wake(self) -> None:
+        """See `Source`."""
+        with self._changed:
+            self._woken = True
+            self._changed.notify_all()
+
+    def counters(self) -> SourceCounters:
+        """See `Source`."""
+        with self._changed:
+            return SourceCounters(
+                emitted=self._seq,
+                dropped=0,
+                emitted_bytes=self._emitted_bytes,
+                queued_messages=self._held_frames,
+                queued_bytes=self._held_bytes,
+                waiting_producers=self._waiting,
+                next_seq=self._seq,
+            )

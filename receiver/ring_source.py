@@ -1,0 +1,253 @@
+"""The source of platforms with the native handler: one device's ring in the native library."""
+
+from __future__ import annotations
+
+import ctypes
+import enum
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from receiver import native_library as native
+from receiver.source import Frame, SourceCounters
+from receiver.wire import CorruptStreamError, Flags, encode_prefix
+
+
+class Policy(enum.IntEnum):
+    """What happens to an emission that finds no room. Every drop is counted and spends a sequence number."""
+
+    BLOCK = 0
+    """It waits: nothing is lost."""
+    BLOCK_THEN_DROP = 1
+    """It waits for `timeout_sec`, then it is dropped."""
+    DROP_NEWEST = 2
+    """It is dropped."""
+    SAMPLE = 3
+    """Beyond half full only every `sample_every`-th is kept; one that finds no room is dropped."""
+
+
+@dataclass(frozen=True, slots=True)
+class RingConfig:
+    """How much a device may have queued, and what happens beyond it.
+
+    Attributes:
+        capacity_bytes: memory of the ring, rounded up to a power of two; fixed once the ring exists.
+        external_threshold_bytes: larger payloads travel outside the ring; fixed likewise.
+        block_budget_bytes: payload bytes outside the ring that the reader has not taken; one payload beyond
+            the budget is let through alone.
+        policy: see `Policy`.
+        timeout_sec: for BLOCK_THEN_DROP.
+        sample_every: for SAMPLE.
+    """
+
+    capacity_bytes: int = 8 << 20
+    external_threshold_bytes: int = 64 << 10
+    block_budget_bytes: int = 64 << 20
+    policy: Policy = Policy.BLOCK
+    timeout_sec: float = 1.0
+    sample_every: int = 10
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for what the native library would misread."""
+        for name in ("capacity_bytes", "external_threshold_bytes", "block_budget_bytes", "sample_every"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}, expected at least 1")
+        if not 0 <= self.timeout_sec < math.inf:
+            raise ValueError(
+                f"timeout_sec is {self.timeout_sec}, expected a finite number of seconds, 0 or more"
+            )
+
+    def native(self) -> native.Config:
+        """The same for the native library."""
+        return native.Config(
+            self.capacity_bytes,
+            self.external_threshold_bytes,
+            self.block_budget_bytes,
+            round(self.timeout_sec * 1e9),
+            self.policy,
+            self.sample_every,
+        )
+
+
+class CorruptRingError(CorruptStreamError):
+    """A stretch of a ring held no frames: something wrote into its memory. The stream goes on behind it.
+
+    Attributes:
+        skipped: accepted messages that were lost with it.
+        start: position of its first byte in the stream.
+        end: position behind its last byte.
+    """
+
+    def __init__(self, device: int, reason: str, start: int, end: int, skipped: int) -> None:
+        """`reason` is what the first header in it had wrong."""
+        super().__init__(
+            f"ring of device {device}: {reason} at position {start}: skipped {end - start} bytes with "
+            f"{skipped} message(s), up to position {end}. Some code in this process writes into memory that it does not "
+            "own; run it under AddressSanitizer"
+        )
+        self.skipped = skipped
+        self.start = start
+        self.end = end
+
+
+_DAMAGE = {
+    1: "bad magic",
+    2: "unknown wire format version",
+    3: "unknown flags",
+    4: "a header that names another position",
+    5: "a length beyond the queued bytes",
+    6: "a descriptor of an unknown payload block",
+}
+
+
+class _BlockMemory:
+    """Owns one block of the native library; numpy arrays made of it keep it alive."""
+
+    def __init__(self, library: ctypes.CDLL, address: int, nbytes: int) -> None:
+        # Its own reference: at interpreter exit the module may be gone before the last array.
+        self._free = library.hcb_block_free
+        self._address = address
+        self.__array_interface__ = {
+            "data": (address, False),
+            "shape": (nbytes,),
+            "typestr": "|u1",
+            "version": 3,
+        }
+
+    def __del__(self) -> None:
+        self._free(self._address)
+
+
+class RingBatch:
+    """The frames of one read. See `Batch`."""
+
+    __slots__ = ("_ends", "_released", "_source", "frames")
+
+    def __init__(self, source: RingSource, frames: Sequence[Frame], ends: Any) -> None:
+        self.frames = frames
+        self._source = source
+        self._ends = ends  # the source's buffer: overwritten by the next read
+        self._released = 0
+
+    def release(self, count: int | None = None) -> None:
+        """See `Batch`. Releasing what is released already does nothing."""
+        upto = len(self.frames) if count is None else min(count, len(self.frames))
+        if upto > self._released:
+            self._source._release(self._ends[upto - 1], upto - self._released)
+            self._released = upto
+
+    @property
+    def released(self) -> bool:
+        """Whether all of it was given back."""
+        return self._released == len(self.frames)
+
+
+class RingSource:
+    """Reads one device's ring. Rings belong to the process: any number of sources may follow one another on one.
+
+    `read` and the batches' `release` belong to one thread at a time; the rest is for any thread.
+    """
+
+    def __init__(self, device: int, library: ctypes.CDLL, ring: int) -> None:
+        """Use `open`."""
+        self.device = device
+        self._library = library
+        self._ring = ring
+        capacity = ctypes.c_uint64()
+        address = library.hcb_ring_memory(ring, capacity)
+        # Rings are never unmapped, so that this view outlives everything.
+        self._memory = memoryview((ctypes.c_uint8 * capacity.value).from_address(address)).cast("B")
+        self._native_batch = native.Batch()
+        self._batch_pointer = ctypes.byref(self._native_batch)
+        self._batch: RingBatch | None = None
+
+    @classmethod
+    def open(cls, device: int, config: RingConfig | None = None) -> RingSource:
+        """The ring of the device with FFI ordinal `device`, made if there is none, and configured.
+
+        Raises:
+            NativeLibraryError: the library cannot be loaded.
+            MemoryError: the system has no memory for the ring.
+        """
+        library = native.load()
+        config = config or RingConfig()
+        ring = library.hcb_ring_open(device, config.native())
+        if not ring:
+            raise MemoryError(f"no memory for a ring of {config.capacity_bytes} bytes for device {device}")
+        return cls(device, library, ring)
+
+    @property
+    def capacity_bytes(self) -> int:
+        """Memory of the ring."""
+        return len(self._memory)
+
+    def configure(self, config: RingConfig) -> None:
+        """Changes policy, timeout, sampling and block budget from now on; the sizes stay."""
+        self._library.hcb_ring_configure(self._ring, config.native())
+
+    def read(self, timeout_sec: float | None) -> RingBatch | None:
+        """See `Source`. At most 1024 frames or about 1 MiB, payloads outside the ring included.
+
+        Raises:
+            CorruptRingError: a stretch without frames was skipped; the next read goes on behind it.
+            RuntimeError: the previous batch has not been released.
+        """
+        if self._batch is not None and not self._batch.released:
+            raise RuntimeError(
+                f"device {self.device}: read() while the previous batch is in use: release() it first, "
+                "its memory and the next read's are the same"
+            )
+        self._batch = None
+        timeout_ns = -1 if timeout_sec is None else max(0, round(timeout_sec * 1e9))
+        found = self._library.hcb_ring_read(self._ring, timeout_ns, self._batch_pointer)
+        batch = self._native_batch
+        if not found:
+            if batch.damage:
+                raise CorruptRingError(
+                    self.device,
+                    _DAMAGE[batch.damage],
+                    batch.damage_start,
+                    batch.damage_end,
+                    batch.damage_messages,
+                )
+            return None
+        memory = self._memory
+        frames: list[Frame] = [(memory, offset, None) for offset in batch.offsets[:found]]
+        for block in batch.blocks[: batch.blocks_count]:
+            payload = np.asarray(_BlockMemory(self._library, block.memory, block.nbytes))
+            frames[block.frame] = (memory, frames[block.frame][1], payload)
+        self._batch = RingBatch(self, frames, batch.ends)
+        return self._batch
+
+    def _release(self, position: int, frames: int) -> None:
+        self._library.hcb_ring_release(self._ring, position, frames)
+
+    def wake(self) -> None:
+        """See `Source`. If no read waits, the next one that would wait returns None."""
+        self._library.hcb_ring_wake(self._ring)
+
+    def send_end(self, token: int) -> None:
+        """See `Source`. Never waits: without room the frame stands in the queue of waiting emissions."""
+        prefix = encode_prefix(token, Flags.END_OF_STREAM, ())
+        status = self._library.hcb_ring_append(self._ring, prefix, len(prefix))
+        if status < 0:
+            raise RuntimeError(
+                f"device {self.device}: the ring refused an end-of-stream frame (status {status})"
+            )
+
+    def counters(self) -> SourceCounters:
+        """See `Source`."""
+        c = native.Counters()
+        self._library.hcb_ring_counters(self._ring, c)
+        return SourceCounters(
+            emitted=c.emitted,
+            dropped=c.dropped,
+            emitted_bytes=c.emitted_bytes,
+            queued_messages=c.queued_messages,
+            queued_bytes=c.queued_bytes,
+            waiting_producers=c.waiting_producers,
+            next_seq=c.next_seq,
+        )

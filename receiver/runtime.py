@@ -1,0 +1,176 @@
+"""All receivers of this process: starts them, scopes them, waits for them, ends them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from time import perf_counter
+from typing import Any
+
+from receiver.device_receiver import DeviceReceiver
+from receiver.errors import DeviceClaimedError, ReentrantWaitError, TapTimeoutError
+from receiver.log import logger
+from receiver.registry import Registry
+from receiver.scope import Scope
+from receiver.source import Source
+
+POLL_SEC = 0.05
+"""How often a waiter looks whether the tap it waits for has stalled; progress wakes it at once."""
+
+
+class Runtime:
+    """The receivers of this process, one per device, and the consumers they deliver to.
+
+    Attributes:
+        registry: consumer ids to consumers.
+        default_scope: accounts for devices that no scoped receiver has claimed.
+    """
+
+    def __init__(self) -> None:
+        """No receiver runs until `start`."""
+        self._lock = threading.Lock()  # protects _receivers and _claims
+        self.reset()
+
+    def reset(self) -> None:
+        """Forgets everything without touching threads: for a forked child, which has none."""
+        self._lock = threading.Lock()
+        self._receivers: dict[str, DeviceReceiver] = {}
+        self._claims: dict[str, Scope] = {}
+        self.registry = Registry()
+        self.default_scope = Scope("default")
+
+    def start(self, name: str, device: Any, make_source: Callable[[], Source]) -> DeviceReceiver:
+        """Starts the receiver of a device unless it runs; returns it."""
+        with self._lock:
+            receiver = self._receivers.get(name)
+            if receiver is None or not receiver.thread.is_alive():
+                receiver = DeviceReceiver(
+                    name, device, make_source(), self.registry, self._claims.get(name, self.default_scope)
+                )
+                self._receivers[name] = receiver
+                logger.debug("receiver of %s started", name)
+            return receiver
+
+    def receivers(self, names: Iterable[str] | None = None) -> list[DeviceReceiver]:
+        """The running receivers, all or those named."""
+        with self._lock:
+            if names is None:
+                return list(self._receivers.values())
+            return [self._receivers[name] for name in names if name in self._receivers]
+
+    def claim(self, names: Iterable[str], scope: Scope) -> None:
+        """Puts devices into `scope`, whether their receivers run already or start later.
+
+        Raises:
+            DeviceClaimedError: one of them is in another scope; none is claimed then.
+        """
+        names = list(names)
+        with self._lock:
+            for name in names:
+                owner = self._claims.get(name)
+                if owner is not None:
+                    raise DeviceClaimedError(
+                        f"device {name} already has the receiver {owner.name!r}, and a device has one receiver "
+                        f"at a time: leave that `with` block first, or give this receiver other devices= "
+                        f"(got {', '.join(names)})"
+                    )
+            for name in names:
+                self._claims[name] = scope
+                if name in self._receivers:
+                    self._receivers[name].switch(scope)
+
+    def release(self, names: Iterable[str], scope: Scope) -> None:
+        """Ends `scope` on the devices: sends the sentinel through each; later messages are the default's."""
+        with self._lock:
+            for name in names:
+                if self._claims.get(name) is scope:
+                    del self._claims[name]
+                    if name in self._receivers:
+                        self._receivers[name].switch(self.default_scope)
+
+    def wait_delivered(
+        self,
+        names: Iterable[str] | None = None,
+        *,
+        deadline: float | None = None,
+        stall_sec: float | None = None,
+    ) -> None:
+        """Waits until everything emitted so far on the devices has been delivered.
+
+        Args:
+            names: the devices; all by default.
+            deadline: the `perf_counter()` value to give up at; None for never.
+            stall_sec: give up when one invocation of a tap has run for longer; None for never.
+
+        Raises:
+            TapTimeoutError: names what runs and how much is queued. Delivery goes on.
+            ReentrantWaitError: called from a tap function.
+        """
+        self.refuse_reentry("waiting for taps")
+        receivers = self.receivers(names)
+        targets = [(receiver, receiver.source.counters().emitted) for receiver in receivers]
+        for receiver, emitted in targets:
+            while not receiver.wait_consumed(emitted, POLL_SEC):
+                self._check(receiver, deadline, stall_sec)
+
+    def check_stalled(self, stall_sec: float | None) -> None:
+        """Raises TapTimeoutError if one invocation of a tap has run for longer on any device."""
+        if stall_sec is not None:
+            for receiver in self.receivers():
+                self._check(receiver, None, stall_sec)
+
+    def _check(self, receiver: DeviceReceiver, deadline: float | None, stall_sec: float | None) -> None:
+        running = receiver.running_tap()
+        stalled = stall_sec is not None and running is not None and running[1] > stall_sec
+        late = deadline is not None and perf_counter() > deadline
+        if stalled or late:
+            raise TapTimeoutError(describe_wait(receiver))
+
+    def refuse_reentry(self, what: str) -> None:
+        """Raises ReentrantWaitError when the calling thread is a receiver thread."""
+        here = threading.current_thread()
+        for receiver in self.receivers():
+            if receiver.thread is here:
+                raise ReentrantWaitError(
+                    f"{what} from a tap function on the receiver thread of {receiver.name} would wait for itself: "
+                    "do it on the thread that dispatches the computations"
+                )
+
+    def current_scopes(self) -> list[Scope]:
+        """The scopes that the running receivers account to now, and the default one, each once."""
+        scopes = [receiver.scope for receiver in self.receivers()]
+        with self._lock:
+            scopes += self._claims.values()
+        return list(dict.fromkeys([self.default_scope, *scopes]))
+
+    def stop(self, timeout_sec: float) -> list[DeviceReceiver]:
+        """Ends every receiver after what is queued; returns those still busy at the timeout."""
+        self.refuse_reentry("stopping the receivers")
+        deadline = perf_counter() + timeout_sec
+        with self._lock:
+            receivers, self._receivers = list(self._receivers.values()), {}
+        return [r for r in receivers if not r.stop(max(0.0, deadline - perf_counter()))]
+
+
+def describe_wait(receiver: DeviceReceiver) -> str:
+    """What a device's receiver is doing and how much waits behind it, with the cure."""
+    counters = receiver.source.counters()
+    queued = f"{receiver.queued()} message(s) ({counters.queued_bytes} bytes) queued"
+    if counters.waiting_producers:
+        queued += f" and {counters.waiting_producers} emission(s) waiting for room"
+    running = receiver.running_tap()
+    if running is None:
+        return (
+            f"device {receiver.name}: the messages were not all delivered in time, {queued}: "
+            "give more time (timeout_sec=) or emit less"
+        )
+    consumer, seconds = running
+    return (
+        f"device {receiver.name}: tap {consumer.name} at {consumer.source_line} has been running for "
+        f"{seconds:.1f} s, {queued} behind it: make the tap return sooner, or give it more time "
+        "(timeout_sec=); the messages are kept and are delivered when it returns"
+    )
+
+
+runtime = Runtime()
+"""This process's receivers."""

@@ -1,0 +1,1 @@
+"""Sinks: callables that consume messages."""

@@ -1,0 +1,66 @@
+"""What a source of frames is: the interface between a transport and the thread that drains it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+Frame = tuple[Any, int, Any]
+"""(memory, offset of the frame's header in it, external payload or None)."""
+
+
+@dataclass(frozen=True, slots=True)
+class SourceCounters:
+    """What a source has taken in since it was made.
+
+    Attributes:
+        emitted: frames accepted, delivered or not (dropped ones excluded).
+        dropped: frames refused by the back-pressure policy; each spent a sequence number.
+        emitted_bytes: bytes of the accepted frames, external payloads included.
+        queued_messages: accepted frames that the reader has not released yet.
+        queued_bytes: bytes of those.
+        waiting_producers: emissions that wait for room now.
+        next_seq: the sequence number the next message of this device gets.
+    """
+
+    emitted: int
+    dropped: int
+    emitted_bytes: int
+    queued_messages: int
+    queued_bytes: int
+    waiting_producers: int
+    next_seq: int
+
+
+class Batch(Protocol):
+    """Consecutive frames of one source, in order. Their memory is the source's until released."""
+
+    @property
+    def frames(self) -> Sequence[Frame]:
+        """The frames, oldest first."""
+
+    def release(self, count: int | None = None) -> None:
+        """Gives the first `count` frames' memory (all of it by default) back to the producers."""
+
+
+class Source(Protocol):
+    """One device's stream of frames: any number of producers, one reader thread."""
+
+    device: int
+
+    def read(self, timeout_sec: float | None) -> Batch | None:
+        """Blocks for the next frames, without holding the interpreter lock. Reader thread only.
+
+        Returns:
+            At least one frame; None when `timeout_sec` passed or `wake` was called.
+        """
+
+    def wake(self) -> None:
+        """Makes a blocked `read` return None. Any thread."""
+
+    def send_end(self, token: int) -> None:
+        """Appends an END_OF_STREAM frame whose consumer id is `token`. Any thread."""
+
+    def counters(self) -> SourceCounters:
+        """Any thread."""

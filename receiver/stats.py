@@ -1,0 +1,82 @@
+"""Per-device statistics of a receiver, and the summary people read."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class DeviceStats:
+    """What one device's receiver did within one scope.
+
+    Attributes:
+        device: the device's name, such as `cpu:0`.
+        delivered: messages handed to their tap function (also those whose tap raised).
+        delivered_bytes: bytes of the tapped arrays in those messages.
+        dropped: messages a back-pressure policy dropped.
+        failed: delivered messages whose tap function raised.
+        unknown: messages for consumer ids that were not registered.
+        tap_sec: seconds spent in tap functions.
+        first_time_ns: Unix time at which the first message was emitted; 0 for none.
+        last_time_ns: Unix time at which the last one was.
+    """
+
+    device: str
+    delivered: int = 0
+    delivered_bytes: int = 0
+    dropped: int = 0
+    failed: int = 0
+    unknown: int = 0
+    tap_sec: float = 0.0
+    first_time_ns: int = 0
+    last_time_ns: int = 0
+
+    @property
+    def messages_per_sec(self) -> float:
+        """Messages over the time from the first emission to the last; 0 for fewer than two."""
+        span = (self.last_time_ns - self.first_time_ns) * 1e-9
+        return self.delivered / span if span > 0 else 0.0
+
+    def copy(self) -> DeviceStats:
+        """A snapshot."""
+        return dataclasses.replace(self)
+
+
+def summarize(name: str, stats: Sequence[DeviceStats]) -> str:
+    """A short table of the devices that had messages, one line each."""
+    title = f"receiver {name!r}" if name else "receiver"
+    active = [s for s in stats if s.delivered or s.dropped or s.unknown]
+    if not active:
+        return f"{title}: no messages"
+    head = ("device", "messages", "bytes", "rate", "dropped", "failed", "time in taps")
+    rows = [
+        (
+            s.device,
+            f"{s.delivered:,}",
+            _bytes(s.delivered_bytes),
+            f"{s.messages_per_sec:,.0f}/s",
+            f"{s.dropped:,}",
+            f"{s.failed:,}",
+            f"{s.tap_sec:.3f} s",
+        )
+        for s in active
+    ]
+    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+    lines = [
+        "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in (head, *rows)
+    ]
+    unknown = sum(s.unknown for s in active)
+    if unknown:
+        lines.append(f"{unknown:,} message(s) for unknown consumers")
+    return "\n".join([title, *lines])
+
+
+def _bytes(count: int) -> str:
+    value = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if value < 1024 or unit == "GiB":
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1024
+    raise AssertionError("unreachable")

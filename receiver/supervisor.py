@@ -1,0 +1,62 @@
+"""The thread that acts on what the native library reports: stalled devices and devices without a receiver."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Callable
+from time import perf_counter
+
+from receiver import native_library as native
+from receiver.log import logger
+from receiver.runtime import Runtime, describe_wait
+
+WARN_AFTER_SEC = 2.0
+"""A device that has waited this long for one tap invocation is reported."""
+
+REPEAT_SEC = 30.0
+"""How often the report is repeated while nothing changes."""
+
+
+class Supervisor:
+    """Sleeps in the native library until there is something to do: idle, it uses no CPU."""
+
+    def __init__(self, runtime: Runtime, start_receiver: Callable[[int], None]) -> None:
+        """Starts the thread; `start_receiver` is given the ordinal of a device that taps without a receiver."""
+        self._library = native.load()
+        self._runtime = runtime
+        self._start_receiver = start_receiver
+        self._thread = threading.Thread(target=self._run, name="hostcallback-supervisor", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        event = native.Event()
+        while True:
+            if not self._library.hcb_supervise_wait(-1, ctypes.byref(event)):
+                continue
+            try:
+                if event.kind == native.EVENT_NEW_RING:
+                    self._start_receiver(event.device)
+                elif event.kind == native.EVENT_STALL:
+                    self._watch()
+            except Exception:
+                logger.exception(
+                    "the supervisor could not handle event %d of device %d", event.kind, event.device
+                )
+
+    def _watch(self) -> None:
+        """Reports slow taps until no emission waits for room any more."""
+        reported: dict[str, float] = {}
+        pause = threading.Event()
+        while True:
+            waiting = [r for r in self._runtime.receivers() if r.source.counters().waiting_producers]
+            if not waiting:
+                return
+            for receiver in waiting:
+                running = receiver.running_tap()
+                now = perf_counter()
+                recently = now - reported.get(receiver.name, -REPEAT_SEC) < REPEAT_SEC
+                if running is not None and running[1] > WARN_AFTER_SEC and not recently:
+                    reported[receiver.name] = now
+                    logger.warning("the device waits for a slow tap: %s", describe_wait(receiver))
+            pause.wait(WARN_AFTER_SEC / 4)

@@ -1,0 +1,75 @@
+"""Compiles the native transport, one plain C-ABI shared library, into the package; the rest is in setup.cfg."""
+
+import functools
+import importlib.util
+import os
+from pathlib import Path
+from types import ModuleType
+
+from setuptools import Extension, setup
+from setuptools.command.bdist_wheel import bdist_wheel
+from setuptools.command.build_ext import build_ext
+
+ROOT = Path(__file__).resolve().parent
+NATIVE = Path("receiver", "native")
+SWITCH = "HOSTCALLBACK_BUILD_NATIVE"
+
+
+@functools.cache
+def build_native() -> ModuleType:
+    """Loads tools/build_native.py by path: an isolated build has no tools/ to import from."""
+    spec = importlib.util.spec_from_file_location("build_native", ROOT / "tools" / "build_native.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+class BuildLibrary(build_ext):
+    """Builds the library where setuptools expects an extension module: beside its sources or in a wheel."""
+
+    def get_ext_filename(self, fullname: str) -> str:
+        """The library has a plain name, without a Python ABI in it: ctypes loads it by path."""
+        return str(Path(*fullname.split(".")[:-1], build_native().library_name()))
+
+    def build_extension(self, ext: Extension) -> None:
+        """Compiles and links every native source in one go.
+
+        Raises:
+            SystemExit: there is no compiler, or it failed; the text says which, and names the switch.
+        """
+        tool = build_native()
+        try:
+            tool.compile_native(Path(self.get_ext_fullpath(ext.name)).absolute())
+        except tool.BuildError as error:
+            # Ends the build with the sentence alone: pip shows it beneath the setuptools log.
+            raise SystemExit(f"error: {error}") from None
+
+
+class AnyPythonWheel(bdist_wheel):
+    """One wheel per platform serves every Python: the library knows none."""
+
+    def get_tag(self) -> tuple[str, str, str]:
+        """`py3-none-<platform>`, or `py3-none-any` without the library."""
+        return "py3", "none", super().get_tag()[2]
+
+
+def extensions() -> list[Extension]:
+    """The library, unless HOSTCALLBACK_BUILD_NATIVE=0 asks for a pure Python package."""
+    value = os.environ.get(SWITCH, "1")
+    if value not in ("0", "1"):
+        raise SystemExit(
+            f"error: {SWITCH}={value!r} was not understood: expected 1 (compile the native transport, the "
+            "default) or 0 (build without it)"
+        )
+    if value == "0":
+        return []
+    sources = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / NATIVE).glob("*.cc"))
+    return [Extension("receiver.native.libhostcallback", sources)]
+
+
+setup(
+    ext_modules=extensions(),
+    cmdclass={"build_ext": BuildLibrary, "bdist_wheel": AnyPythonWheel},
+)

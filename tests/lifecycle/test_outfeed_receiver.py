@@ -1,0 +1,240 @@
+"""`outfeed_receiver` scopes taps: what it accounts for, raises, refuses and leaves behind."""
+
+from __future__ import annotations
+
+import io
+import threading
+import traceback
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import hostcallback as hcb
+from recorder import Recorder
+
+
+def test_the_receiver_drains_and_counts_what_its_block_emitted() -> None:
+    rec = Recorder()
+    f = hcb.jit(lambda x: hcb.id_tap(rec, x))
+    f(jnp.float32(0))
+    with hcb.outfeed_receiver(receiver_name="train") as rx:
+        for i in range(1, 101):
+            f(jnp.float32(i))
+    assert len(rec) == 101
+    stats = {s.device: s for s in rx.stats}["cpu:0"]
+    assert stats.delivered in (100, 101)  # the first call's message may still have been on its way
+    assert stats.delivered_bytes == 4 * stats.delivered
+    assert (stats.dropped, stats.failed, stats.unknown) == (0, 0, 0)
+    f(jnp.float32(7))
+    hcb.barrier_wait()
+    assert {s.device: s for s in rx.stats}["cpu:0"].delivered == stats.delivered
+    assert "cpu:0" in rx.summary()
+    assert "'train'" in rx.summary()
+
+
+def test_taps_before_the_block_belong_to_the_default_receiver() -> None:
+    def fail(x: Any) -> None:
+        raise ValueError("before")
+
+    f = hcb.jit(lambda x: hcb.id_tap(fail, x))
+    f(1.0).block_until_ready()
+    with hcb.outfeed_receiver():
+        pass
+    with pytest.raises(hcb.TapFunctionException, match="1 tap function call"):
+        hcb.barrier_wait()
+
+
+def test_tap_exceptions_are_deferred_and_raised_together_at_the_end() -> None:
+    good = Recorder()
+
+    def tap(x: Any, phase: str) -> None:
+        if x % 3 == 0:
+            raise ValueError(f"cannot take {x}")
+        if x % 3 == 1:
+            raise KeyError("other")
+
+    @hcb.jit
+    def f(x: Any) -> Any:
+        hcb.id_tap(tap, x, phase="train")
+        return hcb.id_tap(good, x)
+
+    with pytest.raises(hcb.TapFunctionException) as info, hcb.outfeed_receiver():  # noqa: PT012
+        for i in range(9):
+            f(i)
+    assert [int(v) for v in good.values] == list(range(9))
+    group = info.value
+    assert [type(e) for e in group.exceptions] == [ValueError, KeyError] * 3
+    failure = group.failures[0]
+    assert failure.exception is group.exceptions[0]
+    assert "test_outfeed_receiver.py" in failure.source_line
+    assert failure.device == "cpu:0"
+    assert failure.kwargs == {"phase": "train"}
+    text = "".join(traceback.format_exception(group))
+    assert "cannot take 0" in text
+    assert "raise ValueError" in text  # the original traceback shows the tap's own line
+    assert "phase='train'" in text
+    assert "receiver/dispatch.py" not in text
+    with pytest.raises(ExceptionGroup) as rest:
+        try:
+            raise group
+        except* ValueError as values:
+            assert len(values.exceptions) == 3
+            assert isinstance(values, hcb.TapFunctionException)
+    assert len(rest.value.exceptions) == 3
+    hcb.barrier_wait()  # reported once
+
+
+def test_exceptions_beyond_the_bound_are_counted_by_tap() -> None:
+    def tap(x: Any) -> None:
+        raise ValueError(int(x))
+
+    f = hcb.jit(lambda x: hcb.id_tap(tap, x))
+    with pytest.raises(hcb.TapFunctionException) as info, hcb.outfeed_receiver(max_errors=5):  # noqa: PT012
+        for i in range(50):
+            f(i)
+    assert [e.args[0] for e in info.value.exceptions] == [0, 1, 2, 3, 4]
+    ((line, count),) = info.value.suppressed.items()
+    assert "test_outfeed_receiver.py" in line
+    assert count == 45
+    assert "50 tap function call(s) raised" in str(info.value)
+
+
+def test_transforms_of_a_failing_tap_are_in_the_report() -> None:
+    def tap(x: Any) -> None:
+        raise ValueError("no")
+
+    with pytest.raises(hcb.TapFunctionException) as info, hcb.outfeed_receiver():
+        hcb.jit(jax.vmap(lambda x: hcb.id_tap(tap, x)))(jnp.arange(3.0))
+    assert info.value.failures[0].transforms == (("batch", {"batch_dims": (0,)}),)
+    assert "batch_dims" in info.value.exceptions[0].__notes__[0]
+
+
+@pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt])
+def test_a_tap_cannot_end_the_program(kind: type[BaseException]) -> None:
+    def tap(x: Any) -> None:
+        raise kind("from a tap")
+
+    f = hcb.jit(lambda x: hcb.id_tap(tap, x))
+    f(1.0)
+    f(2.0)
+    with pytest.raises(hcb.TapFunctionException) as info:
+        hcb.barrier_wait()
+    assert len(info.value.exceptions) == 2
+    assert isinstance(info.value.exceptions[0].__cause__, kind)
+
+
+def test_an_exception_in_the_block_goes_on_with_the_taps_failures_attached(caplog: Any) -> None:
+    delivered = Recorder()
+
+    def tap(x: Any) -> None:
+        raise ValueError("in the tap")
+
+    @hcb.jit
+    def f(x: Any) -> Any:
+        hcb.id_tap(tap, x)
+        return hcb.id_tap(delivered, x)
+
+    with pytest.raises(ZeroDivisionError) as info, hcb.outfeed_receiver():  # noqa: PT012
+        f(1.0)
+        raise ZeroDivisionError("in the block")
+    assert len(delivered) == 1
+    assert any("1 tap function call" in note for note in info.value.__notes__)
+    assert "in the tap" in caplog.text
+    hcb.barrier_wait()
+
+
+def test_a_tap_that_blocks_beyond_the_timeout_is_named_and_nothing_is_lost() -> None:
+    release = threading.Event()
+    seen: list[int] = []
+
+    def stuck(x: Any) -> None:
+        release.wait()
+        seen.append(int(x))
+
+    f = hcb.jit(lambda x: hcb.id_tap(stuck, x))
+    with pytest.raises(hcb.TapTimeoutError) as info, hcb.outfeed_receiver(timeout_sec=0.3):  # noqa: PT012
+        for i in range(4):
+            f(i)
+    assert "stuck" in str(info.value)
+    assert "test_outfeed_receiver.py" in str(info.value)
+    assert "queued" in str(info.value)
+    release.set()
+    hcb.barrier_wait()
+    assert seen == [0, 1, 2, 3]
+    with hcb.outfeed_receiver():  # the device can be received from again
+        f(4)
+    assert seen == [0, 1, 2, 3, 4]
+
+
+def test_a_second_receiver_on_a_device_is_refused_and_the_first_goes_on() -> None:
+    rec = Recorder()
+    f = hcb.jit(lambda x: hcb.id_tap(rec, x))
+    with hcb.outfeed_receiver(receiver_name="first", devices=jax.devices()[:2]) as first:
+        with (
+            pytest.raises(hcb.DeviceClaimedError, match=r"cpu:1 already has the receiver 'first'"),
+            hcb.outfeed_receiver(devices=jax.devices()[1:]),
+        ):
+            pass
+        with hcb.outfeed_receiver(receiver_name="second", devices=jax.devices()[2:]) as second:
+            f(jax.device_put(1.0, jax.devices()[0]))
+            f(jax.device_put(2.0, jax.devices()[3]))
+    assert [s.device for s in first.stats if s.delivered] == ["cpu:0"]
+    assert [s.device for s in second.stats if s.delivered] == ["cpu:3"]
+
+
+def test_devices_and_backends_exclude_each_other() -> None:
+    with pytest.raises(ValueError, match=r"both devices=.* and backends="):
+        hcb.outfeed_receiver(devices=jax.devices(), backends=["cpu"])
+
+
+def test_an_unknown_backend_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"unknown backend 'gppu'.*'cpu'"):
+        hcb.outfeed_receiver(backends=["gppu"])
+    with pytest.raises(ValueError, match=r"list of platform names, got the string 'cpu'"):
+        hcb.outfeed_receiver(backends="cpu")  # type: ignore[arg-type]
+    assert len(hcb.outfeed_receiver(backends=["cpu"]).devices) == 4
+
+
+def test_a_receiver_object_can_be_entered_again() -> None:
+    rec = Recorder()
+    f = hcb.jit(lambda x: hcb.id_tap(rec, x))
+    for _ in range(20):
+        with hcb.outfeed_receiver() as rx:
+            f(1.0)
+        assert sum(s.delivered for s in rx.stats) == 1
+    assert len(rec) == 20
+
+
+def test_no_message_escapes_at_the_borders_of_scopes() -> None:
+    total = 0
+    stop = threading.Event()
+    rec = Recorder()
+    f = hcb.jit(lambda x: hcb.id_tap(rec, x))
+
+    def dispatch() -> None:
+        while not stop.is_set():
+            f(1.0)
+
+    thread = threading.Thread(target=dispatch)
+    thread.start()
+    for _ in range(10):
+        with hcb.outfeed_receiver() as rx:
+            f(2.0)
+        total += sum(s.delivered for s in rx.stats)
+    stop.set()
+    thread.join()
+    hcb.barrier_wait()
+    assert rec.floats().count(2.0) == 10
+    assert 10 <= total <= len(rec)
+
+
+def test_id_print_to_a_stream_prints_kwargs_sorted_then_the_value() -> None:
+    out = io.StringIO()
+    f = hcb.jit(
+        lambda x: hcb.id_print((x, [x * 2, {"b": x, "a": x + 1}]), output_stream=out, zeta=1, alpha="a")
+    )
+    f(jnp.arange(2))
+    hcb.barrier_wait()
+    assert out.getvalue() == "alpha: a zeta: 1\n( [0 1] [ [0 2] { a=[1 2] b=[0 1] } ] )\n"

@@ -1,0 +1,197 @@
+"""However a process ends or forks, what it emitted is delivered, or reported as lost."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from typing import Any
+
+import pytest
+
+PRELUDE = """
+import os, signal, sys, threading, time
+import jax, jax.numpy as jnp
+from jax import lax
+import hostcallback as hcb
+
+def emit(x):
+    sys.stdout.write(f"got {int(x)}\n"); sys.stdout.flush()
+
+@hcb.jit
+def f(x):
+    y = lax.fori_loop(0, 50, lambda i, c: c @ c * 1e-3, jnp.ones((64, 64)) * 1e-2)[0, 0]
+    return hcb.id_tap(emit, x + (0 * y).astype(int))
+"""
+
+
+def run(body: str, **kwargs: Any) -> subprocess.CompletedProcess[str]:
+    program = PRELUDE + textwrap.dedent(body)
+    return subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=90, check=False, **kwargs
+    )
+
+
+def got(result: subprocess.CompletedProcess[str]) -> list[int]:
+    return [int(line.split()[1]) for line in result.stdout.splitlines() if line.startswith("got")]
+
+
+def test_messages_in_flight_at_the_end_of_the_program_are_delivered() -> None:
+    result = run("for i in range(50): f(i)")
+    assert result.returncode == 0, result.stderr
+    assert got(result) == list(range(50))
+    assert result.stderr == ""
+
+
+def test_plain_jit_and_dropped_functions_too() -> None:
+    result = run("for i in range(20): jax.jit(lambda x: hcb.id_tap(emit, x))(i)")
+    assert got(result) == list(range(20))
+    assert result.stderr == ""
+
+
+def test_other_threads_computations_are_delivered_at_exit() -> None:
+    result = run(
+        """
+        t = threading.Thread(target=lambda: [f(i) for i in range(20)]); t.start(); t.join()
+        """
+    )
+    assert got(result) == list(range(20))
+
+
+def test_an_uncaught_exception_loses_nothing() -> None:
+    result = run("for i in range(20): f(i)\nraise ValueError('in the program')")
+    assert result.returncode == 1
+    assert got(result) == list(range(20))
+    assert "in the program" in result.stderr
+
+
+def test_sys_exit_inside_a_receiver_keeps_its_status() -> None:
+    result = run("with hcb.outfeed_receiver():\n    for i in range(20): f(i)\n    sys.exit(7)")
+    assert result.returncode == 7
+    assert got(result) == list(range(20))
+
+
+def test_tap_exceptions_nobody_asked_for_are_printed_at_exit() -> None:
+    result = run(
+        """
+        def broken(x): raise RuntimeError("tap is broken")
+        jax.jit(lambda x: hcb.id_tap(broken, x))(1.0)
+        """
+    )
+    assert "tap is broken" in result.stderr
+    assert "no barrier_wait() or receiver reported it" in result.stderr
+
+
+def test_a_tap_that_never_returns_does_not_hang_the_exit_and_the_loss_is_reported() -> None:
+    result = run(
+        """
+        import hostcallback.outfeed
+        hostcallback.outfeed.EXIT_STALL_SEC = 0.5
+        def stuck(x): threading.Event().wait()
+        g = hcb.jit(lambda x: hcb.id_tap(stuck, x))
+        for i in range(3): g(i)
+        """
+    )
+    assert result.returncode == 0
+    assert "tap stuck" in result.stderr
+    assert "message(s) of cpu:0 were lost at exit" in result.stderr
+
+
+@pytest.mark.native_only  # a Python callback that the interrupt hits fails its computation with JaxRuntimeError
+@pytest.mark.parametrize("where", ["in a receiver", "bare"])
+def test_ctrl_c_in_a_tapped_loop_delivers_what_was_emitted(where: str) -> None:
+    body = f"""
+    sent = 0
+    try:
+        {"with hcb.outfeed_receiver():" if where == "in a receiver" else "if True:"}
+            i = 0
+            while True:
+                f(i); i += 1; sent = i
+                if i == 20: sys.stdout.write("ready\n"); sys.stdout.flush()
+    except KeyboardInterrupt:
+        {"pass" if where == "in a receiver" else "hcb.barrier_wait()"}
+        print("sent", sent, flush=True)
+        raise
+    """
+    with subprocess.Popen(
+        [sys.executable, "-c", PRELUDE + textwrap.dedent(body)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            assert process.stdout is not None
+            lines = []
+            for line in process.stdout:
+                lines.append(line)
+                if line.strip() == "ready":
+                    break
+            process.send_signal(signal.SIGINT)
+            rest, errors = process.communicate(timeout=60)
+        finally:
+            process.kill()
+    lines += rest.splitlines(keepends=True)
+    assert "KeyboardInterrupt" in errors
+    received = [int(line.split()[1]) for line in lines if line.startswith("got")]
+    sent = next(int(line.split()[1]) for line in lines if line.startswith("sent"))
+    # The interrupt may hit between a call and the count of it.
+    assert received == list(range(len(received)))
+    assert len(received) in (sent, sent + 1)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this platform")
+def test_a_forked_child_is_sane_and_delivers_nothing_twice() -> None:
+    result = run(
+        """
+        import warnings; warnings.simplefilter("ignore")
+        gate = threading.Event()
+        def slow(x): gate.wait(); print("slow", int(x), flush=True)
+        g = hcb.jit(lambda x: hcb.id_tap(slow, x))
+        for i in range(5): g(i).block_until_ready()
+        sys.stdout.flush()
+        pid = os.fork()
+        if pid == 0:
+            hcb.barrier_wait(timeout_sec=5)   # nothing to wait for: the queue is the parent's
+            print("child done", flush=True)
+            os._exit(3)  # JAX 0.8.0's own exit handlers crash in a forked child, with or without taps
+        _, status = os.waitpid(pid, 0)
+        print("child status", os.waitstatus_to_exitcode(status), flush=True)
+        gate.set()
+        """
+    )
+    assert result.returncode == 0, result.stderr
+    lines = result.stdout.splitlines()
+    assert lines[:2] == ["child done", "child status 3"]
+    assert lines[2:] == [f"slow {i}" for i in range(5)]
+
+
+def test_a_forked_child_can_use_a_receiver_of_its_own() -> None:
+    result = run(
+        """
+        import warnings; warnings.simplefilter("ignore")
+        import multiprocessing
+        f(0); hcb.barrier_wait()
+        def child():
+            with hcb.outfeed_receiver() as rx: pass
+            print("receiver", len(rx.stats) >= 0, flush=True)
+        p = multiprocessing.get_context("fork").Process(target=child); p.start(); p.join(30)
+        print("exit", p.exitcode)
+        """
+    )
+    assert "receiver True" in result.stdout
+    assert "exit 0" in result.stdout
+
+
+def test_importing_and_not_tapping_starts_nothing() -> None:
+    result = run("print('threads', threading.active_count())")
+    assert "threads 1" in result.stdout
+
+
+def test_the_log_level_comes_from_the_environment() -> None:
+    env = {**os.environ, "HOSTCALLBACK_LOG_LEVEL": "DEBUG"}
+    result = run("import logging; print(logging.getLogger('hostcallback').level)", env=env)
+    assert result.stdout.split() == ["10"]
+    bad = run("", env={**os.environ, "HOSTCALLBACK_LOG_LEVEL": "LOUD"})
+    assert "HOSTCALLBACK_LOG_LEVEL='LOUD' is not a logging level: use one of" in bad.stderr

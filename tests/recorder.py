@@ -1,0 +1,32 @@
+"""A tap function that remembers what it was given."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class Recorder:
+    """Keeps every message, in order of delivery."""
+
+    def __init__(self) -> None:
+        self.values: list[Any] = []
+        self.transforms: list[Any] = []
+        self.devices: list[Any] = []
+        self.kwargs: list[dict[str, Any]] = []
+
+    def __call__(self, arg: Any, *, transforms: Any, device: Any, **kwargs: Any) -> None:
+        self.values.append(arg)
+        self.transforms.append(transforms)
+        self.devices.append(device)
+        self.kwargs.append(kwargs)
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def floats(self) -> list[float]:
+        """The values as Python floats."""
+        return [float(value) for value in self.values]
+
+    def on(self, device: Any) -> list[Any]:
+        """The values that came from one device."""
+        return [v for v, d in zip(self.values, self.devices, strict=True) if d == device]

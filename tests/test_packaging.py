@@ -1,0 +1,200 @@
+"""The package builds as documented: one wheel for every Python, a sufficient sdist, a clear word without a compiler."""
+
+from __future__ import annotations
+
+import configparser
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+LIBRARY = "receiver/native/" + ("libhostcallback.dylib" if sys.platform == "darwin" else "libhostcallback.so")
+CONFIG = configparser.ConfigParser()
+CONFIG.read(ROOT / "setup.cfg", encoding="utf-8")
+VERSION = re.findall(
+    r'^__version__ = "(.*)"', (ROOT / "hostcallback" / "__init__.py").read_text(), re.MULTILINE
+)[0]
+NOT_SOURCE = shutil.ignore_patterns(
+    ".git", ".venv", ".matrix", ".*_cache", ".hypothesis", "__pycache__", "build", "dist",
+    "*.egg-info", "*.so", "*.dylib", "shared",
+)  # fmt: skip
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A copy of the sources without anything built."""
+    return Path(shutil.copytree(ROOT, tmp_path / "checkout", ignore=NOT_SOURCE))
+
+
+def build(checkout: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """`python -m build`, with the setuptools at hand instead of a downloaded one; into dist/."""
+    clean = {k: v for k, v in os.environ.items() if k not in ("CXX", "HOSTCALLBACK_BUILD_NATIVE")}
+    return subprocess.run(
+        [sys.executable, "-m", "build", "--no-isolation", "--outdir", "dist", *arguments, "."],
+        cwd=checkout,
+        env={**clean, **environment},
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+
+
+def the_file(folder: Path, pattern: str) -> Path:
+    (found,) = folder.glob(pattern)
+    return found
+
+
+def names_in(wheel: Path) -> set[str]:
+    with zipfile.ZipFile(wheel) as archive:
+        return set(archive.namelist())
+
+
+def without_compiler(folder: Path) -> str:
+    """A PATH on which there is a Python and nothing else."""
+    folder.mkdir()
+    (folder / "python3").symlink_to(sys.executable)
+    return str(folder)
+
+
+@pytest.mark.slow
+@pytest.mark.native_only
+def test_sdist_then_wheel_for_every_python_that_loads(checkout: Path, tmp_path: Path) -> None:
+    result = build(checkout)  # the wheel is built from the unpacked sdist, not from the checkout
+    assert result.returncode == 0, result.stdout + result.stderr
+
+    with tarfile.open(the_file(checkout / "dist", "*.tar.gz")) as archive:
+        shipped = {name.partition("/")[2] for name in archive.getnames()}
+    assert {"LICENSE", "README.md", "tools/build_native.py", "tests/conftest.py"} <= shipped
+    assert {"receiver/native/xla/ffi/api/c_api.h", "examples/train_digits.py"} <= shipped
+    assert not [name for name in shipped if name.endswith((".so", ".dylib", ".pyc"))]
+
+    wheel = the_file(checkout / "dist", "*.whl")
+    assert re.fullmatch(rf"hostcallback-{VERSION}-py3-none-(linux|macosx|manylinux)\w+\.whl", wheel.name)
+    content = names_in(wheel)
+    assert {LIBRARY, "receiver/py.typed", "hostcallback/py.typed"} <= content
+    assert {name.partition("/")[0] for name in content} == {
+        "hostcallback",
+        "receiver",
+        f"hostcallback-{VERSION}.dist-info",
+    }
+
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path / "installed")
+    script = (
+        "import receiver.native_library as n; n.load(); print(n.__file__); "
+        "import sys; assert 'jax' not in sys.modules"
+    )
+    loaded = subprocess.run(
+        [sys.executable, "-P", "-c", script],
+        env={**os.environ, "PYTHONPATH": str(tmp_path / "installed")},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert loaded.returncode == 0, loaded.stderr
+    assert loaded.stdout.startswith(str(tmp_path / "installed"))
+
+
+@pytest.mark.slow
+def test_an_editable_build_leaves_the_library_beside_its_sources(checkout: Path) -> None:
+    hook = "from setuptools import build_meta as b; print(b.build_editable('dist'))"
+    (checkout / "dist").mkdir()
+    result = subprocess.run(
+        [sys.executable, "-c", hook],
+        cwd=checkout,
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    assert (checkout / LIBRARY).is_file()
+    assert LIBRARY not in names_in(the_file(checkout / "dist", "*.whl"))
+
+
+@pytest.mark.parametrize("kind", ["--wheel", "editable"])
+def test_without_a_compiler_the_build_names_what_is_missing_and_the_switch(
+    checkout: Path, tmp_path: Path, kind: str
+) -> None:
+    path = without_compiler(tmp_path / "bin")
+    if kind == "--wheel":
+        result = build(checkout, kind, PATH=path)
+    else:
+        result = subprocess.run(
+            [sys.executable, "-c", "from setuptools import build_meta as b; b.build_editable('.')"],
+            cwd=checkout,
+            env={**os.environ, "PATH": path, "CXX": ""},
+            capture_output=True,
+            text=True,
+            timeout=110,
+            check=False,
+        )
+    output = result.stdout + result.stderr
+    assert result.returncode != 0, output
+    (sentence,) = [line for line in output.splitlines() if line.startswith("error: ")]
+    assert "C++17 compiler" in sentence
+    assert "HOSTCALLBACK_BUILD_NATIVE=0" in sentence
+    assert "Traceback" not in output
+
+
+def test_the_switch_builds_a_pure_wheel_without_a_compiler(checkout: Path, tmp_path: Path) -> None:
+    result = build(
+        checkout, "--wheel", PATH=without_compiler(tmp_path / "bin"), HOSTCALLBACK_BUILD_NATIVE="0"
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    wheel = the_file(checkout / "dist", "*.whl")
+    assert wheel.name == f"hostcallback-{VERSION}-py3-none-any.whl"
+    assert not [name for name in names_in(wheel) if name.endswith((".so", ".dylib"))]
+
+
+def test_a_switch_that_is_neither_0_nor_1_is_refused(checkout: Path) -> None:
+    result = subprocess.run(
+        [sys.executable, "setup.py", "--version"],
+        cwd=checkout,
+        env={**os.environ, "HOSTCALLBACK_BUILD_NATIVE": "off"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert result.returncode != 0
+    assert "HOSTCALLBACK_BUILD_NATIVE='off' was not understood: expected 1" in result.stderr
+
+
+def test_runtime_dependencies_are_the_five_that_were_agreed() -> None:
+    required = CONFIG["options"]["install_requires"].split()
+    assert [re.split(r"[<>=]", name)[0] for name in required] == [
+        "jax", "jaxlib", "numpy", "msgpack", "grpcio",
+    ]  # fmt: skip
+
+
+def test_the_build_needs_nothing_but_setuptools() -> None:
+    config = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    (requirement,) = config["build-system"]["requires"]
+    assert requirement.startswith("setuptools")
+
+
+def test_the_changelog_has_a_section_for_this_version() -> None:
+    assert f"## [{VERSION}]" in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_every_make_target_that_the_readme_names_exists() -> None:
+    named = set(re.findall(r"(?:`|^ {4})make (\w+)", (ROOT / "README.md").read_text(), re.MULTILINE))
+    targets = set(re.findall(r"^(\w+):.*##", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    assert {"demo", "test"} <= named <= targets
+
+
+def test_the_license_is_apache_2_in_full() -> None:
+    text = (ROOT / "LICENSE").read_text()
+    assert "Version 2.0, January 2004" in text
+    assert "END OF TERMS AND CONDITIONS" in text

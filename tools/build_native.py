@@ -1,0 +1,102 @@
+"""Compiles the native transport: `python tools/build_native.py` builds it next to its sources."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+SOURCE_DIR = Path(__file__).resolve().parent.parent / "receiver" / "native"
+COMPILERS = ("c++", "g++", "clang++")
+FLAGS = ("-std=c++17", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-fno-exceptions", "-pthread", "-Wall", "-Wextra")
+
+
+class BuildError(RuntimeError):
+    """The native library could not be built; the message says what to do about it."""
+
+
+def library_name() -> str:
+    """The library's file name on this platform."""
+    return "libhostcallback.dylib" if sys.platform == "darwin" else "libhostcallback.so"
+
+
+def find_compiler(compiler: str | None = None) -> list[str]:
+    """The command of a C++ compiler: `compiler`, else `$CXX`, else the first of `COMPILERS` on the path.
+
+    Raises:
+        BuildError: there is none, or the one asked for does not exist.
+    """
+    wanted = compiler or os.environ.get("CXX")
+    if wanted:
+        command = shlex.split(wanted)
+        if shutil.which(command[0]):
+            return command
+        raise BuildError(_cure(f"the C++ compiler {command[0]!r} (from {'CXX' if not compiler else 'the caller'}) was not found"))
+    for name in COMPILERS:
+        if shutil.which(name):
+            return [name]
+    raise BuildError(_cure(f"no C++ compiler was found (looked for $CXX, {', '.join(COMPILERS)})"))
+
+
+def compile_native(output: Path, compiler: str | None = None, extra_flags: Sequence[str] = ()) -> Path:
+    """Compiles all sources into the shared library `output` and returns its path.
+
+    Args:
+        output: the file to write; it appears whole or not at all.
+        compiler: a command, with flags if need be; None for `$CXX` or the first one found.
+        extra_flags: added behind the usual flags, such as `-Werror` or a sanitizer.
+
+    Raises:
+        BuildError: there is no compiler, or it failed (its output is in the message).
+    """
+    command = find_compiler(compiler)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    # Under a name of its own first: a running process may have the old file mapped.
+    partial = output.with_name(f".{output.name}.{os.getpid()}")
+    sources = sorted(str(path) for path in SOURCE_DIR.glob("*.cc"))
+    line = [*command, *FLAGS, *extra_flags, f"-I{SOURCE_DIR}", *sources, "-o", str(partial)]
+    try:
+        done = subprocess.run(line, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            raise BuildError(_cure(f"compiling the native transport failed:\n{shlex.join(line)}\n{done.stderr.strip()}\n"))
+        if done.stderr:
+            print(done.stderr, file=sys.stderr)
+        partial.replace(output)
+    finally:
+        partial.unlink(missing_ok=True)
+    return output
+
+
+def _cure(problem: str) -> str:
+    return (
+        f"hostcallback: {problem}. Install a C++17 compiler (g++ or clang++) or name one in CXX; or set "
+        "HOSTCALLBACK_BUILD_NATIVE=0 to build without the native transport (slower: taps then run through Python callbacks)."
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Builds in place, or where `--output` says."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--output", type=Path, default=SOURCE_DIR / library_name())
+    parser.add_argument("--compiler", help="a compiler command instead of $CXX, c++, g++ or clang++")
+    parser.add_argument("--dev", action="store_true", help="treat warnings as errors")
+    parser.add_argument("--sanitize", metavar="KIND", help="build with -fsanitize=KIND, such as thread or address")
+    args = parser.parse_args(argv)
+    extra = ["-Werror"] if args.dev else []
+    if args.sanitize:
+        extra += [f"-fsanitize={args.sanitize}", "-g", "-O1"]
+    try:
+        print(compile_native(args.output, args.compiler, extra))
+    except BuildError as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,125 @@
+"""Checks the project's own rules, which no general linter knows: `python tools/lint_project.py [ROOT]`.
+
+Prints `file:line: what was found; the cure` for every violation and exits with 1 if there is one.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parents[1]
+FOLDERS = ("hostcallback", "receiver", "tests", "tools", "examples")
+
+
+class Name(NamedTuple):
+    """A dotted name as the file uses it, with import aliases resolved."""
+
+    line: int
+    dotted: str
+    imported: bool
+
+
+class Finding(NamedTuple):
+    """One violation."""
+
+    path: Path
+    line: int
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.path.as_posix()}:{self.line}: {self.text}"
+
+
+def names(tree: ast.Module) -> Iterator[Name]:
+    """Every absolute name that is imported, and every attribute chain that starts at an imported name.
+
+    `import jax as j; j.lax.scan` gives `jax` (imported) and `jax.lax.scan`, `jax.lax`.
+    """
+    aliases: dict[str, str] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                first = alias.name.partition(".")[0]
+                aliases[alias.asname or first] = alias.name if alias.asname else first
+                yield Name(node.lineno, alias.name, imported=True)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            for alias in node.names:
+                dotted = f"{node.module}.{alias.name}"
+                aliases[alias.asname or alias.name] = dotted
+                yield Name(node.lineno, dotted, imported=True)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            chain = attribute_chain(node)
+            if chain and chain[0] in aliases:
+                yield Name(node.lineno, ".".join([aliases[chain[0]], *chain[1:]]), imported=False)
+
+
+def attribute_chain(node: ast.expr) -> list[str]:
+    """`["a", "b", "c"]` for the expression `a.b.c`; empty if it does not start at a name."""
+    parts: list[str] = []
+    while isinstance(node, ast.Attribute):
+        parts.append(node.attr)
+        node = node.value
+    return [node.id, *reversed(parts)] if isinstance(node, ast.Name) else []
+
+
+def is_private(dotted: str) -> bool:
+    """Whether the name is no public API of JAX: a `_name` in jax, or anything inside jaxlib."""
+    package, _, rest = dotted.partition(".")
+    parts = [part for part in rest.split(".") if part and not part.startswith("__")]
+    if package == "jaxlib":
+        return bool(parts)
+    return package == "jax" and any(part.startswith("_") for part in parts)
+
+
+def broken_rule(name: Name, path: Path) -> str | None:
+    """What is wrong with this name in this file, if anything. `path` is relative to the root."""
+    package = name.dotted.partition(".")[0]
+    folder = path.parts[0]
+    if is_private(name.dotted) and path != Path("hostcallback", "_jax_compat.py"):
+        return f"private name {name.dotted}; it belongs in hostcallback/_jax_compat.py, with its reason"
+    if name.imported and folder == "receiver" and package in ("jax", "jaxlib", "hostcallback"):
+        return f"receiver/ imports {package}; only hostcallback/ may, receiver/ runs without it"
+    in_packages = folder in ("hostcallback", "receiver")
+    if name.imported and package == "grpc" and in_packages and path.parts[:2] != ("receiver", "remote"):
+        return "grpc outside receiver/remote/; the rest must run without it"
+    if name.dotted == "time.sleep" and folder == "tests":
+        return "time.sleep in a test; wait for a state (an event, a condition, a join), never for a time"
+    return None
+
+
+def check_file(path: Path, root: Path = ROOT) -> list[Finding]:
+    """The violations in one Python file."""
+    relative = path.relative_to(root)
+    tree = ast.parse(path.read_text(encoding="utf-8"), filename=str(relative))
+    found = {
+        Finding(relative, name.line, text) for name in names(tree) if (text := broken_rule(name, relative))
+    }
+    # `jax._src` is found in `jax._src.core` too, and once said is enough.
+    per_line = {finding.line: finding for finding in sorted(found, reverse=True)}
+    return sorted(per_line.values())
+
+
+def python_files(root: Path = ROOT) -> list[Path]:
+    """Every Python file that the rules hold for."""
+    files = [path for folder in FOLDERS for path in (root / folder).rglob("*.py")]
+    return sorted(path for path in files if "__pycache__" not in path.parts)
+
+
+def main(arguments: list[str]) -> int:
+    """Checks the tree below ROOT, this checkout by default; returns the exit status."""
+    root = Path(arguments[0]).resolve() if arguments else ROOT
+    files = python_files(root)
+    findings = [finding for path in files for finding in check_file(path, root)]
+    for finding in findings:
+        print(finding)
+    print(f"lint_project: {len(files)} files, {len(findings)} violations")
+    return 1 if findings else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
