@@ -10,6 +10,7 @@ import hostcallback.lowering  # noqa: F401, it registers the tap primitive's low
 from hostcallback.jit import jit
 from hostcallback.outfeed import OutfeedReceiver, barrier_wait, outfeed_receiver
 from hostcallback.taps import id_print, id_tap
+from receiver.back_pressure import BackPressure
 from receiver.errors import (
     DeviceClaimedError,
     HostCallbackError,
@@ -25,6 +26,7 @@ from receiver.errors import (
 __version__ = "0.1.0"
 
 __all__ = [
+    "BackPressure",
     "DeviceClaimedError",
     "HostCallbackError",
     "LostMessagesError",

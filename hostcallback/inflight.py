@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections import deque
 from collections.abc import Callable
 from time import perf_counter, sleep
 from typing import Any
@@ -13,12 +12,32 @@ from receiver.errors import TapTimeoutError
 from receiver.log import logger
 
 PRUNE_ABOVE = 256
-"""Results kept before finished ones are dropped. JAX queues at most some tens of computations a device."""
+"""Results a thread notes before superseded ones are dropped."""
 
-_results: deque[Any] = deque()
-_thread_tokens: dict[int, dict[str, Any]] = {}
-_known = threading.local()
+
+class _ThisThread(threading.local):
+    """What the calling thread dispatched.
+
+    Attributes:
+        results: small results of its computations; `hostcallback.jit` appends to it. When one is ready, its
+            computation is over, and so is everything the thread dispatched to the same devices before.
+        uses_effects: whether the thread dispatched taps through JAX's own effect path.
+    """
+
+    def __init__(self) -> None:
+        self.results: list[Any] = []
+        self.uses_effects = False
+        with _lock:
+            _results.append((threading.current_thread(), self.results))
+
+
+# Per thread, not per thread id: ids are used again while the computations of an ended thread still run.
+_lock = threading.Lock()  # protects the lists below (not each thread's results, which are its own)
+_results: list[tuple[threading.Thread, list[Any]]] = []
+_tokens: list[tuple[threading.Thread, dict[str, Any]]] = []
 _effects: list[Any] = []
+
+this_thread = _ThisThread()
 
 
 def wait_for_effect(effect: Any) -> None:
@@ -26,30 +45,18 @@ def wait_for_effect(effect: Any) -> None:
     _effects.append(effect)
 
 
-def note_result(result: Any) -> None:
-    """Notes a small result of a dispatched computation: when it is ready, the computation is over."""
-    _results.append(result)
-    if len(_results) > PRUNE_ABOVE:
-        prune()
-
-
-def prune() -> None:
-    """Drops results of finished computations, oldest first."""
-    while _results:
-        result = _results[0]
-        if not _is_ready(result):
-            return
-        try:
-            _results.popleft()
-        except IndexError:  # another thread pruned too
-            return
+def prune(results: list[Any]) -> None:
+    """Keeps the last result for each placement: on each device a thread's computations end in order."""
+    last = {id(result.sharding): result for result in results}
+    results[:] = last.values()
 
 
 def note_dispatching_thread() -> None:
     """Notes that the calling thread dispatches tapped computations through JAX's own effect path."""
-    if not getattr(_known, "noted", False):
-        _known.noted = True
-        _thread_tokens[threading.get_ident()] = compat.thread_tokens()
+    if not this_thread.uses_effects:
+        this_thread.uses_effects = True
+        with _lock:
+            _tokens.append((threading.current_thread(), compat.thread_tokens()))
 
 
 def wait(deadline: float | None, check: Callable[[], None]) -> None:
@@ -64,16 +71,18 @@ def wait(deadline: float | None, check: Callable[[], None]) -> None:
     Raises:
         TapTimeoutError: the deadline passed.
     """
-    pending = list(_results)
-    for tokens in list(_thread_tokens.values()):
+    # Threads that had ended by now dispatch nothing more: once waited for, they can be forgotten.
+    ended = {thread for thread, _ in [*_results, *_tokens] if not thread.is_alive()}
+    pending = [result for _, results in list(_results) for result in list(results)]
+    for _, tokens in list(_tokens):
         for effect in _effects:
             pending += compat.tokens_of(tokens, effect)
     for index, result in enumerate(pending):
         _wait_one(result, deadline, check, len(pending) - index)
-    prune()
-    alive = {thread.ident for thread in threading.enumerate()}
-    for ident in set(_thread_tokens) - alive:
-        _thread_tokens.pop(ident, None)
+    if ended:
+        with _lock:
+            _results[:] = [entry for entry in _results if entry[0] not in ended]
+            _tokens[:] = [entry for entry in _tokens if entry[0] not in ended]
 
 
 def _wait_one(result: Any, deadline: float | None, check: Callable[[], None], left: int) -> None:
@@ -101,5 +110,9 @@ def _is_ready(result: Any) -> bool:
 
 def forget() -> None:
     """Forgets everything: for a forked child, whose parent's computations do not exist."""
-    _results.clear()
-    _thread_tokens.clear()
+    global _lock
+    _lock = threading.Lock()
+    for _, results in _results:
+        results.clear()
+    _tokens.clear()
+    this_thread.uses_effects = False

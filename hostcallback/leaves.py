@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ from hostcallback.tap_spec import Absent
 from receiver.dtypes import wire_type_of
 
 _ABSENT = object()
+_LEAF = jax.tree.structure(0)
 
 
 class Structure:
@@ -56,6 +58,8 @@ class Structure:
         for position, shape in absent:
             fixed[places[position]] = np.zeros(shape, jax.dtypes.float0)
         unflatten = self.tree.unflatten
+        if self.tree == _LEAF and not fixed:
+            return operator.itemgetter(0)
         if not fixed and self.tree.num_leaves:
             return unflatten
         template = [fixed.get(i, _ABSENT) for i in range(self.tree.num_leaves)]

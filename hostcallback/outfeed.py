@@ -15,6 +15,7 @@ import jax
 
 from hostcallback import inflight, transport
 from receiver import native_library
+from receiver.back_pressure import BackPressure, Policy
 from receiver.deferred import MAX_KEPT
 from receiver.errors import TapFunctionException, TapTimeoutError
 from receiver.log import logger
@@ -79,10 +80,10 @@ def _merge(errors: Sequence[TapFunctionException | None]) -> TapFunctionExceptio
 class OutfeedReceiver:
     """A receiver around a stretch of the program; made by `outfeed_receiver`."""
 
-    def __init__(self, name: str, devices: Sequence[jax.Device], timeout_sec: float, max_errors: int) -> None:
+    def __init__(self, scope: Scope, devices: Sequence[jax.Device], timeout_sec: float) -> None:
         """See `outfeed_receiver`."""
         self._timeout_sec = timeout_sec
-        self._scope = Scope(name, max_errors)
+        self._scope = scope
         self._devices = tuple(devices)
         self._names = [transport.device_name(device) for device in devices]
 
@@ -152,6 +153,7 @@ def outfeed_receiver(
     backends: Sequence[str] | None = None,
     devices: Sequence[jax.Device] | None = None,
     max_errors: int = MAX_KEPT,
+    back_pressure: BackPressure | str = Policy.BLOCK,
 ) -> OutfeedReceiver:
     """A context manager that accounts for the taps of a stretch of the program, such as a training loop.
 
@@ -170,14 +172,21 @@ def outfeed_receiver(
         backends: platform names such as `["cpu"]`; every backend that has been initialised by default.
         devices: this process's devices to receive from; exclusive with `backends`.
         max_errors: how many tap exceptions are kept whole; those beyond it are counted per tap.
+        back_pressure: what happens to a message for which a device's queue has no room: "block" (the device waits, and
+            nothing is lost), "block_then_drop", "drop_newest", "sample", or a `BackPressure` with parameters.
+            Drops are counted in `stats` and leave gaps in the sequence numbers.
 
     Raises:
-        ValueError: `devices` and `backends` are both given, or a backend is unknown or has no devices here.
+        ValueError: `devices` and `backends` are both given, a backend is unknown or has no devices here, or
+            `back_pressure` is no policy.
         DeviceClaimedError: (on entering) another open receiver has one of the devices.
         TapFunctionException: (on leaving) what tap functions raised.
         TapTimeoutError: (on leaving) a tap outlasted `timeout_sec`; names it and how much is queued.
     """
-    return OutfeedReceiver(receiver_name, _choose_devices(backends, devices), timeout_sec, max_errors)
+    if not isinstance(back_pressure, BackPressure):
+        back_pressure = BackPressure(policy=back_pressure)
+    scope = Scope(receiver_name, max_errors, back_pressure)
+    return OutfeedReceiver(scope, _choose_devices(backends, devices), timeout_sec)
 
 
 def _choose_devices(backends: Sequence[str] | None, devices: Sequence[jax.Device] | None) -> list[jax.Device]:

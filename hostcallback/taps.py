@@ -14,7 +14,7 @@ from hostcallback.source_line import user_source_line
 from hostcallback.tap_spec import Absent, SinkFactory, TapSpec, Transform
 from receiver.consumer import Sink
 from receiver.sinks.print import PrintSink, SupportsWrite
-from receiver.sinks.tap import TapSink
+from receiver.sinks.tap import tap_sink
 
 T = TypeVar("T")
 
@@ -65,7 +65,7 @@ def id_tap(
         )
 
     def make_sink(spec: TapSpec, transforms: tuple[Transform, ...], absent: Absent) -> Sink:
-        return TapSink(tap_func, spec.kwargs, spec.structure.unflatten_with(absent))
+        return tap_sink(tap_func, spec.kwargs, spec.structure.unflatten_with(absent))
 
     return _tap(
         arg, result, kwargs, make_sink, name=callable_name(tap_func), identity=("tap", tap_func),

@@ -15,7 +15,7 @@ from receiver import native_library
 from receiver.errors import NativeLibraryError
 from receiver.log import logger
 from receiver.queue_source import QueueSource
-from receiver.ring_source import RingSource
+from receiver.ring_source import RingConfig, RingSource
 from receiver.runtime import runtime
 from receiver.source import Source
 from receiver.supervisor import Supervisor
@@ -97,7 +97,7 @@ def forget() -> None:
 
 def _make_source(device: jax.Device, native: bool) -> Source:
     if native:
-        return RingSource.open(device.id)
+        return RingSource.open(device.id, RingConfig.from_environment())
     source = _queues.get(device_name(device))
     if source is None:
         source = _queues[device_name(device)] = QueueSource(device.id)

@@ -15,10 +15,6 @@ from receiver.scope import Scope
 from receiver.source import Batch, Source
 from receiver.wire import CorruptStreamError
 
-RELEASE_EVERY = 16
-"""Frames delivered between two releases of the ring's memory: few enough that a slow tap frees room for
-the device soon, enough that a fast one does not pay a call per message."""
-
 _tokens = itertools.count(1)
 
 
@@ -34,7 +30,7 @@ class DeviceReceiver:
         """Starts the thread at once, accounting to `scope`."""
         self.name = name
         self.source = source
-        self._dispatcher = Dispatcher(registry, name, device, scope)
+        self._dispatcher = Dispatcher(registry, name, device, scope, self._enter_scope)
         self._switches: dict[int, Scope] = {}
         self._stopping = False
         self._progress = threading.Condition()  # protects _consumed and _waiters
@@ -81,6 +77,7 @@ class DeviceReceiver:
 
     def wait_consumed(self, emitted: int, timeout_sec: float) -> bool:
         """Waits until the first `emitted` frames were delivered; False when `timeout_sec` passed."""
+        self.source.wake()  # in a busy stream the reader rests between two looks
         with self._progress:
             self._waiters += 1
             try:
@@ -110,19 +107,12 @@ class DeviceReceiver:
             self.scope.closed(self.name)
 
     def _deliver(self, batch: Batch) -> None:
-        deliver = self._dispatcher.deliver
-        since_release = 0
-        for done, frame in enumerate(batch.frames, 1):
-            token = deliver(frame)
-            if token is not None:
-                self._enter_scope(token)
-            since_release += 1
-            if since_release == RELEASE_EVERY:
-                batch.release(done)
-                self._advance(since_release)
-                since_release = 0
+        count = len(batch.frames)
+        messages = self._dispatcher.decode(batch.frames)
+        # Decoded arrays are copies: however slow the taps are, the device has its room back at once.
         batch.release()
-        self._advance(since_release)
+        self._dispatcher.deliver(messages)
+        self._advance(count)
 
     def _advance(self, count: int) -> None:
         with self._progress:

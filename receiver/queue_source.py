@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from receiver.back_pressure import BackPressure, Policy
 from receiver.log import logger
 from receiver.source import Frame, SourceCounters
 from receiver.wire import Flags, encode_prefix, frame_from_prefix
@@ -17,6 +18,7 @@ from receiver.wire import Flags, encode_prefix, frame_from_prefix
 CAPACITY_BYTES = 64 << 20
 WARN_AFTER_SEC = 2.0
 BATCH_FRAMES = 256
+BATCH_BYTES = 1 << 20
 
 
 class _QueueBatch:
@@ -25,21 +27,18 @@ class _QueueBatch:
     def __init__(self, source: QueueSource, frames: list[bytes]) -> None:
         self._source = source
         self._frames = frames
-        self._released = 0
         self.frames: Sequence[Frame] = [(frame, 0, None) for frame in frames]
 
-    def release(self, count: int | None = None) -> None:
+    def release(self) -> None:
         """Makes room for as many frames again."""
-        upto = len(self._frames) if count is None else count
-        freed = self._frames[self._released : upto]
-        self._released = max(self._released, upto)
-        self._source.free(len(freed), sum(map(len, freed)))
+        self._source.free(len(self._frames), sum(map(len, self._frames)))
+        self._frames = []
 
 
 class QueueSource:
-    """A queue of encoded frames, bounded in bytes. An emission that finds it full waits: nothing is lost.
+    """A queue of encoded frames, bounded in bytes.
 
-    The waiting emission holds the device's execution thread, which the native transport never does.
+    An emission that waits for room holds the device's execution thread, which the native transport never does.
     """
 
     def __init__(self, device: int, capacity_bytes: int = CAPACITY_BYTES) -> None:
@@ -55,13 +54,21 @@ class QueueSource:
         self._held_frames = 0
         self._held_bytes = 0
         self._waiting = 0
+        self._dropped = 0
+        self._back_pressure = BackPressure()
+
+    def configure(self, back_pressure: BackPressure) -> None:
+        """See `Source`."""
+        with self._changed:
+            self._back_pressure = back_pressure
 
     def emit(self, prefix: bytes, arrays: Sequence[np.ndarray[Any, Any]], run_id: int = 0) -> None:
-        """Appends a frame; waits while the queue is full. Any thread but the reader's."""
-        # The size is known before encoding, so that the position and sequence number can be given under the
-        # lock and the copy made in order.
+        """Appends a frame, or drops it, as the policy says. Any thread but the reader's."""
         with self._changed:
-            self._wait_for_room()
+            if not self._admit():
+                self._dropped += 1
+                self._seq += 1
+                return
             frame = frame_from_prefix(
                 prefix,
                 arrays,
@@ -93,15 +100,34 @@ class QueueSource:
         self._frames.append(frame)
         self._changed.notify_all()
 
-    def _wait_for_room(self) -> None:
+    def _admit(self) -> bool:
+        policy = self._back_pressure.policy
+        if policy is Policy.SAMPLE and 2 * self._held_bytes > self._capacity_bytes:
+            return self._seq % self._back_pressure.sample_every == 0 and self._has_room()
+        if self._has_room():
+            return True
+        if policy is Policy.BLOCK:
+            return self._wait_for_room(None)
+        if policy is Policy.BLOCK_THEN_DROP:
+            return self._wait_for_room(self._back_pressure.timeout_sec)
+        return False
+
+    def _has_room(self) -> bool:
+        return self._held_bytes < self._capacity_bytes
+
+    def _wait_for_room(self, timeout_sec: float | None) -> bool:
         self._waiting += 1
         try:
-            while self._held_bytes >= self._capacity_bytes:
-                if not self._changed.wait(WARN_AFTER_SEC):
-                    logger.warning(
-                        "device %d waits for its receiver: %d messages (%d bytes) are queued",
-                        self.device, self._held_frames, self._held_bytes,
-                    )  # fmt: skip
+            if timeout_sec is not None:
+                return self._changed.wait_for(self._has_room, timeout_sec)
+            while not self._changed.wait_for(self._has_room, WARN_AFTER_SEC):
+                logger.warning(
+                    "device %d waits for its receiver: %d messages (%d bytes) are queued",
+                    self.device,
+                    self._held_frames,
+                    self._held_bytes,
+                )
+            return True
         finally:
             self._waiting -= 1
 
@@ -119,8 +145,12 @@ class QueueSource:
             self._woken = False
             if not self._frames:
                 return None
-            count = min(len(self._frames), BATCH_FRAMES)
-            return _QueueBatch(self, [self._frames.popleft() for _ in range(count)])
+            frames: list[bytes] = []
+            nbytes = 0
+            while self._frames and len(frames) < BATCH_FRAMES and nbytes < BATCH_BYTES:
+                frames.append(self._frames.popleft())
+                nbytes += len(frames[-1])
+            return _QueueBatch(self, frames)
 
     def wake(self) -> None:
         """See `Source`."""
@@ -132,8 +162,8 @@ class QueueSource:
         """See `Source`."""
         with self._changed:
             return SourceCounters(
-                emitted=self._seq,
-                dropped=0,
+                emitted=self._seq - self._dropped,
+                dropped=self._dropped,
                 emitted_bytes=self._emitted_bytes,
                 queued_messages=self._held_frames,
                 queued_bytes=self._held_bytes,

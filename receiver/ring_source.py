@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-import enum
-import math
+import dataclasses
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,25 +12,23 @@ from typing import Any
 import numpy as np
 
 from receiver import native_library as native
+from receiver.back_pressure import BackPressure, Policy
 from receiver.source import Frame, SourceCounters
 from receiver.wire import CorruptStreamError, Flags, encode_prefix
 
+CAPACITY_VARIABLE = "HOSTCALLBACK_RING_BYTES"
+BUDGET_VARIABLE = "HOSTCALLBACK_BLOCK_BUDGET_BYTES"
 
-class Policy(enum.IntEnum):
-    """What happens to an emission that finds no room. Every drop is counted and spends a sequence number."""
-
-    BLOCK = 0
-    """It waits: nothing is lost."""
-    BLOCK_THEN_DROP = 1
-    """It waits for `timeout_sec`, then it is dropped."""
-    DROP_NEWEST = 2
-    """It is dropped."""
-    SAMPLE = 3
-    """Beyond half full only every `sample_every`-th is kept; one that finds no room is dropped."""
+_NATIVE_POLICY = {
+    Policy.BLOCK: 0,
+    Policy.BLOCK_THEN_DROP: 1,
+    Policy.DROP_NEWEST: 2,
+    Policy.SAMPLE: 3,
+}
 
 
 @dataclass(frozen=True, slots=True)
-class RingConfig:
+class RingConfig(BackPressure):
     """How much a device may have queued, and what happens beyond it.
 
     Attributes:
@@ -38,27 +36,31 @@ class RingConfig:
         external_threshold_bytes: larger payloads travel outside the ring; fixed likewise.
         block_budget_bytes: payload bytes outside the ring that the reader has not taken; one payload beyond
             the budget is let through alone.
-        policy: see `Policy`.
-        timeout_sec: for BLOCK_THEN_DROP.
-        sample_every: for SAMPLE.
     """
 
     capacity_bytes: int = 8 << 20
     external_threshold_bytes: int = 64 << 10
     block_budget_bytes: int = 64 << 20
-    policy: Policy = Policy.BLOCK
-    timeout_sec: float = 1.0
-    sample_every: int = 10
 
     def __post_init__(self) -> None:
         """Raises ValueError for what the native library would misread."""
-        for name in ("capacity_bytes", "external_threshold_bytes", "block_budget_bytes", "sample_every"):
+        BackPressure.__post_init__(self)
+        for name in ("capacity_bytes", "external_threshold_bytes", "block_budget_bytes"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}, expected at least 1")
-        if not 0 <= self.timeout_sec < math.inf:
-            raise ValueError(
-                f"timeout_sec is {self.timeout_sec}, expected a finite number of seconds, 0 or more"
-            )
+
+    @classmethod
+    def from_environment(cls) -> RingConfig:
+        """The defaults, with the sizes that `HOSTCALLBACK_RING_BYTES` and `HOSTCALLBACK_BLOCK_BUDGET_BYTES` give.
+
+        Raises:
+            ValueError: one of them is no positive whole number.
+        """
+        default = cls()
+        return cls(
+            capacity_bytes=_bytes_from(CAPACITY_VARIABLE, default.capacity_bytes),
+            block_budget_bytes=_bytes_from(BUDGET_VARIABLE, default.block_budget_bytes),
+        )
 
     def native(self) -> native.Config:
         """The same for the native library."""
@@ -67,9 +69,18 @@ class RingConfig:
             self.external_threshold_bytes,
             self.block_budget_bytes,
             round(self.timeout_sec * 1e9),
-            self.policy,
+            _NATIVE_POLICY[Policy(self.policy)],
             self.sample_every,
         )
+
+
+def _bytes_from(variable: str, default: int) -> int:
+    text = os.environ.get(variable, "").strip()
+    if not text:
+        return default
+    if not text.isdecimal() or int(text) < 1:
+        raise ValueError(f"{variable}={text!r}: expected a number of bytes, at least 1")
+    return int(text)
 
 
 class CorruptRingError(CorruptStreamError):
@@ -85,10 +96,10 @@ class CorruptRingError(CorruptStreamError):
         """`reason` is what the first header in it had wrong."""
         super().__init__(
             f"ring of device {device}: {reason} at position {start}: skipped {end - start} bytes with "
-            f"{skipped} message(s), up to position {end}. Some code in this process writes into memory that it does not "
-            "own; run it under AddressSanitizer"
+            f"{skipped} message(s), up to position {end}. Some code in this process writes into memory that it "
+            "does not own; run it under AddressSanitizer",
+            skipped,
         )
-        self.skipped = skipped
         self.start = start
         self.end = end
 
@@ -156,6 +167,7 @@ class RingSource:
         self.device = device
         self._library = library
         self._ring = ring
+        self._config = RingConfig()
         capacity = ctypes.c_uint64()
         address = library.hcb_ring_memory(ring, capacity)
         # Rings are never unmapped, so that this view outlives everything.
@@ -177,16 +189,26 @@ class RingSource:
         ring = library.hcb_ring_open(device, config.native())
         if not ring:
             raise MemoryError(f"no memory for a ring of {config.capacity_bytes} bytes for device {device}")
-        return cls(device, library, ring)
+        source = cls(device, library, ring)
+        source._config = config
+        return source
 
     @property
     def capacity_bytes(self) -> int:
         """Memory of the ring."""
         return len(self._memory)
 
-    def configure(self, config: RingConfig) -> None:
-        """Changes policy, timeout, sampling and block budget from now on; the sizes stay."""
-        self._library.hcb_ring_configure(self._ring, config.native())
+    def configure(self, back_pressure: BackPressure) -> None:
+        """See `Source`. A RingConfig changes the block budget too; the other sizes stay."""
+        if not isinstance(back_pressure, RingConfig):
+            back_pressure = dataclasses.replace(
+                self._config,
+                policy=back_pressure.policy,
+                timeout_sec=back_pressure.timeout_sec,
+                sample_every=back_pressure.sample_every,
+            )
+        self._config = back_pressure
+        self._library.hcb_ring_configure(self._ring, back_pressure.native())
 
     def read(self, timeout_sec: float | None) -> RingBatch | None:
         """See `Source`. At most 1024 frames or about 1 MiB, payloads outside the ring included.

@@ -44,9 +44,10 @@ class Runtime:
         with self._lock:
             receiver = self._receivers.get(name)
             if receiver is None or not receiver.thread.is_alive():
-                receiver = DeviceReceiver(
-                    name, device, make_source(), self.registry, self._claims.get(name, self.default_scope)
-                )
+                scope = self._claims.get(name, self.default_scope)
+                source = make_source()
+                source.configure(scope.back_pressure)
+                receiver = DeviceReceiver(name, device, source, self.registry, scope)
                 self._receivers[name] = receiver
                 logger.debug("receiver of %s started", name)
             return receiver
@@ -78,6 +79,7 @@ class Runtime:
                 self._claims[name] = scope
                 if name in self._receivers:
                     self._receivers[name].switch(scope)
+                    self._receivers[name].source.configure(scope.back_pressure)
 
     def release(self, names: Iterable[str], scope: Scope) -> None:
         """Ends `scope` on the devices: sends the sentinel through each; later messages are the default's."""
@@ -87,6 +89,7 @@ class Runtime:
                     del self._claims[name]
                     if name in self._receivers:
                         self._receivers[name].switch(self.default_scope)
+                        self._receivers[name].source.configure(self.default_scope.back_pressure)
 
     def wait_delivered(
         self,

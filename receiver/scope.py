@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 import threading
 
+from receiver.back_pressure import BackPressure
 from receiver.deferred import MAX_KEPT, DeferredErrors
 from receiver.stats import DeviceStats
-
-_tokens = itertools.count(1)
 
 
 class Scope:
@@ -17,10 +15,18 @@ class Scope:
     A device's stream passes from one scope to the next at an END_OF_STREAM frame, in the stream's order.
     """
 
-    def __init__(self, name: str, max_errors: int = MAX_KEPT) -> None:
-        """`name` appears in reports; `max_errors` bounds the tap exceptions that are kept whole."""
+    def __init__(
+        self, name: str, max_errors: int = MAX_KEPT, back_pressure: BackPressure | None = None
+    ) -> None:
+        """Makes a scope that no device is in yet.
+
+        Args:
+            name: appears in reports.
+            max_errors: bounds the tap exceptions that are kept whole.
+            back_pressure: of its devices; by default emissions wait for room.
+        """
         self.name = name
-        self.token = next(_tokens)
+        self.back_pressure = back_pressure or BackPressure()
         self.deferred = DeferredErrors(max_errors)
         self._stats: dict[str, DeviceStats] = {}
         self._open_devices: set[str] = set()

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from receiver.back_pressure import BackPressure
+
 Frame = tuple[Any, int, Any]
 """(memory, offset of the frame's header in it, external payload or None)."""
 
@@ -40,8 +42,8 @@ class Batch(Protocol):
     def frames(self) -> Sequence[Frame]:
         """The frames, oldest first."""
 
-    def release(self, count: int | None = None) -> None:
-        """Gives the first `count` frames' memory (all of it by default) back to the producers."""
+    def release(self) -> None:
+        """Gives the frames' memory back to the producers."""
 
 
 class Source(Protocol):
@@ -61,6 +63,9 @@ class Source(Protocol):
 
     def send_end(self, token: int) -> None:
         """Appends an END_OF_STREAM frame whose consumer id is `token`. Any thread."""
+
+    def configure(self, back_pressure: BackPressure) -> None:
+        """Changes what happens to emissions that find no room, from now on. Any thread."""
 
     def counters(self) -> SourceCounters:
         """Any thread."""

@@ -273,19 +273,13 @@ def decode_metadata(metadata: bytes) -> tuple[ArraySpec, ...]:
     if not metadata:
         return ()
     # Read entry by entry with small limits: a lying array length must not allocate what it claims.
-    unpacker = msgpack.Unpacker(
-        max_buffer_size=len(metadata),
-        max_array_len=MAX_RANK,
-        max_map_len=0,
-        max_str_len=0,
-        max_bin_len=0,
-        max_ext_len=0,
-    )
     specs: list[ArraySpec] = []
     try:
-        unpacker.feed(metadata)
-        for _ in range(unpacker.read_array_header()):
-            type_code, shape = unpacker.unpack()
+        outer = _unpacker(metadata, max_array_len=len(metadata))
+        count = outer.read_array_header()
+        entries = _unpacker(metadata[outer.tell() :], max_array_len=MAX_RANK)
+        for _ in range(count):
+            type_code, shape = entries.unpack()
             if type(type_code) is int and type_code not in BY_CODE:
                 raise UnsupportedDtypeError(
                     f"array {len(specs)} has type code {type_code}, this package knows {sorted(BY_CODE)}; "
@@ -297,6 +291,20 @@ def decode_metadata(metadata: bytes) -> tuple[ArraySpec, ...]:
     if encode_metadata(specs) != metadata:
         raise _bad_metadata(metadata, "not its shortest form, or more behind it")
     return tuple(specs)
+
+
+def _unpacker(data: bytes, max_array_len: int) -> msgpack.Unpacker:
+    # Of arrays and numbers; everything else that has a length is refused by it.
+    unpacker = msgpack.Unpacker(
+        max_buffer_size=len(data),
+        max_array_len=max_array_len,
+        max_map_len=0,
+        max_str_len=0,
+        max_bin_len=0,
+        max_ext_len=0,
+    )
+    unpacker.feed(data)
+    return unpacker
 
 
 def _bad_metadata(metadata: bytes, reason: str) -> CorruptFrameError:
@@ -557,7 +565,7 @@ def _read_metadata(buffer: Buffer, offset: int, header: Header) -> bytes:
         raise _truncated(offset, "its metadata", header.payload_start, view.nbytes - offset)
     start = offset + HEADER.size
     end = start + header.meta_bytes
-    if any(view[end : offset + header.payload_start]):
+    if any(view[end : offset + header.payload_start].tobytes()):
         raise CorruptFrameError(
             f"the metadata of the frame at offset {offset} end in nonzero padding, expected zeros behind "
             f"{header.meta_bytes} bytes; it was overwritten: discard it"

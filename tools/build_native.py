@@ -13,7 +13,17 @@ from pathlib import Path
 
 SOURCE_DIR = Path(__file__).resolve().parent.parent / "receiver" / "native"
 COMPILERS = ("c++", "g++", "clang++")
-FLAGS = ("-std=c++17", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-fno-exceptions", "-pthread", "-Wall", "-Wextra")
+FLAGS = (
+    "-std=c++17",
+    "-O2",
+    "-fPIC",
+    "-shared",
+    "-fvisibility=hidden",
+    "-fno-exceptions",
+    "-pthread",
+    "-Wall",
+    "-Wextra",
+)
 
 
 class BuildError(RuntimeError):
@@ -36,7 +46,11 @@ def find_compiler(compiler: str | None = None) -> list[str]:
         command = shlex.split(wanted)
         if shutil.which(command[0]):
             return command
-        raise BuildError(_cure(f"the C++ compiler {command[0]!r} (from {'CXX' if not compiler else 'the caller'}) was not found"))
+        raise BuildError(
+            _cure(
+                f"the C++ compiler {command[0]!r} (from {'CXX' if not compiler else 'the caller'}) was not found"
+            )
+        )
     for name in COMPILERS:
         if shutil.which(name):
             return [name]
@@ -63,7 +77,9 @@ def compile_native(output: Path, compiler: str | None = None, extra_flags: Seque
     try:
         done = subprocess.run(line, capture_output=True, text=True, check=False)
         if done.returncode != 0:
-            raise BuildError(_cure(f"compiling the native transport failed:\n{shlex.join(line)}\n{done.stderr.strip()}\n"))
+            raise BuildError(
+                _cure(f"compiling the native transport failed:\n{shlex.join(line)}\n{done.stderr.strip()}\n")
+            )
         if done.stderr:
             print(done.stderr, file=sys.stderr)
         partial.replace(output)
@@ -75,7 +91,8 @@ def compile_native(output: Path, compiler: str | None = None, extra_flags: Seque
 def _cure(problem: str) -> str:
     return (
         f"hostcallback: {problem}. Install a C++17 compiler (g++ or clang++) or name one in CXX; or set "
-        "HOSTCALLBACK_BUILD_NATIVE=0 to build without the native transport (slower: taps then run through Python callbacks)."
+        "HOSTCALLBACK_BUILD_NATIVE=0 to build without the native transport (slower: taps then run through "
+        "Python callbacks)."
     )
 
 
@@ -85,7 +102,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--output", type=Path, default=SOURCE_DIR / library_name())
     parser.add_argument("--compiler", help="a compiler command instead of $CXX, c++, g++ or clang++")
     parser.add_argument("--dev", action="store_true", help="treat warnings as errors")
-    parser.add_argument("--sanitize", metavar="KIND", help="build with -fsanitize=KIND, such as thread or address")
+    parser.add_argument(
+        "--sanitize", metavar="KIND", help="build with -fsanitize=KIND, such as thread or address"
+    )
     args = parser.parse_args(argv)
     extra = ["-Werror"] if args.dev else []
     if args.sanitize:

@@ -181,7 +181,8 @@ def run(command: Sequence[str | Path], **environment: str) -> str:
 def build_wheel() -> Path:
     """Builds the one wheel that every pair gets."""
     folder = FOLDER / "wheel"
-    shutil.rmtree(folder, ignore_errors=True)
+    for stale in (folder, ROOT / "build"):  # setuptools would pack what an older build left there
+        shutil.rmtree(stale, ignore_errors=True)
     run([sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "-w", folder, "."])
     (wheel,) = folder.glob("*.whl")
     return wheel
@@ -212,10 +213,10 @@ def run_tests(pair: Pair, wheel: Path, pytest_arguments: Sequence[str]) -> None:
         command = [python, "-P", "-m", "pytest", "-q", "-m", "not slow", *pytest_arguments]
         environment = {"HOSTCALLBACK_TRANSPORT": transport, "PYTHONSAFEPATH": "1"}
         try:
-            pair.results[transport] = run(command, **environment).strip("= ")
+            pair.results[transport] = run(command, **environment).strip("=+ ")
         except subprocess.CalledProcessError as error:
             pair.failed = True
-            pair.results[transport] = f"FAILED: {error.output.strip('= ')}"
+            pair.results[transport] = f"FAILED: {error.output.strip('=+ ')}"
     pair.seconds = time.monotonic() - started
 
 

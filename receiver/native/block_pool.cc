@@ -1,6 +1,7 @@
 #include "block_pool.h"
 
-#include <cstdlib>
+#include <sys/mman.h>
+
 #include <new>
 
 #include "frame.h"
@@ -16,37 +17,44 @@ struct alignas(kFrameAlign) BlockPool::Block {
   static Block* Of(void* memory) { return static_cast<Block*>(memory) - 1; }
 };
 
+void BlockPool::Unmap(Block* block) {
+  if (block != nullptr) munmap(block, sizeof(Block) + block->capacity);
+}
+
+BlockPool::Block* BlockPool::TakeLocked(size_t slot) {
+  Block* block = stock_[slot];
+  stock_[slot] = nullptr;
+  if (block != nullptr) stock_bytes_ -= block->capacity;
+  return block;
+}
+
 void BlockPool::SetStockLimit(uint64_t bytes) {
   std::lock_guard<std::mutex> lock(mutex_);
   stock_limit_ = bytes;
-  for (Block*& slot : stock_) {
-    if (slot == nullptr || stock_bytes_ <= stock_limit_) continue;
-    stock_bytes_ -= slot->capacity;
-    std::free(slot);
-    slot = nullptr;
-  }
+  for (size_t i = 0; i < kStockSlots && stock_bytes_ > stock_limit_; ++i) Unmap(TakeLocked(i));
 }
 
 void* BlockPool::Allocate(uint64_t nbytes) {
   const uint64_t capacity = AlignUp(nbytes, kFrameAlign);
+  Block* unused;
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    Block** best = nullptr;
-    for (Block*& slot : stock_) {
+    size_t best = kStockSlots;
+    for (size_t i = 0; i < kStockSlots; ++i) {
+      const Block* block = stock_[i];
       // A block of twice the size would waste memory that the budget does not see.
-      if (slot == nullptr || slot->capacity < capacity || slot->capacity / 2 > capacity) continue;
-      if (best == nullptr || slot->capacity < (*best)->capacity) best = &slot;
+      if (block == nullptr || block->capacity < capacity || block->capacity / 2 > capacity) continue;
+      if (best == kStockSlots || block->capacity < stock_[best]->capacity) best = i;
     }
-    if (best != nullptr) {
-      Block* block = *best;
-      *best = nullptr;
-      stock_bytes_ -= block->capacity;
-      return block->memory();
-    }
+    if (best != kStockSlots) return TakeLocked(best)->memory();
+    // Nothing fits: let the oldest go, so that a stock of other sizes does not add up with what is mapped now.
+    unused = TakeLocked(next_slot_);
   }
-  if (capacity > SIZE_MAX - sizeof(Block)) return nullptr;
-  void* raw = nullptr;
-  if (posix_memalign(&raw, kFrameAlign, sizeof(Block) + capacity) != 0) return nullptr;
+  Unmap(unused);
+  // Not malloc: its aligned blocks of this size leave gaps that the next one of the same size does not fit into.
+  if (capacity > SIZE_MAX / 2) return nullptr;
+  void* raw = mmap(nullptr, sizeof(Block) + capacity, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (raw == MAP_FAILED) return nullptr;
   return (new (raw) Block{this, capacity})->memory();
 }
 
@@ -57,27 +65,21 @@ void BlockPool::Free(void* memory) {
 }
 
 void BlockPool::Return(Block* block) {
-  Block* surplus[2];
-  size_t surplus_count = 0;
+  Block* oldest;
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    Block*& slot = stock_[next_slot_];
-    next_slot_ = (next_slot_ + 1) % kStockSlots;
     // The oldest makes way: a stock of sizes that nobody asks for any more would be of no use.
-    if (slot != nullptr) {
-      stock_bytes_ -= slot->capacity;
-      surplus[surplus_count++] = slot;
-      slot = nullptr;
-    }
+    oldest = TakeLocked(next_slot_);
     if (stock_bytes_ + block->capacity <= stock_limit_) {
-      slot = block;
+      stock_[next_slot_] = block;
       stock_bytes_ += block->capacity;
-    } else {
-      surplus[surplus_count++] = block;
+      block = nullptr;
     }
+    next_slot_ = (next_slot_ + 1) % kStockSlots;
   }
   // Outside the lock: unmapping a large block takes long.
-  for (size_t i = 0; i < surplus_count; ++i) std::free(surplus[i]);
+  Unmap(oldest);
+  Unmap(block);
 }
 
 void BlockPool::ResetAfterFork() {

@@ -24,9 +24,11 @@ class BlockPool {
 
  private:
   struct Block;
-  static constexpr size_t kStockSlots = 4;
+  static constexpr size_t kStockSlots = 256;  // as many as a reader that rests falls behind; the bytes are limited apart
 
   void Return(Block* block);
+  Block* TakeLocked(size_t slot);
+  static void Unmap(Block* block);
 
   std::mutex mutex_;  // protects everything below
   Block* stock_[kStockSlots] = {};

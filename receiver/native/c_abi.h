@@ -135,7 +135,7 @@ HCB_EXPORT int32_t hcb_ring_append(hcb_ring* ring, const uint8_t* prefix, uint64
 HCB_EXPORT uint64_t hcb_encode_frame(const hcb_stamp* stamp, const uint8_t* prefix, uint64_t prefix_bytes, uint64_t count,
                                      const void* const* arrays, const uint64_t* nbytes, uint8_t* out, uint64_t out_bytes);
 
-/* Waits for something that a supervisor must act on. Returns 1 with the event, 0 if the time is over or it was woken. */
+/* Waits for something that a supervisor must act on. STALL events come at most ten times per second. Returns 1 with the event, 0 if the time is over or it was woken. */
 HCB_EXPORT int32_t hcb_supervise_wait(int64_t timeout_ns, hcb_event* event);
 HCB_EXPORT void hcb_supervise_wake(void);
 

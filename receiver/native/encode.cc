@@ -37,7 +37,7 @@ uint64_t PayloadBytes(const ArrayRef* arrays, size_t count) {
 uint32_t WriteHeader(const Emission& emission, uint64_t seq, uint64_t position, uint32_t flags, FrameHeader* out) {
   FrameHeader prefix;
   std::memcpy(&prefix, emission.prefix, sizeof(prefix));
-  flags |= prefix.flags;
+  flags |= prefix.flags & kMessageFlags;  // the others would derange the ring
   // Field by field into place: assembled on the stack and then copied, the copy would wait for the stores.
   std::memcpy(out->magic, kMagic, sizeof(kMagic));
   out->version = kVersion;

@@ -35,7 +35,7 @@ bool ValidPrefix(const uint8_t* prefix, uint64_t prefix_bytes);
 // Exact payload length: with the gaps between arrays, without padding after the last.
 uint64_t PayloadBytes(const ArrayRef* arrays, size_t count);
 
-// Writes the finished header, with `flags` added to those of the prefix. Returns the flags it has then.
+// Writes the finished header, with `flags` added to the message flags of the prefix. Returns the flags it has then.
 uint32_t WriteHeader(const Emission& emission, uint64_t seq, uint64_t position, uint32_t flags, FrameHeader* out);
 
 // Copies the metadata, which lies in a frame right behind the header. Returns where the payload starts.

@@ -21,7 +21,8 @@ constexpr uint32_t kExternal = 1u << 2;    // ring only: a BlockDescriptor stand
 constexpr uint32_t kPad = 1u << 3;         // ring only: fills the ring's end, so that no frame wraps
 constexpr uint32_t kDiscarded = 1u << 30;  // ring only: reserved, then given up
 constexpr uint32_t kBusy = 1u << 31;       // ring only: reserved, still being written
-constexpr uint32_t kKnownFlags = kOrdered | kEndOfStream | kExternal | kPad | kDiscarded | kBusy;
+constexpr uint32_t kMessageFlags = kOrdered | kEndOfStream;  // those that a prefix may bring along
+constexpr uint32_t kKnownFlags = kMessageFlags | kExternal | kPad | kDiscarded | kBusy;
 
 struct FrameHeader {
   uint8_t magic[3];

@@ -46,7 +46,7 @@ Ring::Ring(int32_t device, const hcb_config& config, uint8_t* memory)
       external_threshold_(config.external_threshold_bytes),
       memory_(memory),
       config_(config) {
-  blocks_.SetStockLimit(config.block_budget_bytes);
+  blocks_.SetStockLimit(config.block_budget_bytes / 2);
 }
 
 Ring::~Ring() { munmap(memory_, capacity_); }
@@ -57,7 +57,7 @@ void Ring::Configure(const hcb_config& config) {
     std::lock_guard<std::mutex> lock(mutex_);
     config_ = complete;
   }
-  blocks_.SetStockLimit(complete.block_budget_bytes);
+  blocks_.SetStockLimit(complete.block_budget_bytes / 2);
   AdmitWaiters();  // a larger budget may have made room
 }
 
@@ -110,7 +110,7 @@ void Ring::ResetAfterFork() {
   cursor_frames_ = 0;
   released_frames_ = 0;
   waiting_ = 0;
-  in_stream_ = false;
+  stream_end_ = {};
   reader_sleeps_ = false;
   wake_requested_ = false;
 }

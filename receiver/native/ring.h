@@ -115,6 +115,7 @@ class Ring {
   // ring_consumer.cc
   using Clock = std::chrono::steady_clock;
   bool Readable() const;
+  uint64_t QueuedBytes();
   bool WaitReadable(Clock::time_point deadline);
   void Walk(hcb_batch* batch);
   hcb_damage Check(uint64_t position, uint64_t head) const;
@@ -153,7 +154,8 @@ class Ring {
   alignas(64) std::atomic<uint64_t> released_{0};  // the reader's; what lies below may be overwritten
   std::atomic<uint64_t> released_frames_{0};
   uint64_t cursor_ = 0;       // the reader's own: the next position to look at
-  bool in_stream_ = false;      // likewise: the last read found many frames
+  std::chrono::steady_clock::duration rest_{};          // likewise: how long it leaves frames lying in a stream
+  std::chrono::steady_clock::time_point stream_end_{};  // likewise: until then more frames are expected soon
   uint64_t cursor_frames_ = 0;  // likewise: messages before it, lost ones included
 
   alignas(64) std::atomic<bool> reader_sleeps_{false};

@@ -1,4 +1,8 @@
 // The reader's side of a ring: wait, walk over committed frames, take blocks over, release, step over damage.
+#ifdef __linux__
+#include <sys/prctl.h>
+#endif
+
 #include <algorithm>
 #include <cstring>
 
@@ -12,9 +16,25 @@ using Clock = std::chrono::steady_clock;
 // Beyond a year a timeout is as good as none, and adding it to the clock could overflow.
 constexpr int64_t kForever = 365ll * 24 * 3600 * 1'000'000'000;
 
-// So many frames at once are a stream, in which the reader rests for a moment before it sleeps.
-constexpr uint64_t kStreamFrames = 4;
-constexpr auto kRest = std::chrono::microseconds(50);
+// So long after the last frames more are expected. The reader then looks for them at intervals instead of asking to be
+// woken: a wake-up costs the producer a system call, and a reader that takes every frame singly contends with the thread
+// that dispatches for the interpreter lock once a frame.
+constexpr auto kStream = std::chrono::milliseconds(10);
+constexpr auto kLook = std::chrono::microseconds(100);
+
+// In a stream that brings so many frames at a time the reader rests longer, so that a lock it shares with the producers'
+// program changes hands less often; but not while so many bytes wait.
+constexpr uint64_t kBusyFrames = 8;
+constexpr auto kMaxRest = std::chrono::milliseconds(1);
+constexpr uint64_t kRestBytes = 64 << 10;
+
+// Lets the calling thread's sleeps end when asked for; the kernel's default adds 50 us.
+void SleepPrecisely() {
+#ifdef __linux__
+  static thread_local const int done = prctl(PR_SET_TIMERSLACK, 5000UL, 0UL, 0UL, 0UL);
+  (void)done;
+#endif
+}
 
 Clock::time_point Deadline(int64_t timeout_ns) {
   if (timeout_ns < 0 || timeout_ns > kForever) return Clock::time_point::max();
@@ -51,13 +71,19 @@ bool Ring::Readable() const {
   return Check(cursor_, head) != HCB_INTACT || !(LoadFlags(At(cursor_)) & kBusy);
 }
 
+uint64_t Ring::QueuedBytes() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return head_.load(std::memory_order_relaxed) - cursor_ + outstanding_bytes_;
+}
+
 bool Ring::WaitReadable(Clock::time_point deadline) {
   if (Readable()) return true;
   std::unique_lock<std::mutex> lock(sleep_mutex_);
-  if (in_stream_ && !wake_requested_) {
-    // More is likely to come at once: rest without asking to be woken, which would cost each producer a system call.
-    sleep_.wait_until(lock, std::min(deadline, Clock::now() + kRest));
-    in_stream_ = false;
+  const auto rest_end = Clock::now() + rest_;
+  for (auto now = Clock::now(); now < std::min(stream_end_, deadline) && !wake_requested_; now = Clock::now()) {
+    SleepPrecisely();
+    sleep_.wait_until(lock, std::min(deadline, now + kLook));
+    if (Readable() && (Clock::now() >= rest_end || QueuedBytes() >= kRestBytes)) return true;
   }
   for (;;) {
     reader_sleeps_.store(true, std::memory_order_seq_cst);
@@ -87,7 +113,10 @@ uint32_t Ring::Read(int64_t timeout_ns, hcb_batch* batch) {
     if (!WaitReadable(deadline)) return 0;
     Walk(batch);
   }
-  in_stream_ = batch->frames >= kStreamFrames;
+  if (batch->frames != 0) {
+    stream_end_ = Clock::now() + kStream;
+    rest_ = batch->frames < kBusyFrames ? Clock::duration::zero() : std::min<Clock::duration>(2 * rest_ + kLook, kMaxRest);
+  }
   // Taking blocks over has given budget back.
   if (batch->blocks_count != 0 && waiting_.load(std::memory_order_seq_cst) != 0) AdmitWaiters();
   return static_cast<uint32_t>(batch->frames);

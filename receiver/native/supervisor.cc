@@ -10,11 +10,18 @@
 namespace hcb {
 namespace {
 
+using Clock = std::chrono::steady_clock;
+
+// A device that is faster than its taps begins to wait thousands of times per second. One look in a while is enough: an
+// event that is held back is delivered later, so that a wait that lasts never goes unnoticed.
+constexpr auto kStallPause = std::chrono::milliseconds(100);
+
 struct Mailbox {
   std::mutex mutex;  // protects everything below
   std::condition_variable arrived;
   std::deque<hcb_event> events;
   bool wake_requested = false;
+  Clock::time_point next_stall = {};  // the earliest time of the next STALL event
 };
 
 // Never destroyed: handlers may still run while the process exits.
@@ -40,21 +47,32 @@ void SignalSupervisor(hcb_event_kind kind, int32_t device) {
 
 bool WaitForEvent(int64_t timeout_ns, hcb_event* event) {
   Mailbox* box = TheMailbox();
+  const Clock::time_point deadline =
+      timeout_ns < 0 ? Clock::time_point::max() : Clock::now() + std::chrono::nanoseconds(timeout_ns);
   std::unique_lock<std::mutex> lock(box->mutex);
-  const auto ready = [box] { return !box->events.empty() || box->wake_requested; };
-  if (timeout_ns < 0) {
-    box->arrived.wait(lock, ready);
-  } else {
-    box->arrived.wait_for(lock, std::chrono::nanoseconds(timeout_ns), ready);
+  for (;;) {
+    const Clock::time_point now = Clock::now();
+    const auto due = std::find_if(box->events.begin(), box->events.end(), [=](const hcb_event& e) {
+      return e.kind != HCB_EVENT_STALL || now >= box->next_stall;
+    });
+    if (due != box->events.end()) {
+      *event = *due;
+      box->events.erase(due);
+      if (event->kind == HCB_EVENT_STALL) box->next_stall = now + kStallPause;
+      return true;
+    }
+    if (box->wake_requested || now >= deadline) {
+      box->wake_requested = false;
+      *event = {HCB_NO_EVENT, 0};
+      return false;
+    }
+    const Clock::time_point next = box->events.empty() ? deadline : std::min(deadline, box->next_stall);
+    if (next == Clock::time_point::max()) {
+      box->arrived.wait(lock);
+    } else {
+      box->arrived.wait_until(lock, next);
+    }
   }
-  if (box->events.empty()) {
-    box->wake_requested = false;
-    *event = {HCB_NO_EVENT, 0};
-    return false;
-  }
-  *event = box->events.front();
-  box->events.pop_front();
-  return true;
 }
 
 void WakeSupervisor() {

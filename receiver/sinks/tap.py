@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from receiver.consumer import Sink
 from receiver.message import Message
 
 Unflatten = Callable[[Sequence[Any]], Any]
@@ -21,27 +22,23 @@ def accepted_keywords(func: Callable[..., Any], names: Sequence[str]) -> frozens
     return frozenset(name for name in names if name in parameters and parameters[name].kind in by_keyword)
 
 
-class TapSink:
-    """Calls `func(arg, **kwargs)`, with `transforms` and `device` when the signature names them."""
+def tap_sink(func: Callable[..., Any], kwargs: Mapping[str, Any], unflatten: Unflatten) -> Sink:
+    """The sink that calls `func(arg, **kwargs)`, with `transforms` and `device` if its signature names them.
 
-    __slots__ = ("_device", "_func", "_kwargs", "_transforms", "_unflatten")
+    Args:
+        func: the user's tap function.
+        kwargs: passed on as they are; they win over `transforms` and `device`.
+        unflatten: makes the pytree `arg` from the message's arrays.
+    """
+    kwargs = dict(kwargs)
+    accepted = accepted_keywords(func, ("transforms", "device")) - set(kwargs)
+    if not kwargs and not accepted:
+        return lambda message: func(unflatten(message.arrays))
+    if not accepted:
+        return lambda message: func(unflatten(message.arrays), **kwargs)
 
-    def __init__(self, func: Callable[..., Any], kwargs: Mapping[str, Any], unflatten: Unflatten) -> None:
-        """`unflatten` makes the pytree that `func` receives from its array leaves."""
-        self._func = func
-        self._kwargs = dict(kwargs)
-        self._unflatten = unflatten
-        accepted = accepted_keywords(func, ("transforms", "device")) - set(kwargs)
-        self._transforms = "transforms" in accepted
-        self._device = "device" in accepted
+    def call_with_context(message: Message) -> None:
+        context = {"transforms": message.consumer.transforms, "device": message.device}
+        func(unflatten(message.arrays), **kwargs, **{name: context[name] for name in accepted})
 
-    def __call__(self, message: Message) -> None:
-        """Delivers one message to the tap function."""
-        kwargs = self._kwargs
-        if self._transforms or self._device:
-            kwargs = dict(kwargs)
-            if self._transforms:
-                kwargs["transforms"] = message.consumer.transforms
-            if self._device:
-                kwargs["device"] = message.device
-        self._func(self._unflatten(message.arrays), **kwargs)
+    return call_with_context

@@ -18,7 +18,7 @@ from jax import lax
 import hostcallback as hcb
 
 def emit(x):
-    sys.stdout.write(f"got {int(x)}\n"); sys.stdout.flush()
+    sys.stdout.write(f"got {int(x)}\\n"); sys.stdout.flush()
 
 @hcb.jit
 def f(x):
@@ -109,7 +109,7 @@ def test_ctrl_c_in_a_tapped_loop_delivers_what_was_emitted(where: str) -> None:
             i = 0
             while True:
                 f(i); i += 1; sent = i
-                if i == 20: sys.stdout.write("ready\n"); sys.stdout.flush()
+                if i == 20: sys.stdout.write("ready\\n"); sys.stdout.flush()
     except KeyboardInterrupt:
         {"pass" if where == "in a receiver" else "hcb.barrier_wait()"}
         print("sent", sent, flush=True)
@@ -123,16 +123,16 @@ def test_ctrl_c_in_a_tapped_loop_delivers_what_was_emitted(where: str) -> None:
     ) as process:
         try:
             assert process.stdout is not None
+            assert process.stderr is not None
             lines = []
             for line in process.stdout:
                 lines.append(line)
                 if line.strip() == "ready":
-                    break
-            process.send_signal(signal.SIGINT)
-            rest, errors = process.communicate(timeout=60)
+                    process.send_signal(signal.SIGINT)
+            errors = process.stderr.read()
+            process.wait(60)
         finally:
             process.kill()
-    lines += rest.splitlines(keepends=True)
     assert "KeyboardInterrupt" in errors
     received = [int(line.split()[1]) for line in lines if line.startswith("got")]
     sent = next(int(line.split()[1]) for line in lines if line.startswith("sent"))

@@ -1,0 +1,86 @@
+"""Forks with frames queued, blocks outstanding and a producer waiting, and checks both sides."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+
+import numpy as np
+
+from receiver import native_library as native, wire
+from receiver.ring_source import RingConfig, RingSource
+
+
+def send(library, device, payload):
+    prefix = wire.encode_prefix(1, 0, (wire.ArraySpec.of(np.dtype(np.uint8), (len(payload),)),))
+    array = np.frombuffer(payload, np.uint8)
+    address = (native.c_void_p * 1)(array.ctypes.data)
+    nbytes = (native.c_uint64 * 1)(len(payload))
+    ring = library.hcb_ring_get(device)
+    return library.hcb_ring_send(ring, prefix, len(prefix), 1, address, nbytes, 0)
+
+
+def read_all(source, count):
+    payloads = []
+    while len(payloads) < count:
+        batch = source.read(30)
+        for memory, offset, external in batch.frames:
+            _, _, seq, *_, (array,) = wire.Decoder().decode(memory, offset, external)
+            payloads.append((seq, array.tobytes()))
+        batch.release()
+    return payloads
+
+
+def child(library, source):
+    native.after_fork_in_child()
+    counters = source.counters()
+    assert (counters.emitted, counters.next_seq, counters.queued_messages, counters.queued_bytes) == (
+        0,
+        0,
+        0,
+        0,
+    )
+    assert counters.waiting_producers == 0
+    assert source.read(0) is None, "the parent's frames were delivered again"
+    event = native.Event()
+    assert not library.hcb_supervise_wait(0, event)
+    thread = threading.Thread(target=lambda: [send(library, 0, bytes([i]) * 100) for i in range(200)])
+    thread.start()
+    assert read_all(source, 200) == [(i, bytes([i]) * 100) for i in range(200)]
+    thread.join()
+    assert send(library, 0, bytes(5000)) == native.EMITTED
+    assert read_all(source, 1) == [(200, bytes(5000))]
+
+
+def main():
+    library = native.load()
+    source = RingSource.open(0, RingConfig(capacity_bytes=4096))
+    assert send(library, 0, b"x" * 5000) == native.EMITTED
+    for i in range(20):
+        send(library, 0, bytes([i]))
+    waiting = threading.Thread(target=send, args=(library, 0, b"waited"))
+    waiting.start()
+    event = native.Event()
+    while not (library.hcb_supervise_wait(30_000_000_000, event) and event.kind == native.EVENT_STALL):
+        pass
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            child(library, source)
+            status = 0
+        except BaseException:
+            sys.excepthook(*sys.exc_info())
+        finally:
+            sys.stderr.flush()
+            os._exit(status)
+    _, status = os.waitpid(pid, 0)
+    assert status == 0, "the child failed"
+    expected = [b"x" * 5000, *(bytes([i]) for i in range(20)), b"waited"]
+    assert read_all(source, 22) == list(enumerate(expected))
+    waiting.join()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,157 @@
+"""Payloads outside the ring: budget, ownership, and memory that comes back."""
+
+from __future__ import annotations
+
+import gc
+import resource
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from receiver import native_library as native, wire
+from receiver.back_pressure import Policy
+from receiver.ring_source import RingConfig
+
+pytestmark = pytest.mark.native_only
+
+MIB = 1 << 20
+
+
+def address_of(array: np.ndarray) -> int:
+    return array.__array_interface__["data"][0]
+
+
+@pytest.fixture
+def ring(make_ring):
+    return make_ring(capacity_bytes=64 << 10, external_threshold_bytes=8192, block_budget_bytes=4 * MIB)
+
+
+def test_a_large_payload_reaches_numpy_in_a_block_of_its_own(ring):
+    ring.send(bytes(range(256)) * 32)  # at the threshold
+    ring.send(bytes(range(256)) * 32 + b"!")
+    small, large = ring.take(2)
+    assert small.external is None
+    assert large.external.tobytes() == bytes(range(256)) * 32 + b"!"
+    assert large.header.payload_bytes == 8193
+    assert address_of(large.external) % 64 == 0
+    assert large.external.flags.writeable
+
+
+def test_the_block_lives_as_long_as_an_array_of_it(ring):
+    ring.send(b"a" * 100_000)
+    view = ring.take(1)[0].external[10:20].view(np.int16)
+    gc.collect()
+    for _ in range(10):
+        ring.send(b"b" * 100_000)
+        ring.take(1)
+    assert view.tobytes() == b"a" * 10
+
+
+def test_a_block_is_used_again_once_its_arrays_are_gone(ring):
+    addresses = set()
+    for i in range(50):
+        ring.send(bytes([i]) * 100_000)
+        array = ring.take(1)[0].external
+        assert array[0] == array[-1] == i
+        addresses.add(address_of(array))
+        del array
+    assert len(addresses) <= 3
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs Linux's /proc")
+def test_memory_comes_back(ring):
+    payload = bytes(3 * MIB)
+
+    def cycle(count):
+        for _ in range(count):
+            ring.send(payload)
+            batch = ring.source.read(1)
+            assert batch.frames[0][2].nbytes == len(payload)
+            batch.release()
+
+    cycle(5)
+    before = resident_bytes()
+    cycle(100)
+    assert resident_bytes() - before < 16 * MIB
+
+
+def test_the_budget_bounds_what_the_reader_has_not_taken(ring, stalls):
+    for i in range(4):
+        assert ring.send(bytes([i]) * MIB) == native.EMITTED
+    assert ring.counters.queued_bytes > 4 * MIB
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(ring.send, b"waited" * MIB)
+        stalls(ring.device)
+        received = ring.take(5)
+        assert waiting.result() == native.EMITTED
+    assert [r.external[0] for r in received] == [0, 1, 2, 3, ord("w")]
+    assert ring.counters.queued_bytes == 0
+
+
+def test_the_budget_is_given_back_when_the_reader_takes_a_block(ring):
+    ring.source.configure(RingConfig(block_budget_bytes=4 * MIB, policy=Policy.DROP_NEWEST))
+    kept = []
+    for i in range(20):  # five times the budget, all alive in arrays
+        assert ring.send(bytes([i]) * MIB) == native.EMITTED
+        kept.append(ring.take(1)[0].external)
+    assert [int(array[5]) for array in kept] == list(range(20))
+
+
+def test_a_payload_beyond_the_budget_is_let_through_alone(ring):
+    ring.source.configure(RingConfig(block_budget_bytes=4 * MIB, policy=Policy.DROP_NEWEST))
+    assert ring.send(bytes(6 * MIB)) == native.EMITTED
+    assert ring.send(bytes(6 * MIB)) == native.DROPPED
+    assert ring.send(bytes(MIB)) == native.DROPPED
+    assert ring.send(b"small") == native.EMITTED
+    assert ring.take(2)[0].external.nbytes == 6 * MIB
+    assert ring.send(bytes(6 * MIB)) == native.EMITTED
+    ring.take(1)
+
+
+def test_a_larger_budget_lets_waiting_producers_go_on(ring, stalls):
+    for _ in range(4):
+        ring.send(bytes(MIB))
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(ring.send, bytes(MIB))
+        stalls(ring.device)
+        ring.source.configure(RingConfig(block_budget_bytes=5 * MIB))
+        assert waiting.result(30) == native.EMITTED
+    ring.take(5)
+
+
+def test_many_producers_of_blocks_lose_nothing(make_ring):
+    ring = make_ring(external_threshold_bytes=1024, block_budget_bytes=64 << 10)
+    threads, count, nbytes = 4, 200, 5000
+    with ThreadPoolExecutor(1) as pool:
+        produced = pool.submit(ring.produce, threads, count, nbytes)
+        received = ring.take(threads * count)
+    assert produced.result() == threads * count
+    for thread in range(threads):
+        own = [r for r in received if r.header.consumer_id == thread]
+        for i, r in enumerate(own):
+            assert r.payload == i.to_bytes(8, "little") + bytes([i & 255]) * (nbytes - 8)
+
+
+def test_no_payload_is_too_large_for_a_tiny_ring(make_ring):
+    ring = make_ring()
+    ring.send(b"x" * (32 * MIB))
+    assert ring.take(1)[0].external.nbytes == 32 * MIB
+
+
+def test_long_metadata_travels_in_the_ring_even_without_a_payload(make_ring):
+    ring = make_ring()
+    specs = [wire.ArraySpec(6, (0,))] * 300
+    prefix = wire.encode_prefix(9, 0, specs)
+    assert 1024 < len(prefix) < 2048  # beyond a quarter of the ring
+    for _ in range(10):
+        assert ring.library.hcb_ring_append(ring.handle, prefix, len(prefix)) >= 0
+        batch = ring.source.read(1)
+        consumer_id, *_, arrays = wire.Decoder().decode(*batch.frames[0])
+        assert (consumer_id, len(arrays)) == (9, 300)
+        batch.release()

@@ -1,0 +1,156 @@
+"""Building the library, its agreement with the ctypes declarations, and the whole of it under load."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from receiver import native_library as native
+
+ROOT = Path(__file__).parents[2]
+SOURCES = ROOT / "receiver" / "native"
+
+spec = importlib.util.spec_from_file_location("build_native", ROOT / "tools" / "build_native.py")
+build_native = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(build_native)
+
+try:
+    COMPILER = build_native.find_compiler()
+except build_native.BuildError:
+    COMPILER = None
+needs_compiler = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler here")
+
+
+def compile_program(sources: list[Path], output: Path, *flags: str) -> None:
+    command = [*COMPILER, "-std=c++17", f"-I{SOURCES}", *flags, *map(str, sources), "-o", str(output)]
+    subprocess.run(command, check=True, capture_output=True, text=True)
+
+
+def test_without_a_compiler_the_error_says_what_is_missing_and_what_to_do(monkeypatch, tmp_path, capsys):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    with pytest.raises(build_native.BuildError) as caught:
+        build_native.compile_native(tmp_path / "lib.so")
+    for part in ("no C++ compiler was found", "$CXX, c++, g++, clang++", "HOSTCALLBACK_BUILD_NATIVE=0"):
+        assert part in str(caught.value)
+    assert build_native.main(["--output", str(tmp_path / "lib.so")]) == 1
+    assert "HOSTCALLBACK_BUILD_NATIVE=0" in capsys.readouterr().err
+
+
+def test_a_compiler_that_does_not_exist_is_named(monkeypatch, tmp_path):
+    monkeypatch.setenv("CXX", "no-such-compiler -m64")
+    with pytest.raises(build_native.BuildError, match="'no-such-compiler'"):
+        build_native.compile_native(tmp_path / "lib.so")
+
+
+def test_a_compiler_that_fails_leaves_nothing_behind(tmp_path):
+    with pytest.raises(build_native.BuildError, match="compiling the native transport failed"):
+        build_native.compile_native(tmp_path / "lib.so", f"{sys.executable} -S -E -c raise(SystemExit(1))")
+    assert list(tmp_path.iterdir()) == []
+
+
+@needs_compiler
+def test_the_sources_compile_without_warnings(tmp_path):
+    library = build_native.compile_native(tmp_path / "deep" / "lib.so", extra_flags=["-Werror", "-O0"])
+    assert native.load_from(library).hcb_abi_version() == native.ABI_VERSION
+
+
+@needs_compiler
+def test_the_ctypes_declarations_agree_with_the_header(tmp_path):
+    structures = {
+        "hcb_config": native.Config,
+        "hcb_counters": native.Counters,
+        "hcb_block": native.Block,
+        "hcb_batch": native.Batch,
+        "hcb_stamp": native.Stamp,
+        "hcb_event": native.Event,
+    }
+    constants = {
+        "HCB_ABI_VERSION": native.ABI_VERSION,
+        "HCB_BATCH_FRAMES": native.BATCH_FRAMES,
+        "HCB_BATCH_BLOCKS": native.BATCH_BLOCKS,
+        "HCB_EMITTED": native.EMITTED,
+        "HCB_DROPPED": native.DROPPED,
+        "HCB_QUEUED": native.QUEUED,
+        "HCB_INVALID": native.INVALID,
+        "HCB_TOO_LARGE": native.TOO_LARGE,
+        "HCB_EVENT_STALL": native.EVENT_STALL,
+        "HCB_EVENT_NEW_RING": native.EVENT_NEW_RING,
+    }
+    wanted = dict(constants)
+    for name, structure in structures.items():
+        wanted[f"sizeof({name})"] = ctypes.sizeof(structure)
+        for field, *_ in structure._fields_:
+            wanted[f"offsetof({name}, {field})"] = getattr(structure, field).offset
+    lines = [f"static_assert({name} == {value});" for name, value in wanted.items()]
+    source = tmp_path / "layout.cc"
+    source.write_text("#include <cstddef>\n#include <c_abi.h>\n" + "\n".join(lines) + "\nint main() {}\n")
+    compile_program([source], tmp_path / "layout")
+
+
+@needs_compiler
+def test_the_header_is_plain_c(tmp_path):
+    source = tmp_path / "plain.c"
+    source.write_text("#include <c_abi.h>\nint main(void) { return 0; }\n")
+    flags = [
+        "-x",
+        "c",
+        "-std=c99",
+        "-fsyntax-only",
+        "-Wall",
+        "-Wextra",
+        "-Werror",
+        "-pedantic",
+        f"-I{SOURCES}",
+    ]
+    done = subprocess.run([*COMPILER, *flags, str(source)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@needs_compiler
+@pytest.mark.slow
+@pytest.mark.parametrize("sanitizer", ["", "thread", "address,undefined"])
+def test_the_ring_holds_under_load(tmp_path, sanitizer):
+    flags = ["-O1", "-pthread", *([f"-fsanitize={sanitizer}"] if sanitizer else [])]
+    empty = tmp_path / "empty.cc"
+    empty.write_text("int main() {}\n")
+    try:
+        compile_program([empty], tmp_path / "empty", *flags)
+        subprocess.run([tmp_path / "empty"], check=True, capture_output=True)
+    except subprocess.CalledProcessError:
+        pytest.skip(f"the sanitizer {sanitizer!r} does not work here")
+    program = tmp_path / "stress"
+    compile_program([*SOURCES.glob("*.cc"), Path(__file__).with_name("ring_stress.cc")], program, *flags)
+    done = subprocess.run([program, "2000"], capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "WARNING" not in done.stderr
+
+
+def test_a_missing_library_is_named_with_the_cure(tmp_path):
+    with pytest.raises(native.NativeLibraryError) as caught:
+        native.load_from(tmp_path / "lib.so")
+    for part in (str(tmp_path / "lib.so"), "C++17 compiler", "HOSTCALLBACK_TRANSPORT=callback"):
+        assert part in str(caught.value)
+
+
+def test_a_file_that_is_no_library_is_named_with_the_cure(tmp_path):
+    file = tmp_path / "lib.so"
+    file.write_text("text")
+    with pytest.raises(native.NativeLibraryError, match="cannot be used") as caught:
+        native.load_from(file)
+    assert isinstance(caught.value.__cause__, OSError)
+
+
+@needs_compiler
+def test_a_library_of_another_version_is_refused(tmp_path):
+    source = tmp_path / "old.cc"
+    source.write_text('extern "C" unsigned hcb_abi_version() { return 99; }\n')
+    library = tmp_path / "old.so"
+    compile_program([source], library, "-shared", "-fPIC")
+    with pytest.raises(native.NativeLibraryError, match="interface version 99, expected 1"):
+        native.load_from(library)

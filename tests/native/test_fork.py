@@ -1,0 +1,16 @@
+"""Rings across a fork: the child's are empty and work, what was queued stays the parent's."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+pytestmark = [
+    pytest.mark.native_only,
+    pytest.mark.skipif(not hasattr(os, "fork"), reason="this platform has no fork"),
+]
+
+
+def test_a_forked_child_has_empty_rings_and_the_parent_keeps_its_own(run_program):
+    run_program("fork_program.py")

@@ -1,0 +1,335 @@
+"""Measures taps against what users would pick instead, in one run, and writes docs/benchmarks.md.
+
+Every row times both sides in the same process, in turn, several rounds, and compares medians: absolute times change
+with the machine, ratios hardly. Both sides deliver the value to a Python function before the clock stops.
+
+    python tools/bench.py [--rounds N] [--only TEXT] [--no-write]
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+from time import perf_counter, sleep
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+import hostcallback as hcb
+
+EXPLANATION = """\
+Medians of several rounds, ours and the peer in turn in one process; the spread is half the interquartile range of ours.
+Both sides deliver every value to a Python function before the clock stops, but for the row of one call, which says so.
+Ratios carry over to other machines, times do not."""
+
+REPORT = Path(__file__).resolve().parent.parent / "docs" / "benchmarks.md"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One comparison.
+
+    Attributes:
+        name: what is measured.
+        unit: of both figures.
+        ours: median of ours.
+        peer: median of the peer, or the limit.
+        peer_name: what the peer is.
+        bound: the ratio ours/peer must not exceed.
+        spread: half the interquartile range of ours, over its median.
+    """
+
+    name: str
+    unit: str
+    ours: float
+    peer: float
+    peer_name: str
+    bound: float
+    spread: float
+
+    @property
+    def ratio(self) -> float:
+        """Ours over the peer."""
+        return self.ours / self.peer
+
+    @property
+    def reached(self) -> bool:
+        """Whether the bound holds."""
+        return self.ratio <= self.bound
+
+
+def compare(
+    name: str,
+    unit: str,
+    ours: Callable[[], float],
+    peer: Callable[[], float],
+    peer_name: str,
+    bound: float,
+    rounds: int,
+) -> Row:
+    """Runs both sides in turn; each returns its time in `unit`."""
+    ours(), peer()  # compiled and warm
+    pairs = [(ours(), peer()) for _ in range(rounds)]
+    mine, theirs = ([pair[side] for pair in pairs] for side in (0, 1))
+    low, _, high = statistics.quantiles(mine, n=4)
+    median = statistics.median(mine)
+    return Row(name, unit, median, statistics.median(theirs), peer_name, bound, (high - low) / 2 / median)
+
+
+def _barrier_ours() -> None:
+    hcb.barrier_wait()
+
+
+def _delivered(program: Callable[[], Any], barrier: Callable[[], None], count: int) -> float:
+    """Microseconds a message from the call until the last one was delivered."""
+    start = perf_counter()
+    jax.block_until_ready(program())
+    barrier()
+    return (perf_counter() - start) / count * 1e6
+
+
+class Counter:
+    """The Python function that both sides deliver to."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __call__(self, value: Any) -> None:
+        self.count += 1
+
+
+def scalar_in_scan(rounds: int) -> Row:
+    """A float32 scalar tapped in every iteration of a scan."""
+    ours_count, peer_count = Counter(), Counter()
+    steps_ours, steps_peer = 20_000, 2_000
+
+    def body(tap: Callable[[Any], Any]) -> Callable[[Any, Any], Any]:
+        def step(carry: Any, _: Any) -> Any:
+            carry = carry * 1.0001
+            tap(carry)
+            return carry, None
+
+        return step
+
+    ours = hcb.jit(
+        lambda x: lax.scan(body(lambda c: hcb.id_tap(ours_count, c)), x, None, length=steps_ours)[0]
+    )
+    peer = jax.jit(
+        lambda x: lax.scan(
+            body(lambda c: jax.debug.callback(peer_count, c, ordered=True)), x, None, length=steps_peer
+        )[0]
+    )
+    x = jnp.float32(1)
+    row = compare(
+        "scalar tap in a scan, delivered in order",
+        "us/message",
+        lambda: _delivered(lambda: ours(x), _barrier_ours, steps_ours),
+        lambda: _delivered(lambda: peer(x), jax.effects_barrier, steps_peer),
+        "jax.debug.callback(ordered=True)",
+        1 / 15,
+        rounds,
+    )
+    assert ours_count.count == steps_ours * (rounds + 1)
+    assert peer_count.count == steps_peer * (rounds + 1)
+    return row
+
+
+def array_in_scan(rounds: int) -> Row:
+    """An array of 256 KiB tapped in every iteration of a scan."""
+    ours_count, peer_count = Counter(), Counter()
+    steps = 400
+
+    def program(jit: Any, tap: Callable[[Any], Any]) -> Any:
+        def step(carry: Any, _: Any) -> Any:
+            carry = carry * 1.0001
+            tap(carry)
+            return carry, None
+
+        return jit(lambda x: lax.scan(step, x, None, length=steps)[0])
+
+    ours = program(hcb.jit, lambda c: hcb.id_tap(ours_count, c))
+    peer = program(
+        jax.jit, lambda c: jax.debug.callback(lambda v: peer_count(np.asarray(v)), c, ordered=True)
+    )
+    x = jnp.ones(64 * 1024, jnp.float32)
+    row = compare(
+        "256 KiB array in a scan, delivered in order",
+        "us/message",
+        lambda: _delivered(lambda: ours(x), _barrier_ours, steps),
+        lambda: _delivered(lambda: peer(x), jax.effects_barrier, steps),
+        "jax.debug.callback(ordered=True)",
+        1 / 3,
+        rounds,
+    )
+    assert ours_count.count == peer_count.count == steps * (rounds + 1)
+    return row
+
+
+def _one_tap() -> tuple[Counter, Callable[[Any], Any], Callable[[Any], Any]]:
+    count = Counter()
+
+    def untapped(x: Any) -> Any:
+        return x * 0.5 + 1
+
+    return count, hcb.jit(lambda x: untapped(hcb.id_tap(count, x))), jax.jit(untapped)
+
+
+def one_call(rounds: int) -> Row:
+    """What one call costs its caller, until its result is ready, with one tap and without."""
+    count, tapped, plain = _one_tap()
+    y = jnp.ones(16)
+
+    def median_call(f: Callable[[Any], Any]) -> float:
+        times = []
+        for _ in range(400):
+            start = perf_counter()
+            f(y).block_until_ready()
+            times.append(perf_counter() - start)
+            # The message is delivered between two timed calls; the untapped side rests as long.
+            hcb.barrier_wait()
+            sleep(50e-6)
+        return statistics.median(times) * 1e6
+
+    row = compare(
+        "one hcb.jit call with one tap (delivered between the timed calls)", "us/call",
+        lambda: median_call(tapped), lambda: median_call(plain), "the untapped jax.jit call", 1.5, rounds,
+    )  # fmt: skip
+    assert count.count == 400 * (rounds + 1)
+    return row
+
+
+def calls_back_to_back(rounds: int) -> Row:
+    """Calls as fast as they can be dispatched, while the receiver wants the interpreter lock as well."""
+    count, tapped, plain = _one_tap()
+    calls = 5_000
+
+    def per_call(f: Callable[[Any], Any]) -> float:
+        y = jnp.ones(16)
+        start = perf_counter()
+        for _ in range(calls):
+            y = f(y)
+        y.block_until_ready()
+        hcb.barrier_wait()
+        return (perf_counter() - start) / calls * 1e6
+
+    row = compare(
+        "hcb.jit calls back to back, one tap each, all delivered", "us/call", lambda: per_call(tapped),
+        lambda: per_call(plain), "the untapped jax.jit calls", 2.0, rounds,
+    )  # fmt: skip
+    assert count.count == calls * (rounds + 1)
+    return row
+
+
+MEMORY_PROGRAM = """
+import resource, sys
+import jax, jax.numpy as jnp
+from jax import lax
+import hostcallback as hcb
+
+def resident():
+    with open("/proc/self/statm") as f:
+        return int(f.read().split()[1]) * resource.getpagesize()
+
+count = 0
+def tap(value):
+    global count
+    count += 1
+
+total = int(sys.argv[1])
+steps = 100_000
+f = hcb.jit(lambda x: lax.scan(lambda c, _: (hcb.id_tap(tap, c) + 1, None), x, None, length=steps)[0])
+f(jnp.float32(0)); hcb.barrier_wait()
+start, high = resident(), 0
+for _ in range(total // steps):
+    f(jnp.float32(0)).block_until_ready()
+    high = max(high, resident())
+hcb.barrier_wait()
+high = max(high, resident())
+assert count == total + steps, count
+print((high - start) / 2**20)
+"""
+
+
+def memory(messages: int) -> Row:
+    """Growth of resident memory over many messages, in a process of its own."""
+    result = subprocess.run(
+        [sys.executable, "-c", MEMORY_PROGRAM, str(messages)], capture_output=True, text=True, check=True
+    )
+    from receiver.ring_source import RingConfig
+
+    budget = RingConfig().capacity_bytes / 2**20
+    name = f"growth of resident memory over {messages / 1e6:g} million messages"
+    return Row(name, "MiB", float(result.stdout), budget + 30, "ring budget + 30 MiB", 1.0, 0.0)
+
+
+def describe_machine() -> str:
+    """Processor, cores, versions."""
+    model = platform.processor() or platform.machine()
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                model = line.partition(":")[2].strip()
+                break
+    except OSError:
+        pass
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return f"{model}, {cores} cores, Python {platform.python_version()}, JAX {jax.__version__}, {platform.system()}"
+
+
+def table(rows: list[Row]) -> str:
+    """The rows as a Markdown table."""
+    lines = [
+        "| what | ours | spread | peer or limit | its figure | ratio | must be at most | |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        figures = (
+            f"{row.ours:.2f} {row.unit} | ±{row.spread:.0%} | {row.peer_name} | {row.peer:.2f} {row.unit}"
+        )
+        bound = f"1/{1 / row.bound:.0f}" if row.bound < 1 else f"{row.bound:g}"
+        ratio = f"1/{1 / row.ratio:.1f}" if row.ratio < 0.7 else f"{row.ratio:.2f}"
+        verdict = "reached" if row.reached else "MISSED"
+        lines.append(f"| {row.name} | {figures} | {ratio} | {bound} | {verdict} |")
+    return "\n".join(lines)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs the rows; status 1 if a bound is missed."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=9, help="rounds per row (default 9)")
+    parser.add_argument("--messages", type=int, default=10_000_000, help="for the memory row")
+    parser.add_argument("--only", default="", help="rows whose function name contains this")
+    parser.add_argument("--no-write", action="store_true", help="print only")
+    args = parser.parse_args(argv)
+    benchmarks: dict[str, Callable[[], Row]] = {
+        "scalar_in_scan": lambda: scalar_in_scan(args.rounds),
+        "one_call": lambda: one_call(args.rounds),
+        "calls_back_to_back": lambda: calls_back_to_back(args.rounds),
+        "array_in_scan": lambda: array_in_scan(args.rounds),
+        "memory": lambda: memory(args.messages),
+    }
+    rows = []
+    for name, benchmark in benchmarks.items():
+        if args.only in name:
+            rows.append(benchmark())
+            print(table(rows[-1:]).splitlines()[-1], flush=True)
+    print(f"\n{table(rows)}\n\n{describe_machine()}")
+    if not args.no_write and not args.only:
+        head = f"# Benchmarks\n\nMade by `make bench` on {date.today().isoformat()}: {describe_machine()}."
+        REPORT.write_text(f"{head}\n\n{EXPLANATION}\n\n{table(rows)}\n", encoding="utf-8")
+    return 0 if all(row.reached for row in rows) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
