@@ -192,7 +192,9 @@ class LoweringContext:
 
     @property
     def automatic_devices(self) -> int:
-        """Over how many devices the compiler partitions the equation; 1 for none."""
+        """Over how many devices the compiler partitions the program; 1 for none."""
+        if self.manual:
+            return int(self.axis_context.mesh.size)
         return getattr(self.axis_context, "num_devices", 1)
 
     def devices(self) -> list[Any] | None:

@@ -41,9 +41,19 @@ def _lower_callback(ctx: Any, *operands: Any, tap: TapSpec, transforms: Any, abs
     return operands
 
 
+def _refuse_automatic_sharding(context: compat.LoweringContext, tap: TapSpec) -> None:
+    if context.partially_manual or (not context.manual and context.automatic_devices > 1):
+        raise NotImplementedError(
+            f"the tap {tap.name} at {tap.source_line} is in a program that the compiler partitions over "
+            f"{context.automatic_devices} devices, where a tap cannot run yet: put the code around it into "
+            "jax.shard_map over all axes of the mesh (each device then taps its shard), or tap a result outside of jit"
+        )
+
+
 def _prefix(
     context: compat.LoweringContext, avals: Any, tap: TapSpec, transforms: Any, absent: Absent
 ) -> bytes:
+    _refuse_automatic_sharding(context, tap)
     consumer = tap.consumer(transforms, absent)
     context.keep_alive(runtime.registry.lease(consumer))
     specs = [ArraySpec.of(np.dtype(aval.dtype), aval.shape) for aval in avals]

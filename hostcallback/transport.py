@@ -60,13 +60,14 @@ def use_native(platform: str) -> bool:
 
 def start(platform: str) -> None:
     """Starts the receivers of the platform's local devices unless they run. Any thread."""
+    global _supervisor
     with _lock:
         if platform in _started:
             return
         native = use_native(platform)
         if native:
             _register_handler(platform)
-            _start_supervisor(platform)
+            _supervisor = _supervisor or Supervisor(runtime)
         for device in local_devices(platform):
             make_source = functools.partial(_make_source, device, native)
             runtime.start(device_name(device), device, make_source)
@@ -102,18 +103,6 @@ def _make_source(device: jax.Device, native: bool) -> Source:
     if source is None:
         source = _queues[device_name(device)] = QueueSource(device.id)
     return source
-
-
-def _start_supervisor(platform: str) -> None:
-    global _supervisor
-
-    def start_receiver(ordinal: int) -> None:
-        for device in local_devices(platform):
-            if device.id == ordinal:
-                runtime.start(device_name(device), device, functools.partial(_make_source, device, True))
-
-    if _supervisor is None:
-        _supervisor = Supervisor(runtime, start_receiver)
 
 
 @functools.cache

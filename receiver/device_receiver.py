@@ -93,7 +93,7 @@ class DeviceReceiver:
                 except CorruptStreamError as error:
                     logger.error("%s: %s", self.name, error)
                     self._dispatcher.lose(f"damaged stream on {self.name}: {error}", error.skipped)
-                    self._advance(error.skipped)
+                    self._resynchronize()
                     continue
                 if batch is not None:
                     self._deliver(batch)
@@ -119,6 +119,13 @@ class DeviceReceiver:
             self._consumed += count
             if self._waiters:
                 self._progress.notify_all()
+
+    def _resynchronize(self) -> None:
+        # How many messages a damaged stretch held is an estimate; what is not queued any more is over.
+        counters = self.source.counters()
+        with self._progress:
+            self._consumed = max(self._consumed, counters.emitted - counters.queued_messages)
+            self._progress.notify_all()
 
     def _enter_scope(self, token: int) -> None:
         scope = self._switches.pop(token, None)

@@ -16,6 +16,7 @@ from receiver.source import Frame
 from receiver.wire import Decoded, Decoder, Flags, WireError
 
 _END = int(Flags.END_OF_STREAM)
+_ANY_SEQ = -1
 _tuple_new = tuple.__new__  # a NamedTuple's own constructor takes twice as long
 
 
@@ -76,7 +77,7 @@ class Dispatcher:
         nbytes = 0
         self.current_since = started = perf_counter()
         for consumer_id, flags, seq, time_ns, run_id, _, arrays in messages:
-            if seq != self._expected_seq:
+            if seq != self._expected_seq and self._expected_seq != _ANY_SEQ:
                 stats.dropped += seq - self._expected_seq
             self._expected_seq = seq + 1
             consumer = find(consumer_id)
@@ -110,6 +111,7 @@ class Dispatcher:
 
     def lose(self, reason: str, count: int) -> None:
         """Accounts for messages that can never be delivered."""
+        self._expected_seq = _ANY_SEQ  # the gap they leave is no drop
         self.scope.deferred.add_lost(reason, count)
 
     def _defer(self, error: BaseException, consumer: Consumer, seq: int) -> None:

@@ -1,10 +1,9 @@
-"""The thread that acts on what the native library reports: stalled devices and devices without a receiver."""
+"""The thread that says which tap a stalled device waits for."""
 
 from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Callable
 from time import perf_counter
 
 from receiver import native_library as native
@@ -19,30 +18,23 @@ REPEAT_SEC = 30.0
 
 
 class Supervisor:
-    """Sleeps in the native library until there is something to do: idle, it uses no CPU."""
+    """Sleeps in the native library until an emission has to wait: idle, it uses no CPU."""
 
-    def __init__(self, runtime: Runtime, start_receiver: Callable[[int], None]) -> None:
-        """Starts the thread; `start_receiver` is given the ordinal of a device that taps without a receiver."""
+    def __init__(self, runtime: Runtime) -> None:
+        """Starts the thread, a daemon."""
         self._library = native.load()
         self._runtime = runtime
-        self._start_receiver = start_receiver
         self._thread = threading.Thread(target=self._run, name="hostcallback-supervisor", daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
         event = native.Event()
         while True:
-            if not self._library.hcb_supervise_wait(-1, ctypes.byref(event)):
-                continue
-            try:
-                if event.kind == native.EVENT_NEW_RING:
-                    self._start_receiver(event.device)
-                elif event.kind == native.EVENT_STALL:
+            if self._library.hcb_supervise_wait(-1, ctypes.byref(event)) and event.kind == native.EVENT_STALL:
+                try:
                     self._watch()
-            except Exception:
-                logger.exception(
-                    "the supervisor could not handle event %d of device %d", event.kind, event.device
-                )
+                except Exception:
+                    logger.exception("the supervisor could not look at the stall of device %d", event.device)
 
     def _watch(self) -> None:
         """Reports slow taps until no emission waits for room any more."""

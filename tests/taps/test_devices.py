@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import hostcallback as hcb
 from recorder import Recorder
@@ -111,3 +111,46 @@ def test_axis_index_and_collectives_under_vmap_with_an_axis_name(jit: Jit) -> No
     jit(jax.vmap(f, axis_name="b"))(jnp.arange(3.0))
     hcb.barrier_wait()
     np.testing.assert_array_equal(rec.values[0], [3.0, 4.0, 5.0])
+
+
+@pytest.mark.parametrize("jit", JITS)
+def test_a_tap_under_automatic_sharding_is_refused_with_its_line_and_the_cure(jit: Jit) -> None:
+    mesh = Mesh(jax.devices(), ("i",))
+    x = jax.device_put(jnp.arange(8.0), NamedSharding(mesh, PartitionSpec("i")))
+    with pytest.raises(NotImplementedError, match=r"test_devices.py:\d+ .* over 4 devices.*jax.shard_map"):
+        jit(lambda x: hcb.id_tap(print, x * 2) + 1)(x)
+
+
+@pytest.mark.parametrize("jit", JITS)
+def test_a_tap_in_a_partially_manual_shard_map_is_refused_too(jit: Jit) -> None:
+    mesh = Mesh(np.array(jax.devices()).reshape(2, 2), ("i", "j"))
+    f = jax.shard_map(
+        lambda x: hcb.id_tap(print, x),
+        mesh=mesh,
+        in_specs=PartitionSpec("i"),
+        out_specs=PartitionSpec("i"),
+        axis_names={"i"},
+    )
+    with pytest.raises(NotImplementedError, match=r"jax.shard_map over all axes"):
+        jit(f)(jnp.arange(8.0))
+
+
+@pytest.mark.parametrize("jit", JITS)
+def test_a_multi_device_program_may_tap_inside_its_shard_map(jit: Jit) -> None:
+    rec = Recorder()
+    mesh = Mesh(jax.devices(), ("i",))
+    spec = PartitionSpec("i")
+    x = jax.device_put(jnp.arange(4.0), NamedSharding(mesh, spec))
+
+    def f(x: Any) -> Any:
+        tapped = jax.shard_map(lambda x: hcb.id_tap(rec, x), mesh=mesh, in_specs=spec, out_specs=spec)
+        return (tapped(x * 2) + 1).sum()
+
+    assert float(jit(f)(x)) == 16.0
+    hcb.barrier_wait()
+    assert sorted((d.id, float(v[0])) for d, v in zip(rec.devices, rec.values, strict=True)) == [
+        (0, 0.0),
+        (1, 2.0),
+        (2, 4.0),
+        (3, 6.0),
+    ]

@@ -1,0 +1,140 @@
+"""A receiver thread on a real ring: damage, undecodable frames and drops are counted, and the stream goes on."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+
+from receiver import native_library as native
+from receiver.back_pressure import Policy
+from receiver.consumer import Consumer
+from receiver.device_receiver import DeviceReceiver
+from receiver.errors import LostMessagesError, TapFunctionException
+from receiver.registry import Registry
+from receiver.scope import Scope
+
+pytestmark = pytest.mark.native_only
+
+SMALL = 192
+
+
+class Listener:
+    """A consumer that can be held, and the receiver that delivers to it."""
+
+    def __init__(self, ring: Any) -> None:
+        self.seen: list[bytes] = []
+        self.gate = threading.Event()
+        self.entered = threading.Event()
+        self.registry = Registry()
+        self.lease = self.registry.lease(Consumer(1, "listener", "here.py:1 (f)", self.take))
+        self.scope = Scope("test")
+        self.receiver = DeviceReceiver("cpu:900", None, ring.source, self.registry, self.scope)
+
+    def take(self, message: Any) -> None:
+        self.entered.set()
+        self.gate.wait()
+        self.seen.append(bytes(message.arrays[0]))
+
+    def drained(self, ring: Any) -> None:
+        self.gate.set()
+        assert self.receiver.wait_consumed(ring.counters.emitted, 20)
+
+    def errors(self) -> list[Exception]:
+        error = self.scope.deferred.take()
+        assert isinstance(error, TapFunctionException)
+        return list(error.exceptions)
+
+
+@pytest.fixture
+def held(make_ring: Any) -> Any:
+    """A ring and a listener that is inside its first message."""
+    ring = make_ring(policy=Policy.DROP_NEWEST)
+    listener = Listener(ring)
+    ring.send(b"first")
+    assert listener.entered.wait(20)
+    yield ring, listener
+    listener.gate.set()
+    assert listener.receiver.stop(20)
+
+
+def test_a_corrupted_frame_is_reported_and_the_frames_around_it_are_delivered(held: Any) -> None:
+    ring, listener = held
+    for i in range(5):
+        ring.send(bytes([i]))
+    ring.corrupt(3 * SMALL, b"XYZ")  # the third of them
+    listener.drained(ring)
+    assert listener.seen == [b"first", b"\0", b"\1", b"\3", b"\4"]
+    (error,) = listener.errors()
+    assert isinstance(error, LostMessagesError)
+    assert "1 message(s) lost: damaged stream on cpu:900" in str(error)
+    assert "bad magic" in str(error)
+    ring.send(b"later")
+    listener.drained(ring)
+    assert listener.seen[-1] == b"later"
+    assert listener.scope.stats[0].dropped == 0
+
+
+def test_metadata_that_contradicts_its_payload_is_reported_and_the_stream_goes_on(held: Any) -> None:
+    ring, listener = held
+    ring.send(b"good")
+    ring.send(b"bad!")
+    ring.send(b"more")
+    ring.corrupt(2 * SMALL + 64, b"\x91\x92\x06\x91\x09")  # nine elements, not four
+    listener.drained(ring)
+    assert listener.seen == [b"first", b"good", b"more"]
+    (error,) = listener.errors()
+    assert "undecodable frame on cpu:900" in str(error)
+
+
+def test_a_ring_overwritten_as_a_whole_hangs_nobody(held: Any) -> None:
+    ring, listener = held
+    for i in range(8):
+        ring.send(bytes([i]))
+    ring.corrupt(SMALL, bytes(4096 - SMALL))
+    listener.drained(ring)
+    assert listener.seen == [b"first"]
+    assert any(isinstance(error, LostMessagesError) for error in listener.errors())
+    ring.send(b"after")
+    listener.drained(ring)
+    assert listener.seen == [b"first", b"after"]
+
+
+def test_drops_show_in_the_statistics_of_the_scope(held: Any) -> None:
+    ring, listener = held
+    results = [ring.send(bytes([i])) for i in range(40)]
+    dropped = results.count(native.DROPPED)
+    assert dropped > 0
+    listener.drained(ring)
+    while ring.send(b"last") == native.DROPPED:
+        pass
+    listener.drained(ring)
+    (stats,) = listener.scope.stats
+    assert stats.dropped == dropped
+    assert stats.delivered == 1 + 40 - dropped + 1
+
+
+def test_the_scope_changes_exactly_at_the_sentinel(held: Any) -> None:
+    ring, listener = held
+    second = Scope("second")
+    ring.send(b"one")
+    listener.receiver.switch(second)
+    ring.send(b"two")
+    ring.send(b"three")
+    listener.drained(ring)
+    assert listener.scope.stats[0].delivered == 2
+    assert second.stats[0].delivered == 2
+    assert listener.scope.wait_closed("cpu:900", 20)
+    assert second.is_open("cpu:900")
+
+
+def test_a_stopped_receiver_has_delivered_what_was_queued(make_ring: Any) -> None:
+    ring = make_ring()
+    listener = Listener(ring)
+    listener.gate.set()
+    for i in range(10):
+        ring.send(bytes([i]))
+    assert listener.receiver.stop(20)
+    assert listener.seen == [bytes([i]) for i in range(10)]
+    assert not listener.receiver.thread.is_alive()
