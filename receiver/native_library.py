@@ -98,7 +98,6 @@ _ARRAYS = (c_uint64, POINTER(c_void_p), POINTER(c_uint64))  # count, addresses, 
 
 # name -> (result, arguments)
 _FUNCTIONS = {
-    "hcb_configure_default": (None, (POINTER(Config),)),
     "hcb_ring_open": (c_void_p, (c_int32, POINTER(Config))),
     "hcb_ring_get": (c_void_p, (c_int32,)),
     "hcb_ring_configure": (None, (c_void_p, POINTER(Config))),
@@ -115,7 +114,6 @@ _FUNCTIONS = {
         (POINTER(Stamp), c_char_p, c_uint64, *_ARRAYS, POINTER(c_uint8), c_uint64),
     ),
     "hcb_supervise_wait": (c_int32, (c_int64, POINTER(Event))),
-    "hcb_supervise_wake": (None, ()),
     "hcb_after_fork_child": (None, ()),
     "hcb_test_produce": (c_uint64, (c_void_p, c_uint32, c_uint64, c_uint64)),
     "hcb_tap": (c_void_p, (c_void_p,)),

@@ -57,7 +57,6 @@ int32_t StatusOf(hcb::Verdict verdict) {
 
 uint32_t hcb_abi_version(void) { return HCB_ABI_VERSION; }
 
-void hcb_configure_default(const hcb_config* config) { hcb::SetDefaultConfig(*config); }
 
 hcb_ring* hcb_ring_open(int32_t device, const hcb_config* config) {
   bool made;
@@ -125,7 +124,6 @@ uint64_t hcb_encode_frame(const hcb_stamp* stamp, const uint8_t* prefix, uint64_
 
 int32_t hcb_supervise_wait(int64_t timeout_ns, hcb_event* event) { return hcb::WaitForEvent(timeout_ns, event); }
 
-void hcb_supervise_wake(void) { hcb::WakeSupervisor(); }
 
 void hcb_after_fork_child(void) {
   hcb::ResetSupervisorAfterFork();

@@ -104,8 +104,6 @@ typedef struct {
 
 HCB_EXPORT uint32_t hcb_abi_version(void);
 
-/* The configuration of rings that a handler makes when it meets a device without one. */
-HCB_EXPORT void hcb_configure_default(const hcb_config* config);
 /* The device's ring, made if there is none; an existing one is configured. Null if the system has no memory. */
 HCB_EXPORT hcb_ring* hcb_ring_open(int32_t device, const hcb_config* config);
 /* The device's ring, or null. */
@@ -135,9 +133,9 @@ HCB_EXPORT int32_t hcb_ring_append(hcb_ring* ring, const uint8_t* prefix, uint64
 HCB_EXPORT uint64_t hcb_encode_frame(const hcb_stamp* stamp, const uint8_t* prefix, uint64_t prefix_bytes, uint64_t count,
                                      const void* const* arrays, const uint64_t* nbytes, uint8_t* out, uint64_t out_bytes);
 
-/* Waits for something that a supervisor must act on. STALL events come at most ten times per second. Returns 1 with the event, 0 if the time is over or it was woken. */
+/* Waits for something that a supervisor must act on. STALL events come at most ten times per second. Returns 1 with the
+ * event, 0 if the time is over. */
 HCB_EXPORT int32_t hcb_supervise_wait(int64_t timeout_ns, hcb_event* event);
-HCB_EXPORT void hcb_supervise_wake(void);
 
 /* In a forked child, before anything else: fresh locks and empty rings, since what is queued is the parent's to deliver. */
 HCB_EXPORT void hcb_after_fork_child(void);

@@ -18,8 +18,7 @@ struct Entry {
 };
 
 std::atomic<Entry*> entries{nullptr};
-std::mutex entries_mutex;  // protects insertion, and default_config
-hcb_config default_config = {};
+std::mutex entries_mutex;  // protects insertion
 
 }  // namespace
 
@@ -44,20 +43,10 @@ Ring* OpenRing(int32_t device, const hcb_config& config, bool* made) {
 
 Ring* RingForEmission(int32_t device) {
   if (Ring* ring = FindRing(device)) return ring;
-  hcb_config config;
-  {
-    std::lock_guard<std::mutex> lock(entries_mutex);
-    config = default_config;
-  }
   bool made;
-  Ring* ring = OpenRing(device, config, &made);
+  Ring* ring = OpenRing(device, hcb_config{}, &made);
   if (made) SignalSupervisor(HCB_EVENT_NEW_RING, device);
   return ring;
-}
-
-void SetDefaultConfig(const hcb_config& config) {
-  std::lock_guard<std::mutex> lock(entries_mutex);
-  default_config = config;
 }
 
 void ResetRingsAfterFork() {

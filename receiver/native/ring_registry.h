@@ -18,7 +18,6 @@ Ring* OpenRing(int32_t device, const hcb_config& config, bool* made);
 // For handlers: like OpenRing with the default configuration, telling the supervisor about a new ring.
 Ring* RingForEmission(int32_t device);
 
-void SetDefaultConfig(const hcb_config& config);
 void ResetRingsAfterFork();
 
 }  // namespace hcb

@@ -20,7 +20,6 @@ struct Mailbox {
   std::mutex mutex;  // protects everything below
   std::condition_variable arrived;
   std::deque<hcb_event> events;
-  bool wake_requested = false;
   Clock::time_point next_stall = {};  // the earliest time of the next STALL event
 };
 
@@ -61,8 +60,7 @@ bool WaitForEvent(int64_t timeout_ns, hcb_event* event) {
       if (event->kind == HCB_EVENT_STALL) box->next_stall = now + kStallPause;
       return true;
     }
-    if (box->wake_requested || now >= deadline) {
-      box->wake_requested = false;
+    if (now >= deadline) {
       *event = {HCB_NO_EVENT, 0};
       return false;
     }
@@ -73,15 +71,6 @@ bool WaitForEvent(int64_t timeout_ns, hcb_event* event) {
       box->arrived.wait_until(lock, next);
     }
   }
-}
-
-void WakeSupervisor() {
-  Mailbox* box = TheMailbox();
-  {
-    std::lock_guard<std::mutex> lock(box->mutex);
-    box->wake_requested = true;
-  }
-  box->arrived.notify_one();
 }
 
 void ResetSupervisorAfterFork() { new (TheMailbox()) Mailbox; }

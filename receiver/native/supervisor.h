@@ -12,7 +12,6 @@ namespace hcb {
 void SignalSupervisor(hcb_event_kind kind, int32_t device);
 
 bool WaitForEvent(int64_t timeout_ns, hcb_event* event);
-void WakeSupervisor();
 void ResetSupervisorAfterFork();
 
 }  // namespace hcb
