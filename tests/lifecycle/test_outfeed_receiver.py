@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import threading
 import traceback
 from typing import Any
@@ -225,13 +224,3 @@ def test_no_message_escapes_at_the_borders_of_scopes() -> None:
     hcb.barrier_wait()
     assert rec.floats().count(2.0) == 10
     assert 10 <= total <= len(rec)
-
-
-def test_id_print_to_a_stream_prints_kwargs_sorted_then_the_value() -> None:
-    out = io.StringIO()
-    f = hcb.jit(
-        lambda x: hcb.id_print((x, [x * 2, {"b": x, "a": x + 1}]), output_stream=out, zeta=1, alpha="a")
-    )
-    f(jnp.arange(2))
-    hcb.barrier_wait()
-    assert out.getvalue() == "alpha: a zeta: 1\n( [0 1] [ [0 2] { a=[1 2] b=[0 1] } ] )\n"
