@@ -43,7 +43,7 @@ def barrier_wait(timeout_sec: float | None = None) -> None:
     """
     deadline = None if timeout_sec is None else perf_counter() + timeout_sec
     _wait(deadline=deadline)
-    error = _merge([scope.deferred.take() for scope in runtime.current_scopes()])
+    error = _merge(runtime.take_deferred())
     if error is not None:
         raise error
 
@@ -61,8 +61,7 @@ def _wait(
         runtime.registry.forget(retired)
 
 
-def _merge(errors: Sequence[TapFunctionException | None]) -> TapFunctionException | None:
-    found = [error for error in errors if error is not None]
+def _merge(found: Sequence[TapFunctionException]) -> TapFunctionException | None:
     if len(found) < 2:
         return found[0] if found else None
     suppressed: dict[str, int] = {}
@@ -134,8 +133,10 @@ class OutfeedReceiver:
                 if not self._scope.wait_closed(name, self._timeout_sec):
                     problem = TapTimeoutError(f"device {name} did not reach the end of its stream in time")
         deferred = self._scope.deferred.take()
-        if deferred is not None and problem is not None:
-            deferred.add_note(str(problem))
+        if problem is not None:
+            runtime.report_later(self._scope)
+            if deferred is not None:
+                deferred.add_note(str(problem))
         report = deferred or problem
         if report is None:
             return
@@ -235,7 +236,7 @@ def _deliver_at_exit() -> None:
         logger.error("at exit: %s", error)
     except KeyboardInterrupt:
         logger.error("interrupted at exit while messages were being delivered")
-    errors = _merge([scope.deferred.take() for scope in runtime.current_scopes()])
+    errors = _merge(runtime.take_deferred())
     for receiver in runtime.receivers():
         if receiver.queued():
             logger.error("%d message(s) of %s were lost at exit", receiver.queued(), receiver.name)

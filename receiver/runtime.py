@@ -8,7 +8,12 @@ from time import perf_counter
 from typing import Any
 
 from receiver.device_receiver import DeviceReceiver
-from receiver.errors import DeviceClaimedError, ReentrantWaitError, TapTimeoutError
+from receiver.errors import (
+    DeviceClaimedError,
+    ReentrantWaitError,
+    TapFunctionException,
+    TapTimeoutError,
+)
 from receiver.log import logger
 from receiver.registry import Registry
 from receiver.scope import Scope
@@ -28,7 +33,7 @@ class Runtime:
 
     def __init__(self) -> None:
         """No receiver runs until `start`."""
-        self._lock = threading.Lock()  # protects _receivers and _claims
+        self._lock = threading.Lock()  # protects _receivers, _claims and _late
         self.reset()
 
     def reset(self) -> None:
@@ -36,6 +41,7 @@ class Runtime:
         self._lock = threading.Lock()
         self._receivers: dict[str, DeviceReceiver] = {}
         self._claims: dict[str, Scope] = {}
+        self._late: list[Scope] = []
         self.registry = Registry()
         self.default_scope = Scope("default")
 
@@ -139,12 +145,20 @@ class Runtime:
                     "do it on the thread that dispatches the computations"
                 )
 
-    def current_scopes(self) -> list[Scope]:
-        """The scopes that the running receivers account to now, and the default one, each once."""
+    def report_later(self, scope: Scope) -> None:
+        """Keeps a scope whose receiver gave up waiting: what its taps still raise belongs into the next report."""
+        with self._lock:
+            self._late.append(scope)
+
+    def take_deferred(self) -> list[TapFunctionException]:
+        """Removes and returns what was deferred in every scope that is open, late or the default one."""
         scopes = [receiver.scope for receiver in self.receivers()]
         with self._lock:
-            scopes += self._claims.values()
-        return list(dict.fromkeys([self.default_scope, *scopes]))
+            scopes += [*self._claims.values(), *self._late]
+            # Their last message has been delivered: this report is their last.
+            self._late = [scope for scope in self._late if scope.has_open_devices]
+        found = [scope.deferred.take() for scope in dict.fromkeys([self.default_scope, *scopes])]
+        return [error for error in found if error is not None]
 
     def stop(self, timeout_sec: float) -> list[DeviceReceiver]:
         """Ends every receiver after what is queued; returns those still busy at the timeout."""

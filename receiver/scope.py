@@ -52,10 +52,11 @@ class Scope:
             self._open_devices.discard(device)
             self._changed.notify_all()
 
-    def is_open(self, device: str) -> bool:
-        """Whether messages of that device can still arrive here."""
+    @property
+    def has_open_devices(self) -> bool:
+        """Whether messages of any device can still arrive here."""
         with self._changed:
-            return device in self._open_devices
+            return bool(self._open_devices)
 
     def wait_closed(self, device: str, timeout_sec: float) -> bool:
         """Waits until the device has left this scope; False when `timeout_sec` passed first."""

@@ -164,6 +164,23 @@ def test_a_tap_that_blocks_beyond_the_timeout_is_named_and_nothing_is_lost() -> 
     assert seen == [0, 1, 2, 3, 4]
 
 
+def test_what_a_tap_raises_after_its_receiver_gave_up_is_in_the_next_report() -> None:
+    release = threading.Event()
+
+    def stuck(x: Any) -> None:
+        release.wait()
+        raise ValueError("too late")
+
+    f = hcb.jit(lambda x: hcb.id_tap(stuck, x))
+    with pytest.raises(hcb.TapTimeoutError), hcb.outfeed_receiver(timeout_sec=0.2):
+        f(1.0)
+    release.set()
+    with pytest.raises(hcb.TapFunctionException) as info:
+        hcb.barrier_wait()
+    assert [str(e) for e in info.value.exceptions] == ["too late"]
+    hcb.barrier_wait()
+
+
 def test_a_second_receiver_on_a_device_is_refused_and_the_first_goes_on() -> None:
     rec = Recorder()
     f = hcb.jit(lambda x: hcb.id_tap(rec, x))

@@ -126,7 +126,8 @@ def test_the_scope_changes_exactly_at_the_sentinel(held: Any) -> None:
     assert listener.scope.stats[0].delivered == 2
     assert second.stats[0].delivered == 2
     assert listener.scope.wait_closed("cpu:900", 20)
-    assert second.is_open("cpu:900")
+    assert second.has_open_devices
+    assert not listener.scope.has_open_devices
 
 
 def test_a_stopped_receiver_has_delivered_what_was_queued(make_ring: Any) -> None:
