@@ -20,6 +20,7 @@ from jax._src import (
     dispatch as _dispatch,  # runtime_tokens: what a thread's dispatched computations can be waited on by
     effects as _effects,  # effect types can be registered nowhere else
     sharding_impls as _sharding_impls,  # the axis context in lowering rules
+    util as _util,  # weakref_cache_key_types
 )
 from jax._src.interpreters import (
     mlir as _mlir,  # jaxpr_subcomp, TokenSet, set_sharding
@@ -155,6 +156,14 @@ def constants_to_inputs(closed: Any) -> tuple[Any, list[Any]]:
     return _pe.close_jaxpr(jaxpr), list(closed.consts)
 
 
+def cache_weakly(key_type: type[Any]) -> None:
+    """Keeps JAX's caches from keeping equation parameters of that type alive.
+
+    `_cached_abstract_eval` and others (0.8 to 0.12) hold their keys strongly unless the type is one of these.
+    """
+    _util.weakref_cache_key_types.add(key_type)
+
+
 def lower_with_devices(primitive: Any) -> None:
     """Makes JAX tell the primitive's lowering rule which devices the program is for."""
     _dispatch.prim_requires_devices_during_lowering.add(primitive)
@@ -255,6 +264,9 @@ class LoweringContext:
         `partition` is the index of the running device in the program's device list.
         """
         index_aval = _core.ShapedArray((), np.dtype(np.uint32))
+        # JAX 0.8.0 hands packed elements of less than a byte to Python as they lie.
+        operands = [_widen(operand, aval) for operand, aval in zip(operands, avals, strict=True)]
+        avals = [_core.ShapedArray(aval.shape, widened(aval.dtype)) for aval in avals]
         ctx = dataclasses.replace(self.raw, avals_in=[index_aval, *avals], avals_out=[])
         sharding = _sharding_of_per_device_calls([]) if self.manual else None
         _, token, _ = _callback.emit_python_callback(
@@ -274,6 +286,23 @@ class LoweringContext:
 def _sharding_of_per_device_calls(avals: Iterable[Any]) -> Any:
     # Replicated "manual" sharding for a call without array results (0.8 to 0.12 under Shardy).
     return _callback._get_sdy_array_list_for_callbacks(list(avals))
+
+
+def widened(dtype: Any) -> np.dtype[Any]:
+    """The dtype in which a value reaches a Python callback: whole bytes, every value kept."""
+    name = np.dtype(dtype).name
+    if name.startswith("float4"):
+        return np.dtype(np.float32)
+    if name in ("int1", "int2", "int4"):
+        return np.dtype(np.int8)
+    return np.dtype(np.uint8 if name in ("uint1", "uint2", "uint4") else dtype)
+
+
+def _widen(operand: Any, aval: Any) -> Any:
+    if widened(aval.dtype) == aval.dtype:
+        return operand
+    element = _mlir.dtype_to_ir_type(widened(aval.dtype))
+    return _hlo.ConvertOp(_ir.RankedTensorType.get(aval.shape, element), operand).result
 
 
 def register_lowering(primitive: Any, rule: Callable[..., Any], platform: str | None = None) -> None:

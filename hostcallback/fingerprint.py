@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import enum
 import functools
 import re
+import sys
 import types
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -29,12 +31,14 @@ class Fingerprint:
         self.text = repr([self._describe(value, 0) for value in values])
 
     def _describe(self, value: Any, depth: int) -> Any:
-        if isinstance(value, _ATOMS):
+        if type(value) in _ATOMS:
             return repr(value)
-        if depth > 8:  # a structure nested this deep, or a cycle through closures
+        if depth > 8:  # a structure nested this deep, or a cycle
             return self._by_identity(value)
         if type(value) is tuple:
             return ["tuple", *(self._describe(v, depth + 1) for v in value)]
+        if isinstance(value, enum.Enum):
+            return ["member", self._describe(type(value), depth + 1), value.name]
         if isinstance(value, types.FunctionType):
             return self._describe_function(value, depth)
         if isinstance(value, types.MethodType):
@@ -43,19 +47,29 @@ class Fingerprint:
                 self._describe(value.__func__, depth + 1),
                 self._describe(value.__self__, depth + 1),
             ]
-        if isinstance(value, functools.partial):
+        if type(value) is functools.partial:
             parts = (value.func, value.args, tuple(sorted(value.keywords.items())))
             return ["partial", *(self._describe(part, depth + 1) for part in parts)]
-        if isinstance(value, types.BuiltinFunctionType) and isinstance(
+        if isinstance(value, types.BuiltinMethodType) and not isinstance(
             value.__self__, types.ModuleType | type(None)
         ):
-            return ["builtin", value.__module__, value.__qualname__]
-        if isinstance(value, type | types.ModuleType):
-            return ["named", getattr(value, "__module__", ""), getattr(value, "__qualname__", value.__name__)]
+            return ["builtin method", value.__qualname__, self._describe(value.__self__, depth + 1)]
+        if isinstance(value, types.ModuleType):
+            return ["module", value.__name__]
+        if _found_by_name(value):
+            return ["named", value.__module__, value.__qualname__]
         return self._by_identity(value)
 
     def _describe_function(self, function: types.FunctionType, depth: int) -> Any:
-        cells = tuple(_contents(cell) for cell in function.__closure__ or ())
+        # A closure's variables count by identity of their cells, whatever they hold now: the function, or another
+        # that shares them, may bind them anew.
+        cells = function.__closure__ or ()
+        self.opaque.extend(cells)
+        module = sys.modules.get(function.__module__)
+        if function.__globals__ is not getattr(module, "__dict__", None):
+            self.opaque.append(function.__globals__)
+        if set(function.__dict__) - {"__wrapped__"}:
+            self.opaque.append(function)
         defaults = (function.__defaults__, tuple(sorted((function.__kwdefaults__ or {}).items())))
         return [
             "function",
@@ -63,7 +77,7 @@ class Fingerprint:
             function.__qualname__,
             _describe_code(function.__code__),
             self._describe(defaults, depth + 1),
-            self._describe(cells, depth + 1),
+            len(cells),
         ]
 
     def _by_identity(self, value: Any) -> Any:
@@ -71,16 +85,19 @@ class Fingerprint:
         return ["object", type(value).__module__, type(value).__qualname__]
 
 
+def _found_by_name(value: Any) -> bool:
+    """Whether a class or a builtin function is what its module has under its qualified name."""
+    if not isinstance(value, type | types.BuiltinFunctionType):
+        return False
+    found: Any = sys.modules.get(value.__module__ or "")
+    for part in value.__qualname__.split("."):
+        found = getattr(found, part, None)
+    return found is value
+
+
 def describe_structure(tree_structure: Any) -> str:
     """A tree structure's text without memory addresses, which differ between processes."""
     return _ADDRESS.sub("0x", str(tree_structure))
-
-
-def _contents(cell: types.CellType) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:  # a variable that is not bound yet
-        return "<empty cell>"
 
 
 def _describe_code(code: types.CodeType) -> Any:

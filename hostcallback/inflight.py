@@ -7,9 +7,10 @@ from collections.abc import Callable
 from time import perf_counter, sleep
 from typing import Any
 
+import jax
+
 from hostcallback import _jax_compat as compat
 from receiver.errors import TapTimeoutError
-from receiver.log import logger
 
 PRUNE_ABOVE = 256
 """Results a thread notes before superseded ones are dropped."""
@@ -28,6 +29,7 @@ class _ThisThread(threading.local):
         self.results: list[Any] = []
         self.uses_effects = False
         with _lock:
+            _results[:] = [entry for entry in _results if not _is_over(*entry)]
             _results.append((threading.current_thread(), self.results))
 
 
@@ -46,9 +48,14 @@ def wait_for_effect(effect: Any) -> None:
 
 
 def prune(results: list[Any]) -> None:
-    """Keeps the last result for each placement: on each device a thread's computations end in order."""
-    last = {id(result.sharding): result for result in results}
-    results[:] = last.values()
+    """Drops what need not be waited on: all but the last result for each placement, and finished ones.
+
+    On each device a thread's computations end in order.
+    """
+    last = list({id(result.sharding): result for result in results}.values())
+    if len(last) > PRUNE_ABOVE // 2:
+        last = [result for result in last if not _is_ready(result)]
+    results[:] = last
 
 
 def note_dispatching_thread() -> None:
@@ -77,6 +84,10 @@ def wait(deadline: float | None, check: Callable[[], None]) -> None:
     for _, tokens in list(_tokens):
         for effect in _effects:
             pending += compat.tokens_of(tokens, effect)
+    if any(result.is_deleted() for result in pending):
+        # Donated to a program that need not be noted itself: it ends no sooner, and so do those that take its
+        # results. Whatever such a chain has led to by now is among the live arrays.
+        pending += jax.live_arrays()
     for index, result in enumerate(pending):
         _wait_one(result, deadline, check, len(pending) - index)
     if ended:
@@ -101,11 +112,13 @@ def _wait_one(result: Any, deadline: float | None, check: Callable[[], None], le
 
 def _is_ready(result: Any) -> bool:
     try:
-        return bool(result.is_ready())
-    except RuntimeError:
-        # Donated to a later computation, which cannot end before this one and is noted itself; or failed.
-        logger.debug("a dispatched computation's result cannot be waited for", exc_info=True)
+        return bool(result.is_deleted() or result.is_ready())
+    except RuntimeError:  # deleted between the two calls, by another thread
         return True
+
+
+def _is_over(thread: threading.Thread, results: list[Any]) -> bool:
+    return not thread.is_alive() and all(not r.is_deleted() and _is_ready(r) for r in results)
 
 
 def forget() -> None:

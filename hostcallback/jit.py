@@ -64,6 +64,8 @@ def jit(fun: Callable[..., Any] | None = None, /, **jax_jit_kwargs: Any) -> Any:
         fun: the function; omitted in the decorator form `@hostcallback.jit(donate_argnums=0)`.
         **jax_jit_kwargs: as `jax.jit` takes them.
 
+    Make it once and call it often, as with a decorator: each `hostcallback.jit(fun)` compiles anew.
+
     Returns:
         A function with the signature of `fun` and the methods `lower`, `trace`, `eval_shape` and
         `clear_cache` of a jitted function. What `lower().compile()` returns keeps JAX's dispatch cost.
@@ -96,23 +98,25 @@ def _make(fun: Callable[..., Any], jit_kwargs: dict[str, Any]) -> Callable[..., 
     if explicit_shardings:
         jit_kwargs = {**jit_kwargs, "out_shardings": _WithDone(jit_kwargs["out_shardings"], None)}
     select: Callable[[Any], Any] = _no_result
-    seen: tuple[Any, ...] | None = None
+    # Where in a result of each structure the small array is that its computation is waited on by.
+    noted: dict[Any, tuple[tuple[Any, ...] | None, Callable[[Any], Any]]] = {}
+
+    def select_by_structure(out: Any) -> Any:
+        return noted[jax.tree.structure(out)][1](out)
 
     @functools.wraps(fun)
     def discharged(*args: Any, **kwargs: Any) -> Any:
-        nonlocal select, seen
+        nonlocal select
         out, has_taps, produced = _discharge(fun, args, kwargs)
         if explicit_shardings:
             return _WithDone(out, np.zeros(0, np.uint8) if has_taps else None)
-        if has_taps:
-            chosen = _small_result(out, produced)
-            if chosen is None:
-                return _WithDone(out, np.zeros(0, np.uint8))
-            # Another signature of the function may return another structure: then look anew each time.
-            path, accessor = chosen
-            select = accessor if seen in (None, path) else _any_small_result
-            seen = path
-        return out
+        path, accessor = _small_result(out, produced) if has_taps else (None, _no_result)
+        if accessor is not None:
+            known_path, _ = noted.setdefault(jax.tree.structure(out), (path, accessor))
+            select = accessor if len(noted) == 1 else select_by_structure
+            if path == known_path or not has_taps:
+                return out
+        return _WithDone(out, np.zeros(0, np.uint8))
 
     fast: Any = jax.jit(discharged, **jit_kwargs)
     trace_context, eval_trace, array_type = compat.trace_context, compat.eval_trace, compat.ArrayImpl
@@ -194,13 +198,6 @@ def _no_result(out: Any) -> None:
     return None
 
 
-def _any_small_result(out: Any) -> Any:
-    for leaf in jax.tree.leaves(out):
-        if type(leaf) is compat.ArrayImpl and leaf.nbytes <= SMALL_BYTES:
-            return leaf
-    return None
-
-
 def _accessor(path: tuple[Any, ...]) -> Callable[[Any], Any] | None:
     """A function that gets one leaf out of a result without flattening it; None where there is none."""
     steps: list[Callable[[Any], Any]] = []
@@ -230,8 +227,8 @@ def _itself(out: Any) -> Any:
     return out
 
 
-def _small_result(out: Any, produced: set[int]) -> tuple[Any, Callable[[Any], Any]] | None:
-    """Path and accessor of a small leaf that the computation made; None if there is none to be had."""
+def _small_result(out: Any, produced: set[int]) -> tuple[tuple[Any, ...] | None, Callable[[Any], Any] | None]:
+    """Path and accessor of a small leaf that the computation made; None, None if there is none to be had."""
     for path, leaf in jax.tree_util.tree_flatten_with_path(out)[0]:
         aval = jax.typeof(leaf)
         if id(leaf) not in produced or jax.dtypes.issubdtype(aval.dtype, jax.dtypes.extended):
@@ -240,4 +237,4 @@ def _small_result(out: Any, produced: set[int]) -> tuple[Any, Callable[[Any], An
             accessor = _accessor(tuple(path))
             if accessor is not None and accessor(out) is leaf:
                 return tuple(path), accessor
-    return None
+    return None, None

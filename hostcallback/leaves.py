@@ -97,6 +97,11 @@ def take_apart(value: Any, what: str) -> tuple[list[Any], Structure]:
 
 def _is_array(leaf: Any, describe: Any) -> bool:
     if isinstance(leaf, bool | int | float | complex | jax.Array | jax.core.Tracer):
+        dtype = getattr(leaf, "dtype", None)
+        if dtype is not None and jax.dtypes.issubdtype(dtype, jax.dtypes.extended):
+            raise TypeError(
+                f"{describe()} has dtype {dtype}, which has no bytes to send: tap jax.random.key_data(key)"
+            )
         return True
     if hasattr(leaf, "__jax_array__"):
         return True

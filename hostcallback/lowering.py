@@ -34,7 +34,8 @@ def _lower_callback(ctx: Any, *operands: Any, tap: TapSpec, transforms: Any, abs
     platform = context.platform
     transport.start(platform)
     prefix = _prefix(context, ctx.avals_in, tap, transforms, absent)
-    emit = transport.callback_emitter(platform, prefix, context.devices())
+    dtypes = [np.dtype(aval.dtype) for aval in ctx.avals_in]
+    emit = transport.callback_emitter(platform, prefix, dtypes, context.devices())
     token = context.token_in(TAP_EFFECT)
     token_out = context.python_callback(emit, token, operands, ctx.avals_in)
     context.set_token_out(TAP_EFFECT, token_out if tap.ordered else token)
@@ -46,7 +47,8 @@ def _refuse_automatic_sharding(context: compat.LoweringContext, tap: TapSpec) ->
         raise NotImplementedError(
             f"the tap {tap.name} at {tap.source_line} is in a program that the compiler partitions over "
             f"{context.automatic_devices} devices, where a tap cannot run yet: put the code around it into "
-            "jax.shard_map over all axes of the mesh (each device then taps its shard), or tap a result outside of jit"
+            "jax.shard_map over all axes of the mesh (each device then taps its shard), or tap jax.device_get(x) "
+            "outside of jit"
         )
 
 

@@ -30,7 +30,9 @@ EXIT_STALL_SEC = 10.0
 def barrier_wait(timeout_sec: float | None = None) -> None:
     """Waits until every tap of every computation dispatched before this call has been delivered.
 
-    Covers computations dispatched from any thread, on every device. Interruptible by Ctrl-C.
+    Covers computations dispatched from any thread, on every device. Interruptible by Ctrl-C. (One kind cannot be
+    waited for: a computation whose results have all been deleted, or donated to programs without taps whose own
+    results are gone. Its messages are delivered when it ends.)
 
     Args:
         timeout_sec: seconds to wait at most; None for as long as it takes.
@@ -119,24 +121,25 @@ class OutfeedReceiver:
         self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
     ) -> None:
         """Waits for the taps, sends the end-of-stream sentinel, drains, and raises what was deferred."""
-        # After an exception the user waits for their prompt: limit the whole wait, not only a stalled tap.
-        deadline = None if error is None else perf_counter() + self._timeout_sec
-        problem: Exception | None = None
+        problem: TapTimeoutError | None = None
+        finished = False
         try:
-            _wait(self._names, deadline=deadline, stall_sec=self._timeout_sec)
+            try:
+                # After an exception the user waits for their prompt: limit the whole wait, not only a stalled tap.
+                deadline = None if error is None else perf_counter() + self._timeout_sec
+                _wait(self._names, deadline=deadline, stall_sec=self._timeout_sec)
+            finally:
+                runtime.release(self._names, self._scope)
+            runtime.wait_closed(self._names, self._scope, self._timeout_sec)
+            finished = True
         except TapTimeoutError as timeout:
             problem = timeout
         finally:
-            runtime.release(self._names, self._scope)
-        if problem is None:
-            for name in self._names:
-                if not self._scope.wait_closed(name, self._timeout_sec):
-                    problem = TapTimeoutError(f"device {name} did not reach the end of its stream in time")
+            if not finished:  # also when interrupted: what the taps raise belongs into the next report
+                runtime.report_later(self._scope)
         deferred = self._scope.deferred.take()
-        if problem is not None:
-            runtime.report_later(self._scope)
-            if deferred is not None:
-                deferred.add_note(str(problem))
+        if problem is not None and deferred is not None:
+            deferred.add_note(str(problem))
         report = deferred or problem
         if report is None:
             return
@@ -178,12 +181,16 @@ def outfeed_receiver(
             Drops are counted in `stats` and leave gaps in the sequence numbers.
 
     Raises:
-        ValueError: `devices` and `backends` are both given, a backend is unknown or has no devices here, or
-            `back_pressure` is no policy.
+        ValueError: `devices` and `backends` are both given, a backend is unknown or has no devices here, or another
+            argument is out of range.
         DeviceClaimedError: (on entering) another open receiver has one of the devices.
         TapFunctionException: (on leaving) what tap functions raised.
         TapTimeoutError: (on leaving) a tap outlasted `timeout_sec`; names it and how much is queued.
     """
+    if not isinstance(timeout_sec, int | float) or not 0 <= timeout_sec < float("inf"):
+        raise ValueError(f"timeout_sec is {timeout_sec!r}, expected a finite number of seconds, 0 or more")
+    if not isinstance(max_errors, int) or max_errors < 1:
+        raise ValueError(f"max_errors is {max_errors!r}, expected a whole number of at least 1")
     if not isinstance(back_pressure, BackPressure):
         back_pressure = BackPressure(policy=back_pressure)
     scope = Scope(receiver_name, max_errors, back_pressure)
@@ -196,7 +203,12 @@ def _choose_devices(backends: Sequence[str] | None, devices: Sequence[jax.Device
             f"outfeed_receiver got both devices={list(devices)!r} and backends={list(backends)!r}: give one of them"
         )
     if devices is not None:
-        chosen = list(devices)
+        chosen = list(devices) if isinstance(devices, Iterable) else [devices]
+        wrong = [d for d in chosen if not isinstance(d, jax.Device)]
+        if wrong:
+            raise ValueError(
+                f"devices takes a list of jax.Device, got {devices!r}: such as jax.local_devices()[:2]"
+            )
         foreign = [d for d in chosen if d.process_index != jax.process_index()]
         if foreign:
             raise ValueError(
@@ -240,7 +252,7 @@ def _deliver_at_exit() -> None:
     for receiver in runtime.receivers():
         if receiver.queued():
             logger.error("%d message(s) of %s were lost at exit", receiver.queued(), receiver.name)
-    runtime.stop(timeout_sec=1.0)
+    # The threads go on, as daemons, for what exit handlers that were registered earlier may still emit.
     if errors is not None:
         print(
             "hostcallback: tap functions raised, and no barrier_wait() or receiver reported it:",

@@ -5,6 +5,8 @@ One equation stands for one tap: `tap_p.bind(*leaves, tap=TapSpec, transforms=(.
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -51,18 +53,16 @@ def _abstract(*avals: Any, tap: TapSpec, transforms: Any, absent: Any) -> Any:
 
 
 def _impl(*args: Any, tap: TapSpec, transforms: tuple[Transform, ...], absent: Absent) -> Any:
-    # A tap outside jit is a program of one equation, compiled once per tap and kept as long as it.
-    key = (transforms, absent)
-    program = tap.eager.get(key)
-    if program is None:
-        from hostcallback.jit import jit  # the boundary discharges this primitive's effect: it imports us
-
-        def eager_tap(*leaves: Any) -> Any:
-            return tap_p.bind(*leaves, tap=tap, transforms=transforms, absent=absent)
-
-        program = tap.eager[key] = jit(eager_tap)
     with jax.disable_jit(False):
-        return program(*args)
+        return _eager_program(tap, transforms, absent)(*args)
+
+
+@functools.lru_cache(maxsize=32)
+def _eager_program(tap: TapSpec, transforms: tuple[Transform, ...], absent: Absent) -> Callable[..., Any]:
+    # A tap outside jit is a program of one equation. The last few are kept, and with them what their taps captured.
+    from hostcallback.jit import jit  # the boundary discharges this primitive's effect: it imports us
+
+    return jit(lambda *leaves: tap_p.bind(*leaves, tap=tap, transforms=transforms, absent=absent))
 
 
 def _jvp(primals: Any, tangents: Any, *, tap: TapSpec, transforms: Any, absent: Absent) -> Any:
@@ -122,6 +122,7 @@ tap_p.def_impl(_impl)
 ad.primitive_jvps[tap_p] = _jvp
 ad.primitive_transposes[tap_p] = _transpose
 batching.primitive_batchers[tap_p] = _batch
+compat.cache_weakly(TapSpec)
 compat.lower_with_devices(tap_p)
 compat.never_hoist_from_loops(tap_p)
 # Lowering is registered in hostcallback.lowering, which knows the transports.

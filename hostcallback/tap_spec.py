@@ -39,7 +39,6 @@ class TapSpec:
     __slots__ = (
         "__weakref__",
         "_key",
-        "eager",
         "fingerprint",
         "kwargs",
         "make_sink",
@@ -74,7 +73,6 @@ class TapSpec:
         place = (source_line.module, source_line.function, source_line.line)
         text = repr((name, place, ordered, tangents, describe_structure(structure), self.fingerprint.text))
         self._key = hashlib.blake2b(text.encode(), digest_size=16).digest()
-        self.eager: dict[Any, Any] = {}
 
     def __repr__(self) -> str:
         """As jaxprs print it."""

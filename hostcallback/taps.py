@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+import jax
 import jax.numpy as jnp
 
 from hostcallback import leaves
@@ -131,6 +132,12 @@ def _tap(
     tap_tangents: bool,
 ) -> Any:
     arrays, structure = leaves.take_apart(arg, "arg")
+    for key, value in kwargs.items():
+        if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(value)):
+            raise TypeError(
+                f"the keyword argument {key!r} of {name} is a traced value, {value!r}, and keyword arguments stay "
+                "on the host: put it into the tapped pytree, such as id_tap(tap_func, {'x': x, 'step': step})"
+            )
     spec = TapSpec(
         name=name,
         source_line=user_source_line(),

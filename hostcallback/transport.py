@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -113,7 +113,7 @@ def _register_handler(platform: str) -> None:
 
 
 def callback_emitter(
-    platform: str, prefix: bytes, devices: list[jax.Device] | None
+    platform: str, prefix: bytes, dtypes: Sequence[np.dtype[Any]], devices: list[jax.Device] | None
 ) -> Callable[..., tuple[()]]:
     """The Python function that a tapped program calls where there is no native handler.
 
@@ -127,7 +127,9 @@ def callback_emitter(
         source = _queues.get(device_name(device))
         if source is None:
             raise RuntimeError(f"no receiver runs for device {device_name(device)}")
-        source.emit(prefix, [np.asarray(array) for array in arrays])
+        source.emit(
+            prefix, [np.asarray(a).astype(d, copy=False) for a, d in zip(arrays, dtypes, strict=True)]
+        )
         return ()
 
     return emit

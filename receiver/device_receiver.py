@@ -71,9 +71,9 @@ class DeviceReceiver:
 
     def queued(self) -> int:
         """Frames accepted from the device and not yet delivered."""
+        emitted = self.source.counters().emitted
         with self._progress:
-            consumed = self._consumed
-        return max(0, self.source.counters().emitted - consumed)
+            return max(0, emitted - self._consumed - self._dispatcher.delivered)
 
     def wait_consumed(self, emitted: int, timeout_sec: float) -> bool:
         """Waits until the first `emitted` frames were delivered; False when `timeout_sec` passed."""
@@ -81,7 +81,9 @@ class DeviceReceiver:
         with self._progress:
             self._waiters += 1
             try:
-                return self._progress.wait_for(lambda: self._consumed >= emitted, timeout_sec)
+                return self._progress.wait_for(
+                    lambda: self._consumed + self._dispatcher.delivered >= emitted, timeout_sec
+                )
             finally:
                 self._waiters -= 1
 
@@ -112,11 +114,9 @@ class DeviceReceiver:
         # Decoded arrays are copies: however slow the taps are, the device has its room back at once.
         batch.release()
         self._dispatcher.deliver(messages)
-        self._advance(count)
-
-    def _advance(self, count: int) -> None:
         with self._progress:
             self._consumed += count
+            self._dispatcher.delivered = 0
             if self._waiters:
                 self._progress.notify_all()
 

@@ -27,6 +27,7 @@ class Dispatcher:
         scope: accounts for what is delivered now; changed between frames by `enter`.
         current: the consumer whose sink runs now, or None. Read by other threads for reports.
         current_since: `perf_counter()` at which it began.
+        delivered: how many messages of the list that `deliver` works on it is through with.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class Dispatcher:
         self._expected_seq = 0
         self.current: Consumer | None = None
         self.current_since = 0.0
+        self.delivered = 0
         self.enter(scope)
 
     def enter(self, scope: Scope) -> None:
@@ -76,7 +78,8 @@ class Dispatcher:
         find, device, stats = self._find, self._device, self._stats
         nbytes = 0
         self.current_since = started = perf_counter()
-        for consumer_id, flags, seq, time_ns, run_id, _, arrays in messages:
+        for index, (consumer_id, flags, seq, time_ns, run_id, _, arrays) in enumerate(messages):
+            self.delivered = index
             if seq != self._expected_seq and self._expected_seq != _ANY_SEQ:
                 stats.dropped += seq - self._expected_seq
             self._expected_seq = seq + 1

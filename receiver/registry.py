@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import weakref
 from collections import deque
 from collections.abc import Iterable
+from time import monotonic
 
 from receiver.consumer import Consumer
 
 RETIRED_KEPT = 1024
-"""How many consumers whose programs are gone stay known. A program that was dropped may still be running:
-its messages must find their consumer. A barrier proves that none runs and forgets them all; without one, the
-oldest beyond this many are forgotten (far more than the computations a device queues)."""
+RETIRED_SEC = 60.0
+"""For how long at least consumers whose programs are gone stay known, and how many stay known for longer. A program
+that was dropped may still be running, and its messages queue: they must find their consumer. A barrier proves that
+there are none and forgets at once."""
 
 
 class Lease:
@@ -34,7 +35,7 @@ class Registry:
         self._lock = threading.Lock()  # protects _leases and _retired
         self._consumers: dict[int, Consumer] = {}
         self._leases: dict[int, int] = {}
-        self._retired: deque[int] = deque()
+        self._retired: deque[tuple[int, float]] = deque()
         # Finalizers run inside the garbage collector, on any thread and perhaps while this thread holds
         # the lock: they only append here, and whoever takes the lock next does their work.
         self._ended: deque[int] = deque()
@@ -53,18 +54,19 @@ class Registry:
         weakref.finalize(lease, self._ended.append, consumer.consumer_id).atexit = False
         return lease
 
-    def retired(self) -> list[int]:
-        """The ids of consumers whose programs are gone by now: what a barrier may forget when it is through."""
+    def retired(self) -> list[tuple[int, float]]:
+        """The consumers whose programs are gone by now: what a barrier may forget when it is through."""
         with self._lock:
             self._settle()
             return list(self._retired)
 
-    def forget(self, consumer_ids: Iterable[int]) -> None:
-        """Forgets retired consumers, for whom no message can come any more."""
+    def forget(self, retired: Iterable[tuple[int, float]]) -> None:
+        """Forgets consumers that `retired` listed, for whom no message can come any more."""
+        gone = set(retired)
         with self._lock:
-            for consumer_id in consumer_ids:
-                with contextlib.suppress(ValueError):  # forgotten by somebody else
-                    self._retired.remove(consumer_id)
+            self._retired = deque(entry for entry in self._retired if entry not in gone)
+            again = {consumer_id for consumer_id, _ in self._retired}  # retired once more meanwhile
+            for consumer_id in {consumer_id for consumer_id, _ in gone} - again:
                 self._forget(consumer_id)
 
     def __len__(self) -> int:
@@ -79,9 +81,9 @@ class Registry:
                 self._leases[consumer_id] = left
             else:
                 del self._leases[consumer_id]
-                self._retired.append(consumer_id)
-        while len(self._retired) > RETIRED_KEPT:
-            self._forget(self._retired.popleft())
+                self._retired.append((consumer_id, monotonic()))
+        while len(self._retired) > RETIRED_KEPT and monotonic() - self._retired[0][1] > RETIRED_SEC:
+            self._forget(self._retired.popleft()[0])
 
     def _forget(self, consumer_id: int) -> None:
         if consumer_id not in self._leases:  # leased anew meanwhile

@@ -122,6 +122,16 @@ class Runtime:
             while not receiver.wait_consumed(emitted, POLL_SEC):
                 self._check(receiver, deadline, stall_sec)
 
+    def wait_closed(self, names: Iterable[str], scope: Scope, stall_sec: float) -> None:
+        """Waits until everything of `scope` has been delivered, after `release`.
+
+        Raises:
+            TapTimeoutError: one invocation of a tap has run for longer than `stall_sec`.
+        """
+        for receiver in self.receivers(names):
+            while not scope.wait_closed(receiver.name, POLL_SEC):
+                self._check(receiver, None, stall_sec)
+
     def check_stalled(self, stall_sec: float | None) -> None:
         """Raises TapTimeoutError if one invocation of a tap has run for longer on any device."""
         if stall_sec is not None:
@@ -132,8 +142,10 @@ class Runtime:
         running = receiver.running_tap()
         stalled = stall_sec is not None and running is not None and running[1] > stall_sec
         late = deadline is not None and perf_counter() > deadline
-        if stalled or late:
+        if stalled:
             raise TapTimeoutError(describe_wait(receiver))
+        if late:
+            raise TapTimeoutError(f"the time was up. {describe_wait(receiver)}")
 
     def refuse_reentry(self, what: str) -> None:
         """Raises ReentrantWaitError when the calling thread is a receiver thread."""
@@ -159,14 +171,6 @@ class Runtime:
             self._late = [scope for scope in self._late if scope.has_open_devices]
         found = [scope.deferred.take() for scope in dict.fromkeys([self.default_scope, *scopes])]
         return [error for error in found if error is not None]
-
-    def stop(self, timeout_sec: float) -> list[DeviceReceiver]:
-        """Ends every receiver after what is queued; returns those still busy at the timeout."""
-        self.refuse_reentry("stopping the receivers")
-        deadline = perf_counter() + timeout_sec
-        with self._lock:
-            receivers, self._receivers = list(self._receivers.values()), {}
-        return [r for r in receivers if not r.stop(max(0.0, deadline - perf_counter()))]
 
 
 def describe_wait(receiver: DeviceReceiver) -> str:

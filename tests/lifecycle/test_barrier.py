@@ -190,3 +190,58 @@ def test_a_failing_computation_does_not_hang_the_barrier() -> None:
         pytest.fail("the computation was expected to fail")
     hcb.barrier_wait(timeout_sec=30)
     assert len(rec) == 0
+
+
+def test_barrier_waits_for_a_computation_whose_result_was_donated_to_an_untapped_program() -> None:
+    rec = Recorder()
+    inner = slow_program(rec, 400)
+    f = hcb.jit(inner)
+    follow = jax.jit(lambda y: y + 1, donate_argnums=0)
+    x = jnp.ones((128, 128)) * 1e-2
+    follow(f(x))
+    hcb.barrier_wait()
+    kept = []
+
+    def dispatch() -> None:
+        for _ in range(3):
+            kept.append(follow(f(x)))
+
+    thread = threading.Thread(target=dispatch)
+    thread.start()
+    thread.join()
+    hcb.barrier_wait()
+    assert len(rec) == 4
+
+
+def test_a_barrier_does_not_wait_for_what_was_emitted_after_it() -> None:
+    seen: list[int] = []
+    reached = threading.Event()
+    go_on = threading.Event()
+
+    def tap(x: Any) -> None:
+        seen.append(int(x))
+        if x == 2:
+            reached.set()
+            go_on.wait()
+
+    f = hcb.jit(lambda x: hcb.id_tap(tap, x))
+    gate = threading.Event()
+    hcb.jit(lambda x: hcb.id_tap(lambda v: gate.wait(), x))(0)
+    f(0)
+    f(1).block_until_ready()
+    waiter = threading.Thread(target=hcb.barrier_wait)
+    waiter.start()
+    for i in range(2, 50):
+        f(i)
+    gate.set()
+    assert reached.wait(30)
+    waiter.join(30)
+    over = not waiter.is_alive()
+    with pytest.raises(
+        hcb.TapTimeoutError, match=r"4[78] message\(s\)"
+    ):  # the one that runs, and those behind it
+        hcb.barrier_wait(timeout_sec=0.2)
+    go_on.set()
+    hcb.barrier_wait()
+    assert over
+    assert seen == list(range(50))

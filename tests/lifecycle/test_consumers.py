@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 import tracemalloc
+import weakref
 from typing import Any
 
 import jax
@@ -189,3 +190,115 @@ def test_messages_for_unknown_consumers_are_counted_and_the_stream_goes_on() -> 
     assert f"{consumer_id:#018x} (3)" in str(error)
     assert "keep the jitted function alive" in str(error)
     assert "3 message(s) for unknown consumers" in rx.summary()
+
+
+def test_closures_with_state_of_their_own_stay_apart() -> None:
+    def make() -> Any:
+        n = 0
+
+        def tap(x: Any) -> None:
+            nonlocal n
+            n += 1
+
+        return tap, lambda: n
+
+    (first, count_first), (second, count_second) = make(), make()
+
+    def program(x: Any) -> Any:
+        for tap in (first, second, second):
+            hcb.id_tap(tap, x)
+        return x
+
+    hcb.jit(program)(1.0)
+    hcb.barrier_wait()
+    assert (count_first(), count_second()) == (1, 2)
+
+
+def test_what_looks_alike_but_is_not_stays_apart() -> None:
+    seen: list[str] = []
+
+    def make_class(name: str) -> Any:
+        class Tap:
+            def __init__(self, x: Any) -> None:
+                seen.append(name)
+
+        return Tap
+
+    def make_tagged(tag: str) -> Any:
+        def tap(x: Any) -> None:
+            seen.append(tap.tag)  # type: ignore[attr-defined]
+
+        tap.tag = tag  # type: ignore[attr-defined]
+        return tap
+
+    def make_executed(tag: str) -> Any:
+        namespace: dict[str, Any] = {"__name__": "made_up", "seen": seen, "tag": tag}
+        exec("def tap(x):\n    seen.append(tag)", namespace)
+        return namespace["tap"]
+
+    class Text(str):
+        __slots__ = ("shown",)
+
+    def show(x: Any, text: Any) -> None:
+        seen.append(text.shown)
+
+    texts = [Text("same"), Text("same")]
+    texts[0].shown, texts[1].shown = "t1", "t2"  # type: ignore[misc]
+
+    def program(x: Any) -> Any:
+        for factory in (make_class, make_tagged, make_executed):
+            for name in ("a", "b"):
+                hcb.id_tap(factory(name), x)
+        for text in texts:
+            hcb.id_tap(show, x, text=text)
+        return x
+
+    hcb.jit(program)(1.0)
+    hcb.barrier_wait()
+    assert seen == ["a", "b"] * 3 + ["t1", "t2"]
+
+
+def test_a_bound_builtin_method_is_one_consumer() -> None:
+    seen: list[Any] = []
+    f = hcb.jit(lambda x: hcb.id_tap(seen.append, x))
+    known = set()
+    for n in range(1, 6):
+        f(jnp.ones(n))
+        known.add(len(runtime.registry))
+    hcb.barrier_wait()
+    assert len(seen) == 5
+    assert len(known) == 1
+
+
+@pytest.mark.parametrize("kind", ["hcb.jit", "jax.jit", "grad", "scan", "eager"])
+def test_a_tap_function_is_freed_with_its_program(kind: str) -> None:
+    class Owner:
+        def tap(self, x: Any) -> None:
+            pass
+
+    def use() -> weakref.ref[Owner]:
+        owner = Owner()
+
+        def f(x: Any) -> Any:
+            return hcb.id_tap(owner.tap, x)
+
+        if kind == "scan":
+            jax.jit(lambda x: jax.lax.scan(lambda c, _: (f(c), None), x, None, length=2)[0])(1.0)
+        elif kind == "grad":
+            jax.jit(jax.grad(f))(1.0)
+        elif kind == "eager":
+            f(1.0)
+        else:
+            (hcb.jit if kind == "hcb.jit" else jax.jit)(f)(1.0)
+        return weakref.ref(owner)
+
+    refs = [use() for _ in range(8)]
+    if kind == "eager":  # the last 32 eager taps are kept
+        for i in range(32):
+            hcb.id_tap(lambda v, i: None, 1.0, i=i)
+    hcb.barrier_wait()
+    gc.collect()
+    hcb.barrier_wait()  # forgets the consumers that the collection retired
+    gc.collect()
+    alive = sum(ref() is not None for ref in refs)
+    assert alive <= 1  # JAX itself remembers the last program or two

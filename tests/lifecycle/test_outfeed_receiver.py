@@ -241,3 +241,70 @@ def test_no_message_escapes_at_the_borders_of_scopes() -> None:
     hcb.barrier_wait()
     assert rec.floats().count(2.0) == 10
     assert 10 <= total <= len(rec)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"timeout_sec": None}, "timeout_sec is None, expected a finite number"),
+        ({"timeout_sec": -1}, "timeout_sec is -1"),
+        ({"max_errors": 0}, "max_errors is 0, expected a whole number of at least 1"),
+        ({"devices": ["cpu:0"]}, r"devices takes a list of jax.Device, got \['cpu:0'\]"),
+        ({"devices": "cpu"}, "devices takes a list of jax.Device"),
+        ({"devices": []}, "got no devices"),
+    ],
+)
+def test_wrong_arguments_are_refused(wrong: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        hcb.outfeed_receiver(**wrong)
+
+
+def test_an_interrupt_while_leaving_passes_the_taps_failures_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    from hostcallback import outfeed
+
+    def fail(x: Any) -> None:
+        raise ValueError("before the interrupt")
+
+    wait = outfeed._wait
+
+    def interrupted(*args: Any, **kwargs: Any) -> None:
+        wait(*args, **kwargs)
+        raise KeyboardInterrupt
+
+    f = hcb.jit(lambda x: hcb.id_tap(fail, x))
+    with pytest.raises(KeyboardInterrupt), hcb.outfeed_receiver():  # noqa: PT012
+        f(1.0)
+        monkeypatch.setattr(outfeed, "_wait", interrupted)
+    monkeypatch.undo()
+    with pytest.raises(hcb.TapFunctionException) as info:
+        hcb.barrier_wait()
+    assert [str(e) for e in info.value.exceptions] == ["before the interrupt"]
+    with hcb.outfeed_receiver():  # the devices are free again
+        pass
+
+
+def test_leaving_while_another_thread_keeps_emitting_to_slow_taps() -> None:
+    stop = threading.Event()
+    pause = threading.Event()
+
+    def slow(x: Any) -> None:
+        pause.wait(0.004)
+
+    f = hcb.jit(lambda x: hcb.id_tap(slow, x))
+    f(0.0)
+
+    def emit() -> None:
+        while not stop.wait(0.003):
+            f(1.0)
+
+    thread = threading.Thread(target=emit)
+    thread.start()
+    try:
+        with hcb.outfeed_receiver(timeout_sec=0.1):  # far less than the backlog takes, far more than one tap
+            for _ in range(60):
+                f(2.0)
+    finally:
+        stop.set()
+        thread.join()
+        pause.set()
+    hcb.barrier_wait()

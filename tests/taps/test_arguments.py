@@ -149,3 +149,15 @@ def test_an_unknown_transport_is_refused(monkeypatch: pytest.MonkeyPatch) -> Non
         ValueError, match=r"HOSTCALLBACK_TRANSPORT='pigeon': expected 'native', 'callback' or nothing"
     ):
         transport.use_native.__wrapped__("cpu")
+
+
+def test_a_traced_keyword_argument_is_refused() -> None:
+    with pytest.raises(
+        TypeError, match=r"the keyword argument 'step' of id_print is a traced value.*tapped pytree"
+    ):
+        jax.jit(lambda x: hcb.id_print(x, step=x + 1))(1.0)
+
+
+def test_a_typed_key_is_refused_with_the_cure() -> None:
+    with pytest.raises(TypeError, match=r"arg\['key'\] has dtype key<fry>.*jax.random.key_data"):
+        hcb.id_tap(print, {"key": jax.random.key(0)})

@@ -47,7 +47,8 @@ def test_a_tapped_call_stays_on_the_cpp_dispatch_path(rec: Recorder) -> None:
         fast(x), slow(x)
     executor = "jax._src.interpreters.pxla.__call__"
     assert executor not in python_frames_of(lambda: fast(x))
-    assert len(python_frames_of(lambda: fast(x))) < 6
+    # The least of several: a garbage collection may run finalizers in between.
+    assert min(len(python_frames_of(lambda: fast(x))) for _ in range(5)) < 6
     assert executor in python_frames_of(lambda: slow(x))  # the check can fail
     hcb.barrier_wait()
 
@@ -233,3 +234,16 @@ def test_a_leaked_tracer_is_reported_by_jax() -> None:
     with pytest.raises(jax.errors.UnexpectedTracerError):
         hcb.jit(lambda y: hcb.id_tap(lambda v: None, y + leaked[0]))(1.0)
     hcb.barrier_wait()
+
+
+def test_signatures_with_results_of_different_structure(rec: Recorder) -> None:
+    @partial(hcb.jit, static_argnums=1)
+    def f(x: Any, kind: int) -> Any:
+        if kind < 3:
+            x = hcb.id_tap(rec, x)
+        return [[x + 1], {"a": x + 1}, {"a": x[None] * jnp.ones(5000), "b": x}, None, x, {"a": x}][kind]
+
+    for kind in [0, 1, 2, 3, 4, 5, 0, 1, 2, 5, 4, 3, 2, 1, 0]:
+        f(jnp.float32(kind), kind)
+    hcb.barrier_wait()
+    assert rec.floats() == [0.0, 1.0, 2.0, 0.0, 1.0, 2.0, 2.0, 1.0, 0.0]
