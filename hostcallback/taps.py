@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,10 +16,6 @@ from hostcallback.tap_spec import Absent, SinkFactory, TapSpec, Transform
 from receiver.consumer import Sink
 from receiver.sinks.print import PrintSink, SupportsWrite
 from receiver.sinks.tap import tap_sink
-
-T = TypeVar("T")
-
-_NOT_GIVEN: Any = object()
 
 
 def id_tap(

@@ -23,7 +23,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
 import hostcallback as hcb
@@ -87,10 +86,6 @@ def compare(
     return Row(name, unit, median, statistics.median(theirs), peer_name, bound, (high - low) / 2 / median)
 
 
-def _barrier_ours() -> None:
-    hcb.barrier_wait()
-
-
 def _delivered(program: Callable[[], Any], barrier: Callable[[], None], count: int) -> float:
     """Microseconds a message from the call until the last one was delivered."""
     start = perf_counter()
@@ -109,71 +104,46 @@ class Counter:
         self.count += 1
 
 
-def scalar_in_scan(rounds: int) -> Row:
-    """A float32 scalar tapped in every iteration of a scan."""
+def _scan(jit: Any, tap: Callable[[Any], Any], steps: int) -> Callable[[Any], Any]:
+    """A jitted scan that taps its carry in every step."""
+
+    def step(carry: Any, _: Any) -> Any:
+        carry = carry * 1.0001
+        tap(carry)
+        return carry, None
+
+    compiled: Callable[[Any], Any] = jit(lambda x: lax.scan(step, x, None, length=steps)[0])
+    return compiled
+
+
+def _tapped_scans(name: str, x: Any, steps: int, peer_steps: int, bound: float, rounds: int) -> Row:
     ours_count, peer_count = Counter(), Counter()
-    steps_ours, steps_peer = 20_000, 2_000
-
-    def body(tap: Callable[[Any], Any]) -> Callable[[Any, Any], Any]:
-        def step(carry: Any, _: Any) -> Any:
-            carry = carry * 1.0001
-            tap(carry)
-            return carry, None
-
-        return step
-
-    ours = hcb.jit(
-        lambda x: lax.scan(body(lambda c: hcb.id_tap(ours_count, c)), x, None, length=steps_ours)[0]
-    )
-    peer = jax.jit(
-        lambda x: lax.scan(
-            body(lambda c: jax.debug.callback(peer_count, c, ordered=True)), x, None, length=steps_peer
-        )[0]
-    )
-    x = jnp.float32(1)
+    ours = _scan(hcb.jit, lambda c: hcb.id_tap(ours_count, c), steps)
+    peer = _scan(jax.jit, lambda c: jax.debug.callback(peer_count, c, ordered=True), peer_steps)
     row = compare(
-        "scalar tap in a scan, delivered in order",
+        name,
         "us/message",
-        lambda: _delivered(lambda: ours(x), _barrier_ours, steps_ours),
-        lambda: _delivered(lambda: peer(x), jax.effects_barrier, steps_peer),
+        lambda: _delivered(lambda: ours(x), hcb.barrier_wait, steps),
+        lambda: _delivered(lambda: peer(x), jax.effects_barrier, peer_steps),
         "jax.debug.callback(ordered=True)",
-        1 / 15,
+        bound,
         rounds,
     )
-    assert ours_count.count == steps_ours * (rounds + 1)
-    assert peer_count.count == steps_peer * (rounds + 1)
+    assert ours_count.count == steps * (rounds + 1)
+    assert peer_count.count == peer_steps * (rounds + 1)
     return row
+
+
+def scalar_in_scan(rounds: int) -> Row:
+    """A float32 scalar tapped in every iteration of a scan."""
+    name = "scalar tap in a scan, delivered in order"
+    return _tapped_scans(name, jnp.float32(1), 20_000, 2_000, 1 / 15, rounds)
 
 
 def array_in_scan(rounds: int) -> Row:
     """An array of 256 KiB tapped in every iteration of a scan."""
-    ours_count, peer_count = Counter(), Counter()
-    steps = 400
-
-    def program(jit: Any, tap: Callable[[Any], Any]) -> Any:
-        def step(carry: Any, _: Any) -> Any:
-            carry = carry * 1.0001
-            tap(carry)
-            return carry, None
-
-        return jit(lambda x: lax.scan(step, x, None, length=steps)[0])
-
-    ours = program(hcb.jit, lambda c: hcb.id_tap(ours_count, c))
-    peer = program(
-        jax.jit, lambda c: jax.debug.callback(lambda v: peer_count(np.asarray(v)), c, ordered=True)
-    )
-    x = jnp.ones(64 * 1024, jnp.float32)
-    row = compare(
-        "256 KiB array in a scan, delivered in order",
-        "us/message",
-        lambda: _delivered(lambda: ours(x), _barrier_ours, steps),
-        lambda: _delivered(lambda: peer(x), jax.effects_barrier, steps),
-        "jax.debug.callback(ordered=True)",
-        1 / 3,
-        rounds,
-    )
-    assert ours_count.count == peer_count.count == steps * (rounds + 1)
-    return row
+    name = "256 KiB array in a scan, delivered in order"
+    return _tapped_scans(name, jnp.ones(64 * 1024, jnp.float32), 400, 400, 1 / 3, rounds)
 
 
 def _one_tap() -> tuple[Counter, Callable[[Any], Any], Callable[[Any], Any]]:
