@@ -12,6 +12,7 @@ import pytest
 from jax import lax
 
 import hostcallback as hcb
+from receiver.runtime import runtime
 from recorder import Recorder
 
 JITS = [pytest.param(jax.jit, id="jax.jit"), pytest.param(hcb.jit, id="hcb.jit")]
@@ -231,6 +232,9 @@ def test_a_barrier_does_not_wait_for_what_was_emitted_after_it() -> None:
     f(1).block_until_ready()
     waiter = threading.Thread(target=hcb.barrier_wait)
     waiter.start()
+    (receiver,) = runtime.receivers(["cpu:0"])
+    while not receiver._waiters:  # it has taken stock of what was emitted
+        pass
     for i in range(2, 50):
         f(i)
     gate.set()
