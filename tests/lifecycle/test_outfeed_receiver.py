@@ -300,8 +300,8 @@ def test_leaving_while_another_thread_keeps_emitting_to_slow_taps() -> None:
     thread = threading.Thread(target=emit)
     thread.start()
     try:
-        with hcb.outfeed_receiver(timeout_sec=0.1):  # far less than the backlog takes, far more than one tap
-            for _ in range(60):
+        with hcb.outfeed_receiver(timeout_sec=0.5):  # far less than the backlog takes, far more than one tap
+            for _ in range(200):
                 f(2.0)
     finally:
         stop.set()
