@@ -10,8 +10,8 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 NATIVE := $(wildcard receiver/native/*.cc receiver/native/*.h)
 
-# The whole suite runs on each transport; slow tests run in .ci/run, or with `make test SLOW=1`.
-PYTEST := $(BIN)/python -m pytest $(if $(SLOW),,-m "not slow")
+# The whole suite runs on each transport, on two processes; slow tests run in .ci/run, or with `make test SLOW=1`.
+PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal $(if $(SLOW),,-m "not slow")
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test lint type check matrix bench clean

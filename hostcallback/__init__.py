@@ -7,19 +7,25 @@ decode them and call Python tap functions.
 from __future__ import annotations
 
 import hostcallback.lowering  # noqa: F401, it registers the tap primitive's lowering rules
+from hostcallback.call import call
+from hostcallback.debug import callback, log, print
+from hostcallback.export import bind, export_checks, unbind
 from hostcallback.jit import jit
 from hostcallback.outfeed import OutfeedReceiver, barrier_wait, outfeed_receiver
 from hostcallback.taps import id_print, id_tap
 from receiver.back_pressure import BackPressure
 from receiver.errors import (
+    CallResultError,
     DeviceClaimedError,
     HostCallbackError,
+    IncompleteValueError,
     LostMessagesError,
     NativeLibraryError,
     ReentrantWaitError,
     TapFailure,
     TapFunctionException,
     TapTimeoutError,
+    UnboundConsumerError,
     UnknownConsumerError,
 )
 
@@ -27,8 +33,10 @@ __version__ = "0.1.0"
 
 __all__ = [
     "BackPressure",
+    "CallResultError",
     "DeviceClaimedError",
     "HostCallbackError",
+    "IncompleteValueError",
     "LostMessagesError",
     "NativeLibraryError",
     "OutfeedReceiver",
@@ -36,10 +44,18 @@ __all__ = [
     "TapFailure",
     "TapFunctionException",
     "TapTimeoutError",
+    "UnboundConsumerError",
     "UnknownConsumerError",
     "barrier_wait",
+    "bind",
+    "call",
+    "callback",
+    "export_checks",
     "id_print",
     "id_tap",
     "jit",
+    "log",
     "outfeed_receiver",
+    "print",
+    "unbind",
 ]

@@ -6,45 +6,66 @@ Checked on JAX 0.8.0, 0.10.2 and 0.12.0.1. Nothing else in the package may impor
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
-import sys
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 from jax._src import (
+    ad_checkpoint as _ad_checkpoint,  # remat_p
     array as _array,  # ArrayImpl: the type of concrete arrays, checked on the dispatch path
     callback as _callback,  # emit_python_callback: the transport of platforms without the native handler
+    config as _config,  # bool_flag, int_flag: flags that JAX has no more
     core as _core,  # eval_jaxpr, trace_ctx: not in jax.extend.core
     dispatch as _dispatch,  # runtime_tokens: what a thread's dispatched computations can be waited on by
     effects as _effects,  # effect types can be registered nowhere else
+    ffi as _ffi,  # ffi_batching_rule
     sharding_impls as _sharding_impls,  # the axis context in lowering rules
     util as _util,  # weakref_cache_key_types
+    xla_bridge as _xla_bridge,  # register_plugin_callbacks
 )
 from jax._src.interpreters import (
+    ad as _ad,  # Zero.from_primal_value
+    batching as _batching,  # batch_jaxpr2
     mlir as _mlir,  # jaxpr_subcomp, TokenSet, set_sharding
-    partial_eval as _pe,  # dce_rules
+    partial_eval as _pe,  # dce_rules, lower_jaxpr
+    pxla as _pxla,  # _discharge_internal_refs
 )
+from jax._src.lax.control_flow import loops as _loops  # _scan_known_hoisting
+from jax._src.lib import xla_client as _xla_client  # register_custom_call_partitioner, HloSharding
 from jax._src.lib.mlir import ir as _ir  # types of lowered values
-from jax._src.lib.mlir.dialects import hlo as _hlo  # TokenType, PartitionIdOp
+from jax._src.lib.mlir.dialects import func as _func, hlo as _hlo  # FuncOp; TokenType, PartitionIdOp
 
 Effect: Any = _effects.Effect
 ArrayImpl: Any = _array.ArrayImpl
 
 
-def register_ordered_effect(effect_type: type[Any]) -> None:
-    """Allows an effect everywhere JAX lets one in, ordered, also on several devices (0.8 and later)."""
-    for types in (
+def register_effect(effect_type: type[Any], *, ordered: bool) -> None:
+    """Allows an effect everywhere JAX lets one in; ordered ones also on several devices (0.8 and later)."""
+    allowed = [
         _effects.lowerable_effects,
         _effects.control_flow_allowed_effects,
         _effects.remat_allowed_effects,
         _effects.custom_derivatives_allowed_effects,
         _effects.partial_eval_kept_effects,
-        _effects.ordered_effects,
-        _effects.shardable_ordered_effects,
-    ):
+    ]
+    if ordered:
+        allowed += [_effects.ordered_effects, _effects.shardable_ordered_effects]
+    for types in allowed:
         types.add_type(effect_type)
+
+
+TOKENS_ENTER_PARTIALLY_MANUAL_REGIONS = jax.__version_info__ >= (0, 12)
+"""Seen to abort in XLA's `HloSharding::Validate` on 0.8.0, 0.10.2 and 0.11.0, and to work on 0.12.0.1."""
+
+
+def in_partially_manual_region() -> bool:
+    """Whether the calling thread traces the body of a shard_map that leaves some axes to the compiler."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return bool(mesh.manual_axes) and not mesh.are_all_axes_manual
 
 
 def thread_tokens() -> dict[str, Any]:
@@ -60,7 +81,28 @@ def tokens_of(tokens: dict[str, Any], effect: Any) -> list[jax.Array]:
     """The arrays to wait on for what a thread dispatched with `effect`."""
     token = dict(tokens.get("current_tokens", {})).get(effect)
     buffer = getattr(token, "_buf", None)
-    return [] if buffer is None else [buffer]
+    # Unordered effects leave one token for each device instead, which can only be blocked on: so it comes last.
+    unordered = [_BlockingToken(token) for token in dict(tokens.get("output_runtime_tokens", {})).values()]
+    return [*([] if buffer is None else [buffer]), *unordered]
+
+
+class _BlockingToken:
+    # A runtime token with the methods of an array that waiting needs.
+
+    def __init__(self, token: Any) -> None:
+        self._token = token
+
+    def is_deleted(self) -> bool:
+        return False
+
+    def is_ready(self) -> bool:
+        self._token.block_until_ready()
+        return True
+
+
+def drop_token(tokens: dict[str, Any], effect: Any) -> None:
+    """Makes a thread's next computation with `effect` begin with a new token."""
+    tokens.get("current_tokens", {}).pop(effect, None)
 
 
 # `trace_context.trace is eval_trace` says that the calling thread is outside every JAX transformation and trace
@@ -86,37 +128,14 @@ def keep_when_unused(primitive: Any) -> None:
     _pe.dce_rules[primitive] = lambda *args: ([True] * len(args[-1].invars), args[-1])
 
 
-_HOISTING = ("_scan_known_hoisting", "_scan_partial_eval_custom")
-
-
-def never_hoist_from_loops(primitive: Any) -> None:
-    """Keeps an effectful primitive inside the scans it was written in under differentiation.
-
-    JAX (0.8 to 0.12) moves what depends on a scan's constants only out of the scan, and with it effectful equations,
-    which then fire once (jax#16637). That pass is a partial evaluation like any other; only the functions that run
-    it tell it apart.
-    """
-
-    def rule(trace: Any, *tracers: Any, **params: Any) -> Any:
-        if _runs_in(_HOISTING):
-            tracers = tuple(trace.instantiate_const(tracer) for tracer in tracers)
-        return trace.default_process_primitive(primitive, tracers, params)
-
-    _pe.custom_partial_eval_rules[primitive] = rule
-
-
-def _runs_in(functions: Sequence[str]) -> bool:
-    frame = sys._getframe(1)
-    while frame.f_back is not None:
-        if frame.f_code.co_name in functions and frame.f_globals.get("__name__", "").startswith(
-            "jax._src.lax"
-        ):
-            return True
-        frame = frame.f_back
-    return False
-
-
 _SUBCOMP_TAKES_TRACEBACK = "outer_traceback" in inspect.signature(_mlir.jaxpr_subcomp).parameters  # from 0.9
+
+
+class _Discharging(threading.local):
+    depth = 0
+
+
+_discharging = _Discharging()  # how many `lower_discharged` the thread is in
 
 
 def lower_discharged(ctx: Any, closed: Any, args: Sequence[Any], effect_type: type[Any]) -> Sequence[Any]:
@@ -131,17 +150,21 @@ def lower_discharged(ctx: Any, closed: Any, args: Sequence[Any], effect_type: ty
         {**dict(_mlir.TokenSet.create(discharged).items()), **{e: ctx.tokens_in.get(e) for e in others}}
     )
     extra: dict[str, Any] = {"outer_traceback": None} if _SUBCOMP_TAKES_TRACEBACK else {}
-    outs, tokens = _mlir.jaxpr_subcomp(
-        ctx.module_context, closed.jaxpr, ctx.name_stack, tokens, [_mlir.ir_constant(c) for c in closed.consts],
-        *args, dim_var_values=ctx.dim_var_values, const_lowering=ctx.const_lowering, **extra,
-    )  # fmt: skip
+    _discharging.depth += 1
+    try:
+        outs, tokens = _mlir.jaxpr_subcomp(
+            ctx.module_context, closed.jaxpr, ctx.name_stack, tokens, [_mlir.ir_constant(c) for c in closed.consts],
+            *args, dim_var_values=ctx.dim_var_values, const_lowering=ctx.const_lowering, **extra,
+        )  # fmt: skip
+    finally:
+        _discharging.depth -= 1
     if others:
         ctx.set_tokens_out(ctx.tokens_in.update_tokens(tokens.subset(others)))
     return outs
 
 
 def has_effect(closed: Any, effect_type: type[Any]) -> bool:
-    """Whether a closed jaxpr has an effect of that type."""
+    """Whether a closed jaxpr, or an equation, has an effect of that type."""
     return any(isinstance(effect, effect_type) for effect in closed.effects)
 
 
@@ -185,9 +208,23 @@ class LoweringContext:
         self.axis_context = ctx.module_context.axis_context
 
     @property
+    def platforms(self) -> Sequence[str]:
+        """The platforms the equation is lowered for, at once."""
+        return tuple(self.raw.platforms or self.raw.module_context.platforms)
+
+    @property
     def platform(self) -> str:
-        """The platform the program is lowered for, such as `cpu`."""
-        return str(self.raw.module_context.platforms[0])
+        """The first of them, such as `cpu`."""
+        return str(self.platforms[0])
+
+    @property
+    def for_export(self) -> bool:
+        """Whether the program is lowered to be run by other processes (`jax.export`)."""
+        return bool(self.raw.module_context.lowering_parameters.for_export)
+
+    def constant(self, value: np.ndarray[Any, Any]) -> Any:
+        """An array that the program brings along."""
+        return _mlir.ir_constant(value)
 
     @property
     def manual(self) -> bool:
@@ -200,8 +237,21 @@ class LoweringContext:
         return self.manual and self.axis_context.manual_axes != frozenset(self.axis_context.mesh.axis_names)
 
     @property
-    def automatic_devices(self) -> int:
-        """Over how many devices the compiler partitions the program; 1 for none."""
+    def automatic(self) -> bool:
+        """Whether the compiler partitions the equation's operands, over some axes at least."""
+        return self.partially_manual or (not self.manual and self.device_count > 1)
+
+    @property
+    def partly_manual_mesh(self) -> list[tuple[int, bool]]:
+        """Size of each mesh axis and whether it is manual; no axes where all of the mesh is the compiler's."""
+        if not self.manual:
+            return []
+        mesh = self.axis_context.mesh
+        return [(int(size), name in self.axis_context.manual_axes) for name, size in mesh.shape.items()]
+
+    @property
+    def device_count(self) -> int:
+        """Over how many devices the program is partitioned, by the compiler or by hand; 1 for none."""
         if self.manual:
             return int(self.axis_context.mesh.size)
         return getattr(self.axis_context, "num_devices", 1)
@@ -223,13 +273,32 @@ class LoweringContext:
         """Keeps `value` alive as long as the compiled program."""
         self.raw.module_context.add_keepalive(value)
 
+    def avoid_persistent_cache(self) -> None:
+        """Keeps JAX from writing a program to the persistent cache, where jaxlib would crash on it.
+
+        From 0.9 to 0.10, jaxlib reads through a null pointer (`SaveLayoutToEmptyProto`) when it serializes a program
+        for several devices that takes tokens, as one with an ordered effect does. JAX does not cache programs with
+        host callbacks; this one is never called.
+        """
+        if (0, 8, 1) <= jax.__version_info__ < (0, 11) and self.device_count > 1 and not _discharging.depth:
+            self.raw.module_context.add_host_callback(lambda *args: ())
+
     def token_in(self, effect: Any) -> Any:
-        """The token that the equation must wait for."""
-        return self.raw.tokens_in.get(effect)
+        """The token that the equation must wait for: the one JAX threads for the effect, or else the block's own."""
+        if effect in self.raw.tokens_in.effects():
+            return self.raw.tokens_in.get(effect)
+        # The last token that a call in this block of code made.
+        for op in reversed(list(_ir.InsertionPoint.current.block.operations)):
+            if op.operation.name == "stablehlo.custom_call":
+                for result in op.results:
+                    if str(result.type) == "!stablehlo.token":
+                        return result
+        return _hlo.create_token()
 
     def set_token_out(self, effect: Any, token: Any) -> None:
         """The token that later equations wait for."""
-        self.raw.set_tokens_out(self.raw.tokens_in.update_tokens(_mlir.TokenSet({effect: token})))
+        if effect in self.raw.tokens_in.effects():
+            self.raw.set_tokens_out(self.raw.tokens_in.update_tokens(_mlir.TokenSet({effect: token})))
 
     def custom_call(self, name: str, token: Any, operands: Sequence[Any], attributes: dict[str, Any]) -> Any:
         """Emits a side-effecting typed-FFI call on a token and row-major operands; returns its token."""
@@ -248,6 +317,42 @@ class LoweringContext:
             self._run_on_every_device(op)
         return op.results[0]
 
+    def partitioned_call(self, name: str, token: Any, operands: Sequence[Any], config: str) -> Any:
+        """Emits a side-effecting call that a partitioner registered as `name` replaces; returns its token."""
+        op = _hlo.CustomCallOp(
+            [_hlo.TokenType.get()],
+            [token, *operands],
+            call_target_name=_ir.StringAttr.get(name),
+            has_side_effect=_ir.BoolAttr.get(True),
+            api_version=_mlir.i32_attr(2),
+            called_computations=_ir.ArrayAttr.get([]),
+            backend_config=_ir.StringAttr.get(config),
+            operand_layouts=None,
+            result_layouts=None,
+        )
+        return op.results[0]
+
+    def add_python_callback(self, function: Callable[..., Any]) -> tuple[str, int]:
+        """Attaches `function(*operands)` to the program, for a call on a token that is made elsewhere.
+
+        Returns:
+            The call's target and the callback's number, its attribute `index` (0.8 to 0.12).
+        """
+
+        def on_token(token: Any, *operands: Any) -> tuple[Any, ...]:
+            function(*operands)
+            return (token,)
+
+        module = self.raw.module_context
+        module.add_host_callback(on_token)
+        device = "cpu" if self.platform == "cpu" else "gpu"
+        return f"xla_ffi_python_{device}_callback", len(module.host_callbacks) - 1
+
+    def widen(self, operands: Sequence[Any], avals: Sequence[Any]) -> list[Any]:
+        """Operands whose elements are whole bytes, as `widened` says."""
+        # JAX 0.8.0 hands packed elements of less than a byte to Python as they lie.
+        return [_widen(operand, aval) for operand, aval in zip(operands, avals, strict=True)]
+
     def _run_on_every_device(self, op: Any) -> None:
         sharding = _sharding_of_per_device_calls([])
         set_sharding: Any = _mlir.set_sharding
@@ -264,10 +369,14 @@ class LoweringContext:
         `partition` is the index of the running device in the program's device list.
         """
         index_aval = _core.ShapedArray((), np.dtype(np.uint32))
-        # JAX 0.8.0 hands packed elements of less than a byte to Python as they lie.
-        operands = [_widen(operand, aval) for operand, aval in zip(operands, avals, strict=True)]
+        operands = self.widen(operands, avals)
         avals = [_core.ShapedArray(aval.shape, widened(aval.dtype)) for aval in avals]
-        ctx = dataclasses.replace(self.raw, avals_in=[index_aval, *avals], avals_out=[])
+        module = self.raw.module_context
+        if not self._backend_is_here():
+            module = module.replace(backend=_BackendElsewhere(self.platform), platforms=(self.platform,))
+        ctx = dataclasses.replace(
+            self.raw, module_context=module, avals_in=[index_aval, *avals], avals_out=[]
+        )
         sharding = _sharding_of_per_device_calls([]) if self.manual else None
         _, token, _ = _callback.emit_python_callback(
             ctx, function, token, [self._partition(), *operands], [index_aval, *avals], [],
@@ -275,12 +384,30 @@ class LoweringContext:
         )  # fmt: skip
         return token
 
+    def _backend_is_here(self) -> bool:
+        try:
+            self.raw.module_context.get_backend()
+        except (RuntimeError, ValueError):  # not on this machine; another one than the program was traced for
+            return False
+        return True
+
     def _partition(self) -> Any:
         if isinstance(self.axis_context, _ReplicaAxisContext):
             return _hlo.ReplicaIdOp().result
         if self.manual:
             return _hlo.PartitionIdOp().result
         return _mlir.ir_constant(np.uint32(0))
+
+
+class _BackendElsewhere:
+    # Stands for the backend of a platform that a program is lowered for on a machine without it (0.8 to 0.12 ask it for
+    # nothing else). The program cannot run here: what the backend would remember of the callback is not needed.
+
+    def __init__(self, platform: str) -> None:
+        self.platform = platform
+
+    def make_python_callback_from_host_send_and_recv(self, *args: Any) -> None:
+        return None
 
 
 def _sharding_of_per_device_calls(avals: Iterable[Any]) -> Any:
@@ -306,10 +433,328 @@ def _widen(operand: Any, aval: Any) -> Any:
 
 
 def register_lowering(primitive: Any, rule: Callable[..., Any], platform: str | None = None) -> None:
-    """Registers a lowering rule. It may not be cached: it depends on the axis context it is called in."""
-    _mlir.register_lowering(primitive, rule, platform=platform)
+    """Registers a lowering rule that JAX may not cache: it depends on the place it is called in."""
+    _mlir.register_lowering(primitive, rule, platform=platform, cacheable=False)
 
 
 def uint8_attribute(data: bytes) -> Any:
     """Bytes as an FFI attribute."""
     return np.frombuffer(data, np.uint8)
+
+
+# ---- Partitioning by the compiler --------------------------------------------------------------------------------
+# jax.experimental.custom_partitioning is built on the same hooks (0.8 to 0.12), but its call takes no token, has no
+# side effect, and names its Python callback by an address, which makes programs differ between processes.
+
+REPLICATED: Any = _xla_client.HloSharding.replicate()
+
+
+def register_partitioner(name: str, partition: Callable[..., Any]) -> None:
+    """Lets `partition` say what each device runs of the side-effecting custom calls of that name.
+
+    It is called as `partition(arg_shapes, arg_shardings, result_shape, result_sharding, config)` while XLA compiles and
+    returns a module, the operands' shardings and the result's.
+    """
+    arguments: dict[str, Any] = {
+        "name": name,
+        "prop_user_sharding": lambda sharding, shape, config: sharding,
+        "partition": partition,
+        "infer_sharding_from_operands": lambda shapes, shardings, shape, config: REPLICATED,
+        "can_side_effecting_have_replicated_sharding": True,
+    }
+    _xla_client.register_custom_call_partitioner(**arguments)
+    # Platforms in plugins have partitioners of their own.
+    _xla_bridge.register_plugin_callbacks(
+        functools.partial(_xla_client.register_custom_call_partitioner, **arguments)
+    )
+
+
+def tap_of_a_partition(
+    target: str,
+    attributes: dict[str, Any],
+    table: np.ndarray[Any, Any],
+    operands: Sequence[tuple[tuple[int, ...], Any]],
+    *,
+    with_partition: bool,
+) -> bytes:
+    """A module that calls `target` on a token, this device's row of `table` and the operands; returns the token.
+
+    Args:
+        target: of a typed-FFI call.
+        attributes: of the call.
+        table: int64, shape [partitions, numbers].
+        operands: shape and dtype of each on one device.
+        with_partition: whether the number of the device comes before the row.
+    """
+    context = _mlir.make_ir_context()
+    with context, _ir.Location.unknown(context):
+        module = _ir.Module.create()
+        types = [
+            _ir.RankedTensorType.get(shape, _mlir.dtype_to_ir_type(np.dtype(dtype)))
+            for shape, dtype in operands
+        ]
+        token = _hlo.TokenType.get()
+        with _ir.InsertionPoint(module.body):
+            main: Any = _func.FuncOp("main", ([token, *types], [token]))
+            main.attributes["sym_visibility"] = _ir.StringAttr.get("public")
+            with _ir.InsertionPoint(main.add_entry_block()):
+                token_in, *arrays = main.arguments
+                partition = _hlo.PartitionIdOp().result
+                values = [_row(table, partition), *arrays]
+                if with_partition:
+                    values.insert(0, partition)
+                ranks = [len(_ir.RankedTensorType(value.type).shape) for value in values]
+                call = _mlir.custom_call(
+                    target,
+                    result_types=[token],
+                    operands=[token_in, *values],
+                    has_side_effect=True,
+                    api_version=4,
+                    backend_config={key: _mlir.ir_attribute(value) for key, value in attributes.items()},
+                    operand_layouts=[(), *(tuple(range(rank - 1, -1, -1)) for rank in ranks)],
+                    result_layouts=[()],
+                )
+                _func.ReturnOp(call.results)
+        return _mlir.module_to_bytecode(module)
+
+
+def _row(table: np.ndarray[Any, Any], index: Any) -> Any:
+    int64, int32 = _ir.IntegerType.get_signless(64), _ir.IntegerType.get_signless(32)
+    elements: Any = _ir.DenseElementsAttr  # whose annotations know no types of elements
+    rows = _hlo.constant(elements.get(table, type=int64, shape=table.shape))
+    start = _hlo.convert(_ir.RankedTensorType.get((), int32), index)
+    zero = _hlo.constant(elements.get(np.zeros((), np.int32), type=int32, shape=()))
+    sizes = _ir.DenseI64ArrayAttr.get((1, table.shape[1]))
+    row = _hlo.dynamic_slice(rows, [start, zero], sizes)
+    return _hlo.reshape(_ir.RankedTensorType.get((table.shape[1],), int64), row)
+
+
+# hostcallback.legacy_flags: flags of a module that JAX removed, which programs set with `jax.config.update`. It knows
+# only flags that were defined, and has no public way of defining one (0.8 to 0.12).
+
+
+def define_flag(name: str, default: bool | int, about: str, on_set: Callable[[Any], None]) -> Any:
+    """Defines a JAX configuration flag; its `.value` is its current value.
+
+    Args:
+        name: in lower case. The environment variable of that name in upper case sets it, too.
+        default: its value until it is set; its type is the flag's.
+        about: what it is for.
+        on_set: called with each value that it gets, the first one included.
+    """
+    define: Any = _config.bool_flag if isinstance(default, bool) else _config.int_flag
+    read: Any = _config.bool_env if isinstance(default, bool) else _config.int_env
+    return define(name, read(name.upper(), default), help=about, update_hook=on_set)
+
+
+# ---- What may be tapped: references, and tracers whose trace is over -------------------------------------------------
+
+
+def discharge_own_refs(closed: Any) -> Any:
+    """The same program with the references that it makes itself turned into values.
+
+    JAX (0.8 to 0.12) does so when it lowers a program, but knows no rule for an equation that holds one.
+    """
+    if any(isinstance(effect, _core.InternalMutableArrayEffect) for effect in closed.effects):
+        return _pxla._discharge_internal_refs(closed)
+    return closed
+
+
+def escaped_tracer_error(value: Any) -> Exception | None:
+    """JAX's error for a tracer whose trace is over; None for every other value.
+
+    JAX (0.8 to 0.12) takes most such tracers for constants of whatever is traced now, and raises only when that runs,
+    far from the line that used them. A tracer is alive if its trace is current or encloses the current one; where a
+    kind of trace does not tell what encloses it, JAX is left to judge.
+    """
+    if not isinstance(value, _core.Tracer):
+        return None
+    trace: Any = _core.trace_ctx.trace
+    while not _are_one(trace, value._trace):
+        if trace is eval_trace:
+            error: Exception = _core.escaped_tracer_error(value)
+            return error
+        trace = getattr(trace, "parent_trace", None)
+        if trace is None:
+            return None
+    return None
+
+
+def _are_one(trace: Any, other: Any) -> bool:
+    # JAX makes several objects for one trace; they share a tag.
+    return trace is other or getattr(trace, "tag", trace) is getattr(other, "tag", other)
+
+
+# ---- hostcallback.loops: JAX's rules for loops and checkpoints -------------------------------------------------------
+
+Var: Any = _core.Var
+remat_p: Any = _ad_checkpoint.remat_p  # jax.extend.core.primitives has it since 0.10
+batch_jaxpr: Any = _batching.batch_jaxpr2
+
+
+def wrap_scan_hoisting(wrapper: Callable[[Any], Any]) -> None:
+    """Replaces the function that takes loop-invariant code out of scans under differentiation.
+
+    It is called as `hoist(closed_jaxpr, known_consts, *counts)` and returns what stays first, a closed jaxpr (0.8 to
+    0.12). It is in no table of rules: two of JAX's rules call it by name.
+    """
+    _loops._scan_known_hoisting = wrapper(_loops._scan_known_hoisting)
+
+
+def lower_to_primitives(closed: Any) -> Any:
+    """The same program without "high-level" equations, which have no lowering rules.
+
+    They came with 0.8; `jax.lax.custom_root` is one since 0.12. What takes or returns high-level values stays as it is.
+    """
+    if not closed.jaxpr.is_high or any(aval.is_high for aval in (*closed.in_avals, *closed.out_avals)):
+        return closed
+    lower: Any = getattr(_pe, "lower_jaxpr2", _pe.lower_jaxpr)  # 0.8 has the second only
+    return lower(closed)
+
+
+# ---- Calls with results --------------------------------------------------------------------------------------------
+
+
+def results_that_vary_as(avals: Sequence[Any], results: Sequence[Any]) -> list[Any]:
+    """The avals of results that depend on all operands: they vary over every manual mesh axis that one of those does.
+
+    The axes are `vma` in 0.8 and `manual_axis_type.varying` from 0.10 on. JAX's own rule for its callbacks and FFI
+    calls leaves them out or demands that all operands agree.
+    """
+    varying: frozenset[Any] = frozenset()
+    for aval in avals:
+        varying |= aval.mat.varying if _HAS_MANUAL_AXIS_TYPE else aval.vma
+    sharding = _core.get_cur_mesh_sharding()
+    if not varying:
+        return [result.update(sharding=sharding) for result in results]
+    if _HAS_MANUAL_AXIS_TYPE:
+        axes: dict[str, Any] = {"manual_axis_type": _core.ManualAxisType(varying=varying)}
+    else:
+        axes = {"vma": varying}
+    return [result.update(sharding=sharding, **axes) for result in results]
+
+
+_HAS_MANUAL_AXIS_TYPE = hasattr(_core, "ManualAxisType")
+
+
+def zero_tangent(primal: Any) -> Any:
+    """A symbolic zero for the tangent of a value."""
+    zero: Any = _ad.Zero  # whose annotations know no class methods
+    return zero.from_primal_value(primal)
+
+
+_convert: Any = _hlo.convert
+
+
+def batch_call(primitive: Any, args: Any, dims: Any, **params: Any) -> Any:
+    """Batches an opaque call as `vmap_method` says, as JAX does it for `pure_callback` and `ffi_call` (0.8 to 0.12)."""
+    return _ffi.ffi_batching_rule(primitive, args, dims, **params)
+
+
+def custom_call_with_results(
+    context: LoweringContext,
+    name: str,
+    token: Any,
+    operands: Sequence[Any],
+    results: Sequence[Any],
+    attributes: dict[str, Any],
+) -> tuple[Any, list[Any]]:
+    """As `LoweringContext.custom_call`, with row-major results of the avals `results`; returns token and results."""
+    ranks = [len(_ir.RankedTensorType(operand.type).shape) for operand in operands]
+    op = _mlir.custom_call(
+        name,
+        result_types=[_hlo.TokenType.get(), *(_ir_type(context, aval) for aval in results)],
+        operands=[token, *operands],
+        has_side_effect=True,
+        api_version=4,
+        backend_config={key: _mlir.ir_attribute(value) for key, value in attributes.items()},
+        operand_layouts=[(), *(tuple(range(rank - 1, -1, -1)) for rank in ranks)],
+        result_layouts=[(), *(tuple(range(aval.ndim - 1, -1, -1)) for aval in results)],
+    )
+    if context.manual:
+        sharding = _sharding_of_per_device_calls([_core.ShapedArray((), np.dtype(np.bool_)), *results])
+        set_sharding: Any = _mlir.set_sharding
+        if _SET_SHARDING_TAKES_CONTEXT:
+            set_sharding(context.raw.module_context, op, sharding)
+        else:
+            set_sharding(op, sharding)
+    token_out, *outs = op.results
+    return token_out, outs
+
+
+def python_callback_with_results(
+    context: LoweringContext,
+    function: Callable[..., Any],
+    token: Any,
+    operands: Sequence[Any],
+    avals: Sequence[Any],
+    results: Sequence[Any],
+) -> tuple[Any, list[Any]]:
+    """As `LoweringContext.python_callback`; the function returns arrays of the avals `results`, widened."""
+    index_aval = _core.ShapedArray((), np.dtype(np.uint32))
+    operands = [_widen(operand, aval) for operand, aval in zip(operands, avals, strict=True)]
+    avals_in = [index_aval, *(_core.ShapedArray(aval.shape, widened(aval.dtype)) for aval in avals)]
+    avals_out = [_core.ShapedArray(aval.shape, widened(aval.dtype)) for aval in results]
+    ctx = dataclasses.replace(context.raw, avals_in=avals_in, avals_out=avals_out)
+    sharding = _sharding_of_per_device_calls(avals_out) if context.manual else None
+    outs, token_out, _ = _callback.emit_python_callback(
+        ctx, function, token, [context._partition(), *operands], avals_in, avals_out,
+        has_side_effect=True, sharding=sharding,
+    )  # fmt: skip
+    narrowed = [
+        out if widened(aval.dtype) == aval.dtype else _convert(_ir_type(context, aval), out)
+        for out, aval in zip(outs, results, strict=True)
+    ]
+    return token_out, narrowed
+
+
+_AVAL_TO_IR_TYPE_TAKES_CONTEXT = len(inspect.signature(_mlir.aval_to_ir_type).parameters) > 1
+
+
+def _ir_type(context: LoweringContext, aval: Any) -> Any:
+    to_type: Any = _mlir.aval_to_ir_type
+    return to_type(context.raw.module_context, aval) if _AVAL_TO_IR_TYPE_TAKES_CONTEXT else to_type(aval)
+
+
+def call_when_run(primitive: Any, function: Callable[[], None]) -> None:
+    """Makes a primitive without operands call `function` where its program runs; it returns an empty array."""
+    aval = _core.ShapedArray((0,), np.dtype(np.uint8))
+    extra: dict[str, Any] = {"returns_token": False} if _CALLBACK_RETURNS_TOKEN else {}
+
+    def call() -> tuple[Any, ...]:
+        function()
+        return (np.zeros(0, np.uint8),)
+
+    def lower(ctx: Any) -> Any:
+        return _callback.emit_python_callback(ctx, call, None, [], [], [aval], has_side_effect=True, **extra)[
+            0
+        ]
+
+    primitive.def_abstract_eval(lambda: [aval])
+    _mlir.register_lowering(primitive, lower)
+
+
+# From 0.9 on; before, there is a token if one is passed.
+_CALLBACK_RETURNS_TOKEN = "returns_token" in inspect.signature(_callback.emit_python_callback).parameters
+
+
+def dispatch_synchronously(context: LoweringContext) -> None:
+    """Has the calling thread run the program on CPU, and wait for its end, unless `hostcallback.jit` does that.
+
+    XLA provides for it where programs have host callbacks, "to avoid deadlocks with reentrant callbacks" (0.8 to
+    0.12): a thread holds no more than one of the 32 programs that a device has in flight, and those of a host
+    function find their places. This callback is never called.
+    """
+    if not _discharging.depth:
+        context.raw.module_context.add_host_callback(lambda *args: ())
+
+
+def has_primitive(closed: Any, primitive: Any) -> bool:
+    """Whether an equation of that primitive is in a closed jaxpr, or in one within it."""
+    jaxprs = [closed.jaxpr]
+    while jaxprs:
+        jaxpr = jaxprs.pop()
+        if any(equation.primitive is primitive for equation in jaxpr.eqns):
+            return True
+        jaxprs += _core.subjaxprs(jaxpr)
+    return False

@@ -23,11 +23,13 @@ class _ThisThread(threading.local):
         results: small results of its computations; `hostcallback.jit` appends to it. When one is ready, its
             computation is over, and so is everything the thread dispatched to the same devices before.
         uses_effects: whether the thread dispatched taps through JAX's own effect path.
+        looks_at_tokens: whether it is in `drop_failed_tokens`.
     """
 
     def __init__(self) -> None:
         self.results: list[Any] = []
         self.uses_effects = False
+        self.looks_at_tokens = False
         with _lock:
             _results[:] = [entry for entry in _results if not _is_over(*entry)]
             _results.append((threading.current_thread(), self.results))
@@ -38,6 +40,7 @@ _lock = threading.Lock()  # protects the lists below (not each thread's results,
 _results: list[tuple[threading.Thread, list[Any]]] = []
 _tokens: list[tuple[threading.Thread, dict[str, Any]]] = []
 _effects: list[Any] = []
+_may_fail = False
 
 this_thread = _ThisThread()
 
@@ -59,11 +62,49 @@ def prune(results: list[Any]) -> None:
 
 
 def note_dispatching_thread() -> None:
-    """Notes that the calling thread dispatches tapped computations through JAX's own effect path."""
+    """Notes that the calling thread dispatches tapped computations through JAX's own effect path.
+
+    What it dispatches next does not depend on one that failed: see `drop_failed_tokens`.
+    """
+    drop_failed_tokens()
     if not this_thread.uses_effects:
         this_thread.uses_effects = True
         with _lock:
             _tokens.append((threading.current_thread(), compat.thread_tokens()))
+
+
+def expect_failures() -> None:
+    """Tells that computations with taps may fail from now on, since some of them have calls."""
+    global _may_fail
+    _may_fail = True
+
+
+def drop_failed_tokens() -> None:
+    """Makes the calling thread's next computation independent of its last one, should that have failed.
+
+    JAX passes the token of a thread's last computation with taps on to the next one. If the first one failed
+    asynchronously, so would the next, all that follow it, and JAX's exit, with its error.
+    """
+    if not _may_fail or this_thread.looks_at_tokens:
+        return
+    this_thread.looks_at_tokens = True  # which takes the effect's hash, which comes here
+    try:
+        tokens = compat.thread_tokens()
+        for effect in _effects:
+            if any(
+                _is_ready(token) and not _has_succeeded(token) for token in compat.tokens_of(tokens, effect)
+            ):
+                compat.drop_token(tokens, effect)
+    finally:
+        this_thread.looks_at_tokens = False
+
+
+def _has_succeeded(result: Any) -> bool:
+    try:
+        result.block_until_ready()
+    except Exception:
+        return False
+    return True
 
 
 def wait(deadline: float | None, check: Callable[[], None]) -> None:

@@ -19,6 +19,7 @@ from jax.extend.core import Primitive
 from jax.tree_util import DictKey, GetAttrKey, SequenceKey
 
 from hostcallback import _jax_compat as compat, inflight
+from hostcallback.call import call_p
 from hostcallback.primitive import TapEffect
 
 P = ParamSpec("P")
@@ -98,6 +99,7 @@ def _make(fun: Callable[..., Any], jit_kwargs: dict[str, Any]) -> Callable[..., 
     if explicit_shardings:
         jit_kwargs = {**jit_kwargs, "out_shardings": _WithDone(jit_kwargs["out_shardings"], None)}
     select: Callable[[Any], Any] = _no_result
+    waits = False
     # Where in a result of each structure the small array is that its computation is waited on by.
     noted: dict[Any, tuple[tuple[Any, ...] | None, Callable[[Any], Any]]] = {}
 
@@ -106,8 +108,9 @@ def _make(fun: Callable[..., Any], jit_kwargs: dict[str, Any]) -> Callable[..., 
 
     @functools.wraps(fun)
     def discharged(*args: Any, **kwargs: Any) -> Any:
-        nonlocal select
-        out, has_taps, produced = _discharge(fun, args, kwargs)
+        nonlocal select, waits
+        out, has_taps, has_calls, produced = _discharge(fun, args, kwargs)
+        waits = waits or has_calls
         if explicit_shardings:
             return _WithDone(out, np.zeros(0, np.uint8) if has_taps else None)
         path, accessor = _small_result(out, produced) if has_taps else (None, _no_result)
@@ -127,7 +130,13 @@ def _make(fun: Callable[..., Any], jit_kwargs: dict[str, Any]) -> Callable[..., 
         # Every line here is paid by every call: see the row "one hcb.jit call" of the benchmarks.
         if trace_context.trace is not eval_trace:
             return plain(*args, **kwargs)
-        out = fast(*args, **kwargs)
+        try:
+            out = fast(*args, **kwargs)
+        except ValueError as error:
+            # What XLA runs at once, and fails, JAX's fast path raises as another type than its other paths do.
+            if waits and str(error).startswith("INTERNAL: "):
+                raise jax.errors.JaxRuntimeError(str(error)) from None
+            raise
         if type(out) is _WithDone:
             done = out.done
             out = out.out
@@ -138,6 +147,10 @@ def _make(fun: Callable[..., Any], jit_kwargs: dict[str, Any]) -> Callable[..., 
             results.append(done)
             if len(results) > inflight.PRUNE_ABOVE:
                 inflight.prune(results)
+            if waits:
+                # See _jax_compat.dispatch_synchronously, which does it where JAX dispatches. Here it can be
+                # interrupted.
+                done.block_until_ready()
         return out
 
     def clear_cache() -> None:
@@ -156,17 +169,18 @@ def _make(fun: Callable[..., Any], jit_kwargs: dict[str, Any]) -> Callable[..., 
 
 def _discharge(
     fun: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[Any, bool, set[int]]:
+) -> tuple[Any, bool, bool, set[int]]:
     """Traces `fun` and binds it as one equation.
 
     Returns:
-        Its result, whether it has taps, and the ids of the result leaves that the equation produced.
+        Its result, whether it has taps, whether it has calls, and the ids of the result leaves that the equation
+        produced.
     """
     # Static arguments arrive as they are; an argument with a traced leaf is a dynamic one.
     parts, tree = jax.tree.flatten((args, kwargs), is_leaf=lambda x: not _has_tracer(x))
     traced = [i for i, part in enumerate(parts) if isinstance(part, jax.core.Tracer)]
     if not traced and compat.jit_is_disabled():
-        return fun(*args, **kwargs), False, set()
+        return fun(*args, **kwargs), False, False, set()
 
     def flat_fun(*leaves: Any) -> Any:
         filled = list(parts)
@@ -179,7 +193,9 @@ def _discharge(
     closed, shapes = jax.make_jaxpr(flat_fun, return_shape=True)(*leaves)
     out_tree = jax.tree.structure(shapes)
     if not compat.has_effect(closed, TapEffect) or compat.has_input_effect(closed):
-        return jax.tree.unflatten(out_tree, compat.eval_jaxpr(closed, *leaves)), False, set()
+        return jax.tree.unflatten(out_tree, compat.eval_jaxpr(closed, *leaves)), False, False, set()
+    closed = compat.discharge_own_refs(closed)
+    closed = compat.lower_to_primitives(closed)
     # Constants become operands, so that jax.jit treats them as it treats any function's constants.
     converted, consts = compat.constants_to_inputs(closed)
     outs = boundary_p.bind(*consts, *leaves, closed=converted)
@@ -187,7 +203,7 @@ def _discharge(
     # As jax.jit does, hand back an input that is returned unchanged instead of copying it.
     forwarded = dict(zip(map(id, converted.jaxpr.invars), [*consts, *leaves], strict=True))
     outs = [forwarded.get(id(var), out) for var, out in zip(converted.jaxpr.outvars, outs, strict=True)]
-    return jax.tree.unflatten(out_tree, outs), True, produced
+    return jax.tree.unflatten(out_tree, outs), True, compat.has_primitive(closed, call_p), produced
 
 
 def _has_tracer(value: Any) -> bool:
@@ -198,18 +214,22 @@ def _no_result(out: Any) -> None:
     return None
 
 
-def _accessor(path: tuple[Any, ...]) -> Callable[[Any], Any] | None:
-    """A function that gets one leaf out of a result without flattening it; None where there is none."""
+def _accessor(path: tuple[Any, ...], out: Any) -> Callable[[Any], Any] | None:
+    """A function that gets one leaf out of a result like `out` without flattening it; None where there is none."""
     steps: list[Callable[[Any], Any]] = []
+    node = out
     for key in path:
         if isinstance(key, SequenceKey):
             steps.append(operator.itemgetter(key.idx))
         elif isinstance(key, DictKey):
             steps.append(operator.itemgetter(key.key))
         elif isinstance(key, GetAttrKey):
+            if isinstance(getattr(type(node), key.name, None), property):
+                return None  # someone's code, which may warn or do anything at each call
             steps.append(operator.attrgetter(key.name))
         else:
             return None
+        node = steps[-1](node)
     if not steps:
         return _itself
     if len(steps) == 1:
@@ -234,7 +254,7 @@ def _small_result(out: Any, produced: set[int]) -> tuple[tuple[Any, ...] | None,
         if id(leaf) not in produced or jax.dtypes.issubdtype(aval.dtype, jax.dtypes.extended):
             continue
         if aval.size * aval.dtype.itemsize <= SMALL_BYTES:
-            accessor = _accessor(tuple(path))
+            accessor = _accessor(tuple(path), out)
             if accessor is not None and accessor(out) is leaf:
                 return tuple(path), accessor
     return None, None

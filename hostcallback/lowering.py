@@ -2,65 +2,122 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
-from hostcallback import _jax_compat as compat, transport
+from hostcallback import _jax_compat as compat, partition, transport
 from hostcallback.primitive import TAP_EFFECT, tap_p
-from hostcallback.tap_spec import Absent, TapSpec
+from hostcallback.tap_spec import Absent, Shards, TapSpec
+from receiver import exported
+from receiver.registry import Lease
 from receiver.runtime import runtime
 from receiver.wire import ArraySpec, Flags, encode_prefix
 
 
-def _lower_native(ctx: Any, *operands: Any, tap: TapSpec, transforms: Any, absent: Absent) -> Any:
-    if not transport.use_native("cpu"):
-        return _lower_callback(ctx, *operands, tap=tap, transforms=transforms, absent=absent)
+def _lower(ctx: Any, *operands: Any, tap: TapSpec, transforms: Any, absent: Absent) -> Any:
     context = compat.LoweringContext(ctx)
-    transport.start("cpu")
-    prefix = _prefix(context, ctx.avals_in, tap, transforms, absent)
+    if len(context.platforms) > 1:
+        raise NotImplementedError(
+            f"the tap {tap.name} at {tap.source_line} is in a program that is lowered for several platforms at once, "
+            f"{', '.join(context.platforms)}: lower it for one at a time, since each takes its taps another way"
+        )
+    transport.start(context.platform)
+    native = transport.use_native(context.platform)
+    if context.for_export and not native:
+        raise NotImplementedError(
+            f"the tap {tap.name} at {tap.source_line} would be a Python callback, which JAX cannot export: programs "
+            "with taps are exported for CPU, on the native transport"
+        )
+    emit = _emit_natively if native else _emit_through_python
+    shards = _shards(context)
+    consumer = tap.consumer(transforms, absent, shards)
+    lease = runtime.registry.lease(consumer)
     token = context.token_in(TAP_EFFECT)
-    token_out = context.custom_call(
-        transport.FFI_TARGET, token, operands, {"prefix": compat.uint8_attribute(prefix)}
-    )
-    # An unordered tap hangs on the token that comes in, so it cannot start before its program point's
-    # predecessors are known, but nothing waits for it.
-    context.set_token_out(TAP_EFFECT, token_out if tap.ordered else token)
+    if context.for_export:
+        # JAX does not export a program that keeps something alive. The lease goes with the process instead.
+        _leases_of_exported_taps[consumer.consumer_id] = lease
+        description = tap.describe(transforms, absent, shards).pack()
+        consumer_id = exported.WHOLE_ID if shards is None else exported.SHARDS_ID
+        arrays = [context.constant(description), *operands]
+        avals = [jax.ShapeDtypeStruct(description.shape, description.dtype), *ctx.avals_in]
+        token_out = emit(context, token, arrays, avals, tap, consumer_id)
+    else:
+        context.keep_alive(lease)
+        context.avoid_persistent_cache()
+        token_out = emit(context, token, operands, ctx.avals_in, tap, consumer.consumer_id)
+    # An unordered tap hangs on the token that comes in, so it cannot start before its program point's predecessors are
+    # known, but nothing waits for it. Shards are numbered in the order of their emission, which the devices share only
+    # if it is the program's.
+    context.set_token_out(TAP_EFFECT, token_out if tap.ordered or context.automatic else token)
     return operands
 
 
-def _lower_callback(ctx: Any, *operands: Any, tap: TapSpec, transforms: Any, absent: Absent) -> Any:
-    context = compat.LoweringContext(ctx)
-    platform = context.platform
-    transport.start(platform)
-    prefix = _prefix(context, ctx.avals_in, tap, transforms, absent)
-    dtypes = [np.dtype(aval.dtype) for aval in ctx.avals_in]
-    emit = transport.callback_emitter(platform, prefix, dtypes, context.devices())
-    token = context.token_in(TAP_EFFECT)
-    token_out = context.python_callback(emit, token, operands, ctx.avals_in)
-    context.set_token_out(TAP_EFFECT, token_out if tap.ordered else token)
-    return operands
+_leases_of_exported_taps: dict[int, Lease] = {}
 
 
-def _refuse_automatic_sharding(context: compat.LoweringContext, tap: TapSpec) -> None:
-    if context.partially_manual or (not context.manual and context.automatic_devices > 1):
+def _emit_natively(
+    context: compat.LoweringContext,
+    token: Any,
+    operands: Sequence[Any],
+    avals: Sequence[Any],
+    tap: TapSpec,
+    consumer_id: int,
+) -> Any:
+    if context.automatic:
+        target, prefix = transport.FFI_SHARD_TARGET, (consumer_id, int(_flags(tap)))
+        config = partition.call_config(
+            target, context.device_count, context.partly_manual_mesh, prefix=prefix
+        )
+        return context.partitioned_call(partition.CALL_NAME, token, operands, config)
+    attributes = {"prefix": compat.uint8_attribute(_prefix(consumer_id, tap, avals))}
+    return context.custom_call(transport.FFI_TARGET, token, operands, attributes)
+
+
+def _emit_through_python(
+    context: compat.LoweringContext,
+    token: Any,
+    operands: Sequence[Any],
+    avals: Sequence[Any],
+    tap: TapSpec,
+    consumer_id: int,
+) -> Any:
+    dtypes = [np.dtype(aval.dtype) for aval in avals]
+    platform, devices = context.platform, context.devices()
+    if not context.automatic:
+        prefix = _prefix(consumer_id, tap, avals)
+        return context.python_callback(
+            transport.callback_emitter(platform, prefix, dtypes, devices), token, operands, avals
+        )
+    if platform == "tpu":
         raise NotImplementedError(
             f"the tap {tap.name} at {tap.source_line} is in a program that the compiler partitions over "
-            f"{context.automatic_devices} devices, where a tap cannot run yet: put the code around it into "
-            "jax.shard_map over all axes of the mesh (each device then taps its shard), or tap jax.device_get(x) "
-            "outside of jit"
+            f"{context.device_count} devices, which taps on TPU do not support yet: put the code around it into "
+            "jax.shard_map over all axes of the mesh, where each device taps its shard"
         )
+    target, index = context.add_python_callback(
+        transport.callback_shard_emitter(platform, consumer_id, int(_flags(tap)), dtypes, devices)
+    )
+    config = partition.call_config(target, context.device_count, context.partly_manual_mesh, index=index)
+    return context.partitioned_call(partition.CALL_NAME, token, context.widen(operands, avals), config)
 
 
-def _prefix(
-    context: compat.LoweringContext, avals: Any, tap: TapSpec, transforms: Any, absent: Absent
-) -> bytes:
-    _refuse_automatic_sharding(context, tap)
-    consumer = tap.consumer(transforms, absent)
-    context.keep_alive(runtime.registry.lease(consumer))
+def _flags(tap: TapSpec) -> Flags:
+    return Flags.ORDERED if tap.ordered else Flags(0)
+
+
+def _prefix(consumer_id: int, tap: TapSpec, avals: Sequence[Any]) -> bytes:
     specs = [ArraySpec.of(np.dtype(aval.dtype), aval.shape) for aval in avals]
-    return encode_prefix(consumer.consumer_id, Flags.ORDERED if tap.ordered else Flags(0), specs)
+    return encode_prefix(consumer_id, _flags(tap), specs)
 
 
-compat.register_lowering(tap_p, _lower_callback)
-compat.register_lowering(tap_p, _lower_native, platform="cpu")
+def _shards(context: compat.LoweringContext) -> Shards | None:
+    if not context.automatic:
+        return None
+    here = jax.process_index()
+    return "all" if all(device.process_index == here for device in context.devices() or ()) else "some"
+
+
+compat.register_lowering(tap_p, _lower)

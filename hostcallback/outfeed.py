@@ -246,8 +246,13 @@ def _deliver_at_exit() -> None:
         _wait(deadline=perf_counter() + EXIT_STALL_SEC, stall_sec=EXIT_STALL_SEC)
     except TapTimeoutError as error:
         logger.error("at exit: %s", error)
+        runtime.close_calls("hostcallback: the process ends, and the host function has not returned in time")
     except KeyboardInterrupt:
         logger.error("interrupted at exit while messages were being delivered")
+        runtime.close_calls(
+            "hostcallback: the process ends, and waiting for the host function was interrupted"
+        )
+    inflight.drop_failed_tokens()
     errors = _merge(runtime.take_deferred())
     for receiver in runtime.receivers():
         if receiver.queued():

@@ -14,14 +14,14 @@ import numpy as np
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching
 
-from hostcallback import _jax_compat as compat, inflight
+from hostcallback import _jax_compat as compat, inflight, loops, transport
 from hostcallback.tap_spec import Absent, TapSpec, Transform
 
 
 class TapEffect(compat.Effect):  # type: ignore[misc]
-    """Keeps taps alive and, through the token JAX threads for it, in order.
+    """Keeps taps alive. Only its subclasses are instantiated.
 
-    JAX hashes the effect whenever it dispatches a computation that has it (outside `hostcallback.jit`). The
+    JAX hashes an ordered effect whenever it dispatches a computation that has it (outside `hostcallback.jit`). The
     hash notes the dispatching thread: a barrier must wait for what other threads dispatched, and JAX keeps each
     thread's tokens where no other thread can find them.
     """
@@ -31,8 +31,8 @@ class TapEffect(compat.Effect):  # type: ignore[misc]
         return "Tap"
 
     def __eq__(self, other: object) -> bool:
-        """All tap effects are one."""
-        return isinstance(other, TapEffect)
+        """All tap effects of one kind are one."""
+        return type(self) is type(other)
 
     def __hash__(self) -> int:
         """One value for all, after noting the calling thread."""
@@ -40,16 +40,61 @@ class TapEffect(compat.Effect):  # type: ignore[misc]
         return 0x746170  # not by address: JAX orders some effects by their hash, and programs must not vary
 
 
-TAP_EFFECT = TapEffect()
-compat.register_ordered_effect(TapEffect)
+class ThreadedTapEffect(TapEffect):
+    """Keeps taps in order as well, through the token that JAX threads for it.
+
+    JAX makes another one, without arguments, for each exported program that it reads: so this process learns of taps
+    that it never lowered. It starts their receivers when JAX first looks at the effect, to call the program.
+    """
+
+    def __init__(self, *, traced_here: bool = False) -> None:
+        """`traced_here` tells the effect of this process's own taps."""
+        self._traced_here = traced_here
+
+    def __hash__(self) -> int:
+        """As the base class's."""
+        if not self._traced_here:
+            transport.start(jax.default_backend())
+        return super().__hash__()
+
+
+class RegionTapEffect(TapEffect):
+    """Of taps where no token may be threaded: see `_effect`."""
+
+
+class PassedTokenEffect(TapEffect):
+    """Beside `ThreadedTapEffect`: keeps JAX from forgetting that effect's token.
+
+    What `lower().compile()` returns goes through JAX's fast dispatch from its second call on, without tokens (0.8 to
+    0.12), unless the program has an effect that is not ordered.
+    """
+
+
+TAP_EFFECT = ThreadedTapEffect(traced_here=True)
+REGION_TAP_EFFECT = RegionTapEffect()
+PASSED_TOKEN_EFFECT = PassedTokenEffect()
+compat.register_effect(ThreadedTapEffect, ordered=True)
+compat.register_effect(RegionTapEffect, ordered=False)
+compat.register_effect(PassedTokenEffect, ordered=False)
 inflight.wait_for_effect(TAP_EFFECT)
+
+
+def _effect() -> TapEffect:
+    # Before JAX 0.12, XLA aborts the process on a token that enters a partially manual shard_map. Taps in there are
+    # chained by tokens of their own (`LoweringContext.token_in`): in order within each block of code, but a tap in a
+    # loop or branch is not held back by one before it.
+    if compat.TOKENS_ENTER_PARTIALLY_MANUAL_REGIONS or not compat.in_partially_manual_region():
+        return TAP_EFFECT
+    inflight.note_dispatching_thread()
+    return REGION_TAP_EFFECT
+
 
 tap_p = Primitive("tap")
 tap_p.multiple_results = True
 
 
 def _abstract(*avals: Any, tap: TapSpec, transforms: Any, absent: Any) -> Any:
-    return list(avals), {TAP_EFFECT}
+    return list(avals), {_effect(), PASSED_TOKEN_EFFECT}
 
 
 def _impl(*args: Any, tap: TapSpec, transforms: tuple[Transform, ...], absent: Absent) -> Any:
@@ -86,13 +131,18 @@ def _jvp(primals: Any, tangents: Any, *, tap: TapSpec, transforms: Any, absent: 
 
 
 def _transpose(cotangents: Any, *args: Any, tap: TapSpec, transforms: Any, absent: Absent) -> Any:
+    undefined = [ad.is_undefined_primal(arg) for arg in args]
+    if not tap.transposed or all(type(ct) is ad.Zero for ct in cotangents):
+        return [ct if flows else None for ct, flows in zip(cotangents, undefined, strict=True)]
     outs = tap_p.bind(
         *map(ad.instantiate_zeros, cotangents),
         tap=tap,
         transforms=(*transforms, ("transpose", None)),
         absent=absent,
     )
-    return [out if ad.is_undefined_primal(arg) else None for arg, out in zip(args, outs, strict=True)]
+    # A zero stays symbolic, as without the tap: nothing is computed from it.
+    outs = [ct if type(ct) is ad.Zero else out for ct, out in zip(cotangents, outs, strict=True)]
+    return [out if flows else None for out, flows in zip(outs, undefined, strict=True)]
 
 
 def _batch(args: Any, dims: Any, *, tap: TapSpec, transforms: Any, absent: Absent) -> Any:
@@ -117,12 +167,32 @@ def absent_after(absent: Absent, count: int, carried: list[int], shapes: list[An
     return tuple(sorted(held.items()))
 
 
+tapped_p = Primitive("tapped")
+"""An identity: what is left of a tap that has run in the code that jax.checkpoint recomputes."""
+tapped_p.multiple_results = True
+
+
+def _tapped_jvp(primals: Any, tangents: Any) -> Any:
+    return tapped_p.bind(*primals), list(tangents)
+
+
+def _tapped_batch(args: Any, dims: Any) -> Any:
+    return tapped_p.bind(*args), dims
+
+
 tap_p.def_effectful_abstract_eval(_abstract)
 tap_p.def_impl(_impl)
 ad.primitive_jvps[tap_p] = _jvp
 ad.primitive_transposes[tap_p] = _transpose
 batching.primitive_batchers[tap_p] = _batch
+tapped_p.def_abstract_eval(lambda *avals: list(avals))
+tapped_p.def_impl(lambda *args: list(args))
+ad.primitive_jvps[tapped_p] = _tapped_jvp
+batching.primitive_batchers[tapped_p] = _tapped_batch
+compat.register_lowering(tapped_p, lambda ctx, *operands: operands)
 compat.cache_weakly(TapSpec)
 compat.lower_with_devices(tap_p)
-compat.never_hoist_from_loops(tap_p)
+loops.keep_in_scans(TapEffect)
+loops.run_once_when_recomputed(TapEffect, tap_p, tapped_p)
+loops.batch_conditions(TapEffect)
 # Lowering is registered in hostcallback.lowering, which knows the transports.

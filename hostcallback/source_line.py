@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from dataclasses import dataclass
 
-_NOT_THE_USER = ("hostcallback", "jax", "jaxlib", "contextlib", "functools")
+from jax.extend import source_info_util
+
+# equinox and flax wrap functions, and a tap is one: `equinox.filter_vmap(functools.partial(id_tap, log))(x)`.
+_NOT_THE_USER = ("hostcallback", "jax", "jaxlib", "contextlib", "functools", "equinox", "flax")
+
+# JAX then names the user's line too, for what a tap returned: in errors about tracers that escaped, in compiled
+# programs and in profiles.
+source_info_util.register_exclusion(os.path.dirname(os.path.abspath(__file__)) + os.sep)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +38,7 @@ class SourceLine:
 
 
 def user_source_line() -> SourceLine:
-    """The innermost frame of the calling thread that belongs neither to this package nor to JAX."""
+    """The innermost frame of the calling thread that belongs neither to this package nor to what wraps functions."""
     frame = sys._getframe(1)
     while frame.f_back is not None:
         module = frame.f_globals.get("__name__", "")

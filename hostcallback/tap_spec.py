@@ -6,17 +6,24 @@ import hashlib
 import threading
 import weakref
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 from hostcallback.fingerprint import Fingerprint, describe_structure, freeze
 from hostcallback.source_line import SourceLine
 from receiver.consumer import Consumer, Sink
+from receiver.described import Described
+from receiver.runtime import runtime
+from receiver.shards import shard_sink
+from receiver.tree import is_plain
 
 Transform = tuple[str, Any]
 """("batch", dims) | ("jvp", None) | ("transpose", None): hashable, as equations carry it."""
 
 Absent = tuple[tuple[int, tuple[int, ...]], ...]
 """(leaf index, shape) of the float0 leaves, which have no bytes and stay on the host."""
+
+Shards = Literal["all", "some"]
+"""Which shards of a program's arrays this process sees: the others are with other processes."""
 
 SinkFactory = Callable[["TapSpec", tuple["Transform", ...], Absent], Sink]
 
@@ -32,21 +39,31 @@ class TapSpec:
         source_line: where the user called the tap.
         kwargs: the tap's keyword arguments, for reports.
         ordered: whether its messages keep program order on each device.
-        tangents: whether tangents and cotangents are tapped too.
+        tangents: whether jvp taps the tangents too, and transposition after it the cotangents.
+        transposed: whether transposition taps the cotangents.
+        sharding: "global" or "local": what its sink gets of arrays that the compiler partitions.
+        device_index: which of the program's devices an array assembled from its shards is said to come from.
+        kind: what its messages are for; see `receiver.exported.SINKS`.
+        params: what a sink of that kind needs, as plain data.
         make_sink: makes the sink of the spec under given transformations.
     """
 
     __slots__ = (
         "__weakref__",
         "_key",
+        "device_index",
         "fingerprint",
+        "kind",
         "kwargs",
         "make_sink",
         "name",
         "ordered",
+        "params",
+        "sharding",
         "source_line",
         "structure",
         "tangents",
+        "transposed",
     )
 
     def __init__(
@@ -57,6 +74,11 @@ class TapSpec:
         kwargs: Mapping[str, Any],
         ordered: bool,
         tangents: bool,
+        transposed: bool,
+        sharding: str,
+        device_index: int,
+        kind: str,
+        params: Mapping[str, Any],
         structure: Any,
         identity: tuple[Any, ...],
         make_sink: SinkFactory,
@@ -67,11 +89,17 @@ class TapSpec:
         self.kwargs = dict(kwargs)
         self.ordered = ordered
         self.tangents = tangents
+        self.transposed = transposed
+        self.sharding = sharding
+        self.device_index = device_index
+        self.kind = kind
+        self.params = params
         self.structure = structure
         self.make_sink = make_sink
         self.fingerprint = Fingerprint(identity, freeze(kwargs))
         place = (source_line.module, source_line.function, source_line.line)
-        text = repr((name, place, ordered, tangents, describe_structure(structure), self.fingerprint.text))
+        options = (ordered, tangents, transposed, sharding, device_index)
+        text = repr((name, place, *options, describe_structure(structure), self.fingerprint.text))
         self._key = hashlib.blake2b(text.encode(), digest_size=16).digest()
 
     def __repr__(self) -> str:
@@ -87,35 +115,80 @@ class TapSpec:
             if live is not None:
                 return live
             _interned[place] = self
-            if self.fingerprint.opaque:
-                # Taps that differ only in the objects they captured (two calls of one closure factory) are
-                # numbered in order of first tracing, which every process that runs the program shares. A number
-                # is never used again: messages of a program that was dropped may still be on their way.
+            others = self._key in _unnumbered  # whose structure differs, and prints alike
+            if self.fingerprint.opaque or self.structure.has_addresses or others:
+                # Taps that differ only in the objects they captured (two calls of one closure factory) or in objects
+                # that belong to their structure are numbered in order of first tracing, which every process that runs
+                # the program shares. A number is never used again: messages of a program that was dropped may still
+                # be on their way.
                 ordinal = _ordinals.get(self._key, 0)
                 _ordinals[self._key] = ordinal + 1
                 self._key += ordinal.to_bytes(8, "little")
+            else:
+                _unnumbered[self._key] = self
         return self
 
-    def consumer_id(self, transforms: tuple[Transform, ...], absent: Absent) -> int:
+    def consumer_id(
+        self, transforms: tuple[Transform, ...], absent: Absent, shards: Shards | None = None
+    ) -> int:
         """64 bits, equal in every process that traces the same tap; never 0."""
-        digest = hashlib.blake2b(repr((self._key, transforms, absent)).encode(), digest_size=8)
+        digest = hashlib.blake2b(repr((self._key, transforms, absent, shards)).encode(), digest_size=8)
         return int.from_bytes(digest.digest(), "little") or 1
 
-    def consumer(self, transforms: tuple[Transform, ...], absent: Absent) -> Consumer:
-        """The consumer that messages of this tap under these transformations are for."""
+    def consumer(
+        self, transforms: tuple[Transform, ...], absent: Absent, shards: Shards | None = None
+    ) -> Consumer:
+        """The consumer that messages of this tap are for.
+
+        Args:
+            transforms: applied to the tap.
+            absent: its float0 leaves.
+            shards: which shards of its arrays this process sees, where the compiler partitions them.
+        """
+        sink = self.make_sink(self, transforms, absent)
         return Consumer(
-            consumer_id=self.consumer_id(transforms, absent),
+            consumer_id=self.consumer_id(transforms, absent, shards),
             name=self.name,
             source_line=str(self.source_line),
-            sink=self.make_sink(self, transforms, absent),
+            sink=sink if shards is None else self._shard_sink(sink, shards),
             transforms=public_transforms(transforms),
             kwargs=self.kwargs,
         )
 
+    def _shard_sink(self, sink: Sink, shards: Shards) -> Sink:
+        return shard_sink(
+            sink,
+            self.sharding,
+            assemble=shards == "all",
+            device_index=self.device_index,
+            others_deliver=runtime.others_deliver,
+        )
 
-_interned_lock = threading.Lock()  # protects both tables
+    def describe(
+        self, transforms: tuple[Transform, ...], absent: Absent, shards: Shards | None = None
+    ) -> Described:
+        """What a process that runs the program without having traced it has to know of the tap.
+
+        Keyword arguments that are no plain data stay behind.
+        """
+        return Described(
+            name=self.name,
+            source_line=str(self.source_line),
+            consumer_id=self.consumer_id(transforms, absent, shards),
+            kind=self.kind,
+            params=dict(self.params),
+            kwargs={key: value for key, value in self.kwargs.items() if is_plain(value)},
+            transforms=public_transforms(transforms),
+            tree=self.structure.describe(absent),
+            shards=shards,
+            sharding=self.sharding,
+        )
+
+
+_interned_lock = threading.Lock()  # protects the tables
 _interned: weakref.WeakValueDictionary[Any, TapSpec] = weakref.WeakValueDictionary()
 _ordinals: dict[bytes, int] = {}
+_unnumbered: weakref.WeakValueDictionary[bytes, TapSpec] = weakref.WeakValueDictionary()
 
 
 def public_transforms(transforms: tuple[Transform, ...]) -> tuple[tuple[str, dict[str, Any]], ...]:

@@ -5,14 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import jax
-import jax.numpy as jnp
-
-from hostcallback import leaves
+from hostcallback.emit import Options, emit
 from hostcallback.fingerprint import callable_name
-from hostcallback.primitive import tap_p
-from hostcallback.source_line import user_source_line
-from hostcallback.tap_spec import Absent, SinkFactory, TapSpec, Transform
+from hostcallback.tap_spec import Absent, TapSpec, Transform
 from receiver.consumer import Sink
 from receiver.sinks.print import PrintSink, SupportsWrite
 from receiver.sinks.tap import tap_sink
@@ -24,7 +19,9 @@ def id_tap(
     *,
     result: Any = None,
     ordered: bool = True,
-    tap_tangents: bool = True,
+    tap_tangents: bool | None = None,
+    sharding: str = "global",
+    name: str | None = None,
     **kwargs: Any,
 ) -> Any:
     """Sends `arg` to the host, where `tap_func(arg, **kwargs)` is called; an identity in the program.
@@ -36,24 +33,32 @@ def id_tap(
 
     Under jvp the tangents are tapped too, with `transforms` ending in `("jvp", {})`; under grad the cotangents,
     with `("jvp", {}), ("transpose", {})`; under vmap one message holds the batched arrays, with
-    `("batch", {"batch_dims": (0, None, ...)})`.
+    `("batch", {"batch_dims": (0, None, ...)})`. What arrives under each transformation: docs/transformations.md.
 
     Args:
         tap_func: called as `tap_func(arg, **kwargs)`, and with `transforms=` (a tuple of (name, params)) and
             `device=` (a `jax.Device`) if its signature names them. Its result is ignored.
         arg: a pytree of arrays and numbers of any shape and dtype. The tap function receives the same pytree
-            with fresh numpy arrays, which it may keep and change. Functions and strings in it stay on the host.
+            with fresh numpy arrays, which it may keep and change. Typed PRNG keys arrive as keys, references
+            (`jax.new_ref`) as the value they have then, objects with `__jax_array__` as that array. Leaves that are
+            no arrays (functions, strings, any other object) stay on the host and arrive as they are.
         result: what to return; `arg` if None.
         ordered: whether messages of one device keep program order (the default). Unordered taps leave the
             compiler free to run them concurrently.
-        tap_tangents: whether tangents and cotangents are tapped too.
+        tap_tangents: whether tangents and cotangents are tapped too. None: yes, unless the environment variable
+            `HOSTCALLBACK_TAP_TANGENTS` is 0.
+        sharding: what happens where the compiler partitions the program over several devices: "global" (the tap
+            function gets the whole array, once) or "local" (each device's shard, with its place as `index=`).
+        name: what the tap is called in reports, and the name to bind its consumer by in another process.
         **kwargs: host values passed on to `tap_func`; never traced.
 
     Returns:
-        `result`, or `arg` when it is None. Use it: gradients reach the cotangent tap through it.
+        `result`, or `arg` when it is None. Use it: gradients reach the cotangent tap through it. Keys, references,
+        Python numbers and what is no array are the same objects as in `arg`.
 
     Raises:
-        TypeError: `tap_func` is not callable, or a leaf of `arg` is nothing JAX can trace.
+        TypeError: `tap_func` is not callable, or a leaf of `arg` is an array of another library or of a dtype that
+            JAX cannot put on a device. What else goes wrong has a note that names the line of the tap.
     """
     if not callable(tap_func):
         raise TypeError(
@@ -64,10 +69,8 @@ def id_tap(
     def make_sink(spec: TapSpec, transforms: tuple[Transform, ...], absent: Absent) -> Sink:
         return tap_sink(tap_func, spec.kwargs, spec.structure.unflatten_with(absent))
 
-    return _tap(
-        arg, result, kwargs, make_sink, name=callable_name(tap_func), identity=("tap", tap_func),
-        ordered=ordered, tap_tangents=tap_tangents,
-    )  # fmt: skip
+    options = Options(name or callable_name(tap_func), ordered, tap_tangents, sharding)
+    return emit(arg, result, kwargs, make_sink, identity=("tap", tap_func), options=options)
 
 
 def id_print(
@@ -77,7 +80,9 @@ def id_print(
     output_stream: SupportsWrite | None = None,
     threshold: int = 1024,
     ordered: bool = True,
-    tap_tangents: bool = True,
+    tap_tangents: bool | None = None,
+    sharding: str = "global",
+    name: str | None = None,
     **kwargs: Any,
 ) -> Any:
     """Prints `arg` on the host; an identity in the program. See `id_tap` for order, threads and transforms.
@@ -93,13 +98,15 @@ def id_print(
         threshold: numpy's: arrays with more elements are summarised.
         ordered: as in `id_tap`.
         tap_tangents: as in `id_tap`.
+        sharding: as in `id_tap`.
+        name: as in `id_tap`.
         **kwargs: host values to print.
 
     Returns:
         `result`, or `arg` when it is None.
 
     Raises:
-        TypeError: `output_stream` has no `write`, or a leaf of `arg` is nothing JAX can trace.
+        TypeError: `output_stream` has no `write`, or as in `id_tap`.
     """
     if output_stream is not None and not callable(getattr(output_stream, "write", None)):
         raise TypeError(
@@ -110,39 +117,8 @@ def id_print(
     def make_sink(spec: TapSpec, transforms: tuple[Transform, ...], absent: Absent) -> Sink:
         return PrintSink(spec.kwargs, spec.structure.unflatten_with(absent), output_stream, threshold)
 
-    return _tap(
-        arg, result, kwargs, make_sink, name="id_print", identity=("print", output_stream, threshold),
-        ordered=ordered, tap_tangents=tap_tangents,
-    )  # fmt: skip
-
-
-def _tap(
-    arg: Any,
-    result: Any,
-    kwargs: dict[str, Any],
-    make_sink: SinkFactory,
-    *,
-    name: str,
-    identity: tuple[Any, ...],
-    ordered: bool,
-    tap_tangents: bool,
-) -> Any:
-    arrays, structure = leaves.take_apart(arg, "arg")
-    for key, value in kwargs.items():
-        if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(value)):
-            raise TypeError(
-                f"the keyword argument {key!r} of {name} is a traced value, {value!r}, and keyword arguments stay "
-                "on the host: put it into the tapped pytree, such as id_tap(tap_func, {'x': x, 'step': step})"
-            )
-    spec = TapSpec(
-        name=name,
-        source_line=user_source_line(),
-        kwargs=kwargs,
-        ordered=ordered,
-        tangents=tap_tangents,
-        structure=structure,
-        identity=(*identity, structure.static_values),
-        make_sink=make_sink,
-    ).intern()
-    outs = tap_p.bind(*map(jnp.asarray, arrays), tap=spec, transforms=(), absent=())
-    return structure.unflatten_with(())(outs) if result is None else result
+    options = Options(
+        name or "id_print", ordered, tap_tangents, sharding, kind="print", params={"threshold": threshold}
+    )
+    identity = ("print", output_stream, threshold)
+    return emit(arg, result, kwargs, make_sink, identity=identity, options=options)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import os
 import threading
 from collections.abc import Callable, Sequence
@@ -11,7 +12,9 @@ from typing import Any
 import jax
 import numpy as np
 
+from hostcallback import _jax_compat as compat, reentrant
 from receiver import native_library
+from receiver.calls import CallsInPlace, CallThreads
 from receiver.errors import NativeLibraryError
 from receiver.log import logger
 from receiver.queue_source import QueueSource
@@ -19,8 +22,11 @@ from receiver.ring_source import RingConfig, RingSource
 from receiver.runtime import runtime
 from receiver.source import Source
 from receiver.supervisor import Supervisor
+from receiver.wire import ArraySpec, encode_prefix
 
 FFI_TARGET = "hostcallback_tap"
+FFI_SHARD_TARGET = "hostcallback_tap_shard"
+FFI_CALL_TARGET = "hostcallback_call"
 TRANSPORT_VARIABLE = "HOSTCALLBACK_TRANSPORT"
 NATIVE_PLATFORMS = ("cpu",)
 
@@ -70,7 +76,7 @@ def start(platform: str) -> None:
             _supervisor = _supervisor or Supervisor(runtime)
         for device in local_devices(platform):
             make_source = functools.partial(_make_source, device, native)
-            runtime.start(device_name(device), device, make_source)
+            runtime.start(device_name(device), device, make_source, CallThreads if native else CallsInPlace)
         _started.add(platform)
 
 
@@ -93,6 +99,7 @@ def forget() -> None:
     _supervisor = None
     _lock = threading.Lock()
     _started.clear()
+    reentrant.forget()
     _queues.clear()
 
 
@@ -109,7 +116,12 @@ def _make_source(device: jax.Device, native: bool) -> Source:
 def _register_handler(platform: str) -> None:
     # Not at import: a registration before the backend exists would be reported as a backend failure.
     library = native_library.load()
-    jax.ffi.register_ffi_target(FFI_TARGET, jax.ffi.pycapsule(library.hcb_tap), platform=platform)
+    for target, handler in (
+        (FFI_TARGET, library.hcb_tap),
+        (FFI_SHARD_TARGET, library.hcb_tap_shard),
+        (FFI_CALL_TARGET, library.hcb_call_host),
+    ):
+        jax.ffi.register_ffi_target(target, jax.ffi.pycapsule(handler), platform=platform)
 
 
 def callback_emitter(
@@ -122,14 +134,77 @@ def callback_emitter(
     """
 
     def emit(partition: Any, *arrays: Any) -> tuple[()]:
-        known = local_devices(platform) if devices is None else devices
-        device = known[int(partition)]
-        source = _queues.get(device_name(device))
-        if source is None:
-            raise RuntimeError(f"no receiver runs for device {device_name(device)}")
-        source.emit(
-            prefix, [np.asarray(a).astype(d, copy=False) for a, d in zip(arrays, dtypes, strict=True)]
-        )
+        source = _queue_of(platform, devices, int(partition))
+        source.emit(prefix, _as_emitted(arrays, dtypes))
         return ()
 
     return emit
+
+
+def callback_shard_emitter(
+    platform: str,
+    consumer_id: int,
+    flags: int,
+    dtypes: Sequence[np.dtype[Any]],
+    devices: list[jax.Device] | None,
+) -> Callable[..., None]:
+    """As `callback_emitter`, for shards: it takes the shard record before the arrays.
+
+    A Python callback is not told which launch of the program it belongs to: occurrences are counted over all of them,
+    and the program's own number stands for the run id.
+    """
+    program = next(_programs)
+    lock = threading.Lock()  # protects `occurrences`
+    occurrences: dict[int, int] = {}
+
+    def emit(partition: Any, record: Any, *arrays: Any) -> None:
+        number = int(partition)
+        source = _queue_of(platform, devices, number)
+        with lock:
+            occurrence = occurrences[number] = occurrences.get(number, -1) + 1
+        numbers = np.array(record, np.int64)
+        numbers[0] = occurrence
+        specs = [ArraySpec.of(numbers.dtype, numbers.shape)]
+        specs += [ArraySpec.of(d, a.shape) for d, a in zip(dtypes, arrays, strict=True)]
+        source.emit(
+            encode_prefix(consumer_id, flags, specs), [numbers, *_as_emitted(arrays, dtypes)], program
+        )
+
+    return emit
+
+
+def callback_caller(
+    platform: str, prefix: bytes, dtypes: Sequence[np.dtype[Any]], devices: list[jax.Device] | None
+) -> Callable[..., tuple[np.ndarray[Any, Any], ...]]:
+    """As `callback_emitter`, for a call: the function runs the host function when it is its turn.
+
+    It returns the results, elements of less than a byte widened.
+    """
+
+    def ask(partition: Any, *arrays: Any) -> tuple[np.ndarray[Any, Any], ...]:
+        name = device_name(_device_of(platform, devices, int(partition)))
+        calls: Any = runtime.receivers([name])[0].calls
+        results = calls.ask(prefix, _as_emitted(arrays, dtypes))
+        return tuple(result.astype(compat.widened(result.dtype), copy=False) for result in results)
+
+    return ask
+
+
+_programs = itertools.count(1)
+
+
+def _device_of(platform: str, devices: list[jax.Device] | None, partition: int) -> jax.Device:
+    return (local_devices(platform) if devices is None else devices)[partition]
+
+
+def _queue_of(platform: str, devices: list[jax.Device] | None, partition: int) -> QueueSource:
+    device = _device_of(platform, devices, partition)
+    source = _queues.get(device_name(device))
+    if source is None:
+        raise RuntimeError(f"no receiver runs for device {device_name(device)}")
+    return source
+
+
+def _as_emitted(arrays: Sequence[Any], dtypes: Sequence[np.dtype[Any]]) -> list[np.ndarray[Any, Any]]:
+    # Packed elements came widened.
+    return [np.asarray(a).astype(d, copy=False) for a, d in zip(arrays, dtypes, strict=True)]

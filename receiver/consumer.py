@@ -8,9 +8,10 @@ from typing import Any
 
 from receiver.message import Message
 
-Sink = Callable[[Message], None]
-"""Consumes messages. Called on the receiver thread of the message's device, one message at a time per
-device and in order; several devices call it concurrently. What it raises is deferred."""
+Sink = Callable[[Message], Any]
+"""Consumes messages; that of a call returns its results, a list of arrays. Called on the receiver thread of the
+message's device, one message at a time per device and in order; several devices call it concurrently. What it raises is
+deferred."""
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True, eq=False)

@@ -4,15 +4,34 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
+from dataclasses import replace
+from types import TracebackType
 
+from receiver.consumer import Consumer
 from receiver.errors import (
+    IncompleteValueError,
     LostMessagesError,
     TapFailure,
     TapFunctionException,
+    UnboundConsumerError,
     UnknownConsumerError,
 )
 
 MAX_KEPT = 100
+
+
+class SeveralFailures(BaseExceptionGroup[BaseException]):
+    """What a sink raises when it made several calls for one message, and some failed: each counts by itself."""
+
+
+class FailureOf(BaseException):
+    """What a sink raises that delivers for other consumers: the failure is theirs."""
+
+    def __init__(self, consumer: Consumer, error: BaseException) -> None:
+        """`error` is what the consumer's own sink raised."""
+        super().__init__(consumer, error)
+        self.consumer = consumer
+        self.error = error
 
 
 class DeferredErrors:
@@ -28,10 +47,35 @@ class DeferredErrors:
         self._failures: list[TapFailure] = []
         self._suppressed: Counter[str] = Counter()
         self._unknown: Counter[int] = Counter()
+        self._unbound: Counter[str] = Counter()
+        self._incomplete: Counter[str] = Counter()
         self._lost: Counter[str] = Counter()
 
     def add_failure(self, failure: TapFailure) -> None:
         """Keeps what a tap raised, or counts it when enough are kept."""
+        if isinstance(failure.exception, SeveralFailures):
+            for error in failure.exception.exceptions:
+                self.add_failure(replace(failure, exception=error))
+            return
+        if isinstance(failure.exception, FailureOf):
+            consumer, error = failure.exception.consumer, failure.exception.error
+            self.add_failure(
+                replace(
+                    failure, exception=error, tap=consumer.name, source_line=consumer.source_line,
+                    transforms=consumer.transforms, kwargs=consumer.kwargs,
+                )
+            )  # fmt: skip
+            return
+        error = failure.exception
+        if isinstance(error, UnboundConsumerError):
+            with self._lock:
+                self._unbound[str(error)] += 1
+            return
+        if isinstance(error, IncompleteValueError):
+            with self._lock:
+                self._incomplete[f"{failure.tap} at {failure.source_line}"] += error.count
+            return
+        error.__traceback__ = _without_receiver_frames(error.__traceback__)
         with self._lock:
             if len(self._failures) < self._max_kept:
                 failure.exception.add_note(f"raised by {failure.describe()}")
@@ -55,6 +99,8 @@ class DeferredErrors:
             failures, self._failures = self._failures, []
             suppressed, self._suppressed = self._suppressed, Counter()
             unknown, self._unknown = self._unknown, Counter()
+            unbound, self._unbound = self._unbound, Counter()
+            incomplete, self._incomplete = self._incomplete, Counter()
             lost, self._lost = self._lost, Counter()
         exceptions: list[Exception] = []
         for failure in failures:
@@ -69,11 +115,23 @@ class DeferredErrors:
             exceptions.append(error)
         if unknown:
             exceptions.append(UnknownConsumerError(_describe_unknown(unknown)))
+        exceptions += [UnboundConsumerError(f"{count} {text}") for text, count in unbound.most_common()]
+        if incomplete:
+            exceptions.append(IncompleteValueError(_describe_incomplete(incomplete), incomplete.total()))
         if lost:
             exceptions.append(LostMessagesError(_describe_lost(lost)))
         if not exceptions:
             return None
         return TapFunctionException(_headline(len(failures), suppressed), exceptions, failures, suppressed)
+
+
+def _without_receiver_frames(traceback: TracebackType | None) -> TracebackType | None:
+    # The traceback begins in these packages; the reader wants their own code.
+    while traceback is not None and traceback.tb_next is not None:
+        if not traceback.tb_frame.f_globals.get("__name__", "").startswith(("receiver.", "hostcallback.")):
+            break
+        traceback = traceback.tb_next
+    return traceback
 
 
 def _headline(kept: int, suppressed: Counter[str]) -> str:
@@ -93,6 +151,16 @@ def _describe_unknown(unknown: Counter[int]) -> str:
         f"{unknown.total()} message(s) for consumer ids that this process has not registered: {ids}{more}. "
         "Their program was compiled elsewhere, or its function was deleted while it still ran: keep the "
         "jitted function alive until barrier_wait(), or trace the program in this process"
+    )
+
+
+def _describe_incomplete(incomplete: Counter[str]) -> str:
+    taps = ", ".join(f"{count} of the tap {tap}" for tap, count in incomplete.most_common(8))
+    more = f" and of {len(incomplete) - 8} more taps" if len(incomplete) > 8 else ""
+    return (
+        f"{incomplete.total()} value(s) of arrays that lie on several devices were given up, {taps}{more}: shards of "
+        "them were lost, or came much too late. The receiver's stats say how many messages its back_pressure policy "
+        "dropped on each device"
     )
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import itertools
 import threading
+from collections.abc import Callable
 from time import perf_counter
 from typing import Any
 
+from receiver.calls import Calls, CallThreads
 from receiver.consumer import Consumer
 from receiver.dispatch import Dispatcher
 from receiver.log import logger
@@ -14,6 +16,9 @@ from receiver.registry import Registry
 from receiver.scope import Scope
 from receiver.source import Batch, Source
 from receiver.wire import CorruptStreamError
+
+MakeCalls = Callable[[str, Any, Callable[[Batch], None]], Calls]
+"""Makes the calls of a device from its name, its source and what delivers a batch."""
 
 _tokens = itertools.count(1)
 
@@ -24,13 +29,23 @@ class DeviceReceiver:
     Attributes:
         name: the device's name, such as `cpu:0`.
         source: where the frames come from.
+        calls: runs what the device calls.
     """
 
-    def __init__(self, name: str, device: Any, source: Source, registry: Registry, scope: Scope) -> None:
+    def __init__(
+        self,
+        name: str,
+        device: Any,
+        source: Source,
+        registry: Registry,
+        scope: Scope,
+        make_calls: MakeCalls = CallThreads,
+    ) -> None:
         """Starts the thread at once, accounting to `scope`."""
         self.name = name
         self.source = source
-        self._dispatcher = Dispatcher(registry, name, device, scope, self._enter_scope)
+        self.calls = make_calls(name, source, self._deliver)
+        self._dispatcher = Dispatcher(registry, name, device, scope, self._enter_scope, self.calls)
         self._switches: dict[int, Scope] = {}
         self._stopping = False
         self._progress = threading.Condition()  # protects _consumed and _waiters

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from time import perf_counter
-from types import TracebackType
 from typing import Any
 
+from receiver.calls import Calls
 from receiver.consumer import Consumer
 from receiver.errors import TapFailure
 from receiver.message import Message
@@ -16,6 +16,7 @@ from receiver.source import Frame
 from receiver.wire import Decoded, Decoder, Flags, WireError
 
 _END = int(Flags.END_OF_STREAM)
+_CALL = int(Flags.CALL)
 _ANY_SEQ = -1
 _tuple_new = tuple.__new__  # a NamedTuple's own constructor takes twice as long
 
@@ -31,7 +32,13 @@ class Dispatcher:
     """
 
     def __init__(
-        self, registry: Registry, device_name: str, device: Any, scope: Scope, on_end: Callable[[int], None]
+        self,
+        registry: Registry,
+        device_name: str,
+        device: Any,
+        scope: Scope,
+        on_end: Callable[[int], None],
+        calls: Calls,
     ) -> None:
         """Makes the dispatcher of one device.
 
@@ -41,12 +48,14 @@ class Dispatcher:
             device: what tap functions get as `device`.
             scope: the first scope.
             on_end: called with the token of each END_OF_STREAM frame, in its place among the messages.
+            calls: gets the messages that a program waits for the replies to.
         """
         self._find = registry.find
         self._decode = Decoder().decode
         self._device_name = device_name
         self._device = device
         self._on_end = on_end
+        self._calls = calls
         self._expected_seq = 0
         self.current: Consumer | None = None
         self.current_since = 0.0
@@ -94,13 +103,19 @@ class Dispatcher:
             if consumer is None:
                 stats.unknown += 1
                 self.scope.deferred.add_unknown(consumer_id)
+                if flags & _CALL:
+                    self._calls.refuse(seq, consumer_id)
                 continue
             for array in arrays:
                 nbytes += array.nbytes
             self.current_since = perf_counter()
             self.current = consumer
             try:
-                consumer.sink(_tuple_new(Message, (consumer, arrays, seq, time_ns, run_id, device)))
+                message = _tuple_new(Message, (consumer, arrays, seq, time_ns, run_id, device, None))
+                if flags & _CALL:
+                    self._calls.start(message, self.scope)
+                else:
+                    consumer.sink(message)
             except BaseException as error:  # a tap's failure, whatever it is, must not stop the stream
                 stats.failed += 1
                 self._defer(error, consumer, seq)
@@ -118,7 +133,6 @@ class Dispatcher:
         self.scope.deferred.add_lost(reason, count)
 
     def _defer(self, error: BaseException, consumer: Consumer, seq: int) -> None:
-        error.__traceback__ = _without_receiver_frames(error.__traceback__)
         self.scope.deferred.add_failure(
             TapFailure(
                 error,
@@ -130,12 +144,3 @@ class Dispatcher:
                 consumer.kwargs,
             )
         )
-
-
-def _without_receiver_frames(traceback: TracebackType | None) -> TracebackType | None:
-    # The traceback begins in this package; the reader wants their own code.
-    while traceback is not None and traceback.tb_next is not None:
-        if not traceback.tb_frame.f_globals.get("__name__", "").startswith("receiver."):
-            break
-        traceback = traceback.tb_next
-    return traceback

@@ -121,6 +121,12 @@ def _ml_dtype(name: str) -> Dtype:
     return dtype
 
 
+@functools.lru_cache(maxsize=64)
+def is_subbyte(dtype: Dtype) -> bool:
+    """Whether the wire, and XLA, pack several elements of this dtype into a byte."""
+    return wire_type_of(dtype).bits < 8
+
+
 def pack_subbyte(array: Array) -> Array:
     """Packs elements narrower than a byte, in C order, element 0 in the low bits of byte 0.
 

@@ -5,7 +5,11 @@ HostCallbackError
 |-- ReentrantWaitError       a tap function waited for the taps it is one of
 |-- TapTimeoutError          (also a TimeoutError) a tap or a computation outlasted the limit
 |-- UnknownConsumerError     messages for consumers that this process does not have
+|   `-- UnboundConsumerError of an exported program's taps
 |-- LostMessagesError        messages that a policy dropped or a damaged stream lost
+|   `-- IncompleteValueError shards of an array that is partitioned over devices
+|-- CallFailedError          a call's host function raised, or nobody will answer it
+|-- CallResultError          (also a TypeError) a host function returned something else than announced
 |-- wire.WireError           a frame that cannot be decoded (and its subclasses)
 `-- NativeLibraryError       the native transport was asked for and cannot be loaded
 TapFunctionException         an ExceptionGroup of everything that was deferred
@@ -38,8 +42,33 @@ class UnknownConsumerError(HostCallbackError, LookupError):
     """Messages arrived whose consumer id this process has not registered."""
 
 
+class UnboundConsumerError(UnknownConsumerError):
+    """An exported program's tap sent messages, and nothing in this process is bound to its name."""
+
+
 class LostMessagesError(HostCallbackError):
     """Messages were dropped by a back-pressure policy, or lost in a damaged stream."""
+
+
+class IncompleteValueError(LostMessagesError):
+    """Shards of values never came: a back-pressure policy dropped them, or their device failed.
+
+    Attributes:
+        count: of how many values.
+    """
+
+    def __init__(self, message: str, count: int = 1) -> None:
+        """`count` is of how many values."""
+        super().__init__(message)
+        self.count = count
+
+
+class CallFailedError(HostCallbackError, RuntimeError):
+    """A program's call to the host failed. XLA ends the program with the message; nobody else gets to see it."""
+
+
+class CallResultError(HostCallbackError, TypeError):
+    """What a call's host function returned is not what `result_shape` announced."""
 
 
 class NativeLibraryError(HostCallbackError, ImportError):

@@ -10,6 +10,10 @@ if TYPE_CHECKING:
     from receiver.consumer import Consumer
 
 
+Index = tuple[tuple[slice, ...], ...]
+"""For each array, where it lies in the whole: a slice per dimension."""
+
+
 class Message(NamedTuple):
     """What one tap emitted on one device.
 
@@ -20,6 +24,7 @@ class Message(NamedTuple):
         time_ns: Unix time of the emission in nanoseconds.
         run_id: equal on all devices of one launch of one program.
         device: the device, as the trace-time side names it (a `jax.Device`), or a text.
+        shard_index: where `arrays` lie in the whole arrays that a compiler partitioned; None if they are whole.
     """
 
     consumer: Consumer
@@ -28,3 +33,4 @@ class Message(NamedTuple):
     time_ns: int
     run_id: int
     device: Any
+    shard_index: Index | None

@@ -75,6 +75,12 @@ class Batch(ctypes.Structure):
     )
 
 
+class CallFrame(ctypes.Structure):
+    """`hcb_call_frame`."""
+
+    _fields_ = (("offset", c_uint64), ("end", c_uint64), ("memory", c_void_p), ("nbytes", c_uint64))
+
+
 class Stamp(ctypes.Structure):
     """`hcb_stamp`."""
 
@@ -104,6 +110,8 @@ _FUNCTIONS = {
     "hcb_ring_memory": (c_void_p, (c_void_p, POINTER(c_uint64))),
     "hcb_ring_read": (c_uint32, (c_void_p, c_int64, POINTER(Batch))),
     "hcb_ring_release": (None, (c_void_p, c_uint64, c_uint64)),
+    "hcb_ring_read_call": (c_uint32, (c_void_p, c_int64, POINTER(CallFrame))),
+    "hcb_ring_end_read_call": (None, (c_void_p,)),
     "hcb_ring_wake": (None, (c_void_p,)),
     "hcb_ring_counters": (None, (c_void_p, POINTER(Counters))),
     "hcb_block_free": (None, (c_void_p,)),
@@ -114,9 +122,18 @@ _FUNCTIONS = {
         (POINTER(Stamp), c_char_p, c_uint64, *_ARRAYS, POINTER(c_uint8), c_uint64),
     ),
     "hcb_supervise_wait": (c_int32, (c_int64, POINTER(Event))),
+    "hcb_call_reply": (c_void_p, (c_int32, c_uint64, *_ARRAYS)),
+    "hcb_call_resume": (None, (c_void_p,)),
+    "hcb_call_fail": (None, (c_int32, c_uint64, c_char_p)),
+    "hcb_call_count": (c_uint64, (c_int32,)),
+    "hcb_call_close": (None, (c_char_p,)),
+    "hcb_default_float_mode": (None, ()),
     "hcb_after_fork_child": (None, ()),
     "hcb_test_produce": (c_uint64, (c_void_p, c_uint32, c_uint64, c_uint64)),
+    "hcb_test_call": (c_int32, (c_void_p, c_char_p, c_uint64, *_ARRAYS, c_char_p, c_uint64)),
     "hcb_tap": (c_void_p, (c_void_p,)),
+    "hcb_tap_shard": (c_void_p, (c_void_p,)),
+    "hcb_call_host": (c_void_p, (c_void_p,)),
 }
 
 

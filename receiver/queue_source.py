@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 
 from receiver.back_pressure import BackPressure, Policy
+from receiver.errors import CallFailedError
 from receiver.log import logger
 from receiver.source import Frame, SourceCounters
-from receiver.wire import Flags, encode_prefix, frame_from_prefix
+from receiver.wire import Flags, decode_header, encode_prefix, frame_from_prefix
 
 CAPACITY_BYTES = 64 << 20
 WARN_AFTER_SEC = 2.0
@@ -56,6 +57,9 @@ class QueueSource:
         self._waiting = 0
         self._dropped = 0
         self._back_pressure = BackPressure()
+        self._closed: str | None = None
+        self._turn_taken = False  # what was read is being delivered
+        self._reader_turn = False  # by the reader
 
     def configure(self, back_pressure: BackPressure) -> None:
         """See `Source`."""
@@ -69,27 +73,69 @@ class QueueSource:
                 self._dropped += 1
                 self._seq += 1
                 return
-            frame = frame_from_prefix(
-                prefix,
-                arrays,
-                seq=self._seq,
-                time_ns=time.time_ns(),
-                run_id=run_id,
-                device=self.device,
-                position=self._position,
-            )
-            self._append(frame)
+            self._append(self._frame(prefix, arrays, run_id))
+
+    def call(self, prefix: bytes, arrays: Sequence[np.ndarray[Any, Any]], run_id: int = 0) -> _QueueBatch:
+        """Appends the frame of a call, whatever the policy, and takes it when all before it has been delivered.
+
+        The reader stands still until `end_read_call`: the calling thread, any but the reader's, delivers meanwhile.
+
+        Raises:
+            CallFailedError: calls have been closed.
+        """
+        with self._changed:
+            frame = self._frame(prefix, arrays, run_id)
+            if self._closed is None:
+                self._append(frame)
+            try:
+                self._changed.wait_for(lambda: self._closed is not None or self._in_front(frame))
+            except BaseException:  # an interrupted wait: the frame must not stop the queue
+                self._withdraw(frame)
+                raise
+            if self._closed is not None:
+                self._withdraw(frame)
+                raise CallFailedError(self._closed)
+            self._turn_taken = True
+            return _QueueBatch(self, [self._frames.popleft()])
+
+    def end_read_call(self) -> None:
+        """Lets the reader go on. By the thread that `call` gave a frame, once it is delivered."""
+        with self._changed:
+            self._turn_taken = False
+            self._changed.notify_all()
+
+    def _in_front(self, frame: bytes) -> bool:
+        return not self._turn_taken and self._frames[0] is frame
+
+    def _withdraw(self, frame: bytes) -> None:
+        if any(queued is frame for queued in self._frames):
+            self._frames.remove(frame)
+            self._held_frames -= 1
+            self._held_bytes -= len(frame)
+            self._dropped += 1
+            self._changed.notify_all()
+
+    def close_calls(self, message: str) -> None:
+        """See `Source`. Those whose host functions run go on."""
+        with self._changed:
+            self._closed = message
+            self._changed.notify_all()
 
     def send_end(self, token: int) -> None:
         """See `Source`. Never waits for room."""
         with self._changed:
-            prefix = encode_prefix(token, Flags.END_OF_STREAM, ())
-            self._append(
-                frame_from_prefix(
-                    prefix, (), seq=self._seq, time_ns=time.time_ns(), run_id=0, device=self.device,
-                    position=self._position,
-                )
-            )  # fmt: skip
+            self._append(self._frame(encode_prefix(token, Flags.END_OF_STREAM, ()), (), 0))
+
+    def _frame(self, prefix: bytes, arrays: Sequence[np.ndarray[Any, Any]], run_id: int) -> bytes:
+        return frame_from_prefix(
+            prefix,
+            arrays,
+            seq=self._seq,
+            time_ns=time.time_ns(),
+            run_id=run_id,
+            device=self.device,
+            position=self._position,
+        )
 
     def _append(self, frame: bytes) -> None:
         self._seq += 1
@@ -141,16 +187,29 @@ class QueueSource:
     def read(self, timeout_sec: float | None) -> _QueueBatch | None:
         """See `Source`."""
         with self._changed:
-            self._changed.wait_for(lambda: self._frames or self._woken, timeout_sec)
+            if self._reader_turn:
+                self._turn_taken = self._reader_turn = False
+                self._changed.notify_all()
+            self._changed.wait_for(lambda: self._readable() or self._woken, timeout_sec)
             self._woken = False
-            if not self._frames:
+            if not self._readable():
                 return None
+            self._turn_taken = self._reader_turn = True
             frames: list[bytes] = []
             nbytes = 0
             while self._frames and len(frames) < BATCH_FRAMES and nbytes < BATCH_BYTES:
+                if frames and self._call_in_front():
+                    break
                 frames.append(self._frames.popleft())
                 nbytes += len(frames[-1])
             return _QueueBatch(self, frames)
+
+    def _readable(self) -> bool:
+        # A call is left to the thread that waits for it.
+        return bool(self._frames) and not self._turn_taken and not self._call_in_front()
+
+    def _call_in_front(self) -> bool:
+        return bool(decode_header(self._frames[0]).flags & Flags.CALL)
 
     def wake(self) -> None:
         """See `Source`."""

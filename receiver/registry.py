@@ -45,11 +45,13 @@ class Registry:
         return self._consumers.get(consumer_id)
 
     def lease(self, consumer: Consumer) -> Lease:
-        """Makes the consumer known until the returned lease, and every other lease of its id, is gone."""
-        lease = Lease(consumer)
+        """Makes the consumer known until the returned lease, and every other lease of its id, is gone.
+
+        One that is known by that id stays, with what its sink has gathered: equal ids are equal taps.
+        """
         with self._lock:
             self._settle()
-            self._consumers[consumer.consumer_id] = consumer
+            lease = Lease(self._consumers.setdefault(consumer.consumer_id, consumer))
             self._leases[consumer.consumer_id] = self._leases.get(consumer.consumer_id, 0) + 1
         weakref.finalize(lease, self._ended.append, consumer.consumer_id).atexit = False
         return lease

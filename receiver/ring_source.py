@@ -13,6 +13,7 @@ import numpy as np
 
 from receiver import native_library as native
 from receiver.back_pressure import BackPressure, Policy
+from receiver.dtypes import is_subbyte, pack_subbyte
 from receiver.source import Frame, SourceCounters
 from receiver.wire import CorruptStreamError, Flags, encode_prefix
 
@@ -81,6 +82,10 @@ def _bytes_from(variable: str, default: int) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise ValueError(f"{variable}={text!r}: expected a number of bytes, at least 1")
     return int(text)
+
+
+def _c_text(message: str) -> bytes:
+    return message.replace("\0", "").encode(errors="replace")
 
 
 class CorruptRingError(CorruptStreamError):
@@ -259,6 +264,52 @@ class RingSource:
             raise RuntimeError(
                 f"device {self.device}: the ring refused an end-of-stream frame (status {status})"
             )
+
+    def read_call(self, timeout_sec: float) -> RingBatch | None:
+        """For threads that run host functions: waits for a call that is the next frame, when all before is delivered.
+
+        The reader, which is in `read` then, stands still until `end_read_call`: the calling thread delivers meanwhile.
+
+        Returns:
+            That frame alone; None when `timeout_sec` passed.
+        """
+        taken = native.CallFrame()
+        if not self._library.hcb_ring_read_call(self._ring, round(timeout_sec * 1e9), taken):
+            return None
+        payload = None
+        if taken.memory is not None:
+            payload = np.asarray(_BlockMemory(self._library, taken.memory, taken.nbytes))
+        return RingBatch(self, [(self._memory, taken.offset, payload)], (taken.end,))
+
+    def end_read_call(self) -> None:
+        """Lets the reader go on. By the thread that `read_call` gave a frame, once it is delivered."""
+        self._library.hcb_ring_end_read_call(self._ring)
+
+    def reply(self, seq: int, results: Sequence[np.ndarray[Any, Any]]) -> int | None:
+        """Gives the program that waits for the reply to message `seq` its results, contiguous arrays. Any thread.
+
+        Returns:
+            What to call `resume` with; None if no program waits for the reply (any more).
+        """
+        raw = [pack_subbyte(a) if is_subbyte(a.dtype) else a for a in results]
+        count = len(raw)
+        addresses = (ctypes.c_void_p * count)(*[array.ctypes.data for array in raw])
+        sizes = (ctypes.c_uint64 * count)(*[array.nbytes for array in raw])
+        replied: int | None = self._library.hcb_call_reply(self.device, seq, count, addresses, sizes)
+        return replied
+
+    def resume(self, replied: int | None) -> None:
+        """Lets the program go on, on the calling thread, until it ends or waits again. Calls: see `read_call`."""
+        if replied is not None:
+            self._library.hcb_call_resume(replied)
+
+    def fail(self, seq: int, message: str) -> None:
+        """Fails the program that waits for the reply to message `seq`, if there is one. Does not wait. Any thread."""
+        self._library.hcb_call_fail(self.device, seq, _c_text(message))
+
+    def close_calls(self, message: str) -> None:
+        """See `Source`. Closes those of all devices."""
+        self._library.hcb_call_close(_c_text(message))
 
     def counters(self) -> SourceCounters:
         """See `Source`."""

@@ -7,16 +7,19 @@ from collections.abc import Callable, Iterable
 from time import perf_counter
 from typing import Any
 
-from receiver.device_receiver import DeviceReceiver
+from receiver.calls import CallThreads
+from receiver.device_receiver import DeviceReceiver, MakeCalls
 from receiver.errors import (
     DeviceClaimedError,
     ReentrantWaitError,
     TapFunctionException,
     TapTimeoutError,
 )
+from receiver.exported import ExportedTaps
 from receiver.log import logger
 from receiver.registry import Registry
 from receiver.scope import Scope
+from receiver.shards import waiting_threads
 from receiver.source import Source
 
 POLL_SEC = 0.05
@@ -28,6 +31,7 @@ class Runtime:
 
     Attributes:
         registry: consumer ids to consumers.
+        exported: the consumers of exported programs.
         default_scope: accounts for devices that no scoped receiver has claimed.
     """
 
@@ -43,9 +47,16 @@ class Runtime:
         self._claims: dict[str, Scope] = {}
         self._late: list[Scope] = []
         self.registry = Registry()
+        self.exported = ExportedTaps(self.registry, self.others_deliver)
         self.default_scope = Scope("default")
 
-    def start(self, name: str, device: Any, make_source: Callable[[], Source]) -> DeviceReceiver:
+    def start(
+        self,
+        name: str,
+        device: Any,
+        make_source: Callable[[], Source],
+        make_calls: MakeCalls = CallThreads,
+    ) -> DeviceReceiver:
         """Starts the receiver of a device unless it runs; returns it."""
         with self._lock:
             receiver = self._receivers.get(name)
@@ -53,7 +64,7 @@ class Runtime:
                 scope = self._claims.get(name, self.default_scope)
                 source = make_source()
                 source.configure(scope.back_pressure)
-                receiver = DeviceReceiver(name, device, source, self.registry, scope)
+                receiver = DeviceReceiver(name, device, source, self.registry, scope, make_calls)
                 self._receivers[name] = receiver
                 logger.debug("receiver of %s started", name)
             return receiver
@@ -104,7 +115,7 @@ class Runtime:
         deadline: float | None = None,
         stall_sec: float | None = None,
     ) -> None:
-        """Waits until everything emitted so far on the devices has been delivered.
+        """Waits until everything emitted so far on the devices has been delivered, and the calls in it are over.
 
         Args:
             names: the devices; all by default.
@@ -113,13 +124,17 @@ class Runtime:
 
         Raises:
             TapTimeoutError: names what runs and how much is queued. Delivery goes on.
-            ReentrantWaitError: called from a tap function.
+            ReentrantWaitError: called from a tap function, or the host function of a call.
         """
         self.refuse_reentry("waiting for taps")
         receivers = self.receivers(names)
         targets = [(receiver, receiver.source.counters().emitted) for receiver in receivers]
         for receiver, emitted in targets:
             while not receiver.wait_consumed(emitted, POLL_SEC):
+                self._check(receiver, deadline, stall_sec)
+        for receiver in receivers:
+            running = receiver.calls.running()
+            while not receiver.calls.wait(running, POLL_SEC):
                 self._check(receiver, deadline, stall_sec)
 
     def wait_closed(self, names: Iterable[str], scope: Scope, stall_sec: float) -> None:
@@ -139,16 +154,27 @@ class Runtime:
                 self._check(receiver, None, stall_sec)
 
     def _check(self, receiver: DeviceReceiver, deadline: float | None, stall_sec: float | None) -> None:
-        running = receiver.running_tap()
-        stalled = stall_sec is not None and running is not None and running[1] > stall_sec
+        running = [*filter(None, (receiver.running_tap(), receiver.calls.longest()))]
+        stalled = stall_sec is not None and any(seconds > stall_sec for _, seconds in running)
         late = deadline is not None and perf_counter() > deadline
         if stalled:
             raise TapTimeoutError(describe_wait(receiver))
         if late:
             raise TapTimeoutError(f"the time was up. {describe_wait(receiver)}")
 
+    def others_deliver(self) -> bool:
+        """Whether receivers on other threads have messages to deliver, other than those that wait for shards.
+
+        Called on receiver threads, which hold locks then: it takes none that anybody holds while waiting.
+        """
+        here = threading.current_thread()
+        return any(
+            receiver.thread is not here and receiver.thread not in waiting_threads and receiver.queued() > 0
+            for receiver in list(self._receivers.values())
+        )
+
     def refuse_reentry(self, what: str) -> None:
-        """Raises ReentrantWaitError when the calling thread is a receiver thread."""
+        """Raises ReentrantWaitError when the calling thread is a receiver thread, or runs a call's host function."""
         here = threading.current_thread()
         for receiver in self.receivers():
             if receiver.thread is here:
@@ -156,6 +182,17 @@ class Runtime:
                     f"{what} from a tap function on the receiver thread of {receiver.name} would wait for itself: "
                     "do it on the thread that dispatches the computations"
                 )
+            caller = receiver.calls.running_on(here)
+            if caller is not None:
+                raise ReentrantWaitError(
+                    f"{what} from {caller.name}, the host function of the call at {caller.source_line}, would wait for "
+                    "the program that waits for it: do it on the thread that dispatches the computations"
+                )
+
+    def close_calls(self, message: str) -> None:
+        """Fails every call that waits for its host function, and those that are still to come."""
+        for receiver in self.receivers():
+            receiver.source.close_calls(message)
 
     def report_later(self, scope: Scope) -> None:
         """Keeps a scope whose receiver gave up waiting: what its taps still raise belongs into the next report."""
@@ -179,7 +216,17 @@ def describe_wait(receiver: DeviceReceiver) -> str:
     queued = f"{receiver.queued()} message(s) ({counters.queued_bytes} bytes) queued"
     if counters.waiting_producers:
         queued += f" and {counters.waiting_producers} emission(s) waiting for room"
+    call = receiver.calls.longest()
     running = receiver.running_tap()
+    if call is not None and (running is None or call[1] > running[1]):
+        consumer, seconds = call
+        return (
+            f"device {receiver.name}: {consumer.name}, the host function of the call at "
+            f"{consumer.source_line}, has been "
+            f"running for {seconds:.1f} s, and a program waits for it, {queued}: make it return "
+            "sooner, or give it more "
+            "time (timeout_sec=)"
+        )
     if running is None:
         return (
             f"device {receiver.name}: the messages were not all delivered in time, {queued}: "

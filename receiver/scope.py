@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 
 from receiver.back_pressure import BackPressure
 from receiver.deferred import MAX_KEPT, DeferredErrors
@@ -29,8 +30,12 @@ class Scope:
         self.back_pressure = back_pressure or BackPressure()
         self.deferred = DeferredErrors(max_errors)
         self._stats: dict[str, DeviceStats] = {}
+        self._changed = threading.Condition()  # protects everything below
         self._open_devices: set[str] = set()
-        self._changed = threading.Condition()  # protects _open_devices
+        self._calls: Counter[str] = Counter()  # running, by device
+        self._called: dict[
+            str, tuple[int, float]
+        ] = {}  # by device: failures and seconds of those that are over
 
     def device_stats(self, device: str) -> DeviceStats:
         """The live statistics of a device; only its receiver thread changes them."""
@@ -39,7 +44,13 @@ class Scope:
     @property
     def stats(self) -> list[DeviceStats]:
         """A snapshot, a row per device that had this scope."""
-        return [s.copy() for s in list(self._stats.values())]
+        rows = [s.copy() for s in list(self._stats.values())]
+        with self._changed:
+            for row in rows:
+                failed, seconds = self._called.get(row.device, (0, 0.0))
+                row.failed += failed
+                row.tap_sec += seconds
+        return rows
 
     def opened(self, device: str) -> None:
         """The device's stream is in this scope from here on."""
@@ -52,13 +63,29 @@ class Scope:
             self._open_devices.discard(device)
             self._changed.notify_all()
 
+    def call_began(self, device: str) -> None:
+        """A host function runs for a message of this scope, on another thread than the receiver's."""
+        with self._changed:
+            self._calls[device] += 1
+
+    def call_ended(self, device: str, seconds: float, *, failed: bool) -> None:
+        """It is over, and what it raised is in `deferred`."""
+        with self._changed:
+            failures, total = self._called.get(device, (0, 0.0))
+            self._called[device] = failures + failed, total + seconds
+            self._calls[device] -= 1
+            if not self._calls[device]:
+                self._changed.notify_all()
+
     @property
     def has_open_devices(self) -> bool:
-        """Whether messages of any device can still arrive here."""
+        """Whether messages of any device can still arrive here, or calls of such messages run."""
         with self._changed:
-            return bool(self._open_devices)
+            return bool(self._open_devices) or any(self._calls.values())
 
     def wait_closed(self, device: str, timeout_sec: float) -> bool:
-        """Waits until the device has left this scope; False when `timeout_sec` passed first."""
+        """Waits until the device has left this scope, with all its calls; False when `timeout_sec` passed first."""
         with self._changed:
-            return self._changed.wait_for(lambda: device not in self._open_devices, timeout_sec)
+            return self._changed.wait_for(
+                lambda: device not in self._open_devices and not self._calls[device], timeout_sec
+            )

@@ -67,5 +67,8 @@ class Source(Protocol):
     def configure(self, back_pressure: BackPressure) -> None:
         """Changes what happens to emissions that find no room, from now on. Any thread."""
 
+    def close_calls(self, message: str) -> None:
+        """Fails every call that waits, and those that are still to come. Any thread."""
+
     def counters(self) -> SourceCounters:
         """Any thread."""

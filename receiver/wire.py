@@ -120,13 +120,15 @@ class Flags(enum.IntFlag):
     """Ring only: a 64-byte descriptor {address, nbytes} stands for the payload."""
     PAD = 1 << 3
     """Ring only: no message, fills the ring's end."""
+    CALL = 1 << 5
+    """A program waits for the reply to this message."""
     DISCARDED = 1 << 30
     """Ring only: no message, reserved and given up."""
     BUSY = 1 << 31
     """Ring only: still being written."""
 
 
-_EVERYWHERE = Flags.ORDERED | Flags.END_OF_STREAM
+_EVERYWHERE = Flags.ORDERED | Flags.END_OF_STREAM | Flags.CALL
 _NO_MESSAGE = Flags.PAD | Flags.DISCARDED | Flags.BUSY
 _UNKNOWN = 0xFFFFFFFF & ~int(_EVERYWHERE | Flags.EXTERNAL | _NO_MESSAGE)
 

@@ -210,7 +210,8 @@ def run_tests(pair: Pair, wheel: Path, pytest_arguments: Sequence[str]) -> None:
         return
     for transport in TRANSPORTS:
         # Safe path: the tests must find the installed wheel, not the checkout they lie in.
-        command = [python, "-P", "-m", "pytest", "-q", "-m", "not slow", *pytest_arguments]
+        command = [python, "-P", "-m", "pytest", "-q", "-n", "2", "--dist", "worksteal", "-m", "not slow"]
+        command += pytest_arguments
         environment = {"HOSTCALLBACK_TRANSPORT": transport, "PYTHONSAFEPATH": "1"}
         try:
             pair.results[transport] = run(command, **environment).strip("=+ ")

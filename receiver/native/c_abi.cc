@@ -3,10 +3,13 @@
 
 #include <time.h>
 
+#include <cfenv>
 #include <cstring>
 #include <vector>
 
+#include "call_table.h"
 #include "encode.h"
+#include "occurrences.h"
 #include "ring.h"
 #include "ring_registry.h"
 #include "supervisor.h"
@@ -80,6 +83,12 @@ uint32_t hcb_ring_read(hcb_ring* ring, int64_t timeout_ns, hcb_batch* batch) {
 
 void hcb_ring_release(hcb_ring* ring, uint64_t position, uint64_t frames) { Of(ring)->Release(position, frames); }
 
+uint32_t hcb_ring_read_call(hcb_ring* ring, int64_t timeout_ns, hcb_call_frame* frame) {
+  return Of(ring)->ReadCall(timeout_ns, frame);
+}
+
+void hcb_ring_end_read_call(hcb_ring* ring) { Of(ring)->EndReadCall(); }
+
 void hcb_ring_wake(hcb_ring* ring) { Of(ring)->Wake(); }
 
 void hcb_ring_counters(hcb_ring* ring, hcb_counters* out) { Of(ring)->ReadCounters(out); }
@@ -125,8 +134,33 @@ uint64_t hcb_encode_frame(const hcb_stamp* stamp, const uint8_t* prefix, uint64_
 int32_t hcb_supervise_wait(int64_t timeout_ns, hcb_event* event) { return hcb::WaitForEvent(timeout_ns, event); }
 
 
+hcb_call* hcb_call_reply(int32_t device, uint64_t seq, uint64_t count, const void* const* arrays, const uint64_t* nbytes) {
+  std::unique_ptr<hcb::PendingCall> call = hcb::TakeCall(device, seq);
+  if (!call) return nullptr;
+  if (!call->Accepts(count, nbytes)) {
+    hcb::FailElsewhere(std::move(call), "hostcallback: the reply to this call has other lengths than its results");
+    return nullptr;
+  }
+  call->Take(arrays);
+  return reinterpret_cast<hcb_call*>(call.release());
+}
+
+void hcb_call_resume(hcb_call* call) {
+  hcb::ResumeCall(std::unique_ptr<hcb::PendingCall>(reinterpret_cast<hcb::PendingCall*>(call)));
+}
+
+void hcb_call_fail(int32_t device, uint64_t seq, const char* message) { hcb::FailCall(device, seq, message); }
+
+uint64_t hcb_call_count(int32_t device) { return hcb::CountCalls(device); }
+
+void hcb_call_close(const char* message) { hcb::CloseCalls(message); }
+
+void hcb_default_float_mode(void) { std::fesetenv(FE_DFL_ENV); }
+
 void hcb_after_fork_child(void) {
+  hcb::ResetCallsAfterFork();
   hcb::ResetSupervisorAfterFork();
   hcb::ResetCompletersAfterFork();
+  hcb::ResetOccurrencesAfterFork();
   hcb::ResetRingsAfterFork();
 }

@@ -16,6 +16,7 @@ extern "C" {
 #endif
 
 typedef struct hcb_ring hcb_ring;
+typedef struct hcb_call hcb_call; /* answered, and not resumed yet */
 
 typedef enum {
   HCB_BLOCK = 0,           /* wait for room; loses nothing */
@@ -75,6 +76,14 @@ typedef struct {
   hcb_block blocks[HCB_BATCH_BLOCKS];
 } hcb_batch;
 
+/* What one hcb_ring_read_call took: one frame. */
+typedef struct {
+  uint64_t offset; /* of the header, within the ring's memory */
+  uint64_t end;    /* position behind the frame, for hcb_ring_release */
+  void* memory;    /* of the payload if that is outside the ring, else null; from now on the caller's: hcb_block_free */
+  uint64_t nbytes; /* of that */
+} hcb_call_frame;
+
 typedef enum {
   HCB_INTACT = 0,
   HCB_DAMAGED_MAGIC = 1,
@@ -118,6 +127,11 @@ HCB_EXPORT void* hcb_ring_memory(hcb_ring* ring, uint64_t* capacity_bytes);
 HCB_EXPORT uint32_t hcb_ring_read(hcb_ring* ring, int64_t timeout_ns, hcb_batch* batch);
 /* Gives the memory before `position`, which held `frames` more messages, back to the producers. Reader only. */
 HCB_EXPORT void hcb_ring_release(hcb_ring* ring, uint64_t position, uint64_t frames);
+/* For threads that run host functions: waits until the next frame is a call and the reader, which waits in hcb_ring_read, is
+ * through with all before it; takes that frame. Returns 1, or 0 when the time is over. The reader stands still until
+ * hcb_ring_end_read_call: give the frame's memory back and note what it says before. */
+HCB_EXPORT uint32_t hcb_ring_read_call(hcb_ring* ring, int64_t timeout_ns, hcb_call_frame* frame);
+HCB_EXPORT void hcb_ring_end_read_call(hcb_ring* ring);
 /* Makes a waiting read, or else the next read that would wait, return 0. */
 HCB_EXPORT void hcb_ring_wake(hcb_ring* ring);
 HCB_EXPORT void hcb_ring_counters(hcb_ring* ring, hcb_counters* out);
@@ -137,6 +151,24 @@ HCB_EXPORT uint64_t hcb_encode_frame(const hcb_stamp* stamp, const uint8_t* pref
  * event, 0 if the time is over. */
 HCB_EXPORT int32_t hcb_supervise_wait(int64_t timeout_ns, hcb_event* event);
 
+/* Brings the results of the call whose frame has the sequence number `seq`: row-major arrays, elements of less than a byte
+ * packed as in a payload. They are copied. Returns what hcb_call_resume must be called with; null if no such call waits (any
+ * more), or if the lengths are not those of its results: it fails then. */
+HCB_EXPORT hcb_call* hcb_call_reply(int32_t device, uint64_t seq, uint64_t count, const void* const* arrays,
+                                    const uint64_t* nbytes);
+/* Lets the program go on, on the calling thread: returns when it ends or waits again. If it waits for another call,
+ * hcb_ring_read_call has that. */
+HCB_EXPORT void hcb_call_resume(hcb_call* call);
+/* Fails the program that waits for it, if there is one, with `message`. Does not wait. */
+HCB_EXPORT void hcb_call_fail(int32_t device, uint64_t seq, const char* message);
+/* How many calls wait. */
+HCB_EXPORT uint64_t hcb_call_count(int32_t device);
+/* Fails all calls, and every call from now on: the process ends, and nobody will answer. */
+HCB_EXPORT void hcb_call_close(const char* message);
+
+/* Gives the calling thread the floating-point mode that threads start with. XLA flushes denormals in what it calls. */
+HCB_EXPORT void hcb_default_float_mode(void);
+
 /* In a forked child, before anything else: fresh locks and empty rings, since what is queued is the parent's to deliver. */
 HCB_EXPORT void hcb_after_fork_child(void);
 
@@ -144,11 +176,21 @@ HCB_EXPORT void hcb_after_fork_child(void);
  * byte that follows the counter being its low byte). Returns how many were emitted. */
 HCB_EXPORT uint64_t hcb_test_produce(hcb_ring* ring, uint32_t threads, uint64_t count, uint64_t nbytes);
 
+/* Test aid: emits a call as a program does and waits for its reply. Returns HCB_EMITTED, or HCB_DROPPED with the reason in
+ * `error`. */
+HCB_EXPORT int32_t hcb_test_call(hcb_ring* ring, const uint8_t* prefix, uint64_t prefix_bytes, uint64_t count,
+                                 void* const* results, const uint64_t* nbytes, char* error, uint64_t error_bytes);
+
 /* The XLA FFI handler (platform CPU): one uint8 array attribute `prefix`, the tapped arrays as operands. Tokens are
  * passed over; result i, if there is one, gets a copy of operand i. */
 struct XLA_FFI_Error;
 struct XLA_FFI_CallFrame;
 HCB_EXPORT struct XLA_FFI_Error* hcb_tap(struct XLA_FFI_CallFrame* call_frame);
+/* The same for arrays that are shards: the first of them is their shard record, int64, whose first number is replaced by
+ * how often the tap has fired on this device in this launch. */
+HCB_EXPORT struct XLA_FFI_Error* hcb_tap_shard(struct XLA_FFI_CallFrame* call_frame);
+/* Likewise, but the results are what hcb_call_reply brings; the prefix must have the flag CALL. */
+HCB_EXPORT struct XLA_FFI_Error* hcb_call_host(struct XLA_FFI_CallFrame* call_frame);
 
 #ifdef __cplusplus
 }

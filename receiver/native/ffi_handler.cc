@@ -1,270 +1,99 @@
 // The XLA FFI handler that emits its operands into the ring of the device that runs it.
-//
-// It speaks the raw C API of version 0.1, so that one binary fits every jaxlib from 0.8.0 on: no FFI state or types, the
-// runtime's own version in the metadata, and `struct_size` looked at before any optional function is called.
-#include <time.h>
-
-#include <cfenv>
+#include <algorithm>
 #include <cstring>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "c_abi.h"
-#include "ring_registry.h"
-#include "xla/ffi/api/c_api.h"
+#include "ffi_frame.h"
+#include "frame.h"
+#include "occurrences.h"
 
 namespace hcb {
 namespace {
 
-// True if the runtime's API table reaches up to the function `name`.
-#define HCB_API_HAS(api, name) ((api)->struct_size >= offsetof(XLA_FFI_Api, name) + sizeof((api)->name))
-
-XLA_FFI_Error* MakeError(const XLA_FFI_Api* api, XLA_FFI_Error_Code code, const char* message) {
-  XLA_FFI_Error_Create_Args args = {};
-  args.struct_size = XLA_FFI_Error_Create_Args_STRUCT_SIZE;
-  args.message = message;
-  args.errc = code;
-  return api->XLA_FFI_Error_Create(&args);
-}
-
-void DestroyError(const XLA_FFI_Api* api, XLA_FFI_Error* error) {
-  if (error == nullptr) return;
-  XLA_FFI_Error_Destroy_Args args = {};
-  args.struct_size = XLA_FFI_Error_Destroy_Args_STRUCT_SIZE;
-  args.error = error;
-  api->XLA_FFI_Error_Destroy(&args);
-}
-
-// The runtime asks once per program whether it can run this handler.
-bool AnswerMetadataQuery(XLA_FFI_CallFrame* frame) {
-  for (XLA_FFI_Extension_Base* it = frame->extension_start; it != nullptr; it = it->next) {
-    if (it->type != XLA_FFI_Extension_Metadata) continue;
-    XLA_FFI_Metadata* metadata = reinterpret_cast<XLA_FFI_Metadata_Extension*>(it)->metadata;
-    // Up to 0.8.0 the runtime demands equality with its 0.1 and passes no API; later ones take what lies in their range.
-    metadata->api_version.major_version = frame->api ? frame->api->api_version.major_version : XLA_FFI_API_MAJOR;
-    metadata->api_version.minor_version = frame->api ? frame->api->api_version.minor_version : XLA_FFI_API_MINOR;
-    metadata->traits = 0;
-    metadata->state_type_id = XLA_FFI_UNKNOWN_TYPE_ID;  // beyond struct_size in 0.8.0, but there
-    return true;
-  }
-  return false;
-}
-
-// Bits per element; 0 for a token or a type that this version does not know.
-uint64_t BitsPerElement(XLA_FFI_DataType dtype) {
-  switch (static_cast<int>(dtype)) {
-    case XLA_FFI_DataType_S1:
-    case XLA_FFI_DataType_U1:
-      return 1;
-    case XLA_FFI_DataType_S2:
-    case XLA_FFI_DataType_U2:
-      return 2;
-    case XLA_FFI_DataType_S4:
-    case XLA_FFI_DataType_U4:
-    case XLA_FFI_DataType_F4E2M1FN:
-      return 4;
-    case XLA_FFI_DataType_PRED:
-    case XLA_FFI_DataType_S8:
-    case XLA_FFI_DataType_U8:
-    case XLA_FFI_DataType_F8E5M2:
-    case XLA_FFI_DataType_F8E3M4:
-    case XLA_FFI_DataType_F8E4M3:
-    case XLA_FFI_DataType_F8E4M3FN:
-    case XLA_FFI_DataType_F8E4M3B11FNUZ:
-    case XLA_FFI_DataType_F8E5M2FNUZ:
-    case XLA_FFI_DataType_F8E4M3FNUZ:
-    case XLA_FFI_DataType_F8E8M0FNU:
-      return 8;
-    case XLA_FFI_DataType_S16:
-    case XLA_FFI_DataType_U16:
-    case XLA_FFI_DataType_F16:
-    case XLA_FFI_DataType_BF16:
-      return 16;
-    case XLA_FFI_DataType_S32:
-    case XLA_FFI_DataType_U32:
-    case XLA_FFI_DataType_F32:
-      return 32;
-    case XLA_FFI_DataType_S64:
-    case XLA_FFI_DataType_U64:
-    case XLA_FFI_DataType_F64:
-    case XLA_FFI_DataType_C64:
-      return 64;
-    case XLA_FFI_DataType_C128:
-      return 128;
-    default:
-      return 0;
-  }
-}
-
-// XLA:CPU keeps sub-byte elements packed, element 0 in the low bits, as the wire does; only the unused bits of the last byte
-// are not zero there (seen with int2, int4, uint2, uint4 and float4 on jaxlib 0.8.0, 0.10.2 and 0.12.0).
-ArrayRef AsArrayRef(const XLA_FFI_Buffer& buffer, uint64_t bits) {
-  uint64_t total_bits = bits;
-  for (int64_t i = 0; i < buffer.rank; ++i) total_bits *= static_cast<uint64_t>(buffer.dims[i]);
-  const uint64_t used = total_bits % 8;
-  return {buffer.data, (total_bits + 7) / 8, static_cast<uint8_t>(used ? (1u << used) - 1 : 0xff)};
-}
-
-// A list of ArrayRef that needs no allocation for taps of the usual size.
-class ArrayList {
- public:
-  void Add(const ArrayRef& array) {
-    if (many_.empty() && count_ < kFew) {
-      few_[count_++] = array;
-      return;
-    }
-    if (many_.empty()) many_.assign(few_, few_ + count_);
-    many_.push_back(array);
-    ++count_;
-  }
-  const ArrayRef* data() const { return many_.empty() ? few_ : many_.data(); }
-  size_t size() const { return count_; }
-
- private:
-  static constexpr size_t kFew = 16;
-  ArrayRef few_[kFew];
-  std::vector<ArrayRef> many_;
-  size_t count_ = 0;
-};
-
-const XLA_FFI_Array* FindPrefix(const XLA_FFI_Attrs& attrs) {
-  constexpr char kName[] = "prefix";
-  constexpr size_t kLength = sizeof(kName) - 1;
-  for (int64_t i = 0; i < attrs.size; ++i) {
-    const XLA_FFI_ByteSpan& name = *attrs.names[i];
-    if (name.len != kLength || std::memcmp(name.ptr, kName, kLength) != 0) continue;
-    if (attrs.types[i] != XLA_FFI_AttrType_ARRAY) return nullptr;
-    const XLA_FFI_Array* array = static_cast<const XLA_FFI_Array*>(attrs.attrs[i]);
-    return array->dtype == XLA_FFI_DataType_U8 ? array : nullptr;
-  }
-  return nullptr;
-}
-
 // Makes XLA wait for an emission without holding one of its threads.
 class FutureCompletion final : public Completion {
  public:
-  FutureCompletion(const XLA_FFI_Api* api, XLA_FFI_Future* future) : api_(api), future_(future) {
-    std::fegetenv(&environment_);
-  }
-
-  void Complete() override {
-    // The rest of the program may run on this thread: give it the rounding and denormal modes that XLA gave the first part.
-    std::fesetenv(&environment_);
-    XLA_FFI_Future_SetAvailable_Args args = {};
-    args.struct_size = XLA_FFI_Future_SetAvailable_Args_STRUCT_SIZE;
-    args.future = future_;
-    DestroyError(api_, api_->XLA_FFI_Future_SetAvailable(&args));
-  }
+  FutureCompletion(std::unique_ptr<Future> future, std::vector<int64_t> record)
+      : future_(std::move(future)), record_(std::move(record)) {}
+  void Complete() override { future_->SetAvailable(); }
 
  private:
-  const XLA_FFI_Api* const api_;
-  XLA_FFI_Future* const future_;
-  std::fenv_t environment_;
+  const std::unique_ptr<Future> future_;
+  const std::vector<int64_t> record_;  // the emission points to it until it is in the ring
 };
 
 class FutureFactory final : public CompletionFactory {
  public:
-  explicit FutureFactory(XLA_FFI_CallFrame* frame) : frame_(frame) {}
+  FutureFactory(XLA_FFI_CallFrame* frame, std::vector<int64_t>* record) : frame_(frame), record_(record) {}
 
   std::unique_ptr<Completion> Make() override {
-    const XLA_FFI_Api* api = frame_->api;
-    if (!HCB_API_HAS(api, XLA_FFI_Future_SetAvailable)) return nullptr;
-    XLA_FFI_Future_Create_Args args = {};
-    args.struct_size = XLA_FFI_Future_Create_Args_STRUCT_SIZE;
-    if (XLA_FFI_Error* error = api->XLA_FFI_Future_Create(&args)) {
-      DestroyError(api, error);
-      return nullptr;
-    }
-    // The field lies behind what `struct_size` counts in 0.8.0; it is as old as the function.
-    frame_->future = args.future;
-    return std::make_unique<FutureCompletion>(api, args.future);
+    std::unique_ptr<Future> future = Future::Make(frame_);
+    if (!future) return nullptr;
+    return std::make_unique<FutureCompletion>(std::move(future), std::move(*record_));  // its data stays in place
   }
 
  private:
   XLA_FFI_CallFrame* const frame_;
+  std::vector<int64_t>* const record_;
 };
 
-int64_t NowNs() {
-  timespec now;
-  clock_gettime(CLOCK_REALTIME, &now);
-  return static_cast<int64_t>(now.tv_sec) * 1'000'000'000 + now.tv_nsec;
-}
-
-// Reads the operands, and passes them through to the results where the runtime has not aliased the two.
-XLA_FFI_Error* ReadOperands(const XLA_FFI_CallFrame& frame, ArrayList* arrays) {
-  for (int64_t i = 0; i < frame.args.size; ++i) {
-    if (frame.args.types[i] != XLA_FFI_ArgType_BUFFER) {
-      return MakeError(frame.api, XLA_FFI_Error_Code_UNIMPLEMENTED, "hostcallback: a tap's operand is not a buffer");
-    }
+// Copies the operands to the results where the runtime has not aliased the two.
+void PassThrough(const XLA_FFI_CallFrame& frame) {
+  for (int64_t i = 0; i < std::min(frame.args.size, frame.rets.size); ++i) {
+    if (frame.rets.types[i] != XLA_FFI_RetType_BUFFER) continue;
     const XLA_FFI_Buffer& operand = *static_cast<const XLA_FFI_Buffer*>(frame.args.args[i]);
-    if (operand.dtype == XLA_FFI_DataType_TOKEN) continue;
-    const uint64_t bits = BitsPerElement(operand.dtype);
-    if (bits == 0) {
-      return MakeError(frame.api, XLA_FFI_Error_Code_UNIMPLEMENTED,
-                       "hostcallback: a tapped array has an element type that this version of the native library does not "
-                       "know; update hostcallback, or convert the array before the tap");
-    }
-    const ArrayRef array = AsArrayRef(operand, bits);
-    arrays->Add(array);
-    if (i >= frame.rets.size || frame.rets.types[i] != XLA_FFI_RetType_BUFFER) continue;
     const XLA_FFI_Buffer& result = *static_cast<const XLA_FFI_Buffer*>(frame.rets.rets[i]);
-    if (result.dtype == XLA_FFI_DataType_TOKEN || result.data == operand.data || array.nbytes == 0) continue;
-    std::memcpy(result.data, operand.data, array.nbytes);
+    if (result.dtype == XLA_FFI_DataType_TOKEN || result.data == operand.data) continue;
+    const ArrayRef array = AsArrayRef(operand, BitsPerElement(operand.dtype));
+    if (array.nbytes != 0) std::memcpy(result.data, array.data, array.nbytes);
   }
-  return nullptr;
 }
 
-XLA_FFI_Error* Tap(XLA_FFI_CallFrame* frame) {
-  const XLA_FFI_Api* api = frame->api;
-  if (!HCB_API_HAS(api, XLA_FFI_DeviceOrdinal_Get)) {
-    return MakeError(api, XLA_FFI_Error_Code_UNIMPLEMENTED,
-                     "hostcallback: this jaxlib's FFI tells no device ordinal; jaxlib 0.8.0 or later is needed");
-  }
-  const XLA_FFI_Array* prefix = FindPrefix(frame->attrs);
-  if (prefix == nullptr || !ValidPrefix(static_cast<const uint8_t*>(prefix->data), prefix->size)) {
-    return MakeError(api, XLA_FFI_Error_Code_INVALID_ARGUMENT,
-                     "hostcallback: the tap's attribute `prefix` is not a uint8 array with a frame's header and metadata");
-  }
+// The shard record that a message of shards begins with (receiver/shards.py) is int64, its first number the occurrence. Puts a
+// copy in `record`, with that filled in, in its place at the front of `arrays`. False if there is none.
+bool StampShardRecord(const Emission& emission, ArrayList* arrays, std::vector<int64_t>* record) {
+  if (arrays->size() == 0 || arrays->front().nbytes < sizeof(int64_t)) return false;
+  ArrayRef& front = arrays->front();
+  record->resize(front.nbytes / sizeof(int64_t));
+  std::memcpy(record->data(), front.data, record->size() * sizeof(int64_t));
+  uint64_t consumer_id;
+  std::memcpy(&consumer_id, emission.prefix + offsetof(FrameHeader, consumer_id), sizeof(consumer_id));
+  (*record)[0] = NextOccurrence(emission.device, emission.run_id, consumer_id);
+  front.data = record->data();
+  return true;
+}
 
-  XLA_FFI_DeviceOrdinal_Get_Args device = {};
-  device.struct_size = XLA_FFI_DeviceOrdinal_Get_Args_STRUCT_SIZE;
-  device.ctx = frame->ctx;
-  if (XLA_FFI_Error* error = api->XLA_FFI_DeviceOrdinal_Get(&device)) return error;
-  XLA_FFI_RunId_Get_Args run = {};
-  run.struct_size = XLA_FFI_RunId_Get_Args_STRUCT_SIZE;
-  run.ctx = frame->ctx;
-  if (XLA_FFI_Error* error = api->XLA_FFI_RunId_Get(&run)) return error;
-
+XLA_FFI_Error* Tap(XLA_FFI_CallFrame* frame, bool sharded) {
   ArrayList arrays;
-  if (XLA_FFI_Error* error = ReadOperands(*frame, &arrays)) return error;
-
-  Ring* ring = RingForEmission(device.device_ordinal);
-  if (ring == nullptr) {
-    return MakeError(api, XLA_FFI_Error_Code_RESOURCE_EXHAUSTED, "hostcallback: no memory for the device's ring");
-  }
   Emission emission;
-  emission.prefix = static_cast<const uint8_t*>(prefix->data);
-  emission.prefix_bytes = prefix->size;
-  emission.arrays = arrays.data();
-  emission.array_count = arrays.size();
-  emission.payload_bytes = PayloadBytes(arrays.data(), arrays.size());
-  emission.time_ns = NowNs();
-  emission.run_id = run.run_id;
-  emission.device = device.device_ordinal;
-  FutureFactory futures(frame);
+  Ring* ring;
+  if (XLA_FFI_Error* error = ReadEmission(*frame, &arrays, &emission, &ring)) return error;
+  PassThrough(*frame);
+  std::vector<int64_t> record;
+  if (sharded && !StampShardRecord(emission, &arrays, &record)) {
+    return MakeError(frame->api, XLA_FFI_Error_Code_INVALID_ARGUMENT, "hostcallback: a tap of shards has no shard record");
+  }
+  FutureFactory futures(frame, &record);
   if (ring->Emit(emission, &futures) == Verdict::kTooLarge) {
-    return MakeError(api, XLA_FFI_Error_Code_INVALID_ARGUMENT,
+    return MakeError(frame->api, XLA_FFI_Error_Code_INVALID_ARGUMENT,
                      "hostcallback: the metadata of this tap exceeds half of the device's ring; tap fewer arrays at once or "
                      "make the ring larger");
   }
   return nullptr;
 }
 
+XLA_FFI_Error* Handle(XLA_FFI_CallFrame* frame, bool sharded) {
+  if (AnswerMetadataQuery(frame)) return nullptr;
+  if (frame->stage != XLA_FFI_ExecutionStage_EXECUTE) return nullptr;
+  return Tap(frame, sharded);
+}
+
 }  // namespace
 }  // namespace hcb
 
-extern "C" XLA_FFI_Error* hcb_tap(XLA_FFI_CallFrame* call_frame) {
-  if (hcb::AnswerMetadataQuery(call_frame)) return nullptr;
-  if (call_frame->stage != XLA_FFI_ExecutionStage_EXECUTE) return nullptr;
-  return hcb::Tap(call_frame);
-}
+extern "C" XLA_FFI_Error* hcb_tap(XLA_FFI_CallFrame* call_frame) { return hcb::Handle(call_frame, false); }
+
+extern "C" XLA_FFI_Error* hcb_tap_shard(XLA_FFI_CallFrame* call_frame) { return hcb::Handle(call_frame, true); }

@@ -14,6 +14,7 @@ constexpr uint64_t kMinCapacity = 4096;  // holds the frames of any scalar twice
 constexpr uint64_t kMaxCapacity = 1ull << 40;
 constexpr uint64_t kDefaultThreshold = 64ull << 10;
 constexpr uint64_t kDefaultBudget = 64ull << 20;
+constexpr auto kExpected = std::chrono::microseconds(100);
 
 uint64_t PowerOfTwo(uint64_t n) {
   uint64_t power = kMinCapacity;
@@ -83,6 +84,24 @@ void Ring::WakeReader() {
   sleep_.notify_one();
 }
 
+// Tells whoever is to take the call at `position`, which has just been committed.
+void Ring::AnnounceCall(uint64_t position) {
+  std::lock_guard<std::mutex> lock(sleep_mutex_);
+  urgent_end_ = std::max(urgent_end_, position + 1);
+  const bool in_front = !turn_taken_ && cursor_ == position;
+  if (in_front && ResumedDevice() == device_) {
+    // This thread looks for calls as soon as the program lets go of it. Should that take long, the reader comes in between.
+    expected_ = position;
+    expected_until_ = Clock::now() + kExpected;
+    if (!reader_sleeps_.load(std::memory_order_relaxed)) return;
+  } else if (in_front && callers_ != 0) {
+    call_arrived_.notify_one();
+    return;
+  }
+  reader_sleeps_.store(false, std::memory_order_seq_cst);
+  sleep_.notify_one();
+}
+
 void Ring::Wake() {
   {
     std::lock_guard<std::mutex> lock(sleep_mutex_);
@@ -98,6 +117,7 @@ void Ring::ResetAfterFork() {
   new (&mutex_) std::mutex;
   new (&sleep_mutex_) std::mutex;
   new (&sleep_) std::condition_variable;
+  new (&call_arrived_) std::condition_variable;
   new (&waiters_) std::deque<Waiter*>;
   new (&outstanding_) std::deque<OutstandingBlock>;
   blocks_.ResetAfterFork();
@@ -111,6 +131,8 @@ void Ring::ResetAfterFork() {
   released_frames_ = 0;
   waiting_ = 0;
   stream_end_ = {};
+  turn_taken_ = reader_turn_ = false;
+  callers_ = 0;
   reader_sleeps_ = false;
   wake_requested_ = false;
 }

@@ -22,6 +22,7 @@
 
 #include "block_pool.h"
 #include "c_abi.h"
+#include "call_table.h"
 #include "completer.h"
 #include "encode.h"
 #include "frame.h"
@@ -52,12 +53,21 @@ class Ring {
 
   // Producers: any thread.
   Verdict Emit(const Emission& emission, CompletionFactory* completions);
-  // Appends the emission whatever the policy, behind those that wait. Never waits itself.
-  Verdict Append(const Emission& emission);
+  // Appends the emission whatever the policy, behind those that wait. Never waits itself. `call` is entered into the table of
+  // calls under the sequence number that the frame gets; it must fit.
+  Verdict Append(const Emission& emission, std::unique_ptr<PendingCall> call = nullptr);
+  // Whether the ring can ever hold the emission's frame.
+  bool Fits(const Emission& emission) const;
 
-  // The reader: one thread at a time. Read returns the number of frames; 0: timeout, woken, or `batch->damage` is set.
+  // The reader: one thread at a time. Read returns the number of frames; 0: timeout, woken, or `batch->damage` is set. Calls are
+  // left to the threads that wait in ReadCall, as long as there are any.
   uint32_t Read(int64_t timeout_ns, hcb_batch* batch);
   void Release(uint64_t position, uint64_t frames);
+
+  // For threads that run host functions: waits for a call that is the next frame to be read, while the reader, which is through
+  // with all before it, waits in Read. Takes it: 1, or 0 if the time is over. The reader stands still until EndReadCall.
+  uint32_t ReadCall(int64_t timeout_ns, hcb_call_frame* frame);
+  void EndReadCall();
 
   // Any thread.
   void Wake();
@@ -85,6 +95,7 @@ class Ring {
     bool admitted = false;
     std::condition_variable* thread = nullptr;
     std::unique_ptr<Completion> completion;
+    std::unique_ptr<PendingCall> call;
     // What the emission points to, if the producer has gone on meanwhile. The arrays' data stays the producer's.
     std::vector<uint8_t> prefix;
     std::vector<ArrayRef> arrays;
@@ -101,31 +112,37 @@ class Ring {
 
   // ring_producer.cc. "Locked" functions need `mutex_`.
   bool GoesOutside(const Emission& emission) const;
-  bool Fits(const Emission& emission) const;
   bool KeepSampleLocked();
   bool ReserveLocked(const Emission& emission, Reservation* reservation);
   Verdict DropLocked();
   Verdict CopyAndCommit(const Emission& emission, const Reservation& reservation);
   void Commit(FrameHeader* frame, uint32_t flags);
   Verdict WaitAsThread(std::unique_lock<std::mutex>* lock, const Emission& emission, int64_t timeout_ns);
-  Verdict Enqueue(std::unique_lock<std::mutex>* lock, const Emission& emission, std::unique_ptr<Completion> completion);
+  Verdict Enqueue(std::unique_lock<std::mutex>* lock, const Emission& emission, std::unique_ptr<Completion> completion,
+                  std::unique_ptr<PendingCall> call);
+  bool AdmitLocked(Waiter* waiter);
   void EnterQueueLocked(Waiter* waiter);
   void AdmitWaiters();
 
   // ring_consumer.cc
   using Clock = std::chrono::steady_clock;
   bool Readable() const;
+  bool CallInFront() const;
   uint64_t QueuedBytes();
-  bool WaitReadable(Clock::time_point deadline);
+  bool TakeTurnLocked();
+  void EndReaderTurn();
+  bool WaitTurn(Clock::time_point deadline);
   void Walk(hcb_batch* batch);
+  bool TakeCall(hcb_call_frame* frame);
   hcb_damage Check(uint64_t position, uint64_t head) const;
-  bool TakeBlock(uint64_t position, hcb_batch* batch);
+  bool TakeBlock(uint64_t position, OutstandingBlock* block);
   void SkipDamage(uint64_t head, hcb_damage damage, hcb_batch* batch);
   uint64_t CountMessagesLocked(uint64_t from, bool* intact) const;
   void ReleaseSkipped(uint64_t from);
 
   // ring.cc
   void WakeReader();
+  void AnnounceCall(uint64_t position);
   FrameHeader* At(uint64_t position) const {
     return reinterpret_cast<FrameHeader*>(memory_ + (position & (capacity_ - 1)));
   }
@@ -153,15 +170,22 @@ class Ring {
 
   alignas(64) std::atomic<uint64_t> released_{0};  // the reader's; what lies below may be overwritten
   std::atomic<uint64_t> released_frames_{0};
-  uint64_t cursor_ = 0;       // the reader's own: the next position to look at
-  std::chrono::steady_clock::duration rest_{};          // likewise: how long it leaves frames lying in a stream
-  std::chrono::steady_clock::time_point stream_end_{};  // likewise: until then more frames are expected soon
+  uint64_t cursor_ = 0;         // of whoever has the turn to read: the next position to look at
   uint64_t cursor_frames_ = 0;  // likewise: messages before it, lost ones included
+  std::chrono::steady_clock::duration rest_{};  // the reader's own: how long it leaves frames lying in a stream
+  bool reader_turn_ = false;                    // likewise: whether it is the reader that has the turn
 
   alignas(64) std::atomic<bool> reader_sleeps_{false};
-  std::mutex sleep_mutex_;  // protects wake_requested_ and the condition
-  std::condition_variable sleep_;
+  std::mutex sleep_mutex_;  // protects everything below, and `cursor_` while nobody has the turn
+  std::condition_variable sleep_;         // of the reader
+  std::condition_variable call_arrived_;  // of the threads in ReadCall
   bool wake_requested_ = false;
+  bool turn_taken_ = false;    // somebody reads: nobody else may before what was read has been delivered
+  uint32_t callers_ = 0;       // threads in ReadCall
+  uint64_t urgent_end_ = 0;    // frames that lie before it must not rest
+  uint64_t expected_ = ~0ull;  // position of a call that the thread that emitted it is about to take
+  std::chrono::steady_clock::time_point expected_until_{};
+  std::chrono::steady_clock::time_point stream_end_{};  // until then more frames are expected soon
 };
 
 }  // namespace hcb

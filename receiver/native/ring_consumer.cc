@@ -71,36 +71,61 @@ bool Ring::Readable() const {
   return Check(cursor_, head) != HCB_INTACT || !(LoadFlags(At(cursor_)) & kBusy);
 }
 
+bool Ring::CallInFront() const {
+  const uint64_t head = head_.load(std::memory_order_acquire);
+  if (cursor_ == head || Check(cursor_, head) != HCB_INTACT) return false;
+  return (LoadFlags(At(cursor_)) & (kCall | kBusy)) == kCall;
+}
+
 uint64_t Ring::QueuedBytes() {
   std::lock_guard<std::mutex> lock(mutex_);
   return head_.load(std::memory_order_relaxed) - cursor_ + outstanding_bytes_;
 }
 
-bool Ring::WaitReadable(Clock::time_point deadline) {
-  if (Readable()) return true;
+// Gives the reader the turn if what is in front is for it. A call is for a thread that waits for one, if there is any, and first
+// of all for the thread that emitted it, should that be about to look.
+bool Ring::TakeTurnLocked() {
+  if (turn_taken_ || !Readable()) return false;
+  if (CallInFront()) {
+    if (expected_ == cursor_ && Clock::now() < expected_until_) return false;
+    if (callers_ != 0) {
+      call_arrived_.notify_one();
+      return false;
+    }
+  }
+  turn_taken_ = reader_turn_ = true;
+  return true;
+}
+
+bool Ring::WaitTurn(Clock::time_point deadline) {
   std::unique_lock<std::mutex> lock(sleep_mutex_);
+  if (TakeTurnLocked()) return true;
   const auto rest_end = Clock::now() + rest_;
   for (auto now = Clock::now(); now < std::min(stream_end_, deadline) && !wake_requested_; now = Clock::now()) {
     SleepPrecisely();
     sleep_.wait_until(lock, std::min(deadline, now + kLook));
-    if (Readable() && (Clock::now() >= rest_end || QueuedBytes() >= kRestBytes)) return true;
+    if (turn_taken_ || !Readable()) continue;
+    const bool due = cursor_ < urgent_end_ || Clock::now() >= rest_end || QueuedBytes() >= kRestBytes;
+    if (due && TakeTurnLocked()) return true;
   }
   for (;;) {
     reader_sleeps_.store(true, std::memory_order_seq_cst);
     // A producer that reserves after this sees the reader asleep when it commits; of one that has reserved before, the new
     // head is visible below.
     { std::lock_guard<std::mutex> reserve(mutex_); }
-    const bool readable = Readable();
+    const bool turn = TakeTurnLocked();
     const bool late = deadline != Clock::time_point::max() && Clock::now() >= deadline;
-    if (readable || wake_requested_ || late) {
+    if (turn || wake_requested_ || late) {
       reader_sleeps_.store(false, std::memory_order_relaxed);
-      if (!readable) wake_requested_ = false;
-      return readable;
+      if (!turn) wake_requested_ = false;
+      return turn;
     }
-    if (deadline == Clock::time_point::max()) {
+    const bool expecting = !turn_taken_ && CallInFront() && expected_ == cursor_;
+    const auto until = expecting ? std::min(deadline, expected_until_) : deadline;
+    if (until == Clock::time_point::max()) {
       sleep_.wait(lock);
     } else {
-      sleep_.wait_until(lock, deadline);
+      sleep_.wait_until(lock, until);
     }
   }
 }
@@ -108,20 +133,77 @@ bool Ring::WaitReadable(Clock::time_point deadline) {
 uint32_t Ring::Read(int64_t timeout_ns, hcb_batch* batch) {
   const Clock::time_point deadline = Deadline(timeout_ns);
   batch->frames = batch->blocks_count = batch->damage = 0;
+  EndReaderTurn();  // what the last read found has been delivered
   if (waiting_.load(std::memory_order_seq_cst) != 0) AdmitWaiters();
   while (batch->frames == 0 && batch->damage == 0) {
-    if (!WaitReadable(deadline)) return 0;
+    if (!WaitTurn(deadline)) return 0;
     Walk(batch);
+    if (batch->frames == 0 && batch->damage == 0) EndReaderTurn();
   }
   if (batch->frames != 0) {
-    stream_end_ = Clock::now() + kStream;
     rest_ = batch->frames < kBusyFrames ? Clock::duration::zero() : std::min<Clock::duration>(2 * rest_ + kLook, kMaxRest);
+    std::lock_guard<std::mutex> lock(sleep_mutex_);
+    stream_end_ = Clock::now() + kStream;
   }
   // Taking blocks over has given budget back.
   if (batch->blocks_count != 0 && waiting_.load(std::memory_order_seq_cst) != 0) AdmitWaiters();
   return static_cast<uint32_t>(batch->frames);
 }
 
+uint32_t Ring::ReadCall(int64_t timeout_ns, hcb_call_frame* frame) {
+  const Clock::time_point deadline = Deadline(timeout_ns);
+  {
+    std::unique_lock<std::mutex> lock(sleep_mutex_);
+    while (turn_taken_ || !CallInFront()) {
+      if (Clock::now() >= deadline) return 0;
+      ++callers_;
+      call_arrived_.wait_until(lock, deadline);
+      --callers_;
+    }
+    turn_taken_ = true;
+    stream_end_ = Clock::now() + kStream;
+  }
+  if (TakeCall(frame)) return 1;
+  EndReadCall();
+  return 0;
+}
+
+// Takes the call in front. False if it turns out to be damaged, which the reader reports.
+bool Ring::TakeCall(hcb_call_frame* frame) {
+  const FrameHeader& header = *At(cursor_);
+  const uint32_t flags = LoadFlags(&header);
+  OutstandingBlock block = {};
+  if ((flags & kExternal) && !TakeBlock(cursor_, &block)) return false;
+  frame->offset = cursor_ & (capacity_ - 1);
+  frame->memory = block.memory;
+  frame->nbytes = block.nbytes;
+  cursor_ += RingBytes(header, flags);
+  frame->end = cursor_;
+  ++cursor_frames_;
+  // Taking a block over has given budget back.
+  if (block.memory != nullptr && waiting_.load(std::memory_order_seq_cst) != 0) AdmitWaiters();
+  return true;
+}
+
+void Ring::EndReaderTurn() {
+  if (!reader_turn_) return;
+  reader_turn_ = false;
+  std::lock_guard<std::mutex> lock(sleep_mutex_);
+  turn_taken_ = false;
+}
+
+void Ring::EndReadCall() {
+  std::lock_guard<std::mutex> lock(sleep_mutex_);
+  turn_taken_ = false;
+  if (!Readable()) return;
+  if (CallInFront() && callers_ != 0) {
+    call_arrived_.notify_one();
+  } else {
+    sleep_.notify_one();
+  }
+}
+
+// A call is the first of a batch, so that it can be left to others.
 void Ring::Walk(hcb_batch* batch) {
   const uint64_t head = head_.load(std::memory_order_acquire);
   const uint64_t start = cursor_;
@@ -132,12 +214,14 @@ void Ring::Walk(hcb_batch* batch) {
     const FrameHeader& header = *At(cursor_);
     const uint32_t flags = LoadFlags(&header);
     if (damage == HCB_INTACT) {
-      if (flags & kBusy) break;
+      if ((flags & kBusy) || ((flags & kCall) && batch->frames != 0)) break;
       const bool message = !(flags & (kPad | kDiscarded));
-      if (message && (flags & kExternal) && !TakeBlock(cursor_, batch)) damage = HCB_DAMAGED_BLOCK;
+      OutstandingBlock block = {};
+      if (message && (flags & kExternal) && !TakeBlock(cursor_, &block)) damage = HCB_DAMAGED_BLOCK;
       if (damage == HCB_INTACT) {
         const uint64_t nbytes = RingBytes(header, flags);
         if (message) {
+          if (block.memory != nullptr) batch->blocks[batch->blocks_count++] = {batch->frames, block.memory, block.nbytes};
           batch->offsets[batch->frames++] = cursor_ & (capacity_ - 1);
           bytes += FrameBytes(header.meta_bytes, header.payload_bytes);
           ++cursor_frames_;
@@ -155,23 +239,22 @@ void Ring::Walk(hcb_batch* batch) {
   if (batch->frames == 0) ReleaseSkipped(start);
 }
 
-// Moves the block of the frame at `position` from the ring to the batch. False if the frame's descriptor is not that of a
-// block of this ring, which only damage can bring about.
-bool Ring::TakeBlock(uint64_t position, hcb_batch* batch) {
+// Moves the block of the frame at `position` from the ring to `block`. False if the frame's descriptor is not that of a block of
+// this ring, which only damage can bring about.
+bool Ring::TakeBlock(uint64_t position, OutstandingBlock* block) {
   const FrameHeader* header = At(position);
   BlockDescriptor descriptor;
   std::memcpy(&descriptor, reinterpret_cast<const uint8_t*>(header + 1) + AlignUp(header->meta_bytes, kFrameAlign),
               sizeof(descriptor));
   std::lock_guard<std::mutex> lock(mutex_);
   if (outstanding_.empty()) return false;
-  const OutstandingBlock block = outstanding_.front();  // blocks are taken in the order of their frames
-  if (block.position != position || block.nbytes != header->payload_bytes || block.nbytes != descriptor.nbytes ||
-      reinterpret_cast<uint64_t>(block.memory) != descriptor.address) {
+  *block = outstanding_.front();  // blocks are taken in the order of their frames
+  if (block->position != position || block->nbytes != header->payload_bytes || block->nbytes != descriptor.nbytes ||
+      reinterpret_cast<uint64_t>(block->memory) != descriptor.address) {
     return false;
   }
   outstanding_.pop_front();
-  outstanding_bytes_ -= block.nbytes;
-  batch->blocks[batch->blocks_count++] = {batch->frames, block.memory, block.nbytes};
+  outstanding_bytes_ -= block->nbytes;
   return true;
 }
 
@@ -209,6 +292,9 @@ void Ring::SkipDamage(uint64_t head, hcb_damage damage, hcb_batch* batch) {
       outstanding_.pop_front();
     }
   }
+  FailCallsBetween(device_, start, next,
+                   "hostcallback: the message of this call was damaged: some code in this process writes into memory that "
+                   "it does not own; run it under AddressSanitizer");
   batch->damage = damage;
   batch->damage_start = start;
   batch->damage_end = next;

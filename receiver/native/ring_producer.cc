@@ -46,13 +46,13 @@ Verdict Ring::Emit(const Emission& emission, CompletionFactory* completions) {
   lock.unlock();  // making a completion calls into XLA
   std::unique_ptr<Completion> completion = completions != nullptr ? completions->Make() : nullptr;
   lock.lock();
-  return completion ? Enqueue(&lock, emission, std::move(completion)) : WaitAsThread(&lock, emission, -1);
+  return completion ? Enqueue(&lock, emission, std::move(completion), nullptr) : WaitAsThread(&lock, emission, -1);
 }
 
-Verdict Ring::Append(const Emission& emission) {
+Verdict Ring::Append(const Emission& emission, std::unique_ptr<PendingCall> call) {
   if (!Fits(emission)) return Verdict::kTooLarge;
   std::unique_lock<std::mutex> lock(mutex_);
-  return Enqueue(&lock, emission, nullptr);
+  return Enqueue(&lock, emission, nullptr, std::move(call));
 }
 
 bool Ring::KeepSampleLocked() {
@@ -109,9 +109,14 @@ bool Ring::ReserveLocked(const Emission& emission, Reservation* reservation) {
 }
 
 void Ring::Commit(FrameHeader* frame, uint32_t flags) {
+  const uint64_t position = frame->position;  // once committed, the frame may be read and overwritten
   // Sequentially consistent, with `reader_sleeps_`: either the reader sees the frame or this sees the reader asleep.
   __atomic_exchange_n(&frame->flags, flags, __ATOMIC_SEQ_CST);
-  if (reader_sleeps_.load(std::memory_order_seq_cst)) WakeReader();
+  if (flags & kCall) {
+    AnnounceCall(position);
+  } else if (reader_sleeps_.load(std::memory_order_seq_cst)) {
+    WakeReader();
+  }
 }
 
 Verdict Ring::CopyAndCommit(const Emission& emission, const Reservation& reservation) {
@@ -143,8 +148,20 @@ Verdict Ring::CopyAndCommit(const Emission& emission, const Reservation& reserva
       entry->memory = block;
     }
   }
+  if (block == nullptr && (reservation.committed_flags & kCall)) {
+    FailCall(device_, reservation.frame->seq, "hostcallback: the system has no memory for the arrays of this call");
+  }
   Commit(reservation.frame, reservation.committed_flags | (block == nullptr ? kDiscarded : 0));
   return block == nullptr ? Verdict::kDropped : Verdict::kEmitted;
+}
+
+// Reserves room for the waiter's frame, and enters its call before anybody can read of it. False if there is no room.
+bool Ring::AdmitLocked(Waiter* waiter) {
+  if (!ReserveLocked(waiter->emission, &waiter->reservation)) return false;
+  if (waiter->call) {
+    EnterCall(device_, waiter->reservation.frame->seq, waiter->reservation.position, std::move(waiter->call));
+  }
+  return true;
 }
 
 // Queues the waiter, or admits it at once if room has appeared and nobody is before it.
@@ -153,7 +170,7 @@ void Ring::EnterQueueLocked(Waiter* waiter) {
   waiting_.store(static_cast<uint32_t>(waiters_.size()), std::memory_order_seq_cst);
   if (waiters_.front() != waiter) return;
   // Again, now that the reader can see that somebody waits.
-  if (ReserveLocked(waiter->emission, &waiter->reservation)) {
+  if (AdmitLocked(waiter)) {
     waiter->admitted = true;
     waiters_.pop_front();
     waiting_.store(0, std::memory_order_relaxed);
@@ -163,7 +180,7 @@ void Ring::EnterQueueLocked(Waiter* waiter) {
 }
 
 Verdict Ring::Enqueue(std::unique_lock<std::mutex>* lock, const Emission& emission,
-                      std::unique_ptr<Completion> completion) {
+                      std::unique_ptr<Completion> completion, std::unique_ptr<PendingCall> call) {
   auto waiter = std::make_unique<Waiter>();
   waiter->prefix.assign(emission.prefix, emission.prefix + emission.prefix_bytes);
   waiter->arrays.assign(emission.arrays, emission.arrays + emission.array_count);
@@ -171,6 +188,7 @@ Verdict Ring::Enqueue(std::unique_lock<std::mutex>* lock, const Emission& emissi
   waiter->emission.prefix = waiter->prefix.data();
   waiter->emission.arrays = waiter->arrays.data();
   waiter->completion = std::move(completion);
+  waiter->call = std::move(call);
   EnterQueueLocked(waiter.get());
   if (!waiter->admitted) {
     waiter.release();  // AdmitWaiters deletes it
@@ -212,7 +230,7 @@ void Ring::AdmitWaiters() {
       std::lock_guard<std::mutex> lock(mutex_);
       if (waiters_.empty()) return;
       waiter = waiters_.front();
-      if (!ReserveLocked(waiter->emission, &waiter->reservation)) return;
+      if (!AdmitLocked(waiter)) return;
       waiters_.pop_front();
       waiting_.store(static_cast<uint32_t>(waiters_.size()), std::memory_order_relaxed);
       if (waiter->thread != nullptr) {

@@ -7,9 +7,8 @@ import threading
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-import numpy as np
-
 from receiver.message import Message
+from receiver.sinks.layout import format_value
 from receiver.sinks.tap import Unflatten
 
 _print_lock = threading.Lock()  # keeps the lines of one message together across devices
@@ -22,48 +21,50 @@ class SupportsWrite(Protocol):
         """Writes the text."""
 
 
-def format_value(value: Any, threshold: int) -> str:
-    """Formats a pytree as host_callback did: `( a b )`, `[ a b ]`, `{ k=v }`, arrays by `array2string`."""
-    if isinstance(value, tuple):
-        return "( " + _join(value, threshold) + " )"
-    if isinstance(value, list):
-        return "[ " + _join(value, threshold) + " ]"
-    if isinstance(value, dict):
-        pairs = [f"{key}={format_value(value[key], threshold)}" for key in sorted(value, key=str)]
-        return "{ " + _separate(pairs) + " }"
-    if isinstance(value, np.ndarray):
-        return np.array2string(value, threshold=threshold)
-    return str(value)
+def write_at_once(stream: SupportsWrite | None, text: str) -> None:
+    """Writes the text of one message, so that other messages cannot split it; to `sys.stdout` if `stream` is None."""
+    with _print_lock:
+        (sys.stdout if stream is None else stream).write(text)
 
 
-def _join(values: Any, threshold: int) -> str:
-    return _separate([format_value(value, threshold) for value in values])
+def device_text(device: Any) -> str:
+    """A device as reports name it, `cpu:0`."""
+    return f"{device.platform}:{device.id}" if hasattr(device, "platform") else str(device)
 
 
-def _separate(parts: list[str]) -> str:
-    # One line while it is short; otherwise one element a line, indented by two, as JAX's printer breaks.
-    if sum(map(len, parts)) + len(parts) <= 76 and not any("\n" in part for part in parts):
-        return " ".join(parts)
-    return "\n  ".join(part.replace("\n", "\n  ") for part in parts)
+def _place_text(place: tuple[slice, ...]) -> str:
+    # As it would be written to take that part of the whole: [0:2, 2:4].
+    return "[" + ", ".join(f"{part.start}:{part.stop}" for part in place) + "]"
 
 
 class PrintSink:
     """Prints `key: value` pairs sorted by key on one line, then the value."""
 
-    __slots__ = ("_kwargs", "_stream", "_threshold", "_unflatten")
+    __slots__ = ("_kwargs", "_stream", "_threshold", "_unflatten", "_with_device")
 
     def __init__(
         self,
         kwargs: Mapping[str, Any],
         unflatten: Unflatten,
         output_stream: SupportsWrite | None,
-        threshold: int,
+        threshold: int | None,
+        *,
+        with_device: bool = False,
     ) -> None:
-        """`output_stream` None means `sys.stdout` as it is when a message is printed."""
+        """Makes the sink of one print.
+
+        Args:
+            kwargs: the pairs.
+            unflatten: makes the value from the message's arrays.
+            output_stream: None means `sys.stdout` as it is when a message is printed.
+            threshold: as in `format_value`.
+            with_device: whether `device` is among the pairs.
+        """
         self._kwargs = dict(kwargs)
         self._unflatten = unflatten
         self._stream = output_stream
         self._threshold = threshold
+        self._with_device = with_device
 
     def __call__(self, message: Message) -> None:
         """Prints one message."""
@@ -72,10 +73,12 @@ class PrintSink:
             pairs["transforms"] = [
                 (name, params) if params else name for name, params in message.consumer.transforms
             ]
+        if self._with_device:
+            pairs["device"] = message.device
+        if message.shard_index is not None:
+            pairs["device"] = device_text(message.device)
+            pairs["index"] = " ".join(map(_place_text, message.shard_index))
         lines = [format_value(self._unflatten(message.arrays), self._threshold)]
         if pairs:
             lines.insert(0, " ".join(f"{key}: {value}" for key, value in sorted(pairs.items())))
-        # One write for the message, so that other threads' output cannot split it.
-        text = "\n".join(lines) + "\n"
-        with _print_lock:
-            (sys.stdout if self._stream is None else self._stream).write(text)
+        write_at_once(self._stream, "\n".join(lines) + "\n")

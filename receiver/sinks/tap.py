@@ -23,22 +23,28 @@ def accepted_keywords(func: Callable[..., Any], names: Sequence[str]) -> frozens
 
 
 def tap_sink(func: Callable[..., Any], kwargs: Mapping[str, Any], unflatten: Unflatten) -> Sink:
-    """The sink that calls `func(arg, **kwargs)`, with `transforms` and `device` if its signature names them.
+    """The sink that calls `func(arg, **kwargs)`, with `transforms`, `device` and `index` if its signature names them.
+
+    It returns what `func` returns.
 
     Args:
         func: the user's tap function.
-        kwargs: passed on as they are; they win over `transforms` and `device`.
+        kwargs: passed on as they are; they win over those names.
         unflatten: makes the pytree `arg` from the message's arrays.
     """
     kwargs = dict(kwargs)
-    accepted = accepted_keywords(func, ("transforms", "device")) - set(kwargs)
+    accepted = accepted_keywords(func, ("transforms", "device", "index")) - set(kwargs)
     if not kwargs and not accepted:
         return lambda message: func(unflatten(message.arrays))
     if not accepted:
         return lambda message: func(unflatten(message.arrays), **kwargs)
 
-    def call_with_context(message: Message) -> None:
-        context = {"transforms": message.consumer.transforms, "device": message.device}
-        func(unflatten(message.arrays), **kwargs, **{name: context[name] for name in accepted})
+    def call_with_context(message: Message) -> Any:
+        context = {
+            "transforms": message.consumer.transforms,
+            "device": message.device,
+            "index": message.shard_index,
+        }
+        return func(unflatten(message.arrays), **kwargs, **{name: context[name] for name in accepted})
 
     return call_with_context

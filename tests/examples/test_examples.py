@@ -1,4 +1,4 @@
-"""The examples do what they promise, run as a user runs them; so do the code blocks of the README."""
+"""The examples do what they promise, run as a user runs them; so do the code blocks of the documents."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,9 +18,11 @@ PNG_MAGIC = b"\x89PNG\r\n\x1a\n"
 STEPS_PER_EPOCH = 44
 
 
-def run(*arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
-    """Runs a script as a user would: one CPU device, whatever transport this test run is about."""
+def run(*arguments: str | Path, cwd: Path, transport: str | None = None) -> subprocess.CompletedProcess[str]:
+    """Runs a script as a user would: one CPU device; `transport` is by default the one this test run is about."""
     environment = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
+    if transport is not None:
+        environment["HOSTCALLBACK_TRANSPORT"] = transport
     return subprocess.run(
         [sys.executable, *map(str, arguments)],
         cwd=cwd,
@@ -78,15 +81,21 @@ def test_train_digits_refuses_a_number_it_cannot_use(tmp_path: Path) -> None:
     assert "argument --every: got 0, expected at least 1" in result.stderr
 
 
-def readme_blocks() -> list[str]:
-    return re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+def code_blocks() -> list[Any]:
+    """The Python blocks of the documents that promise to run."""
+    found = []
+    for document in ("README.md", "docs/migrating.md"):
+        blocks = re.findall(r"```python\n(.*?)```", (ROOT / document).read_text(), re.DOTALL)
+        assert blocks, document
+        found += [pytest.param(block, id=f"{document}-{n}") for n, block in enumerate(blocks)]
+    return found
 
 
-@pytest.mark.parametrize("number", range(len(readme_blocks())))
-def test_readme_example_runs_and_prints_what_it_says(tmp_path: Path, number: int) -> None:
+@pytest.mark.parametrize("code", code_blocks())
+def test_documented_example_runs_and_prints_what_it_says(tmp_path: Path, code: str) -> None:
     """What an example prints stands in its `# prints: ` comments, line by line and in order."""
-    code = readme_blocks()[number]
     (tmp_path / "example.py").write_text(code)
-    result = run("example.py", cwd=tmp_path)
+    # JAX exports no Python callbacks.
+    result = run("example.py", cwd=tmp_path, transport="native" if "jax.export" in code else None)
     assert result.returncode == 0, result.stderr
     assert result.stdout.splitlines() == re.findall(r"# prints: (.*)", code)

@@ -103,9 +103,10 @@ def test_a_function_with_several_signatures_is_waited_for_under_each() -> None:
 
 
 @pytest.mark.native_only  # a computation with Python callbacks is over when its call returns
-def test_barrier_reports_a_computation_that_outlasts_the_limit() -> None:
+@pytest.mark.parametrize("jit", JITS)
+def test_barrier_reports_a_computation_that_outlasts_the_limit(jit: Any) -> None:
     rec = Recorder()
-    f = hcb.jit(slow_program(rec, 20_000))
+    f = jit(slow_program(rec, 20_000))
     f(jnp.ones((128, 128)) * 1e-2)
     with pytest.raises(hcb.TapTimeoutError, match=r"still running when the time was up.*timeout_sec="):
         hcb.barrier_wait(timeout_sec=0.05)

@@ -112,7 +112,8 @@ def test_ctrl_c_in_a_tapped_loop_delivers_what_was_emitted(where: str) -> None:
                 if i == 20: sys.stdout.write("ready\\n"); sys.stdout.flush()
     except KeyboardInterrupt:
         {"pass" if where == "in a receiver" else "hcb.barrier_wait()"}
-        print("sent", sent, flush=True)
+        # In one piece: a message of the call that the interrupt hit may be printed meanwhile.
+        sys.stdout.write(f"sent {sent}\\n"); sys.stdout.flush()
         raise
     """
     with subprocess.Popen(

@@ -114,28 +114,6 @@ def test_axis_index_and_collectives_under_vmap_with_an_axis_name(jit: Jit) -> No
 
 
 @pytest.mark.parametrize("jit", JITS)
-def test_a_tap_under_automatic_sharding_is_refused_with_its_line_and_the_cure(jit: Jit) -> None:
-    mesh = Mesh(jax.devices(), ("i",))
-    x = jax.device_put(jnp.arange(8.0), NamedSharding(mesh, PartitionSpec("i")))
-    with pytest.raises(NotImplementedError, match=r"test_devices.py:\d+ .* over 4 devices.*jax.shard_map"):
-        jit(lambda x: hcb.id_tap(print, x * 2) + 1)(x)
-
-
-@pytest.mark.parametrize("jit", JITS)
-def test_a_tap_in_a_partially_manual_shard_map_is_refused_too(jit: Jit) -> None:
-    mesh = Mesh(np.array(jax.devices()).reshape(2, 2), ("i", "j"))
-    f = jax.shard_map(
-        lambda x: hcb.id_tap(print, x),
-        mesh=mesh,
-        in_specs=PartitionSpec("i"),
-        out_specs=PartitionSpec("i"),
-        axis_names={"i"},
-    )
-    with pytest.raises(NotImplementedError, match=r"jax.shard_map over all axes"):
-        jit(f)(jnp.arange(8.0))
-
-
-@pytest.mark.parametrize("jit", JITS)
 def test_a_multi_device_program_may_tap_inside_its_shard_map(jit: Jit) -> None:
     rec = Recorder()
     mesh = Mesh(jax.devices(), ("i",))

@@ -48,7 +48,7 @@ def test_long_pytrees_break_into_lines() -> None:
         return hcb.id_print([jnp.arange(24), jnp.eye(2)], output_stream=out)
 
     assert printed(f) == (
-        "[ [ 0  1  2  3  4  5  6  7  8  9 10 11 12 13 14 15 16 17 18 19 20 21 22 23]\n  [[1. 0.]\n   [0. 1.]] ]\n"
+        "[ [ 0  1  2  3  4  5  6  7  8  9 10 11 12 13 14 15 16 17 18 19 20 21 22 23]\n  [[1. 0.]\n [0. 1.]] ]\n"
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -104,41 +103,3 @@ def test_unordered_taps_all_arrive(jit: Jit) -> None:
     f(jnp.ones((SIDE, SIDE)))
     hcb.barrier_wait()
     assert sorted(k["site"] for k in rec.kwargs) == list(range(SITES))
-
-
-@pytest.mark.parametrize("jit", JITS)
-def test_four_threads_on_one_device_lose_and_mix_nothing(jit: Jit) -> None:
-    rec = Recorder()
-    f = jit(lambda x, t, i: hcb.id_tap(rec, {"t": t, "i": i, "sum": (x @ x).sum()})["sum"])
-    x = jnp.ones((SIDE, SIDE))
-
-    def work(t: int) -> None:
-        for i in range(100):
-            f(x, t, i)
-
-    threads = [threading.Thread(target=work, args=(t,)) for t in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    hcb.barrier_wait()
-    assert len(rec) == 400
-    for t in range(4):
-        assert [int(v["i"]) for v in rec.values if v["t"] == t] == list(range(100))
-
-
-@pytest.mark.parametrize("jit", JITS)
-def test_scan_of_many_steps_on_every_device(jit: Jit) -> None:
-    rec = Recorder()
-    mesh = Mesh(jax.devices(), ("i",))
-
-    def per_device(x: Any) -> Any:
-        return lax.scan(lambda c, i: (hcb.id_tap(rec, i, result=c), None), x, jnp.arange(1500))[0]
-
-    spec = PartitionSpec("i")
-    jit(jax.shard_map(per_device, mesh=mesh, in_specs=spec, out_specs=spec))(
-        jnp.ones((len(jax.devices()), 4))
-    )
-    hcb.barrier_wait()
-    for device in jax.devices():
-        assert [int(v) for v in rec.on(device)] == list(range(1500))

@@ -1,0 +1,267 @@
+"""`call`: runs a Python function on the host in the middle of a program, and brings its results back to the device."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching
+
+from hostcallback import _jax_compat as compat, inflight, reentrant, transport
+from hostcallback.emit import Options, bind_spec
+from hostcallback.fingerprint import callable_name, describe_structure
+from hostcallback.primitive import TAP_EFFECT
+from hostcallback.tap_spec import Absent, TapSpec, Transform
+from receiver.consumer import Sink
+from receiver.dtypes import wire_type_of
+from receiver.errors import CallResultError
+from receiver.runtime import runtime
+from receiver.sinks.call import CallSink, Expected
+from receiver.sinks.tap import tap_sink
+from receiver.wire import ArraySpec, Flags, encode_prefix
+
+VMAP_METHODS = ("sequential", "sequential_unrolled", "expand_dims", "broadcast_all", None)
+
+call_p = Primitive("host_call")
+call_p.multiple_results = True
+
+
+def call(
+    host_func: Callable[..., Any],
+    arg: Any,
+    *,
+    result_shape: Any,
+    vmap_method: str | None = None,
+    ordered: bool = True,
+    name: str | None = None,
+    **kwargs: Any,
+) -> Any:
+    """Calls `host_func(arg, **kwargs)` on the host and returns its result to the program, which waits for it.
+
+    Works in any traced code, and outside of it. A call has its place among the taps of its device (the taps before it
+    have been delivered when `host_func` begins) and is kept if its result is unused. On several devices each calls with
+    its own part of `arg`.
+
+    `host_func` runs on a thread of its own, several of them at a time where several devices or threads call. It may use
+    JAX in any way, also on the device that waits, and run programs with taps and calls; it may not wait for a barrier.
+    On the native transport a program that waits holds no thread of XLA; on the callback transport it does.
+
+    What `host_func` raises ends the program: whoever uses its results gets a `jax.errors.JaxRuntimeError` that holds
+    the traceback, and `barrier_wait` or the end of the receiver raises the exception itself. A program that runs
+    after it is not affected.
+
+    A tap function must not wait for a program with calls on its own device: the call would wait for the tap.
+
+    Args:
+        host_func: called as `host_func(arg, **kwargs)`, and with `transforms=` (a tuple of (name, params)) and
+            `device=` (a `jax.Device`) if its signature names them.
+        arg: a pytree of arrays and numbers; see `id_tap`. The host function gets numpy arrays, which it may keep.
+        result_shape: a pytree of `jax.ShapeDtypeStruct`, arrays or numbers: the structure, shapes and dtypes of the
+            result. 64-bit dtypes are those of 32 bits unless `jax_enable_x64` is set, as everywhere in JAX. A number
+            that the host function returns takes the dtype that is announced for it.
+        vmap_method: what `vmap` does, as in `jax.pure_callback`: "sequential" (a call per element, in a loop),
+            "sequential_unrolled", "expand_dims" (one call; unbatched arrays get a leading dimension of 1),
+            "broadcast_all" (one call; unbatched arrays are repeated), or None (an error).
+        ordered: whether later taps and calls wait for this one. The program waits for the result where it uses it.
+        name: what the call is called in reports.
+        **kwargs: host values passed on to `host_func`; never traced.
+
+    Returns:
+        The result, a pytree of arrays as `result_shape` says.
+
+    Raises:
+        TypeError: `host_func` is not callable, a leaf of `arg` is nothing JAX can trace, or one of `result_shape` has
+            no shape and dtype.
+        ValueError: `vmap_method` is unknown; or, later, the call is differentiated.
+        NotImplementedError: (later) `vmap` without a `vmap_method`, or a program that the compiler partitions.
+    """
+    if not callable(host_func):
+        raise TypeError(
+            f"hcb.call takes a function to call on the host as its first argument, got {type(host_func).__name__} "
+            f"{host_func!r}: call(host_func, arg, result_shape=...)"
+        )
+    if vmap_method not in VMAP_METHODS:
+        raise ValueError(f"vmap_method={vmap_method!r}, expected one of {', '.join(map(repr, VMAP_METHODS))}")
+    expected, result_tree = _expected(result_shape)
+    config: Any = jax.config  # the attribute exists in every version, and its annotation in none
+    narrow = not config.jax_enable_x64
+
+    def make_sink(spec: TapSpec, transforms: tuple[Transform, ...], absent: Absent) -> Sink:
+        what = f"the call of {spec.name} at {spec.source_line}"
+        flatten = functools.partial(_leaves_of, tree=result_tree, what=what)
+        host = tap_sink(host_func, spec.kwargs, spec.structure.unflatten_with(absent))
+        return CallSink(host, flatten, expected, what=what, narrow=narrow)
+
+    def bind(spec: TapSpec, arrays: list[Any]) -> Any:
+        avals = tuple(jax.core.ShapedArray(e.shape, e.dtype) for e in expected)
+        outs = call_p.bind(*arrays, call=spec, transforms=(), result_avals=avals, vmap_method=vmap_method)
+        return jax.tree.unflatten(result_tree, outs)
+
+    described = (describe_structure(result_tree), tuple((e.name, e.shape, e.dtype.name) for e in expected))
+    options = Options(name or callable_name(host_func), ordered, tap_tangents=False)
+    identity = ("call", host_func, described, narrow)
+    return bind_spec(bind, arg, kwargs, make_sink, identity=identity, options=options)
+
+
+def _expected(result_shape: Any) -> tuple[list[Expected], Any]:
+    paths, tree = jax.tree_util.tree_flatten_with_path(result_shape)
+    expected = []
+    for path, leaf in paths:
+        name = "result" + jax.tree_util.keystr(path)
+        try:
+            shape, dtype = np.shape(leaf), jax.dtypes.canonicalize_dtype(jnp.result_type(leaf))
+            wire_type_of(dtype)
+        except TypeError as error:
+            raise TypeError(
+                f"result_shape{jax.tree_util.keystr(path)} is {leaf!r}, expected something with a shape and a numeric "
+                "dtype: jax.ShapeDtypeStruct(shape, dtype), an array or a number"
+            ) from error
+        expected.append(Expected(name, shape, np.dtype(dtype)))
+    return expected, tree
+
+
+def _leaves_of(result: Any, *, tree: Any, what: str) -> Sequence[Any]:
+    found, structure = jax.tree.flatten(result)
+    if structure != tree:
+        raise CallResultError(
+            f"{what}: the host function returned a {structure}, expected a {tree}: make it return a "
+            "pytree of the structure "
+            "that result_shape has, or announce what it returns in result_shape"
+        )
+    return found
+
+
+def _abstract(*avals: Any, result_avals: Any, **_: Any) -> Any:
+    return compat.results_that_vary_as(avals, result_avals), {TAP_EFFECT}
+
+
+def _impl(*args: Any, **params: Any) -> Any:
+    with jax.disable_jit(False):
+        return _eager_program(tuple(sorted(params.items())))(*args)
+
+
+@functools.lru_cache(maxsize=32)
+def _eager_program(params: tuple[tuple[str, Any], ...]) -> Callable[..., Any]:
+    # A call outside jit is a program of one equation. The last few are kept, and with them what they captured.
+    from hostcallback.jit import jit
+
+    return jit(lambda *operands: call_p.bind(*operands, **dict(params)))
+
+
+def _jvp(primals: Any, tangents: Any, *, call: TapSpec, **params: Any) -> Any:
+    if any(type(t) is not ad.Zero and getattr(t, "dtype", None) != jax.dtypes.float0 for t in tangents):
+        raise ValueError(_cannot_be_differentiated(call))
+    outs = call_p.bind(*primals, call=call, **params)
+    return outs, [compat.zero_tangent(out) for out in outs]
+
+
+def _transpose(cotangents: Any, *args: Any, call: TapSpec, **params: Any) -> Any:
+    raise ValueError(_cannot_be_differentiated(call))
+
+
+def _cannot_be_differentiated(call: TapSpec) -> str:
+    return (
+        f"the call of {call.name} at {call.source_line} was differentiated, and JAX cannot look into "
+        "a host function: put "
+        "it into a function with jax.custom_vjp or jax.custom_jvp, whose rules may call the host "
+        "too, or stop the gradient "
+        "with jax.lax.stop_gradient(arg)"
+    )
+
+
+def _batch(
+    args: Any, dims: Any, *, call: TapSpec, transforms: Any, result_avals: Any, vmap_method: str | None
+) -> Any:
+    if vmap_method is None:
+        raise NotImplementedError(
+            f"the call of {call.name} at {call.source_line} is under vmap, and it is not said what "
+            "that does: give hcb.call "
+            'a vmap_method: "sequential" (a call per element) or "expand_dims" or "broadcast_all" '
+            "(one call with arrays that "
+            "have a leading batch dimension)"
+        )
+    if vmap_method in ("expand_dims", "broadcast_all"):
+        # From the front, where each leaf has its batch dimension then.
+        shown = tuple(None if d is None and vmap_method == "expand_dims" else 0 for d in dims)
+        transforms = (*transforms, ("batch", shown))
+    return compat.batch_call(
+        call_p,
+        args,
+        dims,
+        vmap_method=vmap_method,
+        result_avals=result_avals,
+        call=call,
+        transforms=transforms,
+    )
+
+
+def _lower(
+    ctx: Any, *operands: Any, call: TapSpec, transforms: Any, result_avals: Any, vmap_method: str | None
+) -> Any:
+    context = compat.LoweringContext(ctx)
+    _check_program(context, call)
+    transport.start(context.platform)
+    consumer = call.consumer(transforms, ())
+    native = transport.use_native(context.platform)
+    if native:
+        several = context.device_count > 1
+        sink = reentrant.ReentrantSink(consumer.sink, several_devices=several)
+        # Another id for each of the two, since equal ids are equal consumers.
+        consumer_id = call.consumer_id((*transforms, ("several devices", several)), ())
+        consumer = dataclasses.replace(consumer, consumer_id=consumer_id, sink=sink)
+    context.keep_alive(runtime.registry.lease(consumer))
+    compat.dispatch_synchronously(context)
+    inflight.expect_failures()
+    flags = Flags.CALL | (Flags.ORDERED if call.ordered else Flags(0))
+    dtypes = [np.dtype(aval.dtype) for aval in ctx.avals_in]
+    specs = [ArraySpec.of(dtype, aval.shape) for dtype, aval in zip(dtypes, ctx.avals_in, strict=True)]
+    prefix = encode_prefix(consumer.consumer_id, flags, specs)
+    token = context.token_in(TAP_EFFECT)
+    if native:
+        attributes = {"prefix": compat.uint8_attribute(prefix)}
+        token_out, results = compat.custom_call_with_results(
+            context, transport.FFI_CALL_TARGET, token, operands, ctx.avals_out, attributes
+        )
+    else:
+        ask = transport.callback_caller(context.platform, prefix, dtypes, context.devices())
+        token_out, results = compat.python_callback_with_results(
+            context, ask, token, operands, ctx.avals_in, ctx.avals_out
+        )
+    context.set_token_out(TAP_EFFECT, token_out if call.ordered else token)
+    return results
+
+
+def _check_program(context: compat.LoweringContext, call: TapSpec) -> None:
+    where = f"the call of {call.name} at {call.source_line} is in a program that"
+    if len(context.platforms) > 1:
+        raise NotImplementedError(
+            f"{where} is lowered for several platforms at once, {', '.join(context.platforms)}: lower "
+            "it for one at a time"
+        )
+    if context.for_export:
+        raise NotImplementedError(
+            f"{where} is exported, and no other process has its host function: export the code before "
+            "it and behind it, "
+            "or compute what it returns with JAX"
+        )
+    if context.automatic:
+        raise NotImplementedError(
+            f"{where} the compiler partitions over {context.device_count} devices, where a call "
+            "cannot run yet: put the code "
+            "around it into jax.shard_map over all axes of the mesh, where each device calls with its shard"
+        )
+
+
+call_p.def_effectful_abstract_eval(_abstract)
+call_p.def_impl(_impl)
+ad.primitive_jvps[call_p] = _jvp
+ad.primitive_transposes[call_p] = _transpose
+batching.primitive_batchers[call_p] = _batch
+compat.lower_with_devices(call_p)
+compat.register_lowering(call_p, _lower)

@@ -1,0 +1,201 @@
+"""Corrections of JAX's rules for loops and checkpoints that hold effects: none is lost, repeated or moved out.
+
+JAX's own effects do not come into these places: it refuses them, or has an open issue. Each correction replaces a rule
+in a table of JAX's by one that hands on to it whatever is without the effect (JAX 0.8 to 0.12).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+from jax.extend.core import Primitive
+from jax.extend.core.primitives import scan_p, while_p
+from jax.interpreters import batching, partial_eval
+
+from hostcallback import _jax_compat as compat
+
+# What JAX does with an equation where a program is split into what is known and what is not: on tracers, and, in what
+# jax.checkpoint recomputes, on jaxprs. There a rule returns the known equation, the one for later, which results are
+# unknown and which are there later, and the variables to save.
+on_tracers: Any = partial_eval.custom_partial_eval_rules
+on_jaxprs: Any = partial_eval.partial_eval_jaxpr_custom_rules
+
+
+def keep_in_scans(effect_type: type[Any]) -> None:
+    """Keeps equations with an effect inside the scans they were written in, under differentiation.
+
+    JAX moves what depends only on a scan's constants out of the scan, and with it effects, which then fire once
+    (jax#16637) or, where a `cond` holds them, never. It does so by a partial evaluation that takes the constants for
+    known; for its duration, the equations with the effect are wrapped in one that is never known.
+    """
+    split: Any = on_jaxprs[scan_p]
+
+    def wrap(equation: Any) -> Any:
+        # What reads or writes a reference stays without our doing.
+        if not compat.has_effect(equation, effect_type) or compat.has_input_effect(equation):
+            return equation
+        return equation.replace(primitive=_stay_p, params={"equation": equation})
+
+    def hoisting(hoist: Any) -> Any:
+        @functools.wraps(hoist)
+        def hoist_the_rest(closed: Any, consts: Any, *counts: Any) -> Any:
+            if not compat.has_effect(closed, effect_type):
+                return hoist(closed, consts, *counts)
+            closed, *rest = hoist(_with_equations(closed, wrap), consts, *counts)
+            return _with_equations(closed, _unwrap), *rest
+
+        return hoist_the_rest
+
+    @functools.wraps(split)
+    def split_the_rest(saveable: Any, unknown: Any, there: Any, equation: Any) -> Any:
+        if not compat.has_effect(equation, effect_type):
+            return split(saveable, unknown, there, equation)
+        known, later, *rest = split(saveable, unknown, there, _with_body(equation, wrap))
+        call = known.params["call_jaxpr"]  # of what was moved out, and the scan that is left
+        call = _with_equations(call, lambda e: _with_body(e, _unwrap) if e.primitive is scan_p else e)
+        return known.replace(params={**known.params, "call_jaxpr": call}), later, *rest
+
+    compat.wrap_scan_hoisting(hoisting)
+    on_jaxprs[scan_p] = split_the_rest
+
+
+def run_once_when_recomputed(effect_type: type[Any], primitive: Primitive, stand_in: Primitive) -> None:
+    """Keeps an effect out of what jax.checkpoint recomputes.
+
+    `stand_in` takes the place of `primitive` there, an identity that has the effect: without a rule, JAX saves its
+    results, and fails where it cannot, in a `while_loop`. A loop with the effect runs once as well, if it does not
+    depend on what is differentiated.
+    """
+    split_loop: Any = on_jaxprs[while_p]
+    drop: Any = partial_eval.dce_rules[compat.remat_p]
+
+    def rule(saveable: Any, unknown: Any, there: Any, equation: Any) -> Any:
+        if any(unknown):
+            return _run_later(equation, there)
+        recomputed = equation.replace(primitive=stand_in, params={}, effects=set())
+        _, later, results, _, saved = _run_later(recomputed, there)
+        return equation, later, [False] * len(results), results, saved
+
+    @functools.wraps(split_loop)
+    def loop_rule(saveable: Any, unknown: Any, there: Any, equation: Any) -> Any:
+        if any(unknown) or not compat.has_effect(equation, effect_type):
+            return split_loop(saveable, unknown, there, equation)
+        return _run_now(equation)
+
+    @functools.wraps(drop)
+    def drop_rule(*args: Any) -> Any:
+        # Before 0.12 JAX drops what takes nothing and returns nothing precisely if it has an effect.
+        used, kept = drop(*args)
+        equation = args[-1]
+        if kept is None and compat.has_effect(equation, effect_type):
+            return [True] * len(equation.invars), equation
+        return used, kept
+
+    on_jaxprs[primitive] = rule
+    on_jaxprs[while_p] = loop_rule
+    partial_eval.dce_rules[compat.remat_p] = drop_rule
+
+
+def batch_conditions(effect_type: type[Any]) -> None:
+    """Makes `vmap` of a `while_loop` right whose condition has the effect.
+
+    Where an ordered effect is in the condition and some elements are done before others, JAX goes on changing those
+    that are done: the results are wrong. Here the condition moves into the body, which it does when it is lowered
+    anyway.
+    """
+    batch: Any = batching.fancy_primitive_batchers[while_p]
+
+    @functools.wraps(batch)
+    def rule(axis: Any, args: Any, dims: Any, **params: Any) -> Any:
+        condition_of, body_of = params["cond_jaxpr"], params["body_jaxpr"]
+        if not compat.has_effect(condition_of, effect_type):
+            return batch(axis, args, dims, **params)
+        first, second = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
+
+        def loop(*args: Any) -> Any:
+            def condition(carry: Any) -> Any:
+                return compat.eval_jaxpr(condition_of, *args[:first], *carry)[0]
+
+            def body(state: Any) -> Any:
+                going_on, carry = state
+                moved = compat.eval_jaxpr(body_of, *args[first:second], *carry)
+                # Batched, this keeps the elements that are done, as the condition should see them.
+                carry = [jax.numpy.where(going_on, new, old) for new, old in zip(moved, carry, strict=True)]
+                return condition(carry), carry
+
+            carry = list(args[second:])
+            return jax.lax.while_loop(lambda state: state[0], body, (condition(carry), carry))[1]
+
+        avals = [*condition_of.in_avals[:first], *body_of.in_avals]
+        batched, out_dims = compat.batch_jaxpr(jax.make_jaxpr(loop)(*avals), axis, tuple(dims))
+        return compat.eval_jaxpr(batched, *args), out_dims
+
+    batching.fancy_primitive_batchers[while_p] = rule
+
+
+_stay_p: Any = Primitive("stay_in_scan")  # around an equation, while JAX looks for what to move out of a scan
+_stay_p.multiple_results = True
+
+
+def _stay_abstract(*avals: Any, equation: Any) -> Any:
+    return [var.aval for var in equation.outvars], set(equation.effects)
+
+
+def _stay_is_high(*avals: Any, equation: Any) -> bool:
+    return bool(equation.primitive.is_high(*(var.aval for var in equation.invars), **equation.params))
+
+
+def _stay_on_tracers(trace: Any, *tracers: Any, equation: Any) -> Any:
+    # Unknown; without an operand it would count as known.
+    operands = [trace.instantiate_const(t) for t in tracers or (trace.new_const(np.int32(0)),)]
+    return trace.default_process_primitive(_stay_p, operands, {"equation": equation})
+
+
+def _stay_on_jaxprs(saveable: Any, unknown: Any, there: Any, equation: Any) -> Any:
+    inner = _unwrap(equation)
+    rule = on_jaxprs.get(inner.primitive)
+    if rule is None:
+        return _run_later(inner, there) if any(unknown) else _run_now(equation)
+    known, later, *rest = rule(saveable, unknown, there, inner)
+    if known is not None:
+        known = known.replace(primitive=_stay_p, params={"equation": known})
+    return known, later, *rest
+
+
+def _unwrap(equation: Any) -> Any:
+    if equation.primitive is not _stay_p:
+        return equation
+    inner = equation.params["equation"]
+    return inner.replace(invars=equation.invars[: len(inner.invars)], outvars=equation.outvars)
+
+
+def _with_equations(closed: Any, change: Callable[[Any], Any]) -> Any:
+    jaxpr = closed.jaxpr.replace(eqns=[change(equation) for equation in closed.jaxpr.eqns])
+    return closed.replace(jaxpr=jaxpr)
+
+
+def _with_body(scan: Any, change: Callable[[Any], Any]) -> Any:
+    return scan.replace(params={**scan.params, "jaxpr": _with_equations(scan.params["jaxpr"], change)})
+
+
+def _run_now(equation: Any) -> Any:
+    # The results are saved: what JAX does with effectful equations that have no rule.
+    results = [False] * len(equation.outvars)
+    return equation, None, results, results, []
+
+
+def _run_later(equation: Any, there: Any) -> Any:
+    results = [True] * len(equation.outvars)
+    operands = zip(equation.invars, there, strict=True)
+    saved = [var for var, is_there in operands if isinstance(var, compat.Var) and not is_there]
+    return None, equation, results, results, saved
+
+
+_stay_p.def_effectful_abstract_eval(_stay_abstract)
+_stay_p.is_high = _stay_is_high
+on_tracers[_stay_p] = _stay_on_tracers
+on_jaxprs[_stay_p] = _stay_on_jaxprs

@@ -1,0 +1,138 @@
+"""Host functions that may use JAX while programs wait for them, however many programs wait.
+
+XLA:CPU has one pool of threads for the programs that it runs asynchronously, as many as there are cores or devices. A
+program holds one of them until it ends, also while it waits for an FFI future. A host function whose own programs were
+put into that pool could wait for ever. But what a thread dispatches while it is inside a Python callback of JAX, XLA
+runs at once on that thread. So, where the pool may be taken, a host function is called from such a callback.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from jax.extend.core import Primitive
+
+from hostcallback import _jax_compat as compat
+from receiver import native_library
+from receiver.consumer import Sink
+from receiver.log import logger
+from receiver.message import Message
+
+inside_p = Primitive("inside_callback")
+inside_p.multiple_results = True
+
+
+class _ThisThread(threading.local):
+    function: Callable[[], None] | None = None  # what the program that the thread starts is to call
+
+
+_this_thread = _ThisThread()
+_lock = threading.Lock()  # protects everything below
+_programs: dict[jax.Device, Callable[[], object]] = {}
+_running = 0
+
+
+class ReentrantSink:
+    """The sink of a call on CPU, on the native transport."""
+
+    __slots__ = ("_always", "_sink")
+
+    def __init__(self, sink: Sink, *, several_devices: bool) -> None:
+        """`sink` calls the host function; `several_devices`: the program alone may hold all threads of the pool."""
+        self._sink = sink
+        self._always = several_devices
+
+    def __call__(self, message: Message) -> Any:
+        """Returns what the sink returns, and raises what it raises."""
+        global _running
+        with _lock:
+            _running += 1
+            inside = self._always or _running >= _pool_threads()
+        try:
+            if inside:
+                return call_inside_callback(message.device, functools.partial(self._sink, message))
+            return self._sink(message)
+        finally:
+            with _lock:
+                _running -= 1
+
+
+def call_inside_callback(device: jax.Device, function: Callable[[], Any]) -> Any:
+    """Calls a function on the calling thread, inside a callback of a program on `device`, a CPU.
+
+    Returns:
+        What the function returned; what it raises is raised.
+    """
+    outcome: list[Any] = []
+    raised: list[BaseException] = []
+
+    def call() -> None:
+        try:
+            outcome.append(function())
+        except BaseException as error:  # not through XLA, which would make a text of it
+            raised.append(error)
+
+    _this_thread.function = call
+    try:
+        _program(device)()
+    except Exception:
+        logger.exception("a host function on %s may wait for ever if it uses JAX", device)
+    if _this_thread.function is not None:  # it was not called: better without the callback than not at all
+        _call()
+    if raised:
+        raise raised.pop()
+    return outcome.pop()
+
+
+def forget() -> None:
+    """Forgets everything: for a forked child, whose parent's XLA does not exist."""
+    global _lock, _running
+    _lock = threading.Lock()
+    _programs.clear()
+    _running = 0
+
+
+def _call() -> None:
+    function, _this_thread.function = _this_thread.function, None
+    if function is not None:
+        function()
+
+
+def _call_in_default_float_mode() -> None:
+    # XLA flushes denormals to zero in what its programs call.
+    native_library.load().hcb_default_float_mode()
+    _call()
+
+
+def _program(device: jax.Device) -> Callable[[], object]:
+    with _lock:
+        program = _programs.get(device)
+        if program is None:
+            sharding = jax.sharding.SingleDeviceSharding(device)
+            with jax.disable_jit(False):
+                program = jax.jit(inside_p.bind, out_shardings=sharding)
+                # JAX lets no other thread into a program before its first call is over: this one calls nothing.
+                function, _this_thread.function = _this_thread.function, None
+                try:
+                    program()
+                finally:
+                    _this_thread.function = function
+            _programs[device] = program
+        return program
+
+
+@functools.cache
+def _pool_threads() -> int:
+    # As XLA counts them.
+    cores = os.environ.get("NPROC", "")
+    if not cores.isdecimal():
+        cores = str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+    return max(int(cores), len(jax.local_devices(backend="cpu")))
+
+
+compat.call_when_run(inside_p, _call_in_default_float_mode)

@@ -1,0 +1,417 @@
+"""Puts the shards of values together, and finds out which values cannot be completed any more."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from receiver.message import Message
+from receiver.shard_record import Array, Shard
+
+MAX_PENDING_BYTES = 256 << 20
+MAX_PENDING_VALUES = 4096
+"""What one tap's incomplete values may come to before a device that is ahead of all others has to wait. The others
+may begin as much again, in launches that those ahead have not begun; and twice as many values that are lost already,
+because those ahead passed them over: they are noted without their arrays."""
+
+ROOMY = 7 / 8
+"""Whoever waits goes on when no more than this part of that is left: not to wait again for the next value."""
+
+OVERTAKEN_BY = 64
+"""A value counts as overtaken when all its devices have begun so many later launches: XLA has at most 32 in flight."""
+
+OVERTAKEN_NS = 10_000_000_000
+"""For how long an overtaken value is kept nevertheless: its launch may wait for something slow on one device."""
+
+MAX_LAUNCHES = 8192
+"""How many launches are remembered of which nothing is pending, if devices that never came must be expected late."""
+
+Key = tuple[int, int, int]
+"""A launch: run id, group, number of shards."""
+
+
+class Ahead(Exception):
+    """A shard cannot be added now: its device is too far ahead of the others."""
+
+
+class _Device:
+    # How far a device has come in its stream, as one partition of programs over the same devices.
+
+    __slots__ = ("begun", "shared")
+
+    def __init__(self) -> None:
+        self.begun = 0  # launches
+        self.shared = 0  # of these, the last that all devices have begun
+
+
+_NO_DEVICE = _Device()
+
+
+class _Value:
+    # A value of which shards have come, in its launch's list.
+
+    __slots__ = (
+        "arrays",
+        "begun",
+        "device",
+        "lead",
+        "lead_partition",
+        "missing",
+        "nbytes",
+        "next",
+        "occurrence",
+        "shapes",
+        "time_ns",
+    )
+
+    def __init__(self, occurrence: int, missing: int, device: _Device, time_ns: int) -> None:
+        self.occurrence = occurrence
+        self.missing = missing  # devices that have neither brought a shard of it nor passed it over
+        self.device, self.begun = device, device.begun  # whose shard came first, and in which of its launches
+        self.time_ns = time_ns
+        self.next: _Value | None = None
+        self.arrays: list[Array] | None = None  # None, too, once it is given up
+
+    def is_overtaken(self) -> bool:
+        return self.device.shared - self.begun >= OVERTAKEN_BY
+
+    def begin(self, shard: Shard) -> None:
+        self.shapes = shard.layout.shapes
+        self.arrays = [
+            # One that is whole in a message is taken over from there.
+            array if array.shape == shape else np.empty(shape, array.dtype)
+            for array, shape in zip(shard.arrays, self.shapes, strict=True)
+        ]
+        self.nbytes = sum([array.nbytes for array in self.arrays])
+        # What it takes from the message of one device: all but the consumer and the arrays.
+        self.lead: tuple[Any, ...] = shard.message[2:]
+        self.lead_partition = shard.layout.partition
+
+
+class _Launch:
+    # What the devices have emitted in one launch: a list linked in order of occurrence, in which each device has its
+    # place. What is behind all devices, nothing refers to any more.
+
+    __slots__ = ("at", "closed", "devices", "first", "moved", "number", "unfinished")
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.first: _Value | None = _Value(-1, 0, _NO_DEVICE, 0)  # where devices begin; None when all have
+        self.at: dict[int, _Value] = {}  # by partition: the value that it brought or passed over last
+        self.devices: dict[
+            int, tuple[_Device, int]
+        ] = {}  # by partition, and which of the device's launches it is
+        self.unfinished = 0  # how many values are missing something
+        # Up to this occurrence, all values were given up while `moved` devices could still bring shards of them.
+        self.closed = -1
+        self.moved: frozenset[int] = frozenset()
+
+    def is_behind(self, partition: int) -> bool:
+        at = self.at.get(partition, self.first)
+        return at is not None and at.next is not None
+
+    def unfinished_values(self) -> Iterator[_Value]:
+        # In order.
+        value = self.first or min(self.at.values(), key=lambda value: value.occurrence)
+        while value.next is not None:
+            value = value.next
+            if value.missing:
+                yield value
+
+    def close(self, last: _Value) -> None:
+        # Moves all devices to `last`, unless they are beyond it.
+        self.closed = last.occurrence
+        behind = [partition for partition, at in self.at.items() if at.occurrence < last.occurrence]
+        self.at.update(dict.fromkeys(behind, last))
+        self.moved = self.moved.union(behind)
+        if self.first is not None:
+            self.first = last
+
+
+class Assembly:
+    """The values of one tap whose shards are coming in. Not thread-safe.
+
+    Each device brings its shards of one launch in order of occurrence. So a device that brings a later one has passed
+    over those before it: its shards of them were dropped, and the values are given up. Where a launch ends with such
+    values, they are given up when later launches have overtaken them.
+
+    Every value of which a shard was added is handed out once, or counted once in `given_up`, or is still pending. (One
+    kind is neither: what a device brings late, after `give_up_oldest`, of which no other device had brought a shard.)
+
+    Attributes:
+        pending_values: values that are incomplete and not given up.
+        pending_bytes: the bytes of their arrays.
+        begun: how many values there were so far.
+        unfinished: how many of them some device is not through with: the pending ones, and some that were given up.
+        finished: how many values all devices are through with. It grows as long as no device stands still.
+        given_up: how many values were given up. Whoever reports them sets it back to 0.
+    """
+
+    __slots__ = (
+        "_begun",
+        "_device_index",
+        "_devices",
+        "_launches",
+        "_shared",
+        "_tidied",
+        "_tidy_at",
+        "begun",
+        "finished",
+        "given_up",
+        "pending_bytes",
+        "pending_values",
+        "unfinished",
+    )
+
+    def __init__(self, device_index: int = 0) -> None:
+        """`device_index`: see `receiver.shards.AssemblingSink`."""
+        self._device_index = device_index
+        self._launches: dict[Key, _Launch] = {}
+        self._devices: dict[Any, _Device] = {}  # by group, number of shards, partition and device
+        self._begun = 0  # launches
+        self._shared = 0  # of these, the last that all devices have begun
+        self._tidied = 0  # `_shared` when there was no room and overtaken values were looked for
+        self._tidy_at = 2 * OVERTAKEN_BY  # how many launches in the table are tidied up
+        self.pending_values = self.pending_bytes = 0
+        self.begun = self.unfinished = self.finished = self.given_up = 0
+
+    def __len__(self) -> int:
+        """How many launches are remembered."""
+        return len(self._launches)
+
+    @property
+    def device_count(self) -> int:
+        """How many devices there are, as far as the shards that came lately tell."""
+        shards: dict[int, int] = {}
+        for group, count, _, _ in self._devices:
+            shards[group] = max(count, shards.get(group, 0))
+        return max(sum(shards.values()), len({device for _, _, _, device in self._devices}))
+
+    @property
+    def is_full(self) -> bool:
+        """Whether a device that is ahead of all others has to wait."""
+        return self._is_full(1)
+
+    @property
+    def is_roomy(self) -> bool:
+        """Whether a device that had to wait may go on."""
+        return not self._is_full(ROOMY)
+
+    def add(self, shard: Shard) -> Message | None:
+        """Adds a shard; returns the message with the whole value if it was the last one.
+
+        Raises:
+            Ahead: there is no room for one more value, or the launch has the id of an earlier one with which some
+                devices are not through. Nothing was added.
+            ValueError: the shard does not go with the others. Its value is given up, and not counted.
+        """
+        message, layout, occurrence, arrays = shard
+        partition = layout.partition
+        key = (message.run_id, layout.group, layout.shards)
+        launch = self._launches.get(key)
+        at = None if launch is None else launch.at.get(partition)
+        if launch is None or at is None or occurrence <= at.occurrence:
+            begun = self._begin(key, shard)
+            if begun is None:
+                return None
+            launch, at = begun
+        value = at.next
+        if value is not None and value.occurrence < occurrence:
+            at = self._pass_over(launch, partition, value, occurrence)
+            value = at.next
+        if value is None or value.occurrence > occurrence:
+            value = self._insert(launch, at, shard)
+        launch.at[partition] = value
+        self._come_by(launch, value)
+        if value.arrays is None:
+            return None
+        if value.shapes != layout.shapes:
+            self._release(value)
+            raise ValueError(
+                f"a shard of arrays of shapes {list(layout.shapes)} came where others were of {list(value.shapes)}: "
+                "messages of different programs were taken for one value; please report it"
+            )
+        for number, (part, place) in enumerate(zip(arrays, layout.places, strict=True)):
+            if part.shape == value.shapes[number]:
+                value.arrays[number] = part
+            else:
+                value.arrays[number][place] = part
+        if value.lead_partition != self._device_index and (
+            partition == self._device_index or partition < value.lead_partition
+        ):
+            value.lead, value.lead_partition = message[2:], partition
+        if value.missing:
+            return None
+        whole = Message(message.consumer, value.arrays, *value.lead)
+        self._release(value)
+        return whole
+
+    def give_up_oldest(self) -> None:
+        """Gives up the older half of the unfinished values, however soon their shards may come."""
+        count = (self.unfinished + 1) // 2
+        for launch in self._launches.values():
+            values = list(itertools.islice(launch.unfinished_values(), count))
+            self._close(launch, values)
+            count -= len(values)
+            if not count:
+                return
+
+    def _begin(self, key: Key, shard: Shard) -> tuple[_Launch, _Value] | None:
+        # Where a device stands that begins a launch, or one whose id was used before; None for shards that come late.
+        partition, occurrence = shard.layout.partition, shard.occurrence
+        if occurrence < 0:
+            raise ValueError(
+                f"a shard record has the occurrence {occurrence}, expected 0 or more: it is damaged"
+            )
+        launch = self._launches.get(key)
+        if launch is None:
+            launch = self._begin_first(key, shard)
+        at = launch.at.get(partition)
+        if at is None:
+            at = self._join(launch, shard)
+        if occurrence > at.occurrence:
+            return launch, at
+        if occurrence <= launch.closed and partition in launch.moved:
+            return None
+        # The launch has the id of an earlier one, and its values are counted from 0 again. (Older XLA makes ids of a
+        # program and the number of its launches; the devices forget old counts.)
+        if launch.unfinished:
+            raise Ahead
+        del self._launches[key]
+        return self._begin(key, shard)
+
+    def _begin_first(self, key: Key, shard: Shard) -> _Launch:
+        if len(self._launches) >= self._tidy_at:
+            self._tidy(shard.message.time_ns)
+        self._begun += 1
+        launch = self._launches[key] = _Launch(self._begun)
+        return launch
+
+    def _join(self, launch: _Launch, shard: Shard) -> _Value:
+        message, layout, _, _ = shard
+        if launch.first is None:
+            raise ValueError(
+                f"partition {layout.partition} brought one of {layout.shards} shards, which come from partitions "
+                f"{sorted(launch.at)}: messages of different programs were taken for one launch; please report it"
+            )
+        at = launch.at[layout.partition] = launch.first
+        if launch.closed >= 0:
+            launch.moved = launch.moved.union([layout.partition])
+        key = (layout.group, layout.shards, layout.partition, message.device)
+        device = self._devices.get(key)
+        if device is None:
+            device = self._devices[key] = _Device()
+        device.begun += 1
+        launch.devices[layout.partition] = device, device.begun
+        if len(launch.at) == layout.shards:
+            launch.first = None
+            self._shared = max(self._shared, launch.number)
+            for device, number in launch.devices.values():
+                device.shared = max(device.shared, number)
+        return at
+
+    def _pass_over(self, launch: _Launch, partition: int, value: _Value, occurrence: int) -> _Value:
+        # Gives up what is before `occurrence`, and returns the last of it.
+        at, following = value, value.next
+        self._give_up(at)
+        self._come_by(launch, at)
+        while following is not None and following.occurrence < occurrence:
+            at, following = following, following.next
+            self._give_up(at)
+            self._come_by(launch, at)
+        launch.at[partition] = at
+        return at
+
+    def _come_by(self, launch: _Launch, value: _Value) -> None:
+        value.missing -= 1
+        if not value.missing:
+            launch.unfinished -= 1
+            self.unfinished -= 1
+            self.finished += 1
+
+    def _insert(self, launch: _Launch, at: _Value, shard: Shard) -> _Value:
+        message, layout, occurrence, _ = shard
+        missing = layout.shards
+        if at.next is not None:
+            missing -= sum([other.occurrence > occurrence for other in launch.at.values()])
+        if missing == layout.shards > 1:
+            # It is the last of its launch (who began a later one has passed it over): nothing before it need be there.
+            self._make_room(layout.partition)
+        elif missing > 1 and self.unfinished >= 4 * MAX_PENDING_VALUES:
+            raise Ahead
+        device, _ = launch.devices[layout.partition]
+        value = _Value(occurrence, missing, device, message.time_ns)
+        if missing == layout.shards:
+            value.begin(shard)
+            self.pending_values += 1
+            self.pending_bytes += value.nbytes
+        else:
+            self.given_up += 1
+        value.next = at.next
+        at.next = value
+        self.begun += 1
+        launch.unfinished += 1
+        self.unfinished += 1
+        return value
+
+    def _make_room(self, partition: int) -> None:
+        if not self._is_full(1):
+            return
+        if self._tidied != self._shared:
+            self._tidied = self._shared
+            self._give_up_overtaken(math.inf)
+        if self._is_full(2) or (self._is_full(1) and not self._is_behind(partition)):
+            raise Ahead
+
+    def _is_full(self, part: float) -> bool:
+        return self.unfinished >= part * MAX_PENDING_VALUES or self.pending_bytes >= part * MAX_PENDING_BYTES
+
+    def _is_behind(self, partition: int) -> bool:
+        # Whether others may be waiting for this device.
+        return any(launch.is_behind(partition) for launch in self._launches.values())
+
+    def _tidy(self, now_ns: int) -> None:
+        self._give_up_overtaken(now_ns - OVERTAKEN_NS)
+        idle = [key for key, launch in self._launches.items() if not launch.unfinished]
+        for index, key in enumerate(idle):
+            if index < len(idle) - MAX_LAUNCHES or self._shared - self._launches[key].number >= OVERTAKEN_BY:
+                del self._launches[key]
+        used = {device for launch in self._launches.values() for device, _ in launch.devices.values()}
+        self._devices = {key: device for key, device in self._devices.items() if device in used}
+        self._tidy_at = 2 * max(OVERTAKEN_BY, len(self._launches))
+
+    def _give_up_overtaken(self, until_ns: float) -> None:
+        # Those that were emitted before that.
+        for launch in self._launches.values():
+            if launch.unfinished:
+                values = []
+                for value in launch.unfinished_values():
+                    if not value.is_overtaken() or value.time_ns >= until_ns:
+                        break
+                    values.append(value)
+                self._close(launch, values)
+
+    def _close(self, launch: _Launch, values: Sequence[_Value]) -> None:
+        # Gives up the first unfinished values of a launch and expects nothing more of them.
+        if not values:
+            return
+        for value in values:
+            self._give_up(value)
+            value.missing = 0
+        self.unfinished -= len(values)
+        launch.unfinished -= len(values)
+        launch.close(values[-1])
+
+    def _give_up(self, value: _Value) -> None:
+        if value.arrays is not None:
+            self._release(value)
+            self.given_up += 1
+
+    def _release(self, value: _Value) -> None:
+        value.arrays = None
+        self.pending_values -= 1
+        self.pending_bytes -= value.nbytes

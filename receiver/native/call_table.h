@@ -1,0 +1,91 @@
+// The calls whose programs wait for a reply, by device and sequence number of the frame that carries each.
+//
+// A call is entered before its frame can be read, and taken out by whoever ends it: the reply, a failure, a reader that
+// skips the frame as damaged, or the end of the process. So each is ended exactly once.
+#ifndef HOSTCALLBACK_CALL_TABLE_H_
+#define HOSTCALLBACK_CALL_TABLE_H_
+
+#include <condition_variable>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+namespace hcb {
+
+// A program that waits for the results of a call.
+class PendingCall {
+ public:
+  struct Result {
+    void* data;
+    uint64_t nbytes;
+  };
+
+  virtual ~PendingCall() = default;
+
+  // Whether a reply of these lengths is what the program waits for.
+  bool Accepts(uint64_t count, const uint64_t* nbytes) const;
+  // Copies the arrays of such a reply into the results.
+  void Take(const void* const* arrays);
+
+  // Tells the program, once: null that its results are in place, else why they never will be. The program may go on on the
+  // calling thread, until it ends or waits again.
+  virtual void Finish(const char* error) = 0;
+
+  std::vector<Result> results;  // memory of the program, which stays valid until Finish
+  int32_t device = -1;
+};
+
+// Finishes a call that has its results: the program goes on on the calling thread, until it ends or waits again.
+void ResumeCall(std::unique_ptr<PendingCall> call);
+
+// The device whose program the calling thread goes on with in ResumeCall; -1 for none.
+int32_t ResumedDevice();
+
+// A call of a thread that waits itself. One of these belongs to the table, the state to both.
+class ThreadCall final : public PendingCall {
+ public:
+  class State {
+   public:
+    // Returns whether the results are in place; else `error` says why not.
+    bool Wait(std::string* error);
+
+   private:
+    friend class ThreadCall;
+    std::mutex mutex_;  // protects everything below
+    std::condition_variable ended_;
+    bool done_ = false;
+    bool failed_ = false;
+    std::string error_;
+  };
+
+  explicit ThreadCall(std::shared_ptr<State> state) : state_(std::move(state)) {}
+  void Finish(const char* error) override;
+
+ private:
+  const std::shared_ptr<State> state_;
+};
+
+// Enters a call whose frame lies at `position` of its ring. Any thread, also with the ring's lock held.
+void EnterCall(int32_t device, uint64_t seq, uint64_t position, std::unique_ptr<PendingCall> call);
+
+// Takes a call out: the caller finishes it. Null if there is none, such as one that has been failed. Any thread.
+std::unique_ptr<PendingCall> TakeCall(int32_t device, uint64_t seq);
+
+// These fail calls, on a thread of the library: whoever finds out that a call has failed has other things to do than to go on
+// with its program.
+void FailElsewhere(std::unique_ptr<PendingCall> call, const std::string& error);
+void FailCall(int32_t device, uint64_t seq, const char* error);
+void FailCallsBetween(int32_t device, uint64_t start, uint64_t end, const char* error);
+
+// Fails all calls, and those that are still to come.
+void CloseCalls(const char* error);
+
+uint64_t CountCalls(int32_t device);
+
+void ResetCallsAfterFork();
+
+}  // namespace hcb
+
+#endif  // HOSTCALLBACK_CALL_TABLE_H_

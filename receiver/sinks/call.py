@@ -1,0 +1,139 @@
+"""The sink of calls: calls a host function, and checks that what it returns is what the program waits for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from receiver.dtypes import Array, Dtype
+from receiver.errors import CallResultError
+from receiver.message import Message
+
+_NARROW = {
+    np.dtype(np.float64): np.dtype(np.float32),
+    np.dtype(np.int64): np.dtype(np.int32),
+    np.dtype(np.uint64): np.dtype(np.uint32),
+    np.dtype(np.complex128): np.dtype(np.complex64),
+}
+
+# Python's numbers have no dtype: each becomes any of these kinds of numpy dtypes that holds it.
+_KINDS: dict[type, str] = {bool: "b", int: "iufc", float: "fc", complex: "c"}
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """One array that a host function must return.
+
+    Attributes:
+        name: how reports call it, such as `result['x']`.
+        shape: without the batch dimensions that vmap put in front.
+        dtype: exactly; but see `CallSink`.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: Dtype
+
+
+class CallSink:
+    """Returns the results of one call: contiguous arrays of the expected shapes and dtypes.
+
+    Python numbers take the expected dtype. Where the program has no 64-bit dtypes, 64-bit results become those of 32.
+    """
+
+    __slots__ = ("_expected", "_flatten", "_host_func", "_narrow", "_what")
+
+    def __init__(
+        self,
+        host_func: Callable[[Message], Any],
+        flatten: Callable[[Any], Sequence[Any]],
+        expected: Sequence[Expected],
+        *,
+        what: str,
+        narrow: bool,
+    ) -> None:
+        """Makes the sink of one call.
+
+        Args:
+            host_func: makes the result of a message.
+            flatten: the leaves of a result; raises CallResultError if its structure is not the announced one.
+            expected: what the leaves must be.
+            what: the call, for reports.
+            narrow: whether 64-bit results become those of 32 bits.
+        """
+        self._host_func = host_func
+        self._flatten = flatten
+        self._expected = tuple(expected)
+        self._what = what
+        self._narrow = narrow
+
+    def __call__(self, message: Message) -> list[Array]:
+        """Calls the host function.
+
+        Raises:
+            CallResultError: it returned something else than announced.
+            BaseException: what the host function raised.
+        """
+        leaves = self._flatten(self._host_func(message))
+        batch = _batch_shape(message)
+        return [
+            self._check(leaf, expected, (*batch, *expected.shape))
+            for leaf, expected in zip(leaves, self._expected, strict=True)
+        ]
+
+    def _check(self, leaf: Any, expected: Expected, shape: tuple[int, ...]) -> Array:
+        dtype = expected.dtype
+        kinds = _KINDS.get(type(leaf))
+        if kinds is not None and not shape and (dtype.kind in kinds or (dtype.kind == "V" and "f" in kinds)):
+            try:
+                return np.asarray(leaf, dtype)
+            except OverflowError as error:
+                raise CallResultError(
+                    f"{self._what}: the host function returned {leaf} as {expected.name}, expected a "
+                    f"{dtype}, which cannot "
+                    "hold it: return a number in its range, or announce a wider dtype in result_shape"
+                ) from error
+        try:
+            array = np.asarray(leaf, order="C")
+        except Exception as error:
+            raise self._mismatch(
+                expected, shape, f"a {type(leaf).__qualname__}, which is no array"
+            ) from error
+        if array.shape != shape:
+            raise self._mismatch(expected, shape, f"{array.dtype}{list(array.shape)}")
+        if array.dtype == dtype:
+            return array
+        if array.dtype.newbyteorder("=") == dtype:
+            return array.astype(dtype)
+        if self._narrow and _NARROW.get(array.dtype) == dtype:
+            narrowed = array.astype(dtype)
+            if dtype.kind in "iu" and not np.array_equal(narrowed, array):
+                raise CallResultError(
+                    f"{self._what}: the host function returned values as {expected.name} that {dtype} "
+                    "cannot hold: return "
+                    "smaller ones, or enable 64-bit dtypes (jax_enable_x64) and announce one in result_shape"
+                )
+            return narrowed
+        raise self._mismatch(expected, shape, f"{array.dtype}{list(array.shape)}")
+
+    def _mismatch(self, expected: Expected, shape: tuple[int, ...], got: str) -> CallResultError:
+        batched = ""
+        if len(shape) > len(expected.shape):
+            batched = " (the leading dimensions are vmap's: the host function got its arguments with them)"
+        return CallResultError(
+            f"{self._what}: the host function returned {got} as {expected.name}, expected "
+            f"{expected.dtype}{list(shape)}{batched}: make it return that, such as with numpy.asarray(x, "
+            f"numpy.{expected.dtype}), or announce what it returns in result_shape"
+        )
+
+
+def _batch_shape(message: Message) -> tuple[int, ...]:
+    # Each transformation put one dimension in front of every array; of size 1 where an array is not batched.
+    count = len(message.consumer.transforms)
+    return tuple(
+        next((array.shape[axis] for array in message.arrays if array.shape[axis] != 1), 1)
+        for axis in range(count)
+    )

@@ -1,0 +1,110 @@
+"""The sink of `print` and `log`: formats the tapped arguments, once for each element of a batch."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from receiver.message import Message
+from receiver.sinks.print import SupportsWrite, write_at_once
+from receiver.sinks.tap import Unflatten
+from receiver.sinks.unbatch import Array, Batchings, for_each_element
+
+Deliver = Callable[[list[str]], None]
+"""What becomes of the texts of one message."""
+
+_options_lock = (
+    threading.Lock()
+)  # protects numpy's print options, which are one for all threads before numpy 2.1
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """How arguments become text.
+
+    Attributes:
+        fmt: the format string.
+        has_placeholders: whether it has any; if not, the arguments follow it, separated by spaces.
+        printoptions: numpy's print options to format under.
+        present: makes what is formatted of an array; None to format numpy's.
+    """
+
+    fmt: str
+    has_placeholders: bool
+    printoptions: Mapping[str, Any]
+    present: Callable[[Array], Any] | None = None
+
+    def fill(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+        """The text, without a line's end."""
+        if self.has_placeholders:
+            return self.fmt.format(*args, **kwargs)
+        return " ".join((self.fmt, *map(str, args)))
+
+    @contextlib.contextmanager
+    def options(self) -> Iterator[None]:
+        """Within it, numpy's print options are the template's."""
+        if np.get_printoptions() == self.printoptions:
+            yield
+            return
+        with _options_lock, np.printoptions(**self.printoptions):
+            yield
+
+
+class FormatSink:
+    """Formats messages and hands the texts of each on, together."""
+
+    __slots__ = ("_batchings", "_deliver", "_template", "_unflatten")
+
+    def __init__(
+        self, template: Template, unflatten: Unflatten, batchings: Batchings, deliver: Deliver
+    ) -> None:
+        """Makes the sink of one tap.
+
+        Args:
+            template: how to format.
+            unflatten: makes `(args, kwargs)` from the arrays of one element.
+            batchings: the vmaps around the tap, as `unbatch` takes them.
+            deliver: gets the texts of each message, one for each element, in order.
+        """
+        self._template = template
+        self._unflatten = unflatten
+        self._batchings = batchings
+        self._deliver = deliver
+
+    def __call__(self, message: Message) -> None:
+        """Formats one message; elements that cannot be formatted do not keep the others back."""
+        texts: list[str] = []
+        template, present = self._template, self._template.present
+
+        def format_one(arrays: list[Any]) -> None:
+            args, kwargs = self._unflatten(arrays if present is None else [*map(present, arrays)])
+            texts.append(template.fill(args, kwargs))
+
+        try:
+            with template.options():
+                for_each_element(message.arrays, self._batchings, format_one)
+        finally:
+            if texts:
+                self._deliver(texts)
+
+
+def print_lines(stream: SupportsWrite | None) -> Deliver:
+    """Writes the texts as lines, all in one write; to `sys.stdout` as it is then if `stream` is None."""
+    return lambda texts: write_at_once(stream, "".join(text + "\n" for text in texts))
+
+
+def log_records(logger: logging.Logger, level: int, file: str, line: int, function: str) -> Deliver:
+    """Logs each text as a record that names the given place in the user's code."""
+
+    def deliver(texts: list[str]) -> None:
+        if logger.isEnabledFor(level):
+            for text in texts:
+                logger.handle(logger.makeRecord(logger.name, level, file, line, text, (), None, function))
+
+    return deliver

@@ -1,0 +1,53 @@
+"""The sinks of the drop-in for `jax.experimental.host_callback`: positional transforms, failures logged at once."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+from receiver.consumer import Sink
+from receiver.log import logger
+from receiver.message import Message
+from receiver.sinks.tap import Unflatten
+
+
+def positional_tap_sink(func: Callable[..., Any], unflatten: Unflatten, *, with_device: bool) -> Sink:
+    """The sink that calls `func(arg, transforms)`, with `device=` if asked to.
+
+    Args:
+        func: the user's tap function. Gets `transforms` as a list of its own: `[("batch", {"batch_dims": (0,)})]`.
+        unflatten: makes the pytree `arg` from the message's arrays.
+        with_device: whether `func` gets the message's device.
+    """
+
+    def call(message: Message) -> None:
+        transforms = [(name, dict(params)) for name, params in message.consumer.transforms]
+        if with_device:
+            func(unflatten(message.arrays), transforms, device=message.device)
+        else:
+            func(unflatten(message.arrays), transforms)
+
+    return call
+
+
+def logging_failures(sink: Sink) -> Sink:
+    """The same sink, but what it raises is logged with its traceback, before it is deferred."""
+
+    def call(message: Message) -> None:
+        try:
+            sink(message)
+        except Exception:
+            logger.error("Postponing exception raised in callback function: %s", traceback.format_exc())
+            raise
+
+    return call
+
+
+def call_and_log(func: Callable[..., Any], with_device: bool, arg: Any, *, device: Any) -> Any:
+    """`func(arg)`, with `device=` if asked to; what it raises is logged with its traceback first."""
+    try:
+        return func(arg, device=device) if with_device else func(arg)
+    except Exception:
+        logger.error("Postponing exception raised in callback function: %s", traceback.format_exc())
+        raise

@@ -1,0 +1,220 @@
+"""Pytrees as plain data: how a process without the program puts the arrays of a message back into their containers.
+
+A description is a list whose first item says what it is:
+
+    ["array"]                          the next array of the message
+    ["float0", [dim, ...]]             zeros of JAX's float0, which has no bytes
+    ["value", x]                       a leaf that stayed on the host: None, a bool, number, text or bytes
+    ["object", text]                   another such leaf, by its repr
+    ["none"]
+    ["tuple" | "list", [child, ...]]
+    ["dict", [key, ...], [child, ...]] keys as "value" or "object" descriptions
+    ["namedtuple", name, [field, ...], [child, ...]]
+    ["node", type name, [child, ...]]  a container of a class that only the program's process has
+"""
+
+from __future__ import annotations
+
+import collections
+import functools
+import keyword
+import reprlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+Description = list[Any]
+
+FLOAT0 = np.dtype([("float0", np.void, 0)])
+"""JAX's dtype of the tangents of integers (`jax.dtypes.float0`)."""
+
+MAX_DEPTH = 200
+"""How deep containers may be nested: far below what exhausts the interpreter's stack, or msgpack's."""
+
+_Build = Callable[[Iterator[Any]], Any]
+"""Makes a pytree, taking its arrays from the iterator."""
+
+
+class Opaque(NamedTuple):
+    """What stands for an object of another process.
+
+    Attributes:
+        text: its repr there.
+    """
+
+    text: str
+
+
+class Node(NamedTuple):
+    """What stands for a container of a class that this process does not have.
+
+    Attributes:
+        type_name: the class, with its module.
+        children: in the order in which JAX flattens it.
+    """
+
+    type_name: str
+    children: tuple[Any, ...]
+
+
+def is_plain(value: Any) -> bool:
+    """Whether msgpack takes a value, and gives it back as it is."""
+    return _is_plain(value, MAX_DEPTH)
+
+
+def _is_plain(value: Any, depth: int) -> bool:
+    if type(value) is int:
+        return -(2**63) <= value < 2**64
+    if type(value) is str:
+        return not any("\ud800" <= character <= "\udfff" for character in value)  # which UTF-8 cannot hold
+    if type(value) is dict:
+        return depth > 0 and all(
+            type(key) is str and _is_plain(key, 0) and _is_plain(item, depth - 1)
+            for key, item in value.items()
+        )
+    if type(value) is list:
+        return depth > 0 and all(_is_plain(item, depth - 1) for item in value)
+    return type(value) in (type(None), bool, float, bytes)
+
+
+def describe_value(value: Any) -> Description:
+    """The description of a leaf or key that stays on the host."""
+    return ["value", value] if is_plain(value) else ["object", repr(value)]
+
+
+def unflatten_with(description: Description) -> Callable[[Sequence[Any]], Any]:
+    """The function from a message's arrays to the pytree. It raises ValueError if they are not as many as described.
+
+    Raises:
+        ValueError: the description is none.
+    """
+    counter = _Counter()
+    build = _parse(description, MAX_DEPTH, counter)
+    count = counter.arrays
+
+    def unflatten(arrays: Sequence[Any]) -> Any:
+        # A message without any described array brings a stand-in, since an equation needs an operand.
+        if len(arrays) != count and (count or len(arrays) != 1):
+            raise ValueError(
+                f"a message with {len(arrays)} array(s) came for a pytree of {count}: the message is damaged, or of "
+                "another version of hostcallback"
+            )
+        return build(iter(arrays))
+
+    return unflatten
+
+
+class _Counter:
+    # How many arrays the part of a description takes that has been parsed.
+
+    def __init__(self) -> None:
+        self.arrays = 0
+
+
+_ITEMS: dict[str, tuple[type, ...]] = {
+    "array": (),
+    "float0": (list,),
+    "value": (object,),
+    "object": (str,),
+    "none": (),
+    "tuple": (list,),
+    "list": (list,),
+    "dict": (list, list),
+    "namedtuple": (str, list, list),
+    "node": (str, list),
+}
+"""What follows the kind in a description; the children are last."""
+
+_LEAVES = ("array", "float0", "value", "object", "none")
+
+
+def _parse(description: Any, depth: int, counter: _Counter) -> _Build:
+    _check(description)
+    kind, *rest = description
+    if kind in _LEAVES:
+        return _leaf(kind, rest, counter)
+    if not depth:
+        raise ValueError(f"a pytree's description is nested deeper than {MAX_DEPTH} containers")
+    children = [_parse(child, depth - 1, counter) for child in rest[-1]]
+    make = _container(kind, rest, len(children))
+    return lambda arrays: make([child(arrays) for child in children])
+
+
+def _check(description: Any) -> None:
+    if type(description) is not list or not description or type(description[0]) is not str:
+        raise ValueError(
+            f"{reprlib.repr(description)} describes no pytree node, expected a list that begins with its kind"
+        )
+    kind, *rest = description
+    types = _ITEMS.get(kind)
+    if types is None:
+        raise ValueError(
+            f"{reprlib.repr(kind)} is no kind of pytree node, expected one of {', '.join(_ITEMS)}: the message is of a "
+            "newer version of hostcallback"
+        )
+    if len(rest) != len(types) or not all(map(isinstance, rest, types)):
+        expected = ", ".join([repr(kind), *(item.__name__ for item in types)])
+        raise ValueError(f"{reprlib.repr(description)} describes no pytree node, expected [{expected}]")
+
+
+def _leaf(kind: str, rest: list[Any], counter: _Counter) -> _Build:
+    if kind == "array":
+        counter.arrays += 1
+        return next
+    if kind == "float0":
+        shape = tuple(rest[0])
+        try:
+            np.zeros(shape, FLOAT0)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise ValueError(f"{reprlib.repr(shape)} is no array's shape: {error}") from error
+        return lambda arrays: np.zeros(shape, FLOAT0)
+    value = _static(kind, rest)
+    return lambda arrays: value
+
+
+def _static(kind: str, rest: list[Any]) -> Any:
+    if kind == "none":
+        return None
+    return rest[0] if kind == "value" else Opaque(rest[0])
+
+
+def _container(kind: str, rest: list[Any], count: int) -> Callable[[list[Any]], Any]:
+    if kind == "tuple":
+        return tuple
+    if kind == "list":
+        return list
+    if kind == "node":
+        return lambda children: Node(rest[0], tuple(children))
+    names = rest[-2]
+    if len(names) != count:
+        raise ValueError(
+            f"a {kind} is described with {len(names)} keys and {count} children, expected as many"
+        )
+    if kind == "namedtuple":
+        if not all(type(name) is str for name in names):
+            raise ValueError(f"{reprlib.repr(names)} are no names of fields, expected texts")
+        made: type[Any] = _named_tuple(rest[0], tuple(names))
+        return lambda children: made(*children)
+    keys = [_key(name) for name in names]
+    if len(dict.fromkeys(keys)) != count:
+        raise ValueError(f"two keys of a dict are described alike, in {reprlib.repr(names)}")
+    return lambda children: dict(zip(keys, children, strict=True))
+
+
+def _key(description: Any) -> Any:
+    _check(description)
+    kind, *rest = description
+    key = _static(kind, rest) if kind in ("value", "object") else []
+    try:
+        hash(key)
+    except TypeError:
+        raise ValueError(f"{reprlib.repr(description)} describes no key of a dict") from None
+    return key
+
+
+@functools.lru_cache(maxsize=256)
+def _named_tuple(name: str, fields: tuple[str, ...]) -> Any:
+    # The classes of programs may be called anything, those of Python not.
+    valid = name.isidentifier() and not keyword.iskeyword(name)
+    return collections.namedtuple(name if valid else "namedtuple", fields, rename=True)

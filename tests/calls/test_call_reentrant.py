@@ -1,0 +1,201 @@
+"""Host functions use JAX while programs wait for them: on the same devices, all at once, with large arrays."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import Mesh, PartitionSpec
+
+import hostcallback as hcb
+from recorder import Recorder
+from transforming import COMPILED, Jit
+
+SIDE = 2048  # of a square of 16 MiB
+MESH = Mesh(np.array(jax.devices()), ("i",))
+SPEC = PartitionSpec("i")
+
+
+@functools.cache
+def work(jit: Jit) -> Callable[[Any], Any]:
+    """A program that XLA does not run on the calling thread, being large."""
+    return jit(lambda x: jnp.sin(x) @ jnp.ones((x.shape[1], 1)) + x[:, :1])
+
+
+def expected(x: Any) -> Any:
+    return np.sin(x) @ np.ones((x.shape[1], 1)) + x[:, :1]
+
+
+def on_every_device(f: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    return jax.shard_map(f, mesh=MESH, in_specs=SPEC, out_specs=SPEC)
+
+
+def column(x: Any) -> Any:
+    return jax.ShapeDtypeStruct((x.shape[0], 1), x.dtype)
+
+
+@pytest.mark.parametrize("jit", COMPILED)
+def test_a_host_function_uses_jax_on_the_device_that_waits(jit: Jit) -> None:
+    def host(x: Any, device: Any) -> Any:
+        return work(jit)(jax.device_put(x, device))
+
+    f = jit(lambda x: hcb.call(host, x, result_shape=column(x)) * 2)
+    for device in jax.devices():
+        x = np.full((SIDE, SIDE), device.id, np.float32)
+        np.testing.assert_allclose(f(jax.device_put(x, device)), 2 * expected(x), rtol=1e-3)
+
+
+@pytest.mark.parametrize("jit", COMPILED)
+def test_all_devices_at_once_with_16_mib_each(jit: Jit) -> None:
+    def host(x: Any, device: Any) -> Any:
+        return work(jit)(jax.device_put(x, device))
+
+    f = jit(on_every_device(lambda x: hcb.call(host, x, result_shape=column(x)) * 2))
+    x = np.repeat(np.arange(4, dtype=np.float32), SIDE)[:, None] * np.ones((1, SIDE), np.float32)
+    for _ in range(2):
+        np.testing.assert_allclose(f(x), 2 * expected(x), rtol=1e-3)
+
+
+@pytest.mark.parametrize("jit", COMPILED)
+def test_all_devices_at_once_in_a_loop_with_collectives(jit: Jit) -> None:
+    def host(x: Any, device: Any) -> Any:
+        return work(jit)(jax.device_put(x, device))
+
+    def step(x: Any, _: Any) -> Any:
+        y = hcb.call(host, x, result_shape=column(x))
+        return x * 0 + lax.pmean(y, "i") * 1e-3, y
+
+    f = jit(on_every_device(lambda x: lax.scan(step, x, None, 10)[0]))
+    out = f(jnp.ones((4 * 256, 256)))
+    assert np.isfinite(out).all()
+
+
+@pytest.mark.parametrize("jit", COMPILED)
+def test_pmap(jit: Jit) -> None:
+    def host(x: Any, device: Any) -> Any:
+        return work(jit)(jax.device_put(x, device))
+
+    x = np.ones((4, 512, 512), np.float32)
+    out = jax.pmap(lambda x: hcb.call(host, x, result_shape=column(x)))(x)
+    np.testing.assert_allclose(out, np.stack([expected(part) for part in x]), rtol=1e-3)
+
+
+@pytest.mark.parametrize("jit", COMPILED)
+def test_host_functions_run_programs_with_calls_and_taps(jit: Jit) -> None:
+    rec = Recorder()
+
+    def make(depth: int) -> Callable[[Any], Any]:
+        if depth == 0:
+            return jit(lambda x: hcb.id_tap(rec, work(jit)(x)))
+        inner = make(depth - 1)
+
+        def host(x: Any, device: Any) -> Any:
+            return inner(jax.device_put(x, device))
+
+        return jit(lambda x: hcb.call(host, hcb.id_tap(rec, x, depth=depth), result_shape=column(x)) + 1)
+
+    x = np.ones((512, 512), np.float32)
+    for _ in range(2):
+        np.testing.assert_allclose(make(6)(x), expected(x) + 6, rtol=1e-3)
+    hcb.barrier_wait()
+    assert [kwargs.get("depth", 0) for kwargs in rec.kwargs] == [6, 5, 4, 3, 2, 1, 0] * 2
+
+
+def test_nested_on_all_devices_at_once() -> None:
+    rec = Recorder()
+    inner = hcb.jit(
+        lambda x: hcb.id_tap(rec, hcb.call(lambda x: x + 1, work(jax.jit)(x), result_shape=column(x)))
+    )
+
+    def host(x: Any, device: Any) -> Any:
+        return inner(jax.device_put(x, device))
+
+    f = hcb.jit(on_every_device(lambda x: hcb.call(host, x, result_shape=column(x))))
+    x = np.ones((4 * 512, 512), np.float32)
+    np.testing.assert_allclose(f(x), expected(x) + 1, rtol=1e-3)
+    hcb.barrier_wait()
+    assert sorted(d.id for d in rec.devices) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("jit", COMPILED)
+def test_more_threads_than_xla_has(jit: Jit) -> None:
+    def host(x: Any) -> Any:
+        return work(jit)(x)
+
+    f = jit(lambda x: lax.fori_loop(0, 5, lambda i, c: c + hcb.call(host, c, result_shape=column(c)) * 0, x))
+    x = np.ones((256, 256), np.float32)
+    f(x)
+    outs: dict[int, Any] = {}
+    threads = [threading.Thread(target=lambda i=i: outs.update({i: f(x + i)})) for i in range(12)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(100)
+    assert sorted(outs) == list(range(12))
+    assert all((out == 1 + i).all() for i, out in outs.items())
+
+
+@pytest.mark.parametrize("jit", COMPILED)
+def test_more_programs_than_a_device_takes_at_a_time(jit: Jit) -> None:
+    # XLA:CPU takes 32 for each device: those of a host function must find their place among those that wait for it.
+    f = jit(lambda x: hcb.call(lambda x: work(jit)(x) * np.ones_like(x), x, result_shape=x) * 0 + x + 1)
+    x = jnp.ones((256, 256))
+    outs = [f(x + i) for i in range(50)]
+    for _ in range(50):
+        x = f(x) * 1.0
+    assert [float(out[0, 0]) for out in outs] == [2.0 + i for i in range(50)]
+    assert float(x[0, 0]) == 51
+
+
+def test_programs_that_follow_a_call_do_not_shut_out_its_host_function() -> None:
+    f = jax.jit(lambda x: hcb.call(lambda x: work(jax.jit)(x) * np.ones_like(x), x, result_shape=x) * 0 + x)
+    y = f(jnp.ones((256, 256)))
+    for _ in range(100):
+        y = y + 1
+    assert float(y[0, 0]) == 101
+
+
+def test_a_host_function_may_read_and_make_any_array() -> None:
+    constant = jnp.arange(5.0)
+
+    def host(x: Any) -> Any:
+        key = jax.random.key(int(x))
+        sampled = jax.random.normal(key, (1000, 100))
+        return jnp.sum(sampled) * 0 + constant.sum() + jnp.float32(x)
+
+    f = hcb.jit(lambda x: hcb.call(host, x, result_shape=x))
+    assert float(f(jnp.float32(2))) == 12
+
+
+@pytest.mark.native_only  # on the other transport it runs in XLA's floating-point mode, as JAX's own callbacks do
+def test_a_host_function_computes_with_denormals_as_numpy_does() -> None:
+    tiny = np.float32(1e-40)
+
+    def host(x: Any) -> Any:
+        return np.float32(x * tiny != 0) + np.float32(np.float32(1e-30) * np.float32(1e-10) != 0)
+
+    f = hcb.jit(lambda x: hcb.call(host, x, result_shape=x))
+    on_all = hcb.jit(on_every_device(lambda x: hcb.call(lambda x: np.full(1, host(x[0])), x, result_shape=x)))
+    assert float(f(jnp.float32(1))) == 2
+    np.testing.assert_array_equal(on_all(jnp.ones(4)), 2)
+
+
+def test_what_follows_a_call_computes_as_what_precedes_it() -> None:
+    def program(x: Any, call: Any) -> Any:
+        def step(c: Any, _: Any) -> Any:
+            c = call(c * jnp.float32(0.5))
+            return c + c * jnp.float32(1e-3), c
+
+        return lax.scan(step, x, None, length=200)[1]
+
+    x = jnp.linspace(1e-38, 1e-30, 64, dtype=jnp.float32)
+    peer = jax.jit(lambda x: program(x, lambda c: jax.pure_callback(lambda c: c, c, c)))(x)
+    ours = hcb.jit(lambda x: program(x, lambda c: hcb.call(lambda c: c, c, result_shape=c)))(x)
+    np.testing.assert_array_equal(np.asarray(peer).view(np.uint32), np.asarray(ours).view(np.uint32))

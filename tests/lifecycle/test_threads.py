@@ -1,0 +1,151 @@
+"""Several Python threads dispatch to one device: nothing is lost or mixed, and everything is waited for."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+
+import hostcallback as hcb
+from recorder import Recorder
+from transforming import COMPILED, COTANGENT, JITS, PRIMAL, Jit
+
+THREADS = 4
+CALLS = 100
+SIDE = 64  # large enough for XLA to run the programs on threads of its own
+
+
+def in_threads(work: Callable[[int], None], count: int = THREADS) -> None:
+    """Runs `work(number)` in that many threads at once and waits for them; raises what they raise."""
+    together = threading.Barrier(count)
+    failures: list[BaseException] = []
+
+    def run(number: int) -> None:
+        try:
+            together.wait(30)
+            work(number)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if failures:
+        raise failures[0]
+
+
+def numbers_of(rec: Recorder, thread: int) -> list[int]:
+    """The second number of each message whose first is `thread`."""
+    return [int(value[1]) for value in rec.values if int(value[0]) == thread]
+
+
+@pytest.mark.parametrize("jit", JITS)
+def test_four_threads_with_one_program(jit: Jit) -> None:
+    rec = Recorder()
+    f = jit(lambda t, i, x: hcb.id_tap(rec, (t, i, (x @ x).sum()))[2])
+    x = jnp.ones((SIDE, SIDE))
+
+    def work(thread: int) -> None:
+        for i in range(CALLS):
+            f(thread, i, x * thread)
+
+    in_threads(work)
+    hcb.barrier_wait()
+    assert len(rec) == THREADS * CALLS
+    for thread in range(THREADS):
+        assert numbers_of(rec, thread) == list(range(CALLS))
+    # No message holds an array of another's.
+    assert all(float(total) == SIDE**3 * int(thread) ** 2 for thread, _, total in rec.values)
+
+
+@pytest.mark.parametrize("jit", JITS)
+def test_four_threads_with_a_program_each(jit: Jit) -> None:
+    recorders = [Recorder() for _ in range(THREADS)]
+
+    def work(thread: int) -> None:
+        rec = recorders[thread]
+
+        def f(x: Any) -> Any:
+            return lax.scan(lambda c, i: (hcb.id_tap(rec, c + i), None), x, jnp.arange(10))[0]
+
+        program = jit(f)  # traced and compiled at the same time as the others
+        for i in range(10):
+            program(100 * i)
+
+    in_threads(work)
+    hcb.barrier_wait()
+    expected = [100 * i + k * (k + 1) // 2 for i in range(10) for k in range(10)]
+    assert [[int(v) for v in rec.values] for rec in recorders] == [expected] * THREADS
+
+
+@pytest.mark.parametrize("jit", JITS)
+def test_four_threads_that_differentiate(jit: Jit) -> None:
+    rec = Recorder()
+    f = jit(jax.grad(lambda x, t: hcb.id_tap(rec, (t, x))[1] ** 2))
+
+    def work(thread: int) -> None:
+        for i in range(CALLS):
+            f(float(i), thread)
+
+    in_threads(work)
+    hcb.barrier_wait()
+    primals = [
+        value for transforms, value in zip(rec.transforms, rec.values, strict=True) if transforms == PRIMAL
+    ]
+    cotangents = [
+        v for transforms, v in zip(rec.transforms, rec.values, strict=True) if transforms == COTANGENT
+    ]
+    for thread in range(THREADS):
+        assert [int(x) for t, x in primals if t == thread] == list(range(CALLS))
+    assert sorted(float(g) for _, g in cotangents) == sorted([2.0 * i for i in range(CALLS)] * THREADS)
+
+
+@pytest.mark.parametrize("where", ["one device", "a device each"])
+@pytest.mark.parametrize("jit", COMPILED)
+def test_the_end_of_a_receiver_waits_for_what_other_threads_dispatched(jit: Jit, where: str) -> None:
+    rec = Recorder()
+
+    def f(t: Any, i: Any, x: Any) -> Any:
+        x = lax.fori_loop(0, 100, lambda _, c: c @ c * 1e-3, x)
+        return hcb.id_tap(rec, (t, i, x[0, 0]))[2]
+
+    program = jit(f)
+    x = jnp.ones((SIDE, SIDE)) * 1e-2
+    devices = jax.devices() if where == "a device each" else [jax.devices()[0]] * THREADS
+
+    def work(thread: int) -> None:
+        arguments = jax.device_put((thread, jnp.arange(20), x), devices[thread])
+        for i in range(20):
+            program(arguments[0], arguments[1][i], arguments[2])
+
+    with hcb.outfeed_receiver() as receiver:
+        in_threads(work)
+    assert [numbers_of(rec, thread) for thread in range(THREADS)] == [list(range(20))] * THREADS
+    assert sum(device.delivered for device in receiver.stats) == THREADS * 20
+    assert sum(device.dropped + device.failed + device.unknown for device in receiver.stats) == 0
+
+
+@pytest.mark.parametrize("jit", COMPILED)
+def test_threads_that_wait_while_others_dispatch(jit: Jit) -> None:
+    rec = Recorder()
+    program = jit(lambda t, i, x: hcb.id_tap(rec, (t, i, (x @ x).sum()))[2])
+    x = jnp.ones((SIDE, SIDE))
+    too_few: list[tuple[int, int]] = []
+
+    def work(thread: int) -> None:
+        for i in range(20):
+            program(thread, i, x)
+            hcb.barrier_wait()
+            if len(numbers_of(rec, thread)) < i + 1:
+                too_few.append((thread, i))
+
+    in_threads(work)
+    assert not too_few
+    assert len(rec) == THREADS * 20

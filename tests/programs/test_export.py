@@ -1,0 +1,188 @@
+"""`jax.export` of tapped programs: exported in one process, run in another where consumers are bound by name."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+
+import hostcallback as hcb
+from recorder import Recorder
+
+PROGRAM = Path(__file__).with_name("exported_program.py")
+
+native_only = pytest.mark.native_only  # JAX does not export Python callbacks
+
+
+def run_program(*arguments: str) -> str:
+    done = subprocess.run(
+        [sys.executable, PROGRAM, *arguments], capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "the exporting process's function ran" not in done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("exported")
+    assert run_program("write", str(folder)) == ""
+    return folder
+
+
+def sections(output: str) -> dict[str, list[str]]:
+    """The lines under each `== program how` heading."""
+    parts = re.split(r"^== (.*)$", output, flags=re.MULTILINE)
+    return {head: body.strip().splitlines() for head, body in zip(parts[1::2], parts[2::2], strict=True)}
+
+
+@native_only
+def test_consumers_bound_by_name_get_what_the_tap_functions_would(folder: Path) -> None:
+    found = sections(run_program("bound", str(folder)))
+    assert len(found) == 9 * 2
+    for head, lines in found.items():
+        if head.startswith("scan"):
+            expected = []
+            for i in range(3):
+                c = np.arange(8.0) + i
+                expected += [
+                    f"tap {{'pair': Pair(first={(2 * c).tolist()}, second=None), 'size': [8], "
+                    f"'step': ({i}, 'text')}} () {{'run': 7, 'extra': 1}}",
+                    "what: sum",
+                    f"{c.sum():.0f}.",
+                    f"step {i}: {c[0]}",
+                ]
+            assert lines == [*expected, f"result {(np.arange(8.0) + 3).tolist()}"], head
+        elif head.startswith("grad"):
+            batch = ("batch", {"batch_dims": (0,)})
+            assert lines == [
+                f"tap {np.arange(8.0).tolist()} {(batch,)} {{}}",
+                f"tap {(2 * np.arange(8.0)).tolist()} {(('jvp', {}), ('transpose', {}), batch)} {{}}",
+                f"result {(2 * np.arange(8.0)).tolist()}",
+            ], head
+        else:
+            assert lines == [
+                *(f"tap {float(i)} () {{'name_of': 'element'}}" for i in range(8)),
+                f"result {np.arange(8.0).tolist()}",
+            ], head
+
+
+@native_only
+def test_unbound_consumers_are_reported_with_the_tap_its_line_and_the_cure(folder: Path) -> None:
+    found = sections(run_program("run", str(folder)))
+    for head, lines in found.items():
+        text = "\n".join(lines)
+        name = {"scan": "state", "grad": "loss", "each": "record"}[head.partition("-")[0]]
+        assert lines[-1].startswith("result "), head
+        assert f"messages of the exported tap {name!r} (exported from " in text, head
+        assert "exported_program.py:" in text, head
+        assert f"hostcallback.bind({name!r}, function)" in text, head
+        assert text.count("UnboundConsumerError") == 1, head  # however many messages there were
+        if head.startswith("scan"):  # what needs no function works all the same
+            assert [line for line in lines if line.startswith("step ")] == [
+                f"step {i}: {float(i)}" for i in range(3)
+            ], head
+
+
+@native_only
+@pytest.mark.parametrize("jit", [jax.jit, hcb.jit])
+def test_an_exported_program_run_by_its_own_process_calls_the_tap_function(jit: Any) -> None:
+    rec = Recorder()
+    f = jit(lambda x: hcb.id_tap(rec, x * 2, name="own"))
+    exported = jax.export.export(f, disabled_checks=hcb.export_checks())(jnp.arange(3.0))
+    exported.call(jnp.arange(3.0))
+    hcb.barrier_wait()
+    np.testing.assert_array_equal(rec.values, [[0.0, 2.0, 4.0]])
+    bound = Recorder()
+    hcb.bind("own", bound)
+    try:
+        exported.call(jnp.arange(3.0))
+        hcb.barrier_wait()
+    finally:
+        hcb.unbind("own")
+    assert (len(rec), len(bound)) == (1, 1)
+    exported.call(jnp.arange(3.0))
+    hcb.barrier_wait()
+    assert (len(rec), len(bound)) == (2, 1)
+
+
+@native_only
+def test_what_a_bound_function_raises_is_reported_with_the_taps_line() -> None:
+    def fail(x: Any) -> None:
+        raise ValueError("no")
+
+    exported = jax.export.export(
+        jax.jit(lambda x: hcb.id_tap(print, x, name="failing")), disabled_checks=hcb.export_checks()
+    )(jnp.float32(1))
+    hcb.bind("failing", fail)
+    try:
+        exported.call(jnp.float32(1))
+        with pytest.raises(hcb.TapFunctionException) as caught:
+            hcb.barrier_wait()
+    finally:
+        hcb.unbind("failing")
+    (failure,) = caught.value.failures
+    assert failure.tap == "failing"
+    assert "test_export.py:" in failure.source_line
+    assert isinstance(failure.exception, ValueError)
+    assert failure.exception.__traceback__ is not None
+    assert failure.exception.__traceback__.tb_frame.f_code.co_name == "fail"
+
+
+@native_only
+def test_local_shards_of_an_exported_program_come_with_their_place() -> None:
+    got: dict[int, Any] = {}
+    mesh = Mesh(jax.devices(), ("i",))
+    x = jax.device_put(jnp.arange(8.0), NamedSharding(mesh, P("i")))
+    exported = jax.export.export(
+        jax.jit(lambda x: hcb.id_tap(print, x, name="part", sharding="local")),
+        disabled_checks=hcb.export_checks(),
+    )(x)
+    hcb.bind("part", lambda part, *, device, index: got.update({device.id: (part.tolist(), index)}))
+    try:
+        exported.call(x)
+        hcb.barrier_wait()
+    finally:
+        hcb.unbind("part")
+    assert got == {i: ([2.0 * i, 2.0 * i + 1], ((slice(2 * i, 2 * i + 2),),)) for i in range(4)}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((3, print), "takes the name of a tap first, got int 3"),
+        (("a", 3), "takes a function to call on the host, got int 3"),
+    ],
+)
+def test_bind_says_what_it_takes(arguments: tuple[Any, ...], message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        hcb.bind(*arguments)
+
+
+def test_python_callbacks_are_not_exported() -> None:
+    program = """if True:
+        import jax, hostcallback as hcb
+        f = jax.jit(lambda x: hcb.id_tap(print, x))
+        jax.export.export(f, disabled_checks=hcb.export_checks())(1.0)
+    """
+    environment = {**os.environ, "HOSTCALLBACK_TRANSPORT": "callback"}
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=90,
+        check=False,
+        env=environment,
+    )
+    assert done.returncode == 1
+    report = r"NotImplementedError: the tap print at <string>:3 .* exported for CPU, on the native"
+    assert re.search(report, done.stderr)

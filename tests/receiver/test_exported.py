@@ -1,0 +1,579 @@
+"""Messages of exported programs find their consumer by what they say of their tap, which is not trusted."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import msgpack
+import numpy as np
+import pytest
+from hypothesis import given, strategies as st
+
+from receiver import exported
+from receiver.consumer import Consumer
+from receiver.deferred import DeferredErrors, FailureOf
+from receiver.described import Described
+from receiver.errors import IncompleteValueError, TapFailure, TapFunctionException, UnboundConsumerError
+from receiver.exported import SHARDS_ID, WHOLE_ID, Binding, ExportedTaps
+from receiver.message import Message
+from receiver.registry import Registry
+from receiver.shard_record import shard_record
+
+TAP = Described(
+    name="loss",
+    source_line="train.py:12 (step)",
+    consumer_id=77,
+    kind="tap",
+    params={},
+    kwargs={"run": 7},
+    transforms=(("batch", {"batch_dims": (0, None)}), ("jvp", {})),
+    tree=["dict", [["value", "x"]], [["array"]]],
+    shards=None,
+    sharding="global",
+)
+PRINT = replace(
+    TAP, name="shown", kind="print", params={"threshold": 1000}, kwargs={"what": "x"}, transforms=()
+)
+FORMAT = replace(
+    TAP,
+    name="told",
+    kind="format",
+    kwargs={},
+    transforms=(),
+    tree=["tuple", [["tuple", [["array"]]], ["dict", [], []]]],
+    params={"fmt": "x = {}", "has_placeholders": True, "printoptions": np.get_printoptions()},
+)
+
+
+class Process:
+    """A process that runs exported programs: their messages come to it as a dispatcher brings them."""
+
+    def __init__(self) -> None:
+        self.registry = Registry()
+        self.taps = ExportedTaps(self.registry)
+        self.deferred = DeferredErrors()
+        self._seq = 0
+
+    def bring(self, consumer_id: int, arrays: list[Any], *, run_id: int = 0, device: str = "cpu:0") -> None:
+        consumer = self.registry.find(consumer_id)
+        assert consumer is not None
+        self._seq += 1
+        try:
+            consumer.sink(Message(consumer, arrays, self._seq, 0, run_id, device, None))
+        except BaseException as error:
+            self.deferred.add_failure(
+                TapFailure(error, consumer.name, consumer.source_line, device, self._seq)
+            )
+
+    def emit(self, tap: Described, *arrays: Any, **where: Any) -> None:
+        """A message of whole arrays."""
+        self.bring(WHOLE_ID, [tap.pack(), *map(np.asarray, arrays)], **where)
+
+    def emit_shard(
+        self,
+        tap: Described,
+        whole: list[float],
+        partition: int,
+        shards: int,
+        occurrence: int = 0,
+        **where: Any,
+    ) -> None:
+        """A message of one device's shard of a vector."""
+        size = len(whole) // shards
+        start = partition * size
+        description = tap.pack()
+        places = [(description.shape, [0]), ([len(whole)], [start])]
+        record = np.array(shard_record(places, shards=shards, group=0, partition=partition))
+        record[0] = occurrence
+        part = np.asarray(whole[start : start + size])
+        self.bring(SHARDS_ID, [record, description, part], device=f"cpu:{partition}", **where)
+
+    def report(self) -> TapFunctionException | None:
+        return self.deferred.take()
+
+
+@pytest.fixture
+def process() -> Process:
+    return Process()
+
+
+class Recorder:
+    """A function to bind."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Any, dict[str, Any]]] = []
+
+    def __call__(self, arg: Any, **kwargs: Any) -> None:
+        self.calls.append((arg, kwargs))
+
+
+PLAIN = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**64 - 1)
+    | st.floats(allow_nan=False)
+    | st.text()
+    | st.binary(),
+    lambda items: st.lists(items, max_size=3) | st.dictionaries(st.text(), items, max_size=3),
+    max_leaves=5,
+)
+MAPS = st.dictionaries(st.text(max_size=5), PLAIN, max_size=3)
+DIMS = st.lists(st.none() | st.integers(0, 3), max_size=3).map(tuple)
+TRANSFORMS = st.lists(
+    st.one_of(
+        st.sampled_from([("jvp", {}), ("transpose", {})]),
+        DIMS.map(lambda dims: ("batch", {"batch_dims": dims})),
+    ),
+    max_size=3,
+).map(tuple)
+DESCRIBED = st.builds(
+    Described,
+    name=st.text(),
+    source_line=st.text(),
+    consumer_id=st.integers(0, 2**64 - 1),
+    kind=st.sampled_from([*exported.SINKS, "later"]),
+    params=MAPS,
+    kwargs=MAPS,
+    transforms=TRANSFORMS,
+    tree=st.sampled_from([["array"], ["tuple", [["array"], ["none"]]], FORMAT.tree, TAP.tree]),
+    shards=st.sampled_from([None, "all", "some"]),
+    sharding=st.sampled_from(["global", "local"]),
+)
+
+
+@given(DESCRIBED)
+def test_descriptions_come_back_from_their_bytes(described: Described) -> None:
+    packed = described.pack()
+    assert packed.dtype == np.uint8
+    assert packed.ndim == 1
+    assert Described.unpack(packed.tobytes()) == described
+
+
+def tampered(**changes: Any) -> bytes:
+    fields = msgpack.unpackb(TAP.pack().tobytes())
+    fields.update(changes)
+    return bytes(msgpack.packb(fields))
+
+
+@pytest.mark.parametrize(
+    ("data", "text"),
+    [
+        (b"", "0 bytes are no description"),
+        (b"\xc1", "no description"),
+        (b"\x93\x01", "no description"),
+        (msgpack.packb(1), "expected a map with name"),
+        (msgpack.packb({}), "expected a map with name"),
+        (msgpack.packb({1: 2}), "no description"),
+        (tampered(more=1), "expected a map"),
+        (TAP.pack().tobytes() + b"\0", "no description"),
+        (TAP.pack().tobytes()[:-1], "no description"),
+        (tampered(name=3), "name is a int"),
+        (tampered(source_line=None), "source_line is a NoneType"),
+        (tampered(consumer_id=-1), "consumer_id is -1"),
+        (tampered(consumer_id=True), "consumer_id is True"),
+        (tampered(params=[]), "params is a list"),
+        (tampered(kwargs={b"a": 1}), "keys"),
+        (tampered(transforms=[["jvp"]]), "transforms has"),
+        (tampered(transforms=["jvp"]), "transforms has"),
+        (tampered(transforms=[["jvp", 1]]), "transforms has"),
+        (tampered(transforms={}), "transforms is a dict"),
+        (tampered(tree=["what"]), "'what' is no kind of pytree node"),
+        (tampered(tree=[]), "describes no pytree node"),
+        (tampered(shards="none"), "shards is 'none'"),
+        (tampered(sharding="both"), "sharding 'both'"),
+        (b"\x91" * 100_000, "no description"),
+    ],
+)
+def test_what_is_no_description_is_refused(data: bytes, text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        Described.unpack(data)
+
+
+@given(st.binary(max_size=60) | MAPS.map(lambda changes: tampered(**changes)))
+def test_arbitrary_bytes_are_a_description_or_refused(data: bytes) -> None:
+    with contextlib.suppress(ValueError):
+        assert Described.unpack(Described.unpack(data).pack().tobytes()) == Described.unpack(data)
+
+
+FIELDS = st.sampled_from(list(msgpack.unpackb(TAP.pack().tobytes())))
+
+
+@given(st.dictionaries(FIELDS, PLAIN, min_size=1), st.lists(st.integers(-2, 2), max_size=8))
+def test_descriptions_from_the_wire_are_not_trusted(changes: dict[str, Any], numbers: list[int]) -> None:
+    process = Process()
+    description = np.frombuffer(tampered(**changes), np.uint8)
+    for consumer_id in (WHOLE_ID, SHARDS_ID):
+        for arrays in ([], [description], [np.array(numbers), description], [description, np.array(numbers)]):
+            process.bring(consumer_id, [*arrays, np.zeros(2)])
+            process.bring(consumer_id, arrays)
+    report = process.report()
+    assert report is not None
+    for error in report.exceptions:
+        assert isinstance(error, ValueError | UnboundConsumerError), error
+    # And it goes on.
+    recorder = Recorder()
+    process.taps.bind("loss", Binding(recorder))
+    process.emit(TAP, 1.0)
+    assert recorder.calls == [({"x": 1.0}, {"run": 7})]
+    assert process.report() is None
+
+
+def test_a_malformed_message_is_reported_as_what_it_is(process: Process) -> None:
+    process.bring(WHOLE_ID, [])
+    process.bring(WHOLE_ID, [np.frombuffer(b"junk", np.uint8)])
+    process.bring(SHARDS_ID, [np.zeros(4, np.int64)])
+    process.emit(replace(PRINT, params={"threshold": 3, "with_device": 1}, kind="format"), 1.0)
+    process.emit(TAP)
+    process.taps.bind("loss", Binding(print))
+    process.emit(TAP, 1.0, 2.0)
+    report = process.report()
+    assert report is not None
+    texts = [str(error) for error in report.exceptions]
+    for part, text in zip(
+        [
+            "without the description of its tap",
+            "4 bytes are no description of a tap",
+            "without its shard record or the description",
+            "'shown' (exported from train.py:12 (step)) is described as of the kind 'format' with params that do not",
+            "a message with 2 array(s) came for a pytree of 1",
+            "1 messages of the exported tap 'loss'",
+        ],
+        texts,
+        strict=True,
+    ):
+        assert part in text
+
+
+@pytest.mark.parametrize(
+    "tap",
+    [
+        replace(TAP, tree=["array", "more"]),
+        replace(TAP, kwargs={"x": "\ud800"}),
+        replace(TAP, kwargs={"x": object()}),
+        replace(TAP, params={"threshold": np.int64(3)}),
+        replace(TAP, shards="any"),
+    ],
+    ids=["tree", "text", "object", "number", "shards"],
+)
+def test_what_cannot_be_described_is_not_packed(tap: Described) -> None:
+    with pytest.raises(ValueError, match=r"the tap loss at train.py:12 \(step\) cannot be exported"):
+        tap.pack()
+
+
+# What takes the messages
+
+
+def test_the_bound_function_is_called_as_the_taps_would_be(process: Process) -> None:
+    seen: list[Any] = []
+
+    def func(arg: Any, *, transforms: Any, device: Any, run: int, extra: str) -> None:
+        seen.append((arg, transforms, device, run, extra))
+
+    process.taps.bind("loss", Binding(func, {"extra": "more", "run": 8}))
+    process.emit(TAP, 1.5, device="cpu:3")
+    assert seen == [({"x": 1.5}, TAP.transforms, "cpu:3", 8, "more")]
+    assert process.report() is None
+
+
+def test_a_callback_is_called_for_each_element_of_a_batch(process: Process) -> None:
+    recorder = Recorder()
+    tap = replace(TAP, kind="callback", transforms=(("batch", {"batch_dims": (0,)}),), tree=FORMAT.tree)
+    process.taps.bind("loss", Binding(recorder, {"extra": 1}))
+    process.emit(tap, np.arange(3))
+    assert recorder.calls == [(i, {"extra": 1}) for i in range(3)]
+
+
+@pytest.mark.parametrize("kind", ["tap", "print", "format", "callback"])
+def test_a_binding_wins_over_the_local_consumer_and_that_over_the_rest(
+    process: Process, kind: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tap = {"print": PRINT, "format": FORMAT}.get(kind, replace(FORMAT, kind=kind))
+    local: list[Message] = []
+    recorder = Recorder()
+
+    def emitted() -> tuple[int, int, str, bool]:
+        local.clear()
+        recorder.calls.clear()
+        process.emit(tap, 1.0)
+        return len(recorder.calls), len(local), capsys.readouterr().out, process.report() is not None
+
+    by_itself = {"print": ("what: x\n{ x=1. }\n", False), "format": ("x = 1.0\n", False)}.get(
+        kind, ("", True)
+    )
+    assert emitted() == (0, 0, *by_itself)
+    lease = process.registry.lease(Consumer(77, "loss", "here:1 (f)", local.append))
+    assert emitted() == (0, 1, "", False)  # known from now on, without a new description
+    assert local[0].consumer is lease.consumer
+    process.taps.bind(tap.name, Binding(recorder))
+    assert emitted() == (1, 0, "", False)
+    process.taps.bind("other", Binding(recorder))
+    process.taps.bind(tap.name, None)
+    assert emitted() == (0, 1, "", False)
+    del lease
+    process.registry.forget(process.registry.retired())
+    local.clear()
+    assert emitted() == (0, 0, *by_itself)
+
+
+def test_binding_and_unbinding_work_before_the_first_message_and_between_messages(process: Process) -> None:
+    first, second = Recorder(), Recorder()
+    process.taps.bind("loss", Binding(first))
+    process.taps.bind("never seen", None)
+    process.emit(TAP, 1.0)
+    process.taps.bind("loss", Binding(second))
+    process.emit(TAP, 2.0)
+    process.emit(replace(TAP, kwargs={}), 3.0)  # another tap of that name
+    process.taps.bind("loss", None)
+    process.emit(TAP, 4.0)
+    assert [arg["x"] for arg, _ in first.calls] == [1.0]
+    assert [arg["x"] for arg, _ in second.calls] == [2.0, 3.0]
+    report = process.report()
+    assert report is not None
+    (error,) = report.exceptions
+    assert isinstance(error, UnboundConsumerError)
+
+
+def test_logs_go_to_their_logger_with_the_taps_line(
+    process: Process, caplog: pytest.LogCaptureFixture
+) -> None:
+    params = {**FORMAT.params, "logger": "exported.test", "level": logging.WARNING}
+    with caplog.at_level(logging.INFO, "exported.test"):
+        process.emit(replace(FORMAT, params=params), 1.0)
+    (record,) = caplog.records
+    assert (record.getMessage(), record.levelno) == ("x = 1.0", logging.WARNING)
+    assert (record.pathname, record.lineno, record.funcName) == ("train.py", 12, "step")
+
+
+def test_messages_of_a_kind_from_the_future_can_be_bound(process: Process) -> None:
+    tap = replace(TAP, kind="telepathy", params={"to": "whom"})
+    process.emit(tap, 1.0)
+    report = process.report()
+    assert report is not None
+    recorder = Recorder()
+    process.taps.bind("loss", Binding(recorder))
+    process.emit(tap, 1.0)
+    assert len(recorder.calls) == 1
+
+
+# Failures
+
+
+def test_failures_are_those_of_the_tap(process: Process) -> None:
+    def fail(arg: Any, **kwargs: Any) -> None:
+        raise KeyboardInterrupt if arg["x"] else KeyError("no")
+
+    process.taps.bind("loss", Binding(fail))
+    process.emit(TAP, 0.0)
+    process.emit(TAP, 1.0)
+    local = process.registry.lease(
+        Consumer(5, "local tap", "here:1 (f)", lambda message: fail({"x": 0}), (("jvp", {}),), {"a": 1})
+    )
+    process.emit(replace(TAP, name="other", consumer_id=5), 0.0)
+    report = process.report()
+    assert report is not None
+    assert [type(f.exception) for f in report.failures] == [KeyError, KeyboardInterrupt, KeyError]
+    assert [(f.tap, f.source_line, f.transforms, f.kwargs) for f in report.failures] == [
+        ("loss", "train.py:12 (step)", TAP.transforms, {"run": 7}),
+        ("loss", "train.py:12 (step)", TAP.transforms, {"run": 7}),
+        ("local tap", "here:1 (f)", (("jvp", {}),), {"a": 1}),
+    ]
+    assert "raised by tap loss at train.py:12 (step)" in report.failures[0].exception.__notes__[0]
+    del local
+
+
+def test_a_failure_says_whose_it_is(process: Process) -> None:
+    consumer = process.registry.find(WHOLE_ID)
+    assert consumer is not None
+    with pytest.raises(FailureOf) as info:
+        consumer.sink(Message(consumer, [TAP.pack(), np.ones(())], 0, 0, 0, "cpu:0", None))
+    assert info.value.consumer.name == "loss"
+    assert isinstance(info.value.error, UnboundConsumerError)
+
+
+def test_unbound_taps_are_counted_not_kept(process: Process) -> None:
+    process.deferred = DeferredErrors(max_kept=1)
+    for _ in range(50):
+        process.emit(TAP, 1.0)
+    for _ in range(20):
+        process.emit(replace(TAP, name="other", source_line="a.py:1 (f)"), 1.0)
+    report = process.report()
+    assert report is not None
+    assert [str(error)[:80] for error in report.exceptions] == [
+        "50 messages of the exported tap 'loss' (exported from train.py:12 (step)), to whi"[:80],
+        "20 messages of the exported tap 'other' (exported from a.py:1 (f)), to which noth"[:80],
+    ]
+    assert "hostcallback.bind('loss', function)" in str(report.exceptions[0])
+    assert not report.failures
+    assert not report.suppressed
+    assert process.report() is None
+
+
+# Shards
+
+
+WHOLE = [1.0, 2.0, 3.0, 4.0]
+SHARDED = replace(TAP, shards="all")
+
+
+def test_shards_are_put_together(process: Process) -> None:
+    recorder = Recorder()
+    process.taps.bind("loss", Binding(recorder))
+    for partition in (1, 0):
+        process.emit_shard(SHARDED, WHOLE, partition, 2)
+    ((arg, kwargs),) = recorder.calls
+    np.testing.assert_array_equal(arg["x"], WHOLE)
+    assert kwargs == {"run": 7}
+    assert process.report() is None
+
+
+@pytest.mark.parametrize("tap", [replace(SHARDED, sharding="local"), replace(SHARDED, shards="some")])
+def test_shards_come_by_themselves_where_that_was_asked_for_or_the_others_are_elsewhere(
+    process: Process, tap: Described
+) -> None:
+    seen: list[Any] = []
+    process.taps.bind("loss", Binding(lambda arg, *, run, index: seen.append((arg["x"].tolist(), index))))
+    process.emit_shard(tap, WHOLE, 1, 2)
+    assert seen == [([3.0, 4.0], ((slice(2, 4),),))]
+
+
+def test_a_value_goes_to_what_is_bound_when_its_last_shard_comes(process: Process) -> None:
+    before, after = Recorder(), Recorder()
+    process.taps.bind("loss", Binding(before))
+    process.emit_shard(SHARDED, WHOLE, 0, 2)
+    process.taps.bind("loss", Binding(after))
+    process.emit_shard(SHARDED, WHOLE, 0, 2, occurrence=1)
+    process.emit_shard(SHARDED, WHOLE, 1, 2)
+    process.taps.bind("loss", None)
+    process.emit_shard(SHARDED, WHOLE, 1, 2, occurrence=1)
+    assert (len(before.calls), len(after.calls)) == (0, 1)
+    np.testing.assert_array_equal(after.calls[0][0]["x"], WHOLE)
+    report = process.report()
+    assert report is not None
+    assert [str(error)[:33] for error in report.exceptions] == ["1 messages of the exported tap 'l"]
+
+
+def test_values_whose_shards_were_lost_are_reported_as_the_taps(process: Process) -> None:
+    process.taps.bind("loss", Binding(Recorder()))
+    for occurrence in range(5):
+        process.emit_shard(SHARDED, WHOLE, 0, 2, occurrence)
+    process.emit_shard(SHARDED, WHOLE, 1, 2, occurrence=3)
+    report = process.report()
+    assert report is not None
+    (error,) = report.exceptions
+    assert isinstance(error, IncompleteValueError)
+    assert error.count == 3
+    assert "3 of the tap loss at train.py:12 (step)" in str(error)
+
+
+# The table of descriptions
+
+
+@pytest.fixture
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Room for few descriptions."""
+    monkeypatch.setattr(exported, "MAX_TAPS", 8)
+
+
+@pytest.mark.usefixtures("few")
+def test_the_table_of_descriptions_is_bounded_and_forgets_what_was_not_used(process: Process) -> None:
+    recorder = Recorder()
+    process.taps.bind("loss", Binding(recorder))
+    made = []
+    tap_type = exported._Tap
+
+    def make(described: Described, *rest: Any) -> Any:
+        made.append(described.kwargs["number"])
+        return tap_type(described, *rest)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(exported, "_Tap", make)
+        for number in range(100):
+            process.emit(replace(TAP, kwargs={"number": number}), 1.0)
+            process.emit(replace(TAP, kwargs={"number": 0}), 1.0)
+            assert len(process.taps._taps) <= 8
+        assert made == list(range(100))
+        process.emit(replace(TAP, kwargs={"number": 1}), 1.0)
+    assert made == [*range(100), 1]
+    assert len(recorder.calls) == 201
+
+
+@pytest.mark.usefixtures("few")
+def test_taps_with_values_that_are_coming_in_are_forgotten_last(process: Process) -> None:
+    recorder = Recorder()
+    process.taps.bind("loss", Binding(recorder))
+    pending = [replace(SHARDED, kwargs={"number": number}) for number in range(4)]
+    for tap in pending:
+        process.emit_shard(tap, WHOLE, 0, 2)
+    for number in range(100, 200):
+        process.emit(replace(TAP, kwargs={"number": number}), 1.0)
+    recorder.calls.clear()
+    for tap in pending:
+        process.emit_shard(tap, WHOLE, 1, 2)
+    assert [kwargs["number"] for _, kwargs in recorder.calls] == [0, 1, 2, 3]
+    # Where all of them are, the table is bounded all the same.
+    for number in range(200, 300):
+        process.emit_shard(replace(SHARDED, kwargs={"number": number}), WHOLE, 0, 2)
+    assert len(process.taps._taps) == 8
+
+
+def test_malformed_descriptions_are_not_remembered(process: Process) -> None:
+    for number in range(100):
+        process.bring(WHOLE_ID, [np.frombuffer(b"junk %d" % number, np.uint8)])
+        process.emit(replace(FORMAT, params={"number": number}), 1.0)
+    assert len(process.taps._taps) == 0
+
+
+# Any thread
+
+
+@pytest.fixture
+def impatient_threads() -> Iterator[None]:
+    """Threads that take turns as often as possible."""
+    import sys
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+@pytest.mark.usefixtures("few", "impatient_threads")
+def test_rebinding_while_messages_flow_loses_and_doubles_nothing(process: Process) -> None:
+    recorders = [Recorder() for _ in range(3)]
+    values = 300
+    done = threading.Event()
+
+    def emit(partition: int) -> None:
+        for occurrence in range(values):
+            process.emit_shard(SHARDED, [float(occurrence)] * 2, partition, 2, occurrence)
+            process.emit(replace(TAP, kwargs={"run": partition, "number": occurrence % 20}), occurrence)
+
+    def rebind() -> None:
+        number = 0
+        while not done.is_set():
+            process.taps.bind("loss", Binding(recorders[number % 3]))
+            number += 1
+
+    def run(function: Callable[..., None], *args: Any) -> threading.Thread:
+        thread = threading.Thread(target=function, args=args)
+        thread.start()
+        return thread
+
+    process.taps.bind("loss", Binding(recorders[0]))
+    rebinder = run(rebind)
+    for thread in [run(emit, partition) for partition in range(2)]:
+        thread.join()
+    done.set()
+    rebinder.join()
+    assert process.report() is None
+    calls = [call for recorder in recorders for call in recorder.calls]
+    assembled = sorted(float(arg["x"][0]) for arg, kwargs in calls if "number" not in kwargs)
+    assert assembled == [float(number) for number in range(values)]
+    for partition in range(2):
+        mine = sorted(float(a["x"]) for a, k in calls if "number" in k and k["run"] == partition)
+        assert mine == [float(number) for number in range(values)]

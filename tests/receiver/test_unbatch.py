@@ -1,0 +1,100 @@
+"""What vmap batched is taken apart into the elements it came from, in JAX's order, one failure at a time."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, strategies as st
+
+from receiver.deferred import DeferredErrors, SeveralFailures
+from receiver.errors import TapFailure
+from receiver.sinks.unbatch import elements, for_each_element
+
+
+@st.composite
+def batches(draw: st.DrawFn) -> Any:
+    """(the arrays of each element by index, the batched arrays, the batchings): stacked vmap by vmap."""
+    sizes = draw(st.lists(st.integers(1, 3), min_size=1, max_size=3))
+    shapes = draw(st.lists(st.lists(st.integers(0, 3), max_size=2), min_size=1, max_size=3))
+    batched = [[draw(st.booleans()) for _ in shapes] for _ in sizes]
+    for level in batched:  # vmap batches at least one array, or there is no batching
+        level[draw(st.integers(0, len(shapes) - 1))] = True
+    arrays = [np.arange(np.prod(shape, dtype=int)).reshape(shape) for shape in shapes]
+    expected = {
+        index: [
+            array + sum(10 ** (level + 2) * i for level, i in enumerate(index) if batched[level][leaf])
+            for leaf, array in enumerate(arrays)
+        ]
+        for index in itertools.product(*map(range, sizes))
+    }
+    batchings = []
+    for level, size in enumerate(sizes):
+        dims = [
+            draw(st.integers(0, a.ndim)) if b else None for a, b in zip(arrays, batched[level], strict=True)
+        ]
+        arrays = [
+            array if dim is None else np.stack([array + 10 ** (level + 2) * i for i in range(size)], axis=dim)
+            for array, dim in zip(arrays, dims, strict=True)
+        ]
+        batchings.append(dims)
+    return expected, arrays, batchings
+
+
+@given(batches())
+def test_every_element_comes_back_the_innermost_vmap_slowest(batch: Any) -> None:
+    expected, arrays, batchings = batch
+    got = list(elements(arrays, batchings))
+    assert [index[::-1] for index, _ in got] == list(expected)
+    for (_, element), wanted in zip(got, expected.values(), strict=True):
+        for array, value in zip(element, wanted, strict=True):
+            assert isinstance(array, np.ndarray)
+            assert array.dtype == value.dtype
+            np.testing.assert_array_equal(array, value)
+
+
+def test_elements_share_no_memory_with_each_other() -> None:
+    arrays = [np.arange(3), np.ones(2)]
+    taken = [element for _, element in elements(arrays, [(0, None)])]
+    for one, other in itertools.combinations([*taken, arrays], 2):
+        assert not any(np.shares_memory(a, b) for a, b in zip(one, other, strict=True))
+
+
+def test_an_empty_batch_has_no_elements() -> None:
+    assert list(elements([np.zeros((0, 2))], [(0,)])) == []
+
+
+def test_parts_of_batches_of_different_lengths_are_refused_with_the_cure() -> None:
+    with pytest.raises(ValueError, match=r"shapes \[\(2,\), \(4,\)\].*partitioned=False"):
+        list(elements([np.zeros(2), np.zeros(4)], [(0, 0)]))
+
+
+def test_a_failing_element_does_not_keep_the_others_from_being_consumed() -> None:
+    seen = []
+
+    def consume(arrays: list[Any]) -> None:
+        seen.append(int(arrays[0]))
+        if seen[-1] % 2:
+            raise KeyError(seen[-1])
+
+    with pytest.raises(SeveralFailures) as info:
+        for_each_element([np.arange(5)], [(0,)], consume)
+    assert seen == [0, 1, 2, 3, 4]
+    assert [error.args for error in info.value.exceptions] == [(1,), (3,)]
+    assert [error.__notes__ for error in info.value.exceptions] == [
+        ["element 1 of the batch"],
+        ["element 3 of the batch"],
+    ]
+
+
+def test_what_failed_several_times_is_deferred_as_several_failures_up_to_the_bound() -> None:
+    deferred = DeferredErrors(max_kept=2)
+    group = SeveralFailures("", [ValueError(1), KeyError(2), ValueError(3)])
+    deferred.add_failure(TapFailure(group, "tap", "here:1 (f)", "cpu:0", 7))
+    report = deferred.take()
+    assert report is not None
+    assert [(type(f.exception), f.seq) for f in report.failures] == [(ValueError, 7), (KeyError, 7)]
+    assert report.suppressed == {"here:1 (f)": 1}
+    assert str(report).startswith("3 tap function call(s) raised")

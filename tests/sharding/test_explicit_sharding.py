@@ -1,0 +1,90 @@
+"""Under explicit sharding (shardings in types) taps behave as under automatic sharding, and keep the types."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+
+import hostcallback as hcb
+from recorder import Recorder
+
+JITS = [pytest.param(jax.jit, id="jax.jit"), pytest.param(hcb.jit, id="hcb.jit")]
+Jit = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+WHOLE = np.arange(64.0, dtype=np.float32).reshape(8, 8)
+
+
+@pytest.fixture(
+    params=[(AxisType.Explicit,) * 2, (AxisType.Explicit, AxisType.Auto)], ids=["explicit", "mixed"]
+)
+def mesh(request: pytest.FixtureRequest) -> Iterator[Any]:
+    mesh = jax.make_mesh((2, 2), ("i", "j"), axis_types=request.param)
+    with jax.set_mesh(mesh):
+        yield mesh
+
+
+def argument(mesh: Any) -> Any:
+    return jax.device_put(WHOLE, NamedSharding(mesh, P("i", "j")))
+
+
+@pytest.mark.parametrize("jit", JITS)
+def test_the_tap_gets_the_whole_array_and_keeps_its_type(jit: Jit, mesh: Any) -> None:
+    rec = Recorder()
+
+    def f(x: Any) -> Any:
+        y = x * 2
+        tapped = hcb.id_tap(rec, y)
+        assert jax.typeof(tapped) == jax.typeof(y)
+        return tapped + 1
+
+    out = jit(f)(argument(mesh))
+    hcb.barrier_wait()
+    np.testing.assert_array_equal(out, 2 * WHOLE + 1)
+    assert len(rec) == 1
+    np.testing.assert_array_equal(rec.values[0], 2 * WHOLE)
+
+
+@pytest.mark.parametrize("jit", JITS)
+def test_control_flow_grad_and_vmap(jit: Jit, mesh: Any) -> None:
+    rec = Recorder()
+
+    def loss(x: Any) -> Any:
+        x, _ = lax.scan(lambda c, _: (hcb.id_tap(rec, c * 2, at="scan"), None), x, None, length=2)
+        return (x**2).sum()
+
+    grads = jit(jax.grad(loss))(argument(mesh))
+    hcb.barrier_wait()
+    np.testing.assert_array_equal(grads, 32 * WHOLE)
+    assert [len(t) for t in rec.transforms] == [0, 0, 2, 2]
+    for value, factor in zip(rec.values, [2, 4, 8, 16], strict=True):
+        np.testing.assert_array_equal(value, factor * WHOLE)
+
+
+@pytest.mark.parametrize("jit", JITS)
+def test_local_shards_with_their_place(jit: Jit, mesh: Any) -> None:
+    got: dict[int, Any] = {}
+    x = argument(mesh)
+    jit(
+        lambda x: hcb.id_tap(
+            lambda part, device, index: got.update({device.id: (part, index)}), x, sharding="local"
+        )
+    )(x)
+    hcb.barrier_wait()
+    assert sorted(got) == [0, 1, 2, 3]
+    for part, (place,) in got.values():
+        np.testing.assert_array_equal(part, WHOLE[place])
+
+
+def test_an_eager_tap(mesh: Any) -> None:
+    rec = Recorder()
+    out = hcb.id_tap(rec, argument(mesh))
+    hcb.barrier_wait()
+    np.testing.assert_array_equal(rec.values[0], WHOLE)
+    assert jnp.array_equal(out, WHOLE)

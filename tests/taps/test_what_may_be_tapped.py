@@ -1,0 +1,702 @@
+"""What may be tapped: every dtype and shape, leaves that are no arrays, PRNG keys, references; and what is refused."""
+
+from __future__ import annotations
+
+import collections
+import enum
+import functools
+import io
+import re
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.extend
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+from jax import lax
+
+import hostcallback as hcb
+from recorder import Recorder
+
+Jit = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+def no_jit(fun: Callable[..., Any]) -> Callable[..., Any]:
+    return fun
+
+
+JITS = [
+    pytest.param(jax.jit, id="jax.jit"),
+    pytest.param(hcb.jit, id="hcb.jit"),
+    pytest.param(no_jit, id="no jit"),
+]
+COMPILED = JITS[:2]
+
+JVP = ("jvp", {})
+TRANSPOSE = ("transpose", {})
+
+
+def batch(*dims: int | None) -> tuple[str, dict[str, Any]]:
+    return ("batch", {"batch_dims": dims})
+
+
+@pytest.fixture
+def rec() -> Recorder:
+    return Recorder()
+
+
+# ---- Arrays ----------------------------------------------------------------------------------------------------------
+
+DTYPES = [
+    "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64",
+    "complex64", "complex128", "bfloat16", "float8_e3m4", "float8_e4m3", "float8_e4m3b11fnuz", "float8_e4m3fn",
+    "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu", "float4_e2m1fn", "int2", "int4", "uint2",
+    "uint4",
+]  # fmt: skip
+
+
+def make(dtype: str, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
+    values = np.arange(int(np.prod(shape, dtype=int))) % 2 + (
+        np.arange(int(np.prod(shape, dtype=int))) % 3 == 0
+    )
+    kind = np.dtype(getattr(ml_dtypes, dtype, None) or dtype)
+    return np.minimum(values, 1).reshape(shape).astype(kind)
+
+
+def assert_same(got: np.ndarray[Any, Any], expected: np.ndarray[Any, Any]) -> None:
+    assert got.dtype == expected.dtype
+    assert got.shape == expected.shape
+    np.testing.assert_array_equal(got.astype(np.complex128), expected.astype(np.complex128))
+    assert got.flags.writeable
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (3,), (5, 7), (0,), (2, 0, 3), (1000,)])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_dtype_and_shape_arrives_as_it_was(dtype: str, shape: tuple[int, ...], rec: Recorder) -> None:
+    with jax.enable_x64(True):
+        value = make(dtype, shape)
+        on_device = jnp.asarray(value)
+        assert on_device.dtype == value.dtype
+        hcb.jit(lambda x: hcb.id_tap(rec, x))(on_device).block_until_ready()
+    hcb.barrier_wait()
+    (got,) = rec.values
+    assert_same(got, value)
+
+
+@pytest.mark.parametrize("jit", JITS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_dtype_arrives_with_and_without_jit_and_batched(dtype: str, jit: Jit, rec: Recorder) -> None:
+    with jax.enable_x64(True):
+        value = make(dtype, (2, 3))
+        jax.block_until_ready(jit(lambda x: hcb.id_tap(rec, x))(jnp.asarray(value)))
+        jax.block_until_ready(jit(jax.vmap(lambda x: hcb.id_tap(rec, x), in_axes=1))(jnp.asarray(value)))
+    hcb.barrier_wait()
+    assert_same(rec.values[0], value)
+    assert_same(rec.values[1], value)
+    assert rec.transforms == [(), (batch(1),)]
+
+
+@pytest.mark.parametrize("size", [100, 100_000, 20_000_000])
+def test_large_arrays_arrive_whole_and_are_the_taps_own(size: int, rec: Recorder) -> None:
+    f = hcb.jit(lambda x: hcb.id_tap(rec, x + 1).sum())
+    for _ in range(3):
+        f(jnp.arange(size, dtype=jnp.int32))
+    hcb.barrier_wait()
+    expected = np.arange(1, size + 1, dtype=np.int32)
+    for value in rec.values:
+        np.testing.assert_array_equal(value, expected)
+        value += 1  # writable, and nobody else's
+    assert not any(np.shares_memory(rec.values[0], v) for v in rec.values[1:])
+
+
+@pytest.mark.parametrize("shape", [(0,), (2, 0, 3)])
+@pytest.mark.parametrize("jit", JITS)
+def test_zero_size_arrays_arrive_under_every_transformation(
+    jit: Jit, shape: tuple[int, ...], rec: Recorder
+) -> None:
+    def f(x: Any) -> Any:
+        return (hcb.id_tap(rec, x) ** 2).sum()
+
+    assert jit(jax.grad(f))(jnp.zeros(shape)).shape == shape
+    jit(jax.vmap(f))(jnp.zeros((4, *shape)))
+    jit(lambda x: lax.scan(lambda c, _: (hcb.id_tap(rec, c), None), x, None, length=2)[0])(jnp.zeros(shape))
+    hcb.barrier_wait()
+    assert [value.shape for value in rec.values] == [shape, shape, (4, *shape), shape, shape]
+    assert rec.transforms == [(), (JVP, TRANSPOSE), (batch(0),), (), ()]
+
+
+@pytest.mark.parametrize("jit", JITS)
+def test_integers_and_booleans_are_tapped_beside_what_is_differentiated(jit: Jit, rec: Recorder) -> None:
+    def f(x: Any, n: Any, flag: Any) -> Any:
+        x, n, flag = hcb.id_tap(rec, (x, n, flag))
+        return jnp.where(flag, x * n, 0.0)
+
+    assert float(jit(jax.grad(f))(2.0, jnp.int32(3), jnp.array(True))) == 3.0
+    hcb.barrier_wait()
+    (x, n, flag), (ct, n_ct, flag_ct) = rec.values
+    assert (x, n, flag) == (2.0, 3, True)
+    assert (x.dtype, n.dtype, flag.dtype) == (np.float32, np.int32, np.bool_)
+    assert ct == 3.0
+    assert n_ct.dtype == flag_ct.dtype == jax.dtypes.float0
+    assert rec.transforms == [(), (JVP, TRANSPOSE)]
+
+
+@pytest.mark.parametrize("jit", JITS)
+def test_a_function_of_integers_alone_is_tapped_once_under_grad(jit: Jit, rec: Recorder) -> None:
+    gradient = jit(jax.grad(lambda n: hcb.id_tap(rec, n) * 1.5, allow_int=True))(jnp.int32(4))
+    assert gradient.dtype == jax.dtypes.float0
+    hcb.barrier_wait()
+    assert rec.values == [4]
+    assert rec.transforms == [()]
+
+
+@pytest.mark.parametrize("jit", JITS)
+def test_tangents_of_integers_can_be_tapped_themselves(jit: Jit, rec: Recorder) -> None:
+    @jax.custom_jvp
+    def f(x: Any, n: Any) -> Any:
+        return x * n
+
+    @f.defjvp
+    def _(primals: Any, tangents: Any) -> Any:
+        x_dot, n_dot = hcb.id_tap(rec, tangents)
+        assert n_dot.dtype == jax.dtypes.float0
+        return primals[0] * primals[1], x_dot * primals[1]
+
+    n_dot = np.zeros(2, jax.dtypes.float0)
+    jit(lambda x, n: jax.jvp(f, (x, n), (x, n_dot)))(jnp.ones(2), jnp.arange(2))
+    hcb.barrier_wait()
+    ((x_dot, n_dot),) = rec.values
+    np.testing.assert_array_equal(x_dot, [1, 1])
+    assert (n_dot.dtype, n_dot.shape) == (jax.dtypes.float0, (2,))
+
+
+# ---- Numbers ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [True, 3, 2.5, 1 + 2j])
+@pytest.mark.parametrize("jit", JITS)
+def test_python_numbers_arrive_as_arrays_and_come_back_as_they_were(
+    jit: Jit, number: Any, rec: Recorder
+) -> None:
+    def f(x: Any) -> Any:
+        out = hcb.id_tap(rec, {"x": x, "number": number})
+        assert out["number"] is number  # a trace could not branch on an array
+        return out["x"]
+
+    jit(f)(1.0)
+    jit(jax.vmap(f))(jnp.arange(2.0))
+    jit(jax.grad(f))(1.0)
+    hcb.barrier_wait()
+    for value in (rec.values[0], rec.values[1], rec.values[2]):
+        assert isinstance(value["number"], np.ndarray)
+        assert value["number"] == number
+        assert value["number"].shape == ()
+    assert rec.transforms[1] == (batch(None, 0),)
+
+
+@pytest.mark.parametrize("jit", JITS)
+def test_a_numpy_scalar_arrives_as_an_array_and_becomes_one(jit: Jit, rec: Recorder) -> None:
+    def f(x: Any) -> Any:
+        out = hcb.id_tap(rec, (x, np.float32(0.5), np.int8(3), np.bool_(True)))
+        return out
+
+    results = jit(f)(1.0)[1:]
+    hcb.barrier_wait()
+    assert [out.dtype for out in results] == [np.float32, np.int8, np.bool_]
+    assert not any(jax.typeof(out).weak_type for out in results)
+    assert [value.dtype for value in rec.values[0][1:]] == [np.float32, np.int8, np.bool_]
+    assert [value.item() for value in rec.values[0][1:]] == [0.5, 3, True]
+
+
+@pytest.mark.parametrize("jit", JITS)
+def test_weak_types_are_kept(jit: Jit, rec: Recorder) -> None:
+    def types(weak: Any, strong: Any) -> Any:
+        weak, strong = weak + 1, strong + 1
+        seen.append([jax.typeof(x).weak_type for x in hcb.id_tap(rec, (weak, strong))])
+        seen.append([jax.typeof(x).weak_type for x in (weak, strong)])
+        return weak * strong
+
+    seen: list[Any] = []
+    strong = jnp.float32(1.0)
+    jit(types)(1.0, strong)
+    jit(jax.grad(types))(1.0, strong)
+    jit(lambda x: jax.vmap(types, in_axes=(None, 0))(1.0, x))(jnp.ones(2))
+    hcb.barrier_wait()
+    assert seen[0::2] == seen[1::2] == [[True, False]] * 3
+
+
+# ---- Leaves that are no arrays ---------------------------------------------------------------------------------------
+
+
+class Colour(enum.Enum):
+    RED = 1
+
+
+class Mode(enum.IntEnum):
+    TRAIN = 1
+
+
+class Plain:
+    def method(self) -> None: ...
+
+
+STATIC = {
+    "function": lambda x: x,
+    "builtin function": len,
+    "jitted function": jax.nn.relu,
+    "bound method": Plain().method,
+    "partial": functools.partial(jnp.sum, axis=0),
+    "class": Plain,
+    "class with __jax_array__": type("A", (), {"__jax_array__": lambda self: jnp.zeros(1)}),
+    "string": "relu",
+    "numpy string": np.str_("relu"),
+    "bytes": b"relu",
+    "dtype": np.dtype("float32"),
+    "scalar type": jnp.bfloat16,
+    "enum member": Colour.RED,
+    "integer enum member": Mode.TRAIN,
+    "object": object(),
+    "set": {1, 2},
+    "module": np,
+    "shape": jax.ShapeDtypeStruct((2,), np.float32),
+    "compiled pattern": re.compile("a+"),
+}
+
+
+@pytest.mark.parametrize("kind", STATIC)
+@pytest.mark.parametrize("jit", JITS)
+def test_a_leaf_that_is_no_array_comes_back_in_its_place_and_is_delivered(
+    jit: Jit, kind: str, rec: Recorder
+) -> None:
+    leaf = STATIC[kind]
+
+    def f(x: Any) -> Any:
+        out = hcb.id_tap(rec, [leaf, {"x": x, "leaf": leaf}, None])
+        assert out[0] is leaf
+        assert out[1]["leaf"] is leaf
+        assert out[2] is None
+        return out[1]["x"] ** 2
+
+    assert float(jit(f)(2.0)) == 4.0
+    assert float(jit(jax.grad(f))(2.0)) == 4.0
+    jit(jax.vmap(f))(jnp.arange(2.0))
+    jit(lambda x: jax.jvp(f, (x,), (x,)))(2.0)
+    jit(lambda x: lax.scan(lambda c, _: (f(c), None), x, None, length=2)[0])(2.0)
+    hcb.barrier_wait()
+    assert len(rec) == 8
+    for first, second, third in rec.values:
+        assert first is leaf
+        assert second["leaf"] is leaf
+        assert third is None
+    assert rec.transforms == [
+        (), (), (JVP, TRANSPOSE), (batch(0),), (), (JVP,), (), (),
+    ]  # fmt: skip
+    np.testing.assert_array_equal([v[1]["x"] for v in rec.values[-2:]], [2.0, 4.0])
+
+
+@pytest.mark.parametrize("jit", JITS)
+def test_a_pytree_comes_back_in_its_structure(jit: Jit, rec: Recorder) -> None:
+    Point = collections.namedtuple("Point", "x y")
+
+    def f(x: Any) -> Any:
+        out = hcb.id_tap(rec, {"a": (x, None), "p": Point(x, "y"), "n": [x + 1, 2], "empty": ((), [], {})})
+        assert out["p"].y == "y"
+        assert out["empty"] == ((), [], {})
+        return out["a"][0] + out["n"][1] + out["p"].x
+
+    assert float(jit(f)(1.0)) == 4.0
+    hcb.barrier_wait()
+    (got,) = rec.values
+    assert list(got) == ["a", "empty", "n", "p"]
+    assert got["a"] == (1.0, None)
+    assert got["p"] == Point(1.0, "y")
+    assert isinstance(got["p"], Point)
+    assert got["n"] == [2.0, 2]
+    assert got["empty"] == ((), [], {})
+
+
+@pytest.mark.parametrize("jit", JITS)
+def test_a_tap_without_arrays_fires_each_time(jit: Jit, rec: Recorder) -> None:
+    def f(x: Any) -> Any:
+        return lax.scan(lambda c, _: (hcb.id_tap(rec, "tick", result=c), None), x, None, length=3)[0]
+
+    jit(jax.grad(f))(1.0)
+    hcb.barrier_wait()
+    assert [v for v, t in zip(rec.values, rec.transforms, strict=True) if t == ()] == ["tick"] * 3
+
+
+@pytest.mark.parametrize("jit", JITS)
+def test_taps_on_one_line_that_differ_in_a_static_leaf_are_told_apart(jit: Jit, rec: Recorder) -> None:
+    configs = [Config(), Config(), "a", "b", Mode.TRAIN, np.dtype("int8"), np.dtype("int16")]
+
+    def f(x: Any) -> Any:
+        for config in configs:
+            x = hcb.id_tap(rec, (config, x))[1] + 1
+        return x
+
+    g = jit(f)
+    g(0.0)
+    g(10.0)
+    hcb.barrier_wait()
+    assert [value[0] for value in rec.values] == configs * 2
+    assert [float(value[1]) for value in rec.values] == [*range(7), *range(10, 17)]
+
+
+class Layer:
+    """A pytree node with an array and a field that belongs to its structure."""
+
+    def __init__(self, weight: Any, field: Any) -> None:
+        self.weight = weight
+        self.field = field
+
+
+jax.tree_util.register_pytree_node(
+    Layer, lambda layer: ((layer.weight,), layer.field), lambda field, children: Layer(*children, field)
+)
+
+
+delivered: list[Any] = []
+
+
+def deliver(value: Any) -> None:
+    """Captures nothing, so that nothing but the structure tells its taps apart."""
+    delivered.append(value)
+
+
+class Config:
+    """Prints like every other."""
+
+    def __repr__(self) -> str:
+        return "Config()"
+
+
+@pytest.mark.parametrize("kind", ["functions", "objects"])
+@pytest.mark.parametrize("jit", JITS)
+def test_taps_on_one_line_whose_structures_print_alike_are_told_apart(jit: Jit, kind: str) -> None:
+    def scaled(by: float) -> Callable[[Any], Any]:
+        return lambda x: x * by
+
+    fields = [scaled(2.0), scaled(3.0)] if kind == "functions" else [Config(), Config()]
+
+    def f(x: Any) -> Any:
+        for field in (*fields, fields[0]):
+            layer = hcb.id_tap(deliver, Layer(x, field))
+            assert layer.field is field
+            x = layer.weight + 1
+        return x
+
+    delivered.clear()
+    assert float(jit(f)(1.0)) == 4.0
+    hcb.barrier_wait()
+    assert [value.field for value in delivered] == [*fields, fields[0]]
+    assert [float(value.weight) for value in delivered] == [1.0, 2.0, 3.0]
+
+
+@pytest.mark.parametrize("jit", JITS)
+def test_a_structure_that_cannot_be_hashed_is_tapped_all_the_same(jit: Jit, rec: Recorder) -> None:
+    def f(x: Any) -> Any:
+        return hcb.id_tap(rec, Layer(x, ["a list"])).weight
+
+    jit(f)(1.0)
+    jit(f)(2.0)
+    hcb.barrier_wait()
+    assert [(float(v.weight), v.field) for v in rec.values] == [(1.0, ["a list"]), (2.0, ["a list"])]
+
+
+@pytest.mark.parametrize("jit", JITS)
+def test_an_object_with_jax_array_arrives_as_its_array(jit: Jit, rec: Recorder) -> None:
+    class Quantised:
+        def __init__(self, values: Any, scale: float) -> None:
+            self.values, self.scale = values, scale
+
+        def __jax_array__(self) -> Any:
+            return self.values * self.scale
+
+    def f(x: Any) -> Any:
+        out = hcb.id_tap(rec, {"q": Quantised(x, 0.5)})
+        return (out["q"] ** 2).sum()
+
+    np.testing.assert_array_equal(jit(jax.grad(f))(jnp.arange(3.0)), [0.0, 0.5, 1.0])
+    jit(jax.vmap(f))(jnp.ones((2, 3)))
+    hcb.barrier_wait()
+    np.testing.assert_array_equal(rec.values[0]["q"], [0.0, 0.5, 1.0])
+    np.testing.assert_array_equal(rec.values[1]["q"], [0.0, 1.0, 2.0])
+    np.testing.assert_array_equal(rec.values[2]["q"], np.full((2, 3), 0.5))
+    assert rec.transforms == [(), (JVP, TRANSPOSE), (batch(0),)]
+
+
+# ---- Typed PRNG keys -------------------------------------------------------------------------------------------------
+
+IMPLS = ["threefry2x32", "rbg", "unsafe_rbg"]
+
+
+def assert_key(got: Any, expected: Any) -> None:
+    assert jax.dtypes.issubdtype(got.dtype, jax.dtypes.prng_key)
+    assert got.dtype == expected.dtype
+    assert got.shape == expected.shape
+    np.testing.assert_array_equal(jax.random.key_data(got), jax.random.key_data(expected))
+
+
+@pytest.mark.parametrize("impl", IMPLS)
+@pytest.mark.parametrize("jit", JITS)
+def test_a_key_arrives_as_a_key_and_is_returned_as_one(jit: Jit, impl: str, rec: Recorder) -> None:
+    key = jax.random.key(7, impl=impl)
+
+    def f(key: Any) -> Any:
+        return jax.random.uniform(hcb.id_tap(rec, {"key": key})["key"])
+
+    drawn = jit(f)(key)
+    jit(f)(key)
+    hcb.barrier_wait()
+    for value in rec.values:
+        assert_key(value["key"], key)
+        assert float(jax.random.uniform(value["key"])) == float(drawn)  # nobody has consumed it
+    assert len(rec) == 2
+
+
+@pytest.mark.parametrize("shape", [(), (3,), (2, 3), (0,)])
+@pytest.mark.parametrize("jit", JITS)
+def test_arrays_of_keys_arrive_in_their_shape(jit: Jit, shape: tuple[int, ...], rec: Recorder) -> None:
+    keys = jax.random.split(jax.random.key(0), shape)
+    out = jit(lambda keys: hcb.id_tap(rec, keys))(keys)
+    hcb.barrier_wait()
+    assert_key(out, keys)
+    assert_key(rec.values[0], keys)
+
+
+def test_a_key_of_an_implementation_of_ones_own_arrives() -> None:
+    rec = Recorder()
+    threefry = jax.extend.random.threefry_prng_impl
+    impl = jax.extend.random.define_prng_impl(
+        key_shape=threefry.key_shape,
+        seed=threefry.seed,
+        split=threefry.split,
+        random_bits=threefry.random_bits,
+        fold_in=threefry.fold_in,
+        name="of one's own",
+        tag="own",
+    )
+    key = jax.random.key(3, impl=impl)
+    hcb.jit(lambda key: hcb.id_tap(rec, key))(key)
+    hcb.barrier_wait()
+    assert_key(rec.values[0], key)
+
+
+@pytest.mark.parametrize("jit", JITS)
+def test_keys_under_vmap_are_batched_along_their_own_dimensions(jit: Jit, rec: Recorder) -> None:
+    keys = jax.random.split(jax.random.key(0), (2, 3))
+
+    def f(keys: Any, x: Any, other: Any) -> Any:
+        out = hcb.id_tap(rec, (keys, x, other))
+        assert out[0].shape == (2,)
+        return jax.random.key_data(out[0])
+
+    out = jit(jax.vmap(f, in_axes=(1, 0, None)))(keys, jnp.arange(3.0), jax.random.key(1))
+    hcb.barrier_wait()
+    np.testing.assert_array_equal(out, jax.random.key_data(keys).swapaxes(0, 1))
+    ((got, _, other),) = rec.values
+    assert_key(got, keys)
+    assert_key(other, jax.random.key(1))
+    assert rec.transforms == [(batch(1, 0, None),)]
+
+
+@pytest.mark.parametrize("jit", JITS)
+def test_keys_are_carried_through_a_scan(jit: Jit, rec: Recorder) -> None:
+    def step(key: Any, _: Any) -> Any:
+        key, use = jax.random.split(hcb.id_tap(rec, key))
+        return key, jax.random.uniform(use)
+
+    expected = [jax.random.key(5)]
+    for _ in range(3):
+        expected.append(jax.random.split(expected[-1])[0])
+    last, _ = jit(lambda key: lax.scan(step, key, None, length=3))(expected[0])
+    hcb.barrier_wait()
+    assert len(rec) == 3
+    for got, key in zip([*rec.values, last], expected, strict=True):
+        assert_key(got, key)
+
+
+@pytest.mark.parametrize("jit", JITS)
+def test_keys_have_float0_tangents_and_cotangents(jit: Jit, rec: Recorder) -> None:
+    keys = jax.random.split(jax.random.key(0), 3)
+
+    def f(x: Any, keys: Any) -> Any:
+        x, keys = hcb.id_tap(rec, (x, keys))
+        return (x**2 * jax.vmap(jax.random.uniform)(keys)).sum()
+
+    jit(jax.grad(f))(2.0, keys)
+    jit(lambda x: jax.jvp(f, (x, keys), (x, np.zeros(3, jax.dtypes.float0))))(2.0)
+    jit(jax.vmap(jax.grad(f), in_axes=(0, None)))(jnp.ones(2), keys)
+    hcb.barrier_wait()
+    assert rec.transforms == [
+        (), (JVP, TRANSPOSE), (), (JVP,), (batch(0, None),), (JVP, TRANSPOSE, batch(0, None)),
+    ]  # fmt: skip
+    for (_, primal), (_, derivative) in zip(rec.values[0::2], rec.values[1::2], strict=True):
+        assert_key(primal, keys)
+        assert (derivative.dtype, derivative.shape) == (jax.dtypes.float0, (3,))
+
+
+def test_a_tap_function_may_draw_from_a_key_whatever_device_it_came_from() -> None:
+    drawn: list[Any] = []
+
+    def draw(key: Any, device: Any) -> None:
+        # With an array of another device: a key that was committed to one could not be used.
+        ones = jax.device_put(jnp.ones(2), jax.devices()[2])
+        drawn.append((device, jax.random.uniform(key, 2) + ones))
+
+    f = hcb.jit(lambda key: hcb.id_tap(draw, key))
+    keys = [jax.device_put(jax.random.key(i), device) for i, device in enumerate(jax.devices())]
+    for key in keys:
+        f(key)
+    hcb.barrier_wait()
+    assert {device for device, _ in drawn} == set(jax.devices())
+    for device, value in drawn:
+        np.testing.assert_allclose(value, jax.random.uniform(jax.random.key(device.id), 2) + 1)
+
+
+def test_keys_are_made_on_the_cpu_whatever_the_default_device() -> None:
+    devices: list[Any] = []
+    hcb.id_tap(lambda key: devices.append(key.devices()), jax.random.key(0))
+    default = jax.config.jax_default_device  # type: ignore[attr-defined]
+    jax.config.update("jax_default_device", jax.devices()[3])
+    try:
+        hcb.id_tap(lambda key: devices.append(key.devices()), jax.random.key(0))
+        hcb.barrier_wait()
+    finally:
+        jax.config.update("jax_default_device", default)
+    assert devices == [{jax.devices("cpu")[0]}] * 2
+
+
+@pytest.mark.parametrize("jit", JITS)
+def test_a_key_prints_as_jax_prints_it(jit: Jit) -> None:
+    out = io.StringIO()
+    jit(lambda key: hcb.id_print(key, output_stream=out, what="key"))(jax.random.key(1))
+    hcb.barrier_wait()
+    assert out.getvalue() == f"what: key\n{jax.random.key(1)}\n"
+
+
+# ---- References ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("jit", JITS)
+def test_a_reference_is_tapped_by_the_value_it_has_then(jit: Jit, rec: Recorder) -> None:
+    def f(ref: Any) -> Any:
+        out = hcb.id_tap(rec, {"ref": ref})
+        assert out["ref"] is ref
+        ref[...] += 1
+        hcb.id_tap(rec, ref)
+        return ref[...]
+
+    argument, closed_over = jax.new_ref(jnp.zeros(2)), jax.new_ref(jnp.ones(2))
+    np.testing.assert_array_equal(jit(f)(argument), [1, 1])
+    np.testing.assert_array_equal(jit(lambda: f(closed_over))(), [2, 2])
+    np.testing.assert_array_equal(jit(f)(argument), [2, 2])
+    hcb.barrier_wait()
+    np.testing.assert_array_equal([v["ref"] for v in rec.values[0::2]], [[0, 0], [1, 1], [1, 1]])
+    np.testing.assert_array_equal(rec.values[1::2], [[1, 1], [2, 2], [2, 2]])
+    np.testing.assert_array_equal(argument[...], [2, 2])
+
+
+@pytest.mark.parametrize("jit", JITS)
+def test_a_reference_made_inside_is_tapped_in_a_loop(jit: Jit, rec: Recorder) -> None:
+    def f(x: Any) -> Any:
+        ref = jax.new_ref(x)
+
+        def body(i: Any, carry: Any) -> Any:
+            hcb.id_tap(rec, ref)
+            ref[...] *= 2
+            return carry
+
+        lax.fori_loop(0, 3, body, None)
+        hcb.id_tap(rec, ref)
+        return ref[...]
+
+    assert float(jit(f)(1.0)) == 8.0
+    hcb.barrier_wait()
+    assert rec.floats() == [1.0, 2.0, 4.0, 8.0]
+
+
+@pytest.mark.parametrize("jit", JITS)
+def test_references_under_transformations(jit: Jit, rec: Recorder) -> None:
+    def f(x: Any) -> Any:
+        ref = jax.new_ref(x)
+        ref[...] *= 3
+        hcb.id_tap(rec, ref)
+        return ref[...].sum()
+
+    jit(jax.vmap(f))(jnp.ones((2, 3)))
+    jit(lambda x: jax.jvp(f, (x,), (x,)))(jnp.ones(3))
+    np.testing.assert_array_equal(jit(jax.grad(f))(jnp.ones(3)), [3, 3, 3])
+    hcb.barrier_wait()
+    # What is returned is the reference: nothing flows back through the value that was read for the tap.
+    assert rec.transforms == [(batch(0),), (), (JVP,), ()]
+    np.testing.assert_array_equal(rec.values[0], np.full((2, 3), 3.0))
+    np.testing.assert_array_equal(rec.values[1:4], np.full((3, 3), 3.0))
+
+
+@pytest.mark.parametrize("jit", JITS)
+def test_a_reference_to_keys_is_tapped_as_keys(jit: Jit, rec: Recorder) -> None:
+    ref = jax.new_ref(jax.random.key(9))
+    jit(lambda: hcb.id_tap(rec, ref, result=0))()
+    hcb.barrier_wait()
+    assert_key(rec.values[0], jax.random.key(9))
+
+
+@pytest.mark.parametrize("jit", COMPILED)
+def test_keys_and_references_on_several_devices(jit: Jit, rec: Recorder) -> None:
+    mesh = jax.sharding.Mesh(np.array(jax.devices()), ("d",))
+    spec = jax.sharding.PartitionSpec("d")
+    sharding = jax.sharding.NamedSharding(mesh, spec)
+    keys = jax.random.split(jax.random.key(0), 8)
+
+    # Partitioned by the compiler, and assembled. (References of several devices are no arguments here: JAX 0.8.0 waits
+    # for such a program with the interpreter lock held, so it hangs with Python callbacks of any kind in it.)
+    jit(lambda keys: hcb.id_tap(rec, keys))(jax.device_put(keys, sharding))
+    x = jax.device_put(jnp.arange(8.0), sharding)
+    jit(lambda x: hcb.id_tap(rec, jax.new_ref(x), result=0))(x)
+    hcb.barrier_wait()
+    assert_key(rec.values[0], keys)
+    np.testing.assert_array_equal(rec.values[1], np.arange(8.0))
+
+    rec.__init__()  # type: ignore[misc]
+    jit(jax.shard_map(lambda k: hcb.id_tap(rec, k), mesh=mesh, in_specs=spec, out_specs=spec))(keys)
+    jax.pmap(lambda k: hcb.id_tap(rec, k))(keys.reshape(4, 2))
+    hcb.barrier_wait()
+    for index, device in enumerate(jax.devices()):
+        by_shard_map, by_pmap = rec.on(device)
+        assert_key(by_shard_map, keys[2 * index : 2 * index + 2])
+        assert_key(by_pmap, keys[2 * index : 2 * index + 2])
+
+
+# ---- What is refused -------------------------------------------------------------------------------------------------
+
+
+class Tensor:
+    """An array of another library."""
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+        return np.zeros(3)
+
+
+@pytest.mark.parametrize(
+    ("bad", "cure"),
+    [
+        (np.array(["text"]), "convert it to a numeric dtype, or pass it as a keyword argument"),
+        (np.array([object()]), "convert it to a numeric dtype, or pass it as a keyword argument"),
+        (
+            np.array(["2020-01-01"], "M8[D]"),
+            "convert it to a numeric dtype, or pass it as a keyword argument",
+        ),
+        (np.datetime64("2020-01-01"), "convert it to a numeric dtype, or pass it as a keyword argument"),
+        (Tensor(), "convert it with jax.numpy.asarray, or pass it as a keyword argument"),
+    ],
+)
+@pytest.mark.parametrize("jit", JITS)
+def test_an_array_that_jax_cannot_take_is_refused_with_its_place_and_the_cure(
+    jit: Jit, bad: Any, cure: str
+) -> None:
+    with pytest.raises(TypeError, match=rf"arg\['x'\]\[1\] is a .*{re.escape(cure)}"):
+        jit(lambda x: hcb.id_tap(print, {"x": (x, bad)}))(1.0)

@@ -1,0 +1,69 @@
+"""What tests of transformations share: the ways to run a function, and what its taps delivered as plain values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+import hostcallback as hcb
+from recorder import Recorder
+
+Jit = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+def no_jit(fun: Callable[..., Any]) -> Callable[..., Any]:
+    """In place of a jit: runs the function eagerly."""
+    return fun
+
+
+JITS = [
+    pytest.param(jax.jit, id="jax.jit"),
+    pytest.param(hcb.jit, id="hcb.jit"),
+    pytest.param(no_jit, id="no jit"),
+]
+COMPILED = JITS[:2]
+
+JVP = ("jvp", {})
+TRANSPOSE = ("transpose", {})
+PRIMAL: tuple[Any, ...] = ()
+TANGENT = (JVP,)
+COTANGENT = (JVP, TRANSPOSE)
+
+
+def batch(*dims: int | None) -> tuple[str, dict[str, Any]]:
+    """The entry of `transforms` that `vmap` makes: one dimension for each leaf."""
+    return ("batch", {"batch_dims": dims})
+
+
+def delivered(rec: Recorder, device: Any = None) -> list[tuple[Any, Any]]:
+    """Waits for every message; then (transforms, value) of each, of one device if given, in order of delivery.
+
+    Values are plain: numbers rounded to four digits and nested lists of them, and `float0` for such an array.
+    """
+    hcb.barrier_wait()
+    messages = zip(rec.transforms, rec.values, rec.devices, strict=True)
+    return [(transforms, plain(value)) for transforms, value, d in messages if device in (None, d)]
+
+
+def places(rec: Recorder) -> list[tuple[str, Any]]:
+    """Waits for every message; then (keyword argument `place`, value) of each."""
+    hcb.barrier_wait()
+    return [(kwargs["place"], plain(value)) for kwargs, value in zip(rec.kwargs, rec.values, strict=True)]
+
+
+def plain(tree: Any) -> Any:
+    """The pytree with lists and numbers for its arrays."""
+    return jax.tree.map(_plain_leaf, tree)
+
+
+def _plain_leaf(leaf: Any) -> Any:
+    array = np.asarray(leaf)
+    if array.dtype == jax.dtypes.float0:
+        return "float0"
+    if array.dtype.kind in "biu":
+        return array.tolist()
+    return np.round(array.astype(np.float64), 4).tolist()
