@@ -77,27 +77,40 @@ def thread_tokens() -> dict[str, Any]:
     return _dispatch.runtime_tokens.__dict__
 
 
-def tokens_of(tokens: dict[str, Any], effect: Any) -> list[jax.Array]:
-    """The arrays to wait on for what a thread dispatched with `effect`."""
-    token = dict(tokens.get("current_tokens", {})).get(effect)
-    buffer = getattr(token, "_buf", None)
-    # Unordered effects leave one token for each device instead, which can only be blocked on: so it comes last.
-    unordered = [_BlockingToken(token) for token in dict(tokens.get("output_runtime_tokens", {})).values()]
-    return [*([] if buffer is None else [buffer]), *unordered]
+def ordered_tokens(tokens: dict[str, Any], effect: Any) -> list[jax.Array]:
+    """The array to wait on for what a thread dispatched with the ordered `effect`: one or none."""
+    buffer = getattr(dict(tokens.get("current_tokens", {})).get(effect), "_buf", None)
+    return [] if buffer is None else [buffer]
 
 
-class _BlockingToken:
-    # A runtime token with the methods of an array that waiting needs.
+def unordered_tokens(tokens: dict[str, Any]) -> list[Any]:
+    """The same for the thread's last computation with any effect on each device, for effects without an order."""
+    return [_RuntimeToken(token) for token in dict(tokens.get("output_runtime_tokens", {})).values()]
+
+
+class _RuntimeToken:
+    # A runtime token, which can only be blocked on, with the methods of an array that waiting needs.
 
     def __init__(self, token: Any) -> None:
         self._token = token
+        self._over: threading.Event | None = None
 
     def is_deleted(self) -> bool:
         return False
 
     def is_ready(self) -> bool:
-        self._token.block_until_ready()
-        return True
+        if self._over is None:
+            self._over = threading.Event()
+            threading.Thread(target=self._block, daemon=True).start()
+        return self._over.is_set()
+
+    def _block(self) -> None:
+        assert self._over is not None
+        try:
+            self._token.block_until_ready()
+        except Exception:  # a failed computation is over as well
+            pass
+        self._over.set()
 
 
 def drop_token(tokens: dict[str, Any], effect: Any) -> None:

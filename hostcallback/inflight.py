@@ -41,6 +41,7 @@ _results: list[tuple[threading.Thread, list[Any]]] = []
 _tokens: list[tuple[threading.Thread, dict[str, Any]]] = []
 _effects: list[Any] = []
 _may_fail = False
+_unordered = False
 
 this_thread = _ThisThread()
 
@@ -79,6 +80,12 @@ def expect_failures() -> None:
     _may_fail = True
 
 
+def expect_unordered() -> None:
+    """Tells that this process has taps from now on whose effect is not ordered."""
+    global _unordered
+    _unordered = True
+
+
 def drop_failed_tokens() -> None:
     """Makes the calling thread's next computation independent of its last one, should that have failed.
 
@@ -92,7 +99,8 @@ def drop_failed_tokens() -> None:
         tokens = compat.thread_tokens()
         for effect in _effects:
             if any(
-                _is_ready(token) and not _has_succeeded(token) for token in compat.tokens_of(tokens, effect)
+                _is_ready(token) and not _has_succeeded(token)
+                for token in compat.ordered_tokens(tokens, effect)
             ):
                 compat.drop_token(tokens, effect)
     finally:
@@ -124,7 +132,9 @@ def wait(deadline: float | None, check: Callable[[], None]) -> None:
     pending = [result for _, results in list(_results) for result in list(results)]
     for _, tokens in list(_tokens):
         for effect in _effects:
-            pending += compat.tokens_of(tokens, effect)
+            pending += compat.ordered_tokens(tokens, effect)
+        if _unordered:
+            pending += compat.unordered_tokens(tokens)
     if any(result.is_deleted() for result in pending):
         # Donated to a program that need not be noted itself: it ends no sooner, and so do those that take its
         # results. Whatever such a chain has led to by now is among the live arrays.

@@ -61,6 +61,11 @@ class ThreadedTapEffect(TapEffect):
 class RegionTapEffect(TapEffect):
     """Of taps where no token may be threaded: see `_effect`."""
 
+    def __hash__(self) -> int:
+        """As the base class's, after telling that there are such taps."""
+        inflight.expect_unordered()
+        return super().__hash__()
+
 
 class PassedTokenEffect(TapEffect):
     """Beside `ThreadedTapEffect`: keeps JAX from forgetting that effect's token.
@@ -85,7 +90,6 @@ def _effect() -> TapEffect:
     # loop or branch is not held back by one before it.
     if compat.TOKENS_ENTER_PARTIALLY_MANUAL_REGIONS or not compat.in_partially_manual_region():
         return TAP_EFFECT
-    inflight.note_dispatching_thread()
     return REGION_TAP_EFFECT
 
 

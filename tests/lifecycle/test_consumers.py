@@ -102,6 +102,7 @@ def test_closures_of_one_factory_stay_apart() -> None:
     assert boxes == [[0.0], [1.0], [2.0]]
 
 
+@pytest.mark.slow
 def test_nothing_leaks_over_ten_thousand_retraces() -> None:
     rec = Recorder()
 

@@ -113,7 +113,7 @@ def test_ctrl_c_in_a_tapped_loop_delivers_what_was_emitted(where: str) -> None:
     except KeyboardInterrupt:
         {"pass" if where == "in a receiver" else "hcb.barrier_wait()"}
         # In one piece: a message of the call that the interrupt hit may be printed meanwhile.
-        sys.stdout.write(f"sent {sent}\\n"); sys.stdout.flush()
+        sys.stdout.write(f"sent {{sent}}\\n"); sys.stdout.flush()
         raise
     """
     with subprocess.Popen(

@@ -545,7 +545,7 @@ def impatient_threads() -> Iterator[None]:
 @pytest.mark.usefixtures("few", "impatient_threads")
 def test_rebinding_while_messages_flow_loses_and_doubles_nothing(process: Process) -> None:
     recorders = [Recorder() for _ in range(3)]
-    values = 300
+    values = 100
     done = threading.Event()
 
     def emit(partition: int) -> None:
