@@ -5,6 +5,7 @@ Checked on JAX 0.8.0, 0.10.2 and 0.12.0.1. Nothing else in the package may impor
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import inspect
@@ -106,10 +107,8 @@ class _RuntimeToken:
 
     def _block(self) -> None:
         assert self._over is not None
-        try:
+        with contextlib.suppress(Exception):  # a failed computation is over as well
             self._token.block_until_ready()
-        except Exception:  # a failed computation is over as well
-            pass
         self._over.set()
 
 

@@ -224,6 +224,32 @@ def vmapped_print_compile(rounds: int) -> Row:
     )  # fmt: skip
 
 
+def call_in_scan(rounds: int) -> Row:
+    """A host function that does nothing, called once a step, each call taking what the last one returned."""
+    shape = jax.ShapeDtypeStruct((), jnp.float32)
+    steps = 1_000
+
+    def nothing(x: Any) -> Any:
+        return x
+
+    def program(call: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        return jax.jit(lambda x: lax.scan(lambda c, _: (call(c) + 1, None), x, None, length=steps)[0])
+
+    ours = program(lambda c: hcb.call(nothing, c, result_shape=shape))
+    peer = program(lambda c: jax.pure_callback(nothing, shape, c))
+
+    def per_call(f: Callable[[Any], Any]) -> float:
+        start = perf_counter()
+        result = f(jnp.float32(0))
+        assert float(result) == steps
+        return (perf_counter() - start) / steps * 1e6
+
+    return compare(
+        "`hcb.call` of a host function that does nothing, in a scan", "us/call", lambda: per_call(ours),
+        lambda: per_call(peer), "jax.pure_callback", None, rounds,
+    )  # fmt: skip
+
+
 MEMORY_PROGRAM = """
 import resource, sys
 import jax, jax.numpy as jnp
@@ -311,6 +337,7 @@ def main(argv: list[str] | None = None) -> int:
         "calls_back_to_back": lambda: calls_back_to_back(args.rounds),
         "array_in_scan": lambda: array_in_scan(args.rounds),
         "vmapped_print_compile": lambda: vmapped_print_compile(args.rounds),
+        "call_in_scan": lambda: call_in_scan(args.rounds),
         "memory": lambda: memory(args.messages),
     }
     rows = []
