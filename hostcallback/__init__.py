@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import hostcallback.lowering  # noqa: F401, it registers the tap primitive's lowering rules
 from hostcallback.call import call
+from hostcallback.check import check, disable_checks, enable_checks
 from hostcallback.debug import callback, log, print
 from hostcallback.export import bind, export_checks, unbind
 from hostcallback.jit import jit
-from hostcallback.outfeed import OutfeedReceiver, barrier_wait, outfeed_receiver
+from hostcallback.outfeed import OutfeedReceiver, barrier_wait, checked, error_collector, outfeed_receiver
 from hostcallback.taps import id_print, id_tap
 from receiver.back_pressure import BackPressure
+from receiver.deferred import OnError
 from receiver.errors import (
     CallResultError,
     DeviceClaimedError,
@@ -28,17 +30,21 @@ from receiver.errors import (
     UnboundConsumerError,
     UnknownConsumerError,
 )
+from receiver.failed_checks import CheckError, FailedCheck
 
 __version__ = "0.1.0"
 
 __all__ = [
     "BackPressure",
     "CallResultError",
+    "CheckError",
     "DeviceClaimedError",
+    "FailedCheck",
     "HostCallbackError",
     "IncompleteValueError",
     "LostMessagesError",
     "NativeLibraryError",
+    "OnError",
     "OutfeedReceiver",
     "ReentrantWaitError",
     "TapFailure",
@@ -50,6 +56,11 @@ __all__ = [
     "bind",
     "call",
     "callback",
+    "check",
+    "checked",
+    "disable_checks",
+    "enable_checks",
+    "error_collector",
     "export_checks",
     "id_print",
     "id_tap",

@@ -89,6 +89,16 @@ def unordered_tokens(tokens: dict[str, Any]) -> list[Any]:
     return [_RuntimeToken(token) for token in dict(tokens.get("output_runtime_tokens", {})).values()]
 
 
+def drop_failed_runtime_tokens(tokens: dict[str, Any]) -> None:
+    """Waits for the thread's programs, and forgets those that failed: JAX's exit raises what they failed with."""
+    runtime_tokens = tokens.get("output_runtime_tokens", {})
+    for device, token in list(runtime_tokens.items()):
+        try:
+            token.block_until_ready()
+        except jax.errors.JaxRuntimeError:
+            del runtime_tokens[device]
+
+
 class _RuntimeToken:
     # A runtime token, which can only be blocked on, with the methods of an array that waiting needs.
 
@@ -121,6 +131,11 @@ def drop_token(tokens: dict[str, Any], effect: Any) -> None:
 # (0.8 to 0.12). `trace_context.is_top_level()` says the same in six times the time, which every call would pay.
 trace_context: Any = _core.trace_ctx
 eval_trace: Any = _core.eval_trace
+
+
+def outside_traces() -> bool:
+    """Whether the calling thread is outside every JAX transformation and trace."""
+    return trace_context.trace is eval_trace
 
 
 def jit_is_disabled() -> bool:
@@ -312,6 +327,15 @@ class LoweringContext:
         if effect in self.raw.tokens_in.effects():
             self.raw.set_tokens_out(self.raw.tokens_in.update_tokens(_mlir.TokenSet({effect: token})))
 
+    def unless(self, predicate: Any, token: Any, emit: Callable[[], Any]) -> Any:
+        """Emits a branch that does what `emit` does, unless all of a boolean array holds; returns the new token."""
+        branch = _hlo.IfOp([_hlo.TokenType.get()], _all(predicate))
+        with _ir.InsertionPoint(branch.regions[0].blocks.append()):
+            _hlo.return_([token])
+        with _ir.InsertionPoint(branch.regions[1].blocks.append()):
+            _hlo.return_([emit()])
+        return branch.results[0]
+
     def custom_call(self, name: str, token: Any, operands: Sequence[Any], attributes: dict[str, Any]) -> Any:
         """Emits a side-effecting typed-FFI call on a token and row-major operands; returns its token."""
         ranks = [len(_ir.RankedTensorType(operand.type).shape) for operand in operands]
@@ -409,6 +433,19 @@ class LoweringContext:
         if self.manual:
             return _hlo.PartitionIdOp().result
         return _mlir.ir_constant(np.uint32(0))
+
+
+def _all(predicate: Any) -> Any:
+    rank = len(_ir.RankedTensorType(predicate.type).shape)
+    if not rank:
+        return predicate
+    scalar = _ir.RankedTensorType.get([], _ir.IntegerType.get_signless(1))
+    dimensions = _ir.DenseI64ArrayAttr.get(range(rank))
+    reduce = _hlo.ReduceOp([scalar], [predicate], [_mlir.ir_constant(np.bool_(True))], dimensions)
+    block = reduce.regions[0].blocks.append(scalar, scalar)
+    with _ir.InsertionPoint(block):
+        _hlo.return_([_hlo.AndOp(*block.arguments).result])
+    return reduce.results[0]
 
 
 class _BackendElsewhere:

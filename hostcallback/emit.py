@@ -13,6 +13,7 @@ from hostcallback import leaves
 from hostcallback.primitive import tap_p
 from hostcallback.source_line import user_source_line
 from hostcallback.tap_spec import SinkFactory, TapSpec
+from receiver.place import Place, note_place
 
 TANGENTS_VARIABLE = "HOSTCALLBACK_TAP_TANGENTS"
 SHARDINGS = ("global", "local")
@@ -35,6 +36,9 @@ class Options:
         kind: what the tap's messages are for, for processes that run the program without having traced it; a key of
             `receiver.exported.SINKS`.
         params: what a sink of that kind needs; plain data.
+        check: whether the first array is a predicate, and a message is sent only where it does not hold.
+        without_devices: ids of this process's devices on which such a check does not check.
+        place: where it is traced, for those whose reports show that.
     """
 
     name: str
@@ -46,6 +50,9 @@ class Options:
     keep_objects: bool = False
     kind: str = "tap"
     params: Mapping[str, Any] = field(default_factory=dict)
+    check: bool = False
+    without_devices: tuple[int, ...] = ()
+    place: Place | None = None
 
     def __post_init__(self) -> None:
         """Checks what comes from users.
@@ -121,11 +128,16 @@ def bind_spec(
             device_index=options.device_index,
             kind=options.kind,
             params=options.params,
+            check=options.check,
+            without_devices=options.without_devices,
             structure=structure,
             identity=(*identity, structure.static_values),
             make_sink=make_sink,
         )
-        return bind(spec.intern(), arrays)
+        spec = spec.intern()
+        if options.place is not None:
+            note_place(spec.places, options.place)
+        return bind(spec, arrays)
     except Exception as error:
         if str(source_line) not in str(error):  # JAX's own errors, such as for a tracer that escaped
             error.add_note(f"This was raised in the tap {tap}")

@@ -10,7 +10,9 @@ from typing import Any
 import jax
 
 from hostcallback import _jax_compat as compat
+from receiver.deferred import urgent
 from receiver.errors import TapTimeoutError
+from receiver.runtime import runtime
 
 PRUNE_ABOVE = 256
 """Results a thread notes before superseded ones are dropped."""
@@ -23,7 +25,7 @@ class _ThisThread(threading.local):
         results: small results of its computations; `hostcallback.jit` appends to it. When one is ready, its
             computation is over, and so is everything the thread dispatched to the same devices before.
         uses_effects: whether the thread dispatched taps through JAX's own effect path.
-        looks_at_tokens: whether it is in `drop_failed_tokens`.
+        looks_at_tokens: whether it looks at tokens now, which takes the hash of effects and dispatches nothing.
     """
 
     def __init__(self) -> None:
@@ -67,11 +69,29 @@ def note_dispatching_thread() -> None:
 
     What it dispatches next does not depend on one that failed: see `drop_failed_tokens`.
     """
+    if urgent:
+        raise_urgent()
     drop_failed_tokens()
     if not this_thread.uses_effects:
         this_thread.uses_effects = True
         with _lock:
             _tokens.append((threading.current_thread(), compat.thread_tokens()))
+
+
+def raise_urgent() -> None:
+    """Raises the failed checks that are to be raised by the next call of a tapped program.
+
+    Not on a receiver's threads: what tap functions dispatch is none of the user's calls.
+
+    Raises:
+        TapFunctionException: there are some.
+    """
+    if this_thread.looks_at_tokens or runtime.serves(threading.current_thread()):
+        return
+    while urgent:
+        error = urgent.pop().take()
+        if error is not None:
+            raise error
 
 
 def expect_failures() -> None:
@@ -107,6 +127,13 @@ def drop_failed_tokens() -> None:
         this_thread.looks_at_tokens = False
 
 
+def forget_failures_at_exit() -> None:
+    """Keeps JAX's exit handlers from raising what computations with taps failed with."""
+    drop_failed_tokens()
+    if _may_fail:
+        compat.drop_failed_runtime_tokens(compat.thread_tokens())
+
+
 def _has_succeeded(result: Any) -> bool:
     try:
         result.block_until_ready()
@@ -129,22 +156,31 @@ def wait(deadline: float | None, check: Callable[[], None]) -> None:
     """
     # Threads that had ended by now dispatch nothing more: once waited for, they can be forgotten.
     ended = {thread for thread, _ in [*_results, *_tokens] if not thread.is_alive()}
-    pending = [result for _, results in list(_results) for result in list(results)]
-    for _, tokens in list(_tokens):
-        for effect in _effects:
-            pending += compat.ordered_tokens(tokens, effect)
-        if _unordered:
-            pending += compat.unordered_tokens(tokens)
-    if any(result.is_deleted() for result in pending):
-        # Donated to a program that need not be noted itself: it ends no sooner, and so do those that take its
-        # results. Whatever such a chain has led to by now is among the live arrays.
-        pending += jax.live_arrays()
+    pending = _pending()
     for index, result in enumerate(pending):
         _wait_one(result, deadline, check, len(pending) - index)
     if ended:
         with _lock:
             _results[:] = [entry for entry in _results if entry[0] not in ended]
             _tokens[:] = [entry for entry in _tokens if entry[0] not in ended]
+
+
+def _pending() -> list[Any]:
+    pending = [result for _, results in list(_results) for result in list(results)]
+    looked, this_thread.looks_at_tokens = this_thread.looks_at_tokens, True
+    try:
+        for _, tokens in list(_tokens):
+            for effect in _effects:
+                pending += compat.ordered_tokens(tokens, effect)
+            if _unordered:
+                pending += compat.unordered_tokens(tokens)
+    finally:
+        this_thread.looks_at_tokens = looked
+    if any(result.is_deleted() for result in pending):
+        # Donated to a program that need not be noted itself: it ends no sooner, and so do those that take its
+        # results. Whatever such a chain has led to by now is among the live arrays.
+        pending += jax.live_arrays()
+    return pending
 
 
 def _wait_one(result: Any, deadline: float | None, check: Callable[[], None], left: int) -> None:

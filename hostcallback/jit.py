@@ -21,6 +21,7 @@ from jax.tree_util import DictKey, GetAttrKey, SequenceKey
 from hostcallback import _jax_compat as compat, inflight
 from hostcallback.call import call_p
 from hostcallback.primitive import TapEffect
+from receiver.deferred import urgent as urgent_checks
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -123,13 +124,15 @@ def _make(fun: Callable[..., Any], jit_kwargs: dict[str, Any]) -> Callable[..., 
 
     fast: Any = jax.jit(discharged, **jit_kwargs)
     trace_context, eval_trace, array_type = compat.trace_context, compat.eval_trace, compat.ArrayImpl
-    this_thread = inflight.this_thread
+    this_thread, urgent = inflight.this_thread, urgent_checks
 
     @functools.wraps(fun)
     def call(*args: Any, **kwargs: Any) -> Any:
         # Every line here is paid by every call: see the row "one hcb.jit call" of the benchmarks.
         if trace_context.trace is not eval_trace:
             return plain(*args, **kwargs)
+        if urgent:
+            inflight.raise_urgent()
         try:
             out = fast(*args, **kwargs)
         except ValueError as error:

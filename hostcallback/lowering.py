@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -35,19 +36,25 @@ def _lower(ctx: Any, *operands: Any, tap: TapSpec, transforms: Any, absent: Abse
     shards = _shards(context)
     consumer = tap.consumer(transforms, absent, shards)
     lease = runtime.registry.lease(consumer)
+    if tap.check:
+        runtime.switches.known(consumer, tap.without_devices)
     token = context.token_in(TAP_EFFECT)
+    arrays, avals, consumer_id = list(operands), list(ctx.avals_in), consumer.consumer_id
     if context.for_export:
         # JAX does not export a program that keeps something alive. The lease goes with the process instead.
         _leases_of_exported_taps[consumer.consumer_id] = lease
         description = tap.describe(transforms, absent, shards).pack()
         consumer_id = exported.WHOLE_ID if shards is None else exported.SHARDS_ID
-        arrays = [context.constant(description), *operands]
-        avals = [jax.ShapeDtypeStruct(description.shape, description.dtype), *ctx.avals_in]
-        token_out = emit(context, token, arrays, avals, tap, consumer_id)
+        arrays.insert(0, context.constant(description))
+        avals.insert(0, jax.ShapeDtypeStruct(description.shape, description.dtype))
     else:
         context.keep_alive(lease)
         context.avoid_persistent_cache()
-        token_out = emit(context, token, operands, ctx.avals_in, tap, consumer.consumer_id)
+    emission = functools.partial(emit, context, token, arrays, avals, tap, consumer_id)
+    # The handler looks at a check's predicate itself; a branch around it costs less. Where the compiler partitions, its
+    # condition would have to be brought together from all devices.
+    branch = tap.check and not context.automatic
+    token_out = context.unless(operands[0], token, emission) if branch else emission()
     # An unordered tap hangs on the token that comes in, so it cannot start before its program point's predecessors are
     # known, but nothing waits for it. Shards are numbered in the order of their emission, which the devices share only
     # if it is the program's.
@@ -69,10 +76,14 @@ def _emit_natively(
     if context.automatic:
         target, prefix = transport.FFI_SHARD_TARGET, (consumer_id, int(_flags(tap)))
         config = partition.call_config(
-            target, context.device_count, context.partly_manual_mesh, prefix=prefix
+            target,
+            context.device_count,
+            context.partly_manual_mesh,
+            prefix=prefix,
+            predicate=_predicate(context),
         )
         return context.partitioned_call(partition.CALL_NAME, token, operands, config)
-    attributes = {"prefix": compat.uint8_attribute(_prefix(consumer_id, tap, avals))}
+    attributes = {"prefix": compat.uint8_attribute(_prefix(context, consumer_id, tap, avals))}
     return context.custom_call(transport.FFI_TARGET, token, operands, attributes)
 
 
@@ -87,10 +98,9 @@ def _emit_through_python(
     dtypes = [np.dtype(aval.dtype) for aval in avals]
     platform, devices = context.platform, context.devices()
     if not context.automatic:
-        prefix = _prefix(consumer_id, tap, avals)
-        return context.python_callback(
-            transport.callback_emitter(platform, prefix, dtypes, devices), token, operands, avals
-        )
+        prefix = _prefix(context, consumer_id, tap, avals)
+        function = transport.callback_emitter(platform, prefix, dtypes, devices, _check(tap, consumer_id))
+        return context.python_callback(function, token, operands, avals)
     if platform == "tpu":
         raise NotImplementedError(
             f"the tap {tap.name} at {tap.source_line} is in a program that the compiler partitions over "
@@ -98,19 +108,31 @@ def _emit_through_python(
             "jax.shard_map over all axes of the mesh, where each device taps its shard"
         )
     target, index = context.add_python_callback(
-        transport.callback_shard_emitter(platform, consumer_id, int(_flags(tap)), dtypes, devices)
+        transport.callback_shard_emitter(
+            platform, consumer_id, int(_flags(tap)), dtypes, devices, _check(tap, consumer_id)
+        )
     )
     config = partition.call_config(target, context.device_count, context.partly_manual_mesh, index=index)
     return context.partitioned_call(partition.CALL_NAME, token, context.widen(operands, avals), config)
 
 
 def _flags(tap: TapSpec) -> Flags:
-    return Flags.ORDERED if tap.ordered else Flags(0)
+    flags = Flags.CHECK if tap.check else Flags(0)
+    return flags | Flags.ORDERED if tap.ordered else flags
 
 
-def _prefix(consumer_id: int, tap: TapSpec, avals: Sequence[Any]) -> bytes:
+def _prefix(context: compat.LoweringContext, consumer_id: int, tap: TapSpec, avals: Sequence[Any]) -> bytes:
     specs = [ArraySpec.of(np.dtype(aval.dtype), aval.shape) for aval in avals]
-    return encode_prefix(consumer_id, _flags(tap), specs)
+    return encode_prefix(consumer_id, _flags(tap), specs, _predicate(context) if tap.check else 0)
+
+
+def _predicate(context: compat.LoweringContext) -> int:
+    # A check's is the first array but for the description of an exported tap.
+    return int(context.for_export)
+
+
+def _check(tap: TapSpec, consumer_id: int) -> transport.Check | None:
+    return transport.Check(tap.name, consumer_id) if tap.check else None
 
 
 def _shards(context: compat.LoweringContext) -> Shards | None:

@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import os
 import sys
 import traceback
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from time import perf_counter
 from types import TracebackType
-from typing import Self
+from typing import ParamSpec, Self, TypeVar
 
 import jax
 
-from hostcallback import inflight, transport
+from hostcallback import _jax_compat as compat, inflight, transport
 from receiver import native_library
 from receiver.back_pressure import BackPressure, Policy
-from receiver.deferred import MAX_KEPT
+from receiver.deferred import MAX_KEPT, OnError
 from receiver.errors import TapFunctionException, TapTimeoutError
+from receiver.failed_checks import FailedCheck
 from receiver.log import logger
 from receiver.runtime import runtime
 from receiver.scope import Scope
 from receiver.stats import DeviceStats, summarize
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 EXIT_STALL_SEC = 10.0
 """At interpreter exit, how long one tap or computation may take before the rest is given up and counted."""
@@ -48,6 +53,63 @@ def barrier_wait(timeout_sec: float | None = None) -> None:
     error = _merge(runtime.take_deferred())
     if error is not None:
         raise error
+
+
+def checked(step: Callable[P, R]) -> Callable[P, R]:
+    """A function that does what `step` does and raises if a check in it failed.
+
+        step = hcb.checked(hcb.jit(train_step, donate_argnums=0))
+
+    It returns when the results are ready and everything that was emitted has been delivered: each call waits for the
+    device. If a check failed, the results are dropped; what was donated to `step` is gone. What other threads run
+    meanwhile counts as part of it. Failures that were there before stay for the next barrier.
+
+    Args:
+        step: a compiled function: of `hostcallback.jit`, `jax.jit`, `jax.pmap` or around a `jax.shard_map`.
+
+    Returns:
+        The function, which raises TapFunctionException with a `CheckError` for each line whose checks failed, the first
+        failure first. (Also where `on_error="abort"` ended the program.)
+
+    Raises:
+        TypeError: `step` is not callable.
+    """
+    if not callable(step):
+        raise TypeError(
+            f"hcb.checked takes a function, got {type(step).__name__} {step!r}: hcb.checked(step)"
+        )
+
+    @functools.wraps(step)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        if not compat.outside_traces():
+            return step(*args, **kwargs)
+        _wait()
+        before = [(scope.deferred, scope.deferred.take_checks()) for scope in runtime.scopes()]
+        try:
+            try:
+                out = step(*args, **kwargs)
+                jax.block_until_ready(out)
+            except jax.errors.JaxRuntimeError as error:
+                _wait()
+                _raise_failed_checks(error)
+                raise
+            _wait()
+            _raise_failed_checks(None)
+            return out
+        finally:
+            for deferred, checks in before:
+                deferred.put_back(checks)
+
+    return call
+
+
+def _raise_failed_checks(cause: BaseException | None) -> None:
+    found = [checks for scope in runtime.scopes() if (checks := scope.deferred.take_checks())]
+    if found:
+        checks = found[0]
+        for more in found[1:]:
+            checks.merge(more)
+        raise TapFunctionException(checks.headline(), checks.errors()) from cause
 
 
 def _wait(
@@ -87,6 +149,7 @@ class OutfeedReceiver:
         self._scope = scope
         self._devices = tuple(devices)
         self._names = [transport.device_name(device) for device in devices]
+        self._ids = [device.id for device in devices]
 
     @property
     def devices(self) -> tuple[jax.Device, ...]:
@@ -97,6 +160,11 @@ class OutfeedReceiver:
     def stats(self) -> list[DeviceStats]:
         """A snapshot of the statistics so far, a row per device."""
         return self._scope.stats
+
+    @property
+    def failed_checks(self) -> list[FailedCheck]:
+        """The checks that failed so far and have not been raised, by line, the first failure first."""
+        return self._scope.deferred.checks()
 
     def summary(self) -> str:
         """The statistics as a short table: messages, bytes, rate, drops, failures and time per device."""
@@ -115,6 +183,8 @@ class OutfeedReceiver:
         except BaseException:
             runtime.release(self._names, self._scope)
             raise
+        if self._scope.deferred.on_error is OnError.ABORT:
+            runtime.switches.abort_on_check(self._ids, True)
         return self
 
     def __exit__(
@@ -130,6 +200,8 @@ class OutfeedReceiver:
                 _wait(self._names, deadline=deadline, stall_sec=self._timeout_sec)
             finally:
                 runtime.release(self._names, self._scope)
+                if self._scope.deferred.on_error is OnError.ABORT:
+                    runtime.switches.abort_on_check(self._ids, False)
             runtime.wait_closed(self._names, self._scope, self._timeout_sec)
             finished = True
         except TapTimeoutError as timeout:
@@ -158,6 +230,7 @@ def outfeed_receiver(
     devices: Sequence[jax.Device] | None = None,
     max_errors: int = MAX_KEPT,
     back_pressure: BackPressure | str = Policy.BLOCK,
+    on_error: OnError | str = OnError.DEFER,
 ) -> OutfeedReceiver:
     """A context manager that accounts for the taps of a stretch of the program, such as a training loop.
 
@@ -179,6 +252,11 @@ def outfeed_receiver(
         back_pressure: what happens to a message for which a device's queue has no room: "block" (the device waits, and
             nothing is lost), "block_then_drop", "drop_newest", "sample", or a `BackPressure` with parameters.
             Drops are counted in `stats` and leave gaps in the sequence numbers.
+        on_error: what becomes of checks that fail (see `check`): "defer" (they are raised on exit or by the next
+            barrier), "warn" (they are logged, the first failure of each line at once, and not raised), "raise_soon"
+            (as "defer", but the next call of a tapped program, from any thread, raises them already), "abort" (as
+            "defer", and the program in which the check failed is ended: it raises `jax.errors.JaxRuntimeError`). On
+            several devices, "abort" ends the program on each at its next failing check or other tap.
 
     Raises:
         ValueError: `devices` and `backends` are both given, a backend is unknown or has no devices here, or another
@@ -193,8 +271,46 @@ def outfeed_receiver(
         raise ValueError(f"max_errors is {max_errors!r}, expected a whole number of at least 1")
     if not isinstance(back_pressure, BackPressure):
         back_pressure = BackPressure(policy=back_pressure)
-    scope = Scope(receiver_name, max_errors, back_pressure)
+    try:
+        on_error = OnError(on_error)
+    except ValueError:
+        raise ValueError(
+            f"on_error is {on_error!r}, expected one of {', '.join(repr(str(policy)) for policy in OnError)}"
+        ) from None
+    if on_error is OnError.ABORT:
+        inflight.expect_failures()
+    scope = Scope(receiver_name, max_errors, back_pressure, on_error)
     return OutfeedReceiver(scope, _choose_devices(backends, devices), timeout_sec)
+
+
+def error_collector(
+    *,
+    on_error: OnError | str = OnError.DEFER,
+    max_errors: int = MAX_KEPT,
+    timeout_sec: float = 10.0,
+    devices: Sequence[jax.Device] | None = None,
+) -> OutfeedReceiver:
+    """A context manager that gathers the checks that fail in a stretch of the program: `outfeed_receiver`, for errors.
+
+        with hcb.error_collector() as errors:
+            train()
+            print(errors.failed_checks)
+
+    Args:
+        on_error: what becomes of them; see `outfeed_receiver`.
+        max_errors: how many lines with failing checks are told apart; failures beyond them are counted.
+        timeout_sec: see `outfeed_receiver`.
+        devices: this process's devices to collect from; all by default.
+
+    Raises:
+        ValueError: an argument is out of range.
+        DeviceClaimedError: (on entering) another open receiver or collector has one of the devices.
+        TapFunctionException: (on leaving) a `CheckError` for each line, the first failure first.
+    """
+    return outfeed_receiver(
+        receiver_name="error collector", on_error=on_error, max_errors=max_errors, timeout_sec=timeout_sec,
+        devices=devices,
+    )  # fmt: skip
 
 
 def _choose_devices(backends: Sequence[str] | None, devices: Sequence[jax.Device] | None) -> list[jax.Device]:
@@ -252,7 +368,7 @@ def _deliver_at_exit() -> None:
         runtime.close_calls(
             "hostcallback: the process ends, and waiting for the host function was interrupted"
         )
-    inflight.drop_failed_tokens()
+    inflight.forget_failures_at_exit()
     errors = _merge(runtime.take_deferred())
     for receiver in runtime.receivers():
         if receiver.queued():

@@ -32,6 +32,7 @@ def call_config(
     *,
     prefix: tuple[int, int] | None = None,
     index: int | None = None,
+    predicate: int = 0,
 ) -> str:
     """What XLA's partitioner has to know of a tap.
 
@@ -41,8 +42,10 @@ def call_config(
         mesh: inside a shard_map that leaves some axes to the compiler, its mesh; otherwise empty.
         prefix: consumer id and flags of the frame that a native handler emits.
         index: number of the program's Python callback.
+        predicate: which of the tapped arrays is that of a check.
     """
-    return json.dumps({"target": target, "devices": devices, "mesh": mesh, "prefix": prefix, "index": index})
+    settings = {"target": target, "devices": devices, "mesh": mesh, "prefix": prefix, "index": index}
+    return json.dumps({**settings, "predicate": predicate})
 
 
 def split_mesh(devices: int, mesh: Mesh) -> tuple[list[int], list[int]]:
@@ -139,7 +142,9 @@ def _partition(
         consumer_id, flags = settings["prefix"]
         specs = [ArraySpec.of(np.dtype(np.int64), table.shape[1:])]
         specs += [ArraySpec.of(dtype, tile) for dtype, tile in zip(dtypes, tiles, strict=True)]
-        attributes["prefix"] = compat.uint8_attribute(encode_prefix(consumer_id, flags, specs))
+        attributes["prefix"] = compat.uint8_attribute(
+            encode_prefix(consumer_id, flags, specs, 1 + settings["predicate"])
+        )
     else:
         attributes["index"] = np.uint64(settings["index"])
     module = compat.tap_of_a_partition(

@@ -1,12 +1,18 @@
-"""Which line of the user's code a tap was written on."""
+"""Where in the user's code a tap was written."""
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 from dataclasses import dataclass
+from types import FrameType
 
 from jax.extend import source_info_util
+
+from receiver.place import Frame, Place
+
+MAX_FRAMES = 64
 
 # equinox and flax wrap functions, and a tap is one: `equinox.filter_vmap(functools.partial(id_tap, log))(x)`.
 _NOT_THE_USER = ("hostcallback", "jax", "jaxlib", "contextlib", "functools", "equinox", "flax")
@@ -41,9 +47,35 @@ def user_source_line() -> SourceLine:
     """The innermost frame of the calling thread that belongs neither to this package nor to what wraps functions."""
     frame = sys._getframe(1)
     while frame.f_back is not None:
-        module = frame.f_globals.get("__name__", "")
-        if module.partition(".")[0] not in _NOT_THE_USER:
+        if _is_users(frame):
             break
         frame = frame.f_back
     code = frame.f_code
     return SourceLine(code.co_filename, frame.f_lineno, code.co_qualname, frame.f_globals.get("__name__", ""))
+
+
+def user_place() -> Place:
+    """The user's frames of the calling thread, and what the innermost of them is calling."""
+    frames: list[FrameType] = []
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and len(frames) < MAX_FRAMES:
+        if _is_users(frame):
+            frames.append(frame)
+        frame = frame.f_back
+    stack = tuple(Frame(f.f_code.co_filename, f.f_lineno or 0, f.f_code.co_qualname) for f in frames)
+    return Place(stack, _span(frames[0]) if frames else None)
+
+
+def _span(frame: FrameType) -> tuple[int, int, int, int] | None:
+    # Two bytes an instruction.
+    positions = next(itertools.islice(frame.f_code.co_positions(), frame.f_lasti // 2, None), None)
+    if positions is None:
+        return None
+    first, last, start, end = positions
+    if first is None or last is None or start is None or end is None:
+        return None
+    return first, last, start, end
+
+
+def _is_users(frame: FrameType) -> bool:
+    return frame.f_globals.get("__name__", "").partition(".")[0] not in _NOT_THE_USER

@@ -12,6 +12,7 @@ from hostcallback.fingerprint import Fingerprint, describe_structure, freeze
 from hostcallback.source_line import SourceLine
 from receiver.consumer import Consumer, Sink
 from receiver.described import Described
+from receiver.place import Place
 from receiver.runtime import runtime
 from receiver.shards import shard_sink
 from receiver.tree import is_plain
@@ -45,12 +46,16 @@ class TapSpec:
         device_index: which of the program's devices an array assembled from its shards is said to come from.
         kind: what its messages are for; see `receiver.exported.SINKS`.
         params: what a sink of that kind needs, as plain data.
+        check: whether the first array is a predicate, and a message is sent only where it does not hold.
+        without_devices: ids of this process's devices on which such a check does not check.
+        places: where it was traced, for those whose reports show that.
         make_sink: makes the sink of the spec under given transformations.
     """
 
     __slots__ = (
         "__weakref__",
         "_key",
+        "check",
         "device_index",
         "fingerprint",
         "kind",
@@ -59,11 +64,13 @@ class TapSpec:
         "name",
         "ordered",
         "params",
+        "places",
         "sharding",
         "source_line",
         "structure",
         "tangents",
         "transposed",
+        "without_devices",
     )
 
     def __init__(
@@ -79,6 +86,8 @@ class TapSpec:
         device_index: int,
         kind: str,
         params: Mapping[str, Any],
+        check: bool,
+        without_devices: tuple[int, ...],
         structure: Any,
         identity: tuple[Any, ...],
         make_sink: SinkFactory,
@@ -94,11 +103,16 @@ class TapSpec:
         self.device_index = device_index
         self.kind = kind
         self.params = params
+        self.check = check
+        self.without_devices = without_devices
+        self.places: list[Place] = []
         self.structure = structure
         self.make_sink = make_sink
         self.fingerprint = Fingerprint(identity, freeze(kwargs))
         place = (source_line.module, source_line.function, source_line.line)
-        options = (ordered, tangents, transposed, sharding, device_index)
+        options: tuple[Any, ...] = (ordered, tangents, transposed, sharding, device_index)
+        if check:
+            options += (without_devices,)
         text = repr((name, place, *options, describe_structure(structure), self.fingerprint.text))
         self._key = hashlib.blake2b(text.encode(), digest_size=16).digest()
 
@@ -153,6 +167,7 @@ class TapSpec:
             sink=sink if shards is None else self._shard_sink(sink, shards),
             transforms=public_transforms(transforms),
             kwargs=self.kwargs,
+            is_check=self.check,
         )
 
     def _shard_sink(self, sink: Sink, shards: Shards) -> Sink:

@@ -54,7 +54,7 @@ def emit_text(
         )
     if not skip_format_check:
         check_format(what, fmt, args, kwargs)
-    template = _template(fmt, args, kwargs)
+    template = template_of(fmt, args, kwargs)
     if kwargs and not template.has_placeholders:
         raise ValueError(
             f"the format string {fmt!r} has no placeholders and {what} got keyword arguments {[*kwargs]}: pass them "
@@ -72,7 +72,8 @@ def emit_text(
     emit((tuple(args), dict(kwargs)), (), {}, make_sink, identity=identity, options=options)
 
 
-def _template(fmt: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Template:
+def template_of(fmt: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Template:
+    """How the host makes a text of these arguments, under the numpy print options that are in force now."""
     fields = list(placeholders(fmt))
     # numpy's arrays format as JAX's do; their attributes, elements and repr (which containers show) are others.
     alike = all(field.replace("_", "").isalnum() or not field for field in fields)

@@ -7,7 +7,7 @@ import itertools
 import os
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -122,10 +122,36 @@ def _register_handler(platform: str) -> None:
         (FFI_CALL_TARGET, library.hcb_call_host),
     ):
         jax.ffi.register_ffi_target(target, jax.ffi.pycapsule(handler), platform=platform)
+    runtime.switches.use(library, runtime.registry)
+
+
+class Check(NamedTuple):
+    """What an emitter has to know of a check, whose first array is its predicate."""
+
+    name: str
+    consumer_id: int
+
+    def fails(self, device: int, predicate: Any) -> bool:
+        """Whether there is anything to send."""
+        if runtime.switches.is_off(self.name, self.consumer_id, device):
+            return False
+        return not np.all(predicate)
+
+    def end_program(self, device: int) -> None:
+        """Raises, and so ends the program, if a failing check on the device is to do that."""
+        if runtime.switches.aborts(device):
+            raise RuntimeError(
+                'hostcallback: a check failed, and its receiver\'s on_error="abort" ends the program; the receiver and '
+                "barrier_wait report which check it was"
+            )
 
 
 def callback_emitter(
-    platform: str, prefix: bytes, dtypes: Sequence[np.dtype[Any]], devices: list[jax.Device] | None
+    platform: str,
+    prefix: bytes,
+    dtypes: Sequence[np.dtype[Any]],
+    devices: list[jax.Device] | None,
+    check: Check | None = None,
 ) -> Callable[..., tuple[()]]:
     """The Python function that a tapped program calls where there is no native handler.
 
@@ -135,7 +161,11 @@ def callback_emitter(
 
     def emit(partition: Any, *arrays: Any) -> tuple[()]:
         source = _queue_of(platform, devices, int(partition))
+        if check is not None and not check.fails(source.device, arrays[0]):
+            return ()
         source.emit(prefix, _as_emitted(arrays, dtypes))
+        if check is not None:
+            check.end_program(source.device)
         return ()
 
     return emit
@@ -147,6 +177,7 @@ def callback_shard_emitter(
     flags: int,
     dtypes: Sequence[np.dtype[Any]],
     devices: list[jax.Device] | None,
+    check: Check | None = None,
 ) -> Callable[..., None]:
     """As `callback_emitter`, for shards: it takes the shard record before the arrays.
 
@@ -160,6 +191,8 @@ def callback_shard_emitter(
     def emit(partition: Any, record: Any, *arrays: Any) -> None:
         number = int(partition)
         source = _queue_of(platform, devices, number)
+        if check is not None and not check.fails(source.device, arrays[0]):
+            return
         with lock:
             occurrence = occurrences[number] = occurrences.get(number, -1) + 1
         numbers = np.array(record, np.int64)
@@ -169,6 +202,8 @@ def callback_shard_emitter(
         source.emit(
             encode_prefix(consumer_id, flags, specs), [numbers, *_as_emitted(arrays, dtypes)], program
         )
+        if check is not None:
+            check.end_program(source.device)
 
     return emit
 

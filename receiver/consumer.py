@@ -25,6 +25,7 @@ class Consumer:
         sink: consumes the messages.
         transforms: the transformations applied to the tap, outermost last.
         kwargs: the tap's keyword arguments, for reports.
+        is_check: whether its messages are failures of a check, which can be switched off.
     """
 
     consumer_id: int
@@ -33,3 +34,4 @@ class Consumer:
     sink: Sink
     transforms: tuple[tuple[str, dict[str, Any]], ...] = ()
     kwargs: Mapping[str, Any] = field(default_factory=dict)
+    is_check: bool = False

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import enum
+import logging
 import threading
 from collections import Counter
 from dataclasses import replace
@@ -16,8 +18,23 @@ from receiver.errors import (
     UnboundConsumerError,
     UnknownConsumerError,
 )
+from receiver.failed_checks import CheckFailed, FailedCheck, FailedChecks
+from receiver.log import logger
 
 MAX_KEPT = 100
+
+
+class OnError(enum.StrEnum):
+    """What becomes of checks that fail."""
+
+    DEFER = "defer"
+    """They are raised by the next barrier, or when the receiver is left."""
+    WARN = "warn"
+    """They are logged, and never raised."""
+    RAISE_SOON = "raise_soon"
+    """As DEFER; and the next call of a tapped program raises too."""
+    ABORT = "abort"
+    """As DEFER; and the program that runs is ended."""
 
 
 class SeveralFailures(BaseExceptionGroup[BaseException]):
@@ -40,8 +57,9 @@ class DeferredErrors:
     Safe from any thread; receiver threads add, whoever leaves a scope or waits at a barrier takes.
     """
 
-    def __init__(self, max_kept: int = MAX_KEPT) -> None:
-        """`max_kept` bounds the exceptions that are kept whole; those beyond it are counted."""
+    def __init__(self, max_kept: int = MAX_KEPT, on_error: OnError = OnError.DEFER) -> None:
+        """`max_kept` bounds the exceptions that are kept whole, and the checks; those beyond it are counted."""
+        self.on_error = on_error
         self._lock = threading.Lock()  # protects everything below
         self._max_kept = max_kept
         self._failures: list[TapFailure] = []
@@ -50,6 +68,36 @@ class DeferredErrors:
         self._unbound: Counter[str] = Counter()
         self._incomplete: Counter[str] = Counter()
         self._lost: Counter[str] = Counter()
+        self._checks = FailedChecks(max_kept)
+
+    def add_check(self, consumer: Consumer, failed: CheckFailed, device: str, count: int = 1) -> None:
+        """Counts a check that failed `count` times, and says so at once where `on_error` wants it."""
+        with self._lock:
+            group = self._checks.add(consumer, failed, device, count)
+        if group is None:
+            return
+        if self.on_error is OnError.WARN:
+            _log(group)
+        elif self.on_error is OnError.RAISE_SOON:
+            urgent.append(self)
+
+    def checks(self) -> list[FailedCheck]:
+        """The checks that failed so far and have not been raised, the first first."""
+        with self._lock:
+            return self._checks.groups()
+
+    def take_checks(self) -> FailedChecks:
+        """Removes and returns them."""
+        with self._lock:
+            checks, self._checks = self._checks, FailedChecks(self._max_kept)
+        while self in urgent:
+            urgent.remove(self)
+        return checks
+
+    def put_back(self, checks: FailedChecks) -> None:
+        """Puts back what `take_checks` returned, before what failed since."""
+        with self._lock:
+            self._checks.merge(checks)
 
     def add_failure(self, failure: TapFailure) -> None:
         """Keeps what a tap raised, or counts it when enough are kept."""
@@ -67,6 +115,12 @@ class DeferredErrors:
             )  # fmt: skip
             return
         error = failure.exception
+        if isinstance(error, CheckFailed):
+            consumer = Consumer(
+                0, failure.tap, failure.source_line, error.sink, failure.transforms, failure.kwargs
+            )
+            self.add_check(consumer, error, failure.device)
+            return
         if isinstance(error, UnboundConsumerError):
             with self._lock:
                 self._unbound[str(error)] += 1
@@ -102,7 +156,13 @@ class DeferredErrors:
             unbound, self._unbound = self._unbound, Counter()
             incomplete, self._incomplete = self._incomplete, Counter()
             lost, self._lost = self._lost, Counter()
+        checks = self.take_checks()
         exceptions: list[Exception] = []
+        if self.on_error is not OnError.WARN:
+            exceptions += checks.errors()
+        elif checks:
+            logger.warning("%s", checks.headline())
+        failed_checks = len(exceptions)
         for failure in failures:
             error = failure.exception
             if not isinstance(error, Exception):
@@ -122,7 +182,24 @@ class DeferredErrors:
             exceptions.append(LostMessagesError(_describe_lost(lost)))
         if not exceptions:
             return None
-        return TapFunctionException(_headline(len(failures), suppressed), exceptions, failures, suppressed)
+        headline = _headline(len(failures), suppressed) if len(exceptions) > failed_checks else ""
+        headline = "; ".join(filter(None, (checks.headline() if failed_checks else "", headline)))
+        return TapFunctionException(headline, exceptions, failures, suppressed)
+
+
+urgent: list[DeferredErrors] = []
+"""Those with failed checks that the next call of a tapped program is to raise. Looked at by every call: a list."""
+
+
+def _log(group: FailedCheck) -> None:
+    stack = group.explanation.places[0].stack if group.explanation.places else ()
+    file, line, function = stack[0] if stack else ("(unknown file)", 0, "(unknown function)")
+    record = logger.makeRecord(
+        logger.name, logging.WARNING, file, line, "check failed: %s", (group.report(),), None, function,
+        {"check": group.as_dict()},
+    )  # fmt: skip
+    if logger.isEnabledFor(logging.WARNING):
+        logger.handle(record)
 
 
 def _without_receiver_frames(traceback: TracebackType | None) -> TracebackType | None:

@@ -9,6 +9,7 @@ from typing import Any
 from receiver.calls import Calls
 from receiver.consumer import Consumer
 from receiver.errors import TapFailure
+from receiver.failed_checks import CheckFailed
 from receiver.message import Message
 from receiver.registry import Registry
 from receiver.scope import Scope
@@ -57,6 +58,7 @@ class Dispatcher:
         self._on_end = on_end
         self._calls = calls
         self._expected_seq = 0
+        self._folded: dict[int, int] = {}
         self.current: Consumer | None = None
         self.current_since = 0.0
         self.delivered = 0
@@ -81,6 +83,13 @@ class Dispatcher:
                     self.lose(f"undecodable frame on {self._device_name}: {error}", 1)
             return decoded
 
+    def fold(self, messages: Sequence[Decoded], folded: Sequence[int]) -> None:
+        """Notes how many failures of the same check each message stands for beside its own, before `deliver`."""
+        if len(messages) == len(folded):  # a frame that cannot be decoded puts an end to all counting
+            self._folded = {
+                message[2]: count for message, count in zip(messages, folded, strict=True) if count
+            }
+
     def deliver(self, messages: Sequence[Decoded]) -> None:
         """Delivers the messages one after the other; what their sinks raise is deferred, never raised here."""
         # This is the hottest Python loop of the package: what can be a local variable is one.
@@ -90,7 +99,7 @@ class Dispatcher:
         for index, (consumer_id, flags, seq, time_ns, run_id, _, arrays) in enumerate(messages):
             self.delivered = index
             if seq != self._expected_seq and self._expected_seq != _ANY_SEQ:
-                stats.dropped += seq - self._expected_seq
+                stats.dropped += seq - self._expected_seq - self._folded.get(seq, 0)
             self._expected_seq = seq + 1
             consumer = find(consumer_id)
             if flags & _END:
@@ -116,6 +125,10 @@ class Dispatcher:
                     self._calls.start(message, self.scope)
                 else:
                     consumer.sink(message)
+            except CheckFailed as failed:
+                folded = self._folded.pop(seq, 0)
+                stats.delivered += folded
+                self.scope.deferred.add_check(consumer, failed, self._device_name, 1 + folded)
             except BaseException as error:  # a tap's failure, whatever it is, must not stop the stream
                 stats.failed += 1
                 self._defer(error, consumer, seq)

@@ -28,6 +28,7 @@ from receiver.registry import Registry
 from receiver.shard_record import PLACES_FROM
 from receiver.shards import AssemblingSink, shard_sink
 from receiver.sinks.callback import callback_sink
+from receiver.sinks.check import CheckSink
 from receiver.sinks.format import FormatSink, Template, log_records, print_lines
 from receiver.sinks.print import PrintSink
 from receiver.sinks.tap import tap_sink
@@ -94,6 +95,15 @@ def _callback(described: Described, binding: Binding | None) -> Sink | None:
     return None if binding is None else _format(described, binding)
 
 
+def _check(described: Described, binding: Binding | None) -> Sink | None:
+    unflatten, batchings = tree.unflatten_with(described.tree), _batchings(described)
+    if binding is not None:
+        return callback_sink(functools.partial(binding.func, **binding.kwargs), unflatten, batchings)
+    params = described.params
+    template = Template(params["fmt"], params["has_placeholders"], params["printoptions"])
+    return CheckSink(template, unflatten, batchings, ())
+
+
 MakeSink = Callable[[Described, Binding | None], Sink | None]
 """Makes the sink of one kind of tap in a process that never traced it; None where that takes a binding."""
 
@@ -102,6 +112,7 @@ SINKS: dict[str, MakeSink] = {
     "print": _print,
     "format": _format,
     "callback": _callback,
+    "check": _check,
 }
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from receiver.errors import NativeLibraryError
 
-ABI_VERSION = 1
+ABI_VERSION = 2
 DIRECTORY = Path(__file__).parent / "native"
 
 BATCH_FRAMES = 1024
@@ -72,6 +72,8 @@ class Batch(ctypes.Structure):
         ("offsets", c_uint64 * BATCH_FRAMES),
         ("ends", c_uint64 * BATCH_FRAMES),
         ("blocks", Block * BATCH_BLOCKS),
+        ("folded_total", c_uint64),
+        ("folded", c_uint64 * BATCH_FRAMES),
     )
 
 
@@ -127,6 +129,9 @@ _FUNCTIONS = {
     "hcb_call_fail": (None, (c_int32, c_uint64, c_char_p)),
     "hcb_call_count": (c_uint64, (c_int32,)),
     "hcb_call_close": (None, (c_char_p,)),
+    "hcb_switch": (c_int32, (c_uint64, c_int32, c_int32)),
+    "hcb_switch_all_checks": (None, (c_int32,)),
+    "hcb_abort_on_check": (c_int32, (c_int32, c_int32)),
     "hcb_default_float_mode": (None, ()),
     "hcb_after_fork_child": (None, ()),
     "hcb_test_produce": (c_uint64, (c_void_p, c_uint32, c_uint64, c_uint64)),

@@ -29,6 +29,7 @@ class _QueueBatch:
         self._source = source
         self._frames = frames
         self.frames: Sequence[Frame] = [(frame, 0, None) for frame in frames]
+        self.folded: Sequence[int] = ()
 
     def release(self) -> None:
         """Makes room for as many frames again."""

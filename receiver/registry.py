@@ -56,6 +56,11 @@ class Registry:
         weakref.finalize(lease, self._ended.append, consumer.consumer_id).atexit = False
         return lease
 
+    def consumers(self) -> list[Consumer]:
+        """Those that are known now."""
+        with self._lock:
+            return list(self._consumers.values())
+
     def retired(self) -> list[tuple[int, float]]:
         """The consumers whose programs are gone by now: what a barrier may forget when it is through."""
         with self._lock:

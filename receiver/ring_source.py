@@ -140,10 +140,13 @@ class _BlockMemory:
 class RingBatch:
     """The frames of one read. See `Batch`."""
 
-    __slots__ = ("_ends", "_released", "_source", "frames")
+    __slots__ = ("_ends", "_released", "_source", "folded", "frames")
 
-    def __init__(self, source: RingSource, frames: Sequence[Frame], ends: Any) -> None:
+    def __init__(
+        self, source: RingSource, frames: Sequence[Frame], ends: Any, folded: Sequence[int] = ()
+    ) -> None:
         self.frames = frames
+        self.folded = folded
         self._source = source
         self._ends = ends  # the source's buffer: overwritten by the next read
         self._released = 0
@@ -152,7 +155,8 @@ class RingBatch:
         """See `Batch`. Releasing what is released already does nothing."""
         upto = len(self.frames) if count is None else min(count, len(self.frames))
         if upto > self._released:
-            self._source._release(self._ends[upto - 1], upto - self._released)
+            folded = sum(self.folded[self._released : upto])
+            self._source._release(self._ends[upto - 1], upto - self._released + folded)
             self._released = upto
 
     @property
@@ -246,7 +250,8 @@ class RingSource:
         for block in batch.blocks[: batch.blocks_count]:
             payload = np.asarray(_BlockMemory(self._library, block.memory, block.nbytes))
             frames[block.frame] = (memory, frames[block.frame][1], payload)
-        self._batch = RingBatch(self, frames, batch.ends)
+        folded = batch.folded[:found] if batch.folded_total else ()
+        self._batch = RingBatch(self, frames, batch.ends, folded)
         return self._batch
 
     def _release(self, position: int, frames: int) -> None:

@@ -21,6 +21,7 @@ from receiver.registry import Registry
 from receiver.scope import Scope
 from receiver.shards import waiting_threads
 from receiver.source import Source
+from receiver.switches import Switches
 
 POLL_SEC = 0.05
 """How often a waiter looks whether the tap it waits for has stalled; progress wakes it at once."""
@@ -33,16 +34,19 @@ class Runtime:
         registry: consumer ids to consumers.
         exported: the consumers of exported programs.
         default_scope: accounts for devices that no scoped receiver has claimed.
+        switches: which checks are off.
     """
 
     def __init__(self) -> None:
         """No receiver runs until `start`."""
         self._lock = threading.Lock()  # protects _receivers, _claims and _late
+        self.switches = Switches()
         self.reset()
 
     def reset(self) -> None:
         """Forgets everything without touching threads: for a forked child, which has none."""
         self._lock = threading.Lock()
+        self.switches.after_fork_in_child()
         self._receivers: dict[str, DeviceReceiver] = {}
         self._claims: dict[str, Scope] = {}
         self._late: list[Scope] = []
@@ -173,6 +177,10 @@ class Runtime:
             for receiver in list(self._receivers.values())
         )
 
+    def serves(self, thread: threading.Thread) -> bool:
+        """Whether a thread is a receiver's, or runs a call's host function."""
+        return any(r.thread is thread or r.calls.running_on(thread) is not None for r in self.receivers())
+
     def refuse_reentry(self, what: str) -> None:
         """Raises ReentrantWaitError when the calling thread is a receiver thread, or runs a call's host function."""
         here = threading.current_thread()
@@ -201,13 +209,17 @@ class Runtime:
 
     def take_deferred(self) -> list[TapFunctionException]:
         """Removes and returns what was deferred in every scope that is open, late or the default one."""
+        found = [scope.deferred.take() for scope in self.scopes()]
+        return [error for error in found if error is not None]
+
+    def scopes(self) -> list[Scope]:
+        """Every scope that is open, late or the default one; late ones that are through, for the last time."""
         scopes = [receiver.scope for receiver in self.receivers()]
         with self._lock:
             scopes += [*self._claims.values(), *self._late]
             # Their last message has been delivered: this report is their last.
             self._late = [scope for scope in self._late if scope.has_open_devices]
-        found = [scope.deferred.take() for scope in dict.fromkeys([self.default_scope, *scopes])]
-        return [error for error in found if error is not None]
+        return list(dict.fromkeys([self.default_scope, *scopes]))
 
 
 def describe_wait(receiver: DeviceReceiver) -> str:

@@ -6,7 +6,7 @@ import threading
 from collections import Counter
 
 from receiver.back_pressure import BackPressure
-from receiver.deferred import MAX_KEPT, DeferredErrors
+from receiver.deferred import MAX_KEPT, DeferredErrors, OnError
 from receiver.stats import DeviceStats
 
 
@@ -17,7 +17,11 @@ class Scope:
     """
 
     def __init__(
-        self, name: str, max_errors: int = MAX_KEPT, back_pressure: BackPressure | None = None
+        self,
+        name: str,
+        max_errors: int = MAX_KEPT,
+        back_pressure: BackPressure | None = None,
+        on_error: OnError = OnError.DEFER,
     ) -> None:
         """Makes a scope that no device is in yet.
 
@@ -25,10 +29,11 @@ class Scope:
             name: appears in reports.
             max_errors: bounds the tap exceptions that are kept whole.
             back_pressure: of its devices; by default emissions wait for room.
+            on_error: what becomes of checks that fail.
         """
         self.name = name
         self.back_pressure = back_pressure or BackPressure()
-        self.deferred = DeferredErrors(max_errors)
+        self.deferred = DeferredErrors(max_errors, on_error)
         self._stats: dict[str, DeviceStats] = {}
         self._changed = threading.Condition()  # protects everything below
         self._open_devices: set[str] = set()

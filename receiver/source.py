@@ -42,6 +42,10 @@ class Batch(Protocol):
     def frames(self) -> Sequence[Frame]:
         """The frames, oldest first."""
 
+    @property
+    def folded(self) -> Sequence[int]:
+        """For each frame, how many failures of the same check were left out before it; empty for none at all."""
+
     def release(self) -> None:
         """Gives the frames' memory back to the producers."""
 

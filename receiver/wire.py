@@ -122,13 +122,15 @@ class Flags(enum.IntFlag):
     """Ring only: no message, fills the ring's end."""
     CALL = 1 << 5
     """A program waits for the reply to this message."""
+    CHECK = 1 << 6
+    """A check that failed."""
     DISCARDED = 1 << 30
     """Ring only: no message, reserved and given up."""
     BUSY = 1 << 31
     """Ring only: still being written."""
 
 
-_EVERYWHERE = Flags.ORDERED | Flags.END_OF_STREAM | Flags.CALL
+_EVERYWHERE = Flags.ORDERED | Flags.END_OF_STREAM | Flags.CALL | Flags.CHECK
 _NO_MESSAGE = Flags.PAD | Flags.DISCARDED | Flags.BUSY
 _UNKNOWN = 0xFFFFFFFF & ~int(_EVERYWHERE | Flags.EXTERNAL | _NO_MESSAGE)
 
@@ -317,16 +319,19 @@ def _bad_metadata(metadata: bytes, reason: str) -> CorruptFrameError:
     )
 
 
-def encode_prefix(consumer_id: int, flags: Flags | int, specs: Iterable[ArraySpec]) -> bytes:
+def encode_prefix(
+    consumer_id: int, flags: Flags | int, specs: Iterable[ArraySpec], predicate: int = 0
+) -> bytes:
     """What every frame of one tap begins with: header and padded metadata.
 
-    The header has consumer id, flags and meta_bytes; an emission fills in the rest. See `frame_from_prefix`.
+    The header has consumer id, flags and meta_bytes; an emission fills in the rest. See `frame_from_prefix`. Until then
+    the device's place holds `predicate`: which of the arrays is that of a check.
 
     Raises:
         ValueError: a number is out of its range, or a flag is ring only.
     """
     metadata = encode_metadata(specs)
-    header = Header(_public(flags), consumer_id, 0, 0, 0, 0, len(metadata), 0, 0)
+    header = Header(_public(flags), consumer_id, 0, 0, 0, predicate, len(metadata), 0, 0)
     return _pack_header(header) + metadata.ljust(_align(len(metadata)), b"\0")
 
 

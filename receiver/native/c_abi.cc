@@ -13,6 +13,7 @@
 #include "ring.h"
 #include "ring_registry.h"
 #include "supervisor.h"
+#include "switches.h"
 
 namespace {
 
@@ -155,9 +156,20 @@ uint64_t hcb_call_count(int32_t device) { return hcb::CountCalls(device); }
 
 void hcb_call_close(const char* message) { hcb::CloseCalls(message); }
 
+int32_t hcb_switch(uint64_t consumer_id, int32_t device, int32_t off) {
+  return hcb::Switch(consumer_id, device, off != 0) ? HCB_EMITTED : HCB_NO_MEMORY;
+}
+
+void hcb_switch_all_checks(int32_t off) { hcb::SwitchAllChecks(off != 0); }
+
+int32_t hcb_abort_on_check(int32_t device, int32_t on) {
+  return hcb::AbortOnCheck(device, on != 0) ? HCB_EMITTED : HCB_NO_MEMORY;
+}
+
 void hcb_default_float_mode(void) { std::fesetenv(FE_DFL_ENV); }
 
 void hcb_after_fork_child(void) {
+  hcb::ResetSwitchesAfterFork();
   hcb::ResetCallsAfterFork();
   hcb::ResetSupervisorAfterFork();
   hcb::ResetCompletersAfterFork();

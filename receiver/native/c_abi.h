@@ -8,7 +8,7 @@
 
 #include <stdint.h>
 
-#define HCB_ABI_VERSION 1
+#define HCB_ABI_VERSION 2
 #define HCB_EXPORT __attribute__((visibility("default")))
 
 #ifdef __cplusplus
@@ -74,6 +74,9 @@ typedef struct {
   uint64_t offsets[HCB_BATCH_FRAMES]; /* of the headers, within the ring's memory */
   uint64_t ends[HCB_BATCH_FRAMES];    /* position behind each frame, for hcb_ring_release */
   hcb_block blocks[HCB_BATCH_BLOCKS];
+  uint64_t folded_total;             /* the sum of the next */
+  uint64_t folded[HCB_BATCH_FRAMES]; /* failures of a check that were left out before each frame: of more than two in a row,
+                                        the first and the last are listed. Released with it */
 } hcb_batch;
 
 /* What one hcb_ring_read_call took: one frame. */
@@ -166,6 +169,14 @@ HCB_EXPORT uint64_t hcb_call_count(int32_t device);
 /* Fails all calls, and every call from now on: the process ends, and nobody will answer. */
 HCB_EXPORT void hcb_call_close(const char* message);
 
+/* Switches the messages of a consumer off (or on again) on a device, or on all (-1). A tap that is off sends nothing.
+ * HCB_NO_MEMORY: the table is full. */
+HCB_EXPORT int32_t hcb_switch(uint64_t consumer_id, int32_t device, int32_t off);
+/* The same for everything with the flag CHECK. */
+HCB_EXPORT void hcb_switch_all_checks(int32_t off);
+/* Whether a check that fails on the device ends the launch it is in, on all its devices. */
+HCB_EXPORT int32_t hcb_abort_on_check(int32_t device, int32_t on);
+
 /* Gives the calling thread the floating-point mode that threads start with. XLA flushes denormals in what it calls. */
 HCB_EXPORT void hcb_default_float_mode(void);
 
@@ -182,7 +193,9 @@ HCB_EXPORT int32_t hcb_test_call(hcb_ring* ring, const uint8_t* prefix, uint64_t
                                  void* const* results, const uint64_t* nbytes, char* error, uint64_t error_bytes);
 
 /* The XLA FFI handler (platform CPU): one uint8 array attribute `prefix`, the tapped arrays as operands. Tokens are
- * passed over; result i, if there is one, gets a copy of operand i. */
+ * passed over; result i, if there is one, gets a copy of operand i.
+ * With the flag CHECK in the prefix, the prefix's field `device` says which operand (not counting tokens) is the predicate, an
+ * array of bytes: nothing is sent where none of them is 0. */
 struct XLA_FFI_Error;
 struct XLA_FFI_CallFrame;
 HCB_EXPORT struct XLA_FFI_Error* hcb_tap(struct XLA_FFI_CallFrame* call_frame);

@@ -9,6 +9,7 @@
 #include "ffi_frame.h"
 #include "frame.h"
 #include "occurrences.h"
+#include "switches.h"
 
 namespace hcb {
 namespace {
@@ -66,12 +67,33 @@ bool StampShardRecord(const Emission& emission, ArrayList* arrays, std::vector<i
   return true;
 }
 
+// Whether all of a check's predicate holds. False for a prefix that names none, too.
+bool Holds(const FrameHeader& prefix, const ArrayList& arrays) {
+  const size_t index = static_cast<size_t>(prefix.device);
+  if (index >= arrays.size()) return false;
+  const ArrayRef& predicate = arrays.data()[index];
+  return predicate.nbytes == 0 || std::memchr(predicate.data, 0, predicate.nbytes) == nullptr;
+}
+
+XLA_FFI_Error* EndLaunch(const XLA_FFI_Api* api) {
+  return MakeError(api, XLA_FFI_Error_Code_ABORTED,
+                   "hostcallback: a check failed, and its receiver's on_error=\"abort\" ends the program; the receiver and "
+                   "barrier_wait report which check it was");
+}
+
 XLA_FFI_Error* Tap(XLA_FFI_CallFrame* frame, bool sharded) {
   ArrayList arrays;
   Emission emission;
   Ring* ring;
   if (XLA_FFI_Error* error = ReadEmission(*frame, &arrays, &emission, &ring)) return error;
   PassThrough(*frame);
+  FrameHeader prefix;
+  std::memcpy(&prefix, emission.prefix, sizeof(prefix));
+  const bool check = (prefix.flags & kCheck) != 0;
+  const bool aborts = Aborts(emission.device);
+  if (aborts && IsPoisoned(emission.run_id)) return EndLaunch(frame->api);
+  if (IsOff(prefix.consumer_id, emission.device, check)) return nullptr;
+  if (check && Holds(prefix, arrays)) return nullptr;
   std::vector<int64_t> record;
   if (sharded && !StampShardRecord(emission, &arrays, &record)) {
     return MakeError(frame->api, XLA_FFI_Error_Code_INVALID_ARGUMENT, "hostcallback: a tap of shards has no shard record");
@@ -81,6 +103,10 @@ XLA_FFI_Error* Tap(XLA_FFI_CallFrame* frame, bool sharded) {
     return MakeError(frame->api, XLA_FFI_Error_Code_INVALID_ARGUMENT,
                      "hostcallback: the metadata of this tap exceeds half of the device's ring; tap fewer arrays at once or "
                      "make the ring larger");
+  }
+  if (check && aborts) {
+    Poison(emission.run_id);
+    return EndLaunch(frame->api);
   }
   return nullptr;
 }

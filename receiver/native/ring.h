@@ -133,6 +133,8 @@ class Ring {
   void EndReaderTurn();
   bool WaitTurn(Clock::time_point deadline);
   void Walk(hcb_batch* batch);
+  void Enter(hcb_batch* batch);
+  const FrameHeader* HeaderAt(uint64_t offset) const { return reinterpret_cast<const FrameHeader*>(memory_ + offset); }
   bool TakeCall(hcb_call_frame* frame);
   hcb_damage Check(uint64_t position, uint64_t head) const;
   bool TakeBlock(uint64_t position, OutstandingBlock* block);

@@ -132,7 +132,7 @@ bool Ring::WaitTurn(Clock::time_point deadline) {
 
 uint32_t Ring::Read(int64_t timeout_ns, hcb_batch* batch) {
   const Clock::time_point deadline = Deadline(timeout_ns);
-  batch->frames = batch->blocks_count = batch->damage = 0;
+  batch->frames = batch->blocks_count = batch->damage = batch->folded_total = 0;
   EndReaderTurn();  // what the last read found has been delivered
   if (waiting_.load(std::memory_order_seq_cst) != 0) AdmitWaiters();
   while (batch->frames == 0 && batch->damage == 0) {
@@ -222,7 +222,7 @@ void Ring::Walk(hcb_batch* batch) {
         const uint64_t nbytes = RingBytes(header, flags);
         if (message) {
           if (block.memory != nullptr) batch->blocks[batch->blocks_count++] = {batch->frames, block.memory, block.nbytes};
-          batch->offsets[batch->frames++] = cursor_ & (capacity_ - 1);
+          Enter(batch);
           bytes += FrameBytes(header.meta_bytes, header.payload_bytes);
           ++cursor_frames_;
         }
@@ -237,6 +237,28 @@ void Ring::Walk(hcb_batch* batch) {
     break;
   }
   if (batch->frames == 0) ReleaseSkipped(start);
+}
+
+// Lists the message at the cursor. Of a check that fails again and again only the first and the last failure are listed, so
+// that counting them costs the reader nothing.
+void Ring::Enter(hcb_batch* batch) {
+  const uint64_t offset = cursor_ & (capacity_ - 1);
+  if (batch->frames >= 2) {
+    const uint64_t last = batch->frames - 1;
+    const FrameHeader* frames[] = {HeaderAt(batch->offsets[last - 1]), HeaderAt(batch->offsets[last]), HeaderAt(offset)};
+    bool same = true;
+    for (const FrameHeader* frame : frames) {
+      same = same && (frame->flags & (kCheck | kExternal)) == kCheck && frame->consumer_id == frames[0]->consumer_id;
+    }
+    if (same) {
+      batch->offsets[last] = offset;
+      ++batch->folded[last];
+      ++batch->folded_total;
+      return;
+    }
+  }
+  batch->folded[batch->frames] = 0;
+  batch->offsets[batch->frames++] = offset;
 }
 
 // Moves the block of the frame at `position` from the ring to `block`. False if the frame's descriptor is not that of a block of

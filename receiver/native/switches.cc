@@ -1,0 +1,106 @@
+#include "switches.h"
+
+#include <atomic>
+#include <cstddef>
+#include <mutex>
+#include <new>
+
+namespace hcb {
+namespace {
+
+constexpr size_t kSlots = 1 << 16;  // a power of two, at most half of it used
+constexpr uint64_t kAborting = 0x61626f7274696e67;  // stands for a consumer id
+
+// Open addressing. Keys are never removed, so that readers need no lock.
+struct Slot {
+  std::atomic<uint64_t> key;  // 0: free
+  std::atomic<bool> on;
+};
+
+std::mutex mutex;  // protects writing
+std::atomic<Slot*> slots;
+size_t used = 0;
+std::atomic<bool> checks_off;
+
+constexpr size_t kPoisoned = 64;
+std::atomic<int64_t> poisoned[kPoisoned];  // the last ones
+std::atomic<uint32_t> poisoned_count;
+
+uint64_t Key(uint64_t consumer_id, int32_t device) {
+  uint64_t key = consumer_id ^ (static_cast<uint64_t>(device + 1) * 0x9e3779b97f4a7c15);
+  key ^= key >> 32;
+  return key == 0 ? 1 : key;
+}
+
+Slot* Find(Slot* table, uint64_t key) {
+  size_t i = static_cast<size_t>(key * 0x9e3779b97f4a7c15 >> 48) & (kSlots - 1);
+  for (;; i = (i + 1) & (kSlots - 1)) {
+    const uint64_t found = table[i].key.load(std::memory_order_acquire);
+    if (found == key || found == 0) return &table[i];
+  }
+}
+
+bool Set(uint64_t key, bool on) {
+  std::lock_guard<std::mutex> lock(mutex);
+  Slot* table = slots.load(std::memory_order_relaxed);
+  if (table == nullptr) {
+    if (!on) return true;
+    table = new (std::nothrow) Slot[kSlots]();  // never freed: a program may run while the process ends
+    if (table == nullptr) return false;
+    slots.store(table, std::memory_order_release);
+  }
+  Slot* slot = Find(table, key);
+  if (slot->key.load(std::memory_order_relaxed) == 0) {
+    if (!on) return true;
+    if (used == kSlots / 2) return false;
+    ++used;
+    slot->on.store(true, std::memory_order_relaxed);
+    slot->key.store(key, std::memory_order_release);
+  }
+  slot->on.store(on, std::memory_order_relaxed);
+  return true;
+}
+
+bool Get(uint64_t key) {
+  Slot* table = slots.load(std::memory_order_acquire);
+  if (table == nullptr) return false;
+  const Slot* slot = Find(table, key);
+  return slot->key.load(std::memory_order_acquire) == key && slot->on.load(std::memory_order_relaxed);
+}
+
+}  // namespace
+
+bool Switch(uint64_t consumer_id, int32_t device, bool off) { return Set(Key(consumer_id, device), off); }
+
+void SwitchAllChecks(bool off) { checks_off.store(off, std::memory_order_relaxed); }
+
+bool IsOff(uint64_t consumer_id, int32_t device, bool is_check) {
+  if (is_check && checks_off.load(std::memory_order_relaxed)) return true;
+  if (slots.load(std::memory_order_relaxed) == nullptr) return false;
+  return Get(Key(consumer_id, kEveryDevice)) || Get(Key(consumer_id, device));
+}
+
+bool AbortOnCheck(int32_t device, bool on) { return Set(Key(kAborting, device), on); }
+
+bool Aborts(int32_t device) {
+  return slots.load(std::memory_order_relaxed) != nullptr && Get(Key(kAborting, device));
+}
+
+void Poison(int64_t run_id) {
+  if (IsPoisoned(run_id)) return;
+  const uint32_t number = poisoned_count.fetch_add(1, std::memory_order_relaxed);
+  poisoned[number % kPoisoned].store(run_id, std::memory_order_release);
+}
+
+bool IsPoisoned(int64_t run_id) {
+  const uint32_t count = poisoned_count.load(std::memory_order_relaxed);
+  for (uint32_t i = 0; i < kPoisoned && i < count; ++i) {
+    if (poisoned[i].load(std::memory_order_acquire) == run_id) return true;
+  }
+  return false;
+}
+
+// The mutex may be held by a thread that does not exist in the child.
+void ResetSwitchesAfterFork() { new (&mutex) std::mutex; }
+
+}  // namespace hcb

@@ -1,0 +1,128 @@
+"""The sink of a check: says that it failed, and explains what, when it is asked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from receiver.failed_checks import CheckFailed, Explanation
+from receiver.message import Message
+from receiver.place import Place
+from receiver.sinks.format import Template
+from receiver.sinks.tap import Unflatten
+from receiver.sinks.unbatch import Array, Batchings, elements
+
+VALUE_CHARS = 200
+"""Longer texts of values are cut: a report is for reading."""
+
+
+class CheckSink:
+    """Takes the messages of one check: the predicate, then the arguments of its text."""
+
+    __slots__ = ("_batchings", "_places", "_template", "_unflatten")
+
+    def __init__(
+        self, template: Template, unflatten: Unflatten, batchings: Batchings, places: Sequence[Place]
+    ) -> None:
+        """Makes the sink of one check.
+
+        Args:
+            template: its text.
+            unflatten: makes `(predicate, args, kwargs)` from the arrays of one element.
+            batchings: the vmaps around the check, as `unbatch` takes them.
+            places: where it was traced; may grow.
+        """
+        self._template = template
+        self._unflatten = unflatten
+        self._batchings = batchings
+        self._places = places
+
+    def __call__(self, message: Message) -> None:
+        """Takes one message.
+
+        Raises:
+            CheckFailed: always, unless the message is of a shard whose own part of the predicate holds: what is beyond
+                the end of the array may not.
+        """
+        if message.shard_index is not None and message.arrays[0].all():
+            return
+        raise CheckFailed(message, self)
+
+    def explain(self, message: Message) -> Explanation:
+        """The text with the values of the first element that failed. Does not raise: problems are part of it."""
+        try:
+            return self._explain(message)
+        except Exception as error:
+            problem = f"the message could not be made: {type(error).__name__}: {error}"
+            return Explanation(self._template.fmt, {}, "", (), tuple(self._places), problem)
+
+    def _explain(self, message: Message) -> Explanation:
+        failing, total, index, arrays = self._first(message)
+        predicate, args, kwargs = self._unflatten(arrays)
+        predicate = np.asarray(predicate)
+        inside: tuple[int, ...] = ()
+        where = []
+        if self._batchings:
+            where.append(f"{failing} of {total} batch elements failed, the first: {_index(index)}")
+        if predicate.ndim:
+            bad = np.argwhere(~predicate)
+            inside = tuple(int(i) for i in bad[0])
+            where.append(
+                f"{len(bad):,} of {predicate.size:,} values are false, the first at {_index(inside)}"
+            )
+        if message.shard_index is not None and predicate.ndim:
+            where.append(f"in the device's shard, {_places(message.shard_index[0])}")
+        with self._template.options():
+            values = {
+                **{str(i): _short(v) for i, v in enumerate(args)},
+                **{k: _short(v) for k, v in kwargs.items()},
+            }
+            try:
+                text, problem = self._fill(args, kwargs), ""
+            except Exception as error:
+                text = self._template.fmt
+                problem = f"the message could not be formatted: {type(error).__name__}: {error}"
+        return Explanation(text, values, "; ".join(where), (*index, *inside), tuple(self._places), problem)
+
+    def _fill(self, args: Sequence[Any], kwargs: dict[str, Any]) -> str:
+        present = self._template.present
+        if present is None:
+            return self._template.fill(args, kwargs)
+        shown = {k: present(v) if isinstance(v, np.ndarray) else v for k, v in kwargs.items()}
+        return self._template.fill([present(a) if isinstance(a, np.ndarray) else a for a in args], shown)
+
+    def _first(self, message: Message) -> tuple[int, int, tuple[int, ...], list[Array]]:
+        # How many elements of the batch failed, of how many, and index and arrays of the first.
+        if not self._batchings:
+            return 1, 1, (), message.arrays
+        failing = total = 0
+        first: tuple[tuple[int, ...], list[Array]] | None = None
+        for index, arrays in elements(message.arrays, self._batchings):
+            total += 1
+            if not arrays[0].all():
+                failing += 1
+                if first is None or index < first[0]:
+                    first = index, arrays
+        index, arrays = first or ((), message.arrays)
+        return failing, total, index, arrays
+
+
+def _index(index: tuple[int, ...]) -> str:
+    return f"[{', '.join(map(str, index))}]"
+
+
+def _places(places: tuple[slice, ...]) -> str:
+    return f"[{', '.join(f'{place.start}:{place.stop}' for place in places)}]"
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, np.ndarray):
+        text = np.array2string(value, threshold=8, edgeitems=3, separator=", ")
+        text = " ".join(text.split())
+        if value.ndim:
+            text += f" ({value.dtype}{list(value.shape)})"
+    else:
+        text = repr(value)
+    return text if len(text) <= VALUE_CHARS else text[: VALUE_CHARS - 3] + "..."
