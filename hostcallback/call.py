@@ -13,10 +13,10 @@ import numpy as np
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching
 
-from hostcallback import _jax_compat as compat, inflight, reentrant, transport
+from hostcallback import _jax_compat as compat, reentrant, transport
 from hostcallback.emit import Options, bind_spec
 from hostcallback.fingerprint import callable_name, describe_structure
-from hostcallback.primitive import TAP_EFFECT
+from hostcallback.primitive import CALL_EFFECT, TAP_EFFECT
 from hostcallback.tap_spec import Absent, TapSpec, Transform
 from receiver.consumer import Sink
 from receiver.dtypes import wire_type_of
@@ -49,7 +49,10 @@ def call(
     its own part of `arg`.
 
     `host_func` runs on a thread of its own, several of them at a time where several devices or threads call. It may use
-    JAX in any way, also on the device that waits, and run programs with taps and calls; it may not wait for a barrier.
+    JAX, also on the device that waits, and run programs with taps and calls; it may not wait for a barrier. Called by
+    a program over several devices, it may run programs on one device at a time only: XLA starts those over several in
+    order, behind the program that waits.
+
     On the native transport a program that waits holds no thread of XLA; on the callback transport it does.
 
     What `host_func` raises ends the program: whoever uses its results gets a `jax.errors.JaxRuntimeError` that holds
@@ -117,7 +120,7 @@ def _expected(result_shape: Any) -> tuple[list[Expected], Any]:
         try:
             shape, dtype = np.shape(leaf), jax.dtypes.canonicalize_dtype(jnp.result_type(leaf))
             wire_type_of(dtype)
-        except TypeError as error:
+        except (TypeError, ValueError) as error:  # ValueError: of a typed key
             raise TypeError(
                 f"result_shape{jax.tree_util.keystr(path)} is {leaf!r}, expected something with a shape and a numeric "
                 "dtype: jax.ShapeDtypeStruct(shape, dtype), an array or a number"
@@ -138,7 +141,7 @@ def _leaves_of(result: Any, *, tree: Any, what: str) -> Sequence[Any]:
 
 
 def _abstract(*avals: Any, result_avals: Any, **_: Any) -> Any:
-    return compat.results_that_vary_as(avals, result_avals), {TAP_EFFECT}
+    return compat.results_that_vary_as(avals, result_avals), {TAP_EFFECT, CALL_EFFECT}
 
 
 def _impl(*args: Any, **params: Any) -> Any:
@@ -217,7 +220,6 @@ def _lower(
         consumer = dataclasses.replace(consumer, consumer_id=consumer_id, sink=sink)
     context.keep_alive(runtime.registry.lease(consumer))
     compat.dispatch_synchronously(context)
-    inflight.expect_failures()
     flags = Flags.CALL | (Flags.ORDERED if call.ordered else Flags(0))
     dtypes = [np.dtype(aval.dtype) for aval in ctx.avals_in]
     specs = [ArraySpec.of(dtype, aval.shape) for dtype, aval in zip(dtypes, ctx.avals_in, strict=True)]

@@ -55,8 +55,9 @@ def print(
     """Prints a text with values of the program in it, as `jax.debug.print` does: `print("loss {x:.3f}", x=loss)`.
 
     The text is that of `jax.debug.print`, under the numpy print options that were in force when the call was traced;
-    but a format string with escaped braces, as in `"{{x}} {}"`, is formatted, and a Python scalar's `!r` does not say
-    `weak_type=True` outside of jit either. A receiver thread prints it, in one write, and never holds the device up; a
+    but a format string with escaped braces, as in `"{{x}} {}"`, is formatted, a Python scalar's `!r` does not say
+    `weak_type=True` outside of jit either, and a typed PRNG key prints as a key, `Array((), dtype=key<fry>) ...`, where
+    JAX prints its data. A receiver thread prints it, in one write, and never holds the device up; a
     text that cannot be formatted is reported by `barrier_wait` or the receiver, like what any tap raises.
 
     Under vmap each element has its line, in the order in which JAX unrolls the batch, and one message brings them all.
@@ -71,7 +72,7 @@ def print(
         *args: pytrees for its placeholders, traced or not. What is no array stays on the host.
         ordered: whether messages of one device keep program order, on several devices too. JAX's default is False.
         partitioned: whether each device prints its shard of what the compiler partitions, rather than the whole
-            array being printed once.
+            array being printed once. Under vmap: the elements of which all its shards have their part.
         skip_format_check: whether to let arguments without placeholder pass. Those of a text without any
             placeholder follow it.
         output_stream: two-call form only. An object with `write(str)`, called on receiver threads; by default

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from time import perf_counter, sleep
 from typing import Any
 
@@ -26,12 +27,14 @@ class _ThisThread(threading.local):
             computation is over, and so is everything the thread dispatched to the same devices before.
         uses_effects: whether the thread dispatched taps through JAX's own effect path.
         looks_at_tokens: whether it looks at tokens now, which takes the hash of effects and dispatches nothing.
+        before_call: the tokens that it had when it began to dispatch a computation with calls, unless that is over.
     """
 
     def __init__(self) -> None:
         self.results: list[Any] = []
         self.uses_effects = False
         self.looks_at_tokens = False
+        self.before_call: list[tuple[Any, Any]] | None = None
         with _lock:
             _results[:] = [entry for entry in _results if not _is_over(*entry)]
             _results.append((threading.current_thread(), self.results))
@@ -43,6 +46,7 @@ _results: list[tuple[threading.Thread, list[Any]]] = []
 _tokens: list[tuple[threading.Thread, dict[str, Any]]] = []
 _effects: list[Any] = []
 _may_fail = False
+_has_calls = False
 _unordered = False
 
 this_thread = _ThisThread()
@@ -75,6 +79,7 @@ def note_dispatching_thread() -> None:
     if not this_thread.uses_effects:
         this_thread.uses_effects = True
         with _lock:
+            _tokens[:] = [entry for entry in _tokens if entry[0].is_alive() or not _tokens_are_over(entry[1])]
             _tokens.append((threading.current_thread(), compat.thread_tokens()))
 
 
@@ -95,7 +100,7 @@ def raise_urgent() -> None:
 
 
 def expect_failures() -> None:
-    """Tells that computations with taps may fail from now on, since some of them have calls."""
+    """Tells that computations with taps may fail from now on, since failing checks may end them."""
     global _may_fail
     _may_fail = True
 
@@ -106,31 +111,71 @@ def expect_unordered() -> None:
     _unordered = True
 
 
+def note_call() -> None:
+    """Notes that the calling thread dispatches a computation with calls, which may fail: see `drop_failed_tokens`."""
+    global _has_calls
+    _has_calls = True
+    if not this_thread.looks_at_tokens:
+        this_thread.before_call = _tokens_of_this_thread()
+
+
 def drop_failed_tokens() -> None:
     """Makes the calling thread's next computation independent of its last one, should that have failed.
 
     JAX passes the token of a thread's last computation with taps on to the next one. If the first one failed
-    asynchronously, so would the next, all that follow it, and JAX's exit, with its error.
+    asynchronously, so would the next, all that follow it, and JAX's exit, with its error. So what comes next waits for
+    a computation with calls to end. Others fail only where a check ends them.
     """
-    if not _may_fail or this_thread.looks_at_tokens:
+    before = this_thread.before_call
+    if (before is None and not _may_fail) or this_thread.looks_at_tokens:
         return
-    this_thread.looks_at_tokens = True  # which takes the effect's hash, which comes here
-    try:
-        tokens = compat.thread_tokens()
-        for effect in _effects:
-            if any(
-                _is_ready(token) and not _has_succeeded(token)
-                for token in compat.ordered_tokens(tokens, effect)
-            ):
+    current = _tokens_of_this_thread()
+    if before is not None:
+        if [id(token) for _, token in current] == [id(token) for _, token in before]:
+            return  # it is being dispatched
+        this_thread.before_call = None
+        for _, token in current:
+            _wait_one(token, None, _nothing, 0)
+    _drop_failed(current)
+
+
+def _drop_failed(current: list[tuple[Any, Any]]) -> None:
+    failed = [effect for effect, token in current if _is_ready(token) and not _has_succeeded(token)]
+    if failed:
+        with _looking_at_tokens():
+            tokens = compat.thread_tokens()
+            for effect in failed:
                 compat.drop_token(tokens, effect)
+            compat.drop_failed_runtime_tokens(tokens)
+
+
+def _tokens_of_this_thread() -> list[tuple[Any, Any]]:
+    tokens = compat.thread_tokens()
+    with _looking_at_tokens():
+        return [(effect, token) for effect in _effects for token in compat.ordered_tokens(tokens, effect)]
+
+
+@contextlib.contextmanager
+def _looking_at_tokens() -> Iterator[None]:
+    looked, this_thread.looks_at_tokens = this_thread.looks_at_tokens, True
+    try:
+        yield
     finally:
-        this_thread.looks_at_tokens = False
+        this_thread.looks_at_tokens = looked
 
 
-def forget_failures_at_exit() -> None:
-    """Keeps JAX's exit handlers from raising what computations with taps failed with."""
-    drop_failed_tokens()
-    if _may_fail:
+def _nothing() -> None:
+    pass
+
+
+def forget_failures() -> None:
+    """Keeps JAX's barrier and its exit from raising what the calling thread's computations with taps failed with.
+
+    For who has waited for them, and has reported that.
+    """
+    if _may_fail or _has_calls:
+        this_thread.before_call = None
+        _drop_failed(_tokens_of_this_thread())
         compat.drop_failed_runtime_tokens(compat.thread_tokens())
 
 
@@ -167,15 +212,12 @@ def wait(deadline: float | None, check: Callable[[], None]) -> None:
 
 def _pending() -> list[Any]:
     pending = [result for _, results in list(_results) for result in list(results)]
-    looked, this_thread.looks_at_tokens = this_thread.looks_at_tokens, True
-    try:
+    with _looking_at_tokens():
         for _, tokens in list(_tokens):
             for effect in _effects:
                 pending += compat.ordered_tokens(tokens, effect)
             if _unordered:
                 pending += compat.unordered_tokens(tokens)
-    finally:
-        this_thread.looks_at_tokens = looked
     if any(result.is_deleted() for result in pending):
         # Donated to a program that need not be noted itself: it ends no sooner, and so do those that take its
         # results. Whatever such a chain has led to by now is among the live arrays.
@@ -202,6 +244,12 @@ def _is_ready(result: Any) -> bool:
         return bool(result.is_deleted() or result.is_ready())
     except RuntimeError:  # deleted between the two calls, by another thread
         return True
+
+
+def _tokens_are_over(tokens: dict[str, Any]) -> bool:
+    with _looking_at_tokens():
+        waited_on = [token for effect in _effects for token in compat.ordered_tokens(tokens, effect)]
+    return not _unordered and all(map(_is_ready, waited_on))
 
 
 def _is_over(thread: threading.Thread, results: list[Any]) -> bool:

@@ -25,6 +25,12 @@ def _lower(ctx: Any, *operands: Any, tap: TapSpec, transforms: Any, absent: Abse
             f"the tap {tap.name} at {tap.source_line} is in a program that is lowered for several platforms at once, "
             f"{', '.join(context.platforms)}: lower it for one at a time, since each takes its taps another way"
         )
+    if not all(isinstance(size, int) for aval in ctx.avals_in for size in aval.shape):
+        shapes = ", ".join(str(aval.shape) for aval in ctx.avals_in)
+        raise NotImplementedError(
+            f"the tap {tap.name} at {tap.source_line} is exported with arrays of symbolic shapes, {shapes}, and messages "
+            "say their shapes beforehand: export the program for each shape that it is called with"
+        )
     transport.start(context.platform)
     native = transport.use_native(context.platform)
     if context.for_export and not native:

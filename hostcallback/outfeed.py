@@ -47,7 +47,10 @@ def barrier_wait(timeout_sec: float | None = None) -> None:
         TapTimeoutError: the time was up; names what still runs and how much is queued. Nothing is lost:
             delivery goes on, and the next barrier waits for it.
         ReentrantWaitError: called from a tap function.
+        ValueError: `timeout_sec` is no number of seconds.
     """
+    if timeout_sec is not None and (not isinstance(timeout_sec, int | float) or not timeout_sec >= 0):
+        raise ValueError(f"timeout_sec is {timeout_sec!r}, expected a number of seconds, 0 or more, or None")
     deadline = None if timeout_sec is None else perf_counter() + timeout_sec
     _wait(deadline=deadline)
     error = _merge(runtime.take_deferred())
@@ -121,6 +124,7 @@ def _wait(
     # A stalled tap can hold a computation for ever: while computations run, look at the receivers too.
     inflight.wait(deadline, lambda: runtime.check_stalled(stall_sec))
     runtime.wait_delivered(names, deadline=deadline, stall_sec=stall_sec)
+    inflight.forget_failures()
     if names is None:
         runtime.registry.forget(retired)
 
@@ -368,7 +372,7 @@ def _deliver_at_exit() -> None:
         runtime.close_calls(
             "hostcallback: the process ends, and waiting for the host function was interrupted"
         )
-    inflight.forget_failures_at_exit()
+    inflight.forget_failures()
     errors = _merge(runtime.take_deferred())
     for receiver in runtime.receivers():
         if receiver.queued():

@@ -75,13 +75,29 @@ class PassedTokenEffect(TapEffect):
     """
 
 
+class CallEffect(TapEffect):
+    """Beside `ThreadedTapEffect`, of programs with calls: JAX threads a token for it too, which nothing uses.
+
+    What matters is that JAX hashes it when it dispatches such a program, which may fail.
+    """
+
+    def __hash__(self) -> int:
+        """As the base class's, after noting the call."""
+        value = super().__hash__()
+        inflight.note_call()
+        return value
+
+
 TAP_EFFECT = ThreadedTapEffect(traced_here=True)
 REGION_TAP_EFFECT = RegionTapEffect()
 PASSED_TOKEN_EFFECT = PassedTokenEffect()
+CALL_EFFECT = CallEffect()
 compat.register_effect(ThreadedTapEffect, ordered=True)
+compat.register_effect(CallEffect, ordered=True)
 compat.register_effect(RegionTapEffect, ordered=False)
 compat.register_effect(PassedTokenEffect, ordered=False)
 inflight.wait_for_effect(TAP_EFFECT)
+inflight.wait_for_effect(CALL_EFFECT)
 
 
 def _effect() -> TapEffect:

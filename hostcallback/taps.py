@@ -28,8 +28,10 @@ def id_tap(
 
     Works in any traced code, and outside of it. `tap_func` runs on the receiver thread of the device that
     emitted the message, one message at a time per device and in order; several devices call it concurrently.
-    It may call JAX. It never blocks the device: messages queue, and the device waits only while the queue's
-    byte budget is full. What it raises is deferred until `barrier_wait` or the end of the receiver.
+    It may call JAX. (But what it dispatches and taps on its own device waits for room in a full queue, which only the
+    tap function's return can make: to tap from tap functions, have the device emit less than the queue holds, 8 MiB, or
+    dispatch from another thread.) It never blocks the device: messages queue, and the device waits only while the
+    queue's byte budget is full. What it raises is deferred until `barrier_wait` or the end of the receiver.
 
     Under jvp the tangents are tapped too, with `transforms` ending in `("jvp", {})`; under grad the cotangents,
     with `("jvp", {}), ("transpose", {})`; under vmap one message holds the batched arrays, with

@@ -248,7 +248,8 @@ def describe_wait(receiver: DeviceReceiver) -> str:
     return (
         f"device {receiver.name}: tap {consumer.name} at {consumer.source_line} has been running for "
         f"{seconds:.1f} s, {queued} behind it: make the tap return sooner, or give it more time "
-        "(timeout_sec=); the messages are kept and are delivered when it returns"
+        "(timeout_sec=); the messages are kept and are delivered when it returns. (A tap that runs tapped "
+        "programs on its own device waits for itself once the queue is full.)"
     )
 
 

@@ -23,4 +23,4 @@ def callback_sink(func: Callable[..., Any], unflatten: Unflatten, batchings: Bat
         args, kwargs = unflatten(arrays)
         func(*args, **kwargs)
 
-    return lambda message: for_each_element(message.arrays, batchings, call)
+    return lambda message: for_each_element(message, batchings, call)

@@ -99,7 +99,7 @@ class CheckSink:
             return 1, 1, (), message.arrays
         failing = total = 0
         first: tuple[tuple[int, ...], list[Array]] | None = None
-        for index, arrays in elements(message.arrays, self._batchings):
+        for index, arrays in elements(message.arrays, self._batchings, message.shard_index):
             total += 1
             if not arrays[0].all():
                 failing += 1

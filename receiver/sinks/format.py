@@ -88,7 +88,7 @@ class FormatSink:
 
         try:
             with template.options():
-                for_each_element(message.arrays, self._batchings, format_one)
+                for_each_element(message, self._batchings, format_one)
         finally:
             if texts:
                 self._deliver(texts)

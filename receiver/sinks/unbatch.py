@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from receiver.deferred import SeveralFailures
+from receiver.message import Index, Message
 
 Array = np.ndarray[Any, Any]
 
@@ -22,37 +23,51 @@ def batchings_of(transforms: Sequence[tuple[str, Any]]) -> Batchings:
     return [dims for name, dims in transforms if name == "batch"]
 
 
-def elements(arrays: Sequence[Array], batchings: Batchings) -> Iterator[tuple[tuple[int, ...], list[Array]]]:
+def elements(
+    arrays: Sequence[Array], batchings: Batchings, places: Index | None = None
+) -> Iterator[tuple[tuple[int, ...], list[Array]]]:
     """The arrays of each element of a batch, with its index, the outermost vmap's first.
 
     The innermost vmap's index moves slowest: JAX unrolls that vmap first, and then each of its elements under the
-    next one. An array that is not batched is repeated. All are copies, so that each element's are its own.
+    next one. An array that is not batched is repeated. All are copies, so that each element's are its own. Of shards,
+    whose `places` in the whole arrays are given, the elements that all of them have.
 
     Raises:
-        ValueError: the arrays disagree on the size of a batch, as parts of arrays can that lie on several devices.
+        ValueError: whole arrays disagree on the size of a batch.
     """
-    views, positions = zip(*(_batch_first(arrays, batchings, i) for i in range(len(arrays))), strict=True)
-    sizes = [
-        {view.shape[place[level]] for view, place in zip(views, positions, strict=True) if level in place}
+    batched = [
+        _batch_first(arrays, batchings, i, None if places is None else places[i]) for i in range(len(arrays))
+    ]
+    spans = [
+        [axis.span(view.shape) for view, axes in batched if (axis := axes.get(level)) is not None]
         for level in range(len(batchings))
     ]
-    if any(len(size) != 1 for size in sizes):
+    if places is None and any(len(set(found)) > 1 for found in spans):
         raise ValueError(
             f"arrays of shapes {[array.shape for array in arrays]}, batched along {[*map(tuple, batchings)]}, are no "
-            "one batch: they are parts of arrays that a compiler partitioned differently; tap with partitioned=False"
+            "one batch: the message was damaged or made by another version"
         )
-    for index in itertools.product(*(range(*size) for size in sizes)):
-        yield (
-            index[::-1],
-            [
-                view[(*(index[level] for level in place), ...)].copy()
-                for view, place in zip(views, positions, strict=True)
-            ],
-        )
+    ranges = [range(max(start for start, _ in found), min(stop for _, stop in found)) for found in spans]
+    for index in itertools.product(*ranges):
+        taken = []
+        for view, axes in batched:
+            where: tuple[Any, ...] = (*(index[level] - axis.start for level, axis in axes.items()), ...)
+            taken.append(view[where].copy())
+        yield index[::-1], taken
 
 
-def _batch_first(arrays: Sequence[Array], batchings: Batchings, which: int) -> tuple[Array, dict[int, int]]:
-    # One array with its batch axes in front, innermost vmap first, and where each vmap's axis is among them.
+class _BatchAxis(NamedTuple):
+    position: int  # among the batch axes of its array
+    start: int  # of the array's shard in the whole
+
+    def span(self, shape: Sequence[int]) -> tuple[int, int]:
+        return self.start, self.start + shape[self.position]
+
+
+def _batch_first(
+    arrays: Sequence[Array], batchings: Batchings, which: int, place: Sequence[slice] | None
+) -> tuple[Array, dict[int, _BatchAxis]]:
+    # One array with its batch axes in front, innermost vmap first, and which of them is each vmap's.
     array = arrays[which]
     axes = list(range(array.ndim))
     # The outermost vmap's axis refers to the array as it is; without it, the next one's does.
@@ -62,24 +77,24 @@ def _batch_first(arrays: Sequence[Array], batchings: Batchings, which: int) -> t
         if dim is not None
     }
     levels = sorted(taken)
+    starts = [0 if place is None else place[taken[level]].start for level in levels]
     return array.transpose([*(taken[level] for level in levels), *axes]), {
-        level: place for place, level in enumerate(levels)
+        level: _BatchAxis(position, start)
+        for position, (level, start) in enumerate(zip(levels, starts, strict=True))
     }
 
 
-def for_each_element(
-    arrays: list[Array], batchings: Batchings, consume: Callable[[list[Array]], None]
-) -> None:
+def for_each_element(message: Message, batchings: Batchings, consume: Callable[[list[Array]], None]) -> None:
     """Calls `consume` with the arrays of each element; what it raises for one does not keep it from the others.
 
     Raises:
         SeveralFailures: everything that `consume` raised, each with a note that names the element.
     """
     if not batchings:
-        consume(arrays)
+        consume(message.arrays)
         return
     failures: list[BaseException] = []
-    for index, element in elements(arrays, batchings):
+    for index, element in elements(message.arrays, batchings, message.shard_index):
         try:
             consume(element)
         except BaseException as error:  # whatever it is, the other elements have their turn

@@ -98,6 +98,41 @@ def test_a_call_on_one_of_several_devices_fails_the_program(jit: Jit) -> None:
 
 
 @pytest.mark.parametrize("jit", COMPILED)
+@pytest.mark.parametrize("tapped", [False, True])
+def test_after_a_failure_on_several_devices_neither_the_next_program_nor_jaxs_barrier_fails(
+    jit: Jit, tapped: bool
+) -> None:
+    begun = threading.Event()
+
+    def host(x: Any, device: Any) -> Any:
+        begun.wait()  # the program goes on while the next one is dispatched
+        if device.id == 1:
+            raise NotPositive("on device 1")
+        return x
+
+    def body(x: Any) -> Any:
+        x = hcb.id_tap(lambda v: None, x) if tapped else x
+        return hcb.call(host, x, result_shape=x)
+
+    mesh = Mesh(jax.devices(), ("i",))
+    manual = {"mesh": mesh, "in_specs": PartitionSpec("i"), "out_specs": PartitionSpec("i")}
+    f = jit(jax.shard_map(body, **manual))
+    seen: list[float] = []
+    g = jit(jax.shard_map(lambda x: hcb.id_tap(lambda v: seen.append(float(v[0])), x), **manual))
+    x = jnp.arange(4.0)
+    threading.Timer(0.1, begun.set).start()
+    with contextlib.suppress(jax.errors.JaxRuntimeError):  # hcb.jit waits where it is called
+        f(x)
+    assert g(x).tolist() == x.tolist()
+    assert isinstance(deferred().exceptions[0], NotPositive)
+    assert sorted(seen) == [0, 1, 2, 3]
+    with contextlib.suppress(jax.errors.JaxRuntimeError):
+        f(x).block_until_ready()
+    deferred()
+    jax.effects_barrier()
+
+
+@pytest.mark.parametrize("jit", COMPILED)
 def test_a_nested_failure_reaches_the_outermost_caller(jit: Jit) -> None:
     inner = jit(lambda x: hcb.call(root, x, result_shape=x))
     outer = jit(lambda x: hcb.call(lambda x: np.asarray(inner(x)), x, result_shape=x))

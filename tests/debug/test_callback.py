@@ -332,6 +332,24 @@ def test_partitioned_chooses_between_the_whole_array_and_each_devices_shard(
 
 
 @pytest.mark.parametrize("jit", JITS[:2])
+@pytest.mark.parametrize("other", ["m", None])
+def test_shards_of_a_batch_that_lie_differently_are_never_mixed_up(jit: Jit, other: str | None) -> None:
+    mesh = Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("d", "m"))
+    x = jax.device_put(jnp.arange(4.0), NamedSharding(mesh, PartitionSpec("d")))
+    y = jax.device_put(10 * jnp.arange(4.0), NamedSharding(mesh, PartitionSpec(other)))
+    lock = threading.Lock()
+    pairs: list[tuple[float, float]] = []
+
+    def keep(a: Any, b: Any) -> None:
+        with lock:
+            pairs.append((float(a), float(b)))
+
+    jit(jax.vmap(lambda x, y: hcb.callback(partitioned=True)(keep, x, y)))(x, y)
+    hcb.barrier_wait()
+    assert set(pairs) == {(0, 0), (1, 10), (2, 20), (3, 30)}
+
+
+@pytest.mark.parametrize("jit", JITS[:2])
 def test_the_elements_of_a_partitioned_batch_come_in_order(jit: Jit, calls: Calls) -> None:
     mesh = Mesh(jax.devices(), ("i",))
     x = jax.device_put(jnp.arange(8.0), NamedSharding(mesh, PartitionSpec("i")))

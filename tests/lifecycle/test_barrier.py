@@ -12,6 +12,7 @@ import pytest
 from jax import lax
 
 import hostcallback as hcb
+from hostcallback import inflight
 from receiver.runtime import runtime
 from recorder import Recorder
 
@@ -253,3 +254,24 @@ def test_a_barrier_does_not_wait_for_what_was_emitted_after_it() -> None:
     hcb.barrier_wait()
     assert over
     assert seen == list(range(50))
+
+
+@pytest.mark.parametrize("timeout_sec", ["soon", -1, float("nan")])
+def test_a_timeout_that_is_none_is_refused(timeout_sec: Any) -> None:
+    with pytest.raises(ValueError, match=r"timeout_sec is .*expected a number of seconds"):
+        hcb.barrier_wait(timeout_sec)
+
+
+@pytest.mark.parametrize("jit", JITS)
+def test_threads_that_end_leave_nothing_behind(jit: Any) -> None:
+    f = jit(lambda x: hcb.id_tap(lambda v: None, x))
+
+    def run() -> None:
+        f(1.0).block_until_ready()
+
+    for _ in range(50):
+        thread = threading.Thread(target=run)
+        thread.start()
+        thread.join()
+    assert len(inflight._tokens) + len(inflight._results) < 20
+    hcb.barrier_wait()

@@ -186,3 +186,13 @@ def test_python_callbacks_are_not_exported() -> None:
     assert done.returncode == 1
     report = r"NotImplementedError: the tap print at <string>:3 .* exported for CPU, on the native"
     assert re.search(report, done.stderr)
+
+
+@pytest.mark.native_only  # the others are not exported at all
+def test_symbolic_shapes_are_refused_with_the_line_and_the_cure() -> None:
+    (size,) = jax.export.symbolic_shape("n")
+    f = jax.jit(lambda x: hcb.id_tap(print, x, name="symbolic"))
+    with pytest.raises(
+        NotImplementedError, match=r"tap symbolic at .*test_export.py.*symbolic shapes.*each shape"
+    ):
+        jax.export.export(f, disabled_checks=hcb.export_checks())(jax.ShapeDtypeStruct((size,), np.float32))

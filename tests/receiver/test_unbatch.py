@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
+from receiver.consumer import Consumer
 from receiver.deferred import DeferredErrors, SeveralFailures
 from receiver.errors import TapFailure
+from receiver.message import Message
 from receiver.sinks.unbatch import elements, for_each_element
 
 
@@ -66,9 +68,21 @@ def test_an_empty_batch_has_no_elements() -> None:
     assert list(elements([np.zeros((0, 2))], [(0,)])) == []
 
 
-def test_parts_of_batches_of_different_lengths_are_refused_with_the_cure() -> None:
-    with pytest.raises(ValueError, match=r"shapes \[\(2,\), \(4,\)\].*partitioned=False"):
+def test_whole_batches_of_different_lengths_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"shapes \[\(2,\), \(4,\)\].*no one batch"):
         list(elements([np.zeros(2), np.zeros(4)], [(0, 0)]))
+
+
+def test_of_shards_only_the_elements_that_all_of_them_have_are_taken() -> None:
+    whole = np.arange(8)
+    places = ((slice(2, 6),), (slice(4, 8),), ())
+    arrays = [whole[2:6], 10 * whole[4:8], np.array(7)]
+    found = list(elements(arrays, [(0, 0, None)], places))
+    assert [(index, [int(a) for a in element]) for index, element in found] == [
+        ((4,), [4, 40, 7]),
+        ((5,), [5, 50, 7]),
+    ]
+    assert list(elements([whole[:2], whole[4:]], [(0, 0)], ((slice(0, 2),), (slice(4, 8),)))) == []
 
 
 def test_a_failing_element_does_not_keep_the_others_from_being_consumed() -> None:
@@ -79,8 +93,9 @@ def test_a_failing_element_does_not_keep_the_others_from_being_consumed() -> Non
         if seen[-1] % 2:
             raise KeyError(seen[-1])
 
+    message = Message(Consumer(1, "tap", "here:1 (f)", print), [np.arange(5)], 0, 0, 0, "cpu:0", None)
     with pytest.raises(SeveralFailures) as info:
-        for_each_element([np.arange(5)], [(0,)], consume)
+        for_each_element(message, [(0,)], consume)
     assert seen == [0, 1, 2, 3, 4]
     assert [error.args for error in info.value.exceptions] == [(1,), (3,)]
     assert [error.__notes__ for error in info.value.exceptions] == [
