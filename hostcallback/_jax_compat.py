@@ -11,6 +11,7 @@ import functools
 import inspect
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from types import FrameType
 from typing import Any
 
 import jax
@@ -76,6 +77,20 @@ def thread_tokens() -> dict[str, Any]:
     the token of the last computation that the thread dispatched with it.
     """
     return _dispatch.runtime_tokens.__dict__
+
+
+def asks_for_token(frame: FrameType | None) -> bool:
+    """Whether a frame is part of JAX's look for a token at the start of a dispatch.
+
+    `RuntimeTokenSet.get_token_input` (0.8 to 0.12) calls the effect's hash, as other places do.
+    """
+    for _ in range(4):
+        if frame is None:
+            return False
+        if frame.f_code.co_name == "get_token_input":
+            return True
+        frame = frame.f_back
+    return False
 
 
 def ordered_tokens(tokens: dict[str, Any], effect: Any) -> list[jax.Array]:

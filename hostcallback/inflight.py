@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from time import perf_counter, sleep
@@ -73,7 +74,7 @@ def note_dispatching_thread() -> None:
 
     What it dispatches next does not depend on one that failed: see `drop_failed_tokens`.
     """
-    if urgent:
+    if urgent and compat.asks_for_token(sys._getframe(1)):
         raise_urgent()
     drop_failed_tokens()
     if not this_thread.uses_effects:
@@ -91,7 +92,7 @@ def raise_urgent() -> None:
     Raises:
         TapFunctionException: there are some.
     """
-    if this_thread.looks_at_tokens or runtime.serves(threading.current_thread()):
+    if runtime.serves(threading.current_thread()):
         return
     while urgent:
         error = urgent.pop().take()

@@ -28,7 +28,7 @@ def _lower(ctx: Any, *operands: Any, tap: TapSpec, transforms: Any, absent: Abse
     if not all(isinstance(size, int) for aval in ctx.avals_in for size in aval.shape):
         shapes = ", ".join(str(aval.shape) for aval in ctx.avals_in)
         raise NotImplementedError(
-            f"the tap {tap.name} at {tap.source_line} is exported with arrays of symbolic shapes, {shapes}, and messages "
+            f"the tap {tap.name} at {tap.source_line} is exported with symbolic shapes, {shapes}, and messages "
             "say their shapes beforehand: export the program for each shape that it is called with"
         )
     transport.start(context.platform)

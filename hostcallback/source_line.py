@@ -78,4 +78,5 @@ def _span(frame: FrameType) -> tuple[int, int, int, int] | None:
 
 
 def _is_users(frame: FrameType) -> bool:
-    return frame.f_globals.get("__name__", "").partition(".")[0] not in _NOT_THE_USER
+    package = frame.f_globals.get("__name__", "").partition(".")[0]
+    return package not in _NOT_THE_USER and not frame.f_code.co_filename.startswith("<frozen ")

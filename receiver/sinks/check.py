@@ -61,6 +61,10 @@ class CheckSink:
     def _explain(self, message: Message) -> Explanation:
         failing, total, index, arrays = self._first(message)
         predicate, args, kwargs = self._unflatten(arrays)
+        args, kwargs = (
+            [_readable(arg) for arg in args],
+            {key: _readable(value) for key, value in kwargs.items()},
+        )
         predicate = np.asarray(predicate)
         inside: tuple[int, ...] = ()
         where = []
@@ -109,6 +113,17 @@ class CheckSink:
         return failing, total, index, arrays
 
 
+def _readable(value: Any, *, inside: bool = False) -> Any:
+    # Numbers in containers as numbers, where numpy would show each as an array.
+    if isinstance(value, np.ndarray) and inside and not value.ndim and value.dtype.kind in "biufc":
+        return value.item()
+    if type(value) in (tuple, list):
+        return type(value)(_readable(item, inside=True) for item in value)
+    if type(value) is dict:
+        return {key: _readable(item, inside=True) for key, item in value.items()}
+    return value
+
+
 def _index(index: tuple[int, ...]) -> str:
     return f"[{', '.join(map(str, index))}]"
 
@@ -119,10 +134,10 @@ def _places(places: tuple[slice, ...]) -> str:
 
 def _short(value: Any) -> str:
     if isinstance(value, np.ndarray):
-        text = np.array2string(value, threshold=8, edgeitems=3, separator=", ")
-        text = " ".join(text.split())
-        if value.ndim:
-            text += f" ({value.dtype}{list(value.shape)})"
+        if not value.ndim:
+            return str(value)
+        text = " ".join(np.array2string(value, threshold=8, edgeitems=3, separator=", ").split())
+        text += f" ({value.dtype}{list(value.shape)})"
     else:
         text = repr(value)
     return text if len(text) <= VALUE_CHARS else text[: VALUE_CHARS - 3] + "..."

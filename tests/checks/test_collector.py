@@ -1,0 +1,236 @@
+"""Failed checks are gathered by line, bounded, and raised, logged or made to end the program, as the receiver says."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from failing import failed_once
+from jax import lax
+from jax.sharding import Mesh, PartitionSpec
+
+import hostcallback as hcb
+from transforming import COMPILED, JITS, Jit
+
+
+def positive(x: Any) -> Any:
+    hcb.check(x > 0, "x is {}", x)
+    return x
+
+
+def checks_of(error: hcb.TapFunctionException) -> list[hcb.FailedCheck]:
+    return [e.check for e in error.exceptions if isinstance(e, hcb.CheckError)]
+
+
+def often(f: Any) -> None:
+    """A failure is counted before it is announced: the call that raises need not be the first one."""
+    for _ in range(1000):
+        f(1.0)
+
+
+@pytest.mark.parametrize("jit", JITS)
+def test_failures_are_raised_on_leaving_a_collector_one_for_each_line(jit: Jit) -> None:
+    def f(x: Any) -> Any:
+        hcb.check(x > 1, "above one: {}", x)
+        return positive(x)
+
+    compiled = jit(f)
+
+    def run(errors: hcb.OutfeedReceiver) -> None:
+        for x in (0.5, 0.5, -1.0, 2.0):
+            compiled(x)
+        while len(errors.failed_checks) < 2 or errors.failed_checks[0].count < 3:
+            pass
+        assert [check.count for check in errors.failed_checks] == [3, 1]
+
+    with pytest.raises(hcb.TapFunctionException) as caught, hcb.error_collector() as errors:
+        run(errors)
+    first, second = checks_of(caught.value)
+    assert (first.explanation.text, first.count) == ("above one: 0.5", 3)
+    assert (second.explanation.text, second.count) == ("x is -1.0", 1)
+    assert str(caught.value).startswith("2 check(s) failed, 4 time(s) in all; the first: above one: 0.5, at ")
+    assert "this was the first of 2 checks that failed" in str(caught.value.exceptions[0])
+    assert "ms after the first failure, of the check at" in str(caught.value.exceptions[1])
+    hcb.barrier_wait()
+
+
+@pytest.mark.parametrize("jit", JITS)
+def test_what_a_tap_raises_is_reported_beside_failed_checks(jit: Jit) -> None:
+    def bad(x: Any) -> None:
+        raise KeyError("tap")
+
+    jit(lambda x: hcb.id_tap(bad, positive(x)))(-1.0)
+    with pytest.raises(hcb.TapFunctionException) as caught:
+        hcb.barrier_wait()
+    assert [type(e) for e in caught.value.exceptions] == [hcb.CheckError, KeyError]
+    assert "1 check(s) failed" in str(caught.value)
+    assert "1 tap function call(s) raised" in str(caught.value)
+
+
+@pytest.mark.parametrize("jit", JITS)
+def test_warnings_are_logged_once_a_line_with_file_and_line_and_never_raised(
+    jit: Jit, caplog: pytest.LogCaptureFixture
+) -> None:
+    compiled = jit(positive)
+    with caplog.at_level(logging.WARNING, "hostcallback"), hcb.outfeed_receiver(on_error="warn"):
+        for x in (-1.0, -2.0, -3.0):
+            compiled(x)
+    first, summary = caplog.records
+    assert first.name == "hostcallback"
+    assert first.pathname.endswith("test_collector.py")
+    assert first.funcName == "positive"
+    assert first.getMessage().startswith("check failed: x is -1.0, at ")
+    assert first.check["message"] == "x is -1.0"  # type: ignore[attr-defined]
+    assert summary.getMessage().startswith("1 check(s) failed, 3 time(s) in all")
+
+
+@pytest.mark.parametrize("jit", COMPILED)
+def test_raise_soon_raises_in_the_next_call_of_a_tapped_program(jit: Jit) -> None:
+    compiled = jit(positive)
+    with hcb.outfeed_receiver(on_error="raise_soon") as rx:
+        compiled(-1.0).block_until_ready()
+        while not rx.failed_checks:
+            pass
+        with pytest.raises(hcb.TapFunctionException) as caught:
+            often(compiled)
+        assert checks_of(caught.value)[0].explanation.text == "x is -1.0"
+        compiled(2.0)
+
+
+def test_raise_soon_raises_in_whichever_thread_calls_next_but_never_in_a_tap() -> None:
+    seen: list[Any] = []
+    inner = hcb.jit(lambda x: hcb.id_tap(lambda v: None, x))
+    go = threading.Event()
+
+    def tap(x: Any) -> None:
+        go.wait()
+        try:
+            inner(1.0)
+            seen.append("went on")
+        except BaseException as error:
+            seen.append(error)
+
+    with hcb.outfeed_receiver(on_error="raise_soon") as rx:
+        hcb.jit(lambda x: hcb.id_tap(tap, positive(x)))(-1.0)
+        while not rx.failed_checks:
+            pass
+        go.set()
+        while not seen:
+            pass
+        assert seen == ["went on"]
+        with pytest.raises(hcb.TapFunctionException):
+            often(inner)
+
+
+@pytest.mark.parametrize("jit", COMPILED)
+def test_abort_ends_a_loop_that_would_never_end(jit: Jit) -> None:
+    endless = jit(
+        lambda x: lax.while_loop(
+            lambda c: True, lambda c: (hcb.check(c < 1000, "still running at {}", c), c + 1)[1], x
+        )
+    )
+    with pytest.raises((jax.errors.JaxRuntimeError, ValueError), match="a check failed") as caught:
+        with hcb.outfeed_receiver(on_error="abort"):
+            jax.block_until_ready(endless(0))
+    notes = "".join(caught.value.__notes__)
+    assert "1 check(s) failed, 1 time(s) in all; the first: still running at 1000" in notes
+    assert float(jit(positive)(3.0)) == 3  # the next program works
+    hcb.barrier_wait()
+    jit(positive)(-3.0)  # and is not ended by a failing check any more
+    assert failed_once().count == 1
+
+
+@pytest.mark.parametrize("jit", COMPILED)
+def test_abort_ends_endless_loops_on_all_devices(jit: Jit) -> None:
+    mesh = Mesh(jax.devices(), ("i",))
+
+    def f(x: Any) -> Any:
+        def body(c: Any) -> Any:
+            hcb.id_tap(lambda v: None, c)
+            hcb.check(jnp.all(c != 50), "at {}", c)
+            return c + 1
+
+        return lax.while_loop(lambda c: True, body, x)
+
+    endless = jit(jax.shard_map(f, mesh=mesh, in_specs=PartitionSpec("i"), out_specs=PartitionSpec("i")))
+    # On the callback transport a launch has no number, so that each device has to fail by itself.
+    with pytest.raises((jax.errors.JaxRuntimeError, ValueError), match="a check failed") as caught:
+        with hcb.outfeed_receiver(on_error="abort"):
+            jax.block_until_ready(endless(jnp.arange(4)))
+    assert "check(s) failed" in "".join(caught.value.__notes__)
+    positive(1.0)
+    hcb.barrier_wait()
+
+
+@pytest.mark.native_only
+@pytest.mark.parametrize("jit", COMPILED)
+def test_abort_on_one_device_ends_the_others_at_their_next_tap(jit: Jit) -> None:
+    mesh = Mesh(jax.devices(), ("i",))
+
+    def f(x: Any) -> Any:
+        def body(c: Any) -> Any:
+            hcb.id_tap(lambda v: None, c)
+            hcb.check(jnp.all(c != 50), "at {}", c)
+            return c + 1
+
+        return lax.while_loop(lambda c: True, body, x)
+
+    endless = jit(jax.shard_map(f, mesh=mesh, in_specs=PartitionSpec("i"), out_specs=PartitionSpec("i")))
+    with pytest.raises((jax.errors.JaxRuntimeError, ValueError), match="a check failed") as caught:
+        with hcb.outfeed_receiver(on_error="abort"):
+            # Only the first device ever comes to 50 soon; the others run for hours.
+            jax.block_until_ready(endless(jnp.array([0, 100, 100, 100])))
+    assert "1 check(s) failed" in "".join(caught.value.__notes__)
+
+
+def test_failures_beyond_the_kept_bound_are_counted_by_line() -> None:
+    def run() -> None:
+        for x in (-1.0, -2.0):
+            hcb.check(x > 0, "one {}", x)
+            hcb.check(x > 0, "two {}", x)
+            hcb.check(x > 0, "three {}", x)
+            hcb.check(x > 0, "four {}", x)
+
+    with pytest.raises(hcb.TapFunctionException) as caught, hcb.error_collector(max_errors=2):
+        run()
+    checks = checks_of(caught.value)
+    assert [(check.explanation.text, check.count) for check in checks] == [("one -1.0", 2), ("two -1.0", 2)]
+    assert str(caught.value).startswith("2 check(s) failed, 8 time(s) in all")
+    told = str(caught.value.exceptions[0])
+    assert "beyond the 2 checks that are kept, failures were counted: 2 at " in told
+
+
+def test_two_collectors_on_one_device_are_refused() -> None:
+    with hcb.error_collector():
+        with pytest.raises(hcb.DeviceClaimedError, match="already has the receiver 'error collector'"):
+            with hcb.error_collector():
+                pass
+    with hcb.error_collector(devices=jax.devices()[:1]), hcb.error_collector(devices=jax.devices()[1:2]):
+        pass
+
+
+def test_an_unknown_policy_is_refused() -> None:
+    with pytest.raises(
+        ValueError, match=r"on_error is 'raise', expected one of 'defer', 'warn', 'raise_soon', 'abort'"
+    ):
+        hcb.outfeed_receiver(on_error="raise")
+
+
+@pytest.mark.parametrize("jit", COMPILED)
+def test_a_thousand_checks_in_one_program_are_collected(jit: Jit) -> None:
+    def f(x: Any) -> Any:
+        for i in range(1000):
+            hcb.check(x != i, "number {}", i, name=f"check {i}")
+            x = x + 0
+        return x
+
+    compiled = jit(f)
+    for i in (3, 700):
+        compiled(float(i))
+    with pytest.raises(hcb.TapFunctionException) as caught:
+        hcb.barrier_wait()
+    assert [check.name for check in checks_of(caught.value)] == ["check 3", "check 700"]
