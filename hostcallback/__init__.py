@@ -7,6 +7,7 @@ decode them and call Python tap functions.
 from __future__ import annotations
 
 import hostcallback.lowering  # noqa: F401, it registers the tap primitive's lowering rules
+from hostcallback.breakpoint import breakpoint
 from hostcallback.call import call
 from hostcallback.check import check, disable_checks, enable_checks
 from hostcallback.debug import callback, log, print
@@ -17,6 +18,8 @@ from hostcallback.taps import id_print, id_tap
 from receiver.back_pressure import BackPressure
 from receiver.deferred import OnError
 from receiver.errors import (
+    BreakpointError,
+    BreakpointQuit,
     CallResultError,
     DeviceClaimedError,
     HostCallbackError,
@@ -36,6 +39,8 @@ __version__ = "0.1.0"
 
 __all__ = [
     "BackPressure",
+    "BreakpointError",
+    "BreakpointQuit",
     "CallResultError",
     "CheckError",
     "DeviceClaimedError",
@@ -54,6 +59,7 @@ __all__ = [
     "UnknownConsumerError",
     "barrier_wait",
     "bind",
+    "breakpoint",
     "call",
     "callback",
     "check",

@@ -12,7 +12,7 @@ import inspect
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from types import FrameType
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import numpy as np
@@ -642,6 +642,29 @@ def escaped_tracer_error(value: Any) -> Exception | None:
         if trace is None:
             return None
     return None
+
+
+def trace_of(tracer: Any) -> Literal["this", "outer"] | None:
+    """Where a tracer's trace is, seen from the current one; None if it is over, or inside, or of another kind.
+
+    "this" also means transformations (vmap, jvp) around which nothing was traced to a jaxpr since: only tracers of
+    those may go into the current jaxpr without it depending on what encloses it, from where JAX's caches of jaxprs
+    (of inner jits and loop bodies, 0.8 to 0.12) take it elsewhere.
+    """
+    found: Literal["this", "outer"] = "this"
+    trace: Any = _core.trace_ctx.trace
+    while trace is not None and trace is not eval_trace:
+        if _are_one(trace, tracer._trace):
+            return found
+        if isinstance(trace, _pe.DynamicJaxprTrace):
+            found = "outer"
+        trace = getattr(trace, "parent_trace", None)
+    return None
+
+
+def is_frame_of_jit(frame: FrameType) -> bool:
+    """Whether a frame is of `jax.jit`'s own code: the jaxpr of a function that it calls outlives the outer trace."""
+    return frame.f_globals.get("__name__") == "jax._src.pjit"  # from 0.4 to 0.12
 
 
 def _are_one(trace: Any, other: Any) -> bool:

@@ -28,6 +28,10 @@ from receiver.wire import ArraySpec, Flags, encode_prefix
 
 VMAP_METHODS = ("sequential", "sequential_unrolled", "expand_dims", "broadcast_all", None)
 
+BREAKPOINT = "breakpoint"
+"""The `kind` of a call that sends primals and may be transposed: its first operand says which of the others have no
+values then."""
+
 call_p = Primitive("host_call")
 call_p.multiple_results = True
 
@@ -91,6 +95,19 @@ def call(
         )
     if vmap_method not in VMAP_METHODS:
         raise ValueError(f"vmap_method={vmap_method!r}, expected one of {', '.join(map(repr, VMAP_METHODS))}")
+    options = Options(name or callable_name(host_func), ordered, tap_tangents=False)
+    return emit_call(host_func, arg, kwargs, result_shape, vmap_method, options)
+
+
+def emit_call(
+    host_func: Callable[..., Any],
+    arg: Any,
+    kwargs: dict[str, Any],
+    result_shape: Any,
+    vmap_method: str | None,
+    options: Options,
+) -> Any:
+    """Binds one call, of any kind; see `call` for the arguments, and for what it returns and raises."""
     expected, result_tree = _expected(result_shape)
     config: Any = jax.config  # the attribute exists in every version, and its annotation in none
     narrow = not config.jax_enable_x64
@@ -107,7 +124,6 @@ def call(
         return jax.tree.unflatten(result_tree, outs)
 
     described = (describe_structure(result_tree), tuple((e.name, e.shape, e.dtype.name) for e in expected))
-    options = Options(name or callable_name(host_func), ordered, tap_tangents=False)
     identity = ("call", host_func, described, narrow)
     return bind_spec(bind, arg, kwargs, make_sink, identity=identity, options=options)
 
@@ -158,14 +174,24 @@ def _eager_program(params: tuple[tuple[str, Any], ...]) -> Callable[..., Any]:
 
 
 def _jvp(primals: Any, tangents: Any, *, call: TapSpec, **params: Any) -> Any:
-    if any(type(t) is not ad.Zero and getattr(t, "dtype", None) != jax.dtypes.float0 for t in tangents):
+    differentiated = any(
+        type(t) is not ad.Zero and getattr(t, "dtype", None) != jax.dtypes.float0 for t in tangents
+    )
+    if differentiated and call.kind != BREAKPOINT:
         raise ValueError(_cannot_be_differentiated(call))
     outs = call_p.bind(*primals, call=call, **params)
     return outs, [compat.zero_tangent(out) for out in outs]
 
 
 def _transpose(cotangents: Any, *args: Any, call: TapSpec, **params: Any) -> Any:
-    raise ValueError(_cannot_be_differentiated(call))
+    if call.kind != BREAKPOINT:
+        raise ValueError(_cannot_be_differentiated(call))
+    # It sends what it found, tangents in the rule of a custom derivative too. They have no values in transposed code;
+    # the first operand says which those are.
+    missing = [ad.is_undefined_primal(arg) for arg in args]
+    known = [jnp.zeros(a.aval.shape, a.aval.dtype) if m else a for a, m in zip(args, missing, strict=True)]
+    call_p.bind(jnp.array(missing[1:]), *known[1:], call=call, **params)
+    return [None] * len(args)
 
 
 def _cannot_be_differentiated(call: TapSpec) -> str:

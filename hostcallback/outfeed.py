@@ -15,7 +15,7 @@ from typing import ParamSpec, Self, TypeVar
 import jax
 
 from hostcallback import _jax_compat as compat, inflight, transport
-from receiver import native_library
+from receiver import native_library, stops
 from receiver.back_pressure import BackPressure, Policy
 from receiver.deferred import MAX_KEPT, OnError
 from receiver.errors import TapFunctionException, TapTimeoutError
@@ -391,6 +391,7 @@ def _after_fork_in_child() -> None:
     inflight.forget()
     transport.forget()
     runtime.reset()
+    stops.reset()
     native_library.after_fork_in_child()
 
 

@@ -17,6 +17,12 @@ MAX_FRAMES = 64
 # equinox and flax wrap functions, and a tap is one: `equinox.filter_vmap(functools.partial(id_tap, log))(x)`.
 _NOT_THE_USER = ("hostcallback", "jax", "jaxlib", "contextlib", "functools", "equinox", "flax")
 
+# What runs scripts, notebooks and tests: callers that say nothing about the user's program.
+_RUNS_THE_USER = (
+    "IPython", "_pytest", "asyncio", "bdb", "code", "concurrent", "ipykernel", "pdb", "pluggy", "pytest",
+    "runpy", "threading", "tornado", "traitlets", "unittest",
+)  # fmt: skip
+
 # JAX then names the user's line too, for what a tap returned: in errors about tracers that escaped, in compiled
 # programs and in profiles.
 source_info_util.register_exclusion(os.path.dirname(os.path.abspath(__file__)) + os.sep)
@@ -43,12 +49,16 @@ class SourceLine:
         return f"{self.file}:{self.line} ({self.function})"
 
 
+def is_user_frame(frame: FrameType, *, runs_it: bool = True) -> bool:
+    """Whether a frame belongs neither to this package nor to what wraps functions; `runs_it`: or runs users' code."""
+    package = frame.f_globals.get("__name__", "").partition(".")[0]
+    return package not in _NOT_THE_USER and (runs_it or package not in _RUNS_THE_USER)
+
+
 def user_source_line() -> SourceLine:
     """The innermost frame of the calling thread that belongs neither to this package nor to what wraps functions."""
     frame = sys._getframe(1)
-    while frame.f_back is not None:
-        if _is_users(frame):
-            break
+    while frame.f_back is not None and not is_user_frame(frame):
         frame = frame.f_back
     code = frame.f_code
     return SourceLine(code.co_filename, frame.f_lineno, code.co_qualname, frame.f_globals.get("__name__", ""))
@@ -59,7 +69,7 @@ def user_place() -> Place:
     frames: list[FrameType] = []
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and len(frames) < MAX_FRAMES:
-        if _is_users(frame):
+        if is_user_frame(frame, runs_it=False):
             frames.append(frame)
         frame = frame.f_back
     stack = tuple(Frame(f.f_code.co_filename, f.f_lineno or 0, f.f_code.co_qualname) for f in frames)
@@ -75,8 +85,3 @@ def _span(frame: FrameType) -> tuple[int, int, int, int] | None:
     if first is None or last is None or start is None or end is None:
         return None
     return first, last, start, end
-
-
-def _is_users(frame: FrameType) -> bool:
-    package = frame.f_globals.get("__name__", "").partition(".")[0]
-    return package not in _NOT_THE_USER and not frame.f_code.co_filename.startswith("<frozen ")

@@ -10,6 +10,8 @@ HostCallbackError
 |   `-- IncompleteValueError shards of an array that is partitioned over devices
 |-- CallFailedError          a call's host function raised, or nobody will answer it
 |-- CallResultError          (also a TypeError) a host function returned something else than announced
+|-- BreakpointError          a breakpoint stopped, and there is nobody to ask
+|-- BreakpointQuit           the user ended the program at a breakpoint
 |-- wire.WireError           a frame that cannot be decoded (and its subclasses)
 `-- NativeLibraryError       the native transport was asked for and cannot be loaded
 TapFunctionException         an ExceptionGroup of everything that was deferred
@@ -69,6 +71,14 @@ class CallFailedError(HostCallbackError, RuntimeError):
 
 class CallResultError(HostCallbackError, TypeError):
     """What a call's host function returned is not what `result_shape` announced."""
+
+
+class BreakpointError(HostCallbackError, RuntimeError):
+    """A breakpoint stopped where no commands can be read: the standard input is no terminal."""
+
+
+class BreakpointQuit(HostCallbackError):
+    """The user ended the program that waited at a breakpoint."""
 
 
 class NativeLibraryError(HostCallbackError, ImportError):

@@ -1,0 +1,106 @@
+"""Which of a user's objects may be kept as long as a program lives, and how the others are referred to."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import types
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+from hostcallback import _jax_compat as compat
+
+LOOK_AT = 500
+"""How many objects are looked at in search of tracers."""
+
+_PLAIN = (
+    int,
+    float,
+    complex,
+    str,
+    bytes,
+    bytearray,
+    range,
+    slice,
+    type(None),
+    type,
+    np.dtype,
+    np.generic,
+    types.ModuleType,
+)
+_HOLD_PROGRAMS = (
+    types.FrameType, types.TracebackType, types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType,
+)  # fmt: skip
+_FUNCTIONS = (types.FunctionType, type(jax.jit(len)))
+
+
+class NotAvailable:
+    """What a debugger shows for a value that it cannot have."""
+
+    __slots__ = ("_why",)
+
+    def __init__(self, why: str) -> None:
+        """`why` says what it is, too."""
+        self._why = why
+
+    def __repr__(self) -> str:
+        """`<not available here: ...>`."""
+        return f"<not available here: {self._why}>"
+
+
+def is_harmless(value: Any) -> bool:
+    """Whether an object holds neither tracers nor functions that JAX may keep programs for.
+
+    A program that keeps a tracer leaks it. One that keeps the function it is the program of is never freed: JAX caches
+    programs by weak references to functions. What takes too long to look through is not called harmless.
+    """
+    seen: set[int] = set()
+    left = [value]
+    while left:
+        found = left.pop()
+        if isinstance(found, _PLAIN) or id(found) in seen:
+            continue
+        if isinstance(found, compat.ArrayImpl) or (
+            isinstance(found, np.ndarray) and not found.dtype.hasobject
+        ):
+            continue
+        if isinstance(found, (jax.core.Tracer, *_HOLD_PROGRAMS)):
+            return False
+        if isinstance(found, _FUNCTIONS):
+            if _found_by_name(found):
+                continue
+            return False
+        seen.add(id(found))
+        if len(seen) > LOOK_AT:
+            return False
+        left += gc.get_referents(found)
+    return True
+
+
+def weakly(value: Any) -> Callable[[], Any]:
+    """A function that returns `value` as long as something else keeps it, and then what says so."""
+    kind = f"a {type(value).__module__}.{type(value).__qualname__}"
+    try:
+        get = weakref.WeakMethod(value) if isinstance(value, types.MethodType) else weakref.ref(value)
+    except TypeError:
+        held = NotAvailable(f"{kind} that holds traced values or functions")
+        return lambda: held
+    gone = NotAvailable(f"{kind} that does not exist any more")
+
+    def found() -> Any:
+        value = get()
+        return gone if value is None else value
+
+    return found
+
+
+def _found_by_name(function: Any) -> bool:
+    """Whether a function, perhaps a wrapped one, is what its module has under its name."""
+    found: Any = sys.modules.get(getattr(function, "__module__", None) or "")
+    for part in (getattr(function, "__qualname__", None) or "<none>").split("."):
+        found = getattr(found, part, None)
+    return found is function

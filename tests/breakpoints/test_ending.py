@@ -1,0 +1,159 @@
+"""How a stop ends: by quitting, by errors, and what runs afterwards."""
+
+from __future__ import annotations
+
+import io
+import sys
+import threading
+import types
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import hostcallback as hcb
+from scripted import Script
+from transforming import COMPILED, JITS, Jit
+
+EITHER = (jax.errors.JaxRuntimeError, hcb.HostCallbackError)
+
+
+def stopping(script: Any, jit: Jit) -> Any:
+    def f(x: Any) -> Any:
+        hcb.breakpoint(**script.streams)
+        return x + 1
+
+    return jit(f)
+
+
+def deferred() -> list[type[BaseException]]:
+    """The types of what the next barrier raises."""
+    try:
+        hcb.barrier_wait()
+    except hcb.TapFunctionException as group:
+        return [type(error) for error in group.exceptions]
+    return []
+
+
+@pytest.mark.parametrize("jit", JITS)
+@pytest.mark.parametrize("command", ["q", "quit", "exit", "EOF"])
+def test_quitting_ends_the_program_and_the_next_one_stops_again(jit: Jit, command: str) -> None:
+    script = Script(command, "c") if command != "EOF" else Script()
+    f = stopping(script, jit)
+    with pytest.raises(
+        EITHER, match=r"the program was ended by q\(uit\) at the breakpoint at .*test_ending\.py:\d+"
+    ):
+        jax.block_until_ready(f(1.0))
+    assert deferred() == ([hcb.BreakpointQuit] if jit is jax.jit or jit is hcb.jit else [])
+    script.commands = ["c"]
+    assert float(f(1.0)) == 2
+    assert float(hcb.jit(lambda x: x * 2)(1.0)) == 2
+    hcb.barrier_wait()
+
+
+@pytest.mark.parametrize("jit", COMPILED)
+def test_quitting_in_a_loop_runs_no_more_of_it(jit: Jit) -> None:
+    script = Script("c", "q", "c")
+
+    def body(i: Any, x: Any) -> Any:
+        hcb.breakpoint(**script.streams)
+        return x + i
+
+    with pytest.raises(jax.errors.JaxRuntimeError, match="BreakpointQuit"):
+        jax.block_until_ready(jit(lambda x: jax.lax.fori_loop(0, 10, body, x))(0))
+    assert script.commands == ["c"]
+    assert deferred() == [hcb.BreakpointQuit]
+
+
+@pytest.mark.parametrize("jit", JITS)
+def test_a_terminal_that_fails_ends_the_program(jit: Jit) -> None:
+    class Broken(Script):
+        def write(self, text: str) -> int:
+            raise OSError("the terminal went away")
+
+    f = stopping(Broken(), jit)
+    for _ in range(2):
+        with pytest.raises((*EITHER, OSError), match="the terminal went away"):
+            jax.block_until_ready(f(1.0))
+    assert deferred() == ([OSError] * 2 if jit is jax.jit or jit is hcb.jit else [])
+    assert float(stopping(Script("c"), jit)(1.0)) == 2
+
+
+@pytest.mark.parametrize("stdin", [None, io.StringIO("c\n")], ids=["none", "no terminal"])
+def test_without_a_terminal_nobody_is_waited_for(monkeypatch: pytest.MonkeyPatch, stdin: Any) -> None:
+    monkeypatch.setattr(sys, "stdin", stdin)
+
+    def f(x: Any) -> Any:
+        hcb.breakpoint()
+        return x
+
+    with pytest.raises(hcb.BreakpointError, match=r"test_ending\.py:\d+ .* expected a terminal"):
+        f(1.0)
+    with pytest.raises(jax.errors.JaxRuntimeError, match=r"BreakpointError: hcb\.breakpoint stopped at"):
+        hcb.jit(f)(1.0)
+    assert deferred() == [hcb.BreakpointError]
+
+
+@pytest.mark.parametrize("jit", JITS)
+def test_in_a_notebook_the_kernel_is_asked(jit: Jit, monkeypatch: pytest.MonkeyPatch) -> None:
+    script, prompts = Script("p float(x)", "c"), []
+
+    def raw_input(prompt: str) -> str:
+        prompts.append(prompt)
+        return script.readline().rstrip()
+
+    kernel = types.SimpleNamespace(raw_input=raw_input)
+    notebook = types.SimpleNamespace(get_ipython=lambda: types.SimpleNamespace(kernel=kernel))
+    monkeypatch.setitem(sys.modules, "IPython", notebook)  # type: ignore[arg-type]
+
+    def f(x: Any) -> Any:
+        hcb.breakpoint(stdout=script)
+        return x
+
+    jax.block_until_ready(jit(f)(2.0))
+    assert prompts == ["(hcb) "] * 2
+    assert "2.0\n" in script.text
+    kernel.raw_input = lambda prompt: {}["this frontend does not support input"]
+    with pytest.raises(EITHER, match=r"the notebook cannot be asked there: .* does not support input"):
+        jax.block_until_ready(jit(f)(2.0))
+    assert deferred() == ([hcb.BreakpointError] if jit is jax.jit or jit is hcb.jit else [])
+
+
+@pytest.mark.parametrize("jit", JITS)
+def test_what_is_evaluated_may_stop_itself(jit: Jit) -> None:
+    script = Script("p float(g(x))", "p float(y)", "c", "p float(x)", "c")
+
+    @jit
+    def g(x: Any) -> Any:
+        y = 10 * x
+        hcb.breakpoint(**script.streams)
+        return y
+
+    def f(x: Any) -> Any:
+        assert g
+        hcb.breakpoint(**script.streams)
+        return x
+
+    assert float(jit(f)(jnp.float32(2))) == 2
+    assert script.answers[1:] == ["20.0", "20.0", "2.0", ""]
+
+
+def test_ctrl_c_while_python_is_evaluated_returns_to_the_prompt() -> None:
+    script = Script("raise KeyboardInterrupt", "p 1 + 1", "c")
+    stopping(script, lambda f: f)(1.0)
+    assert script.answers == ["--KeyboardInterrupt--", "2", ""]
+
+
+def test_stops_of_several_threads_take_turns() -> None:
+    script = Script(*["p threading.get_ident()", "p threading.get_ident()", "c"] * 4)
+    programs = [stopping(script, hcb.jit if i % 2 else lambda f: f) for i in range(4)]
+    threads = [threading.Thread(target=lambda f=f: jax.block_until_ready(f(1.0))) for f in programs]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    idents = [answer for answer in script.answers if answer]
+    assert idents[::2] == idents[1::2]
+    assert len(script.stops) == 4
+    hcb.barrier_wait()
