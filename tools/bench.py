@@ -15,7 +15,6 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
 from time import perf_counter, sleep
@@ -26,6 +25,15 @@ import jax.numpy as jnp
 from jax import lax
 
 import hostcallback as hcb
+from bench_checks import (
+    checked_call,
+    checks_compile,
+    demo_checks,
+    failing_check,
+    holding_check,
+    holding_check_beside_checkify,
+)
+from bench_row import Row, compare
 
 EXPLANATION = """\
 Medians of several rounds, ours and the peer in turn in one process; the spread is half the interquartile range of ours.
@@ -33,57 +41,6 @@ Both sides deliver every value to a Python function before the clock stops, but 
 Ratios carry over to other machines, times do not."""
 
 REPORT = Path(__file__).resolve().parent.parent / "docs" / "benchmarks.md"
-
-
-@dataclass(frozen=True)
-class Row:
-    """One comparison.
-
-    Attributes:
-        name: what is measured.
-        unit: of both figures.
-        ours: median of ours.
-        peer: median of the peer, or the limit.
-        peer_name: what the peer is.
-        bound: the ratio ours/peer must not exceed; None for a figure that has no bound yet.
-        spread: half the interquartile range of ours, over its median.
-    """
-
-    name: str
-    unit: str
-    ours: float
-    peer: float
-    peer_name: str
-    bound: float | None
-    spread: float
-
-    @property
-    def ratio(self) -> float:
-        """Ours over the peer."""
-        return self.ours / self.peer
-
-    @property
-    def reached(self) -> bool:
-        """Whether the bound holds."""
-        return self.bound is None or self.ratio <= self.bound
-
-
-def compare(
-    name: str,
-    unit: str,
-    ours: Callable[[], float],
-    peer: Callable[[], float],
-    peer_name: str,
-    bound: float | None,
-    rounds: int,
-) -> Row:
-    """Runs both sides in turn; each returns its time in `unit`."""
-    ours(), peer()  # compiled and warm
-    pairs = [(ours(), peer()) for _ in range(rounds)]
-    mine, theirs = ([pair[side] for pair in pairs] for side in (0, 1))
-    low, _, high = statistics.quantiles(mine, n=4)
-    median = statistics.median(mine)
-    return Row(name, unit, median, statistics.median(theirs), peer_name, bound, (high - low) / 2 / median)
 
 
 def _delivered(program: Callable[[], Any], barrier: Callable[[], None], count: int) -> float:
@@ -331,20 +288,28 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--only", default="", help="rows whose function name contains this")
     parser.add_argument("--no-write", action="store_true", help="print only")
     args = parser.parse_args(argv)
-    benchmarks: dict[str, Callable[[], Row]] = {
+    benchmarks: dict[str, Callable[[], Row | list[Row]]] = {
         "scalar_in_scan": lambda: scalar_in_scan(args.rounds),
         "one_call": lambda: one_call(args.rounds),
         "calls_back_to_back": lambda: calls_back_to_back(args.rounds),
         "array_in_scan": lambda: array_in_scan(args.rounds),
         "vmapped_print_compile": lambda: vmapped_print_compile(args.rounds),
         "call_in_scan": lambda: call_in_scan(args.rounds),
+        "holding_check": lambda: holding_check(args.rounds),
+        "holding_check_beside_checkify": lambda: holding_check_beside_checkify(args.rounds),
+        "failing_check": lambda: failing_check(args.rounds),
+        "checked_call": lambda: checked_call(args.rounds),
+        "checks_compile": lambda: checks_compile(args.rounds),
+        "demo_checks": lambda: demo_checks(args.rounds),
         "memory": lambda: memory(args.messages),
     }
-    rows = []
+    rows: list[Row] = []
     for name, benchmark in benchmarks.items():
         if args.only in name:
-            rows.append(benchmark())
-            print(table(rows[-1:]).splitlines()[-1], flush=True)
+            found = benchmark()
+            for row in found if isinstance(found, list) else [found]:
+                rows.append(row)
+                print(table(rows[-1:]).splitlines()[-1], flush=True)
     print(f"\n{table(rows)}\n\n{describe_machine()}")
     if not args.no_write and not args.only:
         head = f"# Benchmarks\n\nMade by `make bench` on {date.today().isoformat()}: {describe_machine()}."

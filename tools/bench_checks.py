@@ -1,0 +1,236 @@
+"""The benchmarks of checks, beside those of equinox and JAX."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from functools import partial
+from time import perf_counter
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax import lax
+from jax.experimental import checkify
+
+import hostcallback as hcb
+from bench_row import Row, compare
+
+STEPS = 20_000
+
+
+def _scan(check: Callable[[Any], Any], steps: int = STEPS) -> Callable[[Any], Any]:
+    # What is checked is computed from the carry: checkify and equinox return what they checked.
+    return lambda x: lax.scan(lambda c, _: (check(c * 0.5 + 1), None), x, None, length=steps)[0]
+
+
+def _ours(y: Any) -> Any:
+    hcb.check(y < 1e9, "y is {}", y)
+    return y
+
+
+def _equinox(y: Any) -> Any:
+    return eqx.error_if(y, y >= 1e9, "y is large")
+
+
+def _checkify(y: Any) -> Any:
+    checkify.check(y < 1e9, "y is {y}", y=y)
+    return y
+
+
+def _added(checked: Callable[[Any], Any], plain: Callable[[Any], Any], steps: int = STEPS) -> float:
+    """Nanoseconds that a check adds to a step: of five runs of each, in turn, the fastest."""
+
+    def seconds(f: Callable[[Any], Any]) -> float:
+        start = perf_counter()
+        jax.block_until_ready(f(jnp.float32(0)))
+        return perf_counter() - start
+
+    times = [(seconds(checked), seconds(plain)) for _ in range(5)]
+    return (min(t for t, _ in times) - min(t for _, t in times)) / steps * 1e9
+
+
+def holding_check(rounds: int) -> Row:
+    """What a check that holds adds to a step of a scan."""
+    plain, ours, peer = jax.jit(_scan(lambda y: y)), hcb.jit(_scan(_ours)), jax.jit(_scan(_equinox))
+    return compare(
+        "a check that holds, in a scan: what it adds to a step", "ns", lambda: _added(ours, plain),
+        lambda: _added(peer, plain), "equinox.error_if", 1.0, rounds,
+    )  # fmt: skip
+
+
+def holding_check_beside_checkify(rounds: int) -> Row:
+    """The same beside checkify, whose errors are values that the program returns."""
+    plain, ours = jax.jit(_scan(lambda y: y)), hcb.jit(_scan(_ours))
+    peer = jax.jit(checkify.checkify(_scan(_checkify)))
+    return compare(
+        "the same", "ns", lambda: _added(ours, plain), lambda: _added(peer, plain), "checkify.check", None, rounds
+    )
+
+
+def failing_check(rounds: int) -> Row:
+    """A check that fails in every iteration, until it is accounted for."""
+    steps = 5_000
+
+    def fails(y: Any) -> Any:
+        hcb.check(y > 1e9, "y is {}", y)
+        return y
+
+    seen = 0
+
+    def count(y: Any) -> None:
+        nonlocal seen
+        seen += 1
+
+    def calls_back(y: Any) -> Any:
+        jax.debug.callback(count, y)
+        return y
+
+    ours, peer = hcb.jit(_scan(fails, steps)), jax.jit(_scan(calls_back, steps))
+
+    def run_ours() -> float:
+        start = perf_counter()
+        ours(jnp.float32(0)).block_until_ready()
+        try:
+            hcb.barrier_wait()
+        except hcb.TapFunctionException as error:
+            (check,) = error.exceptions
+            assert isinstance(check, hcb.CheckError)
+            assert check.check.count == steps
+        return (perf_counter() - start) / steps * 1e6
+
+    def run_peer() -> float:
+        start = perf_counter()
+        peer(jnp.float32(0)).block_until_ready()
+        jax.effects_barrier()
+        return (perf_counter() - start) / steps * 1e6
+
+    row = compare(
+        "a check that fails in every step of a scan, counted", "us/failure", run_ours, run_peer,
+        "jax.debug.callback", 1 / 20, rounds,
+    )  # fmt: skip
+    assert seen == steps * (rounds + 1)
+    return row
+
+
+def checked_call(rounds: int) -> Row:
+    """One call of a program with a check that holds."""
+    y = jnp.ones(16)
+
+    def body(y: Any) -> Any:
+        y = y * 0.5 + 1
+        hcb.check(y < 1e9, "y is {}", y)
+        return y
+
+    def per_call(f: Callable[[Any], Any]) -> float:
+        start = perf_counter()
+        for _ in range(2_000):
+            f(y).block_until_ready()
+        return (perf_counter() - start) / 2_000 * 1e6
+
+    ours, plain = hcb.jit(body), jax.jit(lambda y: y * 0.5 + 1)
+    return compare(
+        "one hcb.jit call with a check that holds", "us/call", lambda: per_call(ours), lambda: per_call(plain),
+        "the unchecked jax.jit call", 1.2, rounds,
+    )  # fmt: skip
+
+
+def checks_compile(rounds: int) -> Row:
+    """What each of 1,000 checks adds to tracing, lowering and compiling a program."""
+    count = 1_000
+
+    def seconds(check: Callable[[Any, int], None]) -> float:
+        def f(x: Any) -> Any:
+            for i in range(count):
+                x = jnp.sin(x) + i
+                check(x, i)
+            return x
+
+        start = perf_counter()
+        jax.jit(f).lower(jnp.float32(0)).compile()
+        return perf_counter() - start
+
+    def added() -> float:
+        checked = seconds(lambda x, i: hcb.check(x < 1e9, "x is {} at {}", x, i, name=f"check {i}"))
+        return (checked - seconds(lambda x, i: None)) / count * 1e3
+
+    return compare(
+        "each of 1,000 checks of a program: trace, lower and compile", "ms", added, lambda: 1.0, "the limit", 1.0,
+        min(rounds, 3),
+    )  # fmt: skip
+
+
+@contextlib.contextmanager
+def _debug_nans() -> Iterator[None]:
+    jax.config.update("jax_debug_nans", True)
+    try:
+        yield
+    finally:
+        jax.config.update("jax_debug_nans", False)
+
+
+def training_step(check: Callable[[Any], None]) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """The demo's training step, which passes 20 values to `check`, and its arguments."""
+    model = eqx.nn.MLP(in_size=64, out_size=10, width_size=128, depth=2, key=jax.random.key(0))
+    params, static = eqx.partition(model, eqx.is_array)
+    optimizer = optax.adam(1e-3)
+    generator = np.random.default_rng(0)
+    images = jnp.asarray(generator.uniform(size=(32, 64)), jnp.float32)
+    labels = jnp.asarray(generator.integers(0, 10, 32))
+
+    def loss(params: Any) -> Any:
+        logits = jax.vmap(eqx.combine(params, static))(images)
+        return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
+
+    def step(params: Any, state: Any) -> Any:
+        value, grads = jax.value_and_grad(loss)(params)
+        updates, state = optimizer.update(grads, state, params)
+        params = optax.apply_updates(params, updates)
+        leaves = [value, *jax.tree.leaves(grads), *jax.tree.leaves(updates), *jax.tree.leaves(params)]
+        for leaf in [*leaves, optax.tree.norm(grads)]:
+            check(leaf)
+        return params, state
+
+    assert len(jax.tree.leaves(params)) * 3 + 2 == 20
+    return step, (params, optimizer.init(params))
+
+
+def _per_step(step: Callable[..., Any], arguments: tuple[Any, ...], steps: int = 300) -> float:
+    start = perf_counter()
+    for _ in range(steps):
+        out = step(*arguments)
+    jax.block_until_ready(out)
+    return (perf_counter() - start) / steps * 1e6
+
+
+def demo_checks(rounds: int) -> list[Row]:
+    """The demo's training step with 20 checks, beside the unchecked one and what else finds a NaN."""
+    plain_step, arguments = training_step(lambda x: None)
+    ours_step, _ = training_step(lambda x: hcb.check(jnp.isfinite(x).all(), "not finite"))
+    checkify_step, _ = training_step(lambda x: checkify.check(jnp.isfinite(x).all(), "not finite"))
+    plain, ours = jax.jit(plain_step), hcb.jit(ours_step)
+    user_checks = jax.jit(checkify.checkify(checkify_step))
+    nan_checks = jax.jit(checkify.checkify(plain_step, errors=checkify.nan_checks))
+    watched = hcb.jit(hcb.watch_nonfinite(plain_step))
+    debugged = jax.jit(plain_step)
+
+    def debug_nans() -> float:
+        with _debug_nans():
+            return _per_step(debugged, arguments)
+
+    run = partial(_per_step, arguments=arguments)
+    rows = []
+    for name, mine, peers in (
+        ("the demo's training step with 20 checks", ours, [("the unchecked step", plain, None), ("checkify, 20 checks", user_checks, None)]),
+        ("the demo's training step under `watch_nonfinite`", watched, [("the unwatched step", plain, None), ("checkify, nan_checks", nan_checks, None)]),
+    ):  # fmt: skip
+        for peer_name, peer, bound in peers:
+            rows.append(compare(name, "us/step", partial(run, mine), partial(run, peer), peer_name, bound, rounds))
+    rows.append(
+        compare("the same", "us/step", partial(run, watched), debug_nans, "jax_debug_nans", None, rounds)
+    )
+    hcb.barrier_wait()
+    return rows
