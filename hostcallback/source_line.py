@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from types import FrameType
 
@@ -80,3 +82,18 @@ def _span(frame: FrameType) -> tuple[int, int, int, int] | None:
 def _is_users(frame: FrameType) -> bool:
     package = frame.f_globals.get("__name__", "").partition(".")[0]
     return package not in _NOT_THE_USER and not frame.f_code.co_filename.startswith("<frozen ")
+
+
+def first_user_line(frames: Iterable[tuple[str, int, str]]) -> SourceLine | None:
+    """The same of frames that JAX kept, (file, line, function), innermost first; None if no user is among them."""
+    for file, line, function in frames:
+        module = _module_of(file)
+        if module.partition(".")[0] not in _NOT_THE_USER:
+            return SourceLine(file, line, function, module)
+    return None
+
+
+@functools.lru_cache(maxsize=1024)
+def _module_of(file: str) -> str:
+    names = [name for name, m in list(sys.modules.items()) if getattr(m, "__file__", None) == file]
+    return min(names, key=len, default="")
