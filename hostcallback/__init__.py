@@ -13,6 +13,7 @@ from hostcallback.check import check, disable_checks, enable_checks
 from hostcallback.debug import callback, log, print
 from hostcallback.export import bind, export_checks, unbind
 from hostcallback.jit import jit
+from hostcallback.nonfinite import Operation, watch_nonfinite
 from hostcallback.outfeed import OutfeedReceiver, barrier_wait, checked, error_collector, outfeed_receiver
 from hostcallback.taps import id_print, id_tap
 from receiver.back_pressure import BackPressure
@@ -26,6 +27,7 @@ from receiver.errors import (
     IncompleteValueError,
     LostMessagesError,
     NativeLibraryError,
+    NonFiniteError,
     ReentrantWaitError,
     TapFailure,
     TapFunctionException,
@@ -49,7 +51,9 @@ __all__ = [
     "IncompleteValueError",
     "LostMessagesError",
     "NativeLibraryError",
+    "NonFiniteError",
     "OnError",
+    "Operation",
     "OutfeedReceiver",
     "ReentrantWaitError",
     "TapFailure",
@@ -75,4 +79,5 @@ __all__ = [
     "outfeed_receiver",
     "print",
     "unbind",
+    "watch_nonfinite",
 ]

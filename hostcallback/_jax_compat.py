@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import inspect
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import FrameType
 from typing import Any, Literal
 
@@ -25,7 +25,9 @@ from jax._src import (
     dispatch as _dispatch,  # runtime_tokens: what a thread's dispatched computations can be waited on by
     effects as _effects,  # effect types can be registered nowhere else
     ffi as _ffi,  # ffi_batching_rule
+    shard_map as _shard_map,  # shard_map_p
     sharding_impls as _sharding_impls,  # the axis context in lowering rules
+    source_info_util as _source_info_util,  # user_frames
     util as _util,  # weakref_cache_key_types
     xla_bridge as _xla_bridge,  # register_plugin_callbacks
 )
@@ -845,3 +847,106 @@ def has_primitive(closed: Any, primitive: Any) -> bool:
             return True
         jaxprs += _core.subjaxprs(jaxpr)
     return False
+
+
+# ---- hostcallback.rewrite: programs evaluated equation by equation ---------------------------------------------------
+
+shard_map_p: Any = _shard_map.shard_map_p
+INLINE_CALLS = ("core_call", "closed_call", "core_closed_call", "call")
+"""Primitives that only call a program."""
+
+
+def open_jaxpr(jaxpr: Any) -> tuple[Any, Sequence[Any]]:
+    """A jaxpr, closed or not, and the values of its constants. From 0.12 on there is one class for both."""
+    return getattr(jaxpr, "jaxpr", jaxpr), getattr(jaxpr, "consts", ())
+
+
+def bind_equation(equation: Any, values: Sequence[Any]) -> list[Any]:
+    """Evaluates one equation on other values; the rules of custom derivatives stay with it."""
+    bind_params: Any = equation.primitive.get_bind_params(equation.params)
+    functions: Sequence[Any] = ()
+    if isinstance(bind_params, tuple):  # until 0.9; then the functions are among the parameters
+        functions, bind_params = bind_params
+    outs = equation.primitive.bind(*functions, *values, **bind_params)
+    return list(outs) if equation.primitive.multiple_results else [outs]
+
+
+@contextlib.contextmanager
+def equation_context(equation: Any) -> Iterator[None]:
+    """What an equation was traced in (name stack, source line, `compute_on` and such), as `core.eval_jaxpr` has it."""
+    name_stack: Any = _source_info_util.current_name_stack() + equation.source_info.name_stack
+    with (
+        _source_info_util.user_context(equation.source_info.traceback, name_stack=name_stack),
+        equation.ctx.manager,
+    ):
+        yield
+
+
+def no_equation_context() -> Any:
+    """Undoes `equation_context` while other code of the user's is traced, whose equations have their own lines."""
+    return _source_info_util.user_context(None, name_stack=_source_info_util.new_name_stack())
+
+
+def equation_frames(equation: Any) -> Iterator[tuple[str, int, str]]:
+    """File, line and function of the frames that an equation was traced in, innermost first, without JAX's own.
+
+    Only those of the innermost function that JAX traced, and none if that is JAX's own: what called it may have been
+    another line when JAX traced it, and kept the result, than it is here. From 0.9 on there are no others.
+    """
+    traceback = equation.source_info.traceback
+    for frame in traceback.frames if traceback else ():
+        if frame.function_name.endswith("trace_to_jaxpr_dynamic"):
+            return
+        if _source_info_util.is_user_filename(frame.file_name):
+            yield frame.file_name, frame.line_num, frame.function_name
+
+
+def scan_groups(params: dict[str, Any], operands: Sequence[Any]) -> list[list[Any]]:
+    """A scan's operands as constants, carry and what is scanned over."""
+    if "ft_in" in params:  # from 0.12 on
+        return [list(group) for group in params["ft_in"].update(list(operands)).unpack()]
+    first, second = params["num_consts"], params["num_consts"] + params["num_carry"]
+    return [list(operands[:first]), list(operands[first:second]), list(operands[second:])]
+
+
+def is_staging() -> bool:
+    """Whether what the calling thread computes now, under whatever transformation, becomes part of a program."""
+    trace: Any = _core.trace_ctx.trace
+    while trace is not None and not isinstance(trace, _pe.DynamicJaxprTrace):
+        trace = getattr(trace, "parent_trace", None)
+    return trace is not None
+
+
+def jit_options(params: dict[str, Any]) -> dict[str, Any]:
+    """What `jax.jit` takes of a nested jit's parameters, beside its shardings; `inline` has been a bool and an enum."""
+    return {key: params[key] for key in ("keep_unused", "inline") if key in params}
+
+
+def jit_shardings(params: dict[str, Any], name: str) -> tuple[Any, ...] | None:
+    """`in_shardings` or `out_shardings` of a nested jit, for `jax.jit`; None where nothing is specified."""
+    shardings = [None if isinstance(s, _sharding_impls.UnspecifiedValue) else s for s in params[name]]
+    return None if all(s is None for s in shardings) else tuple(shardings)
+
+
+def shard_map_axes(params: dict[str, Any]) -> tuple[Any, ...]:
+    """The axes that a shard_map takes over, in the order of its mesh; the parameter is `manual_axes` until 0.9."""
+    manual = params["newly_manual_axes"] if "newly_manual_axes" in params else params["manual_axes"]
+    return tuple(axis for axis in params["mesh"].axis_names if axis in manual)
+
+
+def varying_axes(avals: Iterable[Any]) -> frozenset[Any]:
+    """The manual mesh axes over which any of the avals varies; see `results_that_vary_as`."""
+    axes: frozenset[Any] = frozenset()
+    arrays: list[Any] = [aval for aval in avals if isinstance(aval, _core.ShapedArray)]
+    for aval in arrays:
+        axes |= aval.mat.varying if _HAS_MANUAL_AXIS_TYPE else aval.vma
+    return axes
+
+
+def vary_over(axes: frozenset[Any], value: Any) -> Any:
+    """The value as one that varies over those axes as well: the two results of a branch, say, must agree in that."""
+    missing = tuple(sorted(axes - varying_axes([jax.typeof(value)]), key=str))
+    if not missing:
+        return value
+    lax: Any = jax.lax  # which has pcast from 0.9 on, where pvary is deprecated
+    return lax.pcast(value, missing, to="varying") if hasattr(lax, "pcast") else lax.pvary(value, missing)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from types import FrameType
 
@@ -85,3 +87,18 @@ def _span(frame: FrameType) -> tuple[int, int, int, int] | None:
     if first is None or last is None or start is None or end is None:
         return None
     return first, last, start, end
+
+
+def first_user_line(frames: Iterable[tuple[str, int, str]]) -> SourceLine | None:
+    """The same of frames that JAX kept, (file, line, function), innermost first; None if no user is among them."""
+    for file, line, function in frames:
+        module = _module_of(file)
+        if module.partition(".")[0] not in _NOT_THE_USER:
+            return SourceLine(file, line, function, module)
+    return None
+
+
+@functools.lru_cache(maxsize=1024)
+def _module_of(file: str) -> str:
+    names = [name for name, m in list(sys.modules.items()) if getattr(m, "__file__", None) == file]
+    return min(names, key=len, default="")

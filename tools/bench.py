@@ -22,9 +22,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
-
-import hostcallback as hcb
 from bench_checks import (
     checked_call,
     checks_compile,
@@ -34,6 +31,9 @@ from bench_checks import (
     holding_check_beside_checkify,
 )
 from bench_row import Row, compare
+from jax import lax
+
+import hostcallback as hcb
 
 EXPLANATION = """\
 Medians of several rounds, ours and the peer in turn in one process; the spread is half the interquartile range of ours.

@@ -13,11 +13,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from bench_row import Row, compare
 from jax import lax
 from jax.experimental import checkify
 
 import hostcallback as hcb
-from bench_row import Row, compare
 
 STEPS = 20_000
 
@@ -67,7 +67,13 @@ def holding_check_beside_checkify(rounds: int) -> Row:
     plain, ours = jax.jit(_scan(lambda y: y)), hcb.jit(_scan(_ours))
     peer = jax.jit(checkify.checkify(_scan(_checkify)))
     return compare(
-        "the same", "ns", lambda: _added(ours, plain), lambda: _added(peer, plain), "checkify.check", None, rounds
+        "the same",
+        "ns",
+        lambda: _added(ours, plain),
+        lambda: _added(peer, plain),
+        "checkify.check",
+        None,
+        rounds,
     )
 
 
@@ -228,7 +234,9 @@ def demo_checks(rounds: int) -> list[Row]:
         ("the demo's training step under `watch_nonfinite`", watched, [("the unwatched step", plain, None), ("checkify, nan_checks", nan_checks, None)]),
     ):  # fmt: skip
         for peer_name, peer, bound in peers:
-            rows.append(compare(name, "us/step", partial(run, mine), partial(run, peer), peer_name, bound, rounds))
+            rows.append(
+                compare(name, "us/step", partial(run, mine), partial(run, peer), peer_name, bound, rounds)
+            )
     rows.append(
         compare("the same", "us/step", partial(run, watched), debug_nans, "jax_debug_nans", None, rounds)
     )

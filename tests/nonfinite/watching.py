@@ -1,0 +1,35 @@
+"""What tests of `watch_nonfinite` share: running a program, and what was reported of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import hostcallback as hcb
+
+
+def errors_of(run: Callable[[], Any]) -> list[hcb.NonFiniteError]:
+    """Runs a program and waits; what was reported, in order of delivery."""
+    try:
+        with hcb.outfeed_receiver():
+            run()
+    except hcb.TapFunctionException as group:
+        return list(_flat(group))
+    return []
+
+
+def _flat(group: BaseExceptionGroup[Any]) -> Iterator[Any]:
+    for error in group.exceptions:
+        if isinstance(error, BaseExceptionGroup):
+            yield from _flat(error)
+        else:
+            yield error
+
+
+def line_of(file: str, mark: str) -> int:
+    """The number of the one line of a file that ends in the comment `# <mark>`."""
+    (number,) = [
+        i for i, line in enumerate(Path(file).read_text().splitlines(), 1) if line.endswith(f"# {mark}")
+    ]
+    return number
