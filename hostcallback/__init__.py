@@ -27,7 +27,6 @@ from receiver.errors import (
     IncompleteValueError,
     LostMessagesError,
     NativeLibraryError,
-    NonFiniteError,
     ReentrantWaitError,
     TapFailure,
     TapFunctionException,
@@ -36,6 +35,7 @@ from receiver.errors import (
     UnknownConsumerError,
 )
 from receiver.failed_checks import CheckError, FailedCheck
+from receiver.sinks.nonfinite import NonFiniteError
 
 __version__ = "0.1.0"
 

@@ -317,6 +317,11 @@ class LoweringContext:
         """Keeps `value` alive as long as the compiled program."""
         self.raw.module_context.add_keepalive(value)
 
+    @property
+    def kept_alive(self) -> int:
+        """How many values the program keeps alive so far."""
+        return len(self.raw.module_context.keepalives)
+
     def avoid_persistent_cache(self) -> None:
         """Keeps JAX from writing a program to the persistent cache, where jaxlib would crash on it.
 

@@ -76,9 +76,9 @@ def check(
     params = {"fmt": fmt, "has_placeholders": template.has_placeholders, "printoptions": printoptions}
     options = Options(
         name, tap_tangents=False, sharding="local", keep_objects=True, kind="check", params=params, check=True,
-        without_devices=without, place=user_place(),
+        folds=True, without_devices=without, place=user_place(),
     )  # fmt: skip
-    identity = ("check", fmt, tuple(template.printoptions.items()))
+    identity = ("check", fmt, str(template.printoptions))
     emit((predicate, tuple(args), dict(kwargs)), (), {}, make_sink, identity=identity, options=options)
 
 

@@ -37,6 +37,7 @@ class Options:
             `receiver.exported.SINKS`.
         params: what a sink of that kind needs; plain data.
         check: whether the first array is a predicate, and a message is sent only where it does not hold.
+        folds: whether of its failures in a row, of such a check, only the first and the last need be read.
         without_devices: ids of this process's devices on which such a check does not check.
         place: where it is traced, for those whose reports show that.
     """
@@ -51,6 +52,7 @@ class Options:
     kind: str = "tap"
     params: Mapping[str, Any] = field(default_factory=dict)
     check: bool = False
+    folds: bool = False
     without_devices: tuple[int, ...] = ()
     place: Place | None = None
 
@@ -129,6 +131,7 @@ def bind_spec(
             kind=options.kind,
             params=options.params,
             check=options.check,
+            folds=options.folds,
             without_devices=options.without_devices,
             structure=structure,
             identity=(*identity, structure.static_values),

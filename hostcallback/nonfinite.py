@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import inspect
 import re
@@ -17,10 +16,12 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching
 
 from hostcallback import _jax_compat as compat
+from hostcallback.emit import Options, emit
 from hostcallback.rewrite import Mark, Place, rewrite
 from hostcallback.source_line import SourceLine, first_user_line, user_source_line
-from hostcallback.taps import id_tap
-from receiver.errors import NonFiniteError
+from hostcallback.tap_spec import Absent, TapSpec, Transform
+from receiver.consumer import Sink
+from receiver.sinks.nonfinite import NonFiniteSink, Watched
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -69,14 +70,16 @@ def watch_nonfinite(
 ) -> Callable[P, R]:
     """Returns `fun` with a check of every operation: where one makes a NaN or an infinity, a `NonFiniteError` says so.
 
-    The error is raised where what tap functions raise is: by `hcb.barrier_wait` or the end of the receiver, in a
-    `TapFunctionException`. The program goes on, with the results and gradients of `fun`, and while all values are
-    finite nothing is sent to the host. Operations in `scan`, `while_loop`, `cond`, nested `jit`, `jax.checkpoint`,
-    `shard_map` and functions with custom derivatives are looked into; those in other primitives are not, but their
-    results are checked.
+    The error is a `CheckError`, raised as those of `hcb.check` are: by `hcb.barrier_wait` or the end of the receiver,
+    in a `TapFunctionException`, or as the receiver's `on_error` says. There is one for each operation, that of the
+    first failure first. `disable_checks("watch_nonfinite")` turns the reports off.
+
+    The program goes on, with the results and gradients of `fun`, and while all values are finite nothing is sent to the
+    host. Operations in `scan`, `while_loop`, `cond`, nested `jit`, `jax.checkpoint`, `shard_map` and functions with
+    custom derivatives are looked into; those in other primitives are not, but their results are checked.
 
     Only an operation whose operands are finite is reported: not what a NaN spreads to, nor what a mask of `-inf` passes
-    through. Errors of one device are in program order.
+    through.
 
     `watch_nonfinite(jax.grad(f))` watches the backward pass as any other operation. `jax.grad(watch_nonfinite(f))`
     checks the cotangent of each watched result: every one that is not finite is reported, the first is where it began.
@@ -323,76 +326,34 @@ def _report(
     *,
     cotangent: bool,
 ) -> None:
-    """Sends one message if any of the bool scalars `made_here` is true; under vmap, if it is for any of the batch.
-
-    It holds `made_here`, the numbers of NaN and of infinite values of each operation, and the iterations.
-    """
-    described = tuple(dataclasses.astuple(dataclasses.replace(o, dtype=str(o.dtype))) for o in operations)
-
-    def emit(values: Any) -> None:
-        made_here, counts, iterations = values
-        message = {
-            "made_here": jnp.stack([over_batch_p.bind(flag, reduce="max") for flag in made_here]),
-            "nan_count": jnp.stack([over_batch_p.bind(count, reduce="sum") for count, _ in counts]),
-            "inf_count": jnp.stack([over_batch_p.bind(count, reduce="sum") for _, count in counts]),
-            "iteration": [over_batch_p.bind(i, reduce="max") for i in iterations],
-        }
-        id_tap(
-            _raise,
-            message,
-            tap_tangents=False,
-            name="watch_nonfinite",
-            operations=described,
-            cotangent=cotangent,
+    """Sends one message if any of the bool scalars `made_here` is true; under vmap, if it is for any of the batch."""
+    failed = functools.reduce(jnp.logical_or, made_here)
+    if not isinstance(failed, jax.core.Tracer) and not failed:  # outside of jit what follows is compiled
+        return
+    watched = tuple(
+        Watched(
+            o.primitive, o.source_line, o.scope, o.shape, str(o.dtype), o.backward or cotangent, cotangent
         )
+        for o in operations
+    )
 
-    values = (list(made_here), list(counts), list(iterations))
-    flag = over_batch_p.bind(functools.reduce(jnp.logical_or, made_here), reduce="max")
-    if isinstance(flag, jax.core.Tracer):
-        jax.lax.cond(flag, emit, lambda values: None, values)
-    elif flag:  # outside of jit a branch would be compiled at each call
-        emit(values)
+    def make_sink(spec: TapSpec, transforms: tuple[Transform, ...], absent: Absent) -> Sink:
+        return NonFiniteSink(spec.structure.unflatten_with(absent), watched)
 
-
-def _raise(arg: dict[str, Any], *, device: Any, operations: tuple[Any, ...], cotangent: bool) -> None:
-    """The tap function: reports the operations that are marked."""
-    iteration = tuple(map(int, arg["iteration"]))
-    errors = [
-        NonFiniteError(
-            primitive=primitive,
-            source_line=SourceLine(*source_line) if source_line else None,
-            scope=scope,
-            shape=shape,
-            dtype=dtype,
-            nan_count=nan_count,
-            inf_count=inf_count,
-            iteration=iteration,
-            device=f"{device.platform}:{device.id}",
-            backward=backward or cotangent,
-            cotangent=cotangent,
-        )
-        for (primitive, source_line, scope, shape, dtype, backward), nan_count, inf_count, made_here in zip(
-            operations, arg["nan_count"].tolist(), arg["inf_count"].tolist(), arg["made_here"], strict=True
-        )
-        if made_here
-    ]
-    if len(errors) == 1:
-        raise errors[0]
-    raise ExceptionGroup(f"{len(errors)} operations made values that are not finite", errors)
+    # Without the names of files, which differ between machines.
+    lines = [(w.source_line.module, w.source_line.line) if w.source_line else None for w in watched]
+    identity = [(w.name, w.scope, w.shape, w.dtype, line) for w, line in zip(watched, lines, strict=True)]
+    nan_counts, inf_counts = zip(*counts, strict=True)
+    message = (jnp.logical_not(failed), list(made_here), list(nan_counts), list(inf_counts), list(iterations))
+    options = Options(
+        "watch_nonfinite", tap_tangents=False, sharding="local", kind="nonfinite", check=True, folds=False
+    )
+    emit(message, (), {}, make_sink, identity=("nonfinite", repr(identity)), options=options)
 
 
-# ---- Two identities ----------------------------------------------------------------------------------------------
-# `over_batch` takes the elements of vmap's batch together, `watch_cotangent` checks the cotangent of its result.
+# ---- An identity whose cotangent is checked ---------------------------------------------------------------------
 
-over_batch_p = Primitive("over_batch")
 cotangent_p = Primitive("watch_cotangent")
-
-_REDUCTIONS: dict[str, Callable[..., Any]] = {"max": jnp.max, "sum": jnp.sum}
-
-
-def _over_batch(args: Any, dims: Any, *, reduce: str) -> Any:
-    reduced = _REDUCTIONS[reduce](args[0], axis=dims[0])
-    return over_batch_p.bind(reduced, reduce=reduce), None
 
 
 def _cotangent_jvp(primals: Any, tangents: Any, *, operation: Operation) -> Any:
@@ -414,16 +375,9 @@ def _cotangent_batch(args: Any, dims: Any, *, operation: Operation) -> Any:
     return cotangent_p.bind(args[0], *iterations, operation=operation), dims[0]
 
 
-over_batch_p.def_abstract_eval(lambda value, *, reduce: value)
-over_batch_p.def_impl(lambda value, *, reduce: value)
-batching.primitive_batchers[over_batch_p] = _over_batch
-ad.primitive_jvps[over_batch_p] = lambda primals, tangents, **params: (
-    over_batch_p.bind(*primals, **params), compat.zero_tangent(primals[0])
-)  # fmt: skip
 cotangent_p.def_abstract_eval(lambda value, *iterations, operation: value)
 cotangent_p.def_impl(lambda value, *iterations, operation: value)
 ad.primitive_jvps[cotangent_p] = _cotangent_jvp
 ad.primitive_transposes[cotangent_p] = _cotangent_transpose
 batching.primitive_batchers[cotangent_p] = _cotangent_batch
-compat.register_lowering(over_batch_p, lambda ctx, value, *, reduce: [value])
 compat.register_lowering(cotangent_p, lambda ctx, value, *iterations, operation: [value])

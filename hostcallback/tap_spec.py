@@ -47,6 +47,7 @@ class TapSpec:
         kind: what its messages are for; see `receiver.exported.SINKS`.
         params: what a sink of that kind needs, as plain data.
         check: whether the first array is a predicate, and a message is sent only where it does not hold.
+        folds: whether of its failures in a row, of such a check, only the first and the last need be read.
         without_devices: ids of this process's devices on which such a check does not check.
         places: where it was traced, for those whose reports show that.
         make_sink: makes the sink of the spec under given transformations.
@@ -58,6 +59,7 @@ class TapSpec:
         "check",
         "device_index",
         "fingerprint",
+        "folds",
         "kind",
         "kwargs",
         "make_sink",
@@ -87,6 +89,7 @@ class TapSpec:
         kind: str,
         params: Mapping[str, Any],
         check: bool,
+        folds: bool,
         without_devices: tuple[int, ...],
         structure: Any,
         identity: tuple[Any, ...],
@@ -104,6 +107,7 @@ class TapSpec:
         self.kind = kind
         self.params = params
         self.check = check
+        self.folds = folds
         self.without_devices = without_devices
         self.places: list[Place] = []
         self.structure = structure

@@ -65,7 +65,7 @@ def emit_text(
         unflatten = spec.structure.unflatten_with(absent)
         return FormatSink(template, unflatten, batchings_of(transforms), deliver(spec.source_line))
 
-    identity = (*identity, fmt, tuple(template.printoptions.items()))
+    identity = (*identity, fmt, str(template.printoptions))
     printoptions = {key: value for key, value in template.printoptions.items() if is_plain(value)}
     params = {"fmt": fmt, "has_placeholders": template.has_placeholders, "printoptions": printoptions}
     options = replace(options, kind="format", params={**options.params, **params})

@@ -12,7 +12,8 @@ HostCallbackError
 |-- CallResultError          (also a TypeError) a host function returned something else than announced
 |-- BreakpointError          a breakpoint stopped, and there is nobody to ask
 |-- BreakpointQuit           the user ended the program at a breakpoint
-|-- NonFiniteError           (also an ArithmeticError) a watched operation made NaN or infinite values
+|-- failed_checks.CheckError (also an AssertionError) a check failed on a device
+|   `-- sinks.nonfinite.NonFiniteError (also an ArithmeticError) a watched operation made NaN or infinite values
 |-- wire.WireError           a frame that cannot be decoded (and its subclasses)
 `-- NativeLibraryError       the native transport was asked for and cannot be loaded
 TapFunctionException         an ExceptionGroup of everything that was deferred
@@ -80,66 +81,6 @@ class BreakpointError(HostCallbackError, RuntimeError):
 
 class BreakpointQuit(HostCallbackError):
     """The user ended the program that waited at a breakpoint."""
-
-
-class NonFiniteError(HostCallbackError, ArithmeticError):
-    """An operation that `watch_nonfinite` watches made NaN or infinite values out of finite ones.
-
-    Attributes:
-        primitive: the name of JAX's primitive, such as `log`; `input x[0]` for an argument of the watched function.
-        source_line: the user's line, as text or as an object whose text it is; None if it is not known.
-        scope: the named scopes around it, separated by `/`.
-        shape: of the array; under vmap, of one element.
-        dtype: of the array, as text.
-        nan_count: how many elements are NaN; under vmap, in the whole batch.
-        inf_count: how many are infinite.
-        iteration: of the loops around it, outermost first.
-        device: the device that it ran on, as text, such as `cpu:0`.
-        backward: whether it is of the backward pass.
-        cotangent: whether the array is the cotangent of the operation's result: what made it is the transpose
-            of what used that.
-    """
-
-    def __init__(
-        self,
-        *,
-        primitive: str,
-        source_line: Any,
-        scope: str,
-        shape: tuple[int, ...],
-        dtype: str,
-        nan_count: int,
-        inf_count: int,
-        iteration: tuple[int, ...],
-        device: str,
-        backward: bool,
-        cotangent: bool,
-    ) -> None:
-        """Sets the attributes, and makes the message of them."""
-        self.primitive = primitive
-        self.source_line = source_line
-        self.scope = scope
-        self.shape = shape
-        self.dtype = dtype
-        self.nan_count = nan_count
-        self.inf_count = inf_count
-        self.iteration = iteration
-        self.device = device
-        self.backward = backward
-        self.cotangent = cotangent
-        super().__init__(self._describe())
-
-    def _describe(self) -> str:
-        what = f"cotangent of {self.primitive}" if self.cotangent else self.primitive
-        text = f"backward pass, {what}" if self.backward else what
-        if self.source_line is not None:
-            text += f" at {self.source_line}"
-        if self.scope:
-            text += f", in scope {self.scope}"
-        if self.iteration:
-            text += f", iteration {', '.join(map(str, self.iteration))}"
-        counted = f"{self.nan_count} NaN and {self.inf_count} infinite values"
-        return f"{text}: {counted} in {self.dtype}[{','.join(map(str, self.shape))}] on {self.device}"
 
 
 class NativeLibraryError(HostCallbackError, ImportError):

@@ -48,6 +48,8 @@ class Explanation(NamedTuple):
             the predicate itself.
         places: where the check was traced: the same line, reached in different ways.
         problem: what went wrong while the text was made; empty if nothing did.
+        error: the type of the error that reports it: a `CheckError`.
+        details: more for that error.
     """
 
     text: str
@@ -56,6 +58,8 @@ class Explanation(NamedTuple):
     elements: tuple[int, ...]
     places: Sequence[Place]
     problem: str = ""
+    error: type[CheckError] | None = None
+    details: Mapping[str, Any] = {}
 
 
 class Explains(Protocol):
@@ -114,6 +118,7 @@ class FailedCheck:
             "elements": list(self.explanation.elements),
             "where": self.explanation.where,
             "problem": self.explanation.problem,
+            "details": {key: _plain_value(value) for key, value in self.explanation.details.items()},
             "transforms": [[name, _plain(params)] for name, params in self.transforms],
             "count": self.count,
             "by_device": dict(self.by_device),
@@ -236,7 +241,8 @@ class FailedChecks:
                 also.append(
                     f"beyond the {self._max_kept} checks that are kept, failures were counted: {beyond}"
                 )
-            errors.append(CheckError(group, "; ".join(also)))
+            error = group.explanation.error or CheckError
+            errors.append(error(group, "; ".join(also)))
         return errors
 
     def headline(self) -> str:
@@ -256,6 +262,12 @@ def _copy(group: FailedCheck) -> FailedCheck:
 
 def _called(name: str) -> str:
     return f"argument {name}" if name.isdecimal() else name
+
+
+def _plain_value(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return list(value)
+    return value if isinstance(value, str | int | float | bool | None) else str(value)
 
 
 def _plain(params: Mapping[str, Any]) -> dict[str, Any]:

@@ -45,11 +45,15 @@ class Place:
     span: tuple[int, int, int, int] | None = None
 
     def source(self) -> list[str]:
-        """The lines of the call without their common indentation, and marks below its first argument if that is on the
-        first of them. Empty if the file cannot be read; cut after a few lines.
+        """The lines of the call without their common indentation, with marks below its first argument.
+
+        Without marks if that has more than one line; cut after a few lines; empty if the file cannot be read.
         """
-        if self.span is None or not self.stack:
+        if not self.stack:
             return []
+        if self.span is None:
+            line = linecache.getline(self.stack[0].file, self.stack[0].line).strip()
+            return [line] if line else []
         first, last, start, end = self.span
         lines = [linecache.getline(self.stack[0].file, number) for number in range(first, last + 1)]
         if not all(lines):

@@ -124,13 +124,15 @@ class Flags(enum.IntFlag):
     """A program waits for the reply to this message."""
     CHECK = 1 << 6
     """A check that failed."""
+    FOLDS = 1 << 7
+    """Of this check's failures in a row only the first and the last need be read."""
     DISCARDED = 1 << 30
     """Ring only: no message, reserved and given up."""
     BUSY = 1 << 31
     """Ring only: still being written."""
 
 
-_EVERYWHERE = Flags.ORDERED | Flags.END_OF_STREAM | Flags.CALL | Flags.CHECK
+_EVERYWHERE = Flags.ORDERED | Flags.END_OF_STREAM | Flags.CALL | Flags.CHECK | Flags.FOLDS
 _NO_MESSAGE = Flags.PAD | Flags.DISCARDED | Flags.BUSY
 _UNKNOWN = 0xFFFFFFFF & ~int(_EVERYWHERE | Flags.EXTERNAL | _NO_MESSAGE)
 

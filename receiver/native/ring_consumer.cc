@@ -248,7 +248,7 @@ void Ring::Enter(hcb_batch* batch) {
     const FrameHeader* frames[] = {HeaderAt(batch->offsets[last - 1]), HeaderAt(batch->offsets[last]), HeaderAt(offset)};
     bool same = true;
     for (const FrameHeader* frame : frames) {
-      same = same && (frame->flags & (kCheck | kExternal)) == kCheck && frame->consumer_id == frames[0]->consumer_id;
+      same = same && (frame->flags & (kFolds | kExternal)) == kFolds && frame->consumer_id == frames[0]->consumer_id;
     }
     if (same) {
       batch->offsets[last] = offset;

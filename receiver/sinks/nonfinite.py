@@ -1,0 +1,164 @@
+"""The sink of `watch_nonfinite`: which operations made values that are not finite, each as a check of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from receiver.consumer import Consumer
+from receiver.deferred import FailureOf, SeveralFailures
+from receiver.failed_checks import CheckError, CheckFailed, Explanation, FailedCheck
+from receiver.message import Message
+from receiver.place import Frame, Place
+from receiver.sinks.tap import Unflatten
+
+
+class NonFiniteError(CheckError, ArithmeticError):
+    """An operation that `watch_nonfinite` watches made NaN or infinite values out of finite ones.
+
+    Attributes:
+        primitive: the name of JAX's primitive, such as `log`; `input x[0]` for an argument of the watched function.
+        source_line: the user's line; None if it is not known.
+        scope: the named scopes around it, separated by `/`.
+        shape: of the array; under vmap, of one element.
+        dtype: of the array, as text.
+        nan_count: how many elements were NaN the first time; under vmap, in the whole batch.
+        inf_count: how many were infinite.
+        iteration: of the loops around it the first time, outermost first.
+        device: the device that it first ran on, as text, such as `cpu:0`.
+        backward: whether it is of the backward pass.
+        cotangent: whether the array is the cotangent of the operation's result: what made it is the transpose
+            of what used that.
+    """
+
+    primitive: str
+    source_line: Any
+    scope: str
+    shape: tuple[int, ...]
+    dtype: str
+    nan_count: int
+    inf_count: int
+    iteration: tuple[int, ...]
+    backward: bool
+    cotangent: bool
+
+    def __init__(self, check: FailedCheck, also: str = "") -> None:
+        """See `CheckError`. The attributes are the explanation's details."""
+        super().__init__(check, also)
+        self.__dict__.update(check.explanation.details)
+        self.device = check.first.device
+
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """One result of one operation.
+
+    Attributes:
+        primitive: the name of JAX's primitive.
+        source_line: the user's line, an object whose text it is, with `file`, `line` and `function`; None if it is not
+            known.
+        scope: the named scopes around it.
+        shape: of the result.
+        dtype: of the result, as text.
+        backward: whether it is of the backward pass.
+        cotangent: whether it is not the result that is meant but its cotangent.
+    """
+
+    primitive: str
+    source_line: Any
+    scope: str
+    shape: tuple[int, ...]
+    dtype: str
+    backward: bool
+    cotangent: bool
+
+    @property
+    def name(self) -> str:
+        """What it is called in reports."""
+        what = f"cotangent of {self.primitive}" if self.cotangent else self.primitive
+        return f"backward pass, {what}" if self.backward else what
+
+    @property
+    def places(self) -> Sequence[Place]:
+        """Where it is."""
+        line = self.source_line
+        return () if line is None else (Place((Frame(line.file, line.line, line.function),)),)
+
+
+class NonFiniteSink:
+    """Takes the messages of one program, or of a part of it.
+
+    A message holds a predicate, for each operation whether it made something, how many NaN and how many infinite
+    values, and the iterations of the loops around. Under vmap all have batches.
+    """
+
+    __slots__ = ("_operations", "_unflatten")
+
+    def __init__(self, unflatten: Unflatten, operations: Sequence[Watched]) -> None:
+        """Makes the sink.
+
+        Args:
+            unflatten: makes `(predicate, made_here, nan_counts, inf_counts, iterations)` from the arrays, of which all
+                but the first are lists of scalars.
+            operations: what the lists are about.
+        """
+        self._unflatten = unflatten
+        self._operations = operations
+
+    def __call__(self, message: Message) -> None:
+        """Takes one message.
+
+        Raises:
+            SeveralFailures: the operations that made something, in program order, as checks that failed.
+        """
+        _, made_here, nan_counts, inf_counts, iterations = self._unflatten(message.arrays)
+        iteration = tuple(int(np.max(number)) for number in iterations)
+        failures: list[BaseException] = []
+        for operation, made, nans, infs in zip(
+            self._operations, made_here, nan_counts, inf_counts, strict=True
+        ):
+            if np.any(made):
+                explains = _Explains(operation, int(np.sum(nans)), int(np.sum(infs)), iteration)
+                line = str(operation.source_line or message.consumer.source_line)
+                consumer = Consumer(0, operation.name, line, self, message.consumer.transforms)
+                failures.append(FailureOf(consumer, CheckFailed(message, explains)))
+        raise SeveralFailures("operations made values that are not finite", failures)
+
+
+@dataclass(frozen=True, slots=True)
+class _Explains:
+    operation: Watched
+    nan_count: int
+    inf_count: int
+    iteration: tuple[int, ...]
+
+    def __call__(self, message: Message) -> None:
+        """As a sink: it has said all it has to say."""
+
+    def explain(self, message: Message) -> Explanation:
+        operation = self.operation
+        shape = f"{operation.dtype}[{','.join(map(str, operation.shape))}]"
+        text = f"{operation.name}: {self.nan_count} NaN and {self.inf_count} infinite values in {shape}"
+        if self.iteration:
+            text += f", iteration {', '.join(map(str, self.iteration))}"
+        if operation.scope:
+            text += f", in scope {operation.scope}"
+        return Explanation(text, {}, "", (), operation.places, error=NonFiniteError, details=self._details())
+
+    def _details(self) -> Mapping[str, Any]:
+        operation = self.operation
+        return {
+            "primitive": operation.primitive,
+            "source_line": operation.source_line,
+            "scope": operation.scope,
+            "shape": operation.shape,
+            "dtype": operation.dtype,
+            "nan_count": self.nan_count,
+            "inf_count": self.inf_count,
+            "iteration": self.iteration,
+            "backward": operation.backward,
+            "cotangent": operation.cotangent,
+        }
