@@ -167,7 +167,7 @@ def checks_compile(rounds: int) -> Row:
 
     return compare(
         "each of 1,000 checks of a program, their predicates given: trace, lower and compile", "ms", added,
-        lambda: 1.0, "the limit", 1.0, min(rounds, 3),
+        lambda: 1.0, "the limit", 1.0, min(rounds, 5),
     )  # fmt: skip
 
 

@@ -37,7 +37,11 @@ def loop(x: Any) -> Any:
     return lax.fori_loop(0, 3, lambda i, c: jnp.sqrt(c + i) * 1.1, jnp.sum(x))
 
 
-PROGRAMS = [recurrent, network, loop]
+PROGRAMS = [
+    pytest.param(recurrent, marks=pytest.mark.slow),
+    pytest.param(network, marks=pytest.mark.slow),
+    loop,
+]
 
 
 def assert_same(watched: Any, plain: Any, *, ulps: int) -> None:
@@ -46,7 +50,7 @@ def assert_same(watched: Any, plain: Any, *, ulps: int) -> None:
         np.testing.assert_array_max_ulp(np.asarray(x), np.asarray(y), maxulp=ulps)
 
 
-@pytest.mark.parametrize("f", PROGRAMS)
+@pytest.mark.parametrize("f", PROGRAMS, ids=["recurrent", "network", "loop"])
 def test_results_and_gradients_are_the_same_to_the_bit(f: Callable[[Any], Any]) -> None:
     watch = hcb.watch_nonfinite
     assert_same(watch(f)(X), f(X), ulps=0)
@@ -55,7 +59,7 @@ def test_results_and_gradients_are_the_same_to_the_bit(f: Callable[[Any], Any]) 
     assert_same(watch(jax.grad(f))(X), gradient, ulps=0)
 
 
-@pytest.mark.parametrize("f", PROGRAMS)
+@pytest.mark.parametrize("f", PROGRAMS, ids=["recurrent", "network", "loop"])
 def test_compiled_results_and_gradients_are_the_same_and_nothing_is_sent(f: Callable[[Any], Any]) -> None:
     # XLA may fuse the same operations otherwise, and contract a product and a sum here that it does not there.
     watch, jit = hcb.watch_nonfinite, hcb.jit

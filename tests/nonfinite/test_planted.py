@@ -15,7 +15,7 @@ from jax.sharding import Mesh, PartitionSpec as P
 
 import hostcallback as hcb
 from nonfinite.watching import errors_of, line_of
-from transforming import JITS, Jit
+from transforming import COMPILED, JITS, Jit
 
 X = jnp.array([3.0, 2.0, 1.0, 0.5])
 
@@ -155,7 +155,7 @@ def test_the_operation_that_made_it_is_named(planted: Planted, jit: Jit) -> None
     assert errors[0].device == "cpu:0"
 
 
-@pytest.mark.parametrize("jit", JITS)
+@pytest.mark.parametrize("jit", COMPILED)
 @pytest.mark.parametrize("planted", PLANTED, ids=lambda planted: planted.function.__name__)
 def test_under_vmap_there_is_one_report_for_the_batch(planted: Planted, jit: Jit) -> None:
     batched = jnp.stack([X, X, X])
@@ -184,7 +184,7 @@ def test_watched_in_the_body_of_a_scan(jit: Jit) -> None:
     assert (error.primitive, error.nan_count) == ("log", 1)
 
 
-@pytest.mark.parametrize("jit", JITS)
+@pytest.mark.parametrize("jit", COMPILED)
 @pytest.mark.parametrize("check_vma", [True, False])
 def test_each_device_of_a_shard_map_reports_its_own(jit: Jit, check_vma: bool) -> None:
     mesh = Mesh(np.array(jax.devices()), ("i",))
