@@ -60,8 +60,8 @@ def _lower(ctx: Any, *operands: Any, tap: TapSpec, transforms: Any, absent: Abse
         context.keep_alive(lease)
         context.avoid_persistent_cache()
     emission = functools.partial(emit, context, token, arrays, avals, tap, consumer_id)
-    # The handler looks at a check's predicate itself. A branch around it costs less to run, and more to compile the more
-    # there are. Where the compiler partitions, its condition would have to be brought together from all devices.
+    # The handler looks at a check's predicate itself. A branch around it costs less to run, and more to compile the
+    # more there are. Where the compiler partitions, its condition would have to be brought together from all devices.
     branch = tap.check and not context.automatic and (not native or context.kept_alive < MAX_BRANCHES)
     token_out = context.unless(operands[0], token, emission) if branch else emission()
     # An unordered tap hangs on the token that comes in, so it cannot start before its program point's predecessors are
