@@ -19,7 +19,8 @@ def bind(name: str, func: Callable[..., Any], **kwargs: Any) -> None:
     name of its function. `func` is called as the tap's function would be, see `id_tap`, with fresh numpy arrays in
     their containers; a container of a class of the program's own arrives as a `receiver.tree.Node`, an object that
     stayed on its host as a `receiver.tree.Opaque`, a typed PRNG key as its data. Taps of `id_print`, `print` and `log`
-    print and log without a binding. Taps to which nothing is bound are reported by `barrier_wait` and at the
+    print and log without a binding, and checks that fail are reported; a function that is bound to a check gets the
+    arguments of its text. Taps to which nothing is bound are reported by `barrier_wait` and at the
     receiver's end.
 
     Args:

@@ -32,7 +32,7 @@ from receiver.sinks.check import CheckSink
 from receiver.sinks.format import FormatSink, Template, log_records, print_lines
 from receiver.sinks.print import PrintSink
 from receiver.sinks.tap import tap_sink
-from receiver.sinks.unbatch import Batchings
+from receiver.sinks.unbatch import Batchings, for_each_element
 
 WHOLE_ID = int.from_bytes(b"exported", "little")
 SHARDS_ID = int.from_bytes(b"shardsof", "little")
@@ -97,11 +97,17 @@ def _callback(described: Described, binding: Binding | None) -> Sink | None:
 
 def _check(described: Described, binding: Binding | None) -> Sink | None:
     unflatten, batchings = tree.unflatten_with(described.tree), _batchings(described)
-    if binding is not None:
-        return callback_sink(functools.partial(binding.func, **binding.kwargs), unflatten, batchings)
-    params = described.params
-    template = Template(params["fmt"], params["has_placeholders"], params["printoptions"])
-    return CheckSink(template, unflatten, batchings, ())
+    if binding is None:
+        params = described.params
+        template = Template(params["fmt"], params["has_placeholders"], params["printoptions"])
+        return CheckSink(template, unflatten, batchings, ())
+
+    def call(arrays: list[Any]) -> None:
+        predicate, args, kwargs = unflatten(arrays)
+        if not np.all(predicate):
+            binding.func(*args, **{**kwargs, **binding.kwargs})
+
+    return lambda message: for_each_element(message, batchings, call)
 
 
 MakeSink = Callable[[Described, Binding | None], Sink | None]

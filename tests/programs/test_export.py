@@ -196,3 +196,33 @@ def test_symbolic_shapes_are_refused_with_the_line_and_the_cure() -> None:
         NotImplementedError, match=r"tap symbolic at .*test_export.py.*symbolic shapes.*each shape"
     ):
         jax.export.export(f, disabled_checks=hcb.export_checks())(jax.ShapeDtypeStruct((size,), np.float32))
+
+
+@pytest.mark.native_only  # the others are not exported at all
+@pytest.mark.parametrize("bound", [False, True])
+def test_checks_of_an_exported_program_are_reported_or_bound(bound: bool) -> None:
+    def f(x: Any) -> Any:
+        hcb.check(x > 0, "x is {}", x, name="exported check")
+        return x * 2
+
+    exported = jax.export.export(jax.jit(f), disabled_checks=hcb.export_checks())(np.float32(1))
+    f = None  # type: ignore[assignment]
+    program = jax.export.deserialize(exported.serialize())
+    seen: list[Any] = []
+    if bound:
+        hcb.bind("exported check", lambda x: seen.append(float(x)))
+    try:
+        assert float(program.call(np.float32(3))) == 6
+        hcb.barrier_wait()
+        program.call(np.float32(-3))
+        if bound:
+            hcb.barrier_wait()
+            assert seen == [-3]
+        else:
+            with pytest.raises(hcb.TapFunctionException) as caught:
+                hcb.barrier_wait()
+            (error,) = caught.value.exceptions
+            assert isinstance(error, hcb.CheckError)
+            assert error.check.explanation.text == "x is -3.0"
+    finally:
+        hcb.unbind("exported check")

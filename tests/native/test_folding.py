@@ -1,0 +1,89 @@
+"""Failures of one check in a row: the first and the last of a batch are read, and those between are counted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from receiver import native_library as native, wire
+
+pytestmark = pytest.mark.native_only
+
+FOLDS = wire.Flags.CHECK | wire.Flags.FOLDS
+
+
+def append(ring: Any, consumer_id: int, flags: wire.Flags = FOLDS) -> None:
+    prefix = wire.encode_prefix(consumer_id, flags, ())
+    assert ring.library.hcb_ring_append(ring.handle, prefix, len(prefix)) == native.EMITTED
+
+
+def read(ring: Any) -> tuple[list[tuple[int, int]], list[int]]:
+    """(consumer id, sequence number) of each frame of one batch, and how many were folded before it."""
+    batch = ring.source.read(30)
+    headers = [wire.decode_header(memory, offset) for memory, offset, _ in batch.frames]
+    folded = list(batch.folded)
+    batch.release()
+    return [(header.consumer_id, header.seq) for header in headers], folded
+
+
+def test_of_a_row_the_first_and_the_last_are_listed(make_ring: Any) -> None:
+    ring = make_ring()
+    for _ in range(10):
+        append(ring, 7)
+    assert read(ring) == ([(7, 0), (7, 9)], [0, 8])
+    assert ring.counters.queued_messages == 0
+
+
+def test_two_in_a_row_are_both_listed_and_nothing_is_folded(make_ring: Any) -> None:
+    ring = make_ring()
+    append(ring, 7)
+    append(ring, 7)
+    assert read(ring) == ([(7, 0), (7, 1)], [])
+
+
+def test_other_messages_end_a_row(make_ring: Any) -> None:
+    ring = make_ring()
+    for consumer_id in (7, 7, 7, 8, 7, 7, 7, 7):
+        append(ring, consumer_id)
+    append(ring, 9, wire.Flags.ORDERED)
+    append(ring, 7)
+    frames, folded = read(ring)
+    assert frames == [(7, 0), (7, 2), (8, 3), (7, 4), (7, 7), (9, 8), (7, 9)]
+    assert folded == [0, 1, 0, 0, 2, 0, 0]
+
+
+@pytest.mark.parametrize("flags", [wire.Flags.CHECK, wire.Flags.ORDERED])
+def test_messages_that_do_not_ask_for_it_are_never_folded(make_ring: Any, flags: wire.Flags) -> None:
+    ring = make_ring()
+    for _ in range(5):
+        append(ring, 7, flags)
+    frames, folded = read(ring)
+    assert len(frames) == 5
+    assert folded == []
+
+
+def test_a_batch_that_is_given_back_in_parts_counts_what_was_folded(make_ring: Any) -> None:
+    ring = make_ring()
+    for consumer_id in (7, 7, 7, 7, 8):
+        append(ring, consumer_id)
+    batch = ring.source.read(30)
+    batch.release(1)
+    assert ring.counters.queued_messages == 4
+    batch.release(2)
+    assert ring.counters.queued_messages == 1
+    batch.release()
+    assert ring.counters.queued_messages == 0
+
+
+def test_the_ring_goes_round_while_frames_are_folded(make_ring: Any) -> None:
+    ring = make_ring()
+    seen = count = 0
+    for _ in range(50):
+        for _ in range(20):
+            append(ring, 7)
+            count += 1
+        while ring.counters.queued_messages:
+            frames, folded = read(ring)
+            seen += len(frames) + sum(folded)
+    assert seen == count
