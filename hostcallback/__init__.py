@@ -10,11 +10,12 @@ import hostcallback.lowering  # noqa: F401, it registers the tap primitive's low
 from hostcallback.breakpoint import breakpoint
 from hostcallback.call import call
 from hostcallback.check import check, disable_checks, enable_checks
+from hostcallback.checked import checked
 from hostcallback.debug import callback, log, print
 from hostcallback.export import bind, export_checks, unbind
 from hostcallback.jit import jit
 from hostcallback.nonfinite import Operation, watch_nonfinite
-from hostcallback.outfeed import OutfeedReceiver, barrier_wait, checked, error_collector, outfeed_receiver
+from hostcallback.outfeed import OutfeedReceiver, barrier_wait, error_collector, outfeed_receiver
 from hostcallback.taps import id_print, id_tap
 from receiver.back_pressure import BackPressure
 from receiver.deferred import OnError

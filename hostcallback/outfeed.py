@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import atexit
-import functools
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from time import perf_counter
 from types import TracebackType
-from typing import ParamSpec, Self, TypeVar
+from typing import Self
 
 import jax
 
-from hostcallback import _jax_compat as compat, inflight, transport
+from hostcallback import inflight, transport
 from receiver import native_library, stops
 from receiver.back_pressure import BackPressure, Policy
 from receiver.deferred import MAX_KEPT, OnError
@@ -24,9 +23,6 @@ from receiver.log import logger
 from receiver.runtime import runtime
 from receiver.scope import Scope
 from receiver.stats import DeviceStats, summarize
-
-P = ParamSpec("P")
-R = TypeVar("R")
 
 EXIT_STALL_SEC = 10.0
 """At interpreter exit, how long one tap or computation may take before the rest is given up and counted."""
@@ -52,72 +48,26 @@ def barrier_wait(timeout_sec: float | None = None) -> None:
     if timeout_sec is not None and (not isinstance(timeout_sec, int | float) or not timeout_sec >= 0):
         raise ValueError(f"timeout_sec is {timeout_sec!r}, expected a number of seconds, 0 or more, or None")
     deadline = None if timeout_sec is None else perf_counter() + timeout_sec
-    _wait(deadline=deadline)
+    wait_for_taps(deadline=deadline)
     error = _merge(runtime.take_deferred())
     if error is not None:
         raise error
 
 
-def checked(step: Callable[P, R]) -> Callable[P, R]:
-    """A function that does what `step` does and raises if a check in it failed.
-
-        step = hcb.checked(hcb.jit(train_step, donate_argnums=0))
-
-    It returns when the results are ready and everything that was emitted has been delivered: each call waits for the
-    device. If a check failed, the results are dropped; what was donated to `step` is gone. What other threads run
-    meanwhile counts as part of it. Failures that were there before stay for the next barrier.
-
-    Args:
-        step: a compiled function: of `hostcallback.jit`, `jax.jit`, `jax.pmap` or around a `jax.shard_map`.
-
-    Returns:
-        The function, which raises TapFunctionException with a `CheckError` for each line whose checks failed, the first
-        failure first. (Also where `on_error="abort"` ended the program.)
-
-    Raises:
-        TypeError: `step` is not callable.
-    """
-    if not callable(step):
-        raise TypeError(
-            f"hcb.checked takes a function, got {type(step).__name__} {step!r}: hcb.checked(step)"
-        )
-
-    @functools.wraps(step)
-    def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        if not compat.outside_traces():
-            return step(*args, **kwargs)
-        _wait()
-        before = [(scope.deferred, scope.deferred.take_checks()) for scope in runtime.scopes()]
-        try:
-            try:
-                out = step(*args, **kwargs)
-                jax.block_until_ready(out)
-            except jax.errors.JaxRuntimeError as error:
-                _wait()
-                _raise_failed_checks(error)
-                raise
-            _wait()
-            _raise_failed_checks(None)
-            return out
-        finally:
-            for deferred, checks in before:
-                deferred.put_back(checks)
-
-    return call
-
-
-def _raise_failed_checks(cause: BaseException | None) -> None:
-    found = [checks for scope in runtime.scopes() if (checks := scope.deferred.take_checks())]
-    if found:
-        checks = found[0]
-        for more in found[1:]:
-            checks.merge(more)
-        raise TapFunctionException(checks.headline(), checks.errors()) from cause
-
-
-def _wait(
+def wait_for_taps(
     names: Iterable[str] | None = None, *, deadline: float | None = None, stall_sec: float | None = None
 ) -> None:
+    """What `barrier_wait` and the end of a receiver do, without raising what was deferred.
+
+    Args:
+        names: of devices; all by default.
+        deadline: the `perf_counter()` value to give up at; None for never.
+        stall_sec: give up when one invocation of a tap has run for longer; None for never.
+
+    Raises:
+        TapTimeoutError: it gave up.
+        ReentrantWaitError: called from a tap function.
+    """
     runtime.refuse_reentry("waiting for taps")
     # Programs dropped by now were dispatched before: when the wait is over, no message of theirs is on its way.
     retired = runtime.registry.retired()
@@ -201,7 +151,7 @@ class OutfeedReceiver:
             try:
                 # After an exception the user waits for their prompt: limit the whole wait, not only a stalled tap.
                 deadline = None if error is None else perf_counter() + self._timeout_sec
-                _wait(self._names, deadline=deadline, stall_sec=self._timeout_sec)
+                wait_for_taps(self._names, deadline=deadline, stall_sec=self._timeout_sec)
             finally:
                 runtime.release(self._names, self._scope)
                 if self._scope.deferred.on_error is OnError.ABORT:
@@ -363,7 +313,7 @@ def _deliver_at_exit() -> None:
     if not transport.started():
         return
     try:
-        _wait(deadline=perf_counter() + EXIT_STALL_SEC, stall_sec=EXIT_STALL_SEC)
+        wait_for_taps(deadline=perf_counter() + EXIT_STALL_SEC, stall_sec=EXIT_STALL_SEC)
     except TapTimeoutError as error:
         logger.error("at exit: %s", error)
         runtime.close_calls("hostcallback: the process ends, and the host function has not returned in time")

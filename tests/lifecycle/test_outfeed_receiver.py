@@ -265,7 +265,7 @@ def test_an_interrupt_while_leaving_passes_the_taps_failures_on(monkeypatch: pyt
     def fail(x: Any) -> None:
         raise ValueError("before the interrupt")
 
-    wait = outfeed._wait
+    wait = outfeed.wait_for_taps
 
     def interrupted(*args: Any, **kwargs: Any) -> None:
         wait(*args, **kwargs)
@@ -274,7 +274,7 @@ def test_an_interrupt_while_leaving_passes_the_taps_failures_on(monkeypatch: pyt
     f = hcb.jit(lambda x: hcb.id_tap(fail, x))
     with pytest.raises(KeyboardInterrupt), hcb.outfeed_receiver():  # noqa: PT012
         f(1.0)
-        monkeypatch.setattr(outfeed, "_wait", interrupted)
+        monkeypatch.setattr(outfeed, "wait_for_taps", interrupted)
     monkeypatch.undo()
     with pytest.raises(hcb.TapFunctionException) as info:
         hcb.barrier_wait()
