@@ -106,6 +106,13 @@ def unordered_tokens(tokens: dict[str, Any]) -> list[Any]:
     return [_RuntimeToken(token) for token in dict(tokens.get("output_runtime_tokens", {})).values()]
 
 
+def wait_for_runtime_tokens(tokens: dict[str, Any]) -> None:
+    """Waits for the last program with any effect that a thread dispatched to each device; whether it failed or not."""
+    for token in list(tokens.get("output_runtime_tokens", {}).values()):
+        with contextlib.suppress(jax.errors.JaxRuntimeError):
+            token.block_until_ready()
+
+
 def drop_failed_runtime_tokens(tokens: dict[str, Any]) -> None:
     """Waits for the thread's programs, and forgets those that failed: JAX's exit raises what they failed with."""
     runtime_tokens = tokens.get("output_runtime_tokens", {})

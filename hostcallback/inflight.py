@@ -28,14 +28,12 @@ class _ThisThread(threading.local):
             computation is over, and so is everything the thread dispatched to the same devices before.
         uses_effects: whether the thread dispatched taps through JAX's own effect path.
         looks_at_tokens: whether it looks at tokens now, which takes the hash of effects and dispatches nothing.
-        before_call: the tokens that it had when it began to dispatch a computation with calls, unless that is over.
     """
 
     def __init__(self) -> None:
         self.results: list[Any] = []
         self.uses_effects = False
         self.looks_at_tokens = False
-        self.before_call: list[tuple[Any, Any]] | None = None
         with _lock:
             _results[:] = [entry for entry in _results if not _is_over(*entry)]
             _results.append((threading.current_thread(), self.results))
@@ -47,7 +45,6 @@ _results: list[tuple[threading.Thread, list[Any]]] = []
 _tokens: list[tuple[threading.Thread, dict[str, Any]]] = []
 _effects: list[Any] = []
 _may_fail = False
-_has_calls = False
 _unordered = False
 
 this_thread = _ThisThread()
@@ -113,31 +110,26 @@ def expect_unordered() -> None:
 
 
 def note_call() -> None:
-    """Notes that the calling thread dispatches a computation with calls, which may fail: see `drop_failed_tokens`."""
-    global _has_calls
-    _has_calls = True
+    """Has the calling thread wait for the computations that it dispatched, the last of which has calls.
+
+    XLA runs such a computation on the thread that dispatches it, but comes back as soon as it waits for its first call.
+    If more were dispatched behind it, they could take the threads that its host function needs. And it may fail.
+    """
+    global _may_fail
+    _may_fail = True
     if not this_thread.looks_at_tokens:
-        this_thread.before_call = _tokens_of_this_thread()
+        compat.wait_for_runtime_tokens(compat.thread_tokens())
 
 
 def drop_failed_tokens() -> None:
     """Makes the calling thread's next computation independent of its last one, should that have failed.
 
-    JAX passes the token of a thread's last computation with taps on to the next one. If the first one failed
-    asynchronously, so would the next, all that follow it, and JAX's exit, with its error. So what comes next waits for
-    a computation with calls to end. Others fail only where a check ends them.
+    JAX passes the token of a thread's last computation with taps on to the next one. If the first one failed, so would
+    the next, all that follow it, and JAX's exit, with its error. Computations fail that have calls, and those that a
+    check ends.
     """
-    before = this_thread.before_call
-    if (before is None and not _may_fail) or this_thread.looks_at_tokens:
-        return
-    current = _tokens_of_this_thread()
-    if before is not None:
-        if [id(token) for _, token in current] == [id(token) for _, token in before]:
-            return  # it is being dispatched
-        this_thread.before_call = None
-        for _, token in current:
-            _wait_one(token, None, _nothing, 0)
-    _drop_failed(current)
+    if _may_fail and not this_thread.looks_at_tokens:
+        _drop_failed(_tokens_of_this_thread())
 
 
 def _drop_failed(current: list[tuple[Any, Any]]) -> None:
@@ -165,17 +157,12 @@ def _looking_at_tokens() -> Iterator[None]:
         this_thread.looks_at_tokens = looked
 
 
-def _nothing() -> None:
-    pass
-
-
 def forget_failures() -> None:
     """Keeps JAX's barrier and its exit from raising what the calling thread's computations with taps failed with.
 
     For who has waited for them, and has reported that.
     """
-    if _may_fail or _has_calls:
-        this_thread.before_call = None
+    if _may_fail:
         _drop_failed(_tokens_of_this_thread())
         compat.drop_failed_runtime_tokens(compat.thread_tokens())
 
