@@ -330,7 +330,7 @@ def _deliver_at_exit() -> None:
     # The threads go on, as daemons, for what exit handlers that were registered earlier may still emit.
     if errors is not None:
         print(
-            "hostcallback: tap functions raised, and no barrier_wait() or receiver reported it:",
+            "hostcallback: taps raised or checks failed, and no barrier_wait() or receiver reported it:",
             file=sys.stderr,
         )
         traceback.print_exception(errors)
