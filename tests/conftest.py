@@ -1,13 +1,15 @@
 """What every test runs under: four CPU devices, one transport, and no deadline on property tests.
 
 `make test` runs the whole suite twice, with HOSTCALLBACK_TRANSPORT=native and =callback. A test that is about the
-native transport itself carries the `native_only` marker and is left out of the second run.
+native transport itself carries the `native_only` marker and is left out of the second run; so are those of what no
+transport has a part in.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 
 DEVICES = 4
 
@@ -30,6 +32,10 @@ import pytest  # noqa: E402
 
 TRANSPORT = os.environ.get("HOSTCALLBACK_TRANSPORT") or "native"
 
+# Codecs, assembling, documents, packaging: they run without any transport.
+TESTS = Path(__file__).parent
+WITHOUT_TRANSPORT = (TESTS / "receiver", *TESTS.glob("test_*.py"))
+
 # Shared machines stall; pytest's own timeout ends what really hangs.
 hypothesis.settings.register_profile("hostcallback", deadline=None, print_blob=True)
 hypothesis.settings.load_profile("hostcallback")
@@ -43,11 +49,16 @@ def pytest_report_header() -> str:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves the tests of the native transport out of a run on the other one."""
+    """Leaves the tests of the native transport, and those of none, out of a run on the other one."""
     if TRANSPORT == "native":
         return
-    left_out = [item for item in items if item.get_closest_marker("native_only")]
-    items[:] = [item for item in items if item not in left_out]
+
+    def runs_natively_only(item: pytest.Item) -> bool:
+        parents = {item.path, *item.path.parents}
+        return bool(item.get_closest_marker("native_only") or parents.intersection(WITHOUT_TRANSPORT))
+
+    left_out = [item for item in items if runs_natively_only(item)]
+    items[:] = [item for item in items if not runs_natively_only(item)]
     config.hook.pytest_deselected(items=left_out)
 
 
