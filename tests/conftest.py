@@ -2,7 +2,7 @@
 
 `make test` runs the whole suite twice, with HOSTCALLBACK_TRANSPORT=native and =callback. A test that is about the
 native transport itself carries the `native_only` marker and is left out of the second run; so are those of what no
-transport has a part in.
+transport has a part in. What the second run would run without jit, compiling one operation at a time, is slow there.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ TRANSPORT = os.environ.get("HOSTCALLBACK_TRANSPORT") or "native"
 
 # Codecs, assembling, documents, packaging: they run without any transport.
 TESTS = Path(__file__).parent
-WITHOUT_TRANSPORT = (TESTS / "receiver", *TESTS.glob("test_*.py"))
+WITHOUT_TRANSPORT = (TESTS / "receiver", TESTS / "native", *TESTS.glob("test_*.py"))
 
 # Shared machines stall; pytest's own timeout ends what really hangs.
 hypothesis.settings.register_profile("hostcallback", deadline=None, print_blob=True)
@@ -48,10 +48,14 @@ def pytest_report_header() -> str:
     return f"hostcallback: {TRANSPORT} transport, jax {version('jax')}, {DEVICES} CPU devices"
 
 
+@pytest.hookimpl(tryfirst=True)  # before `-m` chooses by marker
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leaves the tests of the native transport, and those of none, out of a run on the other one."""
     if TRANSPORT == "native":
         return
+    for item in items:
+        if "no jit" in item.name:
+            item.add_marker(pytest.mark.slow)
 
     def runs_natively_only(item: pytest.Item) -> bool:
         parents = {item.path, *item.path.parents}

@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow  # builds wheels
+
 ROOT = Path(__file__).resolve().parents[1]
 LIBRARY = "receiver/native/" + ("libhostcallback.dylib" if sys.platform == "darwin" else "libhostcallback.so")
 CONFIG = configparser.ConfigParser()

@@ -12,8 +12,8 @@ import pytest
 from jax import lax
 
 import hostcallback as hcb
-from nonfinite.watching import errors_of, line_of
-from transforming import JITS, Jit
+from nonfinite.watching import JITS, errors_of, line_of
+from transforming import Jit
 
 X = jnp.linspace(0.5, 3.0, 12).reshape(3, 4)
 

@@ -13,8 +13,8 @@ from jax import lax
 from jax.sharding import Mesh, PartitionSpec as P
 
 import hostcallback as hcb
-from nonfinite.watching import errors_of, line_of
-from transforming import COMPILED, JITS, Jit
+from nonfinite.watching import JITS, errors_of, line_of
+from transforming import COMPILED, Jit
 
 X = jnp.array([3.0, 2.0, 1.0, 0.5])
 
