@@ -43,6 +43,8 @@ Clock::time_point Deadline(int64_t timeout_ns) {
 
 uint32_t LoadFlags(const FrameHeader* header) { return __atomic_load_n(&header->flags, __ATOMIC_SEQ_CST); }
 
+bool Folds(const FrameHeader& header) { return (LoadFlags(&header) & (kFolds | kExternal)) == kFolds; }
+
 uint64_t RingBytes(const FrameHeader& header, uint32_t flags) {
   return FrameBytes(header.meta_bytes, (flags & kExternal) ? sizeof(BlockDescriptor) : header.payload_bytes);
 }
@@ -243,14 +245,12 @@ void Ring::Walk(hcb_batch* batch) {
 // that counting them costs the reader nothing.
 void Ring::Enter(hcb_batch* batch) {
   const uint64_t offset = cursor_ & (capacity_ - 1);
-  if (batch->frames >= 2) {
+  if (batch->frames >= 2 && Folds(*HeaderAt(offset))) {
     const uint64_t last = batch->frames - 1;
-    const FrameHeader* frames[] = {HeaderAt(batch->offsets[last - 1]), HeaderAt(batch->offsets[last]), HeaderAt(offset)};
-    bool same = true;
-    for (const FrameHeader* frame : frames) {
-      same = same && (frame->flags & (kFolds | kExternal)) == kFolds && frame->consumer_id == frames[0]->consumer_id;
-    }
-    if (same) {
+    const FrameHeader& one = *HeaderAt(batch->offsets[last - 1]);
+    const FrameHeader& two = *HeaderAt(batch->offsets[last]);
+    const uint64_t consumer_id = HeaderAt(offset)->consumer_id;
+    if (Folds(one) && Folds(two) && one.consumer_id == consumer_id && two.consumer_id == consumer_id) {
       batch->offsets[last] = offset;
       ++batch->folded[last];
       ++batch->folded_total;
