@@ -13,12 +13,11 @@ from hostcallback.emit import Options, emit
 from hostcallback.format_check import check_format
 from hostcallback.source_line import user_place, user_source_line
 from hostcallback.tap_spec import Absent, TapSpec, Transform
-from hostcallback.text import template_of
+from hostcallback.text import params_of, template_of
 from receiver.consumer import Sink
 from receiver.runtime import runtime
 from receiver.sinks.check import CheckSink
 from receiver.sinks.unbatch import batchings_of
-from receiver.tree import is_plain
 
 
 def check(
@@ -72,11 +71,9 @@ def check(
             template, spec.structure.unflatten_with(absent), batchings_of(transforms), spec.places
         )
 
-    printoptions = {key: value for key, value in template.printoptions.items() if is_plain(value)}
-    params = {"fmt": fmt, "has_placeholders": template.has_placeholders, "printoptions": printoptions}
     options = Options(
-        name, tap_tangents=False, sharding="local", keep_objects=True, kind="check", params=params, check=True,
-        folds=True, without_devices=without, place=user_place(),
+        name, tap_tangents=False, sharding="local", keep_objects=True, kind="check", params=params_of(template),
+        check=True, folds=True, without_devices=without, place=user_place(),
     )  # fmt: skip
     identity = ("check", fmt, str(template.printoptions))
     emit((predicate, tuple(args), dict(kwargs)), (), {}, make_sink, identity=identity, options=options)

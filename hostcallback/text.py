@@ -66,9 +66,7 @@ def emit_text(
         return FormatSink(template, unflatten, batchings_of(transforms), deliver(spec.source_line))
 
     identity = (*identity, fmt, str(template.printoptions))
-    printoptions = {key: value for key, value in template.printoptions.items() if is_plain(value)}
-    params = {"fmt": fmt, "has_placeholders": template.has_placeholders, "printoptions": printoptions}
-    options = replace(options, kind="format", params={**options.params, **params})
+    options = replace(options, kind="format", params={**options.params, **params_of(template)})
     emit((tuple(args), dict(kwargs)), (), {}, make_sink, identity=identity, options=options)
 
 
@@ -79,6 +77,14 @@ def template_of(fmt: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tem
     alike = all(field.replace("_", "").isalnum() or not field for field in fields)
     alike = alike and jax.tree_util.all_leaves([*args, *kwargs.values()]) and bool(fields or not args)
     return Template(fmt, bool(fields), np.get_printoptions(), None if alike else _as_jax_array)
+
+
+def params_of(template: Template) -> dict[str, Any]:
+    """What a process needs that makes texts of a tap without having traced it."""
+    printoptions = {key: value for key, value in template.printoptions.items() if is_plain(value)}
+    return {
+        "fmt": template.fmt, "has_placeholders": template.has_placeholders, "printoptions": printoptions
+    }  # fmt: skip
 
 
 def _as_jax_array(array: Array) -> Any:

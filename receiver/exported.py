@@ -81,7 +81,7 @@ def _format(described: Described, binding: Binding | None) -> Sink | None:
     if binding is not None:
         return callback_sink(functools.partial(binding.func, **binding.kwargs), unflatten, batchings)
     params = described.params
-    template = Template(params["fmt"], params["has_placeholders"], params["printoptions"])
+    template = _template(described)
     deliver = print_lines(None)
     if "logger" in params:
         file, _, rest = described.source_line.rpartition(":")
@@ -91,6 +91,11 @@ def _format(described: Described, binding: Binding | None) -> Sink | None:
     return FormatSink(template, unflatten, batchings, deliver)
 
 
+def _template(described: Described) -> Template:
+    params = described.params
+    return Template(params["fmt"], params["has_placeholders"], params["printoptions"])
+
+
 def _callback(described: Described, binding: Binding | None) -> Sink | None:
     return None if binding is None else _format(described, binding)
 
@@ -98,9 +103,7 @@ def _callback(described: Described, binding: Binding | None) -> Sink | None:
 def _check(described: Described, binding: Binding | None) -> Sink | None:
     unflatten, batchings = tree.unflatten_with(described.tree), _batchings(described)
     if binding is None:
-        params = described.params
-        template = Template(params["fmt"], params["has_placeholders"], params["printoptions"])
-        return CheckSink(template, unflatten, batchings, ())
+        return CheckSink(_template(described), unflatten, batchings, ())
 
     def call(arrays: list[Any]) -> None:
         predicate, args, kwargs = unflatten(arrays)

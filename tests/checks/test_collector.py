@@ -144,8 +144,8 @@ def test_abort_ends_a_loop_that_would_never_end(jit: Jit) -> None:
     assert failed_once().count == 1
 
 
-@pytest.mark.parametrize("jit", COMPILED)
-def test_abort_ends_endless_loops_on_all_devices(jit: Jit) -> None:
+def endless_on_all_devices(jit: Jit) -> Any:
+    """Counts on each device for ever; its check fails at 50."""
     mesh = Mesh(jax.devices(), ("i",))
 
     def f(x: Any) -> Any:
@@ -156,7 +156,12 @@ def test_abort_ends_endless_loops_on_all_devices(jit: Jit) -> None:
 
         return lax.while_loop(lambda c: True, body, x)
 
-    endless = jit(jax.shard_map(f, mesh=mesh, in_specs=PartitionSpec("i"), out_specs=PartitionSpec("i")))
+    return jit(jax.shard_map(f, mesh=mesh, in_specs=PartitionSpec("i"), out_specs=PartitionSpec("i")))
+
+
+@pytest.mark.parametrize("jit", COMPILED)
+def test_abort_ends_endless_loops_on_all_devices(jit: Jit) -> None:
+    endless = endless_on_all_devices(jit)
     # On the callback transport a launch has no number, so that each device has to fail by itself.
     with pytest.raises((jax.errors.JaxRuntimeError, ValueError), match="a check failed") as caught:
         with hcb.outfeed_receiver(on_error="abort"):
@@ -169,17 +174,7 @@ def test_abort_ends_endless_loops_on_all_devices(jit: Jit) -> None:
 @pytest.mark.native_only
 @pytest.mark.parametrize("jit", COMPILED)
 def test_abort_on_one_device_ends_the_others_at_their_next_tap(jit: Jit) -> None:
-    mesh = Mesh(jax.devices(), ("i",))
-
-    def f(x: Any) -> Any:
-        def body(c: Any) -> Any:
-            hcb.id_tap(lambda v: None, c)
-            hcb.check(jnp.all(c != 50), "at {}", c)
-            return c + 1
-
-        return lax.while_loop(lambda c: True, body, x)
-
-    endless = jit(jax.shard_map(f, mesh=mesh, in_specs=PartitionSpec("i"), out_specs=PartitionSpec("i")))
+    endless = endless_on_all_devices(jit)
     with pytest.raises((jax.errors.JaxRuntimeError, ValueError), match="a check failed") as caught:
         with hcb.outfeed_receiver(on_error="abort"):
             # Only the first device ever comes to 50 soon; the others run for hours.

@@ -112,10 +112,8 @@ def test_the_header_is_plain_c(tmp_path):
     assert done.returncode == 0, done.stderr
 
 
-@needs_compiler
-@pytest.mark.slow
-@pytest.mark.parametrize("sanitizer", ["", "thread", "address,undefined"])
-def test_the_ring_holds_under_load(tmp_path, sanitizer):
+def run_under_load(program, tmp_path, sanitizer):
+    """Compiles a stress program with the library's sources, and runs it."""
     flags = ["-O1", "-pthread", *([f"-fsanitize={sanitizer}"] if sanitizer else [])]
     empty = tmp_path / "empty.cc"
     empty.write_text("int main() {}\n")
@@ -124,11 +122,19 @@ def test_the_ring_holds_under_load(tmp_path, sanitizer):
         subprocess.run([tmp_path / "empty"], check=True, capture_output=True)
     except subprocess.CalledProcessError:
         pytest.skip(f"the sanitizer {sanitizer!r} does not work here")
-    program = tmp_path / "stress"
-    compile_program([*SOURCES.glob("*.cc"), Path(__file__).with_name("ring_stress.cc")], program, *flags)
-    done = subprocess.run([program, "2000"], capture_output=True, text=True, timeout=100, check=False)
+    stress = tmp_path / "stress"
+    compile_program([*SOURCES.glob("*.cc"), Path(__file__).with_name(program)], stress, *flags)
+    done = subprocess.run([stress, "2000"], capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 0, done.stderr
     assert "WARNING" not in done.stderr
+
+
+@needs_compiler
+@pytest.mark.slow
+@pytest.mark.parametrize("sanitizer", ["", "thread", "address,undefined"])
+@pytest.mark.parametrize("program", ["ring_stress.cc", "call_stress.cc"])
+def test_rings_and_calls_hold_under_load(tmp_path, program, sanitizer):
+    run_under_load(program, tmp_path, sanitizer)
 
 
 def test_a_missing_library_is_named_with_the_cure(tmp_path):

@@ -272,22 +272,3 @@ def test_without_futures_the_handler_holds_its_thread_until_the_reply(tmp_path: 
     )
     done = subprocess.run([program], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
-
-
-@needs_compiler
-@pytest.mark.slow
-@pytest.mark.parametrize("sanitizer", ["", "thread", "address,undefined"])
-def test_calls_hold_under_load(tmp_path: Path, sanitizer: str) -> None:
-    flags = ["-O1", "-pthread", *([f"-fsanitize={sanitizer}"] if sanitizer else [])]
-    empty = tmp_path / "empty.cc"
-    empty.write_text("int main() {}\n")
-    try:
-        compile_program([empty], tmp_path / "empty", *flags)
-        subprocess.run([tmp_path / "empty"], check=True, capture_output=True)
-    except subprocess.CalledProcessError:
-        pytest.skip(f"the sanitizer {sanitizer!r} does not work here")
-    program = tmp_path / "stress"
-    compile_program([*SOURCES.glob("*.cc"), Path(__file__).with_name("call_stress.cc")], program, *flags)
-    done = subprocess.run([program, "2000"], capture_output=True, text=True, timeout=100, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "WARNING" not in done.stderr

@@ -16,20 +16,7 @@ from jax import lax
 
 import hostcallback as hcb
 from recorder import Recorder
-
-Jit = Callable[[Callable[..., Any]], Callable[..., Any]]
-
-
-def no_jit(fun: Callable[..., Any]) -> Callable[..., Any]:
-    return fun
-
-
-JITS = [
-    pytest.param(jax.jit, id="jax.jit"),
-    pytest.param(hcb.jit, id="hcb.jit"),
-    pytest.param(no_jit, id="no jit"),
-]
-COMPILED = JITS[:2]
+from transforming import COMPILED, JITS, Jit
 
 
 def next_line(count: int = 1) -> str:
