@@ -80,7 +80,11 @@ bool IsOff(uint64_t consumer_id, int32_t device, bool is_check) {
   return Get(Key(consumer_id, kEveryDevice)) || Get(Key(consumer_id, device));
 }
 
-bool AbortOnCheck(int32_t device, bool on) { return Set(Key(kAborting, device), on); }
+bool AbortOnCheck(int32_t device, bool on) {
+  // Up to jaxlib 0.8 a program that is compiled again has the run ids of the first over again.
+  if (on) poisoned_count.store(0, std::memory_order_relaxed);
+  return Set(Key(kAborting, device), on);
+}
 
 bool Aborts(int32_t device) {
   return slots.load(std::memory_order_relaxed) != nullptr && Get(Key(kAborting, device));

@@ -16,7 +16,7 @@ bool Switch(uint64_t consumer_id, int32_t device, bool off);
 void SwitchAllChecks(bool off);
 bool IsOff(uint64_t consumer_id, int32_t device, bool is_check);
 
-// Whether a check that fails on the device ends its launch.
+// Whether a check that fails on the device ends its launch. Switching it on forgets what is poisoned.
 bool AbortOnCheck(int32_t device, bool on);
 bool Aborts(int32_t device);
 

@@ -127,6 +127,7 @@ def test_a_program_from_no_file_has_no_source() -> None:
     script = Script("l", "p y, k", "u", "p k", "c")
     names: dict[str, Any] = {"hcb": hcb, "script": script, "k": 7, "unused": object()}
     code = "def f(x):\n    y = k\n    hcb.breakpoint(**script.streams)\n    return x * y + k\n"
-    exec(code, names)
+    # Not the default "<string>": Python 3.13 keeps the text of `python -c` under that name, and shows it.
+    exec(compile(code, "<made up>", "exec"), names)
     hcb.jit(names["f"])(1.0)
     assert script.answers[:2] == ["<no source>", "(7, 7)"]
