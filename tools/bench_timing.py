@@ -1,0 +1,49 @@
+"""What the benchmarks time: calls until their result is there, and programs until their messages are delivered."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from time import perf_counter
+from typing import Any
+
+import jax
+from jax import lax
+
+
+class Counter:
+    """The Python function that both sides deliver to."""
+
+    def __init__(self) -> None:
+        """Nothing has come yet."""
+        self.count = 0
+
+    def __call__(self, value: Any) -> None:
+        """Counts one message."""
+        self.count += 1
+
+
+def seconds(program: Callable[[], Any]) -> float:
+    """Until the result is there, delivered or not."""
+    start = perf_counter()
+    jax.block_until_ready(program())
+    return perf_counter() - start
+
+
+def delivered_us(program: Callable[[], Any], barrier: Callable[[], None], count: int) -> float:
+    """Microseconds a message from the call until the last of `count` messages was delivered."""
+    start = perf_counter()
+    jax.block_until_ready(program())
+    barrier()
+    return (perf_counter() - start) / count * 1e6
+
+
+def scan(jit: Any, tap: Callable[[Any], Any], steps: int) -> Callable[[Any], Any]:
+    """A jitted scan that changes its carry, an array or a tree of them, and taps it in every step."""
+
+    def step(carry: Any, _: Any) -> Any:
+        carry = jax.tree.map(lambda leaf: leaf * 1.0001, carry)
+        tap(carry)
+        return carry, None
+
+    compiled: Callable[[Any], Any] = jit(lambda x: lax.scan(step, x, None, length=steps)[0])
+    return compiled
