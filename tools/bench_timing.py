@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
 from time import perf_counter
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax import lax
+
+import hostcallback as hcb
 
 
 class Counter:
@@ -20,6 +25,37 @@ class Counter:
     def __call__(self, value: Any) -> None:
         """Counts one message."""
         self.count += 1
+
+
+class Gate(Counter):
+    """A tap function that can be held: its receiver then delivers nothing, without the interpreter lock."""
+
+    def __init__(self) -> None:
+        """Open."""
+        super().__init__()
+        self._open, self._held = threading.Event(), threading.Event()
+        self._open.set()
+        self._enter = hcb.jit(lambda x: hcb.id_tap(self, x) + 1)
+
+    def __call__(self, value: Any) -> None:
+        """Counts one message, when the gate is open."""
+        self.count += 1
+        if not self._open.is_set():
+            self._held.set()
+            self._open.wait()
+
+    @contextlib.contextmanager
+    def closed(self) -> Iterator[None]:
+        """Sends one message and, when the receiver is held with it, lets other things be done; then delivers all."""
+        self._open.clear()
+        self._held.clear()
+        self._enter(jnp.float32(0)).block_until_ready()
+        self._held.wait()
+        try:
+            yield
+        finally:
+            self._open.set()
+            hcb.barrier_wait()
 
 
 def seconds(program: Callable[[], Any]) -> float:
