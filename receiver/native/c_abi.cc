@@ -1,8 +1,6 @@
 // The exported functions, apart from the handler: each translates and calls.
 #include "c_abi.h"
 
-#include <time.h>
-
 #include <cfenv>
 #include <cstring>
 #include <vector>
@@ -15,6 +13,7 @@
 #include "ring_registry.h"
 #include "supervisor.h"
 #include "switches.h"
+#include "unix_clock.h"
 
 namespace {
 
@@ -36,12 +35,6 @@ hcb::Emission MakeEmission(const uint8_t* prefix, uint64_t prefix_bytes, const s
   emission.array_count = arrays.size();
   emission.payload_bytes = hcb::PayloadBytes(arrays.data(), arrays.size());
   return emission;
-}
-
-int64_t NowNs() {
-  timespec now;
-  clock_gettime(CLOCK_REALTIME, &now);
-  return static_cast<int64_t>(now.tv_sec) * 1'000'000'000 + now.tv_nsec;
 }
 
 int32_t StatusOf(hcb::Verdict verdict) {
@@ -111,7 +104,7 @@ int32_t hcb_ring_send(hcb_ring* ring, const uint8_t* prefix, uint64_t prefix_byt
   if (!hcb::ValidPrefix(prefix, prefix_bytes)) return HCB_INVALID;
   const std::vector<hcb::ArrayRef> refs = ArrayRefs(count, arrays, nbytes);
   hcb::Emission emission = MakeEmission(prefix, prefix_bytes, refs);
-  emission.time_ns = NowNs();
+  emission.time_ns = hcb::UnixNowNs();
   emission.run_id = run_id;
   emission.device = Of(ring)->device();
   return StatusOf(Of(ring)->Emit(emission, nullptr));
@@ -120,7 +113,7 @@ int32_t hcb_ring_send(hcb_ring* ring, const uint8_t* prefix, uint64_t prefix_byt
 int32_t hcb_ring_append(hcb_ring* ring, const uint8_t* prefix, uint64_t prefix_bytes) {
   if (!hcb::ValidPrefix(prefix, prefix_bytes)) return HCB_INVALID;
   hcb::Emission emission = MakeEmission(prefix, prefix_bytes, {});
-  emission.time_ns = NowNs();
+  emission.time_ns = hcb::UnixNowNs();
   emission.device = Of(ring)->device();
   return StatusOf(Of(ring)->Append(emission));
 }
