@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from bench_handlers import empty_call
+from bench_process import rows_of_process
 from bench_row import Row, measure, measure_together
 from bench_timing import Counter, Gate, delivered_us, scan, seconds
 from jax import lax
@@ -50,8 +51,16 @@ def device_side(rounds: int) -> Row:
     return mine.beside(peer, name, "ns", "an empty FFI call, same operands", 2.0)
 
 
-def switched_off(rounds: int) -> Row:
-    """The same for a tap that is switched off while its program exists: nothing is emitted."""
+def switched_off(rounds: int) -> list[Row]:
+    """The same for a tap that is switched off while its program exists: nothing is emitted.
+
+    In a process of its own: where a tap was switched once, the handler looks for switches ever after.
+    """
+    return rows_of_process("bench_scan", "switched_off_here", rounds)
+
+
+def switched_off_here(rounds: int) -> list[Row]:
+    """In this process; see `switched_off`."""
     count = Counter()
     bare, empty = scan(jax.jit, lambda c: c, STEPS), scan(hcb.jit, empty_call, STEPS)
     ours = scan(hcb.jit, lambda c: hcb.id_tap(count, c, name="bench switched off"), STEPS)
@@ -62,7 +71,7 @@ def switched_off(rounds: int) -> Row:
     hcb.taps["bench switched off"].enable()
     assert count.count == STEPS
     name = "a tap switched off at run time: what it adds to a step of a scan"
-    return mine.beside(peer, name, "ns", "an empty FFI call, same operands", 1.2)
+    return [mine.beside(peer, name, "ns", "an empty FFI call, same operands", 1.2)]
 
 
 def _delivered(name: str, x: Any, steps: int, peer_steps: int, bound: float, rounds: int) -> Row:
