@@ -159,6 +159,8 @@ _FUNCTIONS = {
     "hcb_switch": (c_int32, (c_uint64, c_int32, c_int32)),
     "hcb_switch_all_checks": (None, (c_int32,)),
     "hcb_abort_on_check": (c_int32, (c_int32, c_int32)),
+    "hcb_used_while_others_waited": (c_int64, ()),
+    "hcb_rest": (None, (c_int64,)),
     "hcb_default_float_mode": (None, ()),
     "hcb_after_fork_child": (None, ()),
     "hcb_test_produce": (c_uint64, (c_void_p, c_uint32, c_uint64, c_uint64)),

@@ -8,17 +8,24 @@
 
 namespace hcb {
 
+// Blocks of so many bytes are of huge pages where the system has them, as numpy's arrays are: filling such a block for the first time
+// takes a page fault for each 2 MiB instead of each 4 KiB, which is half of the time that it takes.
+constexpr uint64_t kHugeFrom = 4 << 20;
+constexpr uint64_t kHugePage = 2 << 20;
+
 // Lies right in front of the memory that is handed out.
 struct alignas(kFrameAlign) BlockPool::Block {
   BlockPool* owner;
   uint64_t capacity;  // bytes behind this header
+  void* mapping;
+  uint64_t mapped;
 
   void* memory() { return this + 1; }
   static Block* Of(void* memory) { return static_cast<Block*>(memory) - 1; }
 };
 
 void BlockPool::Unmap(Block* block) {
-  if (block != nullptr) munmap(block, sizeof(Block) + block->capacity);
+  if (block != nullptr) munmap(block->mapping, block->mapped);
 }
 
 BlockPool::Block* BlockPool::TakeLocked(size_t slot) {
@@ -53,9 +60,20 @@ void* BlockPool::Allocate(uint64_t nbytes) {
   Unmap(unused);
   // Not malloc: its aligned blocks of this size leave gaps that the next one of the same size does not fit into.
   if (capacity > SIZE_MAX / 2) return nullptr;
-  void* raw = mmap(nullptr, sizeof(Block) + capacity, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (raw == MAP_FAILED) return nullptr;
-  return (new (raw) Block{this, capacity})->memory();
+  const bool huge = capacity >= kHugeFrom;
+  const uint64_t mapped = sizeof(Block) + capacity + (huge ? kHugePage : 0);
+  void* mapping = mmap(nullptr, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (mapping == MAP_FAILED) return nullptr;
+  uint8_t* raw = static_cast<uint8_t*>(mapping);
+  if (huge) {
+    // The header goes to the end of a page of its own, so that what is handed out begins with a huge one.
+    const uint64_t address = reinterpret_cast<uint64_t>(mapping);
+    raw += AlignUp(address + sizeof(Block), kHugePage) - sizeof(Block) - address;
+#ifdef MADV_HUGEPAGE
+    madvise(raw + sizeof(Block), capacity, MADV_HUGEPAGE);
+#endif
+  }
+  return (new (raw) Block{this, capacity, mapping, mapped})->memory();
 }
 
 void BlockPool::Free(void* memory) {
