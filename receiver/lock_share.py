@@ -1,18 +1,18 @@
 """Keeps receivers from holding the interpreter lock for long while other threads want it.
 
-A thread that dispatches programs gives the lock up in every call. Without further ado a busy receiver would take it each
-time and keep it for Python's switch interval, 5 ms. So while a receiver delivers, the interval is short: whoever waits
-gets the lock soon. And a receiver that had to give it up stays away from it for longer than it had it. A receiver that
-nobody contends with never rests.
+A thread that dispatches programs gives the lock up in every call. Without further ado a busy receiver would take it
+each time and keep it for Python's switch interval, 5 ms. So while a receiver delivers, the interval is short: whoever
+waits gets the lock soon. And a receiver that had to give it up stays away from it for longer than it had it. A receiver
+that nobody contends with never rests.
 """
 
 from __future__ import annotations
 
 import sys
 import threading
+from collections.abc import Callable
 
 from receiver import native_library as native
-from receiver.errors import NativeLibraryError
 
 SLICE_SEC = 100e-6
 """For how long a receiver keeps the lock while others wait; and how often it looks whether others waited."""
@@ -32,11 +32,11 @@ class LockShare:
 
     def __init__(self) -> None:
         """Without the native library it never rests: nothing else tells whether a thread waited."""
-        try:
+        self._used: Callable[[], int] = lambda: 0
+        self._rest: Callable[[int], None] = lambda ns: None
+        if native.available():
             self._used = native.load_holding_lock().hcb_used_while_others_waited
             self._rest = native.load().hcb_rest
-        except NativeLibraryError:
-            self._used = lambda: 0
 
     def __enter__(self) -> None:
         """Something is about to be delivered."""
