@@ -75,12 +75,6 @@ bool Holds(const FrameHeader& prefix, const ArrayList& arrays) {
   return predicate.nbytes == 0 || std::memchr(predicate.data, 0, predicate.nbytes) == nullptr;
 }
 
-XLA_FFI_Error* EndLaunch(const XLA_FFI_Api* api) {
-  return MakeError(api, XLA_FFI_Error_Code_ABORTED,
-                   "hostcallback: a check failed, and its receiver's on_error=\"abort\" ends the program; the receiver and "
-                   "barrier_wait report which check it was");
-}
-
 XLA_FFI_Error* Tap(XLA_FFI_CallFrame* frame, bool sharded) {
   ArrayList arrays;
   Emission emission;
@@ -95,15 +89,9 @@ XLA_FFI_Error* Tap(XLA_FFI_CallFrame* frame, bool sharded) {
   if (IsOff(prefix.consumer_id, emission.device, check)) return nullptr;
   if (check && Holds(prefix, arrays)) return nullptr;
   std::vector<int64_t> record;
-  if (sharded && !StampShardRecord(emission, &arrays, &record)) {
-    return MakeError(frame->api, XLA_FFI_Error_Code_INVALID_ARGUMENT, "hostcallback: a tap of shards has no shard record");
-  }
+  if (sharded && !StampShardRecord(emission, &arrays, &record)) return NoShardRecord(frame->api);
   FutureFactory futures(frame, &record);
-  if (ring->Emit(emission, &futures) == Verdict::kTooLarge) {
-    return MakeError(frame->api, XLA_FFI_Error_Code_INVALID_ARGUMENT,
-                     "hostcallback: the metadata of this tap exceeds half of the device's ring; tap fewer arrays at once or "
-                     "make the ring larger");
-  }
+  if (ring->Emit(emission, &futures) == Verdict::kTooLarge) return TooLarge(frame->api);
   if (check && aborts) {
     Poison(emission.run_id);
     return EndLaunch(frame->api);
