@@ -17,21 +17,22 @@ from receiver.errors import TapTimeoutError
 from receiver.runtime import runtime
 
 PRUNE_ABOVE = 256
-"""Results a thread notes before superseded ones are dropped."""
+"""Results a thread notes before finished ones are dropped."""
 
 
 class _ThisThread(threading.local):
     """What the calling thread dispatched.
 
     Attributes:
-        results: small results of its computations; `hostcallback.jit` appends to it. When one is ready, its
-            computation is over, and so is everything the thread dispatched to the same devices before.
+        results: the last small result of its computations for each placement, by the id of its sharding (which lives
+            as long as the result); `hostcallback.jit` adds to it. When one is ready, its computation is over, and so is
+            everything the thread dispatched to the same devices before: on each, a thread's computations end in order.
         uses_effects: whether the thread dispatched taps through JAX's own effect path.
         looks_at_tokens: whether it looks at tokens now, which takes the hash of effects and dispatches nothing.
     """
 
     def __init__(self) -> None:
-        self.results: list[Any] = []
+        self.results: dict[int, Any] = {}
         self.uses_effects = False
         self.looks_at_tokens = False
         with _lock:
@@ -41,7 +42,7 @@ class _ThisThread(threading.local):
 
 # Per thread, not per thread id: ids are used again while the computations of an ended thread still run.
 _lock = threading.Lock()  # protects the lists below (not each thread's results, which are its own)
-_results: list[tuple[threading.Thread, list[Any]]] = []
+_results: list[tuple[threading.Thread, dict[int, Any]]] = []
 _tokens: list[tuple[threading.Thread, dict[str, Any]]] = []
 _effects: list[Any] = []
 _may_fail = False
@@ -55,15 +56,17 @@ def wait_for_effect(effect: Any) -> None:
     _effects.append(effect)
 
 
-def prune(results: list[Any]) -> None:
-    """Drops what need not be waited on: all but the last result for each placement, and finished ones.
+def prune(results: dict[int, Any]) -> None:
+    """Drops finished results, which need not be waited on. Only the thread they belong to changes them.
 
-    On each device a thread's computations end in order.
+    One that was donated stays, since what it was donated to may still run: see `_pending`.
     """
-    last = list({id(result.sharding): result for result in results}.values())
-    if len(last) > PRUNE_ABOVE // 2:
-        last = [result for result in last if not _is_ready(result)]
-    results[:] = last
+    donated = False
+    for key, result in list(results.items()):
+        if result.is_deleted() and not donated:
+            donated = True
+        elif _is_ready(result):
+            del results[key]
 
 
 def note_dispatching_thread() -> None:
@@ -199,7 +202,7 @@ def wait(deadline: float | None, check: Callable[[], None]) -> None:
 
 
 def _pending() -> list[Any]:
-    pending = [result for _, results in list(_results) for result in list(results)]
+    pending = [result for _, results in list(_results) for result in list(results.copy().values())]
     with _looking_at_tokens():
         for _, tokens in list(_tokens):
             for effect in _effects:
@@ -240,8 +243,8 @@ def _tokens_are_over(tokens: dict[str, Any]) -> bool:
     return not _unordered and all(map(_is_ready, waited_on))
 
 
-def _is_over(thread: threading.Thread, results: list[Any]) -> bool:
-    return not thread.is_alive() and all(not r.is_deleted() and _is_ready(r) for r in results)
+def _is_over(thread: threading.Thread, results: dict[int, Any]) -> bool:
+    return not thread.is_alive() and all(not r.is_deleted() and _is_ready(r) for r in results.values())
 
 
 def forget() -> None:

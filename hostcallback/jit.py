@@ -147,7 +147,7 @@ def _make(fun: Callable[..., Any], jit_kwargs: dict[str, Any]) -> Callable[..., 
             done = select(out)
         if type(done) is array_type:
             results = this_thread.results
-            results.append(done)
+            results[id(done.sharding)] = done
             if len(results) > inflight.PRUNE_ABOVE:
                 inflight.prune(results)
             if waits:

@@ -135,9 +135,17 @@ def _flags(tap: TapSpec) -> Flags:
     return flags
 
 
+def _whole_flags(context: compat.LoweringContext, tap: TapSpec) -> Flags:
+    # What goes through a consumer of all exported taps, or of shards, is looked at one by one.
+    batched = tap.params.get("batched", False) and not context.for_export
+    return _flags(tap) | (Flags.BATCHED if batched else Flags(0))
+
+
 def _prefix(context: compat.LoweringContext, consumer_id: int, tap: TapSpec, avals: Sequence[Any]) -> bytes:
     specs = [ArraySpec.of(np.dtype(aval.dtype), aval.shape) for aval in avals]
-    return encode_prefix(consumer_id, _flags(tap), specs, _predicate(context) if tap.check else 0)
+    return encode_prefix(
+        consumer_id, _whole_flags(context, tap), specs, _predicate(context) if tap.check else 0
+    )
 
 
 def _predicate(context: compat.LoweringContext) -> int:

@@ -133,11 +133,8 @@ class DeviceReceiver:
             self.scope.closed(self.name)
 
     def _deliver(self, batch: Batch) -> None:
-        count = len(batch.frames)
-        messages = self._dispatcher.decode(batch.frames)
-        if batch.folded:
-            count += sum(batch.folded)
-            self._dispatcher.fold(messages, batch.folded)
+        count = batch.count + sum(batch.folded)
+        messages = self._dispatcher.decode(batch)
         # Decoded arrays are copies: however slow the taps are, the device has its room back at once.
         batch.release()
         self._dispatcher.deliver(messages)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from time import perf_counter
 from typing import Any
 
+from receiver.batch_decoder import BatchDecoder, Deliveries
 from receiver.calls import Calls
 from receiver.consumer import Consumer
 from receiver.errors import TapFailure
@@ -13,8 +14,8 @@ from receiver.failed_checks import CheckFailed
 from receiver.message import Message
 from receiver.registry import Registry
 from receiver.scope import Scope
-from receiver.source import Frame
-from receiver.wire import Decoded, Decoder, Flags, WireError
+from receiver.source import Batch
+from receiver.wire import Flags, WireError
 
 _END = int(Flags.END_OF_STREAM)
 _CALL = int(Flags.CALL)
@@ -29,7 +30,7 @@ class Dispatcher:
         scope: accounts for what is delivered now; changed between frames by `enter`.
         current: the consumer whose sink runs now, or None. Read by other threads for reports.
         current_since: `perf_counter()` at which it began.
-        delivered: how many messages of the list that `deliver` works on it is through with.
+        delivered: how many messages of what `deliver` works on it is through with.
     """
 
     def __init__(
@@ -52,7 +53,7 @@ class Dispatcher:
             calls: gets the messages that a program waits for the replies to.
         """
         self._find = registry.find
-        self._decode = Decoder().decode
+        self._decoder = BatchDecoder(self._lose)
         self._device_name = device_name
         self._device = device
         self._on_end = on_end
@@ -69,58 +70,49 @@ class Dispatcher:
         self.scope = scope
         self._stats = scope.device_stats(self._device_name)
 
-    def decode(self, frames: Sequence[Frame]) -> list[Decoded]:
-        """Decodes frames into what `deliver` takes; those that cannot be decoded are accounted as lost."""
-        decode = self._decode
-        try:
-            return [decode(memory, offset, external) for memory, offset, external in frames]
-        except WireError:
-            decoded = []
-            for frame in frames:
-                try:
-                    decoded.append(decode(*frame))
-                except WireError as error:
-                    self.lose(f"undecodable frame on {self._device_name}: {error}", 1)
-            return decoded
+    def decode(self, batch: Batch) -> Deliveries:
+        """Decodes a batch into what `deliver` takes; frames that cannot be decoded are accounted as lost."""
+        found = self._decoder.decode(batch)
+        self._folded = {}
+        if batch.folded:
+            folded = sum(batch.folded)
+            if not found.lost:  # a frame that cannot be decoded puts an end to all counting
+                self._folded = {
+                    item[2]: count for item, count in zip(found.items, batch.folded, strict=True) if count
+                }
+        else:
+            folded = 0
+        if found.lost:
+            self._expected_seq = _ANY_SEQ
+        elif found.items:
+            if self._expected_seq != _ANY_SEQ:
+                self._stats.dropped += found.last_seq + 1 - self._expected_seq - batch.count - folded
+            self._expected_seq = found.last_seq + 1
+        return found
 
-    def fold(self, messages: Sequence[Decoded], folded: Sequence[int]) -> None:
-        """Notes how many failures of the same check each message stands for beside its own, before `deliver`."""
-        if len(messages) == len(folded):  # a frame that cannot be decoded puts an end to all counting
-            self._folded = {
-                message[2]: count for message, count in zip(messages, folded, strict=True) if count
-            }
-
-    def deliver(self, messages: Sequence[Decoded]) -> None:
+    def deliver(self, found: Deliveries) -> None:
         """Delivers the messages one after the other; what their sinks raise is deferred, never raised here."""
         # This is the hottest Python loop of the package: what can be a local variable is one.
         find, device, stats = self._find, self._device, self._stats
-        nbytes = 0
+        nbytes = found.nbytes
         self.current_since = started = perf_counter()
-        for index, (consumer_id, flags, seq, time_ns, run_id, _, arrays) in enumerate(messages):
-            self.delivered = index
-            if seq != self._expected_seq and self._expected_seq != _ANY_SEQ:
-                stats.dropped += seq - self._expected_seq - self._folded.get(seq, 0)
-            self._expected_seq = seq + 1
+        for index, (consumer_id, flags, seq, time_ns, run_id, count, arrays) in enumerate(found.items):
             consumer = find(consumer_id)
-            if flags & _END:
-                now = perf_counter()
-                stats.tap_sec += now - started
-                stats.delivered_bytes += nbytes
-                self._on_end(consumer_id)
-                stats, nbytes, started = self._stats, 0, now
-                continue
-            if consumer is None:
-                stats.unknown += 1
+            if consumer is None or flags & _END:
+                if flags & _END:  # the only message of its batch
+                    self._on_end(consumer_id)
+                    return
+                stats.unknown += count or 1
+                nbytes -= sum(array.nbytes for array in arrays)
                 self.scope.deferred.add_unknown(consumer_id)
                 if flags & _CALL:
                     self._calls.refuse(seq, consumer_id)
                 continue
-            for array in arrays:
-                nbytes += array.nbytes
+            self.delivered = index
             self.current_since = perf_counter()
             self.current = consumer
             try:
-                message = _tuple_new(Message, (consumer, arrays, seq, time_ns, run_id, device, None))
+                message = _tuple_new(Message, (consumer, arrays, seq, time_ns, run_id, device, None, count))
                 if flags & _CALL:
                     self._calls.start(message, self.scope)
                 else:
@@ -130,20 +122,23 @@ class Dispatcher:
                 stats.delivered += folded
                 self.scope.deferred.add_check(consumer, failed, self._device_name, 1 + folded)
             except BaseException as error:  # a tap's failure, whatever it is, must not stop the stream
-                stats.failed += 1
+                stats.failed += count or 1
                 self._defer(error, consumer, seq)
-            stats.delivered += 1
+            stats.delivered += count or 1
             stats.last_time_ns = time_ns
-            if not stats.first_time_ns:
-                stats.first_time_ns = time_ns
         self.current = None
         stats.delivered_bytes += nbytes
         stats.tap_sec += perf_counter() - started
+        if not stats.first_time_ns and found.items:
+            stats.first_time_ns = found.items[0][3]
 
     def lose(self, reason: str, count: int) -> None:
         """Accounts for messages that can never be delivered."""
         self._expected_seq = _ANY_SEQ  # the gap they leave is no drop
         self.scope.deferred.add_lost(reason, count)
+
+    def _lose(self, error: WireError) -> None:
+        self.lose(f"undecodable frame on {self._device_name}: {error}", 1)
 
     def _defer(self, error: BaseException, consumer: Consumer, seq: int) -> None:
         self.scope.deferred.add_failure(

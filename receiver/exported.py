@@ -12,7 +12,7 @@ import itertools
 import logging
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -59,7 +59,8 @@ def _bound_tap(described: Described, binding: Binding | None) -> Sink | None:
     if binding is None:
         return None
     kwargs = {**described.kwargs, **binding.kwargs}
-    return tap_sink(binding.func, kwargs, tree.unflatten_with(described.tree))
+    batched = bool(described.params.get("batched"))
+    return tap_sink(binding.func, kwargs, tree.unflatten_with(described.tree), batched=batched)
 
 
 def _print(described: Described, binding: Binding | None) -> Sink | None:
@@ -105,7 +106,7 @@ def _check(described: Described, binding: Binding | None) -> Sink | None:
     if binding is None:
         return CheckSink(_template(described), unflatten, batchings, ())
 
-    def call(arrays: list[Any]) -> None:
+    def call(arrays: Sequence[Any]) -> None:
         predicate, args, kwargs = unflatten(arrays)
         if not np.all(predicate):
             binding.func(*args, **{**kwargs, **binding.kwargs})

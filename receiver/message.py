@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -25,12 +26,15 @@ class Message(NamedTuple):
         run_id: equal on all devices of one launch of one program.
         device: the device, as the trace-time side names it (a `jax.Device`), or a text.
         shard_index: where `arrays` lie in the whole arrays that a compiler partitioned; None if they are whole.
+        stacked: how many messages of a consumer that takes stacks the arrays are made of, along a new first axis; the
+            other numbers are those of the last. 0 for one message as it is.
     """
 
     consumer: Consumer
-    arrays: list[np.ndarray[Any, Any]]
+    arrays: Sequence[np.ndarray[Any, Any]]
     seq: int
     time_ns: int
     run_id: int
     device: Any
     shard_index: Index | None
+    stacked: int = 0

@@ -14,11 +14,12 @@ from pathlib import Path
 
 from receiver.errors import NativeLibraryError
 
-ABI_VERSION = 3
+ABI_VERSION = 4
 DIRECTORY = Path(__file__).parent / "native"
 
 BATCH_FRAMES = 1024
 BATCH_BLOCKS = 64
+BATCH_GROUPS = 128
 
 EMITTED, DROPPED, QUEUED, NO_MEMORY = 0, 1, 2, -3
 INVALID, TOO_LARGE = -1, -2
@@ -84,6 +85,27 @@ class Batch(ctypes.Structure):
     )
 
 
+class Group(ctypes.Structure):
+    """`hcb_group`."""
+
+    _fields_ = (("frame", c_uint64), ("first", c_uint64), ("count", c_uint64), ("payload_bytes", c_uint64))
+
+
+class Columns(ctypes.Structure):
+    """`hcb_columns`."""
+
+    _fields_ = (
+        ("groups", c_uint64),
+        ("consumer_ids", c_uint64 * BATCH_FRAMES),
+        ("flags", c_uint64 * BATCH_FRAMES),
+        ("seqs", c_uint64 * BATCH_FRAMES),
+        ("times_ns", c_int64 * BATCH_FRAMES),
+        ("run_ids", c_int64 * BATCH_FRAMES),
+        ("order", c_uint64 * BATCH_FRAMES),
+        ("group", Group * BATCH_GROUPS),
+    )
+
+
 class CallFrame(ctypes.Structure):
     """`hcb_call_frame`."""
 
@@ -119,6 +141,11 @@ _FUNCTIONS = {
     "hcb_ring_configure": (None, (c_void_p, POINTER(Config))),
     "hcb_ring_memory": (c_void_p, (c_void_p, POINTER(c_uint64))),
     "hcb_ring_read": (c_uint32, (c_void_p, c_int64, POINTER(Batch))),
+    "hcb_batch_columns": (None, (c_void_p, POINTER(Batch), POINTER(Columns))),
+    "hcb_batch_stack": (
+        None,
+        (c_void_p, POINTER(Batch), POINTER(Columns), c_uint64, c_uint64, c_uint64, c_void_p),
+    ),
     "hcb_ring_release": (None, (c_void_p, c_uint64, c_uint64)),
     "hcb_ring_read_call": (c_uint32, (c_void_p, c_int64, POINTER(CallFrame))),
     "hcb_ring_end_read_call": (None, (c_void_p,)),
@@ -174,6 +201,21 @@ def load() -> ctypes.CDLL:
     return load_from(path())
 
 
+@functools.cache
+def load_holding_lock() -> ctypes.PyDLL:
+    """The same library, but its functions are called with the interpreter lock held: for those that take microseconds.
+
+    Giving the lock up for so short a time invites other threads to take it, and it comes back late.
+
+    Raises:
+        NativeLibraryError: see `load`.
+    """
+    load()
+    library = ctypes.PyDLL(str(path()))
+    _declare(library)
+    return library
+
+
 def load_from(file: Path) -> ctypes.CDLL:
     """Loads and checks the library in `file`.
 
@@ -196,10 +238,14 @@ def load_from(file: Path) -> ctypes.CDLL:
                 f"the native transport library {file} has interface version {version()}, expected {ABI_VERSION}"
             )
         )
+    _declare(library)
+    return library
+
+
+def _declare(library: ctypes.CDLL) -> None:
     for name, (result, arguments) in _FUNCTIONS.items():
         function = getattr(library, name)
         function.restype, function.argtypes = result, arguments
-    return library
 
 
 def open_gpu(platform: str) -> None:

@@ -28,6 +28,8 @@ class _QueueBatch:
     def __init__(self, source: QueueSource, frames: list[bytes]) -> None:
         self._source = source
         self._frames = frames
+        self.count = len(frames)
+        self.columns = None
         self.frames: Sequence[Frame] = [(frame, 0, None) for frame in frames]
         self.folded: Sequence[int] = ()
 
@@ -199,10 +201,13 @@ class QueueSource:
             frames: list[bytes] = []
             nbytes = 0
             while self._frames and len(frames) < BATCH_FRAMES and nbytes < BATCH_BYTES:
-                if frames and self._call_in_front():
+                flags = decode_header(self._frames[0]).flags
+                if frames and flags & (Flags.CALL | Flags.END_OF_STREAM):
                     break
                 frames.append(self._frames.popleft())
                 nbytes += len(frames[-1])
+                if flags & Flags.END_OF_STREAM:
+                    break
             return _QueueBatch(self, frames)
 
     def _readable(self) -> bool:

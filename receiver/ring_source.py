@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ import numpy as np
 
 from receiver import native_library as native
 from receiver.back_pressure import BackPressure, Policy
+from receiver.columns import Columns
 from receiver.dtypes import is_subbyte, pack_subbyte, unpack_subbyte
 from receiver.errors import CallFailedError, LostMessagesError
 from receiver.source import Frame, SourceCounters
@@ -171,20 +172,36 @@ class _BlockMemory:
 class RingBatch:
     """The frames of one read. See `Batch`."""
 
-    __slots__ = ("_ends", "_released", "_source", "folded", "frames")
+    __slots__ = ("_ends", "_frames", "_list", "_released", "_source", "columns", "count", "folded")
 
     def __init__(
-        self, source: RingSource, frames: Sequence[Frame], ends: Any, folded: Sequence[int] = ()
+        self,
+        source: RingSource,
+        count: int,
+        list_frames: Callable[[], Sequence[Frame]],
+        ends: Any,
+        folded: Sequence[int] = (),
+        columns: Columns | None = None,
     ) -> None:
-        self.frames = frames
+        self.count = count
+        self.columns = columns
         self.folded = folded
+        self._list = list_frames
+        self._frames: Sequence[Frame] | None = None
         self._source = source
         self._ends = ends  # the source's buffer: overwritten by the next read
         self._released = 0
 
+    @property
+    def frames(self) -> Sequence[Frame]:
+        """See `Batch`."""
+        if self._frames is None:
+            self._frames = self._list()
+        return self._frames
+
     def release(self, count: int | None = None) -> None:
         """See `Batch`. Releasing what is released already does nothing."""
-        upto = len(self.frames) if count is None else min(count, len(self.frames))
+        upto = self.count if count is None else min(count, self.count)
         if upto > self._released:
             folded = sum(self.folded[self._released : upto])
             self._source._release(self._ends[upto - 1], upto - self._released + folded)
@@ -193,7 +210,7 @@ class RingBatch:
     @property
     def released(self) -> bool:
         """Whether all of it was given back."""
-        return self._released == len(self.frames)
+        return self._released == self.count
 
 
 class RingSource:
@@ -216,6 +233,7 @@ class RingSource:
         self._memory = memoryview((ctypes.c_uint8 * capacity.value).from_address(address)).cast("B")
         self._native_batch = native.Batch()
         self._batch_pointer = ctypes.byref(self._native_batch)
+        self._columns = Columns(native.load_holding_lock(), ring, self._memory, self._native_batch)
         self._batch: RingBatch | None = None
 
     @classmethod
@@ -292,13 +310,21 @@ class RingSource:
                     batch.damage_messages,
                 )
             return None
-        memory = self._memory
-        frames: list[Frame] = [(memory, offset, None) for offset in batch.offsets[:found]]
-        for block in batch.blocks[: batch.blocks_count]:
-            payload = np.asarray(_BlockMemory(self._library, block.memory, block.nbytes))
-            frames[block.frame] = (memory, frames[block.frame][1], payload)
+        # What the batch owns is taken over at once, even if nobody looks at it.
+        payloads = {
+            block.frame: np.asarray(_BlockMemory(self._library, block.memory, block.nbytes))
+            for block in batch.blocks[: batch.blocks_count]
+        }
+
+        def list_frames() -> Sequence[Frame]:
+            memory = self._memory
+            frames: list[Frame] = [(memory, offset, None) for offset in batch.offsets[:found]]
+            for place, payload in payloads.items():
+                frames[place] = (memory, frames[place][1], payload)
+            return frames
+
         folded = batch.folded[:found] if batch.folded_total else ()
-        self._batch = RingBatch(self, frames, batch.ends, folded)
+        self._batch = RingBatch(self, found, list_frames, batch.ends, folded, self._columns)
         return self._batch
 
     def _release(self, position: int, frames: int) -> None:
@@ -359,7 +385,7 @@ class RingSource:
         payload = None
         if taken.memory is not None:
             payload = np.asarray(_BlockMemory(self._library, taken.memory, taken.nbytes))
-        return RingBatch(self, [(self._memory, taken.offset, payload)], (taken.end,))
+        return RingBatch(self, 1, lambda: [(self._memory, taken.offset, payload)], (taken.end,))
 
     def end_read_call(self) -> None:
         """Lets the reader go on. By the thread that `read_call` gave a frame, once it is delivered."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from receiver.back_pressure import BackPressure
+from receiver.columns import Columns
 
 Frame = tuple[Any, int, Any]
 """(memory, offset of the frame's header in it, external payload or None)."""
@@ -43,8 +44,16 @@ class Batch(Protocol):
     """Consecutive frames of one source, in order. Their memory is the source's until released."""
 
     @property
+    def count(self) -> int:
+        """How many frames there are."""
+
+    @property
     def frames(self) -> Sequence[Frame]:
-        """The frames, oldest first."""
+        """The frames, oldest first. The end of a stream is a batch of its own."""
+
+    @property
+    def columns(self) -> Columns | None:
+        """The same frames as columns, where the source has them."""
 
     @property
     def folded(self) -> Sequence[int]:

@@ -45,6 +45,7 @@ __all__ = [
     "Decoder",
     "Flags",
     "Header",
+    "Plan",
     "TruncatedFrameError",
     "UnsupportedDtypeError",
     "UnsupportedVersionError",
@@ -126,13 +127,15 @@ class Flags(enum.IntFlag):
     """A check that failed."""
     FOLDS = 1 << 7
     """Of this check's failures in a row only the first and the last need be read."""
+    BATCHED = 1 << 8
+    """Its consumer takes stacks of its messages."""
     DISCARDED = 1 << 30
     """Ring only: no message, reserved and given up."""
     BUSY = 1 << 31
     """Ring only: still being written."""
 
 
-_EVERYWHERE = Flags.ORDERED | Flags.END_OF_STREAM | Flags.CALL | Flags.CHECK | Flags.FOLDS
+_EVERYWHERE = Flags.ORDERED | Flags.END_OF_STREAM | Flags.CALL | Flags.CHECK | Flags.FOLDS | Flags.BATCHED
 _NO_MESSAGE = Flags.PAD | Flags.DISCARDED | Flags.BUSY
 _UNKNOWN = 0xFFFFFFFF & ~int(_EVERYWHERE | Flags.EXTERNAL | _NO_MESSAGE)
 
@@ -520,16 +523,44 @@ _ndarray: Any = np.ndarray  # untyped: mypy would want its buffer to be one
 _Entry = tuple[tuple[int, ...], Dtype, int, ArraySpec | None]
 
 
-class _Plan(NamedTuple):
-    # What follows from metadata alone.
+class Plan(NamedTuple):
+    """What follows from metadata alone.
+
+    Attributes:
+        meta_bytes: exact length of the metadata.
+        payload_bytes: exact length of the payload.
+        frame_bytes: of the frame, with the payload inline.
+        payload_start: offset of the payload from the frame's first byte.
+        entries: how each array is made.
+        nbytes: of all arrays, once they are made.
+        stackable: whether there are arrays, which can be viewed as they are in a payload.
+    """
+
     meta_bytes: int
     payload_bytes: int
-    frame_bytes: int  # with the payload inline
+    frame_bytes: int
     payload_start: int
     entries: tuple[_Entry, ...]
+    nbytes: int
+    stackable: bool
+
+    def views(self, payloads: Array, count: int, stride: int) -> list[Array]:
+        """For each array a view of its values in `count` payloads, `stride` bytes apart: `[count, *shape]`."""
+        return [
+            _ndarray((count, *shape), dtype, payloads, start, (stride, *_c_strides(shape, dtype.itemsize)))
+            for shape, dtype, start, _ in self.entries
+        ]
 
 
-def _plan(metadata: bytes) -> _Plan:
+def _c_strides(shape: tuple[int, ...], itemsize: int) -> list[int]:
+    strides = []
+    for dim in reversed(shape):
+        strides.append(itemsize)
+        itemsize *= dim
+    return strides[::-1]
+
+
+def _plan(metadata: bytes) -> Plan:
     specs = decode_metadata(metadata)
     offsets, sizes, payload_bytes = payload_layout(specs)
     payload_start = HEADER.size + _align(len(metadata))
@@ -543,12 +574,14 @@ def _plan(metadata: bytes) -> _Plan:
             entries.append(((nbytes,), np.dtype(np.uint8), offset, spec))
         else:
             entries.append((spec.shape, dtype, offset, None))
-    return _Plan(
+    return Plan(
         len(metadata),
         payload_bytes,
         payload_start + _align(payload_bytes),
         payload_start,
         tuple(entries),
+        sum(math.prod(spec.shape) * BY_CODE[spec.type_code].itemsize for spec in specs),
+        bool(specs) and all(spec.bits >= 8 for spec in specs),
     )
 
 
@@ -583,7 +616,7 @@ def _read_metadata(buffer: Buffer, offset: int, header: Header) -> bytes:
 
 
 def _check_payload(
-    buffer: Buffer, offset: int, external_payload: Array | None, header: Header, plan: _Plan
+    buffer: Buffer, offset: int, external_payload: Array | None, header: Header, plan: Plan
 ) -> None:
     if header.payload_bytes != plan.payload_bytes:
         raise CorruptFrameError(
@@ -607,7 +640,7 @@ def _truncated(offset: int, what: str, needed: int, available: int) -> Truncated
     )
 
 
-def _make_arrays(buffer: Buffer, offset: int, external_payload: Array | None, plan: _Plan) -> list[Array]:
+def _make_arrays(buffer: Buffer, offset: int, external_payload: Array | None, plan: Plan) -> list[Array]:
     if external_payload is None:
         base, start = buffer, offset + plan.payload_start
     else:
@@ -636,7 +669,7 @@ _KNOWN_BYTES = 1 << 20
 
 # meta_bytes, payload_bytes, frame_bytes of the plan; shape, dtype and offset from the header if there is just one
 # array and it needs no unpacking; the plan. A plain tuple: see _Entry.
-_Known = tuple[int, int, int, tuple[tuple[int, ...], Dtype, int] | None, _Plan]
+_Known = tuple[int, int, int, tuple[tuple[int, ...], Dtype, int] | None, Plan]
 
 
 class Decoder:
@@ -711,15 +744,33 @@ class Decoder:
             arrays = _make_arrays(buffer, offset, external_payload, plan)
         return consumer_id, flags, seq, time_ns, run_id, device, arrays
 
-    def _decode_carefully(self, buffer: Buffer, offset: int, external_payload: Array | None) -> Decoded:
-        header, metadata = _read_start(buffer, offset, external_payload)
+    def plan(self, buffer: Buffer, offset: int) -> Plan:
+        """What to make of the frame at `offset`, whose payload is inline, as its metadata say.
+
+        Raises:
+            WireError: as from `decode`, where the metadata are concerned.
+        """
+        *_, meta_bytes, _, key = _unpack_start(buffer, offset)
+        if meta_bytes > 64:
+            key = memoryview(buffer)[offset + 64 : offset + 64 + _align(meta_bytes)].tobytes()
+        known = self._known.get(key)
+        if known is not None and known[0] == meta_bytes:
+            return known[-1]
+        _, metadata = _read_start(buffer, offset, None)
+        return self._plan_of(metadata)
+
+    def _plan_of(self, metadata: bytes) -> Plan:
         key = metadata.ljust(_align(len(metadata)), b"\0")
         known = self._known.get(key)
         if known is not None and known[0] == len(metadata):
-            plan = known[-1]
-        else:
-            plan = _plan(metadata)
-            self._remember(key, plan)
+            return known[-1]
+        plan = _plan(metadata)
+        self._remember(key, plan)
+        return plan
+
+    def _decode_carefully(self, buffer: Buffer, offset: int, external_payload: Array | None) -> Decoded:
+        header, metadata = _read_start(buffer, offset, external_payload)
+        plan = self._plan_of(metadata)
         _check_payload(buffer, offset, external_payload, header, plan)
         arrays = _make_arrays(buffer, offset, external_payload, plan)
         return (
@@ -732,7 +783,7 @@ class Decoder:
             arrays,
         )
 
-    def _remember(self, key: bytes, plan: _Plan) -> None:
+    def _remember(self, key: bytes, plan: Plan) -> None:
         if not 0 < len(key) <= _KNOWN_BYTES:
             return
         lone = None

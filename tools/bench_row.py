@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 
@@ -17,7 +17,7 @@ class Row:
         ours: median of ours.
         peer: median of the peer, or the limit.
         peer_name: what the peer is.
-        bound: the ratio ours/peer must not exceed; None for a figure that has no bound yet.
+        bound: the ratio ours/peer must not exceed; None for a figure that has no bound.
         spread: half the interquartile range of ours, over its median.
     """
 
@@ -40,6 +40,48 @@ class Row:
         return self.bound is None or self.ratio <= self.bound
 
 
+@dataclass(frozen=True)
+class Figure:
+    """A median of several rounds.
+
+    Attributes:
+        median: in the unit of what was measured.
+        spread: half the interquartile range over the median.
+    """
+
+    median: float
+    spread: float
+
+    def beside(self, peer: Figure, name: str, unit: str, peer_name: str, bound: float | None) -> Row:
+        """A row of this figure, which is ours, and a peer's."""
+        return Row(name, unit, self.median, peer.median, peer_name, bound, self.spread)
+
+    def within(self, limit: float, name: str, unit: str, bound: float | None = 1.0) -> Row:
+        """A row of this figure and an absolute limit."""
+        return Row(name, unit, self.median, limit, "the limit", bound, self.spread)
+
+
+def figure(values: Sequence[float]) -> Figure:
+    """Of the same thing measured several times."""
+    low, median, high = statistics.quantiles(values, n=4)
+    return Figure(median, (high - low) / 2 / abs(median) if median else 0.0)
+
+
+def measure(sides: Sequence[Callable[[], float]], rounds: int) -> list[Figure]:
+    """Runs the sides in turn, `rounds` times after one that does not count."""
+
+    def once() -> list[float]:
+        return [side() for side in sides]
+
+    return measure_together(once, rounds)
+
+
+def measure_together(once: Callable[[], Sequence[float]], rounds: int) -> list[Figure]:
+    """As `measure`, for sides that take turns within a round: `once` returns a figure for each."""
+    once()  # compiled and warm
+    return [figure(values) for values in zip(*[once() for _ in range(rounds)], strict=True)]
+
+
 def compare(
     name: str,
     unit: str,
@@ -50,9 +92,5 @@ def compare(
     rounds: int,
 ) -> Row:
     """Runs both sides in turn; each returns its time in `unit`."""
-    ours(), peer()  # compiled and warm
-    pairs = [(ours(), peer()) for _ in range(rounds)]
-    mine, theirs = ([pair[side] for pair in pairs] for side in (0, 1))
-    low, _, high = statistics.quantiles(mine, n=4)
-    median = statistics.median(mine)
-    return Row(name, unit, median, statistics.median(theirs), peer_name, bound, (high - low) / 2 / median)
+    mine, theirs = measure([ours, peer], rounds)
+    return mine.beside(theirs, name, unit, peer_name, bound)

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "call_table.h"
+#include "columns.h"
 #include "encode.h"
 #include "gpu_driver.h"
 #include "occurrences.h"
@@ -93,6 +94,15 @@ void* hcb_ring_memory(hcb_ring* ring, uint64_t* capacity_bytes) {
 
 uint32_t hcb_ring_read(hcb_ring* ring, int64_t timeout_ns, hcb_batch* batch) {
   return Of(ring)->Read(timeout_ns, batch);
+}
+
+void hcb_batch_columns(hcb_ring* ring, const hcb_batch* batch, hcb_columns* columns) {
+  hcb::ReadColumns(Of(ring)->memory(), *batch, columns);
+}
+
+void hcb_batch_stack(hcb_ring* ring, const hcb_batch* batch, const hcb_columns* columns, uint64_t from, uint64_t count,
+                     uint64_t stride, uint8_t* out) {
+  hcb::CopyStack(Of(ring)->memory(), *batch, *columns, from, count, stride, out);
 }
 
 void hcb_ring_release(hcb_ring* ring, uint64_t position, uint64_t frames) { Of(ring)->Release(position, frames); }

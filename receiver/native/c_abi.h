@@ -8,7 +8,7 @@
 
 #include <stdint.h>
 
-#define HCB_ABI_VERSION 3
+#define HCB_ABI_VERSION 4
 #define HCB_EXPORT __attribute__((visibility("default")))
 
 #ifdef __cplusplus
@@ -58,6 +58,7 @@ typedef struct {
 } hcb_counters;
 
 enum { HCB_BATCH_FRAMES = 1024, HCB_BATCH_BLOCKS = 64, HCB_BATCH_BYTES = 1 << 20 };
+enum { HCB_BATCH_GROUPS = 128, HCB_STACK_BYTES = 1024 };
 
 typedef struct {
   uint64_t frame; /* index within the batch */
@@ -80,6 +81,27 @@ typedef struct {
   uint64_t folded[HCB_BATCH_FRAMES]; /* failures of a check that were left out before each frame: of more than two in a row,
                                         the first and the last are listed. Released with it */
 } hcb_batch;
+
+/* Messages of one batch that are alike: equal metadata and payload_bytes, and, with the flag BATCHED, one consumer. */
+typedef struct {
+  uint64_t frame;         /* the first of them */
+  uint64_t first;         /* where they begin in `order` */
+  uint64_t count;
+  uint64_t payload_bytes; /* of each */
+} hcb_group;
+
+/* The headers of one batch by field, and which of its messages are alike. Only those with arrays, with a payload in the ring of at
+ * most HCB_STACK_BYTES, that are neither calls nor the end of a stream are in a group. */
+typedef struct {
+  uint64_t groups;
+  uint64_t consumer_ids[HCB_BATCH_FRAMES];
+  uint64_t flags[HCB_BATCH_FRAMES];
+  uint64_t seqs[HCB_BATCH_FRAMES];
+  int64_t times_ns[HCB_BATCH_FRAMES];
+  int64_t run_ids[HCB_BATCH_FRAMES];
+  uint64_t order[HCB_BATCH_FRAMES]; /* indices of frames: group by group, those of none last; otherwise as emitted */
+  hcb_group group[HCB_BATCH_GROUPS];
+} hcb_columns;
 
 /* What one hcb_ring_read_call took: one frame. */
 typedef struct {
@@ -150,6 +172,11 @@ HCB_EXPORT void* hcb_ring_memory(hcb_ring* ring, uint64_t* capacity_bytes);
  * Returns their number. 0: the time is over, hcb_ring_wake was called, or batch->damage says what was skipped; a damaged
  * stretch is reported once, and the next read goes on with the first intact frame behind it. */
 HCB_EXPORT uint32_t hcb_ring_read(hcb_ring* ring, int64_t timeout_ns, hcb_batch* batch);
+/* The columns of a batch that has not been released. They do not wait, and may be called with an interpreter lock held. */
+HCB_EXPORT void hcb_batch_columns(hcb_ring* ring, const hcb_batch* batch, hcb_columns* columns);
+/* Copies the payloads of `count` messages, from the place `from` of `order` on, all of one group, to `out`, `stride` bytes apart. */
+HCB_EXPORT void hcb_batch_stack(hcb_ring* ring, const hcb_batch* batch, const hcb_columns* columns, uint64_t from, uint64_t count,
+                                uint64_t stride, uint8_t* out);
 /* Gives the memory before `position`, which held `frames` more messages, back to the producers. Reader only. */
 HCB_EXPORT void hcb_ring_release(hcb_ring* ring, uint64_t position, uint64_t frames);
 /* For threads that run host functions: waits until the next frame is a call and the reader, which waits in hcb_ring_read, is

@@ -251,7 +251,8 @@ bool Ring::ReportLost(hcb_batch* batch) {
   return true;
 }
 
-// A call is the first of a batch, so that it can be left to others.
+// A call is the first of a batch, so that it can be left to others. The end of a stream is a batch of its own, so that a batch is
+// accounted for as a whole.
 void Ring::Walk(hcb_batch* batch) {
   const uint64_t head = SettledHead();
   const uint64_t start = cursor_;
@@ -262,7 +263,7 @@ void Ring::Walk(hcb_batch* batch) {
     const FrameHeader& header = *At(cursor_);
     const uint32_t flags = LoadFlags(&header);
     if (damage == HCB_INTACT) {
-      if ((flags & kBusy) || ((flags & kCall) && batch->frames != 0)) break;
+      if ((flags & kBusy) || ((flags & (kCall | kEndOfStream)) && batch->frames != 0)) break;
       const bool message = !(flags & (kPad | kDiscarded));
       OutstandingBlock block = {};
       if (message && (flags & kExternal) && !TakeBlock(cursor_, &block)) damage = HCB_DAMAGED_BLOCK;
@@ -279,6 +280,7 @@ void Ring::Walk(hcb_batch* batch) {
         cursor_ += nbytes;
         // What is skipped goes back together with the frame before it.
         if (batch->frames != 0) batch->ends[batch->frames - 1] = cursor_;
+        if (message && (flags & kEndOfStream)) break;
         continue;
       }
     }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from receiver.consumer import Sink
@@ -19,7 +19,7 @@ def callback_sink(func: Callable[..., Any], unflatten: Unflatten, batchings: Bat
         batchings: the vmaps around the tap, as `unbatch` takes them.
     """
 
-    def call(arrays: list[Any]) -> None:
+    def call(arrays: Sequence[Any]) -> None:
         args, kwargs = unflatten(arrays)
         func(*args, **kwargs)
 

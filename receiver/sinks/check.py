@@ -97,12 +97,12 @@ class CheckSink:
         shown = {k: present(v) if isinstance(v, np.ndarray) else v for k, v in kwargs.items()}
         return self._template.fill([present(a) if isinstance(a, np.ndarray) else a for a in args], shown)
 
-    def _first(self, message: Message) -> tuple[int, int, tuple[int, ...], list[Array]]:
+    def _first(self, message: Message) -> tuple[int, int, tuple[int, ...], Sequence[Array]]:
         # How many elements of the batch failed, of how many, and index and arrays of the first.
         if not self._batchings:
             return 1, 1, (), message.arrays
         failing = total = 0
-        first: tuple[tuple[int, ...], list[Array]] | None = None
+        first: tuple[tuple[int, ...], Sequence[Array]] | None = None
         for index, arrays in elements(message.arrays, self._batchings, message.shard_index):
             total += 1
             if not arrays[0].all():

@@ -82,7 +82,7 @@ class FormatSink:
         texts: list[str] = []
         template, present = self._template, self._template.present
 
-        def format_one(arrays: list[Any]) -> None:
+        def format_one(arrays: Sequence[Any]) -> None:
             args, kwargs = self._unflatten(arrays if present is None else [*map(present, arrays)])
             texts.append(template.fill(args, kwargs))
 

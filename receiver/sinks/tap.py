@@ -22,7 +22,9 @@ def accepted_keywords(func: Callable[..., Any], names: Sequence[str]) -> frozens
     return frozenset(name for name in names if name in parameters and parameters[name].kind in by_keyword)
 
 
-def tap_sink(func: Callable[..., Any], kwargs: Mapping[str, Any], unflatten: Unflatten) -> Sink:
+def tap_sink(
+    func: Callable[..., Any], kwargs: Mapping[str, Any], unflatten: Unflatten, *, batched: bool = False
+) -> Sink:
     """The sink that calls `func(arg, **kwargs)`, with `transforms`, `device` and `index` if its signature names them.
 
     It returns what `func` returns.
@@ -31,8 +33,13 @@ def tap_sink(func: Callable[..., Any], kwargs: Mapping[str, Any], unflatten: Unf
         func: the user's tap function.
         kwargs: passed on as they are; they win over those names.
         unflatten: makes the pytree `arg` from the message's arrays.
+        batched: whether `func` takes stacks of messages; one message as it is becomes a stack of one.
     """
-    kwargs = dict(kwargs)
+    sink = _tap_sink(func, dict(kwargs), unflatten)
+    return (lambda message: sink(_as_stack(message))) if batched else sink
+
+
+def _tap_sink(func: Callable[..., Any], kwargs: Mapping[str, Any], unflatten: Unflatten) -> Sink:
     accepted = accepted_keywords(func, ("transforms", "device", "index")) - set(kwargs)
     if not kwargs and not accepted:
         return lambda message: func(unflatten(message.arrays))
@@ -48,3 +55,9 @@ def tap_sink(func: Callable[..., Any], kwargs: Mapping[str, Any], unflatten: Unf
         return func(unflatten(message.arrays), **kwargs, **{name: context[name] for name in accepted})
 
     return call_with_context
+
+
+def _as_stack(message: Message) -> Message:
+    if message.stacked:
+        return message
+    return message._replace(arrays=[array[None] for array in message.arrays], stacked=1)

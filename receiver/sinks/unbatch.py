@@ -25,7 +25,7 @@ def batchings_of(transforms: Sequence[tuple[str, Any]]) -> Batchings:
 
 def elements(
     arrays: Sequence[Array], batchings: Batchings, places: Index | None = None
-) -> Iterator[tuple[tuple[int, ...], list[Array]]]:
+) -> Iterator[tuple[tuple[int, ...], Sequence[Array]]]:
     """The arrays of each element of a batch, with its index, the outermost vmap's first.
 
     The innermost vmap's index moves slowest: JAX unrolls that vmap first, and then each of its elements under the
@@ -84,7 +84,9 @@ def _batch_first(
     }
 
 
-def for_each_element(message: Message, batchings: Batchings, consume: Callable[[list[Array]], None]) -> None:
+def for_each_element(
+    message: Message, batchings: Batchings, consume: Callable[[Sequence[Array]], None]
+) -> None:
     """Calls `consume` with the arrays of each element; what it raises for one does not keep it from the others.
 
     Raises:

@@ -319,7 +319,12 @@ def test_ring_only_flags_in_a_prefix_are_ignored(make_ring):
     prefix[4:8] = (0xFFFFFFFF).to_bytes(4, "little")
     assert ring.library.hcb_ring_append(ring.handle, bytes(prefix), len(prefix)) == native.EMITTED
     assert ring.take(1)[0].header.flags == (
-        wire.Flags.ORDERED | wire.Flags.END_OF_STREAM | wire.Flags.CALL | wire.Flags.CHECK | wire.Flags.FOLDS
+        wire.Flags.ORDERED
+        | wire.Flags.END_OF_STREAM
+        | wire.Flags.CALL
+        | wire.Flags.CHECK
+        | wire.Flags.FOLDS
+        | wire.Flags.BATCHED
     )
 
 

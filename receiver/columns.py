@@ -1,0 +1,94 @@
+"""One read of a native ring as columns: the headers by field, and which messages are alike."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from receiver import native_library as native
+
+Array = np.ndarray[Any, Any]
+
+_FIELDS: Sequence[tuple[str, Any]] = (
+    ("consumer_ids", np.uint64),
+    ("flags", np.uint64),
+    ("seqs", np.uint64),
+    ("times_ns", np.int64),
+    ("run_ids", np.int64),
+    ("order", np.uint64),
+)
+
+
+class Group(NamedTuple):
+    """Messages of one read with equal metadata, and, if their consumer takes stacks, for one consumer.
+
+    Attributes:
+        frame: index of the first of them.
+        first: where they begin in the columns' order.
+        size: how many they are.
+        payload_bytes: of each.
+    """
+
+    frame: int
+    first: int
+    size: int
+    payload_bytes: int
+
+
+class Columns:
+    """The columns of the batch that was read last. Reader thread only; good until the batch is released.
+
+    Attributes:
+        memory: the ring's.
+    """
+
+    def __init__(self, library: ctypes.PyDLL, ring: int, memory: memoryview, batch: native.Batch) -> None:
+        """For all batches of a ring, whose memory is `memory`; `batch` is where each is listed."""
+        self.memory = memory
+        self._library = library
+        self._ring = ring
+        self._batch = batch
+        self._batch_pointer = ctypes.byref(batch)
+        self._native = native.Columns()
+        self._pointer = ctypes.byref(self._native)
+        self._views = [
+            np.frombuffer(
+                memoryview(self._native), dtype, native.BATCH_FRAMES, getattr(native.Columns, name).offset
+            )
+            for name, dtype in _FIELDS
+        ]
+
+    def read(self, count: int) -> Sequence[list[int]]:
+        """Reads the batch's `count` messages.
+
+        Returns:
+            Lists of consumer_id, flags, seq, time_ns and run_id, in order of emission; last the order of `groups`:
+            group by group, then the messages of none.
+        """
+        self._library.hcb_batch_columns(self._ring, self._batch_pointer, self._pointer)
+        return [view[:count].tolist() for view in self._views]
+
+    def offset(self, frame: int) -> int:
+        """Where in `memory` the header of a frame is."""
+        offset: int = self._batch.offsets[frame]
+        return offset
+
+    def groups(self) -> list[Group]:
+        """The groups of the messages that `read` found."""
+        found = self._native.group[: self._native.groups]
+        return [Group(group.frame, group.first, group.count, group.payload_bytes) for group in found]
+
+    def stack(self, start: int, count: int, stride: int) -> Array:
+        """The payloads of `count` messages of one group, from the place `start` of the order on.
+
+        Returns:
+            Fresh bytes in which they lie `stride` bytes apart; what lies between is arbitrary.
+        """
+        out = np.empty(count * stride, np.uint8)
+        self._library.hcb_batch_stack(
+            self._ring, self._batch_pointer, self._pointer, start, count, stride, out.ctypes.data
+        )
+        return out

@@ -1,0 +1,88 @@
+"""The benchmarks of tracing, lowering and compiling programs with taps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from time import perf_counter
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from bench_row import Figure, Row, measure, measure_together
+from bench_timing import Counter, seconds
+
+import hostcallback as hcb
+
+TAPS = 1_000
+
+
+def first_call(rounds: int) -> list[Row]:
+    """What each of 1,000 taps of an array adds to the first call of a program: trace, lower, compile and the run.
+
+    Each tap is a consumer of its own, as on a line of its own. The array is an argument, so that XLA compiles nothing
+    but the calls. Ours is `hcb.jit`, the peer `jax.debug.callback` under `jax.jit`.
+    """
+    mine, theirs = Counter(), Counter()
+
+    def program(tap: Callable[[Any, int], Any]) -> Callable[[Any], Any]:
+        def f(x: Any) -> Any:
+            for site in range(TAPS):
+                tap(x, site)
+            return x + 1
+
+        return f
+
+    def first(jit: Any, tap: Callable[[Any, int], Any]) -> float:
+        compiled = jit(program(tap))
+        time = seconds(lambda: compiled(jnp.float32(1)))
+        hcb.barrier_wait()
+        jax.effects_barrier()
+        return time
+
+    def take(count: Counter) -> Callable[..., None]:
+        return lambda value, site: count(value)
+
+    def once() -> list[float]:
+        ours, peer, bare = take(mine), take(theirs), first(jax.jit, lambda x, site: None)
+        tapped = first(hcb.jit, lambda x, site: hcb.id_tap(ours, x, site=site))
+        called_back = first(jax.jit, lambda x, site: jax.debug.callback(peer, x, site=site, ordered=True))
+        return [(t - bare) / TAPS * 1e3 for t in (tapped, called_back)]
+
+    rounds = min(rounds, 5)
+    ours, peer = measure_together(once, rounds)
+    assert mine.count == theirs.count == TAPS * (rounds + 1)
+    name = "each of 1,000 taps in the first call of a program: trace, lower, compile"
+    return [
+        ours.within(1.0, name, "ms/tap"),
+        ours.beside(peer, "the same", "ms/tap", "jax.debug.callback(ordered=True)", None),
+    ]
+
+
+def vmapped_print(rounds: int) -> list[Row]:
+    """Tracing, lowering and compiling a program with a print under vmap, and without; it is not run.
+
+    `jax.debug.print`, which unrolls, is compiled once only.
+    """
+    x = jnp.ones((1024, 4, 4))
+
+    def compile_ms(tap: Callable[[Any], Any]) -> float:
+        def element(x: Any) -> Any:
+            for _ in range(8):
+                x = jnp.tanh(x @ x) + jnp.sin(x)
+            tap(x)
+            return x
+
+        program = jax.jit(jax.vmap(element))
+        start = perf_counter()
+        program.lower(x).compile()
+        return (perf_counter() - start) * 1e3
+
+    ours, peer = measure(
+        [lambda: compile_ms(lambda x: hcb.print("x {}", x)), lambda: compile_ms(lambda x: None)], rounds
+    )
+    unrolled = Figure(compile_ms(lambda x: jax.debug.print("x {}", x)), 0.0)
+    name = "`vmap` of `hcb.print` over 1,024: trace, lower, compile"
+    return [
+        ours.beside(peer, name, "ms", "the untapped function", 1.2),
+        ours.beside(unrolled, "the same", "ms", "jax.debug.print (once)", None),
+    ]

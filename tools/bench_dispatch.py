@@ -1,0 +1,139 @@
+"""The benchmarks of single calls: what a tap costs the caller, on one device and on several."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from functools import partial
+from time import perf_counter, sleep
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from bench_process import rows_of_process
+from bench_row import Row, measure, measure_together
+from bench_timing import Counter, delivered_us
+from jax import lax
+from jax.experimental import io_callback
+from jax.sharding import NamedSharding, PartitionSpec
+
+import hostcallback as hcb
+
+CALLS = 400
+
+
+def untapped(x: Any) -> Any:
+    """The function that is called."""
+    return x * 0.5 + 1
+
+
+def _medians_of_calls(functions: Sequence[Callable[[Any], Any]], x: Any) -> list[float]:
+    """Microseconds of one call until its result is there: the functions in turn, at rest in between, medians."""
+    times: list[list[float]] = [[] for _ in functions]
+    for _ in range(CALLS):
+        for function, its_times in zip(functions, times, strict=True):
+            start = perf_counter()
+            function(x).block_until_ready()
+            its_times.append(perf_counter() - start)
+            # What the call emitted is delivered between the timed calls; every side rests as long.
+            hcb.barrier_wait()
+            jax.effects_barrier()
+            sleep(50e-6)
+    return [statistics.median(its_times) * 1e6 for its_times in times]
+
+
+def one_call(rounds: int) -> Row:
+    """One call until its result is ready, with one tap and without; the message is delivered after the clock stops."""
+    count = Counter()
+    tapped, plain = hcb.jit(lambda x: untapped(hcb.id_tap(count, x))), jax.jit(untapped)
+    mine, peer = measure_together(lambda: _medians_of_calls([tapped, plain], jnp.ones(16)), rounds)
+    assert count.count == CALLS * (rounds + 1)
+    name = "one hcb.jit call, one tap (delivered between the timed calls)"
+    return mine.beside(peer, name, "us/call", "the untapped jax.jit call", 1.2)
+
+
+def back_to_back(rounds: int) -> Row:
+    """Calls as fast as they can be dispatched, while the receiver wants the interpreter lock as well, all delivered."""
+    count, calls = Counter(), 5_000
+    tapped, plain = hcb.jit(lambda x: untapped(hcb.id_tap(count, x))), jax.jit(untapped)
+
+    def per_call(f: Callable[[Any], Any]) -> float:
+        y = jnp.ones(16)
+        start = perf_counter()
+        for _ in range(calls):
+            y = f(y)
+        y.block_until_ready()
+        hcb.barrier_wait()
+        return (perf_counter() - start) / calls * 1e6
+
+    mine, peer = measure([lambda: per_call(tapped), lambda: per_call(plain)], rounds)
+    assert count.count == calls * (rounds + 1)
+    name = "hcb.jit calls back to back, one tap each, all delivered"
+    return mine.beside(peer, name, "us/call", "the untapped jax.jit calls", None)
+
+
+def four_devices(rounds: int) -> list[Row]:
+    """One call of a `shard_map` over four CPU devices, an ordered tap on each; messages are delivered between calls.
+
+    The ordered `io_callback` shown beside delivers while it is timed.
+    """
+    return rows_of_process("bench_dispatch", "four_devices_here", rounds, devices=4)
+
+
+def four_devices_here(rounds: int) -> list[Row]:
+    """In a process with four devices; see `four_devices`."""
+    mesh = jax.make_mesh((4,), ("i",), axis_types=(jax.sharding.AxisType.Auto,))
+    x = jax.device_put(jnp.ones(64), NamedSharding(mesh, PartitionSpec("i")))
+    count, theirs = Counter(), Counter()
+    shard_map = partial(jax.shard_map, mesh=mesh, in_specs=PartitionSpec("i"), out_specs=PartitionSpec("i"))
+    tapped, plain = hcb.jit(shard_map(lambda x: untapped(hcb.id_tap(count, x)))), jax.jit(shard_map(untapped))
+
+    def calling_back(x: Any) -> Any:
+        io_callback(theirs, None, x, ordered=True)
+        return untapped(x)
+
+    calling = jax.jit(shard_map(calling_back))
+
+    def once() -> list[float]:
+        return [*_medians_of_calls([tapped, plain], x), *_medians_of_calls([calling], x)]
+
+    mine, peer, io = measure_together(once, rounds)
+    assert count.count == 4 * CALLS * (rounds + 1)
+    name = "one hcb.jit call, shard_map over 4 devices, ordered tap (delivered between the timed calls)"
+    return [
+        mine.beside(peer, name, "us/call", "the untapped jax.jit call", 1.3),
+        mine.beside(io, "the same", "us/call", "io_callback(ordered=True)", None),
+    ]
+
+
+def eight_devices(rounds: int) -> list[Row]:
+    """Messages from eight CPU devices at a time, each tapping a scalar in a scan, beside as many from one device."""
+    return rows_of_process("bench_dispatch", "eight_devices_here", rounds, devices=8)
+
+
+def eight_devices_here(rounds: int) -> list[Row]:
+    """In a process with eight devices; see `eight_devices`."""
+    devices, steps = 8, 4_000
+    mesh = jax.make_mesh((devices,), ("i",), axis_types=(jax.sharding.AxisType.Auto,))
+    count = Counter()
+
+    def program(steps: int) -> Callable[[Any], Any]:
+        def step(carry: Any, _: Any) -> Any:
+            carry = carry * 1.0001
+            hcb.id_tap(count, carry)
+            return carry, None
+
+        return lambda x: lax.scan(step, x, None, length=steps)[0]
+
+    one = hcb.jit(program(steps * devices))
+    spec = PartitionSpec("i")
+    many = hcb.jit(jax.shard_map(program(steps), mesh=mesh, in_specs=spec, out_specs=spec))
+    sharded, single = jax.device_put(jnp.ones(devices), NamedSharding(mesh, spec)), jnp.ones(1)
+
+    def run(f: Callable[[Any], Any], x: Any) -> float:
+        return delivered_us(lambda: f(x), hcb.barrier_wait, steps * devices)
+
+    mine, peer = measure([lambda: run(many, sharded), lambda: run(one, single)], rounds)
+    expected = 2 * steps * devices * (rounds + 1)
+    assert count.count > expected * 0.9, (count.count, expected)  # `+= 1` on 8 threads may miss some
+    return [mine.beside(peer, "cost per message from 8 devices at a time", "us/message", "one device", 1.25)]

@@ -1,0 +1,83 @@
+"""The benchmarks of large arrays, which the tap function keeps, beside a copy of the same bytes."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from time import perf_counter
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from bench_row import Row, measure
+from bench_timing import Counter, delivered_us, scan
+from jax import lax
+
+import hostcallback as hcb
+
+KIB, MIB = 2**10, 2**20
+
+
+def kept(rounds: int) -> list[Row]:
+    """Arrays of 256 KiB, 16 MiB and 256 MiB, delivered to a tap function that keeps them, beside one memcpy.
+
+    Ours is a scan that taps the same array in every step, from the call until the last one was delivered. The peer
+    copies the same array as often with `ndarray.copy`, page faults included (numpy asks for huge pages from 4 MiB
+    on). Both keep everything until the clock stops, so that each array has memory of its own, and forget it then.
+    """
+    sizes = ((256 * KIB, 200, rounds), (16 * MIB, 16, rounds), (256 * MIB, 2, min(rounds, 7)))
+    return [_kept(nbytes, steps, count) for nbytes, steps, count in sizes]
+
+
+def _kept(nbytes: int, steps: int, rounds: int) -> Row:
+    x = jnp.arange(nbytes // 4, dtype=jnp.float32)
+    source = np.asarray(x)
+    hold: deque[Any] = deque()
+
+    @hcb.jit
+    def program(x: Any, start: Any) -> Any:
+        def step(carry: Any, _: Any) -> Any:
+            hcb.id_tap(hold.append, x)
+            return carry + 1, None
+
+        return lax.scan(step, start, None, length=steps)[0]
+
+    def timed(run: Callable[[], None]) -> float:
+        start = perf_counter()
+        run()
+        elapsed = perf_counter() - start
+        assert len(hold) == steps
+        assert hold[-1][-1] == source[-1]
+        hold.clear()
+        return elapsed / steps * 1e6
+
+    def ours() -> None:
+        program(x, jnp.float32(0)).block_until_ready()
+        hcb.barrier_wait()
+
+    def copies() -> None:
+        for _ in range(steps):
+            hold.append(source.copy())
+
+    mine, peer = measure([lambda: timed(ours), lambda: timed(copies)], rounds)
+    size = f"{nbytes // MIB} MiB" if nbytes >= MIB else f"{nbytes // KIB} KiB"
+    name = f"array of {size} in a scan, delivered, the tap keeps it"
+    return mine.beside(peer, name, "us/message", "one memcpy into fresh memory", 1.5)
+
+
+def beside_callback(rounds: int) -> Row:
+    """An array of 256 KiB that every step of a scan changes and taps; what is delivered is not kept."""
+    mine, theirs, steps, x = Counter(), Counter(), 400, jnp.ones(64 * KIB, jnp.float32)
+    ours = scan(hcb.jit, lambda c: hcb.id_tap(mine, c), steps)
+    peer = scan(jax.jit, lambda c: jax.debug.callback(theirs, c, ordered=True), steps)
+    figures = measure(
+        [
+            lambda: delivered_us(lambda: ours(x), hcb.barrier_wait, steps),
+            lambda: delivered_us(lambda: peer(x), jax.effects_barrier, steps),
+        ],
+        rounds,
+    )
+    assert mine.count == theirs.count == steps * (rounds + 1)
+    name = "array of 256 KiB in a scan, changed and delivered"
+    return figures[0].beside(figures[1], name, "us/message", "jax.debug.callback(ordered=True)", 1 / 3)

@@ -1,0 +1,178 @@
+"""The benchmarks of small messages in a scan: on the device, delivered, and in batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from time import perf_counter
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from bench_handlers import empty_call
+from bench_row import Row, measure, measure_together
+from bench_timing import Counter, Gate, delivered_us, scan, seconds
+from jax import lax
+
+import hostcallback as hcb
+
+STEPS = 20_000
+"""Scalar messages of one scan; their frames of 192 bytes fit into a device's ring together."""
+
+
+def _added_ns(programs: list[Callable[[Any], Any]], bare: Callable[[Any], Any], gate: Gate) -> list[float]:
+    """What each program adds to a step of the bare one: of five runs of each, in turn, the fastest."""
+    x = jnp.float32(1)
+    times: list[list[float]] = []
+    for _ in range(5):
+        times.append([])
+        for program in (bare, *programs):
+            with gate.closed():
+                times[-1].append(seconds(partial(program, x)))
+    fastest, *others = map(min, zip(*times, strict=True))
+    return [(other - fastest) / STEPS * 1e9 for other in others]
+
+
+def device_side(rounds: int) -> Row:
+    """What a tap adds to a step of a scan, beside an empty FFI call in the same program with the same operands.
+
+    While a program is timed the receiver is held in its tap function: it would take the interpreter lock, which the
+    timing thread needs for reading the clock. The ring holds all messages of a run, so that the device never waits;
+    they are delivered before the next one is timed.
+    """
+    gate = Gate()
+    bare, ours = scan(jax.jit, lambda c: c, STEPS), scan(hcb.jit, lambda c: hcb.id_tap(gate, c), STEPS)
+    empty = scan(hcb.jit, empty_call, STEPS)
+    mine, peer = measure_together(lambda: _added_ns([ours, empty], bare, gate), rounds)
+    assert gate.count == (STEPS + 3) * 5 * (rounds + 1)
+    name = "scalar tap in a scan, device side: what it adds to a step"
+    return mine.beside(peer, name, "ns", "an empty FFI call, same operands", 2.0)
+
+
+def switched_off(rounds: int) -> Row:
+    """The same for a tap that is switched off while its program exists: nothing is emitted."""
+    count = Counter()
+    bare, empty = scan(jax.jit, lambda c: c, STEPS), scan(hcb.jit, empty_call, STEPS)
+    ours = scan(hcb.jit, lambda c: hcb.id_tap(count, c, name="bench switched off"), STEPS)
+    jax.block_until_ready(ours(jnp.float32(1)))
+    hcb.barrier_wait()
+    hcb.taps["bench switched off"].disable()
+    mine, peer = measure_together(lambda: _added_ns([ours, empty], bare, Gate()), rounds)
+    hcb.taps["bench switched off"].enable()
+    assert count.count == STEPS
+    name = "a tap switched off at run time: what it adds to a step of a scan"
+    return mine.beside(peer, name, "ns", "an empty FFI call, same operands", 1.2)
+
+
+def _delivered(name: str, x: Any, steps: int, peer_steps: int, bound: float, rounds: int) -> Row:
+    mine, theirs = Counter(), Counter()
+    ours = scan(hcb.jit, lambda c: hcb.id_tap(mine, c), steps)
+    peer = scan(jax.jit, lambda c: jax.debug.callback(theirs, c, ordered=True), peer_steps)
+    figures = measure(
+        [
+            lambda: delivered_us(lambda: ours(x), hcb.barrier_wait, steps),
+            lambda: delivered_us(lambda: peer(x), jax.effects_barrier, peer_steps),
+        ],
+        rounds,
+    )
+    assert mine.count == steps * (rounds + 1)
+    assert theirs.count == peer_steps * (rounds + 1)
+    return figures[0].beside(figures[1], name, "us/message", "jax.debug.callback(ordered=True)", bound)
+
+
+def scalar(rounds: int) -> Row:
+    """A float32 scalar tapped in every step of a scan, until the last one was delivered, in order."""
+    name = "scalar tap in a scan, delivered to a Python function, in order"
+    return _delivered(name, jnp.float32(1), STEPS, 2_000, 1 / 30, rounds)
+
+
+def pytree(rounds: int) -> Row:
+    """A dict of 8 float32 arrays of 1 to 8 elements, all changed and tapped as one message in every step of a scan."""
+    tree = {f"array {n}": jnp.ones(n, jnp.float32) for n in range(1, 9)}
+    return _delivered(
+        "pytree of 8 small arrays in a scan, delivered, in order", tree, 5_000, 500, 1 / 25, rounds
+    )
+
+
+def batched(rounds: int) -> list[Row]:
+    """The scalars of a scan, to a function that takes them as stacked arrays.
+
+    The limit is 2 million values a second. The structured-array copy takes the values out of an array of as many
+    frames, in batches of 1,024, and calls the same function.
+    """
+    values = 0
+
+    def take(stacked: Any) -> None:
+        nonlocal values
+        values += len(stacked)
+
+    ours = scan(hcb.jit, lambda c: hcb.id_tap(take, c, batched=True), STEPS)
+    fields = np.dtype({"names": ["value"], "formats": ["<f4"], "offsets": [128], "itemsize": 192})
+    frames = np.zeros(STEPS, fields)
+
+    def copies() -> float:
+        start = perf_counter()
+        for first in range(0, STEPS, 1024):
+            take(frames["value"][first : first + 1024].copy())
+        return (perf_counter() - start) / STEPS * 1e6
+
+    mine, peer = measure(
+        [lambda: delivered_us(lambda: ours(jnp.float32(1)), hcb.barrier_wait, STEPS), copies], rounds
+    )
+    assert values == 2 * STEPS * (rounds + 1)
+    name = "scalar tap in a scan, delivered in batches (`batched=True`)"
+    return [
+        mine.within(0.5, name, "us/value"),
+        mine.beside(peer, "the same", "us/value", "one structured-array copy", None),
+    ]
+
+
+def tap_sites(rounds: int) -> Row:
+    """As many messages from a scan with 1,000 taps a step, each a consumer of its own, as from one with one tap."""
+    seen = 0
+
+    def take(value: Any, site: int) -> None:
+        nonlocal seen
+        seen += 1
+
+    def program(sites: int) -> Callable[[Any], Any]:
+        def tap_all(carry: Any) -> None:
+            for site in range(sites):
+                hcb.id_tap(take, carry, site=site)
+
+        return scan(hcb.jit, tap_all, STEPS // sites)
+
+    many, one = program(1_000), program(1)
+
+    def run(program: Callable[[Any], Any]) -> float:
+        return delivered_us(lambda: program(jnp.float32(1)), hcb.barrier_wait, STEPS)
+
+    mine, peer = measure([lambda: run(many), lambda: run(one)], rounds)
+    assert seen == 2 * STEPS * (rounds + 1)
+    return mine.beside(peer, "cost per message with 1,000 tap sites", "us/message", "one tap site", 1.25)
+
+
+def call(rounds: int) -> Row:
+    """A host function that does nothing, called once a step, each call taking what the last one returned."""
+    shape = jax.ShapeDtypeStruct((), jnp.float32)
+    steps = 1_000
+
+    def nothing(x: Any) -> Any:
+        return x
+
+    def program(call: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        return jax.jit(lambda x: lax.scan(lambda c, _: (call(c) + 1, None), x, None, length=steps)[0])
+
+    ours = program(lambda c: hcb.call(nothing, c, result_shape=shape))
+    peer = program(lambda c: jax.pure_callback(nothing, shape, c))
+
+    def per_call(f: Callable[[Any], Any]) -> float:
+        start = perf_counter()
+        result = f(jnp.float32(0))
+        assert float(result) == steps
+        return (perf_counter() - start) / steps * 1e6
+
+    mine, theirs = measure([lambda: per_call(ours), lambda: per_call(peer)], rounds)
+    name = "`hcb.call` of a host function that does nothing, in a scan"
+    return mine.beside(theirs, name, "us/call", "jax.pure_callback", 1.0)
