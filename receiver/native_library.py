@@ -173,6 +173,7 @@ _FUNCTIONS = {
     "hcb_switch_all_checks": (None, (c_int32,)),
     "hcb_abort_on_check": (c_int32, (c_int32, c_int32)),
     "hcb_gpu_open": (c_int32, (c_int32, c_char_p, c_char_p, c_uint64)),
+    "hcb_gpu_prepare": (c_int32, (c_void_p, c_int32)),
     "hcb_gpu_ring": (c_int32, (c_int32,)),
     "hcb_default_float_mode": (None, ()),
     "hcb_after_fork_child": (None, ()),

@@ -260,6 +260,7 @@ class RingSource:
         source._gpu = True
         source._device_id = device_id
         source._library.hcb_ring_set_device_id(source._ring, device_id)
+        source._library.hcb_gpu_prepare(source._ring, ordinal)
         return source
 
     @property

@@ -217,6 +217,8 @@ int32_t hcb_gpu_open(int32_t vendor, const char* library, char* error, uint64_t 
   return found ? 1 : 0;
 }
 
+int32_t hcb_gpu_prepare(hcb_ring* ring, int32_t ordinal) { return Of(ring)->UseGpu(ordinal); }
+
 int32_t hcb_gpu_ring(int32_t ordinal) { return hcb::GpuRing(ordinal); }
 
 void hcb_default_float_mode(void) { std::fesetenv(FE_DFL_ENV); }

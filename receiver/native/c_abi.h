@@ -237,6 +237,9 @@ HCB_EXPORT int32_t hcb_abort_on_check(int32_t device, int32_t on);
 /* Loads the GPU driver from `library`, or from its usual place if that is null or empty. Nothing but the handlers of GPUs needs
  * it. Returns 1, or 0 with the reason in `error`. */
 HCB_EXPORT int32_t hcb_gpu_open(int32_t vendor, const char* library, char* error, uint64_t error_bytes);
+/* Opens the GPU with this ordinal for its ring and pins that, so that its first tap need not. Returns 0, or the driver's error: then
+ * the first tap tries again. */
+HCB_EXPORT int32_t hcb_gpu_prepare(hcb_ring* ring, int32_t ordinal);
 /* The number of the ring of the GPU with this FFI ordinal, which counts a process's own devices. */
 HCB_EXPORT int32_t hcb_gpu_ring(int32_t ordinal);
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 from fake_gpu import Driver, Gpu
 
-from receiver import native_library as native
-from receiver.errors import NativeLibraryError
+from receiver import native_library as native, wire
+from receiver.errors import CallFailedError, NativeLibraryError
 from receiver.runtime import runtime
 from receiver.supervisor import Supervisor
 
@@ -103,6 +103,63 @@ def rocm(driver):
     assert not any("Ctx" in name for name in driver.called())
 
 
+def start(driver):
+    """The package starts the receivers of a platform's GPUs: handlers registered, rings found by the FFI's ordinals."""
+    import jax
+
+    from hostcallback import transport
+    from receiver.consumer import Consumer
+
+    class Device:
+        platform, id, local_hardware_id = "gpu", 1027, 3
+
+    registered = {}
+
+    def register(target, handler, platform):
+        registered[platform, target] = handler
+
+    device, received = Device(), []
+    transport.local_devices = lambda platform: [device]
+    jax.ffi.register_ffi_target = register
+    os.environ["HOSTCALLBACK_CUDA_LIBRARY"] = str(driver.file)
+    transport.start("cuda")
+    assert sorted(registered) == [("CUDA", "hostcallback_tap"), ("CUDA", "hostcallback_tap_shard")]
+    lease = runtime.registry.lease(Consumer(8, "tap", "here.py:1", received.append))
+    (receiver,) = runtime.receivers(["gpu:1027"])
+    gpu = Gpu(driver, ordinal=3, device_id=1027)
+    gpu.tap(value(5), consumer_id=8)
+    assert receiver.wait_consumed(1, 30)
+    (message,) = received
+    assert message.device is device
+    assert message.arrays[0].tolist() == [5]
+    # A call goes by Python, in its place among the taps.
+    results = []
+
+    def add_one(message):
+        results.append(len(received))
+        return [message.arrays[0] + 1]
+
+    call = runtime.registry.lease(Consumer(9, "add_one", "here.py:2", add_one))
+    spec = wire.ArraySpec.of(np.dtype(np.float32), (1,))
+    prefix = wire.encode_prefix(9, wire.Flags.CALL, [spec])
+    ask = transport.callback_caller("cuda", prefix, [np.dtype(np.float32)], [spec], [device])
+    for number in range(20):
+        gpu.tap(value(number), consumer_id=8)
+        assert ask(0, value(number))[0].tolist() == [number + 1]
+    assert results == list(range(2, 22))
+    failing = transport.callback_caller(
+        "cuda", wire.encode_prefix(10, wire.Flags.CALL, [spec]), [np.dtype(np.float32)], [spec], [device]
+    )
+    try:
+        failing(0, value(1))
+    except CallFailedError as error:
+        assert "does not know" in str(error)
+    else:
+        raise AssertionError("a call without a host function came back")
+    assert runtime.default_scope.deferred.take() is not None
+    del lease, call
+
+
 def without_driver(file):
     """Says what is missing."""
     for platform in ("cuda", "rocm"):
@@ -122,7 +179,14 @@ def main():
         return
     driver = Driver(Path(file))
     driver.open(native.GPU_VENDORS["rocm" if scenario == "rocm" else "cuda"])
-    {"fork": fork, "exit": exit_, "pinning_warns_once": pinning_warns_once, "rocm": rocm}[scenario](driver)
+    scenarios = {
+        "fork": fork,
+        "exit": exit_,
+        "pinning_warns_once": pinning_warns_once,
+        "rocm": rocm,
+        "start": start,
+    }
+    scenarios[scenario](driver)
 
 
 if __name__ == "__main__":

@@ -141,7 +141,7 @@ int main(int argc, char** argv) {
   Reader reader = {hcb_ring_open(hcb_gpu_ring(kOrdinal), &config), {}};
   CHECK(reader.ring != nullptr);
 
-  std::atomic<bool> ended{false};
+  std::atomic<bool> launched{false}, ended{false};
   std::thread reading([&] { reader.Run(ended); });
   std::vector<std::thread> launching;
   const auto allocate = Get<uint64_t(uint64_t)>("fake_allocate");
@@ -155,7 +155,7 @@ int main(int argc, char** argv) {
     const auto delay = Get<void(int64_t)>("fake_delay");
     hcb::FrameHeader end = {};
     end.flags = hcb::kEndOfStream;
-    for (int i = 0; !ended.load(); ++i) {
+    for (int i = 0; !launched.load(); ++i) {
       delay(i % 4 == 0 ? 20 : 0);
       fail("cuMemHostRegister_v2", 2, 1, i % 3);
       fail("cuEventCreate", 2, 0, i % 2);
@@ -171,8 +171,9 @@ int main(int argc, char** argv) {
     delay(0);
   });
   for (std::thread& thread : launching) thread.join();
-  ended.store(true);
+  launched.store(true);
   disturbing.join();
+  ended.store(true);
   reading.join();
 
   for (const Buffers& of_stream : buffers) {

@@ -197,6 +197,6 @@ def test_without_a_driver_taps_of_a_gpu_use_callbacks_and_a_warning_says_so(
         choose("cuda")
 
 
-@pytest.mark.parametrize("scenario", ["fork", "exit", "pinning_warns_once", "rocm"])
+@pytest.mark.parametrize("scenario", ["fork", "exit", "pinning_warns_once", "rocm", "start"])
 def test_scenario(run_program: Any, the_driver: Driver, scenario: str) -> None:
     run_program("gpu_program.py", [scenario, str(the_driver.file)])

@@ -68,6 +68,29 @@ def test_nothing_on_the_way_of_a_tap_waits_for_the_device(driver: Driver) -> Non
     assert driver.called() == EVERY_TIME - {"cuEventCreate"}, "events and pinned memory are used again"
 
 
+def test_the_ring_is_pinned_before_the_first_tap(driver: Driver) -> None:
+    gpu = Gpu(driver)
+    assert driver.called() >= ONCE
+    driver.reset()
+    gpu.tap(floats(1))
+    gpu.take(1)
+    assert driver.called() == EVERY_TIME
+
+
+def test_the_reader_asks_for_events_while_copies_are_pending_only_and_not_often(driver: Driver) -> None:
+    gpu = Gpu(driver)
+    driver.hold()
+    gpu.tap(floats(1))
+    assert gpu.source.read(0.3) is None
+    asked = driver.count("cuEventQuery")
+    assert 1 < asked < 1000, "some 600 in 0.3 s at the pace for long programs"
+    driver.resume()
+    gpu.take(1)
+    asked = driver.count("cuEventQuery")
+    assert gpu.source.read(0.1) is None
+    assert driver.count("cuEventQuery") == asked
+
+
 def test_a_buffer_that_the_program_overwrites_arrives_as_it_was(driver: Driver) -> None:
     # As the carry of a scan: written, tapped, written again, all in one stream.
     driver.functions.fake_delay(20)
@@ -143,7 +166,7 @@ def test_blocks_beyond_the_stock_are_unpinned(driver: Driver) -> None:
         "of four, the stock takes two, and the last batch holds one"
     )
     pinned = driver.functions.fake_registered_bytes() - before
-    assert pinned == gpu.source.capacity_bytes + 3 * (400_000 + 64)
+    assert pinned == 3 * (400_000 + 64)
 
 
 def test_the_ring_wraps_while_copies_are_late(driver: Driver) -> None:
