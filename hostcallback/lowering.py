@@ -39,7 +39,7 @@ def _lower(ctx: Any, *operands: Any, tap: TapSpec, transforms: Any, absent: Abse
     if context.for_export and not native:
         raise NotImplementedError(
             f"the tap {tap.name} at {tap.source_line} would be a Python callback, which JAX cannot export: programs "
-            "with taps are exported for CPU, on the native transport"
+            "with taps are exported for CPU and GPUs, on the native transport"
         )
     emit = _emit_natively if native else _emit_through_python
     shards = _shards(context)

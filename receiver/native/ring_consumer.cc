@@ -147,6 +147,8 @@ bool Ring::WaitTurn(Clock::time_point deadline) {
       SleepPrecisely();
       until = std::min(until, Clock::now() + poll_);
       poll_ = std::min<Clock::duration>(2 * poll_, kMaxPoll);
+    } else {
+      poll_ = kFirstPoll;
     }
     if (until == Clock::time_point::max()) {
       sleep_.wait(lock);

@@ -15,7 +15,7 @@ from receiver.device_receiver import DeviceReceiver
 from receiver.registry import Registry
 from receiver.ring_source import RingConfig
 from receiver.scope import Scope
-from receiver.wire import Flags
+from receiver.wire import ArraySpec, Flags, encode_prefix
 
 pytestmark = [pytest.mark.native_only, needs_compiler]
 
@@ -118,6 +118,24 @@ def test_shards_of_a_check_are_numbered_by_its_failures(driver: Driver) -> None:
     for predicate in (HOLDS, FAILS, HOLDS, FAILS):
         gpu.tap(record, predicate, flags=CHECK, predicate=1, run_id=5, handler="hcb_gpu_tap_shard")
     assert [values[0] for values in gpu.values(2)] == [0, 1]
+
+
+def test_a_call_behind_checks_that_hold_is_answered_by_its_own_number(driver: Driver) -> None:
+    gpu = Gpu(driver)
+    for _ in range(3):
+        check(gpu, HOLDS)
+    spec = ArraySpec.of(np.dtype(np.float32), (1,))
+    results: list[Any] = []
+    prefix = encode_prefix(8, Flags.CALL, [spec])
+    argument = np.array([2], np.float32)
+    program = threading.Thread(target=lambda: results.extend(gpu.source.call(prefix, [argument], [spec])))
+    program.start()
+    ((_, _, seq, *_),) = gpu.take(1)
+    assert seq == 0
+    assert gpu.source.reply(3, [argument]) is None, "what it was before the checks were known to hold"
+    gpu.source.resume(gpu.source.reply(0, [argument * 2]))
+    program.join(30)
+    assert results[0].tolist() == [4]
 
 
 class Received:
