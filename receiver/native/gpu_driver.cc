@@ -132,7 +132,7 @@ void CloseGpuDriverAfterFork() {
 std::unique_ptr<GpuDevice> GpuDevice::Open(int ordinal, int* error) {
   std::unique_ptr<GpuDevice> device(new GpuDevice(ordinal));
   const Driver* found = driver.load(std::memory_order_acquire);
-  if (found == nullptr) {
+  if (found == nullptr || !usable.load(std::memory_order_seq_cst)) {
     *error = 0;
     return nullptr;
   }

@@ -50,7 +50,8 @@ void CloseGpuDriverAfterFork();
 // One device, with what belongs to it. Lives as long as the process, like the ring that has it.
 class GpuDevice {
  public:
-  // Keeps the device's primary context, which XLA works in, alive for ever. Null, and in `error` what the driver said.
+  // Keeps the device's primary context, which XLA works in, alive for ever. Null, and in `error` what the driver said,
+  // or 0 if it may not be asked.
   static std::unique_ptr<GpuDevice> Open(int ordinal, int* error);
 
   // While one of these lives, the calling thread may call the driver for the device; none is valid once the process has begun to

@@ -13,6 +13,7 @@ from fake_gpu import Driver, Gpu
 
 from receiver import native_library as native, wire
 from receiver.errors import CallFailedError, NativeLibraryError
+from receiver.ring_source import LostCopiesError
 from receiver.runtime import runtime
 from receiver.supervisor import Supervisor
 
@@ -41,6 +42,13 @@ def fork(driver):
         gpu.source.send_end(3)
         assert gpu.take(1)[0][0] == 3
         assert [set(array.tolist()) for array in kept] == [{0.0}, {1.0}]
+        assert gpu.tap(value(1), addresses=[0]) is None
+        try:
+            gpu.read()
+        except LostCopiesError as error:
+            assert error.count == 1
+        else:
+            raise AssertionError("a GPU's tap in a child is lost, and said to be")
         kept[0][:] = 5
         kept.clear()
         assert not driver.called(), driver.called()
