@@ -11,12 +11,13 @@ from hostcallback.breakpoint import breakpoint
 from hostcallback.call import call
 from hostcallback.check import check, disable_checks, enable_checks
 from hostcallback.checked import checked
+from hostcallback.control import TapSelection, taps
 from hostcallback.debug import callback, log, print
 from hostcallback.export import bind, export_checks, unbind
 from hostcallback.jit import jit
 from hostcallback.nonfinite import Operation, watch_nonfinite
 from hostcallback.outfeed import OutfeedReceiver, barrier_wait, error_collector, outfeed_receiver
-from hostcallback.taps import id_print, id_tap
+from hostcallback.tap import id_print, id_tap
 from receiver.back_pressure import BackPressure
 from receiver.deferred import OnError
 from receiver.errors import (
@@ -59,6 +60,7 @@ __all__ = [
     "ReentrantWaitError",
     "TapFailure",
     "TapFunctionException",
+    "TapSelection",
     "TapTimeoutError",
     "UnboundConsumerError",
     "UnknownConsumerError",
@@ -79,6 +81,7 @@ __all__ = [
     "log",
     "outfeed_receiver",
     "print",
+    "taps",
     "unbind",
     "watch_nonfinite",
 ]

@@ -13,6 +13,7 @@ from hostcallback import _jax_compat as compat, partition, transport
 from hostcallback.primitive import TAP_EFFECT, tap_p
 from hostcallback.tap_spec import Absent, Shards, TapSpec
 from receiver import exported
+from receiver.consumer import Consumer
 from receiver.registry import Lease
 from receiver.runtime import runtime
 from receiver.wire import ArraySpec, Flags, encode_prefix
@@ -45,8 +46,8 @@ def _lower(ctx: Any, *operands: Any, tap: TapSpec, transforms: Any, absent: Abse
     shards = _shards(context)
     consumer = tap.consumer(transforms, absent, shards)
     lease = runtime.registry.lease(consumer)
-    if tap.check:
-        runtime.switches.known(consumer, tap.without_devices)
+    consumer = lease.consumer
+    runtime.switches.known(consumer, tap.without_devices)
     token = context.token_in(TAP_EFFECT)
     arrays, avals, consumer_id = list(operands), list(ctx.avals_in), consumer.consumer_id
     if context.for_export:
@@ -59,7 +60,7 @@ def _lower(ctx: Any, *operands: Any, tap: TapSpec, transforms: Any, absent: Abse
     else:
         context.keep_alive(lease)
         context.avoid_persistent_cache()
-    emission = functools.partial(emit, context, token, arrays, avals, tap, consumer_id)
+    emission = functools.partial(emit, context, token, arrays, avals, tap, consumer, consumer_id)
     # The handler looks at a check's predicate itself. A branch around it costs less to run, and more to compile the
     # more there are. Where the compiler partitions, its condition would have to be brought together from all devices.
     # On a GPU the host would have to wait for it; there the receiver looks at the predicate.
@@ -83,6 +84,7 @@ def _emit_natively(
     operands: Sequence[Any],
     avals: Sequence[Any],
     tap: TapSpec,
+    consumer: Consumer,
     consumer_id: int,
 ) -> Any:
     if context.automatic:
@@ -105,13 +107,14 @@ def _emit_through_python(
     operands: Sequence[Any],
     avals: Sequence[Any],
     tap: TapSpec,
+    consumer: Consumer,
     consumer_id: int,
 ) -> Any:
     dtypes = [np.dtype(aval.dtype) for aval in avals]
     platform, devices = context.platform, context.devices()
     if not context.automatic:
         prefix = _prefix(context, consumer_id, tap, avals)
-        function = transport.callback_emitter(platform, prefix, dtypes, devices, _check(tap, consumer_id))
+        function = transport.callback_emitter(platform, consumer, prefix, dtypes, devices)
         return context.python_callback(function, token, operands, avals)
     if platform == "tpu":
         raise NotImplementedError(
@@ -120,9 +123,7 @@ def _emit_through_python(
             "jax.shard_map over all axes of the mesh, where each device taps its shard"
         )
     target, index = context.add_python_callback(
-        transport.callback_shard_emitter(
-            platform, consumer_id, int(_flags(tap)), dtypes, devices, _check(tap, consumer_id)
-        )
+        transport.callback_shard_emitter(platform, consumer, int(_flags(tap)), dtypes, devices)
     )
     config = partition.call_config(target, context.device_count, context.partly_manual_mesh, index=index)
     return context.partitioned_call(partition.CALL_NAME, token, context.widen(operands, avals), config)
@@ -151,10 +152,6 @@ def _prefix(context: compat.LoweringContext, consumer_id: int, tap: TapSpec, ava
 def _predicate(context: compat.LoweringContext) -> int:
     # A check's is the first array but for the description of an exported tap.
     return int(context.for_export)
-
-
-def _check(tap: TapSpec, consumer_id: int) -> transport.Check | None:
-    return transport.Check(tap.name, consumer_id) if tap.check else None
 
 
 def _shards(context: compat.LoweringContext) -> Shards | None:

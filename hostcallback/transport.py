@@ -7,7 +7,7 @@ import itertools
 import os
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -15,6 +15,7 @@ import numpy as np
 from hostcallback import _jax_compat as compat, reentrant
 from receiver import native_library
 from receiver.calls import CallsInPlace, CallThreads
+from receiver.consumer import Consumer
 from receiver.errors import NativeLibraryError
 from receiver.log import logger
 from receiver.queue_source import QueueSource
@@ -148,33 +149,24 @@ def _register_handlers(platform: str) -> None:
     runtime.switches.use(library, runtime.registry)
 
 
-class Check(NamedTuple):
-    """What an emitter has to know of a check, whose first array is its predicate."""
+def _holds(consumer: Consumer, arrays: Sequence[Any]) -> bool:
+    return consumer.is_check and bool(np.all(arrays[0]))
 
-    name: str
-    consumer_id: int
 
-    def fails(self, device: int, predicate: Any) -> bool:
-        """Whether there is anything to send."""
-        if runtime.switches.is_off(self.name, self.consumer_id, device):
-            return False
-        return not np.all(predicate)
-
-    def end_program(self, device: int) -> None:
-        """Raises, and so ends the program, if a failing check on the device is to do that."""
-        if runtime.switches.aborts(device):
-            raise RuntimeError(
-                'hostcallback: a check failed, and its receiver\'s on_error="abort" ends the program; the receiver and '
-                "barrier_wait report which check it was"
-            )
+def _end_failing_program(consumer: Consumer, device: int) -> None:
+    if consumer.is_check and runtime.switches.aborts(device):
+        raise RuntimeError(
+            'hostcallback: a check failed, and its receiver\'s on_error="abort" ends the program; the receiver and '
+            "barrier_wait report which check it was"
+        )
 
 
 def callback_emitter(
     platform: str,
+    consumer: Consumer,
     prefix: bytes,
     dtypes: Sequence[np.dtype[Any]],
     devices: list[jax.Device] | None,
-    check: Check | None = None,
 ) -> Callable[..., tuple[()]]:
     """The Python function that a tapped program calls where there is no native handler.
 
@@ -184,11 +176,9 @@ def callback_emitter(
 
     def emit(partition: Any, *arrays: Any) -> tuple[()]:
         source = _queue_of(platform, devices, int(partition))
-        if check is not None and not check.fails(source.device, arrays[0]):
-            return ()
-        source.emit(prefix, _as_emitted(arrays, dtypes))
-        if check is not None:
-            check.end_program(source.device)
+        if not runtime.switches.is_off(consumer, source.device) and not _holds(consumer, arrays):
+            source.emit(prefix, _as_emitted(arrays, dtypes))
+            _end_failing_program(consumer, source.device)
         return ()
 
     return emit
@@ -196,11 +186,10 @@ def callback_emitter(
 
 def callback_shard_emitter(
     platform: str,
-    consumer_id: int,
+    consumer: Consumer,
     flags: int,
     dtypes: Sequence[np.dtype[Any]],
     devices: list[jax.Device] | None,
-    check: Check | None = None,
 ) -> Callable[..., None]:
     """As `callback_emitter`, for shards: it takes the shard record before the arrays.
 
@@ -214,19 +203,24 @@ def callback_shard_emitter(
     def emit(partition: Any, record: Any, *arrays: Any) -> None:
         number = int(partition)
         source = _queue_of(platform, devices, number)
-        if check is not None and not check.fails(source.device, arrays[0]):
+        if _holds(consumer, arrays):
             return
-        with lock:
+        with (
+            lock
+        ):  # counted even where it is off, so that the devices agree on the number when it is on again
             occurrence = occurrences[number] = occurrences.get(number, -1) + 1
+        if runtime.switches.is_off(consumer, source.device):
+            return
         numbers = np.array(record, np.int64)
         numbers[0] = occurrence
         specs = [ArraySpec.of(numbers.dtype, numbers.shape)]
         specs += [ArraySpec.of(d, a.shape) for d, a in zip(dtypes, arrays, strict=True)]
         source.emit(
-            encode_prefix(consumer_id, flags, specs), [numbers, *_as_emitted(arrays, dtypes)], program
+            encode_prefix(consumer.consumer_id, flags, specs),
+            [numbers, *_as_emitted(arrays, dtypes)],
+            program,
         )
-        if check is not None:
-            check.end_program(source.device)
+        _end_failing_program(consumer, source.device)
 
     return emit
 

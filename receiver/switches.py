@@ -1,8 +1,9 @@
-"""Which checks are off at run time: by name, all of them, or on some devices."""
+"""Which taps are off at run time, by name; and which checks: by name, all of them, or on some devices."""
 
 from __future__ import annotations
 
 import ctypes
+import fnmatch
 import threading
 from collections.abc import Iterable
 
@@ -22,6 +23,7 @@ class Switches:
         """Everything is on."""
         self._lock = threading.RLock()  # protects everything below
         self._library: ctypes.CDLL | None = None
+        self._taps_off: dict[str, bool] = {}  # by pattern; the last one that matches a name counts
         self._off = False  # whether checks are off but for those of `_except`, or on but for those
         self._except: set[str] = set()
         self._without: dict[tuple[int, int], None] = {}  # consumer id and device id where it does not check
@@ -57,18 +59,35 @@ class Switches:
                 self._except.update(names)
             self._tell_all(registry)
 
-    def known(self, consumer: Consumer, without: Iterable[int]) -> None:
-        """A check that some program has from now on, and the ids of the devices where it does not check."""
+    def set_matching(self, registry: Registry, pattern: str, *, off: bool) -> None:
+        """Switches all taps whose names match a glob, checks included, those to come as well."""
+        with self._lock:
+            self._taps_off.pop(pattern, None)
+            if pattern == "*":
+                self._taps_off.clear()
+            if off or self._taps_off:
+                self._taps_off[pattern] = off
+            self._tell_all(registry)
+
+    def known(self, consumer: Consumer, without: Iterable[int] = ()) -> None:
+        """A tap that some program has from now on, and the ids of the devices where it does not check."""
         with self._lock:
             for device in without:
                 self._without[consumer.consumer_id, device] = None
                 self._tell(consumer.consumer_id, device, True)
-            if self._library is not None:
-                self._tell(consumer.consumer_id, EVERY_DEVICE, self.is_off(consumer.name))
+            self._tell(consumer.consumer_id, EVERY_DEVICE, self.is_off(consumer))
 
-    def is_off(self, name: str, consumer_id: int = 0, device: int = EVERY_DEVICE) -> bool:
-        """Whether a check is off, on the device of that id if one is given."""
-        return self._off != (name in self._except) or (consumer_id, device) in self._without
+    def is_off(self, consumer: Consumer, device: int = EVERY_DEVICE) -> bool:
+        """Whether a tap is off, on the device of that id if one is given."""
+        if self._taps_off and self._is_tap_off(consumer.name):
+            return True
+        if not consumer.is_check:
+            return False
+        return self._off != (consumer.name in self._except) or (consumer.consumer_id, device) in self._without
+
+    def _is_tap_off(self, name: str) -> bool:
+        patterns = reversed(list(self._taps_off.items()))
+        return next((off for pattern, off in patterns if fnmatch.fnmatchcase(name, pattern)), False)
 
     def abort_on_check(self, devices: Iterable[int], on: bool) -> None:
         """Whether a check that fails on one of these devices ends the launch it is in."""
@@ -88,8 +107,7 @@ class Switches:
         # With exceptions, each check is told by itself.
         self._library.hcb_switch_all_checks(self._off and not self._except)
         for consumer in registry.consumers():
-            if consumer.is_check:
-                self._tell(consumer.consumer_id, EVERY_DEVICE, self.is_off(consumer.name))
+            self._tell(consumer.consumer_id, EVERY_DEVICE, self.is_off(consumer))
 
     def _tell(self, consumer_id: int, device: int, off: bool) -> None:
         if self._library is not None and self._library.hcb_switch(consumer_id, device, off):

@@ -113,7 +113,7 @@ def eight_devices(rounds: int) -> list[Row]:
 
 def eight_devices_here(rounds: int) -> list[Row]:
     """In a process with eight devices; see `eight_devices`."""
-    devices, steps = 8, 4_000
+    devices, steps = 8, 10_000
     mesh = jax.make_mesh((devices,), ("i",), axis_types=(jax.sharding.AxisType.Auto,))
     count = Counter()
 

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from bench_handlers import empty_call
+from bench_process import rows_of_process
 from bench_row import Row, measure, measure_together
 from bench_timing import Counter, Gate, delivered_us, scan, seconds
 from jax import lax
@@ -19,6 +20,9 @@ import hostcallback as hcb
 
 STEPS = 20_000
 """Scalar messages of one scan; their frames of 192 bytes fit into a device's ring together."""
+
+STREAM = 100_000
+"""Scalar messages of one scan that the ring does not hold: the device waits for the receiver, as in any long run."""
 
 
 def _added_ns(programs: list[Callable[[Any], Any]], bare: Callable[[Any], Any], gate: Gate) -> list[float]:
@@ -50,8 +54,16 @@ def device_side(rounds: int) -> Row:
     return mine.beside(peer, name, "ns", "an empty FFI call, same operands", 2.0)
 
 
-def switched_off(rounds: int) -> Row:
-    """The same for a tap that is switched off while its program exists: nothing is emitted."""
+def switched_off(rounds: int) -> list[Row]:
+    """The same for a tap that is switched off while its program exists: nothing is emitted.
+
+    In a process of its own: where a tap was switched once, the handler looks for switches ever after.
+    """
+    return rows_of_process("bench_scan", "switched_off_here", rounds)
+
+
+def switched_off_here(rounds: int) -> list[Row]:
+    """In this process; see `switched_off`."""
     count = Counter()
     bare, empty = scan(jax.jit, lambda c: c, STEPS), scan(hcb.jit, empty_call, STEPS)
     ours = scan(hcb.jit, lambda c: hcb.id_tap(count, c, name="bench switched off"), STEPS)
@@ -62,7 +74,7 @@ def switched_off(rounds: int) -> Row:
     hcb.taps["bench switched off"].enable()
     assert count.count == STEPS
     name = "a tap switched off at run time: what it adds to a step of a scan"
-    return mine.beside(peer, name, "ns", "an empty FFI call, same operands", 1.2)
+    return [mine.beside(peer, name, "ns", "an empty FFI call, same operands", 1.2)]
 
 
 def _delivered(name: str, x: Any, steps: int, peer_steps: int, bound: float, rounds: int) -> Row:
@@ -84,7 +96,7 @@ def _delivered(name: str, x: Any, steps: int, peer_steps: int, bound: float, rou
 def scalar(rounds: int) -> Row:
     """A float32 scalar tapped in every step of a scan, until the last one was delivered, in order."""
     name = "scalar tap in a scan, delivered to a Python function, in order"
-    return _delivered(name, jnp.float32(1), STEPS, 2_000, 1 / 30, rounds)
+    return _delivered(name, jnp.float32(1), STREAM, 2_000, 1 / 30, rounds)
 
 
 def pytree(rounds: int) -> Row:
@@ -107,20 +119,20 @@ def batched(rounds: int) -> list[Row]:
         nonlocal values
         values += len(stacked)
 
-    ours = scan(hcb.jit, lambda c: hcb.id_tap(take, c, batched=True), STEPS)
+    ours = scan(hcb.jit, lambda c: hcb.id_tap(take, c, batched=True), STREAM)
     fields = np.dtype({"names": ["value"], "formats": ["<f4"], "offsets": [128], "itemsize": 192})
-    frames = np.zeros(STEPS, fields)
+    frames = np.zeros(STREAM, fields)
 
     def copies() -> float:
         start = perf_counter()
-        for first in range(0, STEPS, 1024):
+        for first in range(0, STREAM, 1024):
             take(frames["value"][first : first + 1024].copy())
-        return (perf_counter() - start) / STEPS * 1e6
+        return (perf_counter() - start) / STREAM * 1e6
 
     mine, peer = measure(
-        [lambda: delivered_us(lambda: ours(jnp.float32(1)), hcb.barrier_wait, STEPS), copies], rounds
+        [lambda: delivered_us(lambda: ours(jnp.float32(1)), hcb.barrier_wait, STREAM), copies], rounds
     )
-    assert values == 2 * STEPS * (rounds + 1)
+    assert values == 2 * STREAM * (rounds + 1)
     name = "scalar tap in a scan, delivered in batches (`batched=True`)"
     return [
         mine.within(0.5, name, "us/value"),
@@ -141,15 +153,15 @@ def tap_sites(rounds: int) -> Row:
             for site in range(sites):
                 hcb.id_tap(take, carry, site=site)
 
-        return scan(hcb.jit, tap_all, STEPS // sites)
+        return scan(hcb.jit, tap_all, STREAM // sites)
 
     many, one = program(1_000), program(1)
 
     def run(program: Callable[[Any], Any]) -> float:
-        return delivered_us(lambda: program(jnp.float32(1)), hcb.barrier_wait, STEPS)
+        return delivered_us(lambda: program(jnp.float32(1)), hcb.barrier_wait, STREAM)
 
     mine, peer = measure([lambda: run(many), lambda: run(one)], rounds)
-    assert seen == 2 * STEPS * (rounds + 1)
+    assert seen == 2 * STREAM * (rounds + 1)
     return mine.beside(peer, "cost per message with 1,000 tap sites", "us/message", "one tap site", 1.25)
 
 

@@ -1,8 +1,6 @@
 // The exported functions, apart from the handler: each translates and calls.
 #include "c_abi.h"
 
-#include <time.h>
-
 #include <algorithm>
 #include <cfenv>
 #include <cstring>
@@ -19,6 +17,7 @@
 #include "ring_registry.h"
 #include "supervisor.h"
 #include "switches.h"
+#include "unix_clock.h"
 
 namespace {
 
@@ -40,12 +39,6 @@ hcb::Emission MakeEmission(const uint8_t* prefix, uint64_t prefix_bytes, const s
   emission.array_count = arrays.size();
   emission.payload_bytes = hcb::PayloadBytes(arrays.data(), arrays.size());
   return emission;
-}
-
-int64_t NowNs() {
-  timespec now;
-  clock_gettime(CLOCK_REALTIME, &now);
-  return static_cast<int64_t>(now.tv_sec) * 1'000'000'000 + now.tv_nsec;
 }
 
 void CopyText(const std::string& text, char* out, uint64_t out_bytes) {
@@ -126,7 +119,7 @@ int32_t hcb_ring_send(hcb_ring* ring, const uint8_t* prefix, uint64_t prefix_byt
   if (!hcb::ValidPrefix(prefix, prefix_bytes)) return HCB_INVALID;
   const std::vector<hcb::ArrayRef> refs = ArrayRefs(count, arrays, nbytes);
   hcb::Emission emission = MakeEmission(prefix, prefix_bytes, refs);
-  emission.time_ns = NowNs();
+  emission.time_ns = hcb::UnixNowNs();
   emission.run_id = run_id;
   emission.device = Of(ring)->device_id();
   return StatusOf(Of(ring)->Emit(emission, nullptr));
@@ -135,7 +128,7 @@ int32_t hcb_ring_send(hcb_ring* ring, const uint8_t* prefix, uint64_t prefix_byt
 int32_t hcb_ring_append(hcb_ring* ring, const uint8_t* prefix, uint64_t prefix_bytes) {
   if (!hcb::ValidPrefix(prefix, prefix_bytes)) return HCB_INVALID;
   hcb::Emission emission = MakeEmission(prefix, prefix_bytes, {});
-  emission.time_ns = NowNs();
+  emission.time_ns = hcb::UnixNowNs();
   emission.device = Of(ring)->device_id();
   return StatusOf(Of(ring)->Append(emission));
 }
@@ -146,7 +139,7 @@ int32_t hcb_ring_call(hcb_ring* ring, const uint8_t* prefix, uint64_t prefix_byt
   if (!hcb::ValidPrefix(prefix, prefix_bytes)) return HCB_INVALID;
   const std::vector<hcb::ArrayRef> refs = ArrayRefs(count, arrays, nbytes);
   hcb::Emission emission = MakeEmission(prefix, prefix_bytes, refs);
-  emission.time_ns = NowNs();
+  emission.time_ns = hcb::UnixNowNs();
   emission.device = Of(ring)->device_id();
   auto state = std::make_shared<hcb::ThreadCall::State>();
   auto call = std::make_unique<hcb::ThreadCall>(state);

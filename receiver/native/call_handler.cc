@@ -50,6 +50,7 @@ XLA_FFI_Error* Call(XLA_FFI_CallFrame* frame) {
   ArrayList arrays;
   Emission emission;
   Ring* ring;
+  if (XLA_FFI_Error* error = ReadPrefix(*frame, &emission)) return error;
   if (XLA_FFI_Error* error = ReadEmission(*frame, &arrays, &emission, &ring)) return error;
   std::vector<PendingCall::Result> results;
   if (XLA_FFI_Error* error = ReadResults(*frame, &results)) return error;

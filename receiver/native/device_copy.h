@@ -18,6 +18,7 @@ struct DeviceTap {
   bool check;           // nothing is sent if all of its predicate holds
   bool ends_launch;     // nothing else of the launch runs if it fails
   uint32_t predicate;   // number of that array
+  bool off;             // nothing is sent, but a failure is counted
   bool sharded;         // the first array is a shard record, in which the occurrence is filled in
   int64_t occurrence;   // -1: counted when a check has failed
 };

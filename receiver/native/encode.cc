@@ -23,9 +23,7 @@ void CopyArray(uint8_t* to, const void* from, uint64_t nbytes) {
 
 bool ValidPrefix(const uint8_t* prefix, uint64_t prefix_bytes) {
   if (prefix == nullptr || prefix_bytes < sizeof(FrameHeader)) return false;
-  uint32_t meta_bytes;
-  std::memcpy(&meta_bytes, prefix + offsetof(FrameHeader, meta_bytes), sizeof(meta_bytes));
-  return prefix_bytes == sizeof(FrameHeader) + AlignUp(meta_bytes, kFrameAlign);
+  return prefix_bytes == sizeof(FrameHeader) + AlignUp(HCB_FROM_PREFIX(prefix, meta_bytes), kFrameAlign);
 }
 
 uint64_t ArrayStart(uint64_t end, uint64_t nbytes) { return AlignUp(end, ArrayAlign(nbytes)); }
@@ -37,19 +35,17 @@ uint64_t PayloadBytes(const ArrayRef* arrays, size_t count) {
 }
 
 uint32_t WriteHeader(const Emission& emission, uint64_t seq, uint64_t position, uint32_t flags, FrameHeader* out) {
-  FrameHeader prefix;
-  std::memcpy(&prefix, emission.prefix, sizeof(prefix));
-  flags |= prefix.flags & kMessageFlags;  // the others would derange the ring
+  flags |= HCB_FROM_PREFIX(emission.prefix, flags) & kMessageFlags;  // the others would derange the ring
   // Field by field into place: assembled on the stack and then copied, the copy would wait for the stores.
   std::memcpy(out->magic, kMagic, sizeof(kMagic));
   out->version = kVersion;
   out->flags = flags;
-  out->consumer_id = prefix.consumer_id;
+  out->consumer_id = HCB_FROM_PREFIX(emission.prefix, consumer_id);
   out->seq = seq;
   out->time_ns = emission.time_ns;
   out->run_id = emission.run_id;
   out->device = emission.device;
-  out->meta_bytes = prefix.meta_bytes;
+  out->meta_bytes = HCB_FROM_PREFIX(emission.prefix, meta_bytes);
   out->payload_bytes = emission.payload_bytes;
   out->position = position;
   return flags;

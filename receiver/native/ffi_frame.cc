@@ -1,31 +1,30 @@
 #include "ffi_frame.h"
 
-#include <time.h>
-
 #include <cstring>
 
 #include "ring_registry.h"
+#include "unix_clock.h"
 
 namespace hcb {
 namespace {
 
 const XLA_FFI_Array* FindPrefix(const XLA_FFI_Attrs& attrs) {
-  constexpr char kName[] = "prefix";
-  constexpr size_t kLength = sizeof(kName) - 1;
+  constexpr size_t kLength = 6;
+  constexpr uint32_t kStart = 'p' | 'r' << 8 | 'e' << 16 | 'f' << 24;
+  constexpr uint16_t kEnd = 'i' | 'x' << 8;
   for (int64_t i = 0; i < attrs.size; ++i) {
     const XLA_FFI_ByteSpan& name = *attrs.names[i];
-    if (name.len != kLength || std::memcmp(name.ptr, kName, kLength) != 0) continue;
+    if (name.len != kLength) continue;
+    uint32_t start;  // two loads, where memcmp would be a call
+    uint16_t end;
+    std::memcpy(&start, name.ptr, sizeof(start));
+    std::memcpy(&end, name.ptr + sizeof(start), sizeof(end));
+    if (start != kStart || end != kEnd) continue;
     if (attrs.types[i] != XLA_FFI_AttrType_ARRAY) return nullptr;
     const XLA_FFI_Array* array = static_cast<const XLA_FFI_Array*>(attrs.attrs[i]);
     return array->dtype == XLA_FFI_DataType_U8 ? array : nullptr;
   }
   return nullptr;
-}
-
-int64_t NowNs() {
-  timespec now;
-  clock_gettime(CLOCK_REALTIME, &now);
-  return static_cast<int64_t>(now.tv_sec) * 1'000'000'000 + now.tv_nsec;
 }
 
 }  // namespace
@@ -148,6 +147,17 @@ XLA_FFI_Error* EndLaunch(const XLA_FFI_Api* api) {
                    "barrier_wait report which check it was");
 }
 
+XLA_FFI_Error* ReadPrefix(const XLA_FFI_CallFrame& frame, Emission* emission) {
+  const XLA_FFI_Array* prefix = FindPrefix(frame.attrs);
+  if (prefix == nullptr || !ValidPrefix(static_cast<const uint8_t*>(prefix->data), prefix->size)) {
+    return MakeError(frame.api, XLA_FFI_Error_Code_INVALID_ARGUMENT,
+                     "hostcallback: the tap's attribute `prefix` is not a uint8 array with a frame's header and metadata");
+  }
+  emission->prefix = static_cast<const uint8_t*>(prefix->data);
+  emission->prefix_bytes = prefix->size;
+  return nullptr;
+}
+
 namespace {
 
 XLA_FFI_Error* Read(const XLA_FFI_CallFrame& frame, ArrayList* arrays, Emission* emission, Ring** ring, int32_t* ordinal,
@@ -157,12 +167,6 @@ XLA_FFI_Error* Read(const XLA_FFI_CallFrame& frame, ArrayList* arrays, Emission*
     return MakeError(api, XLA_FFI_Error_Code_UNIMPLEMENTED,
                      "hostcallback: this jaxlib's FFI tells no device ordinal; jaxlib 0.8.0 or later is needed");
   }
-  const XLA_FFI_Array* prefix = FindPrefix(frame.attrs);
-  if (prefix == nullptr || !ValidPrefix(static_cast<const uint8_t*>(prefix->data), prefix->size)) {
-    return MakeError(api, XLA_FFI_Error_Code_INVALID_ARGUMENT,
-                     "hostcallback: the tap's attribute `prefix` is not a uint8 array with a frame's header and metadata");
-  }
-
   XLA_FFI_DeviceOrdinal_Get_Args device = {};
   device.struct_size = XLA_FFI_DeviceOrdinal_Get_Args_STRUCT_SIZE;
   device.ctx = frame.ctx;
@@ -178,12 +182,10 @@ XLA_FFI_Error* Read(const XLA_FFI_CallFrame& frame, ArrayList* arrays, Emission*
   if (*ring == nullptr) {
     return MakeError(api, XLA_FFI_Error_Code_RESOURCE_EXHAUSTED, "hostcallback: no memory for the device's ring");
   }
-  emission->prefix = static_cast<const uint8_t*>(prefix->data);
-  emission->prefix_bytes = prefix->size;
   emission->arrays = arrays->data();
   emission->array_count = arrays->size();
   emission->payload_bytes = PayloadBytes(arrays->data(), arrays->size());
-  emission->time_ns = NowNs();
+  emission->time_ns = UnixNowNs();
   emission->run_id = run.run_id;
   emission->device = (*ring)->device_id();
   emission->from_device = nullptr;

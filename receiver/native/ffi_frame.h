@@ -58,11 +58,14 @@ class ArrayList {
 // Lists the operands, but for tokens.
 XLA_FFI_Error* ReadOperands(const XLA_FFI_CallFrame& frame, ArrayList* arrays);
 
-// Everything that an emission is made of: the attribute `prefix`, device, run, time, and `arrays`, which are the operands.
-// Returns an error, or null and in `ring` the device's.
+// Whose emission it is: the attribute `prefix`.
+XLA_FFI_Error* ReadPrefix(const XLA_FFI_CallFrame& frame, Emission* emission);
+
+// What else an emission is made of: device, run, time, and `arrays`, which are the operands. Returns an error, or null and in
+// `ring` the device's.
 XLA_FFI_Error* ReadEmission(const XLA_FFI_CallFrame& frame, ArrayList* arrays, Emission* emission, Ring** ring);
 
-// The same for a GPU with the ordinal in `device`.
+// The same for a GPU, whose number in this process is put in `ordinal`.
 XLA_FFI_Error* ReadGpuEmission(const XLA_FFI_CallFrame& frame, ArrayList* arrays, Emission* emission, Ring** ring,
                                int32_t* ordinal);
 

@@ -60,36 +60,35 @@ bool StampShardRecord(const Emission& emission, ArrayList* arrays, std::vector<i
   ArrayRef& front = arrays->front();
   record->resize(front.nbytes / sizeof(int64_t));
   std::memcpy(record->data(), front.data, record->size() * sizeof(int64_t));
-  uint64_t consumer_id;
-  std::memcpy(&consumer_id, emission.prefix + offsetof(FrameHeader, consumer_id), sizeof(consumer_id));
-  (*record)[0] = NextOccurrence(emission.device, emission.run_id, consumer_id);
+  (*record)[0] = NextOccurrence(emission.device, emission.run_id, HCB_FROM_PREFIX(emission.prefix, consumer_id));
   front.data = record->data();
   return true;
 }
 
 // Whether all of a check's predicate holds. False for a prefix that names none, too.
-bool Holds(const FrameHeader& prefix, const ArrayList& arrays) {
-  const size_t index = static_cast<size_t>(prefix.device);
+bool Holds(const uint8_t* prefix, const ArrayList& arrays) {
+  const size_t index = static_cast<size_t>(HCB_FROM_PREFIX(prefix, device));
   if (index >= arrays.size()) return false;
   const ArrayRef& predicate = arrays.data()[index];
   return predicate.nbytes == 0 || std::memchr(predicate.data, 0, predicate.nbytes) == nullptr;
 }
 
-XLA_FFI_Error* Tap(XLA_FFI_CallFrame* frame, bool sharded) {
+// `off`: whether the tap is off on every device.
+__attribute__((noinline)) XLA_FFI_Error* Emit(XLA_FFI_CallFrame* frame, Emission& emission, bool off, bool sharded) {
+  const uint8_t* const prefix = emission.prefix;
+  const bool check = (HCB_FROM_PREFIX(prefix, flags) & kCheck) != 0;
   ArrayList arrays;
-  Emission emission;
   Ring* ring;
   if (XLA_FFI_Error* error = ReadEmission(*frame, &arrays, &emission, &ring)) return error;
-  PassThrough(*frame);
-  FrameHeader prefix;
-  std::memcpy(&prefix, emission.prefix, sizeof(prefix));
-  const bool check = (prefix.flags & kCheck) != 0;
   const bool aborts = Aborts(emission.device);
   if (aborts && IsPoisoned(emission.run_id)) return EndLaunch(frame->api);
-  if (IsOff(prefix.consumer_id, emission.device, check)) return nullptr;
+  off = off || IsOffOn(emission.device, HCB_FROM_PREFIX(prefix, consumer_id));
+  if (off && !sharded) return nullptr;
   if (check && Holds(prefix, arrays)) return nullptr;
   std::vector<int64_t> record;
+  // Counted even where it is off, so that the devices agree on the number when it is on again.
   if (sharded && !StampShardRecord(emission, &arrays, &record)) return NoShardRecord(frame->api);
+  if (off) return nullptr;
   FutureFactory futures(frame, &record);
   if (ring->Emit(emission, &futures) == Verdict::kTooLarge) return TooLarge(frame->api);
   if (check && aborts) {
@@ -99,10 +98,17 @@ XLA_FFI_Error* Tap(XLA_FFI_CallFrame* frame, bool sharded) {
   return nullptr;
 }
 
+// As little as can be for a tap that is off.
 XLA_FFI_Error* Handle(XLA_FFI_CallFrame* frame, bool sharded) {
-  if (AnswerMetadataQuery(frame)) return nullptr;
+  if (frame->extension_start != nullptr && AnswerMetadataQuery(frame)) return nullptr;
   if (frame->stage != XLA_FFI_ExecutionStage_EXECUTE) return nullptr;
-  return Tap(frame, sharded);
+  Emission emission;
+  if (XLA_FFI_Error* error = ReadPrefix(*frame, &emission)) return error;
+  if (frame->rets.size != 0) PassThrough(*frame);
+  const bool check = (HCB_FROM_PREFIX(emission.prefix, flags) & kCheck) != 0;
+  const bool off = IsOff(HCB_FROM_PREFIX(emission.prefix, consumer_id), check);
+  if (off && !sharded && !AnyAborts()) return nullptr;
+  return Emit(frame, emission, off, sharded);
 }
 
 }  // namespace

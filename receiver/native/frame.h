@@ -50,6 +50,16 @@ static_assert(offsetof(FrameHeader, flags) == 4 && offsetof(FrameHeader, consume
                   offsetof(FrameHeader, position) == 56,
               "wire format 1");
 
+// A field of a header that may lie anywhere: copied alone, since a copy of all of it would have to be waited for.
+template <typename Field>
+Field LoadField(const uint8_t* header, size_t offset) {
+  Field field;
+  __builtin_memcpy(&field, header + offset, sizeof(field));
+  return field;
+}
+#define HCB_FROM_PREFIX(prefix, field) \
+  hcb::LoadField<decltype(hcb::FrameHeader::field)>(prefix, offsetof(hcb::FrameHeader, field))
+
 // Stands in the ring where the payload of an EXTERNAL frame would.
 struct BlockDescriptor {
   uint64_t address;

@@ -40,9 +40,10 @@ int PassThrough(const XLA_FFI_CallFrame& frame, const GpuDevice* gpu, void* stre
   return 0;
 }
 
-XLA_FFI_Error* GpuTap(XLA_FFI_CallFrame* frame, bool sharded) {
+XLA_FFI_Error* Emit(XLA_FFI_CallFrame* frame, Emission& emission, bool off, bool sharded) {
+  const uint8_t* const prefix = emission.prefix;
+  const uint64_t consumer_id = HCB_FROM_PREFIX(prefix, consumer_id);
   ArrayList arrays;
-  Emission emission;
   Ring* ring;
   int32_t ordinal;
   if (XLA_FFI_Error* error = ReadGpuEmission(*frame, &arrays, &emission, &ring, &ordinal)) return error;
@@ -53,21 +54,20 @@ XLA_FFI_Error* GpuTap(XLA_FFI_CallFrame* frame, bool sharded) {
     return MakeError(frame->api, XLA_FFI_Error_Code_INTERNAL,
                      "hostcallback: the GPU driver could not copy a tapped array to the result of the tap");
   }
-  FrameHeader prefix;
-  std::memcpy(&prefix, emission.prefix, sizeof(prefix));
-  tap.check = (prefix.flags & kCheck) != 0;
-  tap.predicate = static_cast<uint32_t>(prefix.device);
-  tap.sharded = sharded;
-  tap.occurrence = -1;
   const bool aborts = Aborts(emission.device);
   if (aborts && IsPoisoned(emission.run_id)) return EndLaunch(frame->api);
   tap.ends_launch = aborts;
-  if (IsOff(prefix.consumer_id, emission.device, tap.check)) return nullptr;
+  tap.check = (HCB_FROM_PREFIX(prefix, flags) & kCheck) != 0;
+  tap.predicate = static_cast<uint32_t>(HCB_FROM_PREFIX(prefix, device));
+  tap.off = off || IsOffOn(emission.device, consumer_id);
+  tap.sharded = sharded;
+  tap.occurrence = -1;
   if (sharded) {
     if (arrays.size() == 0 || arrays.front().nbytes < sizeof(int64_t)) return NoShardRecord(frame->api);
-    // Dropped messages count, but checks that hold do not.
-    if (!tap.check) tap.occurrence = NextOccurrence(ring->device(), emission.run_id, prefix.consumer_id);
+    // Counted even where it is off or dropped, so that the devices agree on the number. Of a check only failures count.
+    if (!tap.check) tap.occurrence = NextOccurrence(ring->device(), emission.run_id, consumer_id);
   }
+  if (tap.off && (!sharded || !tap.check)) return nullptr;
   if (refused != 0) {
     ring->Lose(HCB_COPY_CONTEXT, refused);
     return nullptr;
@@ -77,10 +77,24 @@ XLA_FFI_Error* GpuTap(XLA_FFI_CallFrame* frame, bool sharded) {
   return ring->Emit(emission, nullptr) == Verdict::kTooLarge ? TooLarge(frame->api) : nullptr;
 }
 
+bool HasResults(const XLA_FFI_CallFrame& frame) {
+  for (int64_t i = 0; i < frame.rets.size; ++i) {
+    if (frame.rets.types[i] != XLA_FFI_RetType_BUFFER) continue;
+    if (static_cast<const XLA_FFI_Buffer*>(frame.rets.rets[i])->dtype != XLA_FFI_DataType_TOKEN) return true;
+  }
+  return false;
+}
+
+// As little as can be for a tap that is off.
 XLA_FFI_Error* Handle(XLA_FFI_CallFrame* frame, bool sharded) {
-  if (AnswerMetadataQuery(frame)) return nullptr;
+  if (frame->extension_start != nullptr && AnswerMetadataQuery(frame)) return nullptr;
   if (frame->stage != XLA_FFI_ExecutionStage_EXECUTE) return nullptr;
-  return GpuTap(frame, sharded);
+  Emission emission;
+  if (XLA_FFI_Error* error = ReadPrefix(*frame, &emission)) return error;
+  const bool check = (HCB_FROM_PREFIX(emission.prefix, flags) & kCheck) != 0;
+  const bool off = IsOff(HCB_FROM_PREFIX(emission.prefix, consumer_id), check);
+  if (off && !sharded && !AnyAborts() && !HasResults(*frame)) return nullptr;
+  return Emit(frame, emission, off, sharded);
 }
 
 }  // namespace

@@ -180,12 +180,16 @@ void Ring::Settle(DeviceCopy* copy) {
       Discard(copy);
       return;
     }
-    if (tap.ends_launch) Poison(frame->run_id);
+    if (tap.ends_launch && !tap.off) Poison(frame->run_id);
   }
   if (tap.sharded) {
     const int64_t occurrence =
         tap.occurrence >= 0 ? tap.occurrence : NextOccurrence(device_, frame->run_id, frame->consumer_id);
     std::memcpy(copy->payload, &occurrence, sizeof(occurrence));
+  }
+  if (tap.off) {
+    Discard(copy);
+    return;
   }
   __atomic_store_n(&frame->flags, copy->committed_flags, __ATOMIC_SEQ_CST);
 }

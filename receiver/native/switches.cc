@@ -21,6 +21,8 @@ std::mutex mutex;  // protects writing
 std::atomic<Slot*> slots;
 size_t used = 0;
 std::atomic<bool> checks_off;
+std::atomic<bool> single_devices;  // whether anything was ever switched on one device only
+std::atomic<bool> aborting;        // whether a failing check was ever to end its launch
 
 constexpr size_t kPoisoned = 64;
 std::atomic<int64_t> poisoned[kPoisoned];  // the last ones
@@ -70,24 +72,33 @@ bool Get(uint64_t key) {
 
 }  // namespace
 
-bool Switch(uint64_t consumer_id, int32_t device, bool off) { return Set(Key(consumer_id, device), off); }
+bool Switch(uint64_t consumer_id, int32_t device, bool off) {
+  if (off && device != kEveryDevice) single_devices.store(true, std::memory_order_relaxed);
+  return Set(Key(consumer_id, device), off);
+}
 
 void SwitchAllChecks(bool off) { checks_off.store(off, std::memory_order_relaxed); }
 
-bool IsOff(uint64_t consumer_id, int32_t device, bool is_check) {
+bool IsOff(uint64_t consumer_id, bool is_check) {
   if (is_check && checks_off.load(std::memory_order_relaxed)) return true;
-  if (slots.load(std::memory_order_relaxed) == nullptr) return false;
-  return Get(Key(consumer_id, kEveryDevice)) || Get(Key(consumer_id, device));
+  return Get(Key(consumer_id, kEveryDevice));
 }
+
+bool IsOffOn(int32_t device, uint64_t consumer_id) {
+  return single_devices.load(std::memory_order_relaxed) && Get(Key(consumer_id, device));
+}
+
+bool AnyAborts() { return aborting.load(std::memory_order_relaxed); }
 
 bool AbortOnCheck(int32_t device, bool on) {
   // Up to jaxlib 0.8 a program that is compiled again has the run ids of the first over again.
+  if (on) aborting.store(true, std::memory_order_relaxed);
   if (on) poisoned_count.store(0, std::memory_order_relaxed);
   return Set(Key(kAborting, device), on);
 }
 
 bool Aborts(int32_t device) {
-  return slots.load(std::memory_order_relaxed) != nullptr && Get(Key(kAborting, device));
+  return AnyAborts() && Get(Key(kAborting, device));
 }
 
 void Poison(int64_t run_id) {

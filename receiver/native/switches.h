@@ -14,11 +14,13 @@ constexpr int32_t kEveryDevice = -1;
 // switches in the life of the process.
 bool Switch(uint64_t consumer_id, int32_t device, bool off);
 void SwitchAllChecks(bool off);
-bool IsOff(uint64_t consumer_id, int32_t device, bool is_check);
+bool IsOff(uint64_t consumer_id, bool is_check);  // everywhere
+bool IsOffOn(int32_t device, uint64_t consumer_id);
 
 // Whether a check that fails on the device ends its launch. Switching it on forgets what is poisoned.
 bool AbortOnCheck(int32_t device, bool on);
 bool Aborts(int32_t device);
+bool AnyAborts();  // whether any device was ever told to
 
 // A launch that a check has ended: its next handler call, on whatever device, ends it there too.
 void Poison(int64_t run_id);

@@ -120,6 +120,22 @@ def test_shards_of_a_check_are_numbered_by_its_failures(driver: Driver) -> None:
     assert [values[0] for values in gpu.values(2)] == [0, 1]
 
 
+def test_shards_are_counted_where_their_tap_is_off(driver: Driver) -> None:
+    gpu = Gpu(driver, device_id=33)
+    record = np.array([-1, 2, 0, 1], np.int64)
+
+    def tap() -> None:
+        gpu.tap(record, consumer_id=601, handler="hcb_gpu_tap_shard")
+        gpu.tap(record, FAILS, consumer_id=602, flags=CHECK, predicate=1, handler="hcb_gpu_tap_shard")
+
+    for off in (0, 1, 0):
+        gpu.library.hcb_switch(601, 33, off)
+        gpu.library.hcb_switch(602, 33, off)
+        tap()
+    assert [values[0] for values in gpu.values(4)] == [0, 0, 2, 2]
+    assert gpu.settle().discarded == 1, "the check that was off, whose predicate had to be seen"
+
+
 def test_a_call_behind_checks_that_hold_is_answered_by_its_own_number(driver: Driver) -> None:
     gpu = Gpu(driver)
     for _ in range(3):

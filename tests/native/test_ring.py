@@ -340,3 +340,20 @@ def test_the_supervisor_hears_of_every_lasting_stall_and_can_be_woken(make_ring,
             assert waiting.result() == native.EMITTED
         for _ in range(room):
             ring.send()
+
+
+def test_stamps_are_the_time_of_day(make_ring):
+    ring = make_ring(capacity_bytes=1 << 20)
+    # Long enough for the ticks of the processor to be measured, and for many looks at the clock.
+    end = time.monotonic() + 0.3
+    last = 0
+    while time.monotonic() < end:
+        before = time.time_ns()
+        for _ in range(50):
+            ring.send()
+        after = time.time_ns()
+        stamps = [frame.header.time_ns for frame in ring.take(50)]
+        assert before - 2000 <= min(stamps)
+        assert max(stamps) <= after + 2000
+        assert [last - 2000, *stamps] == sorted([last - 2000, *stamps])
+        last = stamps[-1]

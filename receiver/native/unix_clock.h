@@ -1,0 +1,14 @@
+// The time of day, for stamps: cheaper than the system's call where the processor's counter can be trusted.
+#ifndef HOSTCALLBACK_UNIX_CLOCK_H_
+#define HOSTCALLBACK_UNIX_CLOCK_H_
+
+#include <cstdint>
+
+namespace hcb {
+
+// Unix time in nanoseconds. Any thread. Within a microsecond of CLOCK_REALTIME.
+int64_t UnixNowNs();
+
+}  // namespace hcb
+
+#endif  // HOSTCALLBACK_UNIX_CLOCK_H_

@@ -1,0 +1,158 @@
+"""`hcb.taps[glob]`: taps are switched off and on at run time, in programs that are compiled already."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+import hostcallback as hcb
+from recorder import Recorder
+from transforming import JITS, Jit
+
+
+@pytest.fixture(autouse=True)
+def everything_on() -> Iterator[None]:
+    yield
+    hcb.taps["*"].enable()
+
+
+@pytest.mark.parametrize("jit", JITS)
+def test_taps_are_switched_by_glob_without_compiling_anew(jit: Jit) -> None:
+    loss, grad, other = Recorder(), Recorder(), Recorder()
+    traced = []
+
+    def f(x: Any) -> Any:
+        traced.append(x)
+        hcb.id_tap(loss, x, name="layer1/loss")
+        hcb.id_tap(grad, x, name="layer1/grad")
+        return hcb.id_tap(other, x, name="other") + 1
+
+    program = jit(f)
+
+    def deliver() -> list[int]:
+        before = [len(rec) for rec in (loss, grad, other)]
+        program(1.0)
+        hcb.barrier_wait()
+        return [len(rec) - n for rec, n in zip((loss, grad, other), before, strict=True)]
+
+    assert deliver() == [1, 1, 1]
+    compiled = len(traced)
+    assert hcb.taps["layer*"].disable() == ["layer1/grad", "layer1/loss"]
+    assert deliver() == [0, 0, 1]
+    assert hcb.taps["layer?/loss"].enable() == ["layer1/loss"], "the later switch wins"
+    assert deliver() == [1, 0, 1]
+    hcb.taps["*"].disable()
+    assert deliver() == [0, 0, 0]
+    hcb.taps["*"].enable()
+    assert deliver() == [1, 1, 1]
+    if hcb.jit is jit:
+        assert len(traced) == compiled
+
+
+def test_a_tap_that_is_traced_later_is_off_too(caplog: pytest.LogCaptureFixture) -> None:
+    rec = Recorder()
+    early = hcb.jit(lambda x: hcb.id_tap(rec, x, name="early bird"))
+    early(1.0)
+    with caplog.at_level(logging.WARNING):
+        assert hcb.taps["early birds"].disable() == []
+    assert "no tap is called 'early birds' so far; there are 'early bird'" in caplog.text
+    program = hcb.jit(lambda x: hcb.id_tap(rec, x, name="early birds"))
+    program(1.0)
+    hcb.barrier_wait()
+    assert len(rec) == 1
+    hcb.taps["early birds"].enable()
+    program(1.0)
+    hcb.barrier_wait()
+    assert len(rec) == 2
+
+
+def test_a_switch_reaches_a_program_that_runs() -> None:
+    seen: list[int] = []
+
+    def body(i: Any) -> Any:
+        hcb.id_tap(lambda v: seen.append(int(v)), i, name="in the loop")
+        switched = hcb.call(
+            lambda v: [hcb.taps["in the loop"].disable() if v == 5 else None, v][1], i, result_shape=i
+        )
+        return switched + 1
+
+    hcb.jit(lambda: lax.while_loop(lambda i: i < 10, body, jnp.int32(0)))()
+    hcb.barrier_wait()
+    assert seen == list(range(6))
+
+
+def test_a_tap_is_off_on_every_device() -> None:
+    rec = Recorder()
+    mesh = Mesh(jax.devices(), ("i",))
+    spec = PartitionSpec("i")
+    f = hcb.jit(
+        jax.shard_map(
+            lambda x: hcb.id_tap(rec, x, name="everywhere"), mesh=mesh, in_specs=spec, out_specs=spec
+        )
+    )
+    f(jnp.arange(4))
+    hcb.barrier_wait()
+    hcb.taps["everywhere"].disable()
+    f(jnp.arange(4))
+    hcb.barrier_wait()
+    assert len(rec) == 4
+
+
+@pytest.mark.parametrize("jit", JITS[:2])
+def test_shards_match_again_after_a_tap_was_off(jit: Jit) -> None:
+    rec = Recorder()
+    mesh = Mesh(jax.devices(), ("i",))
+    x = jax.device_put(jnp.arange(8.0), NamedSharding(mesh, PartitionSpec("i")))
+    f = jit(lambda x: hcb.id_tap(rec, x, name="in shards") + 1)
+    for round in range(6):
+        (hcb.taps["in shards"].disable if round % 2 else hcb.taps["in shards"].enable)()
+        f(x * round).block_until_ready()
+        hcb.barrier_wait()
+    assert [value.tolist() for value in rec.values] == [[n * r for n in range(8)] for r in (0, 2, 4)]
+
+
+def test_checks_are_switched_too_and_each_switch_holds() -> None:
+    program = hcb.jit(lambda x: hcb.check(x > 0, "negative {}", x, name="sign"))
+
+    def fails() -> bool:
+        program(-1.0)
+        try:
+            hcb.barrier_wait()
+        except hcb.TapFunctionException:
+            return True
+        return False
+
+    assert fails()
+    hcb.taps["sign"].disable()
+    assert not fails()
+    hcb.enable_checks()
+    assert not fails()
+    hcb.taps["sign"].enable()
+    assert fails()
+    hcb.disable_checks("sign")
+    hcb.taps["sign"].enable()
+    assert not fails()
+    hcb.enable_checks("sign")
+    assert fails()
+
+
+def test_what_is_there_is_told() -> None:
+    rec = Recorder()
+    program = hcb.jit(lambda x: hcb.id_tap(rec, x, name="visible"))
+    program(1.0)
+    assert "visible" in hcb.taps.names
+    assert "visible" in repr(hcb.taps)
+    assert repr(hcb.taps["visib*"]) == "<taps['visib*']: visible>"
+    hcb.barrier_wait()
+
+
+def test_a_selection_is_a_text() -> None:
+    with pytest.raises(TypeError, match=r"taps are selected by name, got 3: as in hcb\.taps\['loss\*'\]"):
+        hcb.taps[3]  # type: ignore[index]
