@@ -247,6 +247,14 @@ def lower_with_devices(primitive: Any) -> None:
 _ReplicaAxisContext: Any = getattr(_sharding_impls, "ReplicaAxisContext", ())
 
 
+def lowering_platform(platform: str) -> str:
+    """What JAX calls a device's platform when it lowers for it: `cuda` or `rocm` where the device says `gpu`."""
+    if platform != "gpu":
+        return platform
+    # Devices go on saying `gpu` for what programs tell apart (0.8 to 0.12).
+    return str(getattr(_xla_bridge.get_backend(platform), "_raw_platform", platform))
+
+
 _SET_SHARDING_TAKES_CONTEXT = len(inspect.signature(_mlir.set_sharding).parameters) == 3  # from 0.10
 
 
@@ -436,11 +444,8 @@ class LoweringContext:
         index_aval = _core.ShapedArray((), np.dtype(np.uint32))
         operands = self.widen(operands, avals)
         avals = [_core.ShapedArray(aval.shape, widened(aval.dtype)) for aval in avals]
-        module = self.raw.module_context
-        if not self._backend_is_here():
-            module = module.replace(backend=_BackendElsewhere(self.platform), platforms=(self.platform,))
         ctx = dataclasses.replace(
-            self.raw, module_context=module, avals_in=[index_aval, *avals], avals_out=[]
+            self.raw, module_context=self._module(), avals_in=[index_aval, *avals], avals_out=[]
         )
         sharding = _sharding_of_per_device_calls([]) if self.manual else None
         _, token, _ = _callback.emit_python_callback(
@@ -448,6 +453,12 @@ class LoweringContext:
             has_side_effect=True, sharding=sharding,
         )  # fmt: skip
         return token
+
+    def _module(self) -> Any:
+        module = self.raw.module_context
+        if self._backend_is_here():
+            return module
+        return module.replace(backend=_BackendElsewhere(self.platform), platforms=(self.platform,))
 
     def _backend_is_here(self) -> bool:
         try:
@@ -796,7 +807,9 @@ def python_callback_with_results(
     operands = [_widen(operand, aval) for operand, aval in zip(operands, avals, strict=True)]
     avals_in = [index_aval, *(_core.ShapedArray(aval.shape, widened(aval.dtype)) for aval in avals)]
     avals_out = [_core.ShapedArray(aval.shape, widened(aval.dtype)) for aval in results]
-    ctx = dataclasses.replace(context.raw, avals_in=avals_in, avals_out=avals_out)
+    ctx = dataclasses.replace(
+        context.raw, module_context=context._module(), avals_in=avals_in, avals_out=avals_out
+    )
     sharding = _sharding_of_per_device_calls(avals_out) if context.manual else None
     outs, token_out, _ = _callback.emit_python_callback(
         ctx, function, token, [context._partition(), *operands], avals_in, avals_out,

@@ -237,7 +237,7 @@ def _lower(
     _check_program(context, call)
     transport.start(context.platform)
     consumer = call.consumer(transforms, ())
-    native = transport.use_native(context.platform)
+    native = transport.calls_natively(context.platform)
     if native:
         several = context.device_count > 1
         sink = reentrant.ReentrantSink(consumer.sink, several_devices=several)
@@ -257,7 +257,8 @@ def _lower(
             context, transport.FFI_CALL_TARGET, token, operands, ctx.avals_out, attributes
         )
     else:
-        ask = transport.callback_caller(context.platform, prefix, dtypes, context.devices())
+        results = [ArraySpec.of(np.dtype(aval.dtype), aval.shape) for aval in ctx.avals_out]
+        ask = transport.callback_caller(context.platform, prefix, dtypes, results, context.devices())
         token_out, results = compat.python_callback_with_results(
             context, ask, token, operands, ctx.avals_in, ctx.avals_out
         )

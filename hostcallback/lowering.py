@@ -40,7 +40,7 @@ def _lower(ctx: Any, *operands: Any, tap: TapSpec, transforms: Any, absent: Abse
     if context.for_export and not native:
         raise NotImplementedError(
             f"the tap {tap.name} at {tap.source_line} would be a Python callback, which JAX cannot export: programs "
-            "with taps are exported for CPU, on the native transport"
+            "with taps are exported for CPU and GPUs, on the native transport"
         )
     emit = _emit_natively if native else _emit_through_python
     shards = _shards(context)
@@ -63,7 +63,10 @@ def _lower(ctx: Any, *operands: Any, tap: TapSpec, transforms: Any, absent: Abse
     emission = functools.partial(emit, context, token, arrays, avals, tap, consumer, consumer_id)
     # The handler looks at a check's predicate itself. A branch around it costs less to run, and more to compile the
     # more there are. Where the compiler partitions, its condition would have to be brought together from all devices.
-    branch = tap.check and not context.automatic and (not native or context.kept_alive < MAX_BRANCHES)
+    # On a GPU the host would have to wait for it; there the receiver looks at the predicate.
+    branch = tap.check and not context.automatic
+    if native:
+        branch = branch and context.platform == "cpu" and context.kept_alive < MAX_BRANCHES
     token_out = context.unless(operands[0], token, emission) if branch else emission()
     # An unordered tap hangs on the token that comes in, so it cannot start before its program point's predecessors are
     # known, but nothing waits for it. Shards are numbered in the order of their emission, which the devices share only

@@ -29,7 +29,8 @@ FFI_TARGET = "hostcallback_tap"
 FFI_SHARD_TARGET = "hostcallback_tap_shard"
 FFI_CALL_TARGET = "hostcallback_call"
 TRANSPORT_VARIABLE = "HOSTCALLBACK_TRANSPORT"
-NATIVE_PLATFORMS = ("cpu",)
+NATIVE_PLATFORMS = ("cpu", "cuda", "rocm")
+GPU_PLATFORMS = ("cuda", "rocm")
 
 _lock = threading.Lock()  # protects _started and the queue sources
 _started: set[str] = set()
@@ -48,7 +49,7 @@ def use_native(platform: str) -> bool:
 
     Raises:
         ValueError: `HOSTCALLBACK_TRANSPORT` holds neither `native` nor `callback`.
-        NativeLibraryError: it holds `native` and the library cannot be loaded.
+        NativeLibraryError: it holds `native` and the library, or a GPU's driver, cannot be loaded.
     """
     choice = os.environ.get(TRANSPORT_VARIABLE, "").strip().lower()
     if choice not in ("", "native", "callback"):
@@ -57,26 +58,40 @@ def use_native(platform: str) -> bool:
         return False
     try:
         native_library.load()
+        # A program for GPUs that this machine does not have is for another one.
+        if platform in GPU_PLATFORMS and local_devices(platform):
+            native_library.open_gpu(platform)
     except NativeLibraryError as error:
         if choice == "native":
             raise
-        logger.warning("taps use the slower callback transport: %s", error)
+        logger.warning("taps on %s use the slower callback transport: %s", platform, error)
         return False
     return True
+
+
+def calls_natively(platform: str) -> bool:
+    """Whether `hcb.call` goes through a native handler.
+
+    On a GPU it does not, although the taps do: while a host function runs, the device has nothing else to do, and XLA's
+    own callback brings the results back to it.
+    """
+    return platform not in GPU_PLATFORMS and use_native(platform)
 
 
 def start(platform: str) -> None:
     """Starts the receivers of the platform's local devices unless they run. Any thread."""
     global _supervisor
+    platform = compat.lowering_platform(platform)
     with _lock:
         if platform in _started:
             return
         native = use_native(platform)
-        if native:
-            _register_handler(platform)
+        devices = local_devices(platform)
+        if native and devices:
+            _register_handlers(platform)
             _supervisor = _supervisor or Supervisor(runtime)
-        for device in local_devices(platform):
-            make_source = functools.partial(_make_source, device, native)
+        for device in devices:
+            make_source = functools.partial(_make_source, device, platform if native else None)
             runtime.start(device_name(device), device, make_source, CallThreads if native else CallsInPlace)
         _started.add(platform)
 
@@ -104,8 +119,11 @@ def forget() -> None:
     _queues.clear()
 
 
-def _make_source(device: jax.Device, native: bool) -> Source:
-    if native:
+def _make_source(device: jax.Device, native_platform: str | None) -> Source:
+    if native_platform in GPU_PLATFORMS:
+        # XLA's FFI tells a GPU's number in its process.
+        return RingSource.open_gpu(device.local_hardware_id, device.id, RingConfig.from_environment())
+    if native_platform is not None:
         return RingSource.open(device.id, RingConfig.from_environment())
     source = _queues.get(device_name(device))
     if source is None:
@@ -114,14 +132,19 @@ def _make_source(device: jax.Device, native: bool) -> Source:
 
 
 @functools.cache
-def _register_handler(platform: str) -> None:
+def _register_handlers(platform: str) -> None:
     # Not at import: a registration before the backend exists would be reported as a backend failure.
     library = native_library.load()
-    for target, handler in (
-        (FFI_TARGET, library.hcb_tap),
-        (FFI_SHARD_TARGET, library.hcb_tap_shard),
-        (FFI_CALL_TARGET, library.hcb_call_host),
-    ):
+    if platform in GPU_PLATFORMS:
+        handlers = {FFI_TARGET: library.hcb_gpu_tap, FFI_SHARD_TARGET: library.hcb_gpu_tap_shard}
+        platform = platform.upper()
+    else:
+        handlers = {
+            FFI_TARGET: library.hcb_tap,
+            FFI_SHARD_TARGET: library.hcb_tap_shard,
+            FFI_CALL_TARGET: library.hcb_call_host,
+        }
+    for target, handler in handlers.items():
         jax.ffi.register_ffi_target(target, jax.ffi.pycapsule(handler), platform=platform)
     runtime.switches.use(library, runtime.registry)
 
@@ -203,18 +226,28 @@ def callback_shard_emitter(
 
 
 def callback_caller(
-    platform: str, prefix: bytes, dtypes: Sequence[np.dtype[Any]], devices: list[jax.Device] | None
+    platform: str,
+    prefix: bytes,
+    dtypes: Sequence[np.dtype[Any]],
+    results: Sequence[ArraySpec],
+    devices: list[jax.Device] | None,
 ) -> Callable[..., tuple[np.ndarray[Any, Any], ...]]:
-    """As `callback_emitter`, for a call: the function runs the host function when it is its turn.
+    """As `callback_emitter`, for a call: the host function runs when it is its turn, after the taps before it.
 
-    It returns the results, elements of less than a byte widened.
+    The Python function waits for it and returns the results, which `results` describe, elements of less than a byte
+    widened.
     """
+    among_native_taps = use_native(platform)
 
     def ask(partition: Any, *arrays: Any) -> tuple[np.ndarray[Any, Any], ...]:
         name = device_name(_device_of(platform, devices, int(partition)))
-        calls: Any = runtime.receivers([name])[0].calls
-        results = calls.ask(prefix, _as_emitted(arrays, dtypes))
-        return tuple(result.astype(compat.widened(result.dtype), copy=False) for result in results)
+        receiver: Any = runtime.receivers([name])[0]
+        emitted = _as_emitted(arrays, dtypes)
+        if among_native_taps:
+            found = receiver.source.call(prefix, emitted, results)
+        else:
+            found = receiver.calls.ask(prefix, emitted)
+        return tuple(result.astype(compat.widened(result.dtype), copy=False) for result in found)
 
     return ask
 

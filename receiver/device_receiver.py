@@ -14,6 +14,7 @@ from receiver.dispatch import Dispatcher
 from receiver.lock_share import LockShare
 from receiver.log import logger
 from receiver.registry import Registry
+from receiver.ring_source import LostCopiesError
 from receiver.scope import Scope
 from receiver.source import Batch, Source
 from receiver.wire import CorruptStreamError
@@ -54,6 +55,7 @@ class DeviceReceiver:
         self._stopping = False
         self._progress = threading.Condition()  # protects _consumed and _waiters
         self._consumed = 0
+        self._discarded = 0
         self._waiters = 0
         scope.opened(name)
         self._thread = threading.Thread(target=self._run, name=f"hostcallback-{name}", daemon=True)
@@ -111,6 +113,10 @@ class DeviceReceiver:
             while True:
                 try:
                     batch = self.source.read(None)
+                except LostCopiesError as error:
+                    logger.error("%s: %s", self.name, error)
+                    self._dispatcher.lose(str(error), error.count)
+                    continue
                 except CorruptStreamError as error:
                     logger.error("%s: %s", self.name, error)
                     self._dispatcher.lose(f"damaged stream on {self.name}: {error}", error.skipped)
@@ -118,7 +124,10 @@ class DeviceReceiver:
                     continue
                 if batch is not None:
                     self._deliver(batch)
-                elif self._stopping and not self.queued():
+                    continue
+                with self._progress:
+                    self._consume(0)
+                if self._stopping and not self.queued():
                     return
         except BaseException:
             # Nothing above may raise; if it does, say so: a dead thread would block the device.
@@ -135,15 +144,22 @@ class DeviceReceiver:
             batch.release()
             self._dispatcher.deliver(messages)
         with self._progress:
-            self._consumed += count
             self._dispatcher.delivered = 0
-            if self._waiters:
-                self._progress.notify_all()
+            self._consume(count)
+
+    def _consume(self, count: int) -> None:
+        # Frames that turned out to be no message are through with those around them.
+        discarded = self.source.discarded()
+        self._consumed += count + discarded - self._discarded
+        self._discarded = discarded
+        if self._waiters:
+            self._progress.notify_all()
 
     def _resynchronize(self) -> None:
         # How many messages a damaged stretch held is an estimate; what is not queued any more is over.
         counters = self.source.counters()
         with self._progress:
+            self._consume(0)
             self._consumed = max(self._consumed, counters.emitted - counters.queued_messages)
             self._progress.notify_all()
 

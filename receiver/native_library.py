@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import os
 import sys
 from ctypes import POINTER, c_char_p, c_int32, c_int64, c_uint8, c_uint32, c_uint64, c_void_p
 from pathlib import Path
 
 from receiver.errors import NativeLibraryError
 
-ABI_VERSION = 3
+ABI_VERSION = 4
 DIRECTORY = Path(__file__).parent / "native"
 
 BATCH_FRAMES = 1024
@@ -23,7 +24,11 @@ BATCH_GROUPS = 128
 EMITTED, DROPPED, QUEUED, NO_MEMORY = 0, 1, 2, -3
 INVALID, TOO_LARGE = -1, -2
 
-EVENT_STALL, EVENT_NEW_RING = 1, 2
+EVENT_STALL, EVENT_NEW_RING, EVENT_NOT_PINNED = 1, 2, 3
+
+COPY_FAILED = 7
+
+GPU_VENDORS = {"cuda": 0, "rocm": 1}
 
 
 class Config(ctypes.Structure):
@@ -51,6 +56,8 @@ class Counters(ctypes.Structure):
         ("waiting_producers", c_uint64),
         ("next_seq", c_uint64),
         ("released_messages", c_uint64),
+        ("discarded", c_uint64),
+        ("unpinned", c_uint64),
     )
 
 
@@ -130,6 +137,7 @@ _ARRAYS = (c_uint64, POINTER(c_void_p), POINTER(c_uint64))  # count, addresses, 
 _FUNCTIONS = {
     "hcb_ring_open": (c_void_p, (c_int32, POINTER(Config))),
     "hcb_ring_get": (c_void_p, (c_int32,)),
+    "hcb_ring_set_device_id": (None, (c_void_p, c_int32)),
     "hcb_ring_configure": (None, (c_void_p, POINTER(Config))),
     "hcb_ring_memory": (c_void_p, (c_void_p, POINTER(c_uint64))),
     "hcb_ring_read": (c_uint32, (c_void_p, c_int64, POINTER(Batch))),
@@ -143,9 +151,14 @@ _FUNCTIONS = {
     "hcb_ring_end_read_call": (None, (c_void_p,)),
     "hcb_ring_wake": (None, (c_void_p,)),
     "hcb_ring_counters": (None, (c_void_p, POINTER(Counters))),
+    "hcb_ring_discarded": (c_uint64, (c_void_p,)),
     "hcb_block_free": (None, (c_void_p,)),
     "hcb_ring_send": (c_int32, (c_void_p, c_char_p, c_uint64, *_ARRAYS, c_int64)),
     "hcb_ring_append": (c_int32, (c_void_p, c_char_p, c_uint64)),
+    "hcb_ring_call": (
+        c_int32,
+        (c_void_p, c_char_p, c_uint64, *_ARRAYS, *_ARRAYS, c_char_p, c_uint64),
+    ),
     "hcb_encode_frame": (
         c_uint64,
         (POINTER(Stamp), c_char_p, c_uint64, *_ARRAYS, POINTER(c_uint8), c_uint64),
@@ -161,12 +174,17 @@ _FUNCTIONS = {
     "hcb_abort_on_check": (c_int32, (c_int32, c_int32)),
     "hcb_used_while_others_waited": (c_int64, ()),
     "hcb_rest": (None, (c_int64,)),
+    "hcb_gpu_open": (c_int32, (c_int32, c_char_p, c_char_p, c_uint64)),
+    "hcb_gpu_prepare": (c_int32, (c_void_p, c_int32)),
+    "hcb_gpu_ring": (c_int32, (c_int32,)),
     "hcb_default_float_mode": (None, ()),
     "hcb_after_fork_child": (None, ()),
     "hcb_test_produce": (c_uint64, (c_void_p, c_uint32, c_uint64, c_uint64)),
     "hcb_test_call": (c_int32, (c_void_p, c_char_p, c_uint64, *_ARRAYS, c_char_p, c_uint64)),
     "hcb_tap": (c_void_p, (c_void_p,)),
     "hcb_tap_shard": (c_void_p, (c_void_p,)),
+    "hcb_gpu_tap": (c_void_p, (c_void_p,)),
+    "hcb_gpu_tap_shard": (c_void_p, (c_void_p,)),
     "hcb_call_host": (c_void_p, (c_void_p,)),
 }
 
@@ -231,6 +249,26 @@ def _declare(library: ctypes.CDLL) -> None:
     for name, (result, arguments) in _FUNCTIONS.items():
         function = getattr(library, name)
         function.restype, function.argtypes = result, arguments
+
+
+def open_gpu(platform: str) -> None:
+    """Loads the driver of a GPU platform, `cuda` or `rocm`, unless it is loaded.
+
+    `HOSTCALLBACK_CUDA_LIBRARY` and `HOSTCALLBACK_ROCM_LIBRARY` name another file than the usual `libcuda.so.1` and
+    `libamdhip64.so`.
+
+    Raises:
+        NativeLibraryError: the native library or the driver cannot be loaded.
+    """
+    variable = f"HOSTCALLBACK_{platform.upper()}_LIBRARY"
+    file = os.environ.get(variable, "").strip()
+    error = ctypes.create_string_buffer(1000)
+    if not load().hcb_gpu_open(GPU_VENDORS[platform], os.fsencode(file), error, len(error)):
+        reason = error.value.decode(errors="replace")
+        raise NativeLibraryError(
+            f"{reason}: install the GPU's driver, name its library in {variable}, or set "
+            "HOSTCALLBACK_TRANSPORT=callback to do without it"
+        )
 
 
 def available() -> bool:

@@ -223,6 +223,10 @@ class QueueSource:
             self._woken = True
             self._changed.notify_all()
 
+    def discarded(self) -> int:
+        """See `Source`."""
+        return 0
+
     def counters(self) -> SourceCounters:
         """See `Source`."""
         with self._changed:

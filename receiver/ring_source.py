@@ -14,9 +14,10 @@ import numpy as np
 from receiver import native_library as native
 from receiver.back_pressure import BackPressure, Policy
 from receiver.columns import Columns
-from receiver.dtypes import is_subbyte, pack_subbyte
+from receiver.dtypes import is_subbyte, pack_subbyte, unpack_subbyte
+from receiver.errors import CallFailedError, LostMessagesError
 from receiver.source import Frame, SourceCounters
-from receiver.wire import CorruptStreamError, Flags, encode_prefix
+from receiver.wire import ArraySpec, CorruptStreamError, Flags, encode_prefix
 
 CAPACITY_VARIABLE = "HOSTCALLBACK_RING_BYTES"
 BUDGET_VARIABLE = "HOSTCALLBACK_BLOCK_BUDGET_BYTES"
@@ -85,6 +86,13 @@ def _bytes_from(variable: str, default: int) -> int:
     return int(text)
 
 
+def _raw(arrays: Sequence[np.ndarray[Any, Any]]) -> tuple[int, Any, Any]:
+    # Number, addresses and lengths of contiguous arrays, as the native library takes them.
+    count = len(arrays)
+    addresses = (ctypes.c_void_p * count)(*[array.ctypes.data for array in arrays])
+    return count, addresses, (ctypes.c_uint64 * count)(*[array.nbytes for array in arrays])
+
+
 def _c_text(message: str) -> bytes:
     return message.replace("\0", "").encode(errors="replace")
 
@@ -109,6 +117,29 @@ class CorruptRingError(CorruptStreamError):
         self.start = start
         self.end = end
 
+
+class LostCopiesError(LostMessagesError):
+    """A GPU's driver failed to copy messages to the host: they are lost, and the stream goes on.
+
+    Attributes:
+        count: how many.
+    """
+
+    def __init__(self, device: int, count: int, step: int, code: int) -> None:
+        """`step` says where it failed, `code` is the driver's error."""
+        self.count = count
+        super().__init__(
+            f"device {device}: {count} message(s) were lost: {_COPY_STEPS[step]} (driver error {code}). After an error "
+            "a GPU often does nothing more in this process: look for the first error of the program itself"
+        )
+
+
+_COPY_STEPS = {
+    1: "the GPU driver could not be used",
+    2: "the GPU driver refused a copy to the host",
+    3: "the GPU failed before a copy to the host was through",
+    4: "the host has no memory for an array",
+}
 
 _DAMAGE = {
     1: "bad magic",
@@ -194,6 +225,8 @@ class RingSource:
         self._library = library
         self._ring = ring
         self._config = RingConfig()
+        self._device_id = device
+        self._gpu = False
         capacity = ctypes.c_uint64()
         address = library.hcb_ring_memory(ring, capacity)
         # Rings are never unmapped, so that this view outlives everything.
@@ -220,6 +253,16 @@ class RingSource:
         source._config = config
         return source
 
+    @classmethod
+    def open_gpu(cls, ordinal: int, device_id: int, config: RingConfig | None = None) -> RingSource:
+        """The ring of the GPU with FFI ordinal `ordinal`, whose messages say `device_id`. Raises as `open`."""
+        source = cls.open(native.load().hcb_gpu_ring(ordinal), config)
+        source._gpu = True
+        source._device_id = device_id
+        source._library.hcb_ring_set_device_id(source._ring, device_id)
+        source._library.hcb_gpu_prepare(source._ring, ordinal)
+        return source
+
     @property
     def capacity_bytes(self) -> int:
         """Memory of the ring."""
@@ -242,6 +285,7 @@ class RingSource:
 
         Raises:
             CorruptRingError: a stretch without frames was skipped; the next read goes on behind it.
+            LostCopiesError: messages of a GPU were lost before they were in the ring; the next read goes on.
             RuntimeError: the previous batch has not been released.
         """
         if self._batch is not None and not self._batch.released:
@@ -254,9 +298,13 @@ class RingSource:
         found = self._library.hcb_ring_read(self._ring, timeout_ns, self._batch_pointer)
         batch = self._native_batch
         if not found:
+            if batch.damage == native.COPY_FAILED:
+                raise LostCopiesError(
+                    self._device_id, batch.damage_messages, batch.damage_start, batch.damage_end
+                )
             if batch.damage:
                 raise CorruptRingError(
-                    self.device,
+                    self._device_id,
                     _DAMAGE[batch.damage],
                     batch.damage_start,
                     batch.damage_end,
@@ -296,6 +344,34 @@ class RingSource:
                 f"device {self.device}: the ring refused an end-of-stream frame (status {status})"
             )
 
+    def call(
+        self, prefix: bytes, arrays: Sequence[np.ndarray[Any, Any]], results: Sequence[ArraySpec]
+    ) -> list[np.ndarray[Any, Any]]:
+        """Emits a call from the host, behind all that is queued, and waits for its reply. Any thread but the reader's.
+
+        Raises:
+            CallFailedError: with what the program is to fail with.
+        """
+        given = [pack_subbyte(a) if is_subbyte(a.dtype) else np.ascontiguousarray(a) for a in arrays]
+        filled = [
+            pack_subbyte(np.zeros(spec.shape, spec.dtype))
+            if is_subbyte(spec.dtype)
+            else np.empty(spec.shape, spec.dtype)
+            for spec in results
+        ]
+        error = ctypes.create_string_buffer(10_000)
+        status = self._library.hcb_ring_call(
+            self._ring, prefix, len(prefix), *_raw(given), *_raw(filled), error, len(error)
+        )
+        if status != native.EMITTED:
+            raise CallFailedError(
+                error.value.decode(errors="replace") or f"the ring refused a call ({status})"
+            )
+        return [
+            unpack_subbyte(array, spec.dtype, spec.shape) if is_subbyte(spec.dtype) else array
+            for array, spec in zip(filled, results, strict=True)
+        ]
+
     def read_call(self, timeout_sec: float) -> RingBatch | None:
         """For threads that run host functions: waits for a call that is the next frame, when all before is delivered.
 
@@ -323,10 +399,7 @@ class RingSource:
             What to call `resume` with; None if no program waits for the reply (any more).
         """
         raw = [pack_subbyte(a) if is_subbyte(a.dtype) else a for a in results]
-        count = len(raw)
-        addresses = (ctypes.c_void_p * count)(*[array.ctypes.data for array in raw])
-        sizes = (ctypes.c_uint64 * count)(*[array.nbytes for array in raw])
-        replied: int | None = self._library.hcb_call_reply(self.device, seq, count, addresses, sizes)
+        replied: int | None = self._library.hcb_call_reply(self.device, seq, *_raw(raw))
         return replied
 
     def resume(self, replied: int | None) -> None:
@@ -354,4 +427,10 @@ class RingSource:
             queued_bytes=c.queued_bytes,
             waiting_producers=c.waiting_producers,
             next_seq=c.next_seq,
+            discarded=c.discarded,
+            unpinned=c.unpinned,
         )
+
+    def discarded(self) -> int:
+        """See `Source`."""
+        return int(self._library.hcb_ring_discarded(self._ring)) if self._gpu else 0

@@ -25,6 +25,8 @@ class SourceCounters:
         queued_bytes: bytes of those.
         waiting_producers: emissions that wait for room now.
         next_seq: the sequence number the next message of this device gets.
+        discarded: accepted frames that turned out to be no message (on a GPU: of checks that hold, and failed copies).
+        unpinned: copies from a GPU into memory that its driver could not pin, which are slower.
     """
 
     emitted: int
@@ -34,6 +36,8 @@ class SourceCounters:
     queued_bytes: int
     waiting_producers: int
     next_seq: int
+    discarded: int = 0
+    unpinned: int = 0
 
 
 class Batch(Protocol):
@@ -85,3 +89,6 @@ class Source(Protocol):
 
     def counters(self) -> SourceCounters:
         """Any thread."""
+
+    def discarded(self) -> int:
+        """How many frames up to the last read were accepted and turned out to be no message. Reader thread only."""

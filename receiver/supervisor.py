@@ -30,7 +30,16 @@ class Supervisor:
     def _run(self) -> None:
         event = native.Event()
         while True:
-            if self._library.hcb_supervise_wait(-1, ctypes.byref(event)) and event.kind == native.EVENT_STALL:
+            if not self._library.hcb_supervise_wait(-1, ctypes.byref(event)):
+                continue
+            if event.kind == native.EVENT_NOT_PINNED:
+                logger.warning(
+                    "the GPU driver could not pin memory for the taps of GPU %d: their copies go through pageable "
+                    "memory, which is slower; free host memory, raise the limit of locked memory (ulimit -l), or give "
+                    "taps less (HOSTCALLBACK_RING_BYTES, HOSTCALLBACK_BLOCK_BUDGET_BYTES)",
+                    self._library.hcb_gpu_ring(event.device),  # its own inverse
+                )
+            elif event.kind == native.EVENT_STALL:
                 try:
                     self._watch()
                 except Exception:

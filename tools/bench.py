@@ -26,7 +26,7 @@ import bench_receiver
 import bench_scan
 import bench_training
 import jax
-from bench_row import Row
+from bench_row import Row, table
 
 Rows = Row | list[Row]
 
@@ -86,23 +86,6 @@ def describe_machine() -> str:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     versions = f"Python {platform.python_version()}, JAX {jax.__version__}"
     return f"{model}, {cores} cores,{memory} {platform.system()} {platform.release()}, {versions}"
-
-
-def table(rows: list[Row]) -> str:
-    """The rows as a Markdown table."""
-    lines = [
-        "| what | ours | spread | peer or limit | its figure | ratio | must be at most | |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
-    for row in rows:
-        figures = (
-            f"{row.ours:.2f} {row.unit} | ±{row.spread:.0%} | {row.peer_name} | {row.peer:.2f} {row.unit}"
-        )
-        bound = "-" if row.bound is None else f"1/{1 / row.bound:.0f}" if row.bound < 1 else f"{row.bound:g}"
-        ratio = f"1/{1 / row.ratio:.1f}" if 0 < row.ratio < 0.7 else f"{row.ratio:.2f}"
-        verdict = "" if row.bound is None else "reached" if row.reached else "MISSED"
-        lines.append(f"| {row.name} | {figures} | {ratio} | {bound} | {verdict} |")
-    return "\n".join(lines)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -94,3 +94,20 @@ def compare(
     """Runs both sides in turn; each returns its time in `unit`."""
     mine, theirs = measure([ours, peer], rounds)
     return mine.beside(theirs, name, unit, peer_name, bound)
+
+
+def table(rows: list[Row]) -> str:
+    """The rows as a Markdown table."""
+    lines = [
+        "| what | ours | spread | peer or limit | its figure | ratio | must be at most | |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        figures = (
+            f"{row.ours:.2f} {row.unit} | ±{row.spread:.0%} | {row.peer_name} | {row.peer:.2f} {row.unit}"
+        )
+        bound = "-" if row.bound is None else f"1/{1 / row.bound:.0f}" if row.bound < 1 else f"{row.bound:g}"
+        ratio = f"1/{1 / row.ratio:.1f}" if 0 < row.ratio < 0.7 else f"{row.ratio:.2f}"
+        verdict = "" if row.bound is None else "reached" if row.reached else "MISSED"
+        lines.append(f"| {row.name} | {figures} | {ratio} | {bound} | {verdict} |")
+    return "\n".join(lines)

@@ -25,6 +25,8 @@ FLAGS = (
     "-Wextra",
 )
 
+LIBRARIES = ("-ldl",) if sys.platform == "linux" else ()  # a library of its own before glibc 2.34
+
 
 class BuildError(RuntimeError):
     """The native library could not be built; the message says what to do about it."""
@@ -73,7 +75,7 @@ def compile_native(output: Path, compiler: str | None = None, extra_flags: Seque
     # Under a name of its own first: a running process may have the old file mapped.
     partial = output.with_name(f".{output.name}.{os.getpid()}")
     sources = sorted(str(path) for path in SOURCE_DIR.glob("*.cc"))
-    line = [*command, *FLAGS, *extra_flags, f"-I{SOURCE_DIR}", *sources, "-o", str(partial)]
+    line = [*command, *FLAGS, *extra_flags, f"-I{SOURCE_DIR}", *sources, *LIBRARIES, "-o", str(partial)]
     try:
         done = subprocess.run(line, capture_output=True, text=True, check=False)
         if done.returncode != 0:

@@ -1,12 +1,27 @@
 #include "block_pool.h"
 
+#include <pthread.h>
 #include <sys/mman.h>
 
+#include <atomic>
 #include <new>
 
 #include "frame.h"
+#include "gpu_driver.h"
 
 namespace hcb {
+namespace {
+
+// Pinned blocks are shared memory: of private memory a fork makes copies on write, and while the device goes on copying into
+// the old pages, the process would look at the new ones. A block that a child may look at too is not used a second time.
+std::atomic<uint64_t> forks{0};
+
+void CountForks() {
+  static const int done = pthread_atfork([] { forks.fetch_add(1, std::memory_order_relaxed); }, nullptr, nullptr);
+  (void)done;
+}
+
+}  // namespace
 
 // Blocks of so many bytes are of huge pages where the system has them, as numpy's arrays are: filling such a block for the first time
 // takes a page fault for each 2 MiB instead of each 4 KiB, which is half of the time that it takes.
@@ -19,13 +34,20 @@ struct alignas(kFrameAlign) BlockPool::Block {
   uint64_t capacity;  // bytes behind this header
   void* mapping;
   uint64_t mapped;
+  GpuDevice* pinned_for;  // null: not pinned
+  bool shared;            // made to be pinned
+  uint64_t forks;         // that there had been
 
   void* memory() { return this + 1; }
   static Block* Of(void* memory) { return static_cast<Block*>(memory) - 1; }
 };
 
 void BlockPool::Unmap(Block* block) {
-  if (block != nullptr) munmap(block->mapping, block->mapped);
+  if (block == nullptr) return;
+  // What the driver still takes for pinned may not go, unless it is a parent's, which has a mapping of its own.
+  const bool inherited = block->pinned_for != nullptr && block->owner->device_.load() == nullptr;
+  if (block->pinned_for != nullptr && !inherited && !block->pinned_for->Unpin(block)) return;
+  munmap(block->mapping, block->mapped);
 }
 
 BlockPool::Block* BlockPool::TakeLocked(size_t slot) {
@@ -41,28 +63,41 @@ void BlockPool::SetStockLimit(uint64_t bytes) {
   for (size_t i = 0; i < kStockSlots && stock_bytes_ > stock_limit_; ++i) Unmap(TakeLocked(i));
 }
 
+void BlockPool::PinFor(GpuDevice* device) {
+  CountForks();
+  std::lock_guard<std::mutex> lock(mutex_);
+  device_ = device;
+  for (size_t i = 0; i < kStockSlots; ++i) Unmap(TakeLocked(i));
+}
+
+bool BlockPool::IsPinned(void* block) { return Block::Of(block)->pinned_for != nullptr; }
+
 void* BlockPool::Allocate(uint64_t nbytes) {
   const uint64_t capacity = AlignUp(nbytes, kFrameAlign);
   Block* unused;
+  GpuDevice* device;
   {
     std::lock_guard<std::mutex> lock(mutex_);
+    device = device_.load();
     size_t best = kStockSlots;
     for (size_t i = 0; i < kStockSlots; ++i) {
       const Block* block = stock_[i];
       // A block of twice the size would waste memory that the budget does not see.
-      if (block == nullptr || block->capacity < capacity || block->capacity / 2 > capacity) continue;
+      if (block == nullptr || block->capacity < capacity || block->capacity / 2 > capacity || !MayStay(block)) continue;
       if (best == kStockSlots || block->capacity < stock_[best]->capacity) best = i;
     }
     if (best != kStockSlots) return TakeLocked(best)->memory();
-    // Nothing fits: let the oldest go, so that a stock of other sizes does not add up with what is mapped now.
-    unused = TakeLocked(next_slot_);
+    // Nothing fits: let the oldest go, so that a stock of other sizes does not add up with what is mapped now. Not where that
+    // would be a call of the driver, on the thread that launches the program.
+    unused = device == nullptr ? TakeLocked(next_slot_) : nullptr;
   }
   Unmap(unused);
   // Not malloc: its aligned blocks of this size leave gaps that the next one of the same size does not fit into.
   if (capacity > SIZE_MAX / 2) return nullptr;
-  const bool huge = capacity >= kHugeFrom;
+  const bool huge = device == nullptr && capacity >= kHugeFrom;
   const uint64_t mapped = sizeof(Block) + capacity + (huge ? kHugePage : 0);
-  void* mapping = mmap(nullptr, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  const int sharing = device != nullptr ? MAP_SHARED : MAP_PRIVATE;
+  void* mapping = mmap(nullptr, mapped, PROT_READ | PROT_WRITE, sharing | MAP_ANONYMOUS, -1, 0);
   if (mapping == MAP_FAILED) return nullptr;
   uint8_t* raw = static_cast<uint8_t*>(mapping);
   if (huge) {
@@ -73,7 +108,16 @@ void* BlockPool::Allocate(uint64_t nbytes) {
     madvise(raw + sizeof(Block), capacity, MADV_HUGEPAGE);
 #endif
   }
-  return (new (raw) Block{this, capacity, mapping, mapped})->memory();
+  Block* block =
+      new (raw) Block{this, capacity, mapping, mapped, nullptr, device != nullptr, forks.load(std::memory_order_relaxed)};
+  if (device != nullptr && device->Pin(raw, mapped)) block->pinned_for = device;
+  return block->memory();
+}
+
+// Whether the block may be handed out again.
+bool BlockPool::MayStay(const Block* block) const {
+  if (!block->shared) return true;
+  return block->pinned_for != nullptr && block->forks == forks.load(std::memory_order_relaxed);
 }
 
 void BlockPool::Free(void* memory) {
@@ -88,7 +132,7 @@ void BlockPool::Return(Block* block) {
     std::lock_guard<std::mutex> lock(mutex_);
     // The oldest makes way: a stock of sizes that nobody asks for any more would be of no use.
     oldest = TakeLocked(next_slot_);
-    if (stock_bytes_ + block->capacity <= stock_limit_) {
+    if (MayStay(block) && stock_bytes_ + block->capacity <= stock_limit_) {
       stock_[next_slot_] = block;
       stock_bytes_ += block->capacity;
       block = nullptr;
@@ -106,6 +150,7 @@ void BlockPool::ResetAfterFork() {
   for (Block*& slot : stock_) slot = nullptr;
   stock_bytes_ = 0;
   next_slot_ = 0;
+  device_ = nullptr;
 }
 
 }  // namespace hcb

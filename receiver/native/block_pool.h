@@ -2,17 +2,25 @@
 #ifndef HOSTCALLBACK_BLOCK_POOL_H_
 #define HOSTCALLBACK_BLOCK_POOL_H_
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <mutex>
 
 namespace hcb {
 
+class GpuDevice;
+
 // Thread-safe. A pool must outlive its blocks; rings, which own them, are never destroyed.
 class BlockPool {
  public:
   // Bytes that the stock may hold; lowering it frees what is too much.
   void SetStockLimit(uint64_t bytes);
+
+  // Pins what is allocated from now on, so that the device can copy into it while the program goes on. Blocks that cannot be
+  // pinned are handed out all the same.
+  void PinFor(GpuDevice* device);
+  static bool IsPinned(void* block);
 
   // 64-byte aligned memory for `nbytes`; null if the system has none.
   void* Allocate(uint64_t nbytes);
@@ -27,6 +35,7 @@ class BlockPool {
   static constexpr size_t kStockSlots = 256;  // as many as a reader that rests falls behind; the bytes are limited apart
 
   void Return(Block* block);
+  bool MayStay(const Block* block) const;
   Block* TakeLocked(size_t slot);
   static void Unmap(Block* block);
 
@@ -35,6 +44,7 @@ class BlockPool {
   size_t next_slot_ = 0;  // the next to be filled, hence the oldest when all are
   uint64_t stock_bytes_ = 0;
   uint64_t stock_limit_ = 0;
+  std::atomic<GpuDevice*> device_{nullptr};  // written with the lock
 };
 
 }  // namespace hcb

@@ -3,13 +3,17 @@
 
 #include <time.h>
 
+#include <algorithm>
 #include <cfenv>
 #include <cstring>
+#include <memory>
+#include <string>
 #include <vector>
 
 #include "call_table.h"
 #include "columns.h"
 #include "encode.h"
+#include "gpu_driver.h"
 #include "lock_share.h"
 #include "occurrences.h"
 #include "ring.h"
@@ -40,6 +44,13 @@ hcb::Emission MakeEmission(const uint8_t* prefix, uint64_t prefix_bytes, const s
   return emission;
 }
 
+void CopyText(const std::string& text, char* out, uint64_t out_bytes) {
+  if (out_bytes == 0) return;
+  const size_t length = std::min<size_t>(text.size(), out_bytes - 1);
+  std::memcpy(out, text.data(), length);
+  out[length] = 0;
+}
+
 int32_t StatusOf(hcb::Verdict verdict) {
   switch (verdict) {
     case hcb::Verdict::kEmitted:
@@ -67,6 +78,8 @@ hcb_ring* hcb_ring_open(int32_t device, const hcb_config* config) {
 }
 
 hcb_ring* hcb_ring_get(int32_t device) { return Handle(hcb::FindRing(device)); }
+
+void hcb_ring_set_device_id(hcb_ring* ring, int32_t id) { Of(ring)->SetDeviceId(id); }
 
 void hcb_ring_configure(hcb_ring* ring, const hcb_config* config) { Of(ring)->Configure(*config); }
 
@@ -100,6 +113,8 @@ void hcb_ring_wake(hcb_ring* ring) { Of(ring)->Wake(); }
 
 void hcb_ring_counters(hcb_ring* ring, hcb_counters* out) { Of(ring)->ReadCounters(out); }
 
+uint64_t hcb_ring_discarded(hcb_ring* ring) { return Of(ring)->discarded(); }
+
 void hcb_block_free(void* memory) { hcb::BlockPool::Free(memory); }
 
 int32_t hcb_ring_send(hcb_ring* ring, const uint8_t* prefix, uint64_t prefix_bytes, uint64_t count,
@@ -109,7 +124,7 @@ int32_t hcb_ring_send(hcb_ring* ring, const uint8_t* prefix, uint64_t prefix_byt
   hcb::Emission emission = MakeEmission(prefix, prefix_bytes, refs);
   emission.time_ns = hcb::UnixNowNs();
   emission.run_id = run_id;
-  emission.device = Of(ring)->device();
+  emission.device = Of(ring)->device_id();
   return StatusOf(Of(ring)->Emit(emission, nullptr));
 }
 
@@ -117,8 +132,27 @@ int32_t hcb_ring_append(hcb_ring* ring, const uint8_t* prefix, uint64_t prefix_b
   if (!hcb::ValidPrefix(prefix, prefix_bytes)) return HCB_INVALID;
   hcb::Emission emission = MakeEmission(prefix, prefix_bytes, {});
   emission.time_ns = hcb::UnixNowNs();
-  emission.device = Of(ring)->device();
+  emission.device = Of(ring)->device_id();
   return StatusOf(Of(ring)->Append(emission));
+}
+
+int32_t hcb_ring_call(hcb_ring* ring, const uint8_t* prefix, uint64_t prefix_bytes, uint64_t count, const void* const* arrays,
+                      const uint64_t* nbytes, uint64_t result_count, void* const* results, const uint64_t* result_nbytes,
+                      char* error, uint64_t error_bytes) {
+  if (!hcb::ValidPrefix(prefix, prefix_bytes)) return HCB_INVALID;
+  const std::vector<hcb::ArrayRef> refs = ArrayRefs(count, arrays, nbytes);
+  hcb::Emission emission = MakeEmission(prefix, prefix_bytes, refs);
+  emission.time_ns = hcb::UnixNowNs();
+  emission.device = Of(ring)->device_id();
+  auto state = std::make_shared<hcb::ThreadCall::State>();
+  auto call = std::make_unique<hcb::ThreadCall>(state);
+  for (uint64_t i = 0; i < result_count; ++i) call->results.push_back({results[i], result_nbytes[i]});
+  const hcb::Verdict verdict = Of(ring)->Append(emission, std::move(call));
+  if (verdict == hcb::Verdict::kTooLarge) return HCB_TOO_LARGE;
+  std::string message;
+  if (state->Wait(&message)) return HCB_EMITTED;
+  CopyText(message, error, error_bytes);
+  return HCB_DROPPED;
 }
 
 uint64_t hcb_encode_frame(const hcb_stamp* stamp, const uint8_t* prefix, uint64_t prefix_bytes, uint64_t count,
@@ -179,9 +213,21 @@ void hcb_rest(int64_t ns) {
   nanosleep(&rest, nullptr);
 }
 
+int32_t hcb_gpu_open(int32_t vendor, const char* library, char* error, uint64_t error_bytes) {
+  std::string text;
+  const bool found = hcb::OpenGpuDriver(static_cast<hcb_gpu_vendor>(vendor), library, &text);
+  CopyText(text, error, error_bytes);
+  return found ? 1 : 0;
+}
+
+int32_t hcb_gpu_prepare(hcb_ring* ring, int32_t ordinal) { return Of(ring)->UseGpu(ordinal); }
+
+int32_t hcb_gpu_ring(int32_t ordinal) { return hcb::GpuRing(ordinal); }
+
 void hcb_default_float_mode(void) { std::fesetenv(FE_DFL_ENV); }
 
 void hcb_after_fork_child(void) {
+  hcb::CloseGpuDriverAfterFork();
   hcb::ResetSwitchesAfterFork();
   hcb::ResetCallsAfterFork();
   hcb::ResetSupervisorAfterFork();

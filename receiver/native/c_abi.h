@@ -8,7 +8,7 @@
 
 #include <stdint.h>
 
-#define HCB_ABI_VERSION 3
+#define HCB_ABI_VERSION 4
 #define HCB_EXPORT __attribute__((visibility("default")))
 
 #ifdef __cplusplus
@@ -53,6 +53,8 @@ typedef struct {
   uint64_t waiting_producers;
   uint64_t next_seq;
   uint64_t released_messages;
+  uint64_t discarded; /* accepted frames that turned out to be no message: of checks on a GPU that hold, and failed copies */
+  uint64_t unpinned;  /* copies from a GPU into memory that the driver could not pin */
 } hcb_counters;
 
 enum { HCB_BATCH_FRAMES = 1024, HCB_BATCH_BLOCKS = 64, HCB_BATCH_BYTES = 1 << 20 };
@@ -116,8 +118,19 @@ typedef enum {
   HCB_DAMAGED_FLAGS = 3,
   HCB_DAMAGED_POSITION = 4,
   HCB_DAMAGED_LENGTH = 5,
-  HCB_DAMAGED_BLOCK = 6
+  HCB_DAMAGED_BLOCK = 6,
+  HCB_COPY_FAILED = 7 /* no damage: damage_messages were lost before they were in the ring. damage_start is an hcb_copy_step,
+                         damage_end the driver's error */
 } hcb_damage;
+
+/* Where the copy of a message from a GPU failed. */
+typedef enum {
+  HCB_COPY_INTACT = 0,
+  HCB_COPY_CONTEXT = 1,   /* the driver could not be used for the device */
+  HCB_COPY_START = 2,     /* the driver refused it */
+  HCB_COPY_RUN = 3,       /* the device did not get through it */
+  HCB_COPY_NO_MEMORY = 4, /* of the host */
+} hcb_copy_step;
 
 /* The fields of a header that a ring would assign. */
 typedef struct {
@@ -129,7 +142,14 @@ typedef struct {
   uint32_t flags; /* added to the prefix's */
 } hcb_stamp;
 
-typedef enum { HCB_NO_EVENT = 0, HCB_EVENT_STALL = 1, HCB_EVENT_NEW_RING = 2 } hcb_event_kind;
+typedef enum {
+  HCB_NO_EVENT = 0,
+  HCB_EVENT_STALL = 1,
+  HCB_EVENT_NEW_RING = 2,
+  HCB_EVENT_NOT_PINNED = 3 /* from now on copies from this GPU may go through memory that is not pinned */
+} hcb_event_kind;
+
+typedef enum { HCB_CUDA = 0, HCB_ROCM = 1 } hcb_gpu_vendor;
 
 typedef struct {
   int32_t kind; /* hcb_event_kind */
@@ -142,6 +162,8 @@ HCB_EXPORT uint32_t hcb_abi_version(void);
 HCB_EXPORT hcb_ring* hcb_ring_open(int32_t device, const hcb_config* config);
 /* The device's ring, or null. */
 HCB_EXPORT hcb_ring* hcb_ring_get(int32_t device);
+/* What the device is called in the headers of its frames and in switches; by default the number of its ring. */
+HCB_EXPORT void hcb_ring_set_device_id(hcb_ring* ring, int32_t id);
 /* Policy, timeout, sampling and budget from now on. The sizes are fixed and ignored. */
 HCB_EXPORT void hcb_ring_configure(hcb_ring* ring, const hcb_config* config);
 HCB_EXPORT void* hcb_ring_memory(hcb_ring* ring, uint64_t* capacity_bytes);
@@ -165,6 +187,8 @@ HCB_EXPORT void hcb_ring_end_read_call(hcb_ring* ring);
 /* Makes a waiting read, or else the next read that would wait, return 0. */
 HCB_EXPORT void hcb_ring_wake(hcb_ring* ring);
 HCB_EXPORT void hcb_ring_counters(hcb_ring* ring, hcb_counters* out);
+/* hcb_counters.discarded, up to where the reader is. */
+HCB_EXPORT uint64_t hcb_ring_discarded(hcb_ring* ring);
 HCB_EXPORT void hcb_block_free(void* memory);
 
 /* Emits from the host, under the ring's policy; a BLOCKed caller waits. */
@@ -172,6 +196,12 @@ HCB_EXPORT int32_t hcb_ring_send(hcb_ring* ring, const uint8_t* prefix, uint64_t
                                  const void* const* arrays, const uint64_t* nbytes, int64_t run_id);
 /* Appends a frame without payload whatever the policy, behind the producers that wait, without waiting. */
 HCB_EXPORT int32_t hcb_ring_append(hcb_ring* ring, const uint8_t* prefix, uint64_t prefix_bytes);
+
+/* Emits a call from the host, whatever the policy, behind the producers that wait, and waits for its reply. Returns HCB_EMITTED,
+ * or HCB_DROPPED with the reason in `error`. */
+HCB_EXPORT int32_t hcb_ring_call(hcb_ring* ring, const uint8_t* prefix, uint64_t prefix_bytes, uint64_t count,
+                                 const void* const* arrays, const uint64_t* nbytes, uint64_t result_count,
+                                 void* const* results, const uint64_t* result_nbytes, char* error, uint64_t error_bytes);
 
 /* Writes one frame to `out`. Returns its length; nothing is written if that exceeds `out_bytes`. 0: invalid prefix. */
 HCB_EXPORT uint64_t hcb_encode_frame(const hcb_stamp* stamp, const uint8_t* prefix, uint64_t prefix_bytes, uint64_t count,
@@ -209,6 +239,14 @@ HCB_EXPORT int32_t hcb_abort_on_check(int32_t device, int32_t on);
 HCB_EXPORT int64_t hcb_used_while_others_waited(void);
 /* Sleeps. */
 HCB_EXPORT void hcb_rest(int64_t ns);
+/* Loads the GPU driver from `library`, or from its usual place if that is null or empty. Nothing but the handlers of GPUs needs
+ * it. Returns 1, or 0 with the reason in `error`. */
+HCB_EXPORT int32_t hcb_gpu_open(int32_t vendor, const char* library, char* error, uint64_t error_bytes);
+/* Opens the GPU with this ordinal for its ring and pins that, so that its first tap need not. Returns 0, or the driver's error: then
+ * the first tap tries again. */
+HCB_EXPORT int32_t hcb_gpu_prepare(hcb_ring* ring, int32_t ordinal);
+/* The number of the ring of the GPU with this FFI ordinal, which counts a process's own devices. */
+HCB_EXPORT int32_t hcb_gpu_ring(int32_t ordinal);
 
 /* Gives the calling thread the floating-point mode that threads start with. XLA flushes denormals in what it calls. */
 HCB_EXPORT void hcb_default_float_mode(void);
@@ -220,8 +258,7 @@ HCB_EXPORT void hcb_after_fork_child(void);
  * byte that follows the counter being its low byte). Returns how many were emitted. */
 HCB_EXPORT uint64_t hcb_test_produce(hcb_ring* ring, uint32_t threads, uint64_t count, uint64_t nbytes);
 
-/* Test aid: emits a call as a program does and waits for its reply. Returns HCB_EMITTED, or HCB_DROPPED with the reason in
- * `error`. */
+/* Test aid: hcb_ring_call without arrays. */
 HCB_EXPORT int32_t hcb_test_call(hcb_ring* ring, const uint8_t* prefix, uint64_t prefix_bytes, uint64_t count,
                                  void* const* results, const uint64_t* nbytes, char* error, uint64_t error_bytes);
 
@@ -235,6 +272,9 @@ HCB_EXPORT struct XLA_FFI_Error* hcb_tap(struct XLA_FFI_CallFrame* call_frame);
 /* The same for arrays that are shards: the first of them is their shard record, int64, whose first number is replaced by
  * how often the tap has fired on this device in this launch. */
 HCB_EXPORT struct XLA_FFI_Error* hcb_tap_shard(struct XLA_FFI_CallFrame* call_frame);
+/* The same two for GPUs (platforms CUDA and ROCM), whose copies the reader waits for: it decides whether a check holds. */
+HCB_EXPORT struct XLA_FFI_Error* hcb_gpu_tap(struct XLA_FFI_CallFrame* call_frame);
+HCB_EXPORT struct XLA_FFI_Error* hcb_gpu_tap_shard(struct XLA_FFI_CallFrame* call_frame);
 /* Likewise, but the results are what hcb_call_reply brings; the prefix must have the flag CALL. */
 HCB_EXPORT struct XLA_FFI_Error* hcb_call_host(struct XLA_FFI_CallFrame* call_frame);
 

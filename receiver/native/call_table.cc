@@ -105,6 +105,15 @@ std::unique_ptr<PendingCall> TakeCall(int32_t device, uint64_t seq) {
   return call;
 }
 
+void RenumberCall(int32_t device, uint64_t from, uint64_t to) {
+  Table* table = TheTable();
+  std::lock_guard<std::mutex> lock(table->mutex);
+  auto call = table->calls.extract({device, from});
+  if (call.empty()) return;
+  call.key() = {device, to};
+  table->calls.insert(std::move(call));
+}
+
 void FailElsewhere(std::unique_ptr<PendingCall> call, const std::string& error) {
   CompleteElsewhere(std::make_unique<Failure>(std::move(call), error));
 }

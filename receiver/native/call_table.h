@@ -73,6 +73,9 @@ void EnterCall(int32_t device, uint64_t seq, uint64_t position, std::unique_ptr<
 // Takes a call out: the caller finishes it. Null if there is none, such as one that has been failed. Any thread.
 std::unique_ptr<PendingCall> TakeCall(int32_t device, uint64_t seq);
 
+// The call's frame has another sequence number from now on.
+void RenumberCall(int32_t device, uint64_t from, uint64_t to);
+
 // These fail calls, on a thread of the library: whoever finds out that a call has failed has other things to do than to go on
 // with its program.
 void FailElsewhere(std::unique_ptr<PendingCall> call, const std::string& error);

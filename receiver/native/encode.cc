@@ -26,9 +26,11 @@ bool ValidPrefix(const uint8_t* prefix, uint64_t prefix_bytes) {
   return prefix_bytes == sizeof(FrameHeader) + AlignUp(HCB_FROM_PREFIX(prefix, meta_bytes), kFrameAlign);
 }
 
+uint64_t ArrayStart(uint64_t end, uint64_t nbytes) { return AlignUp(end, ArrayAlign(nbytes)); }
+
 uint64_t PayloadBytes(const ArrayRef* arrays, size_t count) {
   uint64_t end = 0;
-  for (size_t i = 0; i < count; ++i) end = AlignUp(end, ArrayAlign(arrays[i].nbytes)) + arrays[i].nbytes;
+  for (size_t i = 0; i < count; ++i) end = ArrayStart(end, arrays[i].nbytes) + arrays[i].nbytes;
   return end;
 }
 
@@ -61,7 +63,7 @@ uint64_t WritePayload(const Emission& emission, uint8_t* out) {
   uint64_t end = 0;
   for (size_t i = 0; i < emission.array_count; ++i) {
     const ArrayRef& array = emission.arrays[i];
-    const uint64_t start = AlignUp(end, ArrayAlign(array.nbytes));
+    const uint64_t start = ArrayStart(end, array.nbytes);
     if (start != end) std::memset(out + end, 0, start - end);
     end = start + array.nbytes;
     if (array.nbytes == 0) continue;  // an empty array may come without an address

@@ -17,6 +17,8 @@ struct ArrayRef {
   uint8_t last_byte_mask;
 };
 
+struct DeviceTap;
+
 // What a frame is made of, apart from the fields that its ring assigns (seq and position).
 struct Emission {
   const uint8_t* prefix;   // header with consumer id, flags and meta_bytes, then metadata padded to 64
@@ -27,10 +29,14 @@ struct Emission {
   int64_t time_ns;
   int64_t run_id;
   int32_t device;
+  const DeviceTap* from_device;  // of arrays in a GPU's memory; null: they are in the host's
 };
 
 // True if `prefix` is a header followed by exactly the padded metadata that the header announces.
 bool ValidPrefix(const uint8_t* prefix, uint64_t prefix_bytes);
+
+// Where in a payload an array begins if the one before it ends at `end`.
+uint64_t ArrayStart(uint64_t end, uint64_t nbytes);
 
 // Exact payload length: with the gaps between arrays, without padding after the last.
 uint64_t PayloadBytes(const ArrayRef* arrays, size_t count);

@@ -131,6 +131,22 @@ XLA_FFI_Error* ReadOperands(const XLA_FFI_CallFrame& frame, ArrayList* arrays) {
   return nullptr;
 }
 
+XLA_FFI_Error* TooLarge(const XLA_FFI_Api* api) {
+  return MakeError(api, XLA_FFI_Error_Code_INVALID_ARGUMENT,
+                   "hostcallback: the metadata of this tap exceeds half of the device's ring; tap fewer arrays at once or "
+                   "make the ring larger");
+}
+
+XLA_FFI_Error* NoShardRecord(const XLA_FFI_Api* api) {
+  return MakeError(api, XLA_FFI_Error_Code_INVALID_ARGUMENT, "hostcallback: a tap of shards has no shard record");
+}
+
+XLA_FFI_Error* EndLaunch(const XLA_FFI_Api* api) {
+  return MakeError(api, XLA_FFI_Error_Code_ABORTED,
+                   "hostcallback: a check failed, and its receiver's on_error=\"abort\" ends the program; the receiver and "
+                   "barrier_wait report which check it was");
+}
+
 XLA_FFI_Error* ReadPrefix(const XLA_FFI_CallFrame& frame, Emission* emission) {
   const XLA_FFI_Array* prefix = FindPrefix(frame.attrs);
   if (prefix == nullptr || !ValidPrefix(static_cast<const uint8_t*>(prefix->data), prefix->size)) {
@@ -142,7 +158,10 @@ XLA_FFI_Error* ReadPrefix(const XLA_FFI_CallFrame& frame, Emission* emission) {
   return nullptr;
 }
 
-XLA_FFI_Error* ReadEmission(const XLA_FFI_CallFrame& frame, ArrayList* arrays, Emission* emission, Ring** ring) {
+namespace {
+
+XLA_FFI_Error* Read(const XLA_FFI_CallFrame& frame, ArrayList* arrays, Emission* emission, Ring** ring, int32_t* ordinal,
+                    bool gpu) {
   const XLA_FFI_Api* api = frame.api;
   if (!HCB_API_HAS(api, XLA_FFI_DeviceOrdinal_Get)) {
     return MakeError(api, XLA_FFI_Error_Code_UNIMPLEMENTED,
@@ -158,7 +177,8 @@ XLA_FFI_Error* ReadEmission(const XLA_FFI_CallFrame& frame, ArrayList* arrays, E
   if (XLA_FFI_Error* error = api->XLA_FFI_RunId_Get(&run)) return error;
   if (XLA_FFI_Error* error = ReadOperands(frame, arrays)) return error;
 
-  *ring = RingForEmission(device.device_ordinal);
+  *ordinal = device.device_ordinal;
+  *ring = RingForEmission(gpu ? GpuRing(*ordinal) : *ordinal);
   if (*ring == nullptr) {
     return MakeError(api, XLA_FFI_Error_Code_RESOURCE_EXHAUSTED, "hostcallback: no memory for the device's ring");
   }
@@ -167,8 +187,21 @@ XLA_FFI_Error* ReadEmission(const XLA_FFI_CallFrame& frame, ArrayList* arrays, E
   emission->payload_bytes = PayloadBytes(arrays->data(), arrays->size());
   emission->time_ns = UnixNowNs();
   emission->run_id = run.run_id;
-  emission->device = device.device_ordinal;
+  emission->device = (*ring)->device_id();
+  emission->from_device = nullptr;
   return nullptr;
+}
+
+}  // namespace
+
+XLA_FFI_Error* ReadEmission(const XLA_FFI_CallFrame& frame, ArrayList* arrays, Emission* emission, Ring** ring) {
+  int32_t ordinal;
+  return Read(frame, arrays, emission, ring, &ordinal, false);
+}
+
+XLA_FFI_Error* ReadGpuEmission(const XLA_FFI_CallFrame& frame, ArrayList* arrays, Emission* emission, Ring** ring,
+                               int32_t* ordinal) {
+  return Read(frame, arrays, emission, ring, ordinal, true);
 }
 
 std::unique_ptr<Future> Future::Make(XLA_FFI_CallFrame* frame) {

@@ -65,6 +65,16 @@ XLA_FFI_Error* ReadPrefix(const XLA_FFI_CallFrame& frame, Emission* emission);
 // `ring` the device's.
 XLA_FFI_Error* ReadEmission(const XLA_FFI_CallFrame& frame, ArrayList* arrays, Emission* emission, Ring** ring);
 
+// The same for a GPU, whose number in this process is put in `ordinal`.
+XLA_FFI_Error* ReadGpuEmission(const XLA_FFI_CallFrame& frame, ArrayList* arrays, Emission* emission, Ring** ring,
+                               int32_t* ordinal);
+
+// The errors of a tap whose frame is larger than a ring can take, of a shard without its record, and of a launch that a check
+// has ended.
+XLA_FFI_Error* TooLarge(const XLA_FFI_Api* api);
+XLA_FFI_Error* NoShardRecord(const XLA_FFI_Api* api);
+XLA_FFI_Error* EndLaunch(const XLA_FFI_Api* api);
+
 // Makes XLA wait for what the host does without holding one of its threads.
 class Future {
  public:

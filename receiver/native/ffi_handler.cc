@@ -73,12 +73,6 @@ bool Holds(const uint8_t* prefix, const ArrayList& arrays) {
   return predicate.nbytes == 0 || std::memchr(predicate.data, 0, predicate.nbytes) == nullptr;
 }
 
-XLA_FFI_Error* EndLaunch(const XLA_FFI_Api* api) {
-  return MakeError(api, XLA_FFI_Error_Code_ABORTED,
-                   "hostcallback: a check failed, and its receiver's on_error=\"abort\" ends the program; the receiver and "
-                   "barrier_wait report which check it was");
-}
-
 // `off`: whether the tap is off on every device.
 __attribute__((noinline)) XLA_FFI_Error* Emit(XLA_FFI_CallFrame* frame, Emission& emission, bool off, bool sharded) {
   const uint8_t* const prefix = emission.prefix;
@@ -93,16 +87,10 @@ __attribute__((noinline)) XLA_FFI_Error* Emit(XLA_FFI_CallFrame* frame, Emission
   if (check && Holds(prefix, arrays)) return nullptr;
   std::vector<int64_t> record;
   // Counted even where it is off, so that the devices agree on the number when it is on again.
-  if (sharded && !StampShardRecord(emission, &arrays, &record)) {
-    return MakeError(frame->api, XLA_FFI_Error_Code_INVALID_ARGUMENT, "hostcallback: a tap of shards has no shard record");
-  }
+  if (sharded && !StampShardRecord(emission, &arrays, &record)) return NoShardRecord(frame->api);
   if (off) return nullptr;
   FutureFactory futures(frame, &record);
-  if (ring->Emit(emission, &futures) == Verdict::kTooLarge) {
-    return MakeError(frame->api, XLA_FFI_Error_Code_INVALID_ARGUMENT,
-                     "hostcallback: the metadata of this tap exceeds half of the device's ring; tap fewer arrays at once or "
-                     "make the ring larger");
-  }
+  if (ring->Emit(emission, &futures) == Verdict::kTooLarge) return TooLarge(frame->api);
   if (check && aborts) {
     Poison(emission.run_id);
     return EndLaunch(frame->api);

@@ -25,6 +25,7 @@ constexpr uint32_t kFolds = 1u << 7;       // of this check's failures in a row 
 constexpr uint32_t kBatched = 1u << 8;     // its consumer takes stacks of its messages
 constexpr uint32_t kDiscarded = 1u << 30;  // ring only: reserved, then given up
 constexpr uint32_t kBusy = 1u << 31;       // ring only: reserved, still being written
+constexpr uint64_t kNoSeq = ~0ull;         // ring only: of a discarded frame whose number goes to the next
 constexpr uint32_t kMessageFlags = kOrdered | kEndOfStream | kCall | kCheck | kFolds | kBatched;  // a prefix may bring them
 constexpr uint32_t kKnownFlags = kMessageFlags | kExternal | kPad | kDiscarded | kBusy;
 

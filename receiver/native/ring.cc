@@ -43,6 +43,7 @@ std::unique_ptr<Ring> Ring::Make(int32_t device, const hcb_config& config) {
 
 Ring::Ring(int32_t device, const hcb_config& config, uint8_t* memory)
     : device_(device),
+      device_id_(device),
       capacity_(config.capacity_bytes),
       external_threshold_(config.external_threshold_bytes),
       memory_(memory),
@@ -58,14 +59,15 @@ void Ring::Configure(const hcb_config& config) {
     std::lock_guard<std::mutex> lock(mutex_);
     config_ = complete;
   }
-  blocks_.SetStockLimit(complete.block_budget_bytes / 2);
+  // Pinning costs more than memory.
+  blocks_.SetStockLimit(complete.block_budget_bytes / (gpu_.load() != nullptr ? 1 : 2));
   AdmitWaiters();  // a larger budget may have made room
 }
 
 void Ring::ReadCounters(hcb_counters* out) {
   std::lock_guard<std::mutex> lock(mutex_);
   // The reader's side first: what it releases meanwhile counts as queued, never the other way round.
-  const uint64_t released_frames = released_frames_.load(std::memory_order_acquire);
+  const uint64_t released_frames = released_frames_.load(std::memory_order_acquire) + discarded();
   const uint64_t released = released_.load(std::memory_order_acquire);
   out->emitted = emitted_;
   out->dropped = dropped_;
@@ -73,8 +75,10 @@ void Ring::ReadCounters(hcb_counters* out) {
   out->queued_messages = emitted_ > released_frames ? emitted_ - released_frames : 0;
   out->queued_bytes = head_.load(std::memory_order_relaxed) - released + outstanding_bytes_;
   out->waiting_producers = waiters_.size();
-  out->next_seq = next_seq_;
+  out->next_seq = next_seq_ - discarded_.load();
   out->released_messages = released_frames;
+  out->discarded = discarded();
+  out->unpinned = unpinned_;
 }
 
 void Ring::WakeReader() {
@@ -120,6 +124,11 @@ void Ring::ResetAfterFork() {
   new (&call_arrived_) std::condition_variable;
   new (&waiters_) std::deque<Waiter*>;
   new (&outstanding_) std::deque<OutstandingBlock>;
+  new (&copies_) std::deque<DeviceCopy>;
+  gpu_ = nullptr;
+  oldest_copy_ = kNoCopy;
+  lost_ = discarded_ = 0;
+  given_back_ = unpinned_ = 0;
   blocks_.ResetAfterFork();
   outstanding_bytes_ = 0;
   next_seq_ = emitted_ = dropped_ = emitted_bytes_ = sample_tick_ = 0;

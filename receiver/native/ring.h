@@ -8,6 +8,8 @@
 // An emission that finds no room is dropped or waits, as the policy says. Those that wait stand in one queue per ring, in
 // order; the reader admits them as it gives room back: it copies them and has their producers told on a thread made for
 // that. A wait holds no thread of the producer if that can be completed later.
+//
+// A GPU copies into frames that stay BUSY until its event is through: the reader asks, and commits (ring_copies.cc).
 #ifndef HOSTCALLBACK_RING_H_
 #define HOSTCALLBACK_RING_H_
 
@@ -24,8 +26,10 @@
 #include "c_abi.h"
 #include "call_table.h"
 #include "completer.h"
+#include "device_copy.h"
 #include "encode.h"
 #include "frame.h"
+#include "gpu_driver.h"
 
 namespace hcb {
 
@@ -56,6 +60,10 @@ class Ring {
   // Appends the emission whatever the policy, behind those that wait. Never waits itself. `call` is entered into the table of
   // calls under the sequence number that the frame gets; it must fit.
   Verdict Append(const Emission& emission, std::unique_ptr<PendingCall> call = nullptr);
+  // Makes the ring that of a GPU, once: emissions `from_device` need it. Returns 0, or what the driver said.
+  int UseGpu(int ordinal);
+  // Accounts for an emission that never had a place in the ring.
+  void Lose(hcb_copy_step step, int error);
   // Whether the ring can ever hold the emission's frame.
   bool Fits(const Emission& emission) const;
 
@@ -73,9 +81,14 @@ class Ring {
   void Wake();
   void Configure(const hcb_config& config);
   void ReadCounters(hcb_counters* out);
+  uint64_t discarded() const { return given_back_.load(std::memory_order_acquire); }
   void ResetAfterFork();
 
+  GpuDevice* gpu() const { return gpu_.load(std::memory_order_acquire); }
   int32_t device() const { return device_; }
+  // What the frames' headers say; by default the same.
+  int32_t device_id() const { return device_id_.load(std::memory_order_relaxed); }
+  void SetDeviceId(int32_t id) { device_id_.store(id, std::memory_order_relaxed); }
   uint8_t* memory() const { return memory_; }
   uint64_t capacity() const { return capacity_; }
 
@@ -86,6 +99,7 @@ class Ring {
     uint64_t position;
     uint32_t committed_flags;
     bool external;
+    DeviceCopy* copy = nullptr;  // of an emission `from_device`
   };
 
   // An emission in the queue: of a thread that waits, or one to be copied by whoever admits it.
@@ -124,6 +138,15 @@ class Ring {
   void EnterQueueLocked(Waiter* waiter);
   void AdmitWaiters();
 
+  // ring_copies.cc. The last three are the reader's.
+  DeviceCopy* BeginCopyLocked(const DeviceTap& tap, const Reservation& reservation);
+  Verdict CopyFromDevice(const Emission& emission, const Reservation& reservation);
+  void StartCopies(const Emission& emission, GpuDevice* gpu, DeviceCopy* copy);
+  bool CopyPending() const { return oldest_copy_.load(std::memory_order_seq_cst) != kNoCopy; }
+  void SettleCopies();
+  void Settle(DeviceCopy* copy);
+  void Discard(DeviceCopy* copy);
+
   // ring_consumer.cc
   using Clock = std::chrono::steady_clock;
   bool Readable() const;
@@ -132,6 +155,9 @@ class Ring {
   bool TakeTurnLocked();
   void EndReaderTurn();
   bool WaitTurn(Clock::time_point deadline);
+  uint64_t SettledHead() const;
+  void Renumber(FrameHeader* header);
+  bool ReportLost(hcb_batch* batch);
   void Walk(hcb_batch* batch);
   void Enter(hcb_batch* batch);
   const FrameHeader* HeaderAt(uint64_t offset) const { return reinterpret_cast<const FrameHeader*>(memory_ + offset); }
@@ -149,11 +175,17 @@ class Ring {
     return reinterpret_cast<FrameHeader*>(memory_ + (position & (capacity_ - 1)));
   }
 
+  static constexpr uint64_t kNoCopy = ~0ull;
+  static constexpr auto kFirstPoll = std::chrono::microseconds(20);
+
   const int32_t device_;
+  std::atomic<int32_t> device_id_;
   const uint64_t capacity_;  // a power of two
   const uint64_t external_threshold_;
   uint8_t* const memory_;
   BlockPool blocks_;
+  std::atomic<GpuDevice*> gpu_{nullptr};  // set once, with `mutex_`
+  bool pinned_ = false;                   // written before `gpu_`
 
   std::mutex mutex_;  // protects the reservation side, that is everything down to the next comment
   hcb_config config_;
@@ -165,13 +197,21 @@ class Ring {
   uint64_t outstanding_bytes_ = 0;
   std::deque<OutstandingBlock> outstanding_;
   std::deque<Waiter*> waiters_;  // in the order of their emission
+  std::deque<DeviceCopy> copies_;  // that the reader has not settled yet, in the order of their frames
+  uint64_t unpinned_ = 0;          // copies into memory that could not be pinned
 
   // Written by producers under `mutex_`, read by the reader without it. On cache lines of their own: both sides poll them.
   alignas(64) std::atomic<uint64_t> head_{0};
   std::atomic<uint32_t> waiting_{0};  // waiters_.size(), for the reader's quick look
+  std::atomic<uint64_t> oldest_copy_{kNoCopy};  // position of the first of copies_; it and what follows is not readable yet
+  std::atomic<uint64_t> lost_{0};  // messages whose copies failed, not reported yet
+  std::atomic<uint64_t> lost_reason_{0};  // of the last: error and hcb_copy_step
 
   alignas(64) std::atomic<uint64_t> released_{0};  // the reader's; what lies below may be overwritten
   std::atomic<uint64_t> released_frames_{0};
+  std::atomic<uint64_t> discarded_{0};  // accepted frames that turned out to be no message: of a GPU's checks, and lost ones
+  std::atomic<uint64_t> given_back_{0};  // those before the cursor, whose sequence numbers are not spent
+  std::chrono::steady_clock::duration poll_ = kFirstPoll;  // the reader's own: until it next asks for a GPU's event
   uint64_t cursor_ = 0;         // of whoever has the turn to read: the next position to look at
   uint64_t cursor_frames_ = 0;  // likewise: messages before it, lost ones included
   std::chrono::steady_clock::duration rest_{};  // the reader's own: how long it leaves frames lying in a stream

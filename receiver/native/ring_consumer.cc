@@ -28,6 +28,9 @@ constexpr uint64_t kBusyFrames = 8;
 constexpr auto kMaxRest = std::chrono::milliseconds(1);
 constexpr uint64_t kRestBytes = 64 << 10;
 
+// How often, at least, the reader asks a GPU whether it is through with a copy. It asks the less often the longer that takes.
+constexpr auto kMaxPoll = std::chrono::microseconds(500);
+
 // Lets the calling thread's sleeps end when asked for; the kernel's default adds 50 us.
 void SleepPrecisely() {
 #ifdef __linux__
@@ -67,8 +70,14 @@ hcb_damage Ring::Check(uint64_t position, uint64_t head) const {
   return HCB_INTACT;
 }
 
-bool Ring::Readable() const {
+// What lies before it can be read; a device may still write into what follows.
+uint64_t Ring::SettledHead() const {
   const uint64_t head = head_.load(std::memory_order_acquire);
+  return std::min(head, oldest_copy_.load(std::memory_order_acquire));
+}
+
+bool Ring::Readable() const {
+  const uint64_t head = SettledHead();
   if (cursor_ == head) return false;
   return Check(cursor_, head) != HCB_INTACT || !(LoadFlags(At(cursor_)) & kBusy);
 }
@@ -106,11 +115,21 @@ bool Ring::WaitTurn(Clock::time_point deadline) {
   for (auto now = Clock::now(); now < std::min(stream_end_, deadline) && !wake_requested_; now = Clock::now()) {
     SleepPrecisely();
     sleep_.wait_until(lock, std::min(deadline, now + kLook));
+    if (CopyPending()) {
+      lock.unlock();
+      SettleCopies();
+      lock.lock();
+    }
     if (turn_taken_ || !Readable()) continue;
     const bool due = cursor_ < urgent_end_ || Clock::now() >= rest_end || QueuedBytes() >= kRestBytes;
     if (due && TakeTurnLocked()) return true;
   }
   for (;;) {
+    if (CopyPending()) {
+      lock.unlock();
+      SettleCopies();
+      lock.lock();
+    }
     reader_sleeps_.store(true, std::memory_order_seq_cst);
     // A producer that reserves after this sees the reader asleep when it commits; of one that has reserved before, the new
     // head is visible below.
@@ -123,7 +142,14 @@ bool Ring::WaitTurn(Clock::time_point deadline) {
       return turn;
     }
     const bool expecting = !turn_taken_ && CallInFront() && expected_ == cursor_;
-    const auto until = expecting ? std::min(deadline, expected_until_) : deadline;
+    auto until = expecting ? std::min(deadline, expected_until_) : deadline;
+    if (CopyPending()) {
+      SleepPrecisely();
+      until = std::min(until, Clock::now() + poll_);
+      poll_ = std::min<Clock::duration>(2 * poll_, kMaxPoll);
+    } else {
+      poll_ = kFirstPoll;
+    }
     if (until == Clock::time_point::max()) {
       sleep_.wait(lock);
     } else {
@@ -136,11 +162,14 @@ uint32_t Ring::Read(int64_t timeout_ns, hcb_batch* batch) {
   const Clock::time_point deadline = Deadline(timeout_ns);
   batch->frames = batch->blocks_count = batch->damage = batch->folded_total = 0;
   EndReaderTurn();  // what the last read found has been delivered
+  if (ReportLost(batch)) return 0;
   if (waiting_.load(std::memory_order_seq_cst) != 0) AdmitWaiters();
   while (batch->frames == 0 && batch->damage == 0) {
     if (!WaitTurn(deadline)) return 0;
     Walk(batch);
-    if (batch->frames == 0 && batch->damage == 0) EndReaderTurn();
+    if (batch->frames != 0 || batch->damage != 0) break;
+    EndReaderTurn();
+    if (discarded() != 0 && !CopyPending()) return 0;  // somebody may wait for what turned out to be no message
   }
   if (batch->frames != 0) {
     rest_ = batch->frames < kBusyFrames ? Clock::duration::zero() : std::min<Clock::duration>(2 * rest_ + kLook, kMaxRest);
@@ -172,10 +201,11 @@ uint32_t Ring::ReadCall(int64_t timeout_ns, hcb_call_frame* frame) {
 
 // Takes the call in front. False if it turns out to be damaged, which the reader reports.
 bool Ring::TakeCall(hcb_call_frame* frame) {
-  const FrameHeader& header = *At(cursor_);
+  FrameHeader& header = *At(cursor_);
   const uint32_t flags = LoadFlags(&header);
   OutstandingBlock block = {};
   if ((flags & kExternal) && !TakeBlock(cursor_, &block)) return false;
+  Renumber(&header);
   frame->offset = cursor_ & (capacity_ - 1);
   frame->memory = block.memory;
   frame->nbytes = block.nbytes;
@@ -205,10 +235,28 @@ void Ring::EndReadCall() {
   }
 }
 
+// Gives a message its final number: those of frames before it that turned out to be no message are not spent.
+void Ring::Renumber(FrameHeader* header) {
+  const uint64_t given_back = given_back_.load(std::memory_order_relaxed);
+  if (given_back == 0) return;
+  if (header->flags & kCall) RenumberCall(device_, header->seq, header->seq - given_back);
+  header->seq -= given_back;
+}
+
+bool Ring::ReportLost(hcb_batch* batch) {
+  if (lost_.load(std::memory_order_relaxed) == 0) return false;
+  const uint64_t reason = lost_reason_.load(std::memory_order_relaxed);
+  batch->damage = HCB_COPY_FAILED;
+  batch->damage_messages = lost_.exchange(0, std::memory_order_relaxed);
+  batch->damage_start = reason & 0xff;
+  batch->damage_end = reason >> 8;
+  return true;
+}
+
 // A call is the first of a batch, so that it can be left to others. The end of a stream is a batch of its own, so that a batch is
 // accounted for as a whole.
 void Ring::Walk(hcb_batch* batch) {
-  const uint64_t head = head_.load(std::memory_order_acquire);
+  const uint64_t head = SettledHead();
   const uint64_t start = cursor_;
   uint64_t bytes = 0;
   while (cursor_ != head && batch->frames < HCB_BATCH_FRAMES && batch->blocks_count < HCB_BATCH_BLOCKS &&
@@ -225,10 +273,12 @@ void Ring::Walk(hcb_batch* batch) {
         const uint64_t nbytes = RingBytes(header, flags);
         if (message) {
           if (block.memory != nullptr) batch->blocks[batch->blocks_count++] = {batch->frames, block.memory, block.nbytes};
+          Renumber(At(cursor_));
           Enter(batch);
           bytes += FrameBytes(header.meta_bytes, header.payload_bytes);
           ++cursor_frames_;
         }
+        if ((flags & kDiscarded) && header.seq == kNoSeq) given_back_.fetch_add(1, std::memory_order_release);
         cursor_ += nbytes;
         // What is skipped goes back together with the frame before it.
         if (batch->frames != 0) batch->ends[batch->frames - 1] = cursor_;
@@ -309,7 +359,7 @@ void Ring::SkipDamage(uint64_t head, hcb_damage damage, hcb_batch* batch) {
     bool exact;
     const uint64_t behind = CountMessagesLocked(next, &exact);
     // With more damage behind, the next skip settles the account.
-    if (exact) lost = emitted_ - behind - cursor_frames_;
+    if (exact) lost = emitted_ - discarded_.load() - behind - cursor_frames_;
     while (!outstanding_.empty() && outstanding_.front().position < next) {
       BlockPool::Free(outstanding_.front().memory);  // an unfinished one is freed by its producer, who misses the entry
       outstanding_bytes_ -= outstanding_.front().nbytes;

@@ -101,6 +101,7 @@ bool Ring::ReserveLocked(const Emission& emission, Reservation* reservation) {
     outstanding_.push_back({position, emission.payload_bytes, nullptr});
     outstanding_bytes_ += emission.payload_bytes;
   }
+  if (emission.from_device != nullptr) reservation->copy = BeginCopyLocked(*emission.from_device, *reservation);
   ++next_seq_;
   ++emitted_;
   emitted_bytes_ += frame_bytes + (external ? emission.payload_bytes : 0);
@@ -120,6 +121,7 @@ void Ring::Commit(FrameHeader* frame, uint32_t flags) {
 }
 
 Verdict Ring::CopyAndCommit(const Emission& emission, const Reservation& reservation) {
+  if (emission.from_device != nullptr) return CopyFromDevice(emission, reservation);
   uint8_t* after_header = reinterpret_cast<uint8_t*>(reservation.frame + 1);
   if (!reservation.external) {
     WriteInlineBody(emission, after_header);

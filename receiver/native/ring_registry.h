@@ -9,6 +9,9 @@
 
 namespace hcb {
 
+// The number of a GPU's ring. A GPU's ordinal counts the process's own GPUs and so may be the id of a CPU device too.
+constexpr int32_t GpuRing(int32_t ordinal) { return -2 - ordinal; }
+
 // Lock-free. Null if the device has no ring.
 Ring* FindRing(int32_t device);
 

@@ -1,17 +1,11 @@
 // Producers for the tests: with real threads, since Python's are too slow to contend for a ring, and one that calls.
-#include <algorithm>
 #include <atomic>
 #include <cstring>
-#include <memory>
-#include <string>
 #include <thread>
 #include <vector>
 
 #include "c_abi.h"
-#include "call_table.h"
-#include "encode.h"
 #include "frame.h"
-#include "ring.h"
 
 namespace {
 
@@ -45,21 +39,5 @@ uint64_t hcb_test_produce(hcb_ring* ring, uint32_t threads, uint64_t count, uint
 
 int32_t hcb_test_call(hcb_ring* ring, const uint8_t* prefix, uint64_t prefix_bytes, uint64_t count, void* const* results,
                       const uint64_t* nbytes, char* error, uint64_t error_bytes) {
-  if (!hcb::ValidPrefix(prefix, prefix_bytes)) return HCB_INVALID;
-  hcb::Emission emission = {};
-  emission.prefix = prefix;
-  emission.prefix_bytes = prefix_bytes;
-  emission.device = reinterpret_cast<hcb::Ring*>(ring)->device();
-  auto state = std::make_shared<hcb::ThreadCall::State>();
-  auto call = std::make_unique<hcb::ThreadCall>(state);
-  for (uint64_t i = 0; i < count; ++i) call->results.push_back({results[i], nbytes[i]});
-  reinterpret_cast<hcb::Ring*>(ring)->Append(emission, std::move(call));
-  std::string message;
-  if (state->Wait(&message)) return HCB_EMITTED;
-  if (error_bytes != 0) {
-    const size_t length = std::min<size_t>(message.size(), error_bytes - 1);
-    std::memcpy(error, message.data(), length);
-    error[length] = 0;
-  }
-  return HCB_DROPPED;
+  return hcb_ring_call(ring, prefix, prefix_bytes, 0, nullptr, nullptr, count, results, nbytes, error, error_bytes);
 }

@@ -8,12 +8,13 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from fake_gpu import Driver, build
 
 from receiver import native_library as native, wire
 from receiver.ring_source import RingBatch, RingConfig, RingSource
@@ -96,6 +97,27 @@ def make_ring() -> Callable[..., TestRing]:
         return TestRing(RingConfig(**{"capacity_bytes": 4096, **config}))
 
     return make
+
+
+@pytest.fixture(scope="session")
+def the_driver(tmp_path_factory: Any) -> Driver:
+    """The fake GPU driver, which this process goes on using."""
+    driver = Driver(build(tmp_path_factory.mktemp("driver") / "libfake_cuda.so"))
+    driver.open()
+    return driver
+
+
+@pytest.fixture
+def driver(the_driver: Driver) -> Iterator[Driver]:
+    """The fake GPU driver, behaving well. Fails a test that misused it."""
+    the_driver.reset()
+    yield the_driver
+    violations, depth = the_driver.functions.fake_violations(), the_driver.functions.fake_context_depth()
+    the_driver.reset()
+    assert violations == 0, (
+        "host memory was copied as though it were the device's, or pinned memory was given up in use"
+    )
+    assert depth == 0, "the handler left its context behind"
 
 
 @pytest.fixture

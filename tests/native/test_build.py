@@ -28,6 +28,7 @@ needs_compiler = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler he
 
 def compile_program(sources: list[Path], output: Path, *flags: str) -> None:
     command = [*COMPILER, "-std=c++17", f"-I{SOURCES}", *flags, *map(str, sources), "-o", str(output)]
+    command += build_native.LIBRARIES
     subprocess.run(command, check=True, capture_output=True, text=True)
 
 
@@ -81,6 +82,10 @@ def test_the_ctypes_declarations_agree_with_the_header(tmp_path):
         "HCB_TOO_LARGE": native.TOO_LARGE,
         "HCB_EVENT_STALL": native.EVENT_STALL,
         "HCB_EVENT_NEW_RING": native.EVENT_NEW_RING,
+        "HCB_EVENT_NOT_PINNED": native.EVENT_NOT_PINNED,
+        "HCB_COPY_FAILED": native.COPY_FAILED,
+        "HCB_CUDA": native.GPU_VENDORS["cuda"],
+        "HCB_ROCM": native.GPU_VENDORS["rocm"],
     }
     wanted = dict(constants)
     for name, structure in structures.items():
@@ -112,8 +117,8 @@ def test_the_header_is_plain_c(tmp_path):
     assert done.returncode == 0, done.stderr
 
 
-def run_under_load(program, tmp_path, sanitizer):
-    """Compiles a stress program with the library's sources, and runs it."""
+def run_under_load(program, tmp_path, sanitizer, library_sources=()):
+    """Compiles a stress program with the library's sources, and runs it with a library of other sources."""
     flags = ["-O1", "-pthread", *([f"-fsanitize={sanitizer}"] if sanitizer else [])]
     empty = tmp_path / "empty.cc"
     empty.write_text("int main() {}\n")
@@ -124,7 +129,11 @@ def run_under_load(program, tmp_path, sanitizer):
         pytest.skip(f"the sanitizer {sanitizer!r} does not work here")
     stress = tmp_path / "stress"
     compile_program([*SOURCES.glob("*.cc"), Path(__file__).with_name(program)], stress, *flags)
-    done = subprocess.run([stress, "2000"], capture_output=True, text=True, timeout=100, check=False)
+    arguments = [stress, "2000"]
+    if library_sources:
+        arguments.append(tmp_path / "library.so")
+        compile_program(library_sources, arguments[-1], "-fPIC", "-shared", "-fvisibility=hidden", *flags)
+    done = subprocess.run(arguments, capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 0, done.stderr
     assert "WARNING" not in done.stderr
 
@@ -135,6 +144,14 @@ def run_under_load(program, tmp_path, sanitizer):
 @pytest.mark.parametrize("program", ["ring_stress.cc", "call_stress.cc"])
 def test_rings_and_calls_hold_under_load(tmp_path, program, sanitizer):
     run_under_load(program, tmp_path, sanitizer)
+
+
+@needs_compiler
+@pytest.mark.slow
+@pytest.mark.parametrize("sanitizer", ["", "thread", "address,undefined"])
+def test_gpu_rings_hold_under_load(tmp_path, sanitizer):
+    sources = [Path(__file__).with_name(name) for name in ("fake_cuda.cc", "ffi_caller.cc")]
+    run_under_load("gpu_stress.cc", tmp_path, sanitizer, sources)
 
 
 def test_a_missing_library_is_named_with_the_cure(tmp_path):
