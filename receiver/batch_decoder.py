@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import repeat
 from typing import Any, NamedTuple
 
@@ -35,14 +35,17 @@ class Deliveries(NamedTuple):
     """What one batch holds.
 
     Attributes:
-        items: in order of emission.
+        items: in order of emission; to be taken once. Made as they are taken where that saves the garbage collector
+            the sight of thousands of tuples.
         nbytes: of all arrays.
-        last_seq: of the batch.
+        first_time_ns: when the first message was emitted; 0 if there is none.
+        last_seq: of the batch; -1 if there is none.
         lost: frames that cannot be decoded.
     """
 
-    items: list[Delivery]
+    items: Iterable[Delivery]
     nbytes: int
+    first_time_ns: int
     last_seq: int
     lost: int
 
@@ -57,13 +60,11 @@ class BatchDecoder:
 
     def decode(self, batch: Batch) -> Deliveries:
         """Decodes the batch. The arrays are fresh memory; those of alike small messages may share it."""
-        columns = batch.columns if batch.count >= MIN_BATCH else None
-        return self._decode_frames(batch) if columns is None else self._decode_columns(batch, columns)
-
-    def _decode_frames(self, batch: Batch) -> Deliveries:
+        if batch.count >= MIN_BATCH and batch.columns is not None:
+            return self._decode_columns(batch, batch.columns)
         decode = self._decoder.decode
         items: list[Delivery] = []
-        lost = nbytes = 0
+        lost = nbytes = seen = 0
         for memory, offset, external in batch.frames:
             try:
                 consumer_id, flags, seq, time_ns, run_id, _, arrays = decode(memory, offset, external)
@@ -73,17 +74,27 @@ class BatchDecoder:
                 continue
             for array in arrays:
                 nbytes += array.nbytes
+            seen |= flags
             items.append((consumer_id, flags, seq, time_ns, run_id, 0, arrays))
         if not items:
-            return Deliveries(items, 0, 0, lost)
-        return Deliveries(_stacked(items), nbytes, items[-1][2], lost)
+            return Deliveries(items, 0, 0, -1, lost)
+        first_time_ns, last_seq = items[0][3], items[-1][2]
+        return Deliveries(
+            _stacked(items) if seen & _BATCHED else items, nbytes, first_time_ns, last_seq, lost
+        )
 
     def _decode_columns(self, batch: Batch, columns: Columns) -> Deliveries:
-        *numbers, order = columns.read(batch.count)
+        columns.read(batch.count)
+        groups = columns.groups()
+        if groups and groups[0].size == batch.count:
+            plan = self._plan_for(columns, groups[0])
+            if plan is not None:
+                return self._decode_alike(columns, groups[0], plan)
+        *numbers, order = columns.lists()
         arrays: list[Any] = [None] * batch.count
-        counts: list[int] | None = None
+        stacked: list[int] | None = None
         nbytes = done = 0
-        for group in columns.groups():
+        for group in groups:
             plan = self._plan_for(columns, group)
             if plan is None:
                 continue
@@ -93,11 +104,9 @@ class BatchDecoder:
             if numbers[1][group.frame] & _BATCHED:
                 for place in places:
                     arrays[place] = _LATER
-                arrays[places[-1]] = _stacks(columns, group.first, group.size, plan)
-                counts = counts or [0] * batch.count
-                counts[places[-1]] = group.size
-            elif group.size == batch.count:
-                arrays = _unstack(columns, group, plan)
+                arrays[places[-1]] = _stacks(columns, group, plan)
+                stacked = stacked or [0] * batch.count
+                stacked[places[-1]] = group.size
             else:
                 for place, parts in zip(places, _unstack(columns, group, plan), strict=True):
                     arrays[place] = parts
@@ -105,12 +114,22 @@ class BatchDecoder:
         if done < batch.count:
             more, lost = self._decode_rest(batch, arrays)
             nbytes += more
-        items: list[Delivery] = list(zip(*numbers, counts or repeat(0), arrays))  # noqa: B905 (repeat has no end)
-        if lost or counts is not None:
-            items = [item for item in items if item[-1] is not _LATER]
-        if done < batch.count:
-            items = _stacked(items)
-        return Deliveries(items, nbytes, numbers[2][-1], lost)
+        items: Iterable[Delivery] = zip(*numbers, stacked or repeat(0), arrays)  # noqa: B905 (repeat has no end)
+        if lost or stacked is not None or done < batch.count:
+            items = _stacked([item for item in items if item[-1] is not _LATER])
+        return Deliveries(items, nbytes, numbers[3][0], numbers[2][-1], lost)
+
+    def _decode_alike(self, columns: Columns, group: Group, plan: Plan) -> Deliveries:
+        # All messages of a batch are of one kind, as those of a scan with one tap are.
+        nbytes = group.size * plan.nbytes
+        first_time_ns = columns.numbers(0)[3]
+        consumer_id, flags, seq, time_ns, run_id = columns.numbers(group.size - 1)
+        if flags & _BATCHED:
+            item = (consumer_id, flags, seq, time_ns, run_id, group.size, _stacks(columns, group, plan))
+            return Deliveries([item], nbytes, first_time_ns, seq, 0)
+        *numbers, _ = columns.lists()
+        items = zip(*numbers, repeat(0), _unstack(columns, group, plan))
+        return Deliveries(items, nbytes, first_time_ns, seq, 0)
 
     def _plan_for(self, columns: Columns, group: Group) -> Plan | None:
         # None: its messages are decoded one by one, which tells what is wrong with them, if anything is.
@@ -143,21 +162,23 @@ def _stride(plan: Plan) -> int:
     return plan.payload_bytes if len(plan.entries) == 1 else (plan.payload_bytes + 7) & -8
 
 
-def _stacks(columns: Columns, first: int, count: int, plan: Plan) -> list[Array]:
+def _stacks(columns: Columns, group: Group, plan: Plan) -> list[Array]:
     stride = _stride(plan)
-    views = plan.views(columns.stack(first, count, stride), count, stride)
+    views = plan.views(columns.stack(group.first, group.size, stride), group.size, stride)
     return views if len(views) == 1 else [view.copy() for view in views]
 
 
-def _unstack(columns: Columns, group: Group, plan: Plan) -> list[tuple[Array, ...]]:
+def _unstack(columns: Columns, group: Group, plan: Plan) -> Iterator[tuple[Array, ...]]:
+    # Everything is copied at once: the batch's memory is given back before its messages are delivered.
     stride = _stride(plan)
     at_once = max(1, CHUNK_BYTES // stride) if stride else group.size
-    messages: list[tuple[Array, ...]] = []
+    rows: list[list[Array]] = [[] for _ in plan.entries]
     for done in range(0, group.size, at_once):
         count = min(at_once, group.size - done)
         views = plan.views(columns.stack(group.first + done, count, stride), count, stride)
-        messages += zip(*map(_rows, views), strict=True)
-    return messages
+        for of_one, view in zip(rows, views, strict=True):
+            of_one += _rows(view)
+    return zip(*rows, strict=True)
 
 
 def _rows(stack: Array) -> list[Array]:

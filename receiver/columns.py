@@ -54,6 +54,7 @@ class Columns:
         self._batch_pointer = ctypes.byref(batch)
         self._native = native.Columns()
         self._pointer = ctypes.byref(self._native)
+        self._count = 0
         self._views = [
             np.frombuffer(
                 memoryview(self._native), dtype, native.BATCH_FRAMES, getattr(native.Columns, name).offset
@@ -61,15 +62,21 @@ class Columns:
             for name, dtype in _FIELDS
         ]
 
-    def read(self, count: int) -> Sequence[list[int]]:
-        """Reads the batch's `count` messages.
-
-        Returns:
-            Lists of consumer_id, flags, seq, time_ns and run_id, in order of emission; last the order of `groups`:
-            group by group, then the messages of none.
-        """
+    def read(self, count: int) -> None:
+        """Reads the batch's `count` messages."""
         self._library.hcb_batch_columns(self._ring, self._batch_pointer, self._pointer)
-        return [view[:count].tolist() for view in self._views]
+        self._count = count
+
+    def lists(self) -> Sequence[list[int]]:
+        """Lists of consumer_id, flags, seq, time_ns and run_id, in order of emission.
+
+        Last the order of `groups`: group by group, then the messages of none.
+        """
+        return [view[: self._count].tolist() for view in self._views]
+
+    def numbers(self, place: int) -> Sequence[int]:
+        """consumer_id, flags, seq, time_ns and run_id of one message."""
+        return [view.item(place) for view in self._views[:-1]]
 
     def offset(self, frame: int) -> int:
         """Where in `memory` the header of a frame is."""

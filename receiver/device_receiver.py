@@ -22,6 +22,9 @@ from receiver.wire import CorruptStreamError
 MakeCalls = Callable[[str, Any, Callable[[Batch], None]], Calls]
 """Makes the calls of a device from its name, its source and what delivers a batch."""
 
+FEW = 4
+"""Fewer messages do not wait for arrangements about the interpreter lock, which take longer than they do."""
+
 _tokens = itertools.count(1)
 
 
@@ -138,11 +141,11 @@ class DeviceReceiver:
 
     def _deliver(self, batch: Batch) -> None:
         count = batch.count + sum(batch.folded)
-        with self._share:
-            messages = self._dispatcher.decode(batch)
-            # Decoded arrays are copies: however slow the taps are, the device has its room back at once.
-            batch.release()
-            self._dispatcher.deliver(messages)
+        if batch.count < FEW:
+            self._deliver_all(batch)
+        else:
+            with self._share:
+                self._deliver_all(batch)
         with self._progress:
             self._dispatcher.delivered = 0
             self._consume(count)
@@ -154,6 +157,12 @@ class DeviceReceiver:
         self._discarded = discarded
         if self._waiters:
             self._progress.notify_all()
+
+    def _deliver_all(self, batch: Batch) -> None:
+        messages = self._dispatcher.decode(batch)
+        # Decoded arrays are copies: however slow the taps are, the device has its room back at once.
+        batch.release()
+        self._dispatcher.deliver(messages)
 
     def _resynchronize(self) -> None:
         # How many messages a damaged stretch held is an estimate; what is not queued any more is over.

@@ -16,7 +16,7 @@ from receiver.message import Message
 from receiver.registry import Registry
 from receiver.scope import Scope
 from receiver.source import Batch
-from receiver.wire import Flags, WireError
+from receiver.wire import Flags, WireError, decode_header
 
 _END = int(Flags.END_OF_STREAM)
 _CALL = int(Flags.CALL)
@@ -77,18 +77,17 @@ class Dispatcher:
     def decode(self, batch: Batch) -> Deliveries:
         """Decodes a batch into what `deliver` takes; frames that cannot be decoded are accounted as lost."""
         found = self._decoder.decode(batch)
-        self._folded = {}
+        folded = 0
         if batch.folded:
             folded = sum(batch.folded)
-            if not found.lost:  # a frame that cannot be decoded puts an end to all counting
-                self._folded = {
-                    item[2]: count for item, count in zip(found.items, batch.folded, strict=True) if count
-                }
-        else:
-            folded = 0
+            counted = [place for place, count in enumerate(batch.folded) if count]
+            headers = [decode_header(*batch.frames[place][:2]) for place in counted]
+            self._folded = {
+                header.seq: batch.folded[place] for header, place in zip(headers, counted, strict=True)
+            }
         if found.lost:
             self._expected_seq = _ANY_SEQ
-        elif found.items:
+        elif found.last_seq >= 0:
             if self._expected_seq != _ANY_SEQ:
                 self._stats.dropped += found.last_seq + 1 - self._expected_seq - batch.count - folded
             self._expected_seq = found.last_seq + 1
@@ -139,8 +138,8 @@ class Dispatcher:
         self.current = None
         stats.delivered_bytes += nbytes
         stats.tap_sec += perf_counter() - started
-        if not stats.first_time_ns and found.items:
-            stats.first_time_ns = found.items[0][3]
+        if not stats.first_time_ns:
+            stats.first_time_ns = found.first_time_ns
 
     def lose(self, reason: str, count: int) -> None:
         """Accounts for messages that can never be delivered."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -172,31 +172,47 @@ class _BlockMemory:
 class RingBatch:
     """The frames of one read. See `Batch`."""
 
-    __slots__ = ("_ends", "_frames", "_list", "_released", "_source", "columns", "count", "folded")
+    __slots__ = (
+        "_ends",
+        "_frames",
+        "_offsets",
+        "_payloads",
+        "_released",
+        "_source",
+        "columns",
+        "count",
+        "folded",
+    )
 
     def __init__(
         self,
         source: RingSource,
         count: int,
-        list_frames: Callable[[], Sequence[Frame]],
+        offsets: Any,
         ends: Any,
+        payloads: Mapping[int, Any],
         folded: Sequence[int] = (),
         columns: Columns | None = None,
     ) -> None:
         self.count = count
         self.columns = columns
         self.folded = folded
-        self._list = list_frames
         self._frames: Sequence[Frame] | None = None
         self._source = source
-        self._ends = ends  # the source's buffer: overwritten by the next read
+        self._offsets = offsets  # as `ends`, the source's buffer: overwritten by the next read
+        self._ends = ends
+        self._payloads = payloads  # by frame
         self._released = 0
 
     @property
     def frames(self) -> Sequence[Frame]:
         """See `Batch`."""
         if self._frames is None:
-            self._frames = self._list()
+            memory, payload_of = self._source._memory, self._payloads.get
+            self._frames = [
+                (memory, offset, payload_of(place))
+                for place, offset in enumerate(self._offsets[: self.count])
+            ]
         return self._frames
 
     def release(self, count: int | None = None) -> None:
@@ -233,7 +249,8 @@ class RingSource:
         self._memory = memoryview((ctypes.c_uint8 * capacity.value).from_address(address)).cast("B")
         self._native_batch = native.Batch()
         self._batch_pointer = ctypes.byref(self._native_batch)
-        self._columns = Columns(native.load_holding_lock(), ring, self._memory, self._native_batch)
+        self._quick = native.load_holding_lock()
+        self._columns = Columns(self._quick, ring, self._memory, self._native_batch)
         self._batch: RingBatch | None = None
 
     @classmethod
@@ -312,24 +329,17 @@ class RingSource:
                 )
             return None
         # What the batch owns is taken over at once, even if nobody looks at it.
-        payloads = {
-            block.frame: np.asarray(_BlockMemory(self._library, block.memory, block.nbytes))
-            for block in batch.blocks[: batch.blocks_count]
-        }
-
-        def list_frames() -> Sequence[Frame]:
-            memory = self._memory
-            frames: list[Frame] = [(memory, offset, None) for offset in batch.offsets[:found]]
-            for place, payload in payloads.items():
-                frames[place] = (memory, frames[place][1], payload)
-            return frames
-
+        payloads: dict[int, Any] = {}
+        if batch.blocks_count:
+            for block in batch.blocks[: batch.blocks_count]:
+                payloads[block.frame] = np.asarray(_BlockMemory(self._library, block.memory, block.nbytes))
         folded = batch.folded[:found] if batch.folded_total else ()
-        self._batch = RingBatch(self, found, list_frames, batch.ends, folded, self._columns)
+        self._batch = RingBatch(self, found, batch.offsets, batch.ends, payloads, folded, self._columns)
         return self._batch
 
     def _release(self, position: int, frames: int) -> None:
-        self._library.hcb_ring_release(self._ring, position, frames)
+        if self._quick.hcb_ring_release(self._ring, position, frames):
+            self._library.hcb_ring_admit(self._ring)
 
     def wake(self) -> None:
         """See `Source`. If no read waits, the next one that would wait returns None."""
@@ -383,10 +393,10 @@ class RingSource:
         taken = native.CallFrame()
         if not self._library.hcb_ring_read_call(self._ring, round(timeout_sec * 1e9), taken):
             return None
-        payload = None
+        payloads = {}
         if taken.memory is not None:
-            payload = np.asarray(_BlockMemory(self._library, taken.memory, taken.nbytes))
-        return RingBatch(self, 1, lambda: [(self._memory, taken.offset, payload)], (taken.end,))
+            payloads[0] = np.asarray(_BlockMemory(self._library, taken.memory, taken.nbytes))
+        return RingBatch(self, 1, (taken.offset,), (taken.end,), payloads)
 
     def end_read_call(self) -> None:
         """Lets the reader go on. By the thread that `read_call` gave a frame, once it is delivered."""

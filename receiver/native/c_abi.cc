@@ -101,7 +101,11 @@ void hcb_batch_stack(hcb_ring* ring, const hcb_batch* batch, const hcb_columns* 
   hcb::CopyStack(Of(ring)->memory(), *batch, *columns, from, count, stride, out);
 }
 
-void hcb_ring_release(hcb_ring* ring, uint64_t position, uint64_t frames) { Of(ring)->Release(position, frames); }
+int32_t hcb_ring_release(hcb_ring* ring, uint64_t position, uint64_t frames) {
+  return Of(ring)->Release(position, frames) ? 1 : 0;
+}
+
+void hcb_ring_admit(hcb_ring* ring) { Of(ring)->AdmitWaiters(); }
 
 uint32_t hcb_ring_read_call(hcb_ring* ring, int64_t timeout_ns, hcb_call_frame* frame) {
   return Of(ring)->ReadCall(timeout_ns, frame);

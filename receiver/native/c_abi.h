@@ -177,8 +177,10 @@ HCB_EXPORT void hcb_batch_columns(hcb_ring* ring, const hcb_batch* batch, hcb_co
 /* Copies the payloads of `count` messages, from the place `from` of `order` on, all of one group, to `out`, `stride` bytes apart. */
 HCB_EXPORT void hcb_batch_stack(hcb_ring* ring, const hcb_batch* batch, const hcb_columns* columns, uint64_t from, uint64_t count,
                                 uint64_t stride, uint8_t* out);
-/* Gives the memory before `position`, which held `frames` more messages, back to the producers. Reader only. */
-HCB_EXPORT void hcb_ring_release(hcb_ring* ring, uint64_t position, uint64_t frames);
+/* Gives the memory before `position`, which held `frames` more messages, back to the producers. Reader only. Returns whether
+ * emissions wait for it: then call hcb_ring_admit, which copies them, and may take long. */
+HCB_EXPORT int32_t hcb_ring_release(hcb_ring* ring, uint64_t position, uint64_t frames);
+HCB_EXPORT void hcb_ring_admit(hcb_ring* ring);
 /* For threads that run host functions: waits until the next frame is a call and the reader, which waits in hcb_ring_read, is
  * through with all before it; takes that frame. Returns 1, or 0 when the time is over. The reader stands still until
  * hcb_ring_end_read_call: give the frame's memory back and note what it says before. */

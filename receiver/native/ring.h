@@ -70,7 +70,8 @@ class Ring {
   // The reader: one thread at a time. Read returns the number of frames; 0: timeout, woken, or `batch->damage` is set. Calls are
   // left to the threads that wait in ReadCall, as long as there are any.
   uint32_t Read(int64_t timeout_ns, hcb_batch* batch);
-  void Release(uint64_t position, uint64_t frames);
+  bool Release(uint64_t position, uint64_t frames);  // whether there is somebody to admit
+  void AdmitWaiters();
 
   // For threads that run host functions: waits for a call that is the next frame to be read, while the reader, which is through
   // with all before it, waits in Read. Takes it: 1, or 0 if the time is over. The reader stands still until EndReadCall.
@@ -136,7 +137,6 @@ class Ring {
                   std::unique_ptr<PendingCall> call);
   bool AdmitLocked(Waiter* waiter);
   void EnterQueueLocked(Waiter* waiter);
-  void AdmitWaiters();
 
   // ring_copies.cc. The last three are the reader's.
   DeviceCopy* BeginCopyLocked(const DeviceTap& tap, const Reservation& reservation);

@@ -390,13 +390,13 @@ void Ring::SkipDamage(uint64_t head, hcb_damage damage, hcb_batch* batch) {
 
 // Gives back what was walked over without a frame to release it with.
 void Ring::ReleaseSkipped(uint64_t from) {
-  if (cursor_ != from && released_.load(std::memory_order_relaxed) == from) Release(cursor_, 0);
+  if (cursor_ != from && released_.load(std::memory_order_relaxed) == from && Release(cursor_, 0)) AdmitWaiters();
 }
 
-void Ring::Release(uint64_t position, uint64_t frames) {
+bool Ring::Release(uint64_t position, uint64_t frames) {
   released_frames_.fetch_add(frames, std::memory_order_release);
   released_.store(position, std::memory_order_seq_cst);
-  if (waiting_.load(std::memory_order_seq_cst) != 0) AdmitWaiters();
+  return waiting_.load(std::memory_order_seq_cst) != 0;
 }
 
 }  // namespace hcb
