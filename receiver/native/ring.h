@@ -138,7 +138,7 @@ class Ring {
   bool AdmitLocked(Waiter* waiter);
   void EnterQueueLocked(Waiter* waiter);
 
-  // ring_copies.cc. The last three are the reader's.
+  // ring_copies.cc. All from `CopyPending` on are the reader's.
   DeviceCopy* BeginCopyLocked(const DeviceTap& tap, const Reservation& reservation);
   Verdict CopyFromDevice(const Emission& emission, const Reservation& reservation);
   void StartCopies(const Emission& emission, GpuDevice* gpu, DeviceCopy* copy);
@@ -146,6 +146,9 @@ class Ring {
   void SettleCopies();
   void Settle(DeviceCopy* copy);
   void Discard(DeviceCopy* copy);
+  uint64_t SettledHead() const;
+  void Renumber(FrameHeader* header);
+  bool ReportLost(hcb_batch* batch);
 
   // ring_consumer.cc
   using Clock = std::chrono::steady_clock;
@@ -157,9 +160,6 @@ class Ring {
   bool WaitTurn(Clock::time_point deadline);
   void LengthenRest();
   void Rest(std::unique_lock<std::mutex>* lock, Clock::time_point end);
-  uint64_t SettledHead() const;
-  void Renumber(FrameHeader* header);
-  bool ReportLost(hcb_batch* batch);
   void Walk(hcb_batch* batch);
   void Enter(hcb_batch* batch);
   const FrameHeader* HeaderAt(uint64_t offset) const { return reinterpret_cast<const FrameHeader*>(memory_ + offset); }

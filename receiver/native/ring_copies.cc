@@ -212,4 +212,28 @@ void Ring::Discard(DeviceCopy* copy) {
   __atomic_store_n(&frame->flags, copy->committed_flags | kDiscarded, __ATOMIC_SEQ_CST);
 }
 
+// What lies before it can be read; a device may still write into what follows.
+uint64_t Ring::SettledHead() const {
+  const uint64_t head = head_.load(std::memory_order_acquire);
+  return std::min(head, oldest_copy_.load(std::memory_order_acquire));
+}
+
+// Gives a message its final number: those of frames before it that turned out to be no message are not spent.
+void Ring::Renumber(FrameHeader* header) {
+  const uint64_t given_back = given_back_.load(std::memory_order_relaxed);
+  if (given_back == 0) return;
+  if (header->flags & kCall) RenumberCall(device_, header->seq, header->seq - given_back);
+  header->seq -= given_back;
+}
+
+bool Ring::ReportLost(hcb_batch* batch) {
+  if (lost_.load(std::memory_order_relaxed) == 0) return false;
+  const uint64_t reason = lost_reason_.load(std::memory_order_relaxed);
+  batch->damage = HCB_COPY_FAILED;
+  batch->damage_messages = lost_.exchange(0, std::memory_order_relaxed);
+  batch->damage_start = reason & 0xff;
+  batch->damage_end = reason >> 8;
+  return true;
+}
+
 }  // namespace hcb
