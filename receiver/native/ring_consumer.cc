@@ -102,13 +102,19 @@ void Ring::LengthenRest() {
   rest_ = rest_ == Clock::duration::zero() ? kFirstRest : std::min<Clock::duration>(2 * rest_, kMaxRest);
 }
 
-// Sleeps until then, unless something urgent, somebody who waits for delivery, or many bytes come before.
+// Sleeps until then, unless something urgent, somebody who waits for delivery or for room, or many bytes come before.
 void Ring::Rest(std::unique_lock<std::mutex>* lock, Clock::time_point end) {
   SleepPrecisely();
+  const uint64_t many = std::min(kRestBytes, capacity_ / 4);
   while (!wake_requested_ && cursor_ >= urgent_end_ && Clock::now() < end) {
     // As in WaitTurn: what was reserved before this is counted below, what is reserved after it wakes the reader.
-    wake_from_.store(cursor_ + kRestBytes, std::memory_order_seq_cst);
-    if (QueuedBytes() >= kRestBytes) break;
+    wake_from_.store(cursor_ + many, std::memory_order_seq_cst);
+    if (waiting_.load(std::memory_order_seq_cst) != 0 || QueuedBytes() >= many) {
+      // Unless what is in front is still being written, or read by another thread: then it is that to wait for.
+      wake_from_.store(kAsleep, std::memory_order_seq_cst);
+      { std::lock_guard<std::mutex> reserve(mutex_); }
+      if (!turn_taken_ && Readable()) break;
+    }
     sleep_.wait_until(*lock, end);
   }
   wake_from_.store(kAwake, std::memory_order_relaxed);

@@ -180,6 +180,9 @@ void Ring::EnterQueueLocked(Waiter* waiter) {
     waiting_.store(0, std::memory_order_relaxed);
     return;
   }
+  // Not by WakeReader, whose lock the reader takes before `mutex_`. Should the reader be on its way to its wait, it misses this,
+  // and rests for the few milliseconds that a rest takes.
+  if (wake_from_.load(std::memory_order_seq_cst) != kAwake) sleep_.notify_one();
   SignalSupervisor(HCB_EVENT_STALL, device_);
 }
 
