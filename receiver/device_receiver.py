@@ -11,6 +11,7 @@ from typing import Any
 from receiver.calls import Calls, CallThreads
 from receiver.consumer import Consumer
 from receiver.dispatch import Dispatcher
+from receiver.lock_share import LockShare
 from receiver.log import logger
 from receiver.registry import Registry
 from receiver.ring_source import LostCopiesError
@@ -46,7 +47,10 @@ class DeviceReceiver:
         self.name = name
         self.source = source
         self.calls = make_calls(name, source, self._deliver)
-        self._dispatcher = Dispatcher(registry, name, device, scope, self._enter_scope, self.calls)
+        self._share = LockShare()
+        self._dispatcher = Dispatcher(
+            registry, name, device, scope, self._enter_scope, self.calls, self._share
+        )
         self._switches: dict[int, Scope] = {}
         self._stopping = False
         self._progress = threading.Condition()  # protects _consumed and _waiters
@@ -134,10 +138,11 @@ class DeviceReceiver:
 
     def _deliver(self, batch: Batch) -> None:
         count = batch.count + sum(batch.folded)
-        messages = self._dispatcher.decode(batch)
-        # Decoded arrays are copies: however slow the taps are, the device has its room back at once.
-        batch.release()
-        self._dispatcher.deliver(messages)
+        with self._share:
+            messages = self._dispatcher.decode(batch)
+            # Decoded arrays are copies: however slow the taps are, the device has its room back at once.
+            batch.release()
+            self._dispatcher.deliver(messages)
         with self._progress:
             self._dispatcher.delivered = 0
             self._consume(count)

@@ -11,6 +11,7 @@ from receiver.calls import Calls
 from receiver.consumer import Consumer
 from receiver.errors import TapFailure
 from receiver.failed_checks import CheckFailed
+from receiver.lock_share import SLICE_SEC, LockShare
 from receiver.message import Message
 from receiver.registry import Registry
 from receiver.scope import Scope
@@ -41,6 +42,7 @@ class Dispatcher:
         scope: Scope,
         on_end: Callable[[int], None],
         calls: Calls,
+        share: LockShare,
     ) -> None:
         """Makes the dispatcher of one device.
 
@@ -51,9 +53,11 @@ class Dispatcher:
             scope: the first scope.
             on_end: called with the token of each END_OF_STREAM frame, in its place among the messages.
             calls: gets the messages that a program waits for the replies to.
+            share: of the interpreter lock; kept to while messages are delivered.
         """
         self._find = registry.find
         self._decoder = BatchDecoder(self._lose)
+        self._share = share
         self._device_name = device_name
         self._device = device
         self._on_end = on_end
@@ -95,7 +99,9 @@ class Dispatcher:
         # This is the hottest Python loop of the package: what can be a local variable is one.
         find, device, stats = self._find, self._device, self._stats
         nbytes = found.nbytes
-        self.current_since = started = perf_counter()
+        share = self._share
+        self.current_since = started = now = perf_counter()
+        look_at = now + SLICE_SEC
         for index, (consumer_id, flags, seq, time_ns, run_id, count, arrays) in enumerate(found.items):
             consumer = find(consumer_id)
             if consumer is None or flags & _END:
@@ -109,7 +115,11 @@ class Dispatcher:
                     self._calls.refuse(seq, consumer_id)
                 continue
             self.delivered = index
-            self.current_since = perf_counter()
+            self.current_since = now = perf_counter()
+            if now > look_at:
+                share.look()
+                self.current_since = now = perf_counter()
+                look_at = now + SLICE_SEC
             self.current = consumer
             try:
                 message = _tuple_new(Message, (consumer, arrays, seq, time_ns, run_id, device, None, count))

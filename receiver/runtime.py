@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from time import perf_counter
 from typing import Any
 
+from receiver import lock_share
 from receiver.calls import CallThreads
 from receiver.device_receiver import DeviceReceiver, MakeCalls
 from receiver.errors import (
@@ -47,6 +48,7 @@ class Runtime:
         """Forgets everything without touching threads: for a forked child, which has none."""
         self._lock = threading.Lock()
         self.switches.after_fork_in_child()
+        lock_share.after_fork_in_child()
         self._receivers: dict[str, DeviceReceiver] = {}
         self._claims: dict[str, Scope] = {}
         self._late: list[Scope] = []

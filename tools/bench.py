@@ -36,8 +36,8 @@ deliver every value to a Python function before the clock stops, but for the row
 over to other machines, times do not. What exactly both sides do is in the docstring of each row's function, in
 `tools/bench_*.py`.
 
-`python tools/bench.py --only TEXT` runs the rows whose function's name contains the text and writes nothing;
-`python tools/bench.py --only memory --messages 100000000` is the memory row over 100 million messages."""
+`python tools/bench.py --only TEXT` runs the rows whose name there contains the text, and writes nothing;
+`python tools/bench.py --only memory --messages 100000000` is the memory row over 100 million (2 to 5 minutes)."""
 
 REPORT = Path(__file__).resolve().parent.parent / "docs" / "benchmarks.md"
 

@@ -23,10 +23,17 @@ void CountForks() {
 
 }  // namespace
 
+// Blocks of so many bytes are of huge pages where the system has them, as numpy's arrays are: filling such a block for the first time
+// takes a page fault for each 2 MiB instead of each 4 KiB, which is half of the time that it takes.
+constexpr uint64_t kHugeFrom = 4 << 20;
+constexpr uint64_t kHugePage = 2 << 20;
+
 // Lies right in front of the memory that is handed out.
 struct alignas(kFrameAlign) BlockPool::Block {
   BlockPool* owner;
   uint64_t capacity;  // bytes behind this header
+  void* mapping;
+  uint64_t mapped;
   GpuDevice* pinned_for;  // null: not pinned
   bool shared;            // made to be pinned
   uint64_t forks;         // that there had been
@@ -40,7 +47,7 @@ void BlockPool::Unmap(Block* block) {
   // What the driver still takes for pinned may not go, unless it is a parent's, which has a mapping of its own.
   const bool inherited = block->pinned_for != nullptr && block->owner->device_.load() == nullptr;
   if (block->pinned_for != nullptr && !inherited && !block->pinned_for->Unpin(block)) return;
-  munmap(block, sizeof(Block) + block->capacity);
+  munmap(block->mapping, block->mapped);
 }
 
 BlockPool::Block* BlockPool::TakeLocked(size_t slot) {
@@ -87,11 +94,23 @@ void* BlockPool::Allocate(uint64_t nbytes) {
   Unmap(unused);
   // Not malloc: its aligned blocks of this size leave gaps that the next one of the same size does not fit into.
   if (capacity > SIZE_MAX / 2) return nullptr;
+  const bool huge = device == nullptr && capacity >= kHugeFrom;
+  const uint64_t mapped = sizeof(Block) + capacity + (huge ? kHugePage : 0);
   const int sharing = device != nullptr ? MAP_SHARED : MAP_PRIVATE;
-  void* raw = mmap(nullptr, sizeof(Block) + capacity, PROT_READ | PROT_WRITE, sharing | MAP_ANONYMOUS, -1, 0);
-  if (raw == MAP_FAILED) return nullptr;
-  Block* block = new (raw) Block{this, capacity, nullptr, device != nullptr, forks.load(std::memory_order_relaxed)};
-  if (device != nullptr && device->Pin(raw, sizeof(Block) + capacity)) block->pinned_for = device;
+  void* mapping = mmap(nullptr, mapped, PROT_READ | PROT_WRITE, sharing | MAP_ANONYMOUS, -1, 0);
+  if (mapping == MAP_FAILED) return nullptr;
+  uint8_t* raw = static_cast<uint8_t*>(mapping);
+  if (huge) {
+    // The header goes to the end of a page of its own, so that what is handed out begins with a huge one.
+    const uint64_t address = reinterpret_cast<uint64_t>(mapping);
+    raw += AlignUp(address + sizeof(Block), kHugePage) - sizeof(Block) - address;
+#ifdef MADV_HUGEPAGE
+    madvise(raw + sizeof(Block), capacity, MADV_HUGEPAGE);
+#endif
+  }
+  Block* block =
+      new (raw) Block{this, capacity, mapping, mapped, nullptr, device != nullptr, forks.load(std::memory_order_relaxed)};
+  if (device != nullptr && device->Pin(raw, mapped)) block->pinned_for = device;
   return block->memory();
 }
 

@@ -1,6 +1,8 @@
 // The exported functions, apart from the handler: each translates and calls.
 #include "c_abi.h"
 
+#include <time.h>
+
 #include <algorithm>
 #include <cfenv>
 #include <cstring>
@@ -12,6 +14,7 @@
 #include "columns.h"
 #include "encode.h"
 #include "gpu_driver.h"
+#include "lock_share.h"
 #include "occurrences.h"
 #include "ring.h"
 #include "ring_registry.h"
@@ -201,6 +204,13 @@ void hcb_switch_all_checks(int32_t off) { hcb::SwitchAllChecks(off != 0); }
 
 int32_t hcb_abort_on_check(int32_t device, int32_t on) {
   return hcb::AbortOnCheck(device, on != 0) ? HCB_EMITTED : HCB_NO_MEMORY;
+}
+
+int64_t hcb_used_while_others_waited(void) { return hcb::UsedWhileOthersWaited(); }
+
+void hcb_rest(int64_t ns) {
+  const timespec rest = {static_cast<time_t>(ns / 1'000'000'000), static_cast<long>(ns % 1'000'000'000)};
+  nanosleep(&rest, nullptr);
 }
 
 int32_t hcb_gpu_open(int32_t vendor, const char* library, char* error, uint64_t error_bytes) {

@@ -82,7 +82,7 @@ void Ring::ReadCounters(hcb_counters* out) {
 }
 
 void Ring::WakeReader() {
-  if (!reader_sleeps_.exchange(false, std::memory_order_seq_cst)) return;
+  if (wake_from_.exchange(kAwake, std::memory_order_seq_cst) == kAwake) return;
   // The empty critical section makes sure that the reader is in its wait, not on the way to it.
   { std::lock_guard<std::mutex> lock(sleep_mutex_); }
   sleep_.notify_one();
@@ -97,12 +97,12 @@ void Ring::AnnounceCall(uint64_t position) {
     // This thread looks for calls as soon as the program lets go of it. Should that take long, the reader comes in between.
     expected_ = position;
     expected_until_ = Clock::now() + kExpected;
-    if (!reader_sleeps_.load(std::memory_order_relaxed)) return;
+    if (wake_from_.load(std::memory_order_relaxed) == kAwake) return;
   } else if (in_front && callers_ != 0) {
     call_arrived_.notify_one();
     return;
   }
-  reader_sleeps_.store(false, std::memory_order_seq_cst);
+  wake_from_.store(kAwake, std::memory_order_seq_cst);
   sleep_.notify_one();
 }
 
@@ -110,7 +110,7 @@ void Ring::Wake() {
   {
     std::lock_guard<std::mutex> lock(sleep_mutex_);
     wake_requested_ = true;
-    reader_sleeps_.store(false, std::memory_order_seq_cst);
+    wake_from_.store(kAwake, std::memory_order_seq_cst);
   }
   sleep_.notify_one();
 }
@@ -139,10 +139,10 @@ void Ring::ResetAfterFork() {
   cursor_frames_ = 0;
   released_frames_ = 0;
   waiting_ = 0;
-  stream_end_ = {};
   turn_taken_ = reader_turn_ = false;
+  stream_end_ = {};
   callers_ = 0;
-  reader_sleeps_ = false;
+  wake_from_ = kAwake;
   wake_requested_ = false;
 }
 

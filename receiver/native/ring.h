@@ -158,6 +158,8 @@ class Ring {
   bool TakeTurnLocked();
   void EndReaderTurn();
   bool WaitTurn(Clock::time_point deadline);
+  void LengthenRest();
+  void Rest(std::unique_lock<std::mutex>* lock, Clock::time_point end);
   void Walk(hcb_batch* batch);
   void Enter(hcb_batch* batch);
   const FrameHeader* HeaderAt(uint64_t offset) const { return reinterpret_cast<const FrameHeader*>(memory_ + offset); }
@@ -215,9 +217,14 @@ class Ring {
   uint64_t cursor_ = 0;         // of whoever has the turn to read: the next position to look at
   uint64_t cursor_frames_ = 0;  // likewise: messages before it, lost ones included
   std::chrono::steady_clock::duration rest_{};  // the reader's own: how long it leaves frames lying in a stream
+  std::chrono::steady_clock::time_point stream_end_{};  // likewise: until then more frames are expected
   bool reader_turn_ = false;                    // likewise: whether it is the reader that has the turn
 
-  alignas(64) std::atomic<bool> reader_sleeps_{false};
+  // The reader is woken for frames from this position on: for none while it is awake, for all while it sleeps, for those that
+  // are many bytes behind what it has read while it rests.
+  static constexpr uint64_t kAsleep = 0;
+  static constexpr uint64_t kAwake = ~0ull;
+  alignas(64) std::atomic<uint64_t> wake_from_{kAwake};
   std::mutex sleep_mutex_;  // protects everything below, and `cursor_` while nobody has the turn
   std::condition_variable sleep_;         // of the reader
   std::condition_variable call_arrived_;  // of the threads in ReadCall
@@ -227,7 +234,6 @@ class Ring {
   uint64_t urgent_end_ = 0;    // frames that lie before it must not rest
   uint64_t expected_ = ~0ull;  // position of a call that the thread that emitted it is about to take
   std::chrono::steady_clock::time_point expected_until_{};
-  std::chrono::steady_clock::time_point stream_end_{};  // until then more frames are expected soon
 };
 
 }  // namespace hcb

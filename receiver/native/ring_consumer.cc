@@ -16,17 +16,13 @@ using Clock = std::chrono::steady_clock;
 // Beyond a year a timeout is as good as none, and adding it to the clock could overflow.
 constexpr int64_t kForever = 365ll * 24 * 3600 * 1'000'000'000;
 
-// So long after the last frames more are expected. The reader then looks for them at intervals instead of asking to be
-// woken: a wake-up costs the producer a system call, and a reader that takes every frame singly contends with the thread
-// that dispatches for the interpreter lock once a frame.
+// What comes after a pause is read at once. Then, for as long as more is expected, the reader only looks what has come at intervals
+// that grow: to wake it costs the producer a system call, each wake-up costs a processor some 20 us, and each batch the
+// interpreter lock, which the thread that dispatches wants too. But it does not rest while so many bytes wait.
 constexpr auto kStream = std::chrono::milliseconds(10);
-constexpr auto kLook = std::chrono::microseconds(100);
-
-// In a stream that brings so many frames at a time the reader rests longer, so that a lock it shares with the producers'
-// program changes hands less often; but not while so many bytes wait.
-constexpr uint64_t kBusyFrames = 8;
-constexpr auto kMaxRest = std::chrono::milliseconds(1);
-constexpr uint64_t kRestBytes = 64 << 10;
+constexpr auto kFirstRest = std::chrono::microseconds(500);
+constexpr auto kMaxRest = std::chrono::milliseconds(4);
+constexpr uint64_t kRestBytes = 192 << 10;
 
 // How often, at least, the reader asks a GPU whether it is through with a copy. It asks the less often the longer that takes.
 constexpr auto kMaxPoll = std::chrono::microseconds(500);
@@ -102,36 +98,52 @@ bool Ring::TakeTurnLocked() {
   return true;
 }
 
+void Ring::LengthenRest() {
+  rest_ = rest_ == Clock::duration::zero() ? kFirstRest : std::min<Clock::duration>(2 * rest_, kMaxRest);
+}
+
+// Sleeps until then, unless something urgent, somebody who waits for delivery, or many bytes come before.
+void Ring::Rest(std::unique_lock<std::mutex>* lock, Clock::time_point end) {
+  SleepPrecisely();
+  while (!wake_requested_ && cursor_ >= urgent_end_ && Clock::now() < end) {
+    // As in WaitTurn: what was reserved before this is counted below, what is reserved after it wakes the reader.
+    wake_from_.store(cursor_ + kRestBytes, std::memory_order_seq_cst);
+    // What a device still copies cannot be read, however much it is, unless somebody waits for its room.
+    if (CopyPending() ? waiting_.load(std::memory_order_seq_cst) != 0 : QueuedBytes() >= kRestBytes) break;
+    sleep_.wait_until(*lock, end);
+  }
+  wake_from_.store(kAwake, std::memory_order_relaxed);
+}
+
 bool Ring::WaitTurn(Clock::time_point deadline) {
   std::unique_lock<std::mutex> lock(sleep_mutex_);
-  if (TakeTurnLocked()) return true;
-  const auto rest_end = Clock::now() + rest_;
-  for (auto now = Clock::now(); now < std::min(stream_end_, deadline) && !wake_requested_; now = Clock::now()) {
-    SleepPrecisely();
-    sleep_.wait_until(lock, std::min(deadline, now + kLook));
+  for (auto now = Clock::now(); now < stream_end_; now = Clock::now()) {
+    Rest(&lock, std::min(deadline, now + rest_));
     if (CopyPending()) {
       lock.unlock();
       SettleCopies();
       lock.lock();
     }
-    if (turn_taken_ || !Readable()) continue;
-    const bool due = cursor_ < urgent_end_ || Clock::now() >= rest_end || QueuedBytes() >= kRestBytes;
-    if (due && TakeTurnLocked()) return true;
+    if (TakeTurnLocked()) return true;
+    if (wake_requested_ || Clock::now() >= deadline) break;
+    if (CopyPending() && waiting_.load(std::memory_order_seq_cst) != 0) break;
+    LengthenRest();
   }
+  if (TakeTurnLocked()) return true;
   for (;;) {
     if (CopyPending()) {
       lock.unlock();
       SettleCopies();
       lock.lock();
     }
-    reader_sleeps_.store(true, std::memory_order_seq_cst);
+    wake_from_.store(kAsleep, std::memory_order_seq_cst);
     // A producer that reserves after this sees the reader asleep when it commits; of one that has reserved before, the new
     // head is visible below.
     { std::lock_guard<std::mutex> reserve(mutex_); }
     const bool turn = TakeTurnLocked();
     const bool late = deadline != Clock::time_point::max() && Clock::now() >= deadline;
     if (turn || wake_requested_ || late) {
-      reader_sleeps_.store(false, std::memory_order_relaxed);
+      wake_from_.store(kAwake, std::memory_order_relaxed);
       if (!turn) wake_requested_ = false;
       return turn;
     }
@@ -166,9 +178,10 @@ uint32_t Ring::Read(int64_t timeout_ns, hcb_batch* batch) {
     if (discarded() != 0 && !CopyPending()) return 0;  // somebody may wait for what turned out to be no message
   }
   if (batch->frames != 0) {
-    rest_ = batch->frames < kBusyFrames ? Clock::duration::zero() : std::min<Clock::duration>(2 * rest_ + kLook, kMaxRest);
-    std::lock_guard<std::mutex> lock(sleep_mutex_);
-    stream_end_ = Clock::now() + kStream;
+    const auto now = Clock::now();
+    if (now >= stream_end_) rest_ = Clock::duration::zero();
+    stream_end_ = now + kStream;
+    LengthenRest();
   }
   // Taking blocks over has given budget back.
   if (batch->blocks_count != 0 && waiting_.load(std::memory_order_seq_cst) != 0) AdmitWaiters();
@@ -186,7 +199,6 @@ uint32_t Ring::ReadCall(int64_t timeout_ns, hcb_call_frame* frame) {
       --callers_;
     }
     turn_taken_ = true;
-    stream_end_ = Clock::now() + kStream;
   }
   if (TakeCall(frame)) return 1;
   EndReadCall();

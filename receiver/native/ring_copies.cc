@@ -99,7 +99,7 @@ Verdict Ring::CopyFromDevice(const Emission& emission, const Reservation& reserv
   }
   if (first_unpinned) SignalSupervisor(HCB_EVENT_NOT_PINNED, device_);
   // A reader that polls needs no waking.
-  if (oldest_copy_.load(std::memory_order_seq_cst) == position && reader_sleeps_.load(std::memory_order_seq_cst)) WakeReader();
+  if (oldest_copy_.load(std::memory_order_seq_cst) == position && wake_from_.load(std::memory_order_seq_cst) == kAsleep) WakeReader();
   return Verdict::kEmitted;
 }
 

@@ -111,13 +111,15 @@ bool Ring::ReserveLocked(const Emission& emission, Reservation* reservation) {
 
 void Ring::Commit(FrameHeader* frame, uint32_t flags) {
   const uint64_t position = frame->position;  // once committed, the frame may be read and overwritten
-  // Sequentially consistent, with `reader_sleeps_`: either the reader sees the frame or this sees the reader asleep.
+  // Sequentially consistent, with `wake_from_`: either the reader sees the frame or this sees the reader asleep.
   __atomic_exchange_n(&frame->flags, flags, __ATOMIC_SEQ_CST);
   if (flags & kCall) {
     AnnounceCall(position);
-  } else if (reader_sleeps_.load(std::memory_order_seq_cst)) {
-    WakeReader();
+    return;
   }
+  const uint64_t wake_from = wake_from_.load(std::memory_order_seq_cst);
+  // What lies outside the ring does not count in positions: a reader that rests looks itself whether it is much.
+  if (position >= wake_from || ((flags & kExternal) && wake_from != kAwake)) WakeReader();
 }
 
 Verdict Ring::CopyAndCommit(const Emission& emission, const Reservation& reservation) {
@@ -209,6 +211,11 @@ Verdict Ring::WaitAsThread(std::unique_lock<std::mutex>* lock, const Emission& e
   waiter.emission = emission;
   waiter.thread = &admitted;
   EnterQueueLocked(&waiter);
+  if (emission.from_device != nullptr) {  // the reader may rest, since a commit that would wake it is its own to make
+    lock->unlock();
+    WakeReader();
+    lock->lock();
+  }
   const auto done = [&waiter] { return waiter.admitted; };
   if (timeout_ns < 0) {
     admitted.wait(*lock, done);
