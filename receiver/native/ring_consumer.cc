@@ -109,7 +109,9 @@ void Ring::Rest(std::unique_lock<std::mutex>* lock, Clock::time_point end) {
   while (!wake_requested_ && cursor_ >= urgent_end_ && Clock::now() < end) {
     // As in WaitTurn: what was reserved before this is counted below, what is reserved after it wakes the reader.
     wake_from_.store(cursor_ + many, std::memory_order_seq_cst);
-    if (waiting_.load(std::memory_order_seq_cst) != 0 || QueuedBytes() >= many) {
+    const bool somebody_waits = waiting_.load(std::memory_order_seq_cst) != 0;
+    if (somebody_waits && CopyPending()) break;  // for what a device still copies, which has to be asked after
+    if (somebody_waits || QueuedBytes() >= many) {
       // Unless what is in front is still being written, or read by another thread: then it is that to wait for.
       wake_from_.store(kAsleep, std::memory_order_seq_cst);
       { std::lock_guard<std::mutex> reserve(mutex_); }
@@ -131,6 +133,7 @@ bool Ring::WaitTurn(Clock::time_point deadline) {
     }
     if (TakeTurnLocked()) return true;
     if (wake_requested_ || Clock::now() >= deadline) break;
+    if (CopyPending() && waiting_.load(std::memory_order_seq_cst) != 0) break;
     LengthenRest();
   }
   if (TakeTurnLocked()) return true;

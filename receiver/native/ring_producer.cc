@@ -214,6 +214,11 @@ Verdict Ring::WaitAsThread(std::unique_lock<std::mutex>* lock, const Emission& e
   waiter.emission = emission;
   waiter.thread = &admitted;
   EnterQueueLocked(&waiter);
+  if (emission.from_device != nullptr) {  // the reader may rest, since a commit that would wake it is its own to make
+    lock->unlock();
+    WakeReader();
+    lock->lock();
+  }
   const auto done = [&waiter] { return waiter.admitted; };
   if (timeout_ns < 0) {
     admitted.wait(*lock, done);

@@ -92,7 +92,6 @@ def test_the_switch_interval_is_short_while_a_receiver_delivers_and_as_before_af
     program(jnp.float32(0))
     hcb.barrier_wait()
     assert min(seen) == pytest.approx(SLICE_SEC)
-    assert seen.count(DEFAULT) < 100, "only batches of very few messages do without"
     nobody_delivers()
     assert sys.getswitchinterval() == DEFAULT
 

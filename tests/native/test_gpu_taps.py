@@ -91,6 +91,27 @@ def test_the_reader_asks_for_events_while_copies_are_pending_only_and_not_often(
     assert driver.count("cuEventQuery") == asked
 
 
+@pytest.mark.parametrize("waiting", [False, True], ids=["room", "no room"])
+def test_large_copies_in_a_stream_do_not_keep_the_reader_busy(driver: Driver, waiting: bool) -> None:
+    gpu = Gpu(driver, RingConfig(block_budget_bytes=2_500_000))
+    large = np.zeros(250_000, np.float32)
+    addresses = [gpu.put(large)]
+    gpu.tap(large, addresses=addresses)
+    gpu.take(1)
+    driver.hold()
+    count = 4 if waiting else 2
+    launching = threading.Thread(target=lambda: [gpu.tap(large, addresses=addresses) for _ in range(count)])
+    launching.start()
+    while gpu.source.counters().emitted < 3 or waiting > gpu.source.counters().waiting_producers:
+        pass
+    driver.functions.fake_reset()
+    assert gpu.source.read(0.2) is None
+    assert driver.count("cuEventQuery") < 1000
+    driver.resume()
+    gpu.take(count)
+    launching.join()
+
+
 def test_a_buffer_that_the_program_overwrites_arrives_as_it_was(driver: Driver) -> None:
     # As the carry of a scan: written, tapped, written again, all in one stream.
     driver.functions.fake_delay(20)
