@@ -27,6 +27,7 @@ import bench_scan
 import bench_training
 import jax
 from bench_row import Row, table
+from gpu_check import REPORT as GPU_REPORT, TABLE_BEGINS
 
 Rows = Row | list[Row]
 
@@ -112,7 +113,9 @@ def main(argv: list[str] | None = None) -> int:
     print(f"\n{table(rows)}\n\n{describe_machine()}")
     if not args.no_write and not args.only:
         head = f"# Benchmarks\n\nMade by `make bench` on {date.today().isoformat()}: {describe_machine()}."
-        REPORT.write_text(f"{head}\n\n{EXPLANATION}\n\n{table(rows)}\n", encoding="utf-8")
+        gpu = GPU_REPORT.read_text(encoding="utf-8").partition(TABLE_BEGINS)[2].strip()
+        text = f"{head}\n\n{EXPLANATION}\n\n{table(rows)}\n\n## On a GPU\n\n{gpu}\n\nSee [gpu.md](gpu.md).\n"
+        REPORT.write_text(text, encoding="utf-8")
     return 0 if all(row.reached for row in rows) else 1
 
 
