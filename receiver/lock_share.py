@@ -20,7 +20,7 @@ SLICE_SEC = 100e-6
 REST_SHARE = 3
 """How many times as long as it had the lock it stays away from it, if others waited."""
 
-MAX_REST_NS = 2_000_000
+MAX_REST_NS = 1_000_000
 
 _lock = threading.Lock()  # protects both
 _delivering = 0

@@ -236,8 +236,8 @@ HCB_EXPORT void hcb_switch_all_checks(int32_t off);
 /* Whether a check that fails on the device ends the launch it is in, on all its devices. */
 HCB_EXPORT int32_t hcb_abort_on_check(int32_t device, int32_t on);
 
-/* Nanoseconds of processor that the calling thread has used since its last call of this, if it had to wait for anything meanwhile;
- * else 0. */
+/* Nanoseconds of processor that the calling thread has used since the last call of this that told of a wait, if it had to wait for
+ * anything since; else 0. */
 HCB_EXPORT int64_t hcb_used_while_others_waited(void);
 /* Sleeps. */
 HCB_EXPORT void hcb_rest(int64_t ns);

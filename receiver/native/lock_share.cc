@@ -14,11 +14,11 @@ int64_t UsedWhileOthersWaited() {
   timespec now;
   clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
   const int64_t ns = static_cast<int64_t>(now.tv_sec) * 1'000'000'000 + now.tv_nsec;
+  if (usage.ru_nvcsw == last_waits) return 0;
   const int64_t used = ns - last_ns;
-  const bool waited = usage.ru_nvcsw != last_waits;
   last_ns = ns;
   last_waits = usage.ru_nvcsw;
-  return waited ? used : 0;
+  return used;
 #else
   return 0;  // macOS tells nothing about threads
 #endif

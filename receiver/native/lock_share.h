@@ -6,8 +6,8 @@
 
 namespace hcb {
 
-// Nanoseconds of processor that the calling thread has used since its last call of this, if it had to wait for anything
-// meanwhile; else 0. Preemption is no waiting.
+// Nanoseconds of processor that the calling thread has used since the last call of this that told of a wait, if it had to wait for
+// anything since; else 0. Preemption is no waiting.
 int64_t UsedWhileOthersWaited();
 
 }  // namespace hcb
