@@ -17,7 +17,7 @@ from receiver import native_library as native
 SLICE_SEC = 100e-6
 """For how long a receiver keeps the lock while others wait; and how often it looks whether others waited."""
 
-REST_SHARE = 3
+REST_SHARE = 5
 """How many times as long as it had the lock it stays away from it, if others waited."""
 
 MAX_REST_NS = 1_000_000
