@@ -82,7 +82,7 @@ class Taps:
 
 
 def _names() -> list[str]:
-    return sorted({consumer.name for consumer in runtime.registry.consumers()})
+    return sorted({consumer.name for consumer in runtime.registry.consumers() if consumer.is_switchable})
 
 
 taps = Taps()

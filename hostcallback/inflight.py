@@ -19,6 +19,9 @@ from receiver.runtime import runtime
 PRUNE_ABOVE = 256
 """Results a thread notes before finished ones are dropped."""
 
+DONATED = 0
+"""The key of one donated result of a thread among its results; no sharding has that id."""
+
 
 class _ThisThread(threading.local):
     """What the calling thread dispatched.
@@ -61,10 +64,9 @@ def prune(results: dict[int, Any]) -> None:
 
     One that was donated stays, since what it was donated to may still run: see `_pending`.
     """
-    donated = False
     for key, result in list(results.items()):
-        if result.is_deleted() and not donated:
-            donated = True
+        if result.is_deleted():
+            results[DONATED] = results.pop(key)
         elif _is_ready(result):
             del results[key]
 

@@ -58,6 +58,11 @@ class Structure:
         return tuple(value for _, value in self._static)
 
     @property
+    def has_arrays(self) -> bool:
+        """Whether any leaf goes to the device."""
+        return bool(self.tree.num_leaves > len(self._static))
+
+    @property
     def has_addresses(self) -> bool:
         """Whether what pytree nodes keep (a module's static field that is a function) is described by an address."""
         return describe_structure(self.tree) != str(self.tree)

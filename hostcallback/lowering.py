@@ -44,7 +44,7 @@ def _lower(ctx: Any, *operands: Any, tap: TapSpec, transforms: Any, absent: Abse
         )
     emit = _emit_natively if native else _emit_through_python
     shards = _shards(context)
-    consumer = tap.consumer(transforms, absent, shards)
+    consumer = tap.consumer(transforms, absent, shards, switchable=True)
     lease = runtime.registry.lease(consumer)
     consumer = lease.consumer
     runtime.switches.known(consumer, tap.without_devices)
@@ -138,7 +138,7 @@ def _flags(tap: TapSpec) -> Flags:
 
 def _whole_flags(context: compat.LoweringContext, tap: TapSpec) -> Flags:
     # What goes through a consumer of all exported taps, or of shards, is looked at one by one.
-    batched = tap.params.get("batched", False) and not context.for_export
+    batched = tap.params.get("batched", False) and tap.structure.has_arrays and not context.for_export
     return _flags(tap) | (Flags.BATCHED if batched else Flags(0))
 
 

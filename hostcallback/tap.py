@@ -42,7 +42,8 @@ def id_tap(
         tap_func: called as `tap_func(arg, **kwargs)`, and with `transforms=` (a tuple of (name, params)) and
             `device=` (a `jax.Device`) if its signature names them. Its result is ignored.
         arg: a pytree of arrays and numbers of any shape and dtype. The tap function receives the same pytree
-            with fresh numpy arrays, which it may keep and change. Typed PRNG keys arrive as keys, references
+            with fresh numpy arrays, which it may keep and change. (Small arrays that arrive together share up to
+            8 KiB of memory, which is kept as long as any of them.) Typed PRNG keys arrive as keys, references
             (`jax.new_ref`) as the value they have then, objects with `__jax_array__` as that array. Leaves that are
             no arrays (functions, strings, any other object) stay on the host and arrive as they are.
         result: what to return; `arg` if None.

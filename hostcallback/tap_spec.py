@@ -154,7 +154,12 @@ class TapSpec:
         return int.from_bytes(digest.digest(), "little") or 1
 
     def consumer(
-        self, transforms: tuple[Transform, ...], absent: Absent, shards: Shards | None = None
+        self,
+        transforms: tuple[Transform, ...],
+        absent: Absent,
+        shards: Shards | None = None,
+        *,
+        switchable: bool = False,
     ) -> Consumer:
         """The consumer that messages of this tap are for.
 
@@ -162,6 +167,7 @@ class TapSpec:
             transforms: applied to the tap.
             absent: its float0 leaves.
             shards: which shards of its arrays this process sees, where the compiler partitions them.
+            switchable: whether it can be switched off by name.
         """
         sink = self.make_sink(self, transforms, absent)
         return Consumer(
@@ -172,6 +178,7 @@ class TapSpec:
             transforms=public_transforms(transforms),
             kwargs=self.kwargs,
             is_check=self.check,
+            is_switchable=switchable,
         )
 
     def _shard_sink(self, sink: Sink, shards: Shards) -> Sink:

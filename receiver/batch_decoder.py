@@ -11,7 +11,7 @@ import numpy as np
 from receiver.columns import Columns, Group
 from receiver.dtypes import Array
 from receiver.source import Batch
-from receiver.wire import Decoder, Flags, Plan, WireError
+from receiver.wire import Decoder, Flags, Plan, WireError, decode_header
 
 Delivery = tuple[int, int, int, int, int, int, Sequence[Array]]
 """consumer_id, flags, seq, time_ns, run_id, count, arrays. `count` is how many messages the arrays are stacked of,
@@ -23,7 +23,7 @@ MIN_BATCH = 8
 MIN_ALIKE = 4
 """Fewer messages of one kind are decoded one by one."""
 
-CHUNK_BYTES = 64 << 10
+CHUNK_BYTES = 8 << 10
 """Arrays of so many bytes share their memory: a consumer that keeps one of them keeps no more than that."""
 
 _BATCHED = int(Flags.BATCHED)
@@ -39,15 +39,15 @@ class Deliveries(NamedTuple):
             the sight of thousands of tuples.
         nbytes: of all arrays.
         first_time_ns: when the first message was emitted; 0 if there is none.
-        last_seq: of the batch; -1 if there is none.
-        lost: frames that cannot be decoded.
+        last_seq: of the batch, whether that message can be decoded or not; -1 if even its header cannot.
+        stacked: whether any of the messages are stacked.
     """
 
     items: Iterable[Delivery]
     nbytes: int
     first_time_ns: int
     last_seq: int
-    lost: int
+    stacked: bool
 
 
 class BatchDecoder:
@@ -64,24 +64,21 @@ class BatchDecoder:
             return self._decode_columns(batch, batch.columns)
         decode = self._decoder.decode
         items: list[Delivery] = []
-        lost = nbytes = seen = 0
+        nbytes = seen = 0
         for memory, offset, external in batch.frames:
             try:
                 consumer_id, flags, seq, time_ns, run_id, _, arrays = decode(memory, offset, external)
             except WireError as error:
-                lost += 1
                 self._lose(error)
                 continue
             for array in arrays:
                 nbytes += array.nbytes
             seen |= flags
             items.append((consumer_id, flags, seq, time_ns, run_id, 0, arrays))
-        if not items:
-            return Deliveries(items, 0, 0, -1, lost)
-        first_time_ns, last_seq = items[0][3], items[-1][2]
-        return Deliveries(
-            _stacked(items) if seen & _BATCHED else items, nbytes, first_time_ns, last_seq, lost
-        )
+        first_time_ns = items[0][3] if items else 0
+        last_seq = items[-1][2] if len(items) == batch.count else _last_seq(batch)
+        batched = bool(seen & _BATCHED)
+        return Deliveries(_stacked(items) if batched else items, nbytes, first_time_ns, last_seq, batched)
 
     def _decode_columns(self, batch: Batch, columns: Columns) -> Deliveries:
         columns.read(batch.count)
@@ -110,14 +107,15 @@ class BatchDecoder:
             else:
                 for place, parts in zip(places, _unstack(columns, group, plan), strict=True):
                     arrays[place] = parts
-        lost = 0
-        if done < batch.count:
-            more, lost = self._decode_rest(batch, arrays)
-            nbytes += more
         items: Iterable[Delivery] = zip(*numbers, stacked or repeat(0), arrays)  # noqa: B905 (repeat has no end)
-        if lost or stacked is not None or done < batch.count:
+        batched = stacked is not None
+        if done < batch.count:
+            nbytes += self._decode_rest(batch, arrays)
+            batched = batched or any(flags & _BATCHED for flags in numbers[1])
             items = _stacked([item for item in items if item[-1] is not _LATER])
-        return Deliveries(items, nbytes, numbers[3][0], numbers[2][-1], lost)
+        elif batched:
+            items = [item for item in items if item[-1] is not _LATER]
+        return Deliveries(items, nbytes, numbers[3][0], numbers[2][-1], batched)
 
     def _decode_alike(self, columns: Columns, group: Group, plan: Plan) -> Deliveries:
         # All messages of a batch are of one kind, as those of a scan with one tap are.
@@ -126,10 +124,10 @@ class BatchDecoder:
         consumer_id, flags, seq, time_ns, run_id = columns.numbers(group.size - 1)
         if flags & _BATCHED:
             item = (consumer_id, flags, seq, time_ns, run_id, group.size, _stacks(columns, group, plan))
-            return Deliveries([item], nbytes, first_time_ns, seq, 0)
+            return Deliveries([item], nbytes, first_time_ns, seq, stacked=True)
         *numbers, _ = columns.lists()
         items = zip(*numbers, repeat(0), _unstack(columns, group, plan))
-        return Deliveries(items, nbytes, first_time_ns, seq, 0)
+        return Deliveries(items, nbytes, first_time_ns, seq, stacked=False)
 
     def _plan_for(self, columns: Columns, group: Group) -> Plan | None:
         # None: its messages are decoded one by one, which tells what is wrong with them, if anything is.
@@ -141,20 +139,27 @@ class BatchDecoder:
             return None
         return plan if plan.stackable and plan.payload_bytes == group.payload_bytes else None
 
-    def _decode_rest(self, batch: Batch, arrays: list[Any]) -> tuple[int, int]:
-        nbytes = lost = 0
+    def _decode_rest(self, batch: Batch, arrays: list[Any]) -> int:
+        nbytes = 0
         for place, (memory, offset, external) in enumerate(batch.frames):
             if arrays[place] is not None:
                 continue
             try:
                 arrays[place] = self._decoder.decode(memory, offset, external)[-1]
             except WireError as error:
-                lost += 1
                 self._lose(error)
                 arrays[place] = _LATER
             else:
                 nbytes += sum(array.nbytes for array in arrays[place])
-        return nbytes, lost
+        return nbytes
+
+
+def _last_seq(batch: Batch) -> int:
+    memory, offset, _ = batch.frames[-1]
+    try:
+        return decode_header(memory, offset).seq
+    except WireError:
+        return -1
 
 
 def _stride(plan: Plan) -> int:

@@ -25,7 +25,8 @@ class Consumer:
         sink: consumes the messages.
         transforms: the transformations applied to the tap, outermost last.
         kwargs: the tap's keyword arguments, for reports.
-        is_check: whether its messages are failures of a check, which can be switched off.
+        is_check: whether its messages are failures of a check.
+        is_switchable: whether it is a tap of this process that can be switched off by name.
     """
 
     consumer_id: int
@@ -35,3 +36,4 @@ class Consumer:
     transforms: tuple[tuple[str, dict[str, Any]], ...] = ()
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     is_check: bool = False
+    is_switchable: bool = False

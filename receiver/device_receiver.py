@@ -51,9 +51,7 @@ class DeviceReceiver:
         self.source = source
         self.calls = make_calls(name, source, self._deliver)
         self._share = LockShare()
-        self._dispatcher = Dispatcher(
-            registry, name, device, scope, self._enter_scope, self.calls, self._share
-        )
+        self._dispatcher = Dispatcher(registry, name, device, scope, self._enter_scope, self.calls)
         self._switches: dict[int, Scope] = {}
         self._stopping = False
         self._progress = threading.Condition()  # protects _consumed and _waiters
@@ -142,10 +140,10 @@ class DeviceReceiver:
     def _deliver(self, batch: Batch) -> None:
         count = batch.count + sum(batch.folded)
         if batch.count < FEW:
-            self._deliver_all(batch)
+            self._deliver_all(batch, None)
         else:
             with self._share:
-                self._deliver_all(batch)
+                self._deliver_all(batch, self._share)
         with self._progress:
             self._dispatcher.delivered = 0
             self._consume(count)
@@ -158,11 +156,16 @@ class DeviceReceiver:
         if self._waiters:
             self._progress.notify_all()
 
-    def _deliver_all(self, batch: Batch) -> None:
-        messages = self._dispatcher.decode(batch)
+    def _deliver_all(self, batch: Batch, share: LockShare | None) -> None:
+        try:
+            messages = self._dispatcher.decode(batch)
+        except MemoryError as error:
+            self._dispatcher.lose(f"no memory for messages of {self.name}: {error}", batch.count)
+            batch.release()
+            return
         # Decoded arrays are copies: however slow the taps are, the device has its room back at once.
         batch.release()
-        self._dispatcher.deliver(messages)
+        self._dispatcher.deliver(messages, share)
 
     def _resynchronize(self) -> None:
         # How many messages a damaged stretch held is an estimate; what is not queued any more is over.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import inf
 from time import perf_counter
 from typing import Any
 
@@ -11,7 +12,7 @@ from receiver.calls import Calls
 from receiver.consumer import Consumer
 from receiver.errors import TapFailure
 from receiver.failed_checks import CheckFailed
-from receiver.lock_share import SLICE_SEC, LockShare
+from receiver.lock_share import LockShare
 from receiver.message import Message
 from receiver.registry import Registry
 from receiver.scope import Scope
@@ -42,7 +43,6 @@ class Dispatcher:
         scope: Scope,
         on_end: Callable[[int], None],
         calls: Calls,
-        share: LockShare,
     ) -> None:
         """Makes the dispatcher of one device.
 
@@ -53,11 +53,9 @@ class Dispatcher:
             scope: the first scope.
             on_end: called with the token of each END_OF_STREAM frame, in its place among the messages.
             calls: gets the messages that a program waits for the replies to.
-            share: of the interpreter lock; kept to while messages are delivered.
         """
         self._find = registry.find
         self._decoder = BatchDecoder(self._lose)
-        self._share = share
         self._device_name = device_name
         self._device = device
         self._on_end = on_end
@@ -85,22 +83,29 @@ class Dispatcher:
             self._folded = {
                 header.seq: batch.folded[place] for header, place in zip(headers, counted, strict=True)
             }
-        if found.lost:
+        if found.last_seq < 0:
             self._expected_seq = _ANY_SEQ
-        elif found.last_seq >= 0:
+        else:
             if self._expected_seq != _ANY_SEQ:
-                self._stats.dropped += found.last_seq + 1 - self._expected_seq - batch.count - folded
+                dropped = found.last_seq + 1 - self._expected_seq - batch.count - folded
+                self._stats.dropped += max(0, dropped)  # a damaged header may say anything
             self._expected_seq = found.last_seq + 1
         return found
 
-    def deliver(self, found: Deliveries) -> None:
-        """Delivers the messages one after the other; what their sinks raise is deferred, never raised here."""
+    def deliver(self, found: Deliveries, share: LockShare | None = None) -> None:
+        """Delivers the messages one after the other; what their sinks raise is deferred, never raised here.
+
+        Args:
+            found: the messages.
+            share: of the interpreter lock, to keep to meanwhile.
+        """
         # This is the hottest Python loop of the package: what can be a local variable is one.
         find, device, stats = self._find, self._device, self._stats
         nbytes = found.nbytes
-        share = self._share
-        self.current_since = started = now = perf_counter()
-        look_at = now + SLICE_SEC
+        self.current_since = started = perf_counter()
+        pause_at, paused = inf if share is None else share.due(), 0.0
+        # A stack stands where its last message was: until all is delivered nothing before it counts as delivered.
+        counts = 0 if found.stacked else 1
         for index, (consumer_id, flags, seq, time_ns, run_id, count, arrays) in enumerate(found.items):
             consumer = find(consumer_id)
             if consumer is None or flags & _END:
@@ -113,12 +118,12 @@ class Dispatcher:
                 if flags & _CALL:
                     self._calls.refuse(seq, consumer_id)
                 continue
-            self.delivered = index
+            self.delivered = index * counts
             self.current_since = now = perf_counter()
-            if now > look_at:
-                share.look()
-                self.current_since = now = perf_counter()
-                look_at = now + SLICE_SEC
+            if now > pause_at and share is not None:
+                paused += share.pause()
+                pause_at = share.due()
+                self.current_since = perf_counter()
             self.current = consumer
             try:
                 message = _tuple_new(Message, (consumer, arrays, seq, time_ns, run_id, device, None, count))
@@ -137,7 +142,7 @@ class Dispatcher:
             stats.last_time_ns = time_ns
         self.current = None
         stats.delivered_bytes += nbytes
-        stats.tap_sec += perf_counter() - started
+        stats.tap_sec += perf_counter() - started - paused
         if not stats.first_time_ns:
             stats.first_time_ns = found.first_time_ns
 
@@ -147,7 +152,7 @@ class Dispatcher:
         self.scope.deferred.add_lost(reason, count)
 
     def _lose(self, error: WireError) -> None:
-        self.lose(f"undecodable frame on {self._device_name}: {error}", 1)
+        self.scope.deferred.add_lost(f"undecodable frame on {self._device_name}: {error}", 1)
 
     def _defer(self, error: BaseException, consumer: Consumer, seq: int) -> None:
         self.scope.deferred.add_failure(

@@ -35,7 +35,7 @@ class Runtime:
         registry: consumer ids to consumers.
         exported: the consumers of exported programs.
         default_scope: accounts for devices that no scoped receiver has claimed.
-        switches: which checks are off.
+        switches: which taps and checks are off.
     """
 
     def __init__(self) -> None:

@@ -62,11 +62,9 @@ class Switches:
     def set_matching(self, registry: Registry, pattern: str, *, off: bool) -> None:
         """Switches all taps whose names match a glob, checks included, those to come as well."""
         with self._lock:
-            self._taps_off.pop(pattern, None)
-            if pattern == "*":
-                self._taps_off.clear()
-            if off or self._taps_off:
-                self._taps_off[pattern] = off
+            # A new table: `is_off` looks without the lock.
+            earlier = {} if pattern == "*" else {p: o for p, o in self._taps_off.items() if p != pattern}
+            self._taps_off = {**earlier, pattern: off} if off or earlier else {}
             self._tell_all(registry)
 
     def known(self, consumer: Consumer, without: Iterable[int] = ()) -> None:
@@ -79,7 +77,7 @@ class Switches:
 
     def is_off(self, consumer: Consumer, device: int = EVERY_DEVICE) -> bool:
         """Whether a tap is off, on the device of that id if one is given."""
-        if self._taps_off and self._is_tap_off(consumer.name):
+        if self._taps_off and consumer.is_switchable and self._is_tap_off(consumer.name):
             return True
         if not consumer.is_check:
             return False

@@ -14,7 +14,6 @@
 #include "columns.h"
 #include "encode.h"
 #include "gpu_driver.h"
-#include "lock_share.h"
 #include "occurrences.h"
 #include "ring.h"
 #include "ring_registry.h"
@@ -210,11 +209,12 @@ int32_t hcb_abort_on_check(int32_t device, int32_t on) {
   return hcb::AbortOnCheck(device, on != 0) ? HCB_EMITTED : HCB_NO_MEMORY;
 }
 
-int64_t hcb_used_while_others_waited(void) { return hcb::UsedWhileOthersWaited(); }
-
-void hcb_rest(int64_t ns) {
-  const timespec rest = {static_cast<time_t>(ns / 1'000'000'000), static_cast<long>(ns % 1'000'000'000)};
-  nanosleep(&rest, nullptr);
+int64_t hcb_sleep(int64_t ns) {
+  const timespec pause = {static_cast<time_t>(ns / 1'000'000'000), static_cast<long>(ns % 1'000'000'000)};
+  nanosleep(&pause, nullptr);
+  timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return static_cast<int64_t>(now.tv_sec) * 1'000'000'000 + now.tv_nsec;
 }
 
 int32_t hcb_gpu_open(int32_t vendor, const char* library, char* error, uint64_t error_bytes) {

@@ -236,11 +236,8 @@ HCB_EXPORT void hcb_switch_all_checks(int32_t off);
 /* Whether a check that fails on the device ends the launch it is in, on all its devices. */
 HCB_EXPORT int32_t hcb_abort_on_check(int32_t device, int32_t on);
 
-/* Nanoseconds of processor that the calling thread has used since the last call of this that told of a wait, if it had to wait for
- * anything since; else 0. */
-HCB_EXPORT int64_t hcb_used_while_others_waited(void);
-/* Sleeps. */
-HCB_EXPORT void hcb_rest(int64_t ns);
+/* Sleeps. Returns the time at which that ended: CLOCK_MONOTONIC in nanoseconds. */
+HCB_EXPORT int64_t hcb_sleep(int64_t ns);
 /* Loads the GPU driver from `library`, or from its usual place if that is null or empty. Nothing but the handlers of GPUs needs
  * it. Returns 1, or 0 with the reason in `error`. */
 HCB_EXPORT int32_t hcb_gpu_open(int32_t vendor, const char* library, char* error, uint64_t error_bytes);

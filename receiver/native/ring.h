@@ -158,6 +158,7 @@ class Ring {
   bool TakeTurnLocked();
   void EndReaderTurn();
   bool WaitTurn(Clock::time_point deadline);
+  bool MayRestLocked() const;
   void LengthenRest();
   void Rest(std::unique_lock<std::mutex>* lock, Clock::time_point end);
   void Walk(hcb_batch* batch);

@@ -98,6 +98,9 @@ bool Ring::TakeTurnLocked() {
   return true;
 }
 
+// Not while a call is on its way, or is being read: whoever has the turn has the cursor, too.
+bool Ring::MayRestLocked() const { return !turn_taken_ && cursor_ >= urgent_end_; }
+
 void Ring::LengthenRest() {
   rest_ = rest_ == Clock::duration::zero() ? kFirstRest : std::min<Clock::duration>(2 * rest_, kMaxRest);
 }
@@ -106,16 +109,16 @@ void Ring::LengthenRest() {
 void Ring::Rest(std::unique_lock<std::mutex>* lock, Clock::time_point end) {
   SleepPrecisely();
   const uint64_t many = std::min(kRestBytes, capacity_ / 4);
-  while (!wake_requested_ && cursor_ >= urgent_end_ && Clock::now() < end) {
+  while (!wake_requested_ && MayRestLocked() && Clock::now() < end) {
     // As in WaitTurn: what was reserved before this is counted below, what is reserved after it wakes the reader.
     wake_from_.store(cursor_ + many, std::memory_order_seq_cst);
     const bool somebody_waits = waiting_.load(std::memory_order_seq_cst) != 0;
     if (somebody_waits && CopyPending()) break;  // for what a device still copies, which has to be asked after
     if (somebody_waits || QueuedBytes() >= many) {
-      // Unless what is in front is still being written, or read by another thread: then it is that to wait for.
+      // Unless what is in front is still being written: then it is that to wait for.
       wake_from_.store(kAsleep, std::memory_order_seq_cst);
       { std::lock_guard<std::mutex> reserve(mutex_); }
-      if (!turn_taken_ && Readable()) break;
+      if (Readable()) break;
     }
     sleep_.wait_until(*lock, end);
   }
@@ -124,7 +127,7 @@ void Ring::Rest(std::unique_lock<std::mutex>* lock, Clock::time_point end) {
 
 bool Ring::WaitTurn(Clock::time_point deadline) {
   std::unique_lock<std::mutex> lock(sleep_mutex_);
-  for (auto now = Clock::now(); now < stream_end_; now = Clock::now()) {
+  for (auto now = Clock::now(); now < stream_end_ && MayRestLocked(); now = Clock::now()) {
     Rest(&lock, std::min(deadline, now + rest_));
     if (CopyPending()) {
       lock.unlock();

@@ -23,6 +23,7 @@ int64_t ReadClock(clockid_t clock) {
 // Between two looks at the system's clock, a millisecond apart, a thread counts the processor's ticks. Their length is measured once,
 // against the clock that nobody sets, over at least so long:
 constexpr int64_t kMeasureNs = 20'000'000;
+constexpr int64_t kMaxMeasureNs = 10'000'000'000;
 constexpr int64_t kAnchorNs = 1'000'000;
 
 // Nanoseconds a tick in units of 2^-32; 0 while it is not known, kNever where ticks cannot be trusted.
@@ -65,6 +66,10 @@ void MeasureTick() {
   }
   Moment now;
   if (!ReadBoth(CLOCK_MONOTONIC, &now) || now.ns - first.ns < kMeasureNs || now.ticks <= first.ticks) return;
+  if (now.ns - first.ns > kMaxMeasureNs) {  // the machine may have slept, or moved
+    first = now;
+    return;
+  }
   const double length = static_cast<double>(now.ns - first.ns) / static_cast<double>(now.ticks - first.ticks);
   tick.store(static_cast<uint64_t>(length * 4294967296.0), std::memory_order_relaxed);
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -464,3 +465,19 @@ def test_a_program_that_goes_lets_its_host_function_go() -> None:
     hcb.barrier_wait()
     gc.collect()
     assert gone() is None
+
+
+@pytest.mark.native_only
+def test_a_call_behind_a_tap_does_not_wait_for_the_reader_to_rest() -> None:
+    def step(x: Any, _: Any) -> Any:
+        return hcb.call(lambda v: v, hcb.id_tap(lambda v: None, x), result_shape=x) + 1, None
+
+    program = hcb.jit(lambda x: lax.scan(step, x, None, length=200)[0])
+    assert float(program(jnp.float32(0))) == 200
+    times = []
+    for _ in range(5):
+        begin = time.perf_counter()
+        program(jnp.float32(0)).block_until_ready()
+        times.append(time.perf_counter() - begin)
+    hcb.barrier_wait()
+    assert min(times) < 200 * 4e-3  # a rest would make it 10 ms a step, else it takes less than 0.1

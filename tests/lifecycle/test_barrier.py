@@ -275,3 +275,21 @@ def test_threads_that_end_leave_nothing_behind(jit: Any) -> None:
         thread.join()
     assert len(inflight._tokens) + len(inflight._results) < 20
     hcb.barrier_wait()
+
+
+def test_pruning_keeps_one_donated_result_for_the_barrier_to_know() -> None:
+    # A result that was donated says that something else may still run on its account: see `_pending`.
+    results: dict[int, Any] = {}
+    donate = jax.jit(lambda x: x + 1, donate_argnums=0)
+    kept = []
+    for key in range(1, 400):
+        results[key] = jnp.zeros(4) + key
+        if key % 100 == 0:
+            kept.append(donate(results[key]))
+        results[key].is_deleted() or results[key].block_until_ready()
+    inflight.prune(results)
+    assert list(results) == [inflight.DONATED]
+    assert results[inflight.DONATED].is_deleted()
+    results[1] = jnp.zeros(4).block_until_ready()  # later results take no notice of it
+    inflight.prune(results)
+    assert list(results) == [inflight.DONATED]

@@ -166,12 +166,7 @@ class Gpu:
         """Reads until `count` messages have come; what the decoder makes of each."""
         messages: list[Any] = []
         while len(messages) < count:
-            batch = self.source.read(timeout_sec)
-            if batch is None:
-                assert self.source.counters().queued_messages, (
-                    f"only {len(messages)} of {count} messages came"
-                )
-                continue
+            batch = self.read(timeout_sec)
             messages += [self.decode(*frame) for frame in batch.frames]
             batch.release()
         assert len(messages) == count

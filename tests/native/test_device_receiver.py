@@ -115,6 +115,23 @@ def test_drops_show_in_the_statistics_of_the_scope(held: Any) -> None:
     assert stats.delivered == 1 + 40 - dropped + 1
 
 
+def test_drops_are_counted_beside_an_undecodable_message(held: Any) -> None:
+    ring, listener = held
+    ring.send(b"good")
+    ring.send(b"bad!")
+    ring.corrupt(2 * SMALL + 64, b"\x91\x92\x06\x91\x09")
+    results = [ring.send(b"more") for _ in range(40)]
+    dropped = results.count(native.DROPPED)
+    assert dropped > 0
+    listener.drained(ring)
+    while ring.send(b"last") == native.DROPPED:
+        pass
+    listener.drained(ring)
+    (stats,) = listener.scope.stats
+    assert stats.dropped == dropped
+    assert stats.delivered == 1 + 1 + 40 - dropped + 1
+
+
 def test_the_scope_changes_exactly_at_the_sentinel(held: Any) -> None:
     ring, listener = held
     second = Scope("second")

@@ -186,6 +186,7 @@ def test_without_a_driver_taps_of_a_gpu_use_callbacks_and_a_warning_says_so(
     def no_driver(platform: str) -> None:
         raise NativeLibraryError(f"the GPU driver of {platform} cannot be loaded")
 
+    monkeypatch.delenv(transport.TRANSPORT_VARIABLE, raising=False)
     monkeypatch.setattr(native, "open_gpu", no_driver)
     monkeypatch.setattr(transport, "local_devices", lambda platform: [object()])
     choose = transport.use_native.__wrapped__

@@ -184,7 +184,7 @@ def test_python_callbacks_are_not_exported() -> None:
         env=environment,
     )
     assert done.returncode == 1
-    report = r"NotImplementedError: the tap print at <string>:3 .* exported for CPU, on the native"
+    report = r"NotImplementedError: the tap print at <string>:3 .* exported for CPU and GPUs, on the native"
     assert re.search(report, done.stderr)
 
 

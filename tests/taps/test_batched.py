@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import jax
@@ -173,6 +174,45 @@ def test_a_failure_is_one_of_all_messages_in_the_stack() -> None:
         with hcb.outfeed_receiver() as rx:
             hcb.jit(lambda x: [hcb.id_tap(fail, x, batched=True) for _ in range(100)])(1.0)
     assert sum(row.failed for row in rx.stats) == 100
+
+
+def test_a_barrier_waits_for_a_stack_that_comes_later_in_its_read() -> None:
+    order: list[str] = []
+    began, go_on = threading.Event(), threading.Event()
+
+    def slow(value: Any) -> None:
+        order.append("slow")
+        began.set()
+        go_on.wait(20)
+
+    stack = hcb.jit(lambda x: hcb.id_tap(lambda v: order.append(f"stack of {len(v)}"), x, batched=True) * 1)
+    other = hcb.jit(lambda x: hcb.id_tap(slow, x) * 1)
+    first = hcb.jit(lambda x: hcb.id_tap(slow, x) * 1)
+    first(1.0).block_until_ready()
+    assert began.wait(20)
+    # All of this is in one read: the stack of two stands behind the slow ones.
+    stack(1.0).block_until_ready()
+    waited = threading.Thread(target=lambda: (hcb.barrier_wait(), order.append("barrier")))
+    waited.start()
+    for _ in range(10):
+        other(1.0).block_until_ready()
+    stack(1.0).block_until_ready()
+    go_on.set()
+    waited.join(20)
+    hcb.barrier_wait()
+    assert order.index("barrier") > min(n for n, what in enumerate(order) if what.startswith("stack"))
+
+
+def test_without_arrays_each_message_is_one_call() -> None:
+    seen: list[Any] = []
+
+    def f() -> None:
+        for _ in range(20):
+            hcb.id_tap(seen.append, ("no array",), batched=True)
+
+    hcb.jit(f)()
+    hcb.barrier_wait()
+    assert seen == [("no array",)] * 20
 
 
 def test_the_user_may_keep_and_change_a_stack() -> None:

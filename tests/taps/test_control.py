@@ -143,6 +143,29 @@ def test_checks_are_switched_too_and_each_switch_holds() -> None:
     assert fails()
 
 
+@pytest.mark.native_only
+def test_calls_and_exported_taps_stay() -> None:
+    called: list[float] = []
+    seen: list[float] = []
+    exported = jax.export.export(
+        jax.jit(lambda x: hcb.id_tap(print, x, name="in the export")), disabled_checks=hcb.export_checks()
+    )
+    hcb.bind("in the export", lambda x: seen.append(float(x)))
+    program = jax.jit(
+        lambda x: hcb.call(lambda v: [called.append(float(v)), v][1], x, result_shape=x, name="call me")
+    )
+    assert "call me" not in hcb.taps.names
+    hcb.taps["*"].disable()
+    try:
+        exported(jnp.float32(0)).call(jnp.float32(3))
+        program(jnp.float32(4)).block_until_ready()
+        hcb.barrier_wait()
+    finally:
+        hcb.unbind("in the export")
+    assert (seen, called) == ([3], [4])
+    assert not any("exported" in name or name == "call me" for name in hcb.taps.names)
+
+
 def test_what_is_there_is_told() -> None:
     rec = Recorder()
     program = hcb.jit(lambda x: hcb.id_tap(rec, x, name="visible"))
