@@ -2,15 +2,15 @@
 
 A thread that dispatches programs gives the lock up in every call. Without further ado a busy receiver would take it
 each time and keep it for Python's switch interval, 5 ms. So while a receiver delivers, the interval is short: whoever
-waits gets the lock soon. And from time to time the receiver pauses without the lock. If it then has to wait for it,
-others want it: it pauses for longer than it works, for as long as that is so.
+waits gets the lock soon. And a receiver that has had to wait while it delivered, often and shortly, or that gets the
+lock back late after a moment without it, knows that others want it: from then on it pauses for longer than it works.
 """
 
 from __future__ import annotations
 
+import ctypes
 import sys
 import threading
-from collections.abc import Callable
 from time import perf_counter, perf_counter_ns
 
 from receiver import native_library as native
@@ -19,10 +19,10 @@ INTERVAL_SEC = 97e-6
 """The switch interval while receivers deliver. An odd number, so that one that somebody else sets is told from it."""
 
 WORK_SEC = 100e-6
-"""For how long a receiver works between two pauses if others want the lock."""
+"""For how long a receiver works before it looks whether it had to wait, if others want the lock."""
 
 ALONE_SEC = 1e-3
-"""The same if nobody does."""
+"""The same if nobody is known to."""
 
 PAUSE_NS = round(1e9 * 5 * WORK_SEC)
 """How long it pauses if others want the lock."""
@@ -33,8 +33,16 @@ LOOK_NS = 50_000
 LATE_NS = 10_000
 """To have the lock back later than this after a pause is to have waited for it."""
 
-ALONE_AFTER = 5
-"""After so many pauses without having to wait, nobody wants the lock any more."""
+SHORT_SEC = 80e-6
+"""Waits that are shorter than this are for the lock: who takes it for a moment gives it back so soon. Sleeps, and waits
+for disks and networks, are longer."""
+
+OFTEN = 4
+"""So many of them in a millisecond are those of a thread that goes on wanting the lock; one or two are no matter."""
+
+ALONE_AFTER = 20
+"""After so many pauses without being late nobody wants the lock any more: a thread that dispatches has it half of the
+time."""
 
 _lock = threading.Lock()  # protects what follows
 _delivering = 0
@@ -49,13 +57,17 @@ class LockShare:
     """Keeps a receiver's share of the interpreter lock small where others want it, in the `with` around each batch."""
 
     def __init__(self) -> None:
-        """Without the native library it never pauses: from Python the end of a sleep is seen with the lock only."""
-        self._sleep: Callable[[int], int] | None = None
-        if native.available():
-            self._sleep = native.load().hcb_sleep
-        self._contended = 0  # how many pauses more are to be long
-        self._worked = 0.0
-        self._began = 0.0
+        """Without the native library it never pauses."""
+        self._library = native.load() if native.available() else None
+        self._quick = native.load_holding_lock() if native.available() else None
+        self._cpu = ctypes.c_int64()
+        self._contended = 0  # for how many pauses more others are taken to want the lock
+        # Since the last look, while delivering: seconds, those without a processor, and waits.
+        self._worked = self._off = 0.0
+        self._waits = 0
+        # At the beginning of this stretch of it.
+        self._began = self._began_cpu = 0.0
+        self._began_waits = 0
 
     def __enter__(self) -> None:
         """Something is about to be delivered."""
@@ -67,27 +79,44 @@ class LockShare:
             if interval > INTERVAL_SEC:
                 sys.setswitchinterval(INTERVAL_SEC)
             _delivering += 1
+        self._begin()
+
+    def _begin(self) -> None:
+        if self._quick is not None:
+            self._began_waits = self._quick.hcb_waits(self._cpu)
+            self._began_cpu = self._cpu.value * 1e-9
         self._began = perf_counter()
+
+    def _add_up(self) -> None:
+        worked = perf_counter() - self._began
+        self._worked += worked
+        if self._quick is not None:
+            self._waits += self._quick.hcb_waits(self._cpu) - self._began_waits
+            self._off += worked - (self._cpu.value * 1e-9 - self._began_cpu)
 
     def due(self) -> float:
         """The `perf_counter()` value at which `pause` is due."""
         return self._began + (WORK_SEC if self._contended else ALONE_SEC) - self._worked
 
     def pause(self) -> float:
-        """Lets others have the lock. Returns for how many seconds."""
+        """Lets others have the lock if they want it. Returns for how many seconds."""
         begin = perf_counter()
-        if self._sleep is not None:
-            woke = self._sleep(PAUSE_NS if self._contended else LOOK_NS)
-            waited = perf_counter_ns() - woke > LATE_NS
-            self._contended = ALONE_AFTER if waited else max(0, self._contended - 1)
-        self._worked = 0.0
-        self._began = perf_counter()
+        self._add_up()
+        often = 1 if self._contended else OFTEN
+        wanted = self._waits >= often and self._off < SHORT_SEC * self._waits
+        if self._library is not None and (self._contended or self._waits):
+            woke = self._library.hcb_sleep(PAUSE_NS if self._contended or wanted else LOOK_NS)
+            wanted = wanted or perf_counter_ns() - woke > LATE_NS
+            self._contended = ALONE_AFTER if wanted else max(0, self._contended - 1)
+        self._worked = self._off = 0.0
+        self._waits = 0
+        self._begin()
         return self._began - begin
 
     def __exit__(self, *error: object) -> None:
         """It has been delivered."""
         global _delivering
-        self._worked += perf_counter() - self._began
+        self._add_up()
         with _lock:
             _delivering -= 1
             if not _delivering and _users_interval > INTERVAL_SEC and _is_ours(sys.getswitchinterval()):

@@ -173,6 +173,7 @@ _FUNCTIONS = {
     "hcb_switch": (c_int32, (c_uint64, c_int32, c_int32)),
     "hcb_switch_all_checks": (None, (c_int32,)),
     "hcb_abort_on_check": (c_int32, (c_int32, c_int32)),
+    "hcb_waits": (c_int64, (POINTER(c_int64),)),
     "hcb_sleep": (c_int64, (c_int64,)),
     "hcb_gpu_open": (c_int32, (c_int32, c_char_p, c_char_p, c_uint64)),
     "hcb_gpu_prepare": (c_int32, (c_void_p, c_int32)),

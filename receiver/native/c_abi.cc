@@ -1,6 +1,7 @@
 // The exported functions, apart from the handler: each translates and calls.
 #include "c_abi.h"
 
+#include <sys/resource.h>
 #include <time.h>
 
 #include <algorithm>
@@ -48,6 +49,12 @@ void CopyText(const std::string& text, char* out, uint64_t out_bytes) {
   const size_t length = std::min<size_t>(text.size(), out_bytes - 1);
   std::memcpy(out, text.data(), length);
   out[length] = 0;
+}
+
+int64_t ReadClock(clockid_t clock) {
+  timespec now;
+  clock_gettime(clock, &now);
+  return static_cast<int64_t>(now.tv_sec) * 1'000'000'000 + now.tv_nsec;
 }
 
 int32_t StatusOf(hcb::Verdict verdict) {
@@ -209,12 +216,19 @@ int32_t hcb_abort_on_check(int32_t device, int32_t on) {
   return hcb::AbortOnCheck(device, on != 0) ? HCB_EMITTED : HCB_NO_MEMORY;
 }
 
+int64_t hcb_waits(int64_t* cpu_ns) {
+  *cpu_ns = ReadClock(CLOCK_THREAD_CPUTIME_ID);
+#ifdef RUSAGE_THREAD
+  rusage usage;
+  if (getrusage(RUSAGE_THREAD, &usage) == 0) return usage.ru_nvcsw;
+#endif
+  return 0;
+}
+
 int64_t hcb_sleep(int64_t ns) {
   const timespec pause = {static_cast<time_t>(ns / 1'000'000'000), static_cast<long>(ns % 1'000'000'000)};
   nanosleep(&pause, nullptr);
-  timespec now;
-  clock_gettime(CLOCK_MONOTONIC, &now);
-  return static_cast<int64_t>(now.tv_sec) * 1'000'000'000 + now.tv_nsec;
+  return ReadClock(CLOCK_MONOTONIC);
 }
 
 int32_t hcb_gpu_open(int32_t vendor, const char* library, char* error, uint64_t error_bytes) {

@@ -236,6 +236,9 @@ HCB_EXPORT void hcb_switch_all_checks(int32_t off);
 /* Whether a check that fails on the device ends the launch it is in, on all its devices. */
 HCB_EXPORT int32_t hcb_abort_on_check(int32_t device, int32_t on);
 
+/* How often the calling thread has waited for anything, that is given its processor up of its own accord (always 0 where the system
+ * does not tell), and in `cpu_ns` how many nanoseconds of processor it has used. */
+HCB_EXPORT int64_t hcb_waits(int64_t* cpu_ns);
 /* Sleeps. Returns the time at which that ended: CLOCK_MONOTONIC in nanoseconds. */
 HCB_EXPORT int64_t hcb_sleep(int64_t ns);
 /* Loads the GPU driver from `library`, or from its usual place if that is null or empty. Nothing but the handlers of GPUs needs
