@@ -353,7 +353,7 @@ def test_stamps_are_the_time_of_day(make_ring):
             ring.send()
         after = time.time_ns()
         stamps = [frame.header.time_ns for frame in ring.take(50)]
-        assert before - 2000 <= min(stamps)
-        assert max(stamps) <= after + 2000
-        assert [last - 2000, *stamps] == sorted([last - 2000, *stamps])
+        assert before - 20_000 <= min(stamps)
+        assert max(stamps) <= after + 20_000
+        assert [last - 20_000, *stamps] == sorted([last - 20_000, *stamps])
         last = stamps[-1]
