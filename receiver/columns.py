@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from receiver import native_library as native
-
-Array = np.ndarray[Any, Any]
+from receiver.dtypes import Array
 
 _FIELDS: Sequence[tuple[str, Any]] = (
     ("consumer_ids", np.uint64),

@@ -7,11 +7,10 @@ from collections.abc import Callable
 from time import perf_counter
 from typing import Any
 
-import jax
+import bench_scan
 import jax.numpy as jnp
 import numpy as np
 from bench_row import Row, measure
-from bench_timing import Counter, delivered_us, scan
 from jax import lax
 
 import hostcallback as hcb
@@ -68,16 +67,5 @@ def _kept(nbytes: int, steps: int, rounds: int) -> Row:
 
 def beside_callback(rounds: int) -> Row:
     """An array of 256 KiB that every step of a scan changes and taps; what is delivered is not kept."""
-    mine, theirs, steps, x = Counter(), Counter(), 400, jnp.ones(64 * KIB, jnp.float32)
-    ours = scan(hcb.jit, lambda c: hcb.id_tap(mine, c), steps)
-    peer = scan(jax.jit, lambda c: jax.debug.callback(theirs, c, ordered=True), steps)
-    figures = measure(
-        [
-            lambda: delivered_us(lambda: ours(x), hcb.barrier_wait, steps),
-            lambda: delivered_us(lambda: peer(x), jax.effects_barrier, steps),
-        ],
-        rounds,
-    )
-    assert mine.count == theirs.count == steps * (rounds + 1)
     name = "array of 256 KiB in a scan, changed and delivered"
-    return figures[0].beside(figures[1], name, "us/message", "jax.debug.callback(ordered=True)", 1 / 3)
+    return bench_scan.beside_callback(name, jnp.ones(64 * KIB, jnp.float32), 400, 400, 1 / 3, rounds)

@@ -77,7 +77,7 @@ def switched_off_here(rounds: int) -> list[Row]:
     return [mine.beside(peer, name, "ns", "an empty FFI call, same operands", 1.2)]
 
 
-def _delivered(name: str, x: Any, steps: int, peer_steps: int, bound: float, rounds: int) -> Row:
+def beside_callback(name: str, x: Any, steps: int, peer_steps: int, bound: float, rounds: int) -> Row:
     mine, theirs = Counter(), Counter()
     ours = scan(hcb.jit, lambda c: hcb.id_tap(mine, c), steps)
     peer = scan(jax.jit, lambda c: jax.debug.callback(theirs, c, ordered=True), peer_steps)
@@ -96,13 +96,13 @@ def _delivered(name: str, x: Any, steps: int, peer_steps: int, bound: float, rou
 def scalar(rounds: int) -> Row:
     """A float32 scalar tapped in every step of a scan, until the last one was delivered, in order."""
     name = "scalar tap in a scan, delivered to a Python function, in order"
-    return _delivered(name, jnp.float32(1), STREAM, 2_000, 1 / 30, rounds)
+    return beside_callback(name, jnp.float32(1), STREAM, 2_000, 1 / 30, rounds)
 
 
 def pytree(rounds: int) -> Row:
     """A dict of 8 float32 arrays of 1 to 8 elements, all changed and tapped as one message in every step of a scan."""
     tree = {f"array {n}": jnp.ones(n, jnp.float32) for n in range(1, 9)}
-    return _delivered(
+    return beside_callback(
         "pytree of 8 small arrays in a scan, delivered, in order", tree, 5_000, 500, 1 / 25, rounds
     )
 

@@ -5,17 +5,10 @@
 #include <string>
 #include <thread>
 
+#include "check.h"
 #include "c_abi.h"
 #include "frame.h"
 #include "xla/ffi/api/c_api.h"
-
-#define CHECK(condition)                                                       \
-  do {                                                                         \
-    if (!(condition)) {                                                        \
-      std::fprintf(stderr, "line %d: %s does not hold\n", __LINE__, #condition); \
-      std::abort();                                                            \
-    }                                                                          \
-  } while (0)
 
 struct XLA_FFI_Error {
   std::string message;

@@ -12,16 +12,9 @@
 #include <thread>
 #include <vector>
 
+#include "check.h"
 #include "c_abi.h"
 #include "frame.h"
-
-#define CHECK(condition)                                                       \
-  do {                                                                         \
-    if (!(condition)) {                                                        \
-      std::fprintf(stderr, "line %d: %s does not hold\n", __LINE__, #condition); \
-      std::abort();                                                            \
-    }                                                                          \
-  } while (0)
 
 namespace {
 

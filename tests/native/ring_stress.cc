@@ -10,20 +10,13 @@
 #include <thread>
 #include <vector>
 
+#include "check.h"
 #include "c_abi.h"
 #include "completer.h"
 #include "frame.h"
 #include "ring.h"
 
 namespace {
-
-#define CHECK(condition)                                                       \
-  do {                                                                         \
-    if (!(condition)) {                                                        \
-      std::fprintf(stderr, "line %d: %s does not hold\n", __LINE__, #condition); \
-      std::abort();                                                            \
-    }                                                                          \
-  } while (0)
 
 constexpr uint64_t kEnd = ~0ull;
 
