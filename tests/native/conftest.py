@@ -143,9 +143,11 @@ def run_program() -> Callable[..., str]:
     """Runs a scenario of `ffi_program.py` or `fork_program.py` in a process of its own."""
 
     def run(program: str, arguments: Sequence[str] = (), timeout_sec: float = 100) -> str:
+        # The program's own folder too: with PYTHONSAFEPATH set, Python does not add it.
+        paths = [Path(native.__file__).parents[1], Path(__file__).parent]
         done = subprocess.run(
             [sys.executable, str(Path(__file__).with_name(program)), *arguments],
-            env={**os.environ, "PYTHONPATH": str(Path(native.__file__).parents[1])},
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths))},
             capture_output=True,
             text=True,
             timeout=timeout_sec,
