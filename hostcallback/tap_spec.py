@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import threading
 import weakref
@@ -179,6 +180,7 @@ class TapSpec:
             kwargs=self.kwargs,
             is_check=self.check,
             is_switchable=switchable,
+            describe=functools.partial(self.describe, transforms, absent, shards),
         )
 
     def _shard_sink(self, sink: Sink, shards: Shards) -> Sink:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from receiver.described import Described
 from receiver.message import Message
 
 Sink = Callable[[Message], Any]
@@ -27,6 +28,8 @@ class Consumer:
         kwargs: the tap's keyword arguments, for reports.
         is_check: whether its messages are failures of a check.
         is_switchable: whether it is a tap of this process that can be switched off by name.
+        describe: what a process that has not traced the tap has to know of it; None for what is no tap. Raises
+            ValueError where it cannot be told.
     """
 
     consumer_id: int
@@ -37,3 +40,4 @@ class Consumer:
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     is_check: bool = False
     is_switchable: bool = False
+    describe: Callable[[], Described] | None = None

@@ -1,0 +1,81 @@
+"""The `hcb` command: reads tap logs and flight recorders, and controls taps of running programs. Works without JAX."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+from typing import NoReturn
+
+from receiver.errors import HostCallbackError
+
+COMMANDS: dict[str, str] = {}
+"""The modules of this package that are commands, and what each does, in the order of the help.
+
+A command's module has `configure(parser)`, which adds its arguments, and `run(arguments)`, which returns the exit
+status.
+"""
+
+FAILED, USAGE, INTERRUPTED, BROKEN_PIPE = 1, 2, 130, 141
+"""Exit statuses: something could not be done; wrong arguments; and those of a shell for what a signal ended."""
+
+
+class CommandError(HostCallbackError):
+    """A command cannot go on; the text is for its user."""
+
+
+def _parser(chosen: str | None) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="hcb", description=__doc__)
+    parser.add_argument("--version", action="version", version=f"hcb (hostcallback) {_version()}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for name, summary in COMMANDS.items():
+        added = commands.add_parser(name, help=summary, description=summary)
+        if name == chosen:  # only this one's module is loaded
+            module = importlib.import_module(f"receiver.cli.{name}")
+            module.configure(added)
+            added.set_defaults(run=module.run)
+    return parser
+
+
+def _version() -> str:
+    try:
+        return version("hostcallback")
+    except PackageNotFoundError:
+        return "not installed"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command line and returns the exit status. Problems are one line on standard error."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    parser = _parser(next((word for word in given if word in COMMANDS), None))
+    try:
+        parsed = parser.parse_args(given)
+        status: int = parsed.run(parsed)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Whoever read our output has seen enough, as with any filter. What is buffered must not be tried again at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return BROKEN_PIPE
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except (HostCallbackError, OSError) as error:
+        print(f"hcb: {_one_line(error)}", file=sys.stderr)
+        return FAILED
+    return status
+
+
+def _one_line(error: Exception) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    return str(error) or type(error).__name__
+
+
+def script() -> NoReturn:
+    """The console script."""
+    if hasattr(signal, "SIGTERM"):
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    sys.exit(main())

@@ -1,0 +1,5 @@
+"""`python -m receiver.cli` is `hcb`."""
+
+from receiver.cli import script
+
+script()
