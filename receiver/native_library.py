@@ -14,7 +14,7 @@ from pathlib import Path
 
 from receiver.errors import NativeLibraryError
 
-ABI_VERSION = 4
+ABI_VERSION = 5
 DIRECTORY = Path(__file__).parent / "native"
 
 BATCH_FRAMES = 1024
@@ -139,6 +139,7 @@ _FUNCTIONS = {
     "hcb_ring_get": (c_void_p, (c_int32,)),
     "hcb_ring_set_device_id": (None, (c_void_p, c_int32)),
     "hcb_ring_configure": (None, (c_void_p, POINTER(Config))),
+    "hcb_ring_keep_in_file": (c_int32, (c_void_p, c_char_p, c_char_p, c_uint64)),
     "hcb_ring_memory": (c_void_p, (c_void_p, POINTER(c_uint64))),
     "hcb_ring_read": (c_uint32, (c_void_p, c_int64, POINTER(Batch))),
     "hcb_batch_columns": (None, (c_void_p, POINTER(Batch), POINTER(Columns))),

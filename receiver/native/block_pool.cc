@@ -6,6 +6,7 @@
 #include <atomic>
 #include <new>
 
+#include "block_arena.h"
 #include "frame.h"
 #include "gpu_driver.h"
 
@@ -14,7 +15,7 @@ namespace {
 
 // Pinned blocks are shared memory: of private memory a fork makes copies on write, and while the device goes on copying into
 // the old pages, the process would look at the new ones. A block that a child may look at too is not used a second time.
-std::atomic<uint64_t> forks{0};
+std::atomic<uint32_t> forks{0};
 
 void CountForks() {
   static const int done = pthread_atfork([] { forks.fetch_add(1, std::memory_order_relaxed); }, nullptr, nullptr);
@@ -35,12 +36,14 @@ struct alignas(kFrameAlign) BlockPool::Block {
   void* mapping;
   uint64_t mapped;
   GpuDevice* pinned_for;  // null: not pinned
+  BlockArena* arena;      // that it is of, or null
   bool shared;            // made to be pinned
-  uint64_t forks;         // that there had been
+  uint32_t forks;         // that there had been
 
   void* memory() { return this + 1; }
   static Block* Of(void* memory) { return static_cast<Block*>(memory) - 1; }
 };
+static_assert(sizeof(ArenaRecord) + kFrameAlign == kArenaPayload, "a record and a block's header");
 
 void BlockPool::Unmap(Block* block) {
   if (block == nullptr) return;
@@ -72,7 +75,25 @@ void BlockPool::PinFor(GpuDevice* device) {
 
 bool BlockPool::IsPinned(void* block) { return Block::Of(block)->pinned_for != nullptr; }
 
+void* BlockPool::AllocateIn(BlockArena* arena, uint64_t nbytes) {
+  uint8_t* start = arena->Allocate(nbytes);
+  if (start == nullptr) return nullptr;
+  return (new (start + sizeof(ArenaRecord)) Block{this, nbytes, start, 0, nullptr, arena, false, 0})->memory();
+}
+
+uint64_t BlockPool::Mark(void* memory, uint64_t position, uint64_t nbytes) {
+  Block* block = Block::Of(memory);
+  if (block->arena == nullptr) return 0;
+  uint8_t* start = static_cast<uint8_t*>(block->mapping);
+  BlockArena::Mark(start, position, nbytes);
+  return block->arena->FileOffset(start);
+}
+
 void* BlockPool::Allocate(uint64_t nbytes) {
+  BlockArena* arena = arena_.load(std::memory_order_acquire);
+  if (arena != nullptr && device_.load() == nullptr) {  // what a device copies into is pinned
+    if (void* memory = AllocateIn(arena, nbytes)) return memory;
+  }
   const uint64_t capacity = AlignUp(nbytes, kFrameAlign);
   Block* unused;
   GpuDevice* device;
@@ -109,7 +130,7 @@ void* BlockPool::Allocate(uint64_t nbytes) {
 #endif
   }
   Block* block =
-      new (raw) Block{this, capacity, mapping, mapped, nullptr, device != nullptr, forks.load(std::memory_order_relaxed)};
+      new (raw) Block{this, capacity, mapping, mapped, nullptr, nullptr, device != nullptr, forks.load(std::memory_order_relaxed)};
   if (device != nullptr && device->Pin(raw, mapped)) block->pinned_for = device;
   return block->memory();
 }
@@ -127,6 +148,10 @@ void BlockPool::Free(void* memory) {
 }
 
 void BlockPool::Return(Block* block) {
+  if (block->arena != nullptr) {
+    block->arena->Free(static_cast<uint8_t*>(block->mapping));
+    return;
+  }
   Block* oldest;
   {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -151,6 +176,7 @@ void BlockPool::ResetAfterFork() {
   stock_bytes_ = 0;
   next_slot_ = 0;
   device_ = nullptr;
+  if (BlockArena* arena = arena_.exchange(nullptr)) arena->ResetAfterFork();
 }
 
 }  // namespace hcb

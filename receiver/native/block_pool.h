@@ -9,6 +9,7 @@
 
 namespace hcb {
 
+class BlockArena;
 class GpuDevice;
 
 // Thread-safe. A pool must outlive its blocks; rings, which own them, are never destroyed.
@@ -22,6 +23,12 @@ class BlockPool {
   void PinFor(GpuDevice* device);
   static bool IsPinned(void* block);
 
+  // Takes blocks from `arena`, as long as it has room, from now on; null ends that.
+  void UseArena(BlockArena* arena) { arena_.store(arena, std::memory_order_release); }
+  // Of a block that is filled: says in the arena's file which frame it belongs to. Returns where its record lies in the file; 0 if it
+  // is not of an arena.
+  static uint64_t Mark(void* block, uint64_t position, uint64_t nbytes);
+
   // 64-byte aligned memory for `nbytes`; null if the system has none.
   void* Allocate(uint64_t nbytes);
 
@@ -34,6 +41,7 @@ class BlockPool {
   struct Block;
   static constexpr size_t kStockSlots = 256;  // as many as a reader that rests falls behind; the bytes are limited apart
 
+  void* AllocateIn(BlockArena* arena, uint64_t nbytes);
   void Return(Block* block);
   bool MayStay(const Block* block) const;
   Block* TakeLocked(size_t slot);
@@ -45,6 +53,7 @@ class BlockPool {
   uint64_t stock_bytes_ = 0;
   uint64_t stock_limit_ = 0;
   std::atomic<GpuDevice*> device_{nullptr};  // written with the lock
+  std::atomic<BlockArena*> arena_{nullptr};  // never destroyed: numpy has blocks of it
 };
 
 }  // namespace hcb

@@ -89,6 +89,10 @@ void hcb_ring_set_device_id(hcb_ring* ring, int32_t id) { Of(ring)->SetDeviceId(
 
 void hcb_ring_configure(hcb_ring* ring, const hcb_config* config) { Of(ring)->Configure(*config); }
 
+int32_t hcb_ring_keep_in_file(hcb_ring* ring, const char* path, const char* name, uint64_t blocks_bytes) {
+  return Of(ring)->KeepInFile(path, name, blocks_bytes);
+}
+
 void* hcb_ring_memory(hcb_ring* ring, uint64_t* capacity_bytes) {
   *capacity_bytes = Of(ring)->capacity();
   return Of(ring)->memory();

@@ -8,7 +8,7 @@
 
 #include <stdint.h>
 
-#define HCB_ABI_VERSION 4
+#define HCB_ABI_VERSION 5
 #define HCB_EXPORT __attribute__((visibility("default")))
 
 #ifdef __cplusplus
@@ -166,6 +166,10 @@ HCB_EXPORT hcb_ring* hcb_ring_get(int32_t device);
 HCB_EXPORT void hcb_ring_set_device_id(hcb_ring* ring, int32_t id);
 /* Policy, timeout, sampling and budget from now on. The sizes are fixed and ignored. */
 HCB_EXPORT void hcb_ring_configure(hcb_ring* ring, const hcb_config* config);
+/* Moves the ring's memory into the new file `path`, which a process that is killed leaves behind; `name` is the device's. Payloads outside
+ * the ring go into the same file as far as `blocks_bytes` reach (not those of GPUs). Once in the life of a ring, and for a GPU's before
+ * hcb_gpu_prepare. Returns 0 or an errno. */
+HCB_EXPORT int32_t hcb_ring_keep_in_file(hcb_ring* ring, const char* path, const char* name, uint64_t blocks_bytes);
 HCB_EXPORT void* hcb_ring_memory(hcb_ring* ring, uint64_t* capacity_bytes);
 
 /* Waits for frames (timeout_ns < 0: without limit) and lists those that are ready, in order, up to the batch's limits.

@@ -64,7 +64,8 @@ Field LoadField(const uint8_t* header, size_t offset) {
 struct BlockDescriptor {
   uint64_t address;
   uint64_t nbytes;
-  uint64_t zeros[6];
+  uint64_t file_offset;  // of the block's record in the ring's file; 0: it is not there
+  uint64_t zeros[5];
 };
 static_assert(sizeof(BlockDescriptor) == kFrameAlign, "the descriptor fills one unit of the ring");
 

@@ -1,10 +1,17 @@
 // What a ring is apart from its two sides: memory, configuration, counters, waking, fork.
 #include "ring.h"
 
+#include <errno.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <cstring>
 #include <new>
+#include <thread>
+
+#include "block_arena.h"
+#include "unix_clock.h"
 
 namespace hcb {
 namespace {
@@ -36,22 +43,94 @@ hcb_config WithDefaults(hcb_config config) {
 
 std::unique_ptr<Ring> Ring::Make(int32_t device, const hcb_config& config) {
   const hcb_config complete = WithDefaults(config);
-  void* memory = mmap(nullptr, complete.capacity_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (memory == MAP_FAILED) return nullptr;
-  return std::unique_ptr<Ring>(new Ring(device, complete, static_cast<uint8_t*>(memory)));
+  uint8_t* base = MapRing(complete.capacity_bytes);
+  if (base == nullptr) return nullptr;
+  return std::unique_ptr<Ring>(new Ring(device, complete, base));
 }
 
-Ring::Ring(int32_t device, const hcb_config& config, uint8_t* memory)
+Ring::Ring(int32_t device, const hcb_config& config, uint8_t* base)
     : device_(device),
       device_id_(device),
       capacity_(config.capacity_bytes),
       external_threshold_(config.external_threshold_bytes),
-      memory_(memory),
+      base_(base),
+      control_(new (base) RingControl{}),
+      memory_(base + kRingPage),
       config_(config) {
+  InitializeControl();
   blocks_.SetStockLimit(config.block_budget_bytes / 2);
 }
 
-Ring::~Ring() { munmap(memory_, capacity_); }
+Ring::~Ring() { UnmapRing(base_, capacity_); }
+
+void Ring::InitializeControl() {
+  std::memcpy(control_->magic, kRingMagic, sizeof(kRingMagic));
+  control_->version = kRingFileVersion;
+  control_->page_bytes = kRingPage;
+  control_->capacity = capacity_;
+  control_->device = device_;
+  control_->device_id = device_id();
+  control_->wake_from = kAwake;
+}
+
+void Ring::SetDeviceId(int32_t id) {
+  device_id_.store(id, std::memory_order_relaxed);
+  control_->device_id = id;
+}
+
+// Whether all that is reserved is committed, too. Damage counts as committed: the reader will say so.
+bool Ring::AllCommittedLocked() const {
+  const uint64_t head = control_->head.load(std::memory_order_relaxed);
+  uint64_t at = control_->released.load(std::memory_order_acquire);
+  while (at != head && Check(at, head) == HCB_INTACT) {
+    const FrameHeader& header = *At(at);
+    const uint32_t flags = __atomic_load_n(&header.flags, __ATOMIC_ACQUIRE);
+    if (flags & kBusy) return false;
+    at += FrameBytes(header.meta_bytes, (flags & kExternal) ? sizeof(BlockDescriptor) : header.payload_bytes);
+  }
+  return true;
+}
+
+int Ring::KeepInFile(const char* path, const char* name, uint64_t blocks_bytes) {
+  const uint64_t ring_bytes = kRingPage + capacity_;
+  blocks_bytes = AlignUp(blocks_bytes, kRingPage);
+  RingFile file;
+  if (const int error = file.Create(path, ring_bytes + blocks_bytes)) return error;
+  uint8_t* copy = file.Map(0, ring_bytes);
+  if (copy == nullptr) return errno;
+  int error;
+  while ((error = MoveInto(&file, copy, name, blocks_bytes)) == EAGAIN) std::this_thread::yield();
+  munmap(copy, ring_bytes);
+  Wake();  // what a reader that went to sleep meanwhile wrote to say so may be lost
+  if (error == 0) error = file.Publish();
+  if (error != 0 || blocks_bytes == 0) return error;
+  uint8_t* arena = file.Map(ring_bytes, blocks_bytes);
+  if (arena == nullptr) return errno;
+  blocks_.UseArena(new BlockArena(arena, blocks_bytes, ring_bytes));
+  return 0;
+}
+
+// EAGAIN: somebody has reserved and still writes to the old memory.
+int Ring::MoveInto(RingFile* file, uint8_t* copy, const char* name, uint64_t blocks_bytes) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (in_file_) return EEXIST;
+  if (pinned_) return EBUSY;
+  if (!AllCommittedLocked()) return EAGAIN;
+  const uint64_t ring_bytes = kRingPage + capacity_;
+  control_->pid = getpid();
+  control_->created_ns = UnixNowNs();
+  control_->blocks_offset = blocks_bytes != 0 ? ring_bytes : 0;
+  control_->blocks_bytes = blocks_bytes;
+  std::strncpy(control_->name, name, kDeviceNameBytes - 1);
+  std::memcpy(copy, base_, ring_bytes);
+  if (file->Map(0, ring_bytes, base_) == nullptr) return errno;
+  in_file_ = true;
+  // What the reader gave back while this copied: see Release.
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  const uint64_t released = released_here_.load(std::memory_order_seq_cst);
+  if (released > control_->released.load()) control_->released.store(released);
+  return 0;
+}
 
 void Ring::Configure(const hcb_config& config) {
   const hcb_config complete = WithDefaults(config);
@@ -68,12 +147,12 @@ void Ring::ReadCounters(hcb_counters* out) {
   std::lock_guard<std::mutex> lock(mutex_);
   // The reader's side first: what it releases meanwhile counts as queued, never the other way round.
   const uint64_t released_frames = released_frames_.load(std::memory_order_acquire) + discarded();
-  const uint64_t released = released_.load(std::memory_order_acquire);
+  const uint64_t released = control_->released.load(std::memory_order_acquire);
   out->emitted = emitted_;
   out->dropped = dropped_;
   out->emitted_bytes = emitted_bytes_;
   out->queued_messages = emitted_ > released_frames ? emitted_ - released_frames : 0;
-  out->queued_bytes = head_.load(std::memory_order_relaxed) - released + outstanding_bytes_;
+  out->queued_bytes = control_->head.load(std::memory_order_relaxed) - released + outstanding_bytes_;
   out->waiting_producers = waiters_.size();
   out->next_seq = next_seq_ - discarded_.load();
   out->released_messages = released_frames;
@@ -82,7 +161,7 @@ void Ring::ReadCounters(hcb_counters* out) {
 }
 
 void Ring::WakeReader() {
-  if (wake_from_.exchange(kAwake, std::memory_order_seq_cst) == kAwake) return;
+  if (control_->wake_from.exchange(kAwake, std::memory_order_seq_cst) == kAwake) return;
   // The empty critical section makes sure that the reader is in its wait, not on the way to it.
   { std::lock_guard<std::mutex> lock(sleep_mutex_); }
   sleep_.notify_one();
@@ -97,12 +176,12 @@ void Ring::AnnounceCall(uint64_t position) {
     // This thread looks for calls as soon as the program lets go of it. Should that take long, the reader comes in between.
     expected_ = position;
     expected_until_ = Clock::now() + kExpected;
-    if (wake_from_.load(std::memory_order_relaxed) == kAwake) return;
+    if (control_->wake_from.load(std::memory_order_relaxed) == kAwake) return;
   } else if (in_front && callers_ != 0) {
     call_arrived_.notify_one();
     return;
   }
-  wake_from_.store(kAwake, std::memory_order_seq_cst);
+  control_->wake_from.store(kAwake, std::memory_order_seq_cst);
   sleep_.notify_one();
 }
 
@@ -110,7 +189,7 @@ void Ring::Wake() {
   {
     std::lock_guard<std::mutex> lock(sleep_mutex_);
     wake_requested_ = true;
-    wake_from_.store(kAwake, std::memory_order_seq_cst);
+    control_->wake_from.store(kAwake, std::memory_order_seq_cst);
   }
   sleep_.notify_one();
 }
@@ -130,11 +209,19 @@ void Ring::ResetAfterFork() {
   lost_ = discarded_ = 0;
   given_back_ = unpinned_ = 0;
   blocks_.ResetAfterFork();
+  if (in_file_) {  // which is the parent's
+    const uint64_t head = control_->head.load();
+    if (MapRing(capacity_, base_) == nullptr) _exit(1);  // it must not write into its parent's file
+    new (base_) RingControl{};
+    InitializeControl();
+    control_->head = head;
+    in_file_ = false;
+  }
   outstanding_bytes_ = 0;
   next_seq_ = emitted_ = dropped_ = emitted_bytes_ = sample_tick_ = 0;
   // Positions go on: an old header in the memory can never pass for a new one.
-  const uint64_t head = AlignUp(head_.load(), capacity_);
-  head_ = released_ = head;
+  const uint64_t head = AlignUp(control_->head.load(), capacity_);
+  control_->head = control_->released = control_->delivered = released_here_ = head;
   cursor_ = head;
   cursor_frames_ = 0;
   released_frames_ = 0;
@@ -142,7 +229,7 @@ void Ring::ResetAfterFork() {
   turn_taken_ = reader_turn_ = false;
   stream_end_ = {};
   callers_ = 0;
-  wake_from_ = kAwake;
+  control_->wake_from = kAwake;
   wake_requested_ = false;
 }
 

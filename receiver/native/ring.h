@@ -30,6 +30,7 @@
 #include "encode.h"
 #include "frame.h"
 #include "gpu_driver.h"
+#include "ring_file.h"
 
 namespace hcb {
 
@@ -85,11 +86,15 @@ class Ring {
   uint64_t discarded() const { return given_back_.load(std::memory_order_acquire); }
   void ResetAfterFork();
 
+  // Moves the ring's memory, with what is in it, into a new file, and payload blocks to come into an arena of `blocks_bytes` in the
+  // same file: who is killed leaves them there. Once. Returns 0 or an errno.
+  int KeepInFile(const char* path, const char* name, uint64_t blocks_bytes);
+
   GpuDevice* gpu() const { return gpu_.load(std::memory_order_acquire); }
   int32_t device() const { return device_; }
   // What the frames' headers say; by default the same.
   int32_t device_id() const { return device_id_.load(std::memory_order_relaxed); }
-  void SetDeviceId(int32_t id) { device_id_.store(id, std::memory_order_relaxed); }
+  void SetDeviceId(int32_t id);
   uint8_t* memory() const { return memory_; }
   uint64_t capacity() const { return capacity_; }
 
@@ -123,7 +128,7 @@ class Ring {
     void* memory;  // null while its producer still copies
   };
 
-  Ring(int32_t device, const hcb_config& config, uint8_t* memory);
+  Ring(int32_t device, const hcb_config& config, uint8_t* base);
 
   // ring_producer.cc. "Locked" functions need `mutex_`.
   bool GoesOutside(const Emission& emission) const;
@@ -172,6 +177,9 @@ class Ring {
   void ReleaseSkipped(uint64_t from);
 
   // ring.cc
+  void InitializeControl();
+  bool AllCommittedLocked() const;
+  int MoveInto(RingFile* file, uint8_t* copy, const char* name, uint64_t blocks_bytes);
   void WakeReader();
   void AnnounceCall(uint64_t position);
   FrameHeader* At(uint64_t position) const {
@@ -185,8 +193,11 @@ class Ring {
   std::atomic<int32_t> device_id_;
   const uint64_t capacity_;  // a power of two
   const uint64_t external_threshold_;
+  uint8_t* const base_;          // of the control page and the frames behind it
+  RingControl* const control_;  // what lies there; the memory behind these pointers may change, what is in it does not
   uint8_t* const memory_;
   BlockPool blocks_;
+  bool in_file_ = false;  // written with `mutex_`
   std::atomic<GpuDevice*> gpu_{nullptr};  // set once, with `mutex_`
   bool pinned_ = false;                   // written before `gpu_`
 
@@ -203,15 +214,15 @@ class Ring {
   std::deque<DeviceCopy> copies_;  // that the reader has not settled yet, in the order of their frames
   uint64_t unpinned_ = 0;          // copies into memory that could not be pinned
 
-  // Written by producers under `mutex_`, read by the reader without it. On cache lines of their own: both sides poll them.
-  alignas(64) std::atomic<uint64_t> head_{0};
-  std::atomic<uint32_t> waiting_{0};  // waiters_.size(), for the reader's quick look
+  // Written by producers under `mutex_`, as control_->head is, read by the reader without it. On cache lines of their own: both
+  // sides poll them.
+  alignas(64) std::atomic<uint32_t> waiting_{0};  // waiters_.size(), for the reader's quick look
   std::atomic<uint64_t> oldest_copy_{kNoCopy};  // position of the first of copies_; it and what follows is not readable yet
   std::atomic<uint64_t> lost_{0};  // messages whose copies failed, not reported yet
   std::atomic<uint64_t> lost_reason_{0};  // of the last: error and hcb_copy_step
 
-  alignas(64) std::atomic<uint64_t> released_{0};  // the reader's; what lies below may be overwritten
-  std::atomic<uint64_t> released_frames_{0};
+  alignas(64) std::atomic<uint64_t> released_frames_{0};
+  std::atomic<uint64_t> released_here_{0};  // what the reader wrote to control_->released last
   std::atomic<uint64_t> discarded_{0};  // accepted frames that turned out to be no message: of a GPU's checks, and lost ones
   std::atomic<uint64_t> given_back_{0};  // those before the cursor, whose sequence numbers are not spent
   std::chrono::steady_clock::duration poll_ = kFirstPoll;  // the reader's own: until it next asks for a GPU's event
@@ -221,12 +232,10 @@ class Ring {
   std::chrono::steady_clock::time_point stream_end_{};  // likewise: until then more frames are expected
   bool reader_turn_ = false;                    // likewise: whether it is the reader that has the turn
 
-  // The reader is woken for frames from this position on: for none while it is awake, for all while it sleeps, for those that
-  // are many bytes behind what it has read while it rests.
+  // Of control_->wake_from.
   static constexpr uint64_t kAsleep = 0;
   static constexpr uint64_t kAwake = ~0ull;
-  alignas(64) std::atomic<uint64_t> wake_from_{kAwake};
-  std::mutex sleep_mutex_;  // protects everything below, and `cursor_` while nobody has the turn
+  alignas(64) std::mutex sleep_mutex_;  // protects everything below, and `cursor_` while nobody has the turn
   std::condition_variable sleep_;         // of the reader
   std::condition_variable call_arrived_;  // of the threads in ReadCall
   bool wake_requested_ = false;

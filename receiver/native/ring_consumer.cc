@@ -73,14 +73,14 @@ bool Ring::Readable() const {
 }
 
 bool Ring::CallInFront() const {
-  const uint64_t head = head_.load(std::memory_order_acquire);
+  const uint64_t head = control_->head.load(std::memory_order_acquire);
   if (cursor_ == head || Check(cursor_, head) != HCB_INTACT) return false;
   return (LoadFlags(At(cursor_)) & (kCall | kBusy)) == kCall;
 }
 
 uint64_t Ring::QueuedBytes() {
   std::lock_guard<std::mutex> lock(mutex_);
-  return head_.load(std::memory_order_relaxed) - cursor_ + outstanding_bytes_;
+  return control_->head.load(std::memory_order_relaxed) - cursor_ + outstanding_bytes_;
 }
 
 // Gives the reader the turn if what is in front is for it. A call is for a thread that waits for one, if there is any, and first
@@ -111,18 +111,18 @@ void Ring::Rest(std::unique_lock<std::mutex>* lock, Clock::time_point end) {
   const uint64_t many = std::min(kRestBytes, capacity_ / 4);
   while (!wake_requested_ && MayRestLocked() && Clock::now() < end) {
     // As in WaitTurn: what was reserved before this is counted below, what is reserved after it wakes the reader.
-    wake_from_.store(cursor_ + many, std::memory_order_seq_cst);
+    control_->wake_from.store(cursor_ + many, std::memory_order_seq_cst);
     const bool somebody_waits = waiting_.load(std::memory_order_seq_cst) != 0;
     if (somebody_waits && CopyPending()) break;  // for what a device still copies, which has to be asked after
     if (somebody_waits || QueuedBytes() >= many) {
       // Unless what is in front is still being written: then it is that to wait for.
-      wake_from_.store(kAsleep, std::memory_order_seq_cst);
+      control_->wake_from.store(kAsleep, std::memory_order_seq_cst);
       { std::lock_guard<std::mutex> reserve(mutex_); }
       if (Readable()) break;
     }
     sleep_.wait_until(*lock, end);
   }
-  wake_from_.store(kAwake, std::memory_order_relaxed);
+  control_->wake_from.store(kAwake, std::memory_order_relaxed);
 }
 
 bool Ring::WaitTurn(Clock::time_point deadline) {
@@ -146,14 +146,14 @@ bool Ring::WaitTurn(Clock::time_point deadline) {
       SettleCopies();
       lock.lock();
     }
-    wake_from_.store(kAsleep, std::memory_order_seq_cst);
+    control_->wake_from.store(kAsleep, std::memory_order_seq_cst);
     // A producer that reserves after this sees the reader asleep when it commits; of one that has reserved before, the new
     // head is visible below.
     { std::lock_guard<std::mutex> reserve(mutex_); }
     const bool turn = TakeTurnLocked();
     const bool late = deadline != Clock::time_point::max() && Clock::now() >= deadline;
     if (turn || wake_requested_ || late) {
-      wake_from_.store(kAwake, std::memory_order_relaxed);
+      control_->wake_from.store(kAwake, std::memory_order_relaxed);
       if (!turn) wake_requested_ = false;
       return turn;
     }
@@ -177,7 +177,8 @@ bool Ring::WaitTurn(Clock::time_point deadline) {
 uint32_t Ring::Read(int64_t timeout_ns, hcb_batch* batch) {
   const Clock::time_point deadline = Deadline(timeout_ns);
   batch->frames = batch->blocks_count = batch->damage = batch->folded_total = 0;
-  EndReaderTurn();  // what the last read found has been delivered
+  if (reader_turn_) control_->delivered.store(cursor_, std::memory_order_relaxed);  // what the last read found
+  EndReaderTurn();
   if (ReportLost(batch)) return 0;
   if (waiting_.load(std::memory_order_seq_cst) != 0) AdmitWaiters();
   while (batch->frames == 0 && batch->damage == 0) {
@@ -333,7 +334,7 @@ bool Ring::TakeBlock(uint64_t position, OutstandingBlock* block) {
 // How many messages lie between the intact header at `from` and the head. `intact`: whether the frames follow one another
 // without damage all the way, which makes the number exact.
 uint64_t Ring::CountMessagesLocked(uint64_t from, bool* intact) const {
-  const uint64_t head = head_.load(std::memory_order_relaxed);
+  const uint64_t head = control_->head.load(std::memory_order_relaxed);
   uint64_t messages = 0;
   while (from != head && Check(from, head) == HCB_INTACT) {
     const uint32_t flags = LoadFlags(At(from));
@@ -378,12 +379,13 @@ void Ring::SkipDamage(uint64_t head, hcb_damage damage, hcb_batch* batch) {
 
 // Gives back what was walked over without a frame to release it with.
 void Ring::ReleaseSkipped(uint64_t from) {
-  if (cursor_ != from && released_.load(std::memory_order_relaxed) == from && Release(cursor_, 0)) AdmitWaiters();
+  if (cursor_ != from && control_->released.load(std::memory_order_relaxed) == from && Release(cursor_, 0)) AdmitWaiters();
 }
 
 bool Ring::Release(uint64_t position, uint64_t frames) {
   released_frames_.fetch_add(frames, std::memory_order_release);
-  released_.store(position, std::memory_order_seq_cst);
+  released_here_.store(position, std::memory_order_seq_cst);  // first: see MoveInto
+  control_->released.store(position, std::memory_order_seq_cst);
   return waiting_.load(std::memory_order_seq_cst) != 0;
 }
 

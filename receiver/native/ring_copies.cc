@@ -76,7 +76,7 @@ Verdict Ring::CopyFromDevice(const Emission& emission, const Reservation& reserv
   if (reservation.external) {
     copy->payload = static_cast<uint8_t*>(blocks_.Allocate(emission.payload_bytes));
     pinned = copy->payload == nullptr || BlockPool::IsPinned(copy->payload);
-    const BlockDescriptor descriptor = {reinterpret_cast<uint64_t>(copy->payload), emission.payload_bytes, {}};
+    const BlockDescriptor descriptor = {reinterpret_cast<uint64_t>(copy->payload), emission.payload_bytes, 0, {}};
     std::memcpy(behind_metadata, &descriptor, sizeof(descriptor));
   }
   if (copy->payload == nullptr) {
@@ -99,7 +99,7 @@ Verdict Ring::CopyFromDevice(const Emission& emission, const Reservation& reserv
   }
   if (first_unpinned) SignalSupervisor(HCB_EVENT_NOT_PINNED, device_);
   // A reader that polls needs no waking.
-  if (oldest_copy_.load(std::memory_order_seq_cst) == position && wake_from_.load(std::memory_order_seq_cst) == kAsleep) WakeReader();
+  if (oldest_copy_.load(std::memory_order_seq_cst) == position && control_->wake_from.load(std::memory_order_seq_cst) == kAsleep) WakeReader();
   return Verdict::kEmitted;
 }
 
@@ -166,7 +166,7 @@ void Ring::SettleCopies() {
 // Commits a frame that the device is through with, or discards it.
 void Ring::Settle(DeviceCopy* copy) {
   FrameHeader* frame = At(copy->position);
-  if (Check(copy->position, head_.load(std::memory_order_acquire)) != HCB_INTACT) return;  // reported when it is read
+  if (Check(copy->position, control_->head.load(std::memory_order_acquire)) != HCB_INTACT) return;  // reported when it is read
   if (copy->failed != HCB_COPY_INTACT) {
     Lose(copy->failed, copy->error);
     Discard(copy);
@@ -214,7 +214,7 @@ void Ring::Discard(DeviceCopy* copy) {
 
 // What lies before it can be read; a device may still write into what follows.
 uint64_t Ring::SettledHead() const {
-  const uint64_t head = head_.load(std::memory_order_acquire);
+  const uint64_t head = control_->head.load(std::memory_order_acquire);
   return std::min(head, oldest_copy_.load(std::memory_order_acquire));
 }
 

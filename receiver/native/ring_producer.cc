@@ -56,7 +56,7 @@ Verdict Ring::Append(const Emission& emission, std::unique_ptr<PendingCall> call
 }
 
 bool Ring::KeepSampleLocked() {
-  const uint64_t used = head_.load(std::memory_order_relaxed) - released_.load(std::memory_order_acquire);
+  const uint64_t used = control_->head.load(std::memory_order_relaxed) - control_->released.load(std::memory_order_acquire);
   if (used <= capacity_ / 2 && outstanding_bytes_ <= config_.block_budget_bytes / 2) return true;
   return sample_tick_++ % config_.sample_every == 0;
 }
@@ -75,12 +75,12 @@ bool Ring::ReserveLocked(const Emission& emission, Reservation* reservation) {
     return false;
   }
   const uint64_t frame_bytes = RingBytes(emission, external);
-  uint64_t position = head_.load(std::memory_order_relaxed);
+  uint64_t position = control_->head.load(std::memory_order_relaxed);
   const uint64_t rest = capacity_ - (position & (capacity_ - 1));
   const uint64_t pad = rest < frame_bytes ? rest : 0;
   // Sequentially consistent, with `waiting_`: either this sees the room that the reader gave back, or the reader sees the
   // waiter that this makes (see Release).
-  if (position + pad + frame_bytes - released_.load(std::memory_order_seq_cst) > capacity_) return false;
+  if (position + pad + frame_bytes - control_->released.load(std::memory_order_seq_cst) > capacity_) return false;
 
   if (pad != 0) {
     FrameHeader filler = {};
@@ -105,19 +105,19 @@ bool Ring::ReserveLocked(const Emission& emission, Reservation* reservation) {
   ++next_seq_;
   ++emitted_;
   emitted_bytes_ += frame_bytes + (external ? emission.payload_bytes : 0);
-  head_.store(position + frame_bytes, std::memory_order_release);
+  control_->head.store(position + frame_bytes, std::memory_order_release);
   return true;
 }
 
 void Ring::Commit(FrameHeader* frame, uint32_t flags) {
   const uint64_t position = frame->position;  // once committed, the frame may be read and overwritten
-  // Sequentially consistent, with `wake_from_`: either the reader sees the frame or this sees the reader asleep.
+  // Sequentially consistent, with `wake_from`: either the reader sees the frame or this sees the reader asleep.
   __atomic_exchange_n(&frame->flags, flags, __ATOMIC_SEQ_CST);
   if (flags & kCall) {
     AnnounceCall(position);
     return;
   }
-  const uint64_t wake_from = wake_from_.load(std::memory_order_seq_cst);
+  const uint64_t wake_from = control_->wake_from.load(std::memory_order_seq_cst);
   // What lies outside the ring does not count in positions: a reader that rests looks itself whether it is much.
   if (position >= wake_from || ((flags & kExternal) && wake_from != kAwake)) WakeReader();
 }
@@ -133,7 +133,8 @@ Verdict Ring::CopyAndCommit(const Emission& emission, const Reservation& reserva
   const uint64_t position = reservation.position;
   void* block = blocks_.Allocate(emission.payload_bytes);
   if (block != nullptr) WritePayload(emission, static_cast<uint8_t*>(block));
-  const BlockDescriptor descriptor = {reinterpret_cast<uint64_t>(block), emission.payload_bytes, {}};
+  const uint64_t file_offset = block != nullptr ? BlockPool::Mark(block, position, emission.payload_bytes) : 0;
+  const BlockDescriptor descriptor = {reinterpret_cast<uint64_t>(block), emission.payload_bytes, file_offset, {}};
   std::memcpy(WriteMetadata(emission, after_header), &descriptor, sizeof(descriptor));
   {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -182,7 +183,7 @@ void Ring::EnterQueueLocked(Waiter* waiter) {
   }
   // Not by WakeReader, whose lock the reader takes before `mutex_`. Should the reader be on its way to its wait, it misses this,
   // and rests for the few milliseconds that a rest takes.
-  if (wake_from_.load(std::memory_order_seq_cst) != kAwake) sleep_.notify_one();
+  if (control_->wake_from.load(std::memory_order_seq_cst) != kAwake) sleep_.notify_one();
   SignalSupervisor(HCB_EVENT_STALL, device_);
 }
 

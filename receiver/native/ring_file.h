@@ -1,0 +1,68 @@
+// The memory of a ring: one page that says what it is, then the frames. It can be moved into a file while the ring is in use, and
+// another process can map that file. docs/flight-recorder.md describes the bytes.
+#ifndef HOSTCALLBACK_RING_FILE_H_
+#define HOSTCALLBACK_RING_FILE_H_
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+namespace hcb {
+
+constexpr uint64_t kRingPage = 4096;
+constexpr uint32_t kRingFileVersion = 1;
+constexpr char kRingMagic[8] = {'H', 'C', 'B', 'R', 'I', 'N', 'G', '\n'};
+constexpr size_t kDeviceNameBytes = 64;
+
+// The first page. What both sides of a ring poll lies on lines of its own.
+struct RingControl {
+  char magic[8];
+  uint32_t version;
+  uint32_t page_bytes;  // where the frames begin
+  uint64_t capacity;
+  int32_t device;
+  int32_t device_id;  // in the frames' headers
+  int64_t pid;
+  int64_t created_ns;      // Unix time
+  uint64_t blocks_offset;  // of the arena, from the file's start; 0: there is none
+  uint64_t blocks_bytes;
+  char name[kDeviceNameBytes];  // of the device, as reports have it
+
+  alignas(64) std::atomic<uint64_t> head;      // frames are reserved up to here
+  alignas(64) std::atomic<uint64_t> released;  // what lies before may be overwritten
+  std::atomic<uint64_t> delivered;             // what lies before has been delivered
+  // The reader is woken for frames from this position on: for none while it is awake, for all while it sleeps, for those that
+  // are many bytes behind what it has read while it rests.
+  alignas(64) std::atomic<uint64_t> wake_from;
+};
+static_assert(sizeof(RingControl) <= kRingPage, "one page");
+static_assert(offsetof(RingControl, capacity) == 16 && offsetof(RingControl, pid) == 32 &&
+                  offsetof(RingControl, blocks_offset) == 48 && offsetof(RingControl, name) == 64 &&
+                  offsetof(RingControl, head) == 128 && offsetof(RingControl, released) == 192 &&
+                  offsetof(RingControl, delivered) == 200,
+              "ring file 1");
+
+// Memory for a page and `capacity` bytes of frames; at `where`, in the place of what is mapped there, if that is given. Null if
+// the system has none.
+uint8_t* MapRing(uint64_t capacity, uint8_t* where = nullptr);
+void UnmapRing(uint8_t* base, uint64_t capacity);
+
+// A file of exactly `nbytes`, all of which the file system has set aside: a page that it could not provide later would end the
+// process. Appears under its name when Publish is called, and goes again, if that was not, when this does.
+class RingFile {
+ public:
+  ~RingFile();
+  int Create(const char* path, uint64_t nbytes);  // 0 or an errno
+  uint8_t* Map(uint64_t offset, uint64_t nbytes, uint8_t* where = nullptr);
+  int Publish();
+
+ private:
+  int descriptor_ = -1;
+  char path_[4096];
+  char partial_[4096];
+  bool published_ = false;
+};
+
+}  // namespace hcb
+
+#endif  // HOSTCALLBACK_RING_FILE_H_
