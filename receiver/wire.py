@@ -54,6 +54,7 @@ __all__ = [
     "decode_header",
     "decode_metadata",
     "encode_frame",
+    "encode_header",
     "encode_metadata",
     "encode_prefix",
     "frame_from_prefix",
@@ -337,7 +338,7 @@ def encode_prefix(
     """
     metadata = encode_metadata(specs)
     header = Header(_public(flags), consumer_id, 0, 0, 0, predicate, len(metadata), 0, 0)
-    return _pack_header(header) + metadata.ljust(_align(len(metadata)), b"\0")
+    return encode_header(header) + metadata.ljust(_align(len(metadata)), b"\0")
 
 
 def frame_from_prefix(
@@ -358,7 +359,7 @@ def frame_from_prefix(
     """
     flags, consumer_id, meta_bytes, specs, offsets, payload_bytes = _parse_prefix(prefix)
     header = Header(flags, consumer_id, seq, time_ns, run_id, device, meta_bytes, payload_bytes, position)
-    pieces: list[Any] = [_pack_header(header), prefix[HEADER.size :]]
+    pieces: list[Any] = [encode_header(header), prefix[HEADER.size :]]
     if len(arrays) != len(specs):
         raise ValueError(f"{len(arrays)} arrays for a prefix that announces {len(specs)}")
     end = 0
@@ -440,7 +441,12 @@ def _public(flags: Flags | int) -> Flags:
     return Flags(flags)
 
 
-def _pack_header(header: Header) -> bytes:
+def encode_header(header: Header) -> bytes:
+    """The 64 bytes of a header, ring-only flags included.
+
+    Raises:
+        ValueError: a number is out of its range.
+    """
     try:
         return HEADER.pack(
             MAGIC,
