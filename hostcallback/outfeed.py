@@ -204,7 +204,8 @@ def outfeed_receiver(
         devices: this process's devices to receive from; exclusive with `backends`.
         max_errors: how many tap exceptions are kept whole; those beyond it are counted per tap.
         back_pressure: what happens to a message for which a device's queue has no room: "block" (the device waits, and
-            nothing is lost), "block_then_drop", "drop_newest", "sample", or a `BackPressure` with parameters.
+            nothing is lost), "block_then_drop", "drop_newest", "sample", "overwrite_oldest", or a `BackPressure` with
+            parameters.
             Drops are counted in `stats` and leave gaps in the sequence numbers.
         on_error: what becomes of checks that fail (see `check`): "defer" (they are raised on exit or by the next
             barrier), "warn" (they are logged, the first failure of each line at once, and not raised), "raise_soon"

@@ -18,6 +18,8 @@ class Policy(enum.StrEnum):
     """It is dropped."""
     SAMPLE = "sample"
     """Beyond half full only every `sample_every`-th is kept; one that finds no room is dropped."""
+    OVERWRITE_OLDEST = "overwrite_oldest"
+    """The oldest messages that wait are dropped to make room. Calls and what is being written are waited for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -59,6 +59,7 @@ class QueueSource:
         self._held_bytes = 0
         self._waiting = 0
         self._dropped = 0
+        self._overwritten = 0  # of those that were dropped
         self._back_pressure = BackPressure()
         self._closed: str | None = None
         self._turn_taken = False  # what was read is being delivered
@@ -155,11 +156,23 @@ class QueueSource:
             return self._seq % self._back_pressure.sample_every == 0 and self._has_room()
         if self._has_room():
             return True
-        if policy is Policy.BLOCK:
+        if policy is Policy.OVERWRITE_OLDEST:
+            self._overwrite_oldest()
+        if policy in (Policy.BLOCK, Policy.OVERWRITE_OLDEST):
             return self._wait_for_room(None)
         if policy is Policy.BLOCK_THEN_DROP:
             return self._wait_for_room(self._back_pressure.timeout_sec)
         return False
+
+    def _overwrite_oldest(self) -> None:
+        # As far as the reader does not have them, and they may be lost.
+        while not self._has_room() and self._frames:
+            if decode_header(self._frames[0]).flags & (Flags.CALL | Flags.END_OF_STREAM):
+                return
+            self._held_frames -= 1
+            self._held_bytes -= len(self._frames.popleft())
+            self._dropped += 1
+            self._overwritten += 1
 
     def _has_room(self) -> bool:
         return self._held_bytes < self._capacity_bytes
@@ -225,17 +238,18 @@ class QueueSource:
 
     def discarded(self) -> int:
         """See `Source`."""
-        return 0
+        return self._overwritten
 
     def counters(self) -> SourceCounters:
         """See `Source`."""
         with self._changed:
             return SourceCounters(
-                emitted=self._seq - self._dropped,
+                emitted=self._seq - self._dropped + self._overwritten,
                 dropped=self._dropped,
                 emitted_bytes=self._emitted_bytes,
                 queued_messages=self._held_frames,
                 queued_bytes=self._held_bytes,
                 waiting_producers=self._waiting,
                 next_seq=self._seq,
+                discarded=self._overwritten,
             )

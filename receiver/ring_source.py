@@ -27,6 +27,7 @@ _NATIVE_POLICY = {
     Policy.BLOCK_THEN_DROP: 1,
     Policy.DROP_NEWEST: 2,
     Policy.SAMPLE: 3,
+    Policy.OVERWRITE_OLDEST: 4,
 }
 
 

@@ -19,13 +19,13 @@ class SourceCounters:
 
     Attributes:
         emitted: frames accepted, delivered or not (dropped ones excluded).
-        dropped: frames refused by the back-pressure policy; each spent a sequence number.
+        dropped: frames refused by the back-pressure policy, or overwritten; each spent a sequence number.
         emitted_bytes: bytes of the accepted frames, external payloads included.
         queued_messages: accepted frames that the reader has not released yet.
         queued_bytes: bytes of those.
         waiting_producers: emissions that wait for room now.
         next_seq: the sequence number the next message of this device gets.
-        discarded: accepted frames that turned out to be no message (on a GPU: of checks that hold, and failed copies).
+        discarded: accepted frames that are not delivered (overwritten; on a GPU: of checks that hold, and failed copies).
         unpinned: copies from a GPU into memory that its driver could not pin, which are slower.
     """
 
@@ -91,4 +91,4 @@ class Source(Protocol):
         """Any thread."""
 
     def discarded(self) -> int:
-        """How many frames up to the last read were accepted and turned out to be no message. Reader thread only."""
+        """How many frames up to the last read were accepted and are not delivered. Reader thread only."""

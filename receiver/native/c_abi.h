@@ -22,7 +22,8 @@ typedef enum {
   HCB_BLOCK = 0,           /* wait for room; loses nothing */
   HCB_BLOCK_THEN_DROP = 1, /* wait up to timeout_ns, then drop */
   HCB_DROP_NEWEST = 2,     /* drop what finds no room */
-  HCB_SAMPLE = 3           /* beyond half full keep every sample_every-th; drop what finds no room */
+  HCB_SAMPLE = 3,          /* beyond half full keep every sample_every-th; drop what finds no room */
+  HCB_OVERWRITE_OLDEST = 4 /* drop the oldest that the reader has not taken; what must not be dropped is waited for */
 } hcb_policy;
 
 /* A zero means the default for the sizes. */
@@ -46,14 +47,14 @@ typedef enum {
 
 typedef struct {
   uint64_t emitted;       /* accepted into the ring */
-  uint64_t dropped;       /* refused; each spent a sequence number */
+  uint64_t dropped;       /* refused, or accepted and overwritten; each spent a sequence number */
   uint64_t emitted_bytes; /* of the accepted frames, blocks included */
   uint64_t queued_messages;
   uint64_t queued_bytes;
   uint64_t waiting_producers;
   uint64_t next_seq;
   uint64_t released_messages;
-  uint64_t discarded; /* accepted frames that turned out to be no message: of checks on a GPU that hold, and failed copies */
+  uint64_t discarded; /* accepted frames that are not delivered: overwritten ones, of checks on a GPU that hold, failed copies */
   uint64_t unpinned;  /* copies from a GPU into memory that the driver could not pin */
 } hcb_counters;
 

@@ -207,7 +207,8 @@ void Ring::ResetAfterFork() {
   gpu_ = nullptr;
   oldest_copy_ = kNoCopy;
   lost_ = discarded_ = 0;
-  given_back_ = unpinned_ = 0;
+  given_back_ = overwritten_ = unpinned_ = 0;
+  holding_ = false;
   blocks_.ResetAfterFork();
   if (in_file_) {  // which is the parent's
     const uint64_t head = control_->head.load();

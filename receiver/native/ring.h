@@ -83,7 +83,9 @@ class Ring {
   void Wake();
   void Configure(const hcb_config& config);
   void ReadCounters(hcb_counters* out);
-  uint64_t discarded() const { return given_back_.load(std::memory_order_acquire); }
+  uint64_t discarded() const {
+    return given_back_.load(std::memory_order_acquire) + overwritten_.load(std::memory_order_acquire);
+  }
   void ResetAfterFork();
 
   // Moves the ring's memory, with what is in it, into a new file, and payload blocks to come into an arena of `blocks_bytes` in the
@@ -135,6 +137,11 @@ class Ring {
   bool KeepSampleLocked();
   bool ReserveLocked(const Emission& emission, Reservation* reservation);
   Verdict DropLocked();
+  bool OverwriteFor(const Emission& emission, Reservation* reservation);
+  void OverwriteForWaiter();
+  bool OverwriteOldestLocked();
+  uint64_t PadBefore(uint64_t position, uint64_t frame_bytes) const;
+  bool HasRoomLocked(const Emission& emission) const;
   Verdict CopyAndCommit(const Emission& emission, const Reservation& reservation);
   void Commit(FrameHeader* frame, uint32_t flags);
   Verdict WaitAsThread(std::unique_lock<std::mutex>* lock, const Emission& emission, int64_t timeout_ns);
@@ -225,8 +232,11 @@ class Ring {
   std::atomic<uint64_t> released_here_{0};  // what the reader wrote to control_->released last
   std::atomic<uint64_t> discarded_{0};  // accepted frames that turned out to be no message: of a GPU's checks, and lost ones
   std::atomic<uint64_t> given_back_{0};  // those before the cursor, whose sequence numbers are not spent
+  std::atomic<uint64_t> overwritten_{0};  // accepted frames that made way for later ones, likewise
+  std::atomic<bool> holding_{false};  // whether a batch is out whose memory has not been given back: then the cursor is the reader's
   std::chrono::steady_clock::duration poll_ = kFirstPoll;  // the reader's own: until it next asks for a GPU's event
-  uint64_t cursor_ = 0;         // of whoever has the turn to read: the next position to look at
+  uint64_t cursor_ = 0;         // of whoever holds a batch: the next position to look at
+  uint64_t delivered_end_ = 0;  // the reader's own: position behind the batch that is being delivered
   uint64_t cursor_frames_ = 0;  // likewise: messages before it, lost ones included
   std::chrono::steady_clock::duration rest_{};  // the reader's own: how long it leaves frames lying in a stream
   std::chrono::steady_clock::time_point stream_end_{};  // likewise: until then more frames are expected

@@ -95,6 +95,7 @@ bool Ring::TakeTurnLocked() {
     }
   }
   turn_taken_ = reader_turn_ = true;
+  holding_.store(true, std::memory_order_release);
   return true;
 }
 
@@ -177,7 +178,7 @@ bool Ring::WaitTurn(Clock::time_point deadline) {
 uint32_t Ring::Read(int64_t timeout_ns, hcb_batch* batch) {
   const Clock::time_point deadline = Deadline(timeout_ns);
   batch->frames = batch->blocks_count = batch->damage = batch->folded_total = 0;
-  if (reader_turn_) control_->delivered.store(cursor_, std::memory_order_relaxed);  // what the last read found
+  if (reader_turn_) control_->delivered.store(delivered_end_, std::memory_order_relaxed);  // what the last read found
   EndReaderTurn();
   if (ReportLost(batch)) return 0;
   if (waiting_.load(std::memory_order_seq_cst) != 0) AdmitWaiters();
@@ -210,6 +211,7 @@ uint32_t Ring::ReadCall(int64_t timeout_ns, hcb_call_frame* frame) {
       --callers_;
     }
     turn_taken_ = true;
+    holding_.store(true, std::memory_order_release);
   }
   if (TakeCall(frame)) return 1;
   EndReadCall();
@@ -239,11 +241,13 @@ void Ring::EndReaderTurn() {
   reader_turn_ = false;
   std::lock_guard<std::mutex> lock(sleep_mutex_);
   turn_taken_ = false;
+  holding_.store(false, std::memory_order_release);
 }
 
 void Ring::EndReadCall() {
   std::lock_guard<std::mutex> lock(sleep_mutex_);
   turn_taken_ = false;
+  holding_.store(false, std::memory_order_release);
   if (!Readable()) return;
   if (CallInFront() && callers_ != 0) {
     call_arrived_.notify_one();
@@ -290,6 +294,7 @@ void Ring::Walk(hcb_batch* batch) {
     break;
   }
   if (batch->frames == 0) ReleaseSkipped(start);
+  delivered_end_ = cursor_;
 }
 
 // Lists the message at the cursor. Of a check that fails again and again only the first and the last failure are listed, so
@@ -384,8 +389,10 @@ void Ring::ReleaseSkipped(uint64_t from) {
 
 bool Ring::Release(uint64_t position, uint64_t frames) {
   released_frames_.fetch_add(frames, std::memory_order_release);
+  const bool all = position == cursor_;
   released_here_.store(position, std::memory_order_seq_cst);  // first: see MoveInto
   control_->released.store(position, std::memory_order_seq_cst);
+  if (all) holding_.store(false, std::memory_order_seq_cst);
   return waiting_.load(std::memory_order_seq_cst) != 0;
 }
 

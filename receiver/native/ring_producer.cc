@@ -35,6 +35,14 @@ Verdict Ring::Emit(const Emission& emission, CompletionFactory* completions) {
     }
   }
   switch (config_.policy) {
+    case HCB_OVERWRITE_OLDEST: {
+      if (!waiters_.empty()) break;
+      lock.unlock();  // the reader's lock comes before this one
+      Reservation reservation;
+      if (OverwriteFor(emission, &reservation)) return CopyAndCommit(emission, reservation);
+      lock.lock();
+      break;
+    }
     case HCB_BLOCK_THEN_DROP:
       return WaitAsThread(&lock, emission, std::max<int64_t>(config_.timeout_ns, 0));
     case HCB_DROP_NEWEST:
@@ -67,7 +75,60 @@ Verdict Ring::DropLocked() {
   return Verdict::kDropped;
 }
 
-bool Ring::ReserveLocked(const Emission& emission, Reservation* reservation) {
+// Makes room at the expense of the oldest frames, as long as the reader holds none of them and nobody waits.
+bool Ring::OverwriteFor(const Emission& emission, Reservation* reservation) {
+  std::lock_guard<std::mutex> reader(sleep_mutex_);
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (holding_.load(std::memory_order_acquire) || !waiters_.empty()) return false;
+  while (!ReserveLocked(emission, reservation)) {
+    if (!OverwriteOldestLocked()) return false;
+  }
+  return true;
+}
+
+// The same for who waits first.
+void Ring::OverwriteForWaiter() {
+  std::lock_guard<std::mutex> reader(sleep_mutex_);
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (config_.policy != HCB_OVERWRITE_OLDEST || holding_.load(std::memory_order_acquire) || waiters_.empty()) return;
+  while (!HasRoomLocked(waiters_.front()->emission)) {
+    if (!OverwriteOldestLocked()) return;
+  }
+}
+
+// Gives up the oldest frame. False if that is being written, is waited for by a program, or ends a stream; or if there is none.
+bool Ring::OverwriteOldestLocked() {
+  const uint64_t head = SettledHead();
+  const uint64_t position = control_->released.load(std::memory_order_relaxed);
+  if (position == head || Check(position, head) != HCB_INTACT) return false;
+  const FrameHeader& header = *At(position);
+  const uint32_t flags = __atomic_load_n(&header.flags, __ATOMIC_SEQ_CST);
+  if (flags & (kBusy | kCall | kEndOfStream)) return false;
+  if (!(flags & (kPad | kDiscarded))) {
+    if (flags & kExternal) {
+      if (outstanding_.empty() || outstanding_.front().position != position) return false;
+      BlockPool::Free(outstanding_.front().memory);
+      outstanding_bytes_ -= outstanding_.front().nbytes;
+      outstanding_.pop_front();
+    }
+    ++dropped_;
+    ++cursor_frames_;
+    overwritten_.fetch_add(1, std::memory_order_release);
+  } else if ((flags & kDiscarded) && header.seq == kNoSeq) {
+    given_back_.fetch_add(1, std::memory_order_release);
+  }
+  cursor_ = position + FrameBytes(header.meta_bytes, (flags & kExternal) ? sizeof(BlockDescriptor) : header.payload_bytes);
+  released_here_.store(cursor_, std::memory_order_seq_cst);
+  control_->released.store(cursor_, std::memory_order_seq_cst);
+  return true;
+}
+
+uint64_t Ring::PadBefore(uint64_t position, uint64_t frame_bytes) const {
+  const uint64_t rest = capacity_ - (position & (capacity_ - 1));
+  return rest < frame_bytes ? rest : 0;
+}
+
+bool Ring::HasRoomLocked(const Emission& emission) const {
   const bool external = GoesOutside(emission);
   if (external && outstanding_bytes_ != 0 &&
       (emission.payload_bytes > config_.block_budget_bytes ||
@@ -75,13 +136,19 @@ bool Ring::ReserveLocked(const Emission& emission, Reservation* reservation) {
     return false;
   }
   const uint64_t frame_bytes = RingBytes(emission, external);
-  uint64_t position = control_->head.load(std::memory_order_relaxed);
-  const uint64_t rest = capacity_ - (position & (capacity_ - 1));
-  const uint64_t pad = rest < frame_bytes ? rest : 0;
+  const uint64_t position = control_->head.load(std::memory_order_relaxed);
   // Sequentially consistent, with `waiting_`: either this sees the room that the reader gave back, or the reader sees the
   // waiter that this makes (see Release).
-  if (position + pad + frame_bytes - control_->released.load(std::memory_order_seq_cst) > capacity_) return false;
+  const uint64_t used = position - control_->released.load(std::memory_order_seq_cst);
+  return used + PadBefore(position, frame_bytes) + frame_bytes <= capacity_;
+}
 
+bool Ring::ReserveLocked(const Emission& emission, Reservation* reservation) {
+  if (!HasRoomLocked(emission)) return false;
+  const bool external = GoesOutside(emission);
+  const uint64_t frame_bytes = RingBytes(emission, external);
+  uint64_t position = control_->head.load(std::memory_order_relaxed);
+  const uint64_t pad = PadBefore(position, frame_bytes);
   if (pad != 0) {
     FrameHeader filler = {};
     std::memcpy(filler.magic, kMagic, sizeof(kMagic));
@@ -237,7 +304,13 @@ Verdict Ring::WaitAsThread(std::unique_lock<std::mutex>* lock, const Emission& e
 }
 
 void Ring::AdmitWaiters() {
+  bool overwriting;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    overwriting = config_.policy == HCB_OVERWRITE_OLDEST;
+  }
   for (;;) {
+    if (overwriting) OverwriteForWaiter();
     Waiter* waiter;
     {
       std::lock_guard<std::mutex> lock(mutex_);

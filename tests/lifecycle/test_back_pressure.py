@@ -68,7 +68,7 @@ def test_the_device_waits_when_the_ring_is_full_and_nothing_is_lost() -> None:
 
 
 @pytest.mark.native_only
-@pytest.mark.parametrize("policy", ["drop_newest", "sample", "block_then_drop"])
+@pytest.mark.parametrize("policy", ["drop_newest", "sample", "block_then_drop", "overwrite_oldest"])
 def test_dropping_policies_never_stop_the_device_and_count_every_drop(policy: str) -> None:
     result = run(
         f"""
