@@ -157,7 +157,7 @@ def _walk(ring: np.ndarray[Any, Any], head: int, contents: RingContents) -> Iter
 
 
 def _headers(ring: np.ndarray[Any, Any], head: int) -> np.ndarray[Any, Any]:
-    # Positions, ascending, at which a header lies that says so itself: what is left of earlier frames says another position.
+    # Positions, ascending, at which a header lies that says so itself: what is left of earlier frames says another.
     capacity = len(ring)
     first = max(0, head - capacity)
     lines = ring.view(np.dtype([("tag", "<u4"), ("rest", "V52"), ("position", "<u8")]))

@@ -156,8 +156,10 @@ def test_a_full_ring_keeps_a_call_waiting_but_never_drops_it(make_ring: Any, pol
     caller = Caller(ring)
     while not ring.counters.waiting_producers:
         pass
-    frames = ring.take(count + 1)
-    assert [f.header.seq for f in frames[:count]] == list(range(count))
+    # With that policy the reader, when it comes, makes room for the call before it reads.
+    lost = 1 if policy is Policy.OVERWRITE_OLDEST else 0
+    frames = ring.take(count + 1 - lost)
+    assert [f.header.seq for f in frames[:-1]] == list(range(lost, count))
     assert frames[-1].header.flags & wire.Flags.CALL
     ring.source.resume(ring.source.reply(frames[-1].header.seq, [np.full(2, 3, np.float32)]))
     assert caller.end()[:2] == (native.EMITTED, [3, 3])

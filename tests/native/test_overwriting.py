@@ -47,7 +47,8 @@ def test_what_the_reader_holds_is_waited_for(make_ring: Callable[..., Any]) -> N
     for i in range(5):
         ring.send(number(i))
     batch = ring.source.read(10)
-    assert batch is not None and batch.count == 5
+    assert batch is not None
+    assert batch.count == 5
     with ThreadPoolExecutor(1) as pool:
         sent = pool.submit(lambda: [ring.send(number(i)) for i in range(5, 1000)])
         while not ring.counters.waiting_producers:
