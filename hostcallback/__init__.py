@@ -16,7 +16,13 @@ from hostcallback.debug import callback, log, print
 from hostcallback.export import bind, export_checks, unbind
 from hostcallback.jit import jit
 from hostcallback.nonfinite import Operation, watch_nonfinite
-from hostcallback.outfeed import OutfeedReceiver, barrier_wait, error_collector, outfeed_receiver
+from hostcallback.outfeed import (
+    OutfeedReceiver,
+    RecordingWarning,
+    barrier_wait,
+    error_collector,
+    outfeed_receiver,
+)
 from hostcallback.tap import id_print, id_tap
 from receiver.back_pressure import BackPressure
 from receiver.deferred import OnError
@@ -38,6 +44,7 @@ from receiver.errors import (
 )
 from receiver.failed_checks import CheckError, FailedCheck
 from receiver.sinks.nonfinite import NonFiniteError
+from receiver.sinks.record import Recorder, record
 
 __version__ = "0.1.0"
 
@@ -57,6 +64,8 @@ __all__ = [
     "OnError",
     "Operation",
     "OutfeedReceiver",
+    "Recorder",
+    "RecordingWarning",
     "ReentrantWaitError",
     "TapFailure",
     "TapFunctionException",
@@ -81,6 +90,7 @@ __all__ = [
     "log",
     "outfeed_receiver",
     "print",
+    "record",
     "taps",
     "unbind",
     "watch_nonfinite",

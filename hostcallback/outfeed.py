@@ -6,6 +6,7 @@ import atexit
 import os
 import sys
 import traceback
+import warnings
 from collections.abc import Iterable, Sequence
 from time import perf_counter
 from types import TracebackType
@@ -22,7 +23,15 @@ from receiver.failed_checks import FailedCheck
 from receiver.log import logger
 from receiver.runtime import runtime
 from receiver.scope import Scope
+from receiver.sinks.record import Recorder, record as record_to
 from receiver.stats import DeviceStats, summarize
+
+Record = str | os.PathLike[str] | Recorder
+
+
+class RecordingWarning(UserWarning):
+    """A receiver delivered messages that it could not record."""
+
 
 EXIT_STALL_SEC = 10.0
 """At interpreter exit, how long one tap or computation may take before the rest is given up and counted."""
@@ -97,9 +106,12 @@ def _merge(found: Sequence[TapFunctionException]) -> TapFunctionException | None
 class OutfeedReceiver:
     """A receiver around a stretch of the program; made by `outfeed_receiver`."""
 
-    def __init__(self, scope: Scope, devices: Sequence[jax.Device], timeout_sec: float) -> None:
+    def __init__(
+        self, scope: Scope, devices: Sequence[jax.Device], timeout_sec: float, record: Record | None
+    ) -> None:
         """See `outfeed_receiver`."""
         self._timeout_sec = timeout_sec
+        self._record = record
         self._scope = scope
         self._devices = tuple(devices)
         self._names = [transport.device_name(device) for device in devices]
@@ -116,6 +128,11 @@ class OutfeedReceiver:
         return self._scope.stats
 
     @property
+    def recorder(self) -> Recorder | None:
+        """What the receiver records with, while it is open and after; None if it does not record."""
+        return self._scope.recorder
+
+    @property
     def failed_checks(self) -> list[FailedCheck]:
         """The checks that failed so far and have not been raised, by line, the first failure first."""
         return self._scope.deferred.checks()
@@ -129,7 +146,13 @@ class OutfeedReceiver:
 
         Raises:
             DeviceClaimedError: another open receiver has one of them.
+            OSError: it is to record, and the log cannot be made.
         """
+        if self._record is not None and not isinstance(self._record, Recorder):
+            index = jax.process_index() if jax.process_count() > 1 else None
+            self._scope.record_with(record_to(self._record, process_index=index))
+        elif self._record is not None:
+            self._scope.record_with(self._record)
         runtime.claim(self._names, self._scope)
         try:
             for platform in {device.platform for device in self._devices}:
@@ -163,6 +186,7 @@ class OutfeedReceiver:
         finally:
             if not finished:  # also when interrupted: what the taps raise belongs into the next report
                 runtime.report_later(self._scope)
+            self._end_recording()
         deferred = self._scope.deferred.take()
         if problem is not None and deferred is not None:
             deferred.add_note(str(problem))
@@ -175,6 +199,23 @@ class OutfeedReceiver:
         error.add_note(f"meanwhile in the receiver: {report}")
         logger.error("while the receiver was closing: %s", "".join(traceback.format_exception(report)))
 
+    def _end_recording(self) -> None:
+        recorder = self._scope.recorder
+        if recorder is None:
+            return
+        if recorder is self._record:  # the user's, who may go on
+            recorder.flush()
+        else:
+            recorder.close()
+        lost = sum(row.unrecorded for row in self.stats)
+        if lost:
+            warnings.warn(
+                f"{lost} message(s) were delivered but not recorded in {recorder.directory}: "
+                f"{recorder.counters.failure}. The log says where they are missing",
+                RecordingWarning,
+                stacklevel=3,
+            )
+
 
 def outfeed_receiver(
     *,
@@ -185,6 +226,7 @@ def outfeed_receiver(
     max_errors: int = MAX_KEPT,
     back_pressure: BackPressure | str = Policy.BLOCK,
     on_error: OnError | str = OnError.DEFER,
+    record: Record | None = None,
 ) -> OutfeedReceiver:
     """A context manager that accounts for the taps of a stretch of the program, such as a training loop.
 
@@ -212,11 +254,15 @@ def outfeed_receiver(
             (as "defer", but the next call of a tapped program, from any thread, raises them already), "abort" (as
             "defer", and the program in which the check failed is ended: it raises `jax.errors.JaxRuntimeError`). On
             several devices, "abort" ends the program on each at its next failing check or other tap.
+        record: a folder; all messages are recorded there, in a tap log that `hcb cat` and `receiver.replay` read
+            without this program. Or what `hcb.record(folder, ...)` made, which has options and may be used again.
 
     Raises:
+        TypeError: `record` is neither a path nor a recorder.
         ValueError: `devices` and `backends` are both given, a backend is unknown or has no devices here, or another
             argument is out of range.
         DeviceClaimedError: (on entering) another open receiver has one of the devices.
+        OSError: (on entering) `record` is given, and the log cannot be made.
         TapFunctionException: (on leaving) what tap functions raised.
         TapTimeoutError: (on leaving) a tap outlasted `timeout_sec`; names it and how much is queued.
     """
@@ -235,7 +281,11 @@ def outfeed_receiver(
     if on_error is OnError.ABORT:
         inflight.expect_failures()
     scope = Scope(receiver_name, max_errors, back_pressure, on_error)
-    return OutfeedReceiver(scope, _choose_devices(backends, devices), timeout_sec)
+    if record is not None and not isinstance(record, str | os.PathLike | Recorder):
+        raise TypeError(
+            f"record is a {type(record).__name__}, expected the path of a folder, or what hcb.record(path) returns"
+        )
+    return OutfeedReceiver(scope, _choose_devices(backends, devices), timeout_sec, record)
 
 
 def error_collector(

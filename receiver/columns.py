@@ -42,11 +42,15 @@ class Columns:
 
     Attributes:
         memory: the ring's.
+        bytes: the same, as an array.
+        words: the same, as an array of uint64.
     """
 
     def __init__(self, library: ctypes.PyDLL, ring: int, memory: memoryview, batch: native.Batch) -> None:
         """For all batches of a ring, whose memory is `memory`; `batch` is where each is listed."""
         self.memory = memory
+        self.bytes = np.frombuffer(memory, np.uint8)
+        self.words = np.frombuffer(memory, "<u8")
         self._library = library
         self._ring = ring
         self._batch = batch
@@ -54,6 +58,9 @@ class Columns:
         self._native = native.Columns()
         self._pointer = ctypes.byref(self._native)
         self._count = 0
+        self._offsets = np.frombuffer(
+            memoryview(batch), np.int64, native.BATCH_FRAMES, native.Batch.offsets.offset
+        )
         self._views = [
             np.frombuffer(
                 memoryview(self._native), dtype, native.BATCH_FRAMES, getattr(native.Columns, name).offset
@@ -81,6 +88,10 @@ class Columns:
         """Where in `memory` the header of a frame is."""
         offset: int = self._batch.offsets[frame]
         return offset
+
+    def offsets(self, count: int) -> Array:
+        """Where in `memory` the headers of the first `count` frames are, int64. A view; `read` is not needed for it."""
+        return self._offsets[:count]
 
     def groups(self) -> list[Group]:
         """The groups of the messages that `read` found."""

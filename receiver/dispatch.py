@@ -73,7 +73,7 @@ class Dispatcher:
         self._stats = scope.device_stats(self._device_name)
 
     def decode(self, batch: Batch) -> Deliveries:
-        """Decodes a batch into what `deliver` takes; frames that cannot be decoded are accounted as lost."""
+        """Decodes a batch into what `deliver` takes, and records it; frames that cannot be decoded count as lost."""
         found = self._decoder.decode(batch)
         folded = 0
         if batch.folded:
@@ -83,13 +83,19 @@ class Dispatcher:
             self._folded = {
                 header.seq: batch.folded[place] for header, place in zip(headers, counted, strict=True)
             }
+        expected, dropped = self._expected_seq, 0
         if found.last_seq < 0:
             self._expected_seq = _ANY_SEQ
         else:
-            if self._expected_seq != _ANY_SEQ:
-                dropped = found.last_seq + 1 - self._expected_seq - batch.count - folded
+            if expected != _ANY_SEQ:
+                dropped = found.last_seq + 1 - expected - batch.count - folded
                 self._stats.dropped += max(0, dropped)  # a damaged header may say anything
             self._expected_seq = found.last_seq + 1
+        recorder = self.scope.recorder
+        if recorder is not None:
+            recorder.record_batch(
+                self._device_name, batch, self._find, dropped=dropped, first_seq=max(0, expected)
+            )
         return found
 
     def deliver(self, found: Deliveries, share: LockShare | None = None) -> None:
@@ -150,6 +156,8 @@ class Dispatcher:
         """Accounts for messages that can never be delivered."""
         self._expected_seq = _ANY_SEQ  # the gap they leave is no drop
         self.scope.deferred.add_lost(reason, count)
+        if self.scope.recorder is not None:
+            self.scope.recorder.lose(self._device_name, count, reason)
 
     def _lose(self, error: WireError) -> None:
         self.scope.deferred.add_lost(f"undecodable frame on {self._device_name}: {error}", 1)

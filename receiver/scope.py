@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
+from typing import TYPE_CHECKING
 
 from receiver.back_pressure import BackPressure
 from receiver.deferred import MAX_KEPT, DeferredErrors, OnError
 from receiver.stats import DeviceStats
+
+if TYPE_CHECKING:
+    from receiver.sinks.record import Recorder
 
 
 class Scope:
@@ -34,6 +38,8 @@ class Scope:
         self.name = name
         self.back_pressure = back_pressure or BackPressure()
         self.deferred = DeferredErrors(max_errors, on_error)
+        self.recorder: Recorder | None = None
+        self._unrecorded_before: Counter[str] = Counter()
         self._stats: dict[str, DeviceStats] = {}
         self._changed = threading.Condition()  # protects everything below
         self._open_devices: set[str] = set()
@@ -41,6 +47,11 @@ class Scope:
         self._called: dict[
             str, tuple[int, float]
         ] = {}  # by device: failures and seconds of those that are over
+
+    def record_with(self, recorder: Recorder) -> None:
+        """Has all messages recorded, before they are delivered. Before any device is in this scope."""
+        self.recorder = recorder
+        self._unrecorded_before = self._unrecorded()
 
     def device_stats(self, device: str) -> DeviceStats:
         """The live statistics of a device; only its receiver thread changes them."""
@@ -50,12 +61,17 @@ class Scope:
     def stats(self) -> list[DeviceStats]:
         """A snapshot, a row per device that had this scope."""
         rows = [s.copy() for s in list(self._stats.values())]
+        unrecorded = self._unrecorded() - self._unrecorded_before
         with self._changed:
             for row in rows:
+                row.unrecorded = unrecorded[row.device]
                 failed, seconds = self._called.get(row.device, (0, 0.0))
                 row.failed += failed
                 row.tap_sec += seconds
         return rows
+
+    def _unrecorded(self) -> Counter[str]:
+        return Counter() if self.recorder is None else self.recorder.counters.lost_by_device
 
     def opened(self, device: str) -> None:
         """The device's stream is in this scope from here on."""

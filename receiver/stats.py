@@ -18,6 +18,7 @@ class DeviceStats:
         dropped: messages a back-pressure policy dropped.
         failed: delivered messages whose tap function raised.
         unknown: messages for consumer ids that were not registered.
+        unrecorded: messages that the receiver's recorder could not write.
         tap_sec: seconds spent in tap functions.
         first_time_ns: Unix time at which the first message was emitted; 0 for none.
         last_time_ns: Unix time at which the last one was.
@@ -29,6 +30,7 @@ class DeviceStats:
     dropped: int = 0
     failed: int = 0
     unknown: int = 0
+    unrecorded: int = 0
     tap_sec: float = 0.0
     first_time_ns: int = 0
     last_time_ns: int = 0
@@ -70,6 +72,9 @@ def summarize(name: str, stats: Sequence[DeviceStats]) -> str:
     unknown = sum(s.unknown for s in active)
     if unknown:
         lines.append(f"{unknown:,} message(s) for unknown consumers")
+    unrecorded = sum(s.unrecorded for s in active)
+    if unrecorded:
+        lines.append(f"{unrecorded:,} message(s) could not be recorded")
     return "\n".join([title, *lines])
 
 

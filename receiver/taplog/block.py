@@ -1,0 +1,104 @@
+"""Frames that follow each other in memory, all inline, and their headers as columns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from receiver.wire import HEADER
+
+Array = np.ndarray[Any, Any]
+
+
+class Block:
+    """Frames of one device, one behind the other from offset 0 on.
+
+    Attributes:
+        data: the bytes, uint8; aligned to 8.
+        offsets: where each frame begins in them, int64.
+    """
+
+    def __init__(self, data: Array, offsets: Array) -> None:
+        """Takes both over."""
+        self.data = data
+        self.offsets = offsets
+
+    def __len__(self) -> int:
+        return len(self.offsets)
+
+    @classmethod
+    def join(cls, blocks: Sequence[Block]) -> Block:
+        """One block of all of them, in order."""
+        if len(blocks) == 1:
+            return blocks[0]
+        starts = np.cumsum([0, *(block.data.size for block in blocks[:-1])])
+        offsets = [block.offsets + start for block, start in zip(blocks, starts, strict=True)]
+        return cls(np.concatenate([block.data for block in blocks]), np.concatenate(offsets))
+
+    def part(self, start: int, stop: int) -> Block:
+        """The frames from index `start` up to `stop`; their memory is shared."""
+        if start == 0 and stop == len(self):
+            return self
+        first = int(self.offsets[start]) if start < len(self) else self.data.size
+        last = int(self.offsets[stop]) if stop < len(self) else self.data.size
+        return Block(self.data[first:last], self.offsets[start:stop] - first)
+
+    def chosen(self, mask: Array) -> Block:
+        """The frames at which `mask` is true; their memory is shared."""
+        return self if mask.all() else Block(self.data, self.offsets[mask])
+
+    @cached_property
+    def _words(self) -> Any:
+        return self.data.view("<u8")
+
+    @cached_property
+    def _at(self) -> Array:
+        return self.offsets >> 3
+
+    @cached_property
+    def flags(self) -> Array:
+        """uint64, of each frame."""
+        column: Array = self._words[self._at] >> np.uint64(32)
+        return column
+
+    @cached_property
+    def consumer_ids(self) -> Array:
+        """uint64, of each frame."""
+        column: Array = self._words[self._at + 1]
+        return column
+
+    @cached_property
+    def seqs(self) -> Array:
+        """uint64, of each frame."""
+        column: Array = self._words[self._at + 2]
+        return column
+
+    @cached_property
+    def times_ns(self) -> Array:
+        """int64, of each frame."""
+        column: Array = self._words[self._at + 3].view("<i8")
+        return column
+
+    @cached_property
+    def meta_bytes(self) -> Array:
+        """uint64, of each frame."""
+        column: Array = self._words[self._at + 5] >> np.uint64(32)
+        return column
+
+    @cached_property
+    def payload_bytes(self) -> Array:
+        """uint64, of each frame."""
+        column: Array = self._words[self._at + 6]
+        return column
+
+    def set_positions(self) -> None:
+        """Makes every frame's `position` its offset in this block."""
+        self._words[self._at + 7] = self.offsets
+
+    def metadata(self, index: int) -> bytes:
+        """Of one frame, without padding."""
+        start = int(self.offsets[index]) + HEADER.size
+        return self.data[start : start + int(self.meta_bytes[index])].tobytes()

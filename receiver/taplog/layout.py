@@ -1,0 +1,242 @@
+"""How the bytes of a segment are laid out: its header, its chunks' headers, its end. Specified in docs/tap-log.md."""
+
+from __future__ import annotations
+
+import enum
+import struct
+import zlib
+from collections.abc import Sequence
+from typing import Any
+
+import msgpack
+import numpy as np
+
+from receiver import wire
+from receiver.taplog.errors import CutOffLogError, NotATapLogError
+from receiver.wire import UnsupportedVersionError
+
+MAGIC = b"HCBLOG\r\n"
+VERSION = 1
+PAGE_BYTES = 4096
+NO_STEP = -(2**63)
+
+CHUNK_MAGIC = b"\xb6HLC"
+END_MAGIC = b"HCBEND\r\n"
+
+_FILE_HEADER = struct.Struct("<8sIII40xI")
+"""magic, version, info_bytes, crc32 of the info, crc32 of the 60 bytes before."""
+
+_TRAILER = struct.Struct("<8sQQ36xI")
+"""magic, offset of the index chunk, bytes of the file, crc32 of the 60 bytes before."""
+
+HEADER_BYTES = _FILE_HEADER.size
+TRAILER_BYTES = _TRAILER.size
+MAX_INFO_BYTES = 1 << 20
+
+Array = np.ndarray[Any, Any]
+
+
+class Kind(enum.IntEnum):
+    """What a chunk holds."""
+
+    FRAMES = 1
+    """Messages of one device, as frames of the wire format."""
+    DESCRIPTIONS = 2
+    """What the consumers and streams of the chunks behind it are; msgpack maps."""
+    LOST = 3
+    """One `Lost`, a msgpack map."""
+    FOLDED = 4
+    """Pairs of a sequence number and how many failures of the same check were left out before that message."""
+    INDEX = 5
+    """The headers of all chunks before it. The last one."""
+
+
+class Codec(enum.IntEnum):
+    """How a chunk's bytes are stored."""
+
+    NONE = 0
+    ZSTD = 1
+
+
+CHUNK = np.dtype(
+    [
+        ("magic", "S4"),
+        ("kind", "u1"),
+        ("codec", "u1"),
+        ("reserved", "<u2"),
+        ("stream", "<i4"),
+        ("reserved2", "<u4"),
+        ("offset", "<u8"),
+        ("stored_bytes", "<u8"),
+        ("raw_bytes", "<u8"),
+        ("messages", "<u8"),
+        ("first_seq", "<u8"),
+        ("last_seq", "<u8"),
+        ("min_time_ns", "<i8"),
+        ("max_time_ns", "<i8"),
+        ("step_before", "<i8"),
+        ("min_step", "<i8"),
+        ("max_step", "<i8"),
+        ("consumers", "<u8"),
+        ("reserved3", "<u8", (1,)),
+        ("reserved4", "<u4"),
+        ("crc", "<u4"),
+    ]
+)
+"""One chunk header of 128 bytes. `stream` is -1 and numbers are 0 where they mean nothing for the kind."""
+
+CHUNK_HEADER_BYTES = CHUNK.itemsize
+
+
+def align(nbytes: int) -> int:
+    """`nbytes` rounded up to a multiple of 64: where the next part begins."""
+    return (nbytes + 63) & -64
+
+
+def padding(nbytes: int) -> bytes:
+    """The zeros between `nbytes` and the next part."""
+    return bytes(-nbytes & 63)
+
+
+def crc32(data: Any) -> int:
+    """The checksum of everything in a segment: that of zlib."""
+    return zlib.crc32(data)
+
+
+def page_count(stored_bytes: int) -> int:
+    """How many checksums a chunk of so many stored bytes has."""
+    return -(-stored_bytes // PAGE_BYTES)
+
+
+def table_bytes(stored_bytes: int) -> int:
+    """How long the table of checksums is, padded."""
+    return align(4 * page_count(stored_bytes))
+
+
+def chunk_bytes(stored_bytes: int) -> int:
+    """From a chunk's header to the next one."""
+    return CHUNK_HEADER_BYTES + table_bytes(stored_bytes) + align(stored_bytes)
+
+
+def page_checksums(parts: Sequence[Any]) -> Array:
+    """The checksum of each page of what `parts`, bytes or the like, are together."""
+    found: list[int] = []
+    crc = filled = 0
+    for part in parts:
+        view = memoryview(part).cast("B")
+        start = 0
+        while start < len(view):
+            piece = view[start : start + PAGE_BYTES - filled]
+            crc = zlib.crc32(piece, crc)
+            start += len(piece)
+            filled += len(piece)
+            if filled == PAGE_BYTES:
+                found.append(crc)
+                crc = filled = 0
+    if filled:
+        found.append(crc)
+    return np.array(found, "<u4")
+
+
+def encode_file_header(info: dict[str, Any]) -> bytes:
+    """What a segment begins with."""
+    packed: bytes = msgpack.packb(info)
+    head = _FILE_HEADER.pack(MAGIC, VERSION, len(packed), crc32(packed), 0)[:-4]
+    return head + struct.pack("<I", crc32(head)) + packed + padding(len(packed))
+
+
+def decode_file_header(data: bytes, name: str) -> tuple[int, int]:
+    """Length and checksum of the info that follows the header of 64 bytes.
+
+    Raises:
+        CutOffLogError: `data` is only the beginning of one.
+        NotATapLogError: `data` is none; `name` is what the text calls it.
+        UnsupportedVersionError: its writer was newer.
+    """
+    if len(data) < HEADER_BYTES or data[: len(MAGIC)] != MAGIC:
+        if len(data) < HEADER_BYTES and MAGIC.startswith(data[: len(MAGIC)]):
+            raise CutOffLogError(
+                f"{name}: empty or cut off: a tap log has a header of {HEADER_BYTES} bytes, this file {len(data)} bytes"
+            )
+        if data[:6] == MAGIC[:6]:
+            raise NotATapLogError(
+                f"{name}: this tap log was changed when it was copied, as text is; copy it again as a binary file"
+            )
+        raise NotATapLogError(
+            f"{name} is no tap log: it begins with {data[:8]!r}, expected {MAGIC!r}; give a log's folder, or one of "
+            "the .hcblog files in it"
+        )
+    _, version, info_bytes, info_crc, crc = _FILE_HEADER.unpack(data[:HEADER_BYTES])
+    if version > VERSION:
+        raise UnsupportedVersionError(
+            f"{name} is a tap log of version {version}, this package reads up to {VERSION}; upgrade hostcallback where "
+            "it is read"
+        )
+    if crc != crc32(data[: HEADER_BYTES - 4]) or not version or info_bytes > MAX_INFO_BYTES:
+        raise NotATapLogError(
+            f"{name}: the header of this tap log is damaged (its checksum does not match); restore the file from a copy"
+        )
+    return info_bytes, info_crc
+
+
+def decode_info(data: bytes, info_bytes: int, crc: int, name: str) -> dict[str, Any]:
+    """The map behind a file header, which is `info_bytes` long.
+
+    Raises:
+        NotATapLogError: it is damaged.
+        CutOffLogError: the file ends before it does.
+        UnsupportedVersionError: the frames are of a newer wire format.
+    """
+    try:
+        info = msgpack.unpackb(data) if crc == crc32(data) else None
+    except (ValueError, msgpack.UnpackException):
+        info = None
+    if len(data) < info_bytes:
+        raise CutOffLogError(f"{name}: cut off: the tap log ends before its header does")
+    if not isinstance(info, dict):
+        raise NotATapLogError(f"{name}: what follows the header of this tap log is damaged")
+    if not isinstance(info.get("wire_version"), int) or info["wire_version"] > wire.VERSION:
+        raise UnsupportedVersionError(
+            f"{name} holds frames of wire format {info.get('wire_version')}, this package reads up to {wire.VERSION}; "
+            "upgrade hostcallback where it is read"
+        )
+    return info
+
+
+def encode_chunk_header(
+    kind: Kind, codec: Codec, offset: int, stored_bytes: int, raw_bytes: int, **fields: int
+) -> Array:
+    """One chunk header, shape (1,); `fields` are further fields of `CHUNK`."""
+    header = np.zeros(1, CHUNK)
+    header["magic"], header["kind"], header["codec"], header["offset"] = CHUNK_MAGIC, kind, codec, offset
+    header["stored_bytes"], header["raw_bytes"], header["stream"] = stored_bytes, raw_bytes, -1
+    for name in ("step_before", "min_step", "max_step"):
+        header[name] = NO_STEP
+    for name, value in fields.items():
+        header[name] = value
+    header["crc"] = crc32(header.tobytes()[:-4])
+    return header
+
+
+def decode_chunk_header(data: bytes, offset: int) -> Any:
+    """The header at `offset` of a file, or None if `data` is none. A record of `CHUNK`."""
+    if len(data) < CHUNK_HEADER_BYTES or data[:4] != CHUNK_MAGIC:
+        return None
+    header = np.frombuffer(data, CHUNK, 1)[0]
+    if int(header["crc"]) != crc32(data[: CHUNK_HEADER_BYTES - 4]) or int(header["offset"]) != offset:
+        return None
+    return header
+
+
+def encode_trailer(index_offset: int, file_bytes: int) -> bytes:
+    """The last 64 bytes of a segment that was closed."""
+    head = _TRAILER.pack(END_MAGIC, index_offset, file_bytes, 0)[:-4]
+    return head + struct.pack("<I", crc32(head))
+
+
+def decode_trailer(data: bytes, file_bytes: int) -> int | None:
+    """Where the index is, if these are the last 64 bytes of a closed segment of `file_bytes`."""
+    if len(data) != TRAILER_BYTES or data[:8] != END_MAGIC:
+        return None
+    _, offset, nbytes, crc = _TRAILER.unpack(data)
+    return int(offset) if nbytes == file_bytes and crc == crc32(data[:-4]) else None

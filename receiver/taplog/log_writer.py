@@ -1,0 +1,399 @@
+"""Writes a log: gathers messages by device, appends them to segments, begins new ones, deletes old ones."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import threading
+import time
+import weakref
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from receiver.described import Described
+from receiver.log import logger
+from receiver.taplog.block import Block
+from receiver.taplog.compression import Compressor
+from receiver.taplog.errors import Lost
+from receiver.taplog.layout import NO_STEP
+from receiver.taplog.segment_name import segment_name
+from receiver.taplog.segment_writer import SegmentWriter
+from receiver.taplog.step_columns import StepColumns
+
+FLUSH_BYTES = 256 << 10
+FLUSH_SEC = 0.1
+"""Messages are written when so many bytes of one device have come, or the first of them so long ago."""
+
+SEGMENT_BYTES = 64 << 20
+SEGMENT_SEC = 3600.0
+
+RETRY_SEC = 1.0
+"""After a write failed nothing is tried for so long: what comes meanwhile is lost."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogOptions:
+    """How a log is kept.
+
+    Attributes:
+        segment_bytes: a segment that is longer is finished, and another one begun.
+        segment_sec: the same for one that is older, in seconds.
+        keep_bytes: when this process's segments are longer together, the oldest ones are deleted; None to keep all.
+        compress: whether messages are stored compressed.
+        fsync: whether each write waits until it is on the disk, so that it outlives a crash of the machine too.
+        process_index: of this process in a program of several.
+    """
+
+    segment_bytes: int = SEGMENT_BYTES
+    segment_sec: float = SEGMENT_SEC
+    keep_bytes: int | None = None
+    compress: bool = False
+    fsync: bool = False
+    process_index: int | None = None
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for sizes and times that are not positive."""
+        for name in ("segment_bytes", "segment_sec", "keep_bytes"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise ValueError(f"{name} is {value!r}, expected more than 0")
+
+
+@dataclass(slots=True)
+class LogCounters:
+    """What a log has taken in.
+
+    Attributes:
+        messages: written.
+        nbytes: of the segments, written so far, deleted ones included.
+        lost_messages: that could not be written.
+        lost_bytes: theirs.
+        lost_by_device: the same messages, by the device's name.
+        failure: why, the last time; empty if nothing failed.
+    """
+
+    messages: int = 0
+    nbytes: int = 0
+    lost_messages: int = 0
+    lost_bytes: int = 0
+    lost_by_device: Counter[str] = field(default_factory=Counter)
+    failure: str = ""
+
+
+@dataclass(slots=True)
+class _Pending:
+    # What has come from a device and is not written.
+    blocks: list[Block] = field(default_factory=list)
+    folded: list[tuple[int, int]] = field(default_factory=list)
+    nbytes: int = 0
+    step: int = NO_STEP
+
+
+class LogWriter:
+    """The log of this process in one folder, which several processes may share. Any thread.
+
+    Nothing that goes wrong while writing is raised: what could not be written is counted, said once, and noted in the
+    log when writing works again.
+    """
+
+    def __init__(self, directory: str | os.PathLike[str], options: LogOptions | None = None) -> None:
+        """Makes the folder if there is none, and the first segment.
+
+        Raises:
+            OSError: they cannot be made.
+            TapLogError: compression is wanted, and its package is missing.
+        """
+        self.directory = Path(directory)
+        self.options = options or LogOptions()
+        self._counters = LogCounters()
+        self._compressor = Compressor() if self.options.compress else None
+        self._described: dict[int, Described] = {}
+        self._steps = StepColumns(self._described.get)
+        # Several segments, so that few bytes are lost when one is deleted.
+        keep = self.options.keep_bytes
+        self._segment_bytes = min(
+            self.options.segment_bytes, keep // 4 if keep else self.options.segment_bytes
+        )
+        self._number = 0
+        self._own: list[tuple[Path, int]] = []  # finished segments and their lengths
+        self._start_anew()
+        self.directory.mkdir(parents=True, exist_ok=True)
+        self._segment: SegmentWriter | None = self._new_segment()
+        _open_writers.add(self)
+
+    def _start_anew(self) -> None:
+        self._lock = threading.Lock()  # protects everything below, and the segment
+        self._due = threading.Condition(self._lock)
+        self._pending: dict[str, _Pending] = {}
+        self._lost: dict[tuple[str, str], Lost] = {}
+        self._flush_at: float | None = None
+        self._retry_at = 0.0
+        self._begun = 0.0
+        self._timer: _Timer | None = None
+
+    @property
+    def counters(self) -> LogCounters:
+        """A snapshot of what it has taken in."""
+        with self._lock:
+            unfinished = 0 if self._segment is None else self._segment.nbytes
+            counters = self._counters
+            return replace(
+                counters,
+                nbytes=counters.nbytes + unfinished,
+                lost_by_device=counters.lost_by_device.copy(),
+            )
+
+    def describe(self, described: Described) -> None:
+        """Says what a consumer is, before its first messages come."""
+        with self._lock:
+            self._described[described.consumer_id] = described
+
+    def knows(self, consumer_id: int) -> bool:
+        """Whether `describe` has said what that consumer is."""
+        return consumer_id in self._described
+
+    def append(
+        self, device: str, block: Block, folded: Sequence[tuple[int, int]] = (), *, at_once: bool = False
+    ) -> None:
+        """Takes messages of one device over, in order.
+
+        Args:
+            device: its name.
+            block: the messages.
+            folded: pairs of a sequence number and how many failures of the same check were left out before it.
+            at_once: whether they are to be written now.
+        """
+        with self._lock:
+            pending = self._pending.setdefault(device, _Pending())
+            pending.blocks.append(block)
+            pending.folded += folded
+            pending.nbytes += block.data.size
+            if at_once or pending.nbytes >= FLUSH_BYTES:
+                self._write(device, pending)
+                self._rotate_if_due()
+            elif self._flush_at is None:
+                self._flush_at = time.monotonic() + FLUSH_SEC
+                self._wake_timer()
+
+    def lose(
+        self, device: str, first_seq: int, last_seq: int, count: int, reason: str, nbytes: int = 0
+    ) -> None:
+        """Notes that messages of a device are missing."""
+        with self._lock:
+            self._note_lost(Lost(device, first_seq, last_seq, count, nbytes, time.time_ns(), reason))
+            if self._flush_at is None:
+                self._flush_at = time.monotonic() + FLUSH_SEC
+                self._wake_timer()
+
+    def flush(self) -> None:
+        """Writes everything that has come."""
+        with self._lock:
+            self._retry_at = min(self._retry_at, time.monotonic())
+            self._flush()
+
+    def close(self) -> None:
+        """Writes everything that has come and finishes the segment. What comes later begins another one."""
+        with self._lock:
+            self._retry_at = min(self._retry_at, time.monotonic())
+            self._flush()
+            self._finish_segment()
+            _open_writers.discard(self)
+            timer, self._timer = self._timer, None
+            self._due.notify_all()
+        if timer is not None:
+            timer.join()
+
+    def after_fork_in_child(self) -> None:
+        """Leaves to the parent what is the parent's: its segment, and what it has not written."""
+        if self._segment is not None:
+            self._segment.abandon()
+        self._segment = None
+        self._own = []
+        self._number = 0
+        self._counters = LogCounters()
+        self._start_anew()
+
+    def _write(self, device: str, pending: _Pending) -> None:
+        if not pending.blocks:
+            return
+        block = Block.join(pending.blocks)
+        folded, before = pending.folded, pending.step
+        pending.blocks, pending.folded, pending.nbytes = [], [], 0
+        steps = self._steps.of(block, before)
+        pending.step = int(steps[-1])
+        try:
+            segment = self._open_segment()
+            segment.frames(device, block, self._described, step_before=before, steps=steps, folded=folded)
+            if self.options.fsync:
+                segment.sync()
+        except OSError as error:
+            self._failed(error)
+            self._note_lost(
+                Lost(
+                    device,
+                    int(block.seqs[0]),
+                    int(block.seqs[-1]),
+                    len(block) + sum(count for _, count in folded),
+                    block.data.size,
+                    time.time_ns(),
+                    f"the log could not be written: {error.strerror or error}",
+                )
+            )
+            self._counters.lost_messages += len(block)
+            self._counters.lost_bytes += block.data.size
+            self._counters.lost_by_device[device] += len(block)
+            return
+        self._counters.messages += len(block)
+
+    def _rotate_if_due(self) -> None:
+        segment = self._segment
+        if segment is None or (
+            segment.nbytes < self._segment_bytes and time.monotonic() - self._begun < self.options.segment_sec
+        ):
+            return
+        # What has come from other devices goes before what comes after this.
+        for device, pending in self._pending.items():
+            self._write(device, pending)
+        self._finish_segment()
+        if self.options.keep_bytes is not None:
+            self._delete_old(self.options.keep_bytes - self._segment_bytes)
+
+    def _flush(self) -> None:
+        self._flush_at = None
+        for device, pending in self._pending.items():
+            self._write(device, pending)
+        if self._lost:
+            try:
+                self._open_segment()
+            except OSError as error:
+                self._failed(error)
+        self._rotate_if_due()
+
+    def _open_segment(self) -> SegmentWriter:
+        """The segment to append to, in which everything that was lost has been noted.
+
+        Raises:
+            OSError: there is none, and none can be made.
+        """
+        if time.monotonic() < self._retry_at:
+            raise OSError(0, self._counters.failure)
+        segment = self._segment or self._new_segment()
+        self._segment = segment
+        while self._lost:
+            key = next(iter(self._lost))
+            segment.lost(self._lost[key])
+            del self._lost[key]
+        if self._retry_at:
+            self._retry_at = 0.0
+            logger.warning("%s: recording works again", self.directory)
+        return segment
+
+    def _new_segment(self) -> SegmentWriter:
+        self._number += 1
+        path = self.directory / segment_name(time.time_ns(), self._number)
+        segment = SegmentWriter(
+            path, number=self._number, process_index=self.options.process_index, compressor=self._compressor
+        )
+        self._begun = time.monotonic()
+        return segment
+
+    def _failed(self, error: OSError) -> None:
+        segment, self._segment = self._segment, None
+        if segment is not None:
+            segment.abandon()
+            self._count(segment)
+        first = not self._retry_at
+        if error.errno:
+            self._counters.failure = f"{error.strerror or error}"
+            self._retry_at = time.monotonic() + RETRY_SEC
+        if first:
+            logger.error(
+                "%s: messages cannot be recorded (%s); the program goes on, and what is lost is counted",
+                self.directory, self._counters.failure,
+            )  # fmt: skip
+
+    def _note_lost(self, lost: Lost) -> None:
+        key = lost.device, lost.reason
+        known = self._lost.get(key)
+        if known is not None:
+            lost = lost._replace(
+                first_seq=known.first_seq,
+                messages=known.messages + lost.messages,
+                nbytes=known.nbytes + lost.nbytes,
+            )
+        self._lost[key] = lost
+
+    def _finish_segment(self) -> None:
+        segment, self._segment = self._segment, None
+        if segment is None:
+            return
+        with contextlib.suppress(OSError):  # it can be read without its index
+            segment.close()
+        self._count(segment)
+
+    def _count(self, segment: SegmentWriter) -> None:
+        self._counters.nbytes += segment.nbytes
+        if segment.messages or self._number == 1:
+            self._own.append((segment.path, segment.nbytes))
+        else:
+            with contextlib.suppress(OSError):
+                segment.path.unlink()
+
+    def _delete_old(self, keep_bytes: int) -> None:
+        while self._own and sum(nbytes for _, nbytes in self._own) > keep_bytes:
+            path, _ = self._own.pop(0)
+            with contextlib.suppress(OSError):
+                path.unlink()
+
+    def _wake_timer(self) -> None:
+        if self._timer is None:
+            _open_writers.add(self)
+            self._timer = _Timer(self)
+            self._timer.start()
+        else:
+            self._due.notify_all()
+
+    def wait_and_flush(self, timer: threading.Thread) -> bool:
+        """One turn of the timer's thread; False when it is to end."""
+        with self._lock:
+            if self._timer is not timer:
+                return False
+            left = None if self._flush_at is None else self._flush_at - time.monotonic()
+            if left is None or left > 0:
+                self._due.wait(left)
+            else:
+                self._flush()
+            return True
+
+
+class _Timer(threading.Thread):
+    # Writes in time what no further message takes along.
+
+    def __init__(self, writer: LogWriter) -> None:
+        super().__init__(name="hostcallback-recorder", daemon=True)
+        self._writer = writer
+
+    def run(self) -> None:
+        while self._writer.wait_and_flush(self):
+            pass
+
+
+_open_writers: weakref.WeakSet[LogWriter] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    # Runs after the handlers of modules that import this one: those deliver what is still queued.
+    for writer in list(_open_writers):
+        writer.close()
+
+
+def _after_fork_in_child() -> None:
+    for writer in list(_open_writers):
+        writer.after_fork_in_child()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -1,0 +1,153 @@
+"""A message out of a log, and what the log knows of its tap."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from receiver import tree
+from receiver.consumer import Consumer
+from receiver.described import Described
+from receiver.exported import SHARDS_ID, WHOLE_ID
+from receiver.message import Message
+from receiver.shard_record import PLACES_FROM, RecordReader
+from receiver.taplog.errors import Damage
+from receiver.taplog.layout import NO_STEP
+from receiver.taplog.merge import Run
+from receiver.taplog.segment_reader import Writer
+from receiver.wire import Decoder, WireError
+
+MAX_EXPORTED = 4096
+
+
+class LoggedTap:
+    """A tap whose messages are in a log.
+
+    Attributes:
+        described: what the log says of it; None if that is missing.
+        consumer: the same as a consumer, whose sink does nothing.
+    """
+
+    def __init__(self, consumer_id: int, described: Described | None) -> None:
+        """`described` is None for a consumer that the log does not describe."""
+        self.described = described
+        self.records = RecordReader() if described is not None and described.shards is not None else None
+        if described is None:
+            self.consumer = Consumer(consumer_id, f"consumer {consumer_id:#018x}", "(not described)", _ignore)
+        else:
+            self.consumer = Consumer(
+                described.consumer_id,
+                described.name,
+                described.source_line,
+                _ignore,
+                described.transforms,
+                described.kwargs,
+                is_check=described.kind in ("check", "nonfinite"),
+                describe=lambda: described,
+            )
+
+    @cached_property
+    def unflatten(self) -> Callable[[Sequence[Any]], Any]:
+        """Makes the tapped pytree from the arrays of a message."""
+        return list if self.described is None else tree.unflatten_with(self.described.tree)
+
+
+def _ignore(message: Message) -> None:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedMessage:
+    """One message out of a log.
+
+    Attributes:
+        message: as sinks get it; the device is a text. Of an array that was partitioned over devices it has the
+            device's shard, with its place. The consumer's `describe` tells what the tap is.
+        step: the step of the program that it belongs to; None if it belongs to none.
+        folded: how many failures of the same check were left out before it.
+        nbytes: of its frame.
+        writer: the process that logged it.
+        tap: what the log knows of its tap.
+    """
+
+    message: Message
+    step: int | None
+    folded: int
+    nbytes: int
+    writer: Writer
+    tap: LoggedTap
+
+    @property
+    def value(self) -> Any:
+        """The tapped pytree. (Of `print`, `callback` and the like it is a pair of args and kwargs.)
+
+        Raises:
+            ValueError: the arrays are not those of the description.
+        """
+        return self.tap.unflatten(self.message.arrays)
+
+
+class RunDecoder:
+    """Decodes runs into messages, remembering the taps it has met."""
+
+    def __init__(self) -> None:
+        """Starts with nothing remembered."""
+        self._decoder = Decoder()
+        self._taps: dict[tuple[str, int], LoggedTap] = {}
+        self._exported: dict[bytes, LoggedTap] = {}
+
+    def messages(self, run: Run) -> Iterator[LoggedMessage | Damage]:
+        """The messages of a run, in order; a `Damage` instead of one that cannot be decoded."""
+        block = run.block
+        steps = run.steps.tolist()
+        ends = [*block.offsets.tolist()[1:], block.data.size]
+        for place, offset in enumerate(block.offsets.tolist()):
+            try:
+                yield self._message(run, offset, steps[place], ends[place] - offset)
+            except (WireError, ValueError) as error:
+                yield Damage(
+                    run.path, offset, ends[place] - offset, 1, f"a message cannot be decoded ({error})"
+                )
+
+    def _message(self, run: Run, offset: int, step: int, nbytes: int) -> LoggedMessage:
+        consumer_id, _, seq, time_ns, run_id, _, arrays = self._decoder.decode(run.block.data, offset)
+        tap, arrays = self._tap_of(run, consumer_id, arrays)
+        message = Message(tap.consumer, arrays, seq, time_ns, run_id, run.device, None)
+        if tap.records is not None:
+            shard = tap.records.read(message)
+            message = message._replace(arrays=shard.arrays, shard_index=shard.layout.places)
+        return LoggedMessage(
+            message,
+            None if step == NO_STEP else step,
+            run.folded.pop(seq, 0),
+            nbytes,
+            run.writer,
+            tap,
+        )
+
+    def _tap_of(self, run: Run, consumer_id: int, arrays: list[Any]) -> tuple[LoggedTap, list[Any]]:
+        if consumer_id not in (WHOLE_ID, SHARDS_ID):
+            key = run.writer.process, consumer_id
+            tap = self._taps.get(key)
+            if tap is None or tap.described is None:
+                tap = self._taps[key] = LoggedTap(consumer_id, run.described.get(consumer_id))
+            return tap, arrays
+        sharded = consumer_id == SHARDS_ID
+        if len(arrays) <= sharded:
+            raise ValueError("a message of an exported program came without the description of its tap")
+        description = arrays[sharded].tobytes()
+        tap = self._exported.get(description)
+        if tap is None:
+            if len(self._exported) >= MAX_EXPORTED:
+                self._exported.clear()
+            described = Described.unpack(description)
+            tap = self._exported[description] = LoggedTap(described.consumer_id, described)
+        if not sharded:
+            return tap, arrays[1:]
+        # The description is an array like the others: it has a place in the record.
+        record = np.concatenate([arrays[0][:PLACES_FROM], arrays[0][PLACES_FROM + 2 :]])
+        return tap, [record, *arrays[2:]]

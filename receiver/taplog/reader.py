@@ -1,0 +1,97 @@
+"""Reads logs: the messages of all their processes and segments, merged by time, as many as are wanted."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from receiver.taplog.errors import CutOffLogError, Damage, DamagedLogError
+from receiver.taplog.logged import LoggedMessage, RunDecoder
+from receiver.taplog.merge import LostRun, Record, Run, merged
+from receiver.taplog.segment_name import segments_of
+from receiver.taplog.segment_reader import SegmentReader, Writer
+from receiver.taplog.selection import Selection
+
+Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+
+EVERYTHING = Selection()
+
+
+class LogReader:
+    """The logs in some folders or files, as they are when they are read. Any number of iterations, one thread each.
+
+    Attributes:
+        writers: the processes that wrote them, the first to begin first.
+    """
+
+    def __init__(self, paths: Paths) -> None:
+        """Looks what there is.
+
+        Args:
+            paths: one or several: folders with logs, and segments.
+
+        Raises:
+            NotATapLogError: one is no log.
+            UnsupportedVersionError: a segment's writer was newer.
+            OSError: one does not exist, or cannot be read.
+        """
+        given = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
+        found: dict[Writer, list[Path]] = {}
+        self._cut_off: list[Path] = []
+        for path in dict.fromkeys(segment for item in given for segment in segments_of(item)):
+            try:
+                segment = SegmentReader(path)
+            except CutOffLogError as error:
+                self._cut_off.append(path)
+                first = error
+                continue
+            found.setdefault(segment.writer, []).append(path)
+            segment.close()
+        if not found:
+            raise first
+        self._processes = [
+            (writer, sorted(segments, key=lambda path: path.name)) for writer, segments in found.items()
+        ]
+
+    @property
+    def writers(self) -> list[Writer]:
+        """The processes that wrote them, the first to begin first."""
+        return [writer for writer, _ in self._processes]
+
+    def runs(self, selection: Selection = EVERYTHING) -> Iterator[Record]:
+        """Messages as they were recorded, some of one device at a time, and what is said to be lost or is damaged.
+
+        Those of exported programs, whose taps are not known before they are decoded, are there whatever their name.
+        """
+        for path in self._cut_off:
+            yield Damage(path, 0, path.stat().st_size, 0, "ends in its header", torn=True)
+        yield from merged(self._processes, selection)
+
+    def records(self, selection: Selection = EVERYTHING) -> Iterator[LoggedMessage | LostRun | Damage]:
+        """The messages, and in their places what is said to be lost or is damaged."""
+        decoder = RunDecoder()
+        for record in self.runs(selection):
+            if not isinstance(record, Run):
+                yield record
+                continue
+            for message in decoder.messages(record):
+                if isinstance(message, Damage) or selection.wants_name(message.message.consumer.name):
+                    yield message
+
+    def messages(self, selection: Selection = EVERYTHING) -> Iterator[LoggedMessage]:
+        """The messages, lazily: those of a process by time, those of a device in the order of their emission.
+
+        Raises:
+            DamagedLogError: after the last message: parts of the log are damaged, and what was in them is missing. That
+                the file ends in a message, as when its process was killed, is no damage.
+        """
+        damaged: list[Damage] = []
+        for record in self.records(selection):
+            if isinstance(record, LoggedMessage):
+                yield record
+            elif isinstance(record, Damage) and not record.torn:
+                damaged.append(record)
+        if damaged:
+            more = f" (and {len(damaged) - 1} more damaged parts)" if len(damaged) > 1 else ""
+            raise DamagedLogError(f"{damaged[0]}{more}")

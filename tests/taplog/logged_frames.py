@@ -1,0 +1,80 @@
+"""Taps, blocks of their frames, and what a log says of them: for the tests of logs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from receiver.described import Described
+from receiver.taplog.block import Block
+from receiver.taplog.errors import Damage
+from receiver.taplog.logged import LoggedMessage
+from receiver.taplog.merge import LostRun
+from receiver.taplog.reader import LogReader
+from receiver.wire import Flags, encode_frame
+
+LOSS = Described(
+    name="loss",
+    source_line="train.py:12 (step)",
+    consumer_id=77,
+    kind="tap",
+    params={},
+    kwargs={"run": 7},
+    transforms=(("jvp", {}),),
+    tree=["dict", [["value", "loss"], ["value", "step"]], [["array"], ["array"]]],
+    shards=None,
+    sharding="global",
+)
+NORM = replace(LOSS, name="norm", consumer_id=2**64 - 5, tree=["array"], transforms=(), kwargs={})
+DESCRIBED = {tap.consumer_id: tap for tap in (LOSS, NORM)}
+
+SECOND = 1_000_000_000
+BEGIN_NS = 1_700_000_000 * SECOND
+
+
+def frame(tap: Described, *arrays: Any, seq: int, time_ns: int | None = None, flags: int = 0) -> bytes:
+    """One frame; its time is `seq` seconds after `BEGIN_NS` unless given."""
+    return encode_frame(
+        list(map(np.asarray, arrays)),
+        consumer_id=tap.consumer_id,
+        flags=Flags.ORDERED | flags,
+        seq=seq,
+        time_ns=BEGIN_NS + seq * SECOND if time_ns is None else time_ns,
+        run_id=5,
+    )
+
+
+def block_of(*frames: bytes) -> Block:
+    """The frames one behind the other."""
+    offsets = np.cumsum([0, *map(len, frames[:-1])])
+    return Block(np.frombuffer(bytearray(b"".join(frames)), np.uint8), offsets)
+
+
+def losses(first: int, count: int, **numbers: int) -> Block:
+    """Messages of the tap LOSS, whose loss and step are their sequence numbers, from `first` on."""
+    return block_of(
+        *(frame(LOSS, np.float32(k), np.int32(k), seq=k, **numbers) for k in range(first, first + count))
+    )
+
+
+def read(path: Path) -> tuple[list[LoggedMessage], list[LostRun], list[Damage]]:
+    """All that a log holds."""
+    messages: list[LoggedMessage] = []
+    lost: list[LostRun] = []
+    damaged: list[Damage] = []
+    for record in LogReader(path).records():
+        if isinstance(record, LoggedMessage):
+            messages.append(record)
+        elif isinstance(record, LostRun):
+            lost.append(record)
+        else:
+            damaged.append(record)
+    return messages, lost, damaged
+
+
+def seqs(messages: list[LoggedMessage]) -> list[int]:
+    """Their sequence numbers."""
+    return [message.message.seq for message in messages]
