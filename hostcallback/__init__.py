@@ -43,6 +43,7 @@ from receiver.errors import (
     UnknownConsumerError,
 )
 from receiver.failed_checks import CheckError, FailedCheck
+from receiver.heads import Head
 from receiver.sinks.nonfinite import NonFiniteError
 from receiver.sinks.record import Recorder, record
 
@@ -56,6 +57,7 @@ __all__ = [
     "CheckError",
     "DeviceClaimedError",
     "FailedCheck",
+    "Head",
     "HostCallbackError",
     "IncompleteValueError",
     "LostMessagesError",

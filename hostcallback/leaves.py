@@ -17,6 +17,7 @@ from hostcallback.fingerprint import describe_structure
 from hostcallback.tap_spec import Absent
 from receiver import tree
 from receiver.dtypes import wire_type_of
+from receiver.heads import Head
 
 _ABSENT = object()
 _LEAF = jax.tree.structure(0)
@@ -137,7 +138,10 @@ class Structure:
         def fill(arrays: Sequence[Any]) -> Any:
             leaves = dict(fixed)
             for index, array in zip(places, arrays, strict=True):
-                leaves[index] = _make_key(array, keys[index].impl) if index in keys else array
+                is_key = index in keys and not isinstance(
+                    array, Head
+                )  # of a truncated one part of the data is there
+                leaves[index] = _make_key(array, keys[index].impl) if is_key else array
             return self.tree.unflatten([leaves[index] for index in range(self.tree.num_leaves)])
 
         return fill

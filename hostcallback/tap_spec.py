@@ -181,6 +181,7 @@ class TapSpec:
             is_check=self.check,
             is_switchable=switchable,
             describe=functools.partial(self.describe, transforms, absent, shards),
+            unflatten=lambda arrays: self.structure.unflatten_with(absent)(arrays),
         )
 
     def _shard_sink(self, sink: Sink, shards: Shards) -> Sink:

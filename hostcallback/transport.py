@@ -6,6 +6,7 @@ import functools
 import itertools
 import os
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,14 +17,16 @@ from hostcallback import _jax_compat as compat, reentrant
 from receiver import native_library
 from receiver.calls import CallsInPlace, CallThreads
 from receiver.consumer import Consumer
+from receiver.control.admission import Decisions
 from receiver.errors import NativeLibraryError
+from receiver.heads import cut, shape_record
 from receiver.log import logger
 from receiver.queue_source import QueueSource
 from receiver.ring_source import RingConfig, RingSource
 from receiver.runtime import runtime
 from receiver.source import Source
 from receiver.supervisor import Supervisor
-from receiver.wire import ArraySpec, encode_prefix
+from receiver.wire import ArraySpec, Flags, decode_header, encode_prefix
 
 FFI_TARGET = "hostcallback_tap"
 FFI_SHARD_TARGET = "hostcallback_tap_shard"
@@ -174,11 +177,27 @@ def callback_emitter(
     runs it.
     """
 
+    header = decode_header(prefix)
+
     def emit(partition: Any, *arrays: Any) -> tuple[()]:
         source = _queue_of(platform, devices, int(partition))
-        if not runtime.switches.is_off(consumer, source.device) and not _holds(consumer, arrays):
-            source.emit(prefix, _as_emitted(arrays, dtypes))
-            _end_failing_program(consumer, source.device)
+        admission = runtime.switches.admission(consumer)
+        elements = None
+        if consumer.is_check:
+            if runtime.switches.is_off(consumer, source.device) or _holds(consumer, arrays):
+                return ()
+        elif admission is not None:
+            if not admission.admit(source.device, time.time_ns()):
+                return ()
+            elements = admission.rule.truncate
+        emitted = _as_emitted(arrays, dtypes)
+        if elements is None or all(array.size <= elements for array in emitted):
+            source.emit(prefix, emitted)
+        else:
+            heads = [shape_record([a.shape for a in emitted]), *[cut(a, elements) for a in emitted]]
+            specs = [ArraySpec.of(head.dtype, head.shape) for head in heads]
+            source.emit(encode_prefix(header.consumer_id, header.flags | Flags.TRUNCATED, specs), heads)
+        _end_failing_program(consumer, source.device)
         return ()
 
     return emit
@@ -197,19 +216,23 @@ def callback_shard_emitter(
     and the program's own number stands for the run id.
     """
     program = next(_programs)
-    lock = threading.Lock()  # protects `occurrences`
+    lock = threading.Lock()  # protects what follows
     occurrences: dict[int, int] = {}
+    decisions = Decisions()
 
     def emit(partition: Any, record: Any, *arrays: Any) -> None:
         number = int(partition)
         source = _queue_of(platform, devices, number)
         if _holds(consumer, arrays):
             return
-        with (
-            lock
-        ):  # counted even where it is off, so that the devices agree on the number when it is on again
+        with lock:
+            # Counted even where it is off, so that the devices agree on the number when it is on again.
             occurrence = occurrences[number] = occurrences.get(number, -1) + 1
-        if runtime.switches.is_off(consumer, source.device):
+            if consumer.is_check:
+                sent = not runtime.switches.is_off(consumer, source.device)
+            else:
+                sent = decisions.of(occurrence, runtime.switches.admission(consumer), time.time_ns())
+        if not sent:
             return
         numbers = np.array(record, np.int64)
         numbers[0] = occurrence

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +15,7 @@ message's device, one message at a time per device and in order; several devices
 deferred."""
 
 
-@dataclass(frozen=True, slots=True, weakref_slot=True, eq=False)
+@dataclass(slots=True, weakref_slot=True, eq=False)
 class Consumer:
     """What messages with one consumer id are delivered to.
 
@@ -23,13 +23,14 @@ class Consumer:
         consumer_id: 64 bits, deterministic across processes.
         name: the tap function's name, for people.
         source_line: `file:line (function)` of the user's tap call.
-        sink: consumes the messages.
+        sink: consumes the messages. The only attribute that changes: live control may put a sink before it.
         transforms: the transformations applied to the tap, outermost last.
         kwargs: the tap's keyword arguments, for reports.
         is_check: whether its messages are failures of a check.
         is_switchable: whether it is a tap of this process that can be switched off by name.
         describe: what a process that has not traced the tap has to know of it; None for what is no tap. Raises
             ValueError where it cannot be told.
+        unflatten: makes the tapped value from the arrays of a message.
     """
 
     consumer_id: int
@@ -41,3 +42,4 @@ class Consumer:
     is_check: bool = False
     is_switchable: bool = False
     describe: Callable[[], Described] | None = None
+    unflatten: Callable[[Sequence[Any]], Any] = list

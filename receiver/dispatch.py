@@ -12,6 +12,7 @@ from receiver.calls import Calls
 from receiver.consumer import Consumer
 from receiver.errors import TapFailure
 from receiver.failed_checks import CheckFailed
+from receiver.heads import take_heads
 from receiver.lock_share import LockShare
 from receiver.message import Message
 from receiver.registry import Registry
@@ -21,6 +22,7 @@ from receiver.wire import Flags, WireError, decode_header
 
 _END = int(Flags.END_OF_STREAM)
 _CALL = int(Flags.CALL)
+_UNUSUAL = int(Flags.END_OF_STREAM | Flags.TRUNCATED)
 _ANY_SEQ = -1
 _tuple_new = tuple.__new__  # a NamedTuple's own constructor takes twice as long
 
@@ -114,16 +116,23 @@ class Dispatcher:
         counts = 0 if found.stacked else 1
         for index, (consumer_id, flags, seq, time_ns, run_id, count, arrays) in enumerate(found.items):
             consumer = find(consumer_id)
-            if consumer is None or flags & _END:
+            if consumer is None or flags & _UNUSUAL:
                 if flags & _END:  # the only message of its batch
                     self._on_end(consumer_id)
                     return
-                stats.unknown += count or 1
-                nbytes -= sum(array.nbytes for array in arrays)
-                self.scope.deferred.add_unknown(consumer_id)
-                if flags & _CALL:
-                    self._calls.refuse(seq, consumer_id)
-                continue
+                if consumer is None:
+                    stats.unknown += count or 1
+                    nbytes -= sum(array.nbytes for array in arrays)
+                    self.scope.deferred.add_unknown(consumer_id)
+                    if flags & _CALL:
+                        self._calls.refuse(seq, consumer_id)
+                    continue
+                nbytes -= sum(array.nbytes for array in arrays[:1])
+                try:
+                    arrays = take_heads(arrays, count)
+                except WireError as error:
+                    self._lose(error)
+                    continue
             self.delivered = index * counts
             self.current_since = now = perf_counter()
             if now > pause_at and share is not None:

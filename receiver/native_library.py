@@ -125,6 +125,19 @@ class Stamp(ctypes.Structure):
     )
 
 
+class Control(ctypes.Structure):
+    """`hcb_control`."""
+
+    _fields_ = (
+        ("every", c_uint64),
+        ("probe_every", c_uint64),
+        ("probe_ns", c_int64),
+        ("interval_ns", c_int64),
+        ("truncate", c_uint64),
+        ("off", c_int32),
+    )
+
+
 class Event(ctypes.Structure):
     """`hcb_event`."""
 
@@ -174,6 +187,9 @@ _FUNCTIONS = {
     "hcb_switch": (c_int32, (c_uint64, c_int32, c_int32)),
     "hcb_switch_all_checks": (None, (c_int32,)),
     "hcb_abort_on_check": (c_int32, (c_int32, c_int32)),
+    "hcb_control_set": (c_int32, (c_uint64, POINTER(Control))),
+    "hcb_control_gate": (None, (c_uint64, c_int32, c_int32)),
+    "hcb_control_suppressed": (c_uint64, (c_uint64,)),
     "hcb_waits": (c_int64, (POINTER(c_int64),)),
     "hcb_sleep": (c_int64, (c_int64,)),
     "hcb_gpu_open": (c_int32, (c_int32, c_char_p, c_char_p, c_uint64)),

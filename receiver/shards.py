@@ -42,11 +42,11 @@ os.register_at_fork(after_in_child=_after_fork_in_child)
 class LocalShardSink:
     """Hands every shard on by itself, with its place in the whole as `shard_index`. Any thread."""
 
-    __slots__ = ("_reader", "_sink")
+    __slots__ = ("_reader", "sink")
 
     def __init__(self, sink: Sink) -> None:
-        """`sink` consumes the shards."""
-        self._sink = sink
+        """`sink` consumes the shards; it may be replaced at any time."""
+        self.sink = sink
         self._reader = RecordReader()
 
     def __call__(self, message: Message) -> None:
@@ -56,7 +56,7 @@ class LocalShardSink:
             ValueError: the message has no shard record, or a damaged one.
         """
         shard = self._reader.read(message)
-        self._sink(message._replace(arrays=shard.arrays, shard_index=shard.layout.places))
+        self.sink(message._replace(arrays=shard.arrays, shard_index=shard.layout.places))
 
 
 class AssemblingSink:
@@ -73,9 +73,9 @@ class AssemblingSink:
         "_lock",
         "_others_deliver",
         "_reader",
-        "_sink",
         "_standstill",
         "_waiting",
+        "sink",
     )
 
     def __init__(
@@ -84,12 +84,12 @@ class AssemblingSink:
         """Makes the sink of one tap.
 
         Args:
-            sink: consumes the whole values.
+            sink: consumes the whole values; it may be replaced at any time.
             device_index: which of the program's devices they are said to come from; the first one that has a shard of
                 the value if this one has none.
             others_deliver: whether receivers on other threads, beside those that wait, have messages to deliver now.
         """
-        self._sink = sink
+        self.sink = sink
         self._others_deliver = others_deliver
         self._reader = RecordReader()
         self._lock = threading.Lock()  # protects everything below
@@ -126,7 +126,7 @@ class AssemblingSink:
                     given_up, assembly.given_up = assembly.given_up, 0
             if whole is not None:
                 turns.wait(ticket)
-                self._sink(whole)
+                self.sink(whole)
         except BaseException as error:
             if given_up:
                 raise SeveralFailures(
@@ -193,6 +193,9 @@ class AssemblingSink:
     def _wake(self) -> None:
         self._waiting.clear()
         self._changed.notify_all()
+
+
+SHARD_SINKS = (LocalShardSink, AssemblingSink)
 
 
 def _incomplete(count: int) -> IncompleteValueError:

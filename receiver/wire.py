@@ -130,13 +130,23 @@ class Flags(enum.IntFlag):
     """Of this check's failures in a row only the first and the last need be read."""
     BATCHED = 1 << 8
     """Its consumer takes stacks of its messages."""
+    TRUNCATED = 1 << 9
+    """Of its arrays only the first elements; the first array is a shape record, see `receiver.heads`."""
     DISCARDED = 1 << 30
     """Ring only: no message, reserved and given up."""
     BUSY = 1 << 31
     """Ring only: still being written."""
 
 
-_EVERYWHERE = Flags.ORDERED | Flags.END_OF_STREAM | Flags.CALL | Flags.CHECK | Flags.FOLDS | Flags.BATCHED
+_EVERYWHERE = (
+    Flags.ORDERED
+    | Flags.END_OF_STREAM
+    | Flags.CALL
+    | Flags.CHECK
+    | Flags.FOLDS
+    | Flags.BATCHED
+    | Flags.TRUNCATED
+)
 _NO_MESSAGE = Flags.PAD | Flags.DISCARDED | Flags.BUSY
 _UNKNOWN = 0xFFFFFFFF & ~int(_EVERYWHERE | Flags.EXTERNAL | _NO_MESSAGE)
 

@@ -88,6 +88,15 @@ def cases() -> dict[str, Case]:
     found["only-zero-size"] = Case([np.zeros((0, 5), np.float64)], HEADER)
     found["no-arrays"] = Case([], HEADER)
     found["end-of-stream"] = Case([], {**HEADER, "flags": int(Flags.END_OF_STREAM), "consumer_id": 9})
+    found["truncated"] = Case(
+        [
+            np.array([2, 128, 64, 0, 1, 9], np.int64),  # the shapes: (128, 64), (), (9,)
+            np.arange(8, dtype=np.float32),
+            np.array(3, np.int32),
+            sample(int4)[:3],
+        ],
+        {**HEADER, "flags": int(Flags.ORDERED | Flags.TRUNCATED)},
+    )
     found["long-metadata"] = Case([np.full((1, 1, 1, 2), i, np.int16) for i in range(100)], HEADER)
     found["long-dimensions"] = Case([np.zeros((0, 127, 128, 255, 256, 65535, 65536), np.uint8)], HEADER)
     found["extreme-header"] = Case(

@@ -13,6 +13,7 @@
 
 #include "call_table.h"
 #include "columns.h"
+#include "control.h"
 #include "encode.h"
 #include "gpu_driver.h"
 #include "occurrences.h"
@@ -218,6 +219,23 @@ void hcb_switch_all_checks(int32_t off) { hcb::SwitchAllChecks(off != 0); }
 
 int32_t hcb_abort_on_check(int32_t device, int32_t on) {
   return hcb::AbortOnCheck(device, on != 0) ? HCB_EMITTED : HCB_NO_MEMORY;
+}
+
+int32_t hcb_control_set(uint64_t consumer_id, const hcb_control* control) {
+  hcb::Control* found = hcb::MakeControl(consumer_id);
+  if (found == nullptr) return HCB_NO_MEMORY;
+  found->Set(*control);
+  return HCB_EMITTED;
+}
+
+void hcb_control_gate(uint64_t consumer_id, int32_t device, int32_t closed) {
+  hcb::Control* found = hcb::FindControl(consumer_id);
+  if (found != nullptr) found->SetGate(device, closed != 0);
+}
+
+uint64_t hcb_control_suppressed(uint64_t consumer_id) {
+  hcb::Control* found = hcb::FindControl(consumer_id);
+  return found == nullptr ? 0 : found->Suppressed();
 }
 
 int64_t hcb_waits(int64_t* cpu_ns) {

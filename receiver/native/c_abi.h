@@ -233,13 +233,32 @@ HCB_EXPORT uint64_t hcb_call_count(int32_t device);
 /* Fails all calls, and every call from now on: the process ends, and nobody will answer. */
 HCB_EXPORT void hcb_call_close(const char* message);
 
-/* Switches the messages of a consumer off (or on again) on a device, or on all (-1). A tap that is off sends nothing.
+/* Switches the messages of a consumer off (or on again) on all devices (-1), or, of a check, on one. What is off sends nothing.
  * HCB_NO_MEMORY: the table is full. */
 HCB_EXPORT int32_t hcb_switch(uint64_t consumer_id, int32_t device, int32_t off);
 /* The same for everything with the flag CHECK. */
 HCB_EXPORT void hcb_switch_all_checks(int32_t off);
 /* Whether a check that fails on the device ends the launch it is in, on all its devices. */
 HCB_EXPORT int32_t hcb_abort_on_check(int32_t device, int32_t on);
+
+/* What a tap may send. The rules are asked in this order, before anything is copied; what they refuse spends no sequence number
+ * and is counted. They hold for each device by itself, and for taps of shards (hcb_tap_shard) for the values that the shards make. */
+typedef struct {
+  uint64_t every;       /* the first message and each every-th after it; 0 and 1: all */
+  uint64_t probe_every; /* while the gate is closed, of so many messages one passes; 0: not by number */
+  int64_t probe_ns;     /* likewise, one in this time; 0: not by time. With both 0 there is no gate */
+  int64_t interval_ns;  /* at least so long between two messages; 0: no limit */
+  uint64_t truncate;    /* of each array the first so many elements; 0: all. Not of shards */
+  int32_t off;          /* nothing at all */
+} hcb_control;
+
+/* Sets the rules of a consumer. Counting begins anew where they count otherwise than before. Of checks only `off` is asked.
+ * HCB_NO_MEMORY: the table is full. */
+HCB_EXPORT int32_t hcb_control_set(uint64_t consumer_id, const hcb_control* control);
+/* Closes or opens the gate of a consumer that has rules: on a device, or with -1 that of shards. */
+HCB_EXPORT void hcb_control_gate(uint64_t consumer_id, int32_t device, int32_t closed);
+/* How many messages of a consumer the rules have refused. */
+HCB_EXPORT uint64_t hcb_control_suppressed(uint64_t consumer_id);
 
 /* How often the calling thread has waited for anything, that is given its processor up of its own accord (always 0 where the system
  * does not tell), and in `cpu_ns` how many nanoseconds of processor it has used. */

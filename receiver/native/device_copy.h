@@ -19,6 +19,7 @@ struct DeviceTap {
   bool ends_launch;     // nothing else of the launch runs if it fails
   uint32_t predicate;   // number of that array
   bool off;             // nothing is sent, but a failure is counted
+  uint32_t host_arrays; // so many of the first arrays are in the host's memory
   bool sharded;         // the first array is a shard record, in which the occurrence is filled in
   int64_t occurrence;   // -1: counted when a check has failed
 };

@@ -10,6 +10,7 @@
 #include "frame.h"
 #include "occurrences.h"
 #include "switches.h"
+#include "truncate.h"
 
 namespace hcb {
 namespace {
@@ -54,15 +55,13 @@ void PassThrough(const XLA_FFI_CallFrame& frame) {
 }
 
 // The shard record that a message of shards begins with (receiver/shards.py) is int64, its first number the occurrence. Puts a
-// copy in `record`, with that filled in, in its place at the front of `arrays`. False if there is none.
-bool StampShardRecord(const Emission& emission, ArrayList* arrays, std::vector<int64_t>* record) {
-  if (arrays->size() == 0 || arrays->front().nbytes < sizeof(int64_t)) return false;
+// copy in `record`, with `occurrence` filled in, in its place at the front of `arrays`.
+void StampShardRecord(int64_t occurrence, ArrayList* arrays, std::vector<int64_t>* record) {
   ArrayRef& front = arrays->front();
   record->resize(front.nbytes / sizeof(int64_t));
   std::memcpy(record->data(), front.data, record->size() * sizeof(int64_t));
-  (*record)[0] = NextOccurrence(emission.device, emission.run_id, HCB_FROM_PREFIX(emission.prefix, consumer_id));
+  (*record)[0] = occurrence;
   front.data = record->data();
-  return true;
 }
 
 // Whether all of a check's predicate holds. False for a prefix that names none, too.
@@ -74,21 +73,36 @@ bool Holds(const uint8_t* prefix, const ArrayList& arrays) {
 }
 
 // `off`: whether the tap is off on every device.
-__attribute__((noinline)) XLA_FFI_Error* Emit(XLA_FFI_CallFrame* frame, Emission& emission, bool off, bool sharded) {
+__attribute__((noinline)) XLA_FFI_Error* Emit(XLA_FFI_CallFrame* frame, Emission& emission, Control* control, bool off,
+                                              bool sharded) {
   const uint8_t* const prefix = emission.prefix;
+  const uint64_t consumer_id = HCB_FROM_PREFIX(prefix, consumer_id);
   const bool check = (HCB_FROM_PREFIX(prefix, flags) & kCheck) != 0;
   ArrayList arrays;
   Ring* ring;
   if (XLA_FFI_Error* error = ReadEmission(*frame, &arrays, &emission, &ring)) return error;
   const bool aborts = Aborts(emission.device);
   if (aborts && IsPoisoned(emission.run_id)) return EndLaunch(frame->api);
-  off = off || IsOffOn(emission.device, HCB_FROM_PREFIX(prefix, consumer_id));
-  if (off && !sharded) return nullptr;
-  if (check && Holds(prefix, arrays)) return nullptr;
+  if (sharded && (arrays.size() == 0 || arrays.front().nbytes < sizeof(int64_t))) return NoShardRecord(frame->api);
   std::vector<int64_t> record;
-  // Counted even where it is off, so that the devices agree on the number when it is on again.
-  if (sharded && !StampShardRecord(emission, &arrays, &record)) return NoShardRecord(frame->api);
-  if (off) return nullptr;
+  Truncation truncation;
+  if (check) {
+    // Only switched: a failure that was left out by a rule would be missing from the report.
+    off = off || IsOffOn(emission.device, consumer_id);
+    if (off && !sharded) return nullptr;
+    if (Holds(prefix, arrays)) return nullptr;
+    // Counted even where it is off, so that the devices agree on the number when it is on again.
+    if (sharded) StampShardRecord(NextOccurrence(emission.device, emission.run_id, consumer_id), &arrays, &record);
+    if (off) return nullptr;
+  } else if (sharded) {
+    const Occurrence next = NextDecided(emission.device, emission.run_id, consumer_id, control, emission.time_ns);
+    if (!next.sent) return nullptr;
+    StampShardRecord(next.number, &arrays, &record);
+  } else if (control != nullptr) {
+    if (!control->Admit(emission.device, emission.time_ns)) return nullptr;
+    const uint64_t elements = control->truncate();
+    if (elements != 0 && truncation.Apply(*frame, elements, &emission)) record.swap(truncation.shapes);
+  }
   FutureFactory futures(frame, &record);
   if (ring->Emit(emission, &futures) == Verdict::kTooLarge) return TooLarge(frame->api);
   if (check && aborts) {
@@ -106,9 +120,13 @@ XLA_FFI_Error* Handle(XLA_FFI_CallFrame* frame, bool sharded) {
   if (XLA_FFI_Error* error = ReadPrefix(*frame, &emission)) return error;
   if (frame->rets.size != 0) PassThrough(*frame);
   const bool check = (HCB_FROM_PREFIX(emission.prefix, flags) & kCheck) != 0;
-  const bool off = IsOff(HCB_FROM_PREFIX(emission.prefix, consumer_id), check);
-  if (off && !sharded && !AnyAborts()) return nullptr;
-  return Emit(frame, emission, off, sharded);
+  Control* const control = FindControl(HCB_FROM_PREFIX(emission.prefix, consumer_id));
+  const bool off = (control != nullptr && control->off()) || (check && ChecksAreOff());
+  if (off && !sharded && !AnyAborts()) {
+    if (!check) control->CountSuppressed();
+    return nullptr;
+  }
+  return Emit(frame, emission, control, off, sharded);
 }
 
 }  // namespace

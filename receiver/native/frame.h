@@ -23,10 +23,11 @@ constexpr uint32_t kCall = 1u << 5;        // a program waits for the reply
 constexpr uint32_t kCheck = 1u << 6;       // a check that failed
 constexpr uint32_t kFolds = 1u << 7;       // of this check's failures in a row only the first and the last need be read
 constexpr uint32_t kBatched = 1u << 8;     // its consumer takes stacks of its messages
+constexpr uint32_t kTruncated = 1u << 9;   // of arrays only the first elements; the first array is a shape record
 constexpr uint32_t kDiscarded = 1u << 30;  // ring only: reserved, then given up
 constexpr uint32_t kBusy = 1u << 31;       // ring only: reserved, still being written
 constexpr uint64_t kNoSeq = ~0ull;         // ring only: of a discarded frame whose number goes to the next
-constexpr uint32_t kMessageFlags = kOrdered | kEndOfStream | kCall | kCheck | kFolds | kBatched;  // a prefix may bring them
+constexpr uint32_t kMessageFlags = kOrdered | kEndOfStream | kCall | kCheck | kFolds | kBatched | kTruncated;  // a prefix may bring them
 constexpr uint32_t kKnownFlags = kMessageFlags | kExternal | kPad | kDiscarded | kBusy;
 
 struct FrameHeader {

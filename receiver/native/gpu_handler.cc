@@ -10,6 +10,7 @@
 #include "frame.h"
 #include "occurrences.h"
 #include "switches.h"
+#include "truncate.h"
 
 namespace hcb {
 namespace {
@@ -40,7 +41,7 @@ int PassThrough(const XLA_FFI_CallFrame& frame, const GpuDevice* gpu, void* stre
   return 0;
 }
 
-XLA_FFI_Error* Emit(XLA_FFI_CallFrame* frame, Emission& emission, bool off, bool sharded) {
+XLA_FFI_Error* Emit(XLA_FFI_CallFrame* frame, Emission& emission, Control* control, bool off, bool sharded) {
   const uint8_t* const prefix = emission.prefix;
   const uint64_t consumer_id = HCB_FROM_PREFIX(prefix, consumer_id);
   ArrayList arrays;
@@ -59,15 +60,23 @@ XLA_FFI_Error* Emit(XLA_FFI_CallFrame* frame, Emission& emission, bool off, bool
   tap.ends_launch = aborts;
   tap.check = (HCB_FROM_PREFIX(prefix, flags) & kCheck) != 0;
   tap.predicate = static_cast<uint32_t>(HCB_FROM_PREFIX(prefix, device));
-  tap.off = off || IsOffOn(emission.device, consumer_id);
   tap.sharded = sharded;
   tap.occurrence = -1;
-  if (sharded) {
-    if (arrays.size() == 0 || arrays.front().nbytes < sizeof(int64_t)) return NoShardRecord(frame->api);
-    // Counted even where it is off or dropped, so that the devices agree on the number. Of a check only failures count.
-    if (!tap.check) tap.occurrence = NextOccurrence(ring->device(), emission.run_id, consumer_id);
+  if (sharded && (arrays.size() == 0 || arrays.front().nbytes < sizeof(int64_t))) return NoShardRecord(frame->api);
+  Truncation truncation;
+  if (tap.check) {
+    // Of a sharded check failures are counted even where it is off; the reader knows of them.
+    tap.off = off || IsOffOn(emission.device, consumer_id);
+    if (tap.off && !sharded) return nullptr;
+  } else if (sharded) {
+    const Occurrence next = NextDecided(ring->device(), emission.run_id, consumer_id, control, emission.time_ns);
+    if (!next.sent) return nullptr;
+    tap.occurrence = next.number;
+  } else if (control != nullptr) {
+    if (!control->Admit(emission.device, emission.time_ns)) return nullptr;
+    const uint64_t elements = control->truncate();
+    if (elements != 0 && truncation.Apply(*frame, elements, &emission)) tap.host_arrays = 1;
   }
-  if (tap.off && (!sharded || !tap.check)) return nullptr;
   if (refused != 0) {
     ring->Lose(HCB_COPY_CONTEXT, refused);
     return nullptr;
@@ -92,9 +101,13 @@ XLA_FFI_Error* Handle(XLA_FFI_CallFrame* frame, bool sharded) {
   Emission emission;
   if (XLA_FFI_Error* error = ReadPrefix(*frame, &emission)) return error;
   const bool check = (HCB_FROM_PREFIX(emission.prefix, flags) & kCheck) != 0;
-  const bool off = IsOff(HCB_FROM_PREFIX(emission.prefix, consumer_id), check);
-  if (off && !sharded && !AnyAborts() && !HasResults(*frame)) return nullptr;
-  return Emit(frame, emission, off, sharded);
+  Control* const control = FindControl(HCB_FROM_PREFIX(emission.prefix, consumer_id));
+  const bool off = (control != nullptr && control->off()) || (check && ChecksAreOff());
+  if (off && !sharded && !AnyAborts() && !HasResults(*frame)) {
+    if (!check) control->CountSuppressed();
+    return nullptr;
+  }
+  return Emit(frame, emission, control, off, sharded);
 }
 
 }  // namespace

@@ -122,6 +122,10 @@ void Ring::StartCopies(const Emission& emission, GpuDevice* gpu, DeviceCopy* cop
       copy->predicate_bytes = array.nbytes;
     }
     if (array.nbytes == 0) continue;
+    if (i < copy->tap.host_arrays) {
+      std::memcpy(copy->payload + start, array.data, array.nbytes);
+      continue;
+    }
     if (array.last_byte_mask != 0xff) copy->masks.push_back({end - 1, array.last_byte_mask});
     copy->error = use->copy_to_host(copy->payload + start, array.data, array.nbytes, copy->tap.stream);
     copy->on_the_way |= copy->error == 0;

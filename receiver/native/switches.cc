@@ -14,7 +14,8 @@ constexpr uint64_t kAborting = 0x61626f7274696e67;  // stands for a consumer id
 // Open addressing. Keys are never removed, so that readers need no lock.
 struct Slot {
   std::atomic<uint64_t> key;  // 0: free
-  std::atomic<bool> on;
+  std::atomic<bool> on;       // of what is no consumer
+  std::atomic<Control*> control;
 };
 
 std::mutex mutex;  // protects writing
@@ -42,25 +43,21 @@ Slot* Find(Slot* table, uint64_t key) {
   }
 }
 
-bool Set(uint64_t key, bool on) {
-  std::lock_guard<std::mutex> lock(mutex);
+// The slot of the key, taken if it is free. Null if the table is full. Needs `mutex`.
+Slot* Take(uint64_t key) {
   Slot* table = slots.load(std::memory_order_relaxed);
   if (table == nullptr) {
-    if (!on) return true;
     table = new (std::nothrow) Slot[kSlots]();  // never freed: a program may run while the process ends
-    if (table == nullptr) return false;
+    if (table == nullptr) return nullptr;
     slots.store(table, std::memory_order_release);
   }
   Slot* slot = Find(table, key);
   if (slot->key.load(std::memory_order_relaxed) == 0) {
-    if (!on) return true;
-    if (used == kSlots / 2) return false;
+    if (used == kSlots / 2) return nullptr;
     ++used;
-    slot->on.store(true, std::memory_order_relaxed);
     slot->key.store(key, std::memory_order_release);
   }
-  slot->on.store(on, std::memory_order_relaxed);
-  return true;
+  return slot;
 }
 
 bool Get(uint64_t key) {
@@ -70,19 +67,50 @@ bool Get(uint64_t key) {
   return slot->key.load(std::memory_order_acquire) == key && slot->on.load(std::memory_order_relaxed);
 }
 
+// What is off already needs no slot.
+bool Set(uint64_t key, bool on) {
+  if (Get(key) == on) return true;
+  std::lock_guard<std::mutex> lock(mutex);
+  Slot* slot = Take(key);
+  if (slot != nullptr) slot->on.store(on, std::memory_order_relaxed);
+  return slot != nullptr;
+}
+
 }  // namespace
 
+Control* FindControl(uint64_t consumer_id) {
+  Slot* table = slots.load(std::memory_order_acquire);
+  if (table == nullptr) return nullptr;
+  // A free slot has none.
+  return Find(table, Key(consumer_id, kEveryDevice))->control.load(std::memory_order_acquire);
+}
+
+Control* MakeControl(uint64_t consumer_id) {
+  if (Control* control = FindControl(consumer_id)) return control;
+  std::lock_guard<std::mutex> lock(mutex);
+  Slot* slot = Take(Key(consumer_id, kEveryDevice));
+  if (slot == nullptr) return nullptr;
+  Control* control = slot->control.load(std::memory_order_relaxed);
+  if (control == nullptr) {
+    control = new (std::nothrow) Control;
+    slot->control.store(control, std::memory_order_release);
+  }
+  return control;
+}
+
 bool Switch(uint64_t consumer_id, int32_t device, bool off) {
-  if (off && device != kEveryDevice) single_devices.store(true, std::memory_order_relaxed);
-  return Set(Key(consumer_id, device), off);
+  if (device != kEveryDevice) {
+    if (off) single_devices.store(true, std::memory_order_relaxed);
+    return Set(Key(consumer_id, device), off);
+  }
+  Control* control = off ? MakeControl(consumer_id) : FindControl(consumer_id);
+  if (control != nullptr) control->SwitchOff(off);
+  return control != nullptr || !off;
 }
 
 void SwitchAllChecks(bool off) { checks_off.store(off, std::memory_order_relaxed); }
 
-bool IsOff(uint64_t consumer_id, bool is_check) {
-  if (is_check && checks_off.load(std::memory_order_relaxed)) return true;
-  return Get(Key(consumer_id, kEveryDevice));
-}
+bool ChecksAreOff() { return checks_off.load(std::memory_order_relaxed); }
 
 bool IsOffOn(int32_t device, uint64_t consumer_id) {
   return single_devices.load(std::memory_order_relaxed) && Get(Key(consumer_id, device));

@@ -1,21 +1,27 @@
-// What is switched off at run time, and which launches are to be stopped: looked at by the handlers, changed by the host.
+// The controls of all taps, what is switched off on single devices, and which launches are to be stopped: looked at by the
+// handlers, changed by the host.
 //
-// Looking takes no lock and, where nothing was ever switched, one load.
+// Looking takes no lock and, where nothing was ever switched or ruled, one load.
 #ifndef HOSTCALLBACK_SWITCHES_H_
 #define HOSTCALLBACK_SWITCHES_H_
 
 #include <cstdint>
 
-namespace hcb {
+#include "control.h"
 
-constexpr int32_t kEveryDevice = -1;
+namespace hcb {
 
 // Switches a consumer's messages off, or on again, on one device or on all. False if the table is full: 32,768 different
 // switches in the life of the process.
 bool Switch(uint64_t consumer_id, int32_t device, bool off);
 void SwitchAllChecks(bool off);
-bool IsOff(uint64_t consumer_id, bool is_check);  // everywhere
+bool ChecksAreOff();
 bool IsOffOn(int32_t device, uint64_t consumer_id);
+
+// The control of a consumer; null if nothing was ever ruled.
+Control* FindControl(uint64_t consumer_id);
+// The same, made if there is none. Null if the table is full, or the system has no memory.
+Control* MakeControl(uint64_t consumer_id);
 
 // Whether a check that fails on the device ends its launch. Switching it on forgets what is poisoned.
 bool AbortOnCheck(int32_t device, bool on);

@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from receiver.heads import Head
+
 WIDTH = 80
 """Columns that a container may take on one line."""
 
@@ -41,7 +43,8 @@ def _describe(value: Any, threshold: int | None) -> _Container | str:
     if isinstance(value, dict):
         return _contain("{ ", [(f"{key}=", _describe(value[key], threshold)) for key in _sorted(value)], " }")
     if isinstance(value, np.ndarray):
-        return np.array2string(value, threshold=threshold)
+        label = value.label if isinstance(value, Head) else ""
+        return label + np.array2string(np.asarray(value), threshold=threshold)
     return str(value)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from receiver.consumer import Sink
+from receiver.heads import stack_of_one
 from receiver.message import Message
 
 Unflatten = Callable[[Sequence[Any]], Any]
@@ -60,4 +61,4 @@ def _tap_sink(func: Callable[..., Any], kwargs: Mapping[str, Any], unflatten: Un
 def _as_stack(message: Message) -> Message:
     if message.stacked:
         return message
-    return message._replace(arrays=[array[None] for array in message.arrays], stacked=1)
+    return message._replace(arrays=[*map(stack_of_one, message.arrays)], stacked=1)

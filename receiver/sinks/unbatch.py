@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from receiver.deferred import SeveralFailures
+from receiver.heads import is_truncated
 from receiver.message import Index, Message
 
 Array = np.ndarray[Any, Any]
@@ -89,10 +90,12 @@ def for_each_element(
 ) -> None:
     """Calls `consume` with the arrays of each element; what it raises for one does not keep it from the others.
 
+    Of a message whose arrays were truncated, once with the heads of the whole batch.
+
     Raises:
         SeveralFailures: everything that `consume` raised, each with a note that names the element.
     """
-    if not batchings:
+    if not batchings or is_truncated(message.arrays):  # of heads nobody can tell which element is whose
         consume(message.arrays)
         return
     failures: list[BaseException] = []

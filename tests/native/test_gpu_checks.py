@@ -129,7 +129,7 @@ def test_shards_are_counted_where_their_tap_is_off(driver: Driver) -> None:
         gpu.tap(record, FAILS, consumer_id=602, flags=CHECK, predicate=1, handler="hcb_gpu_tap_shard")
 
     for off in (0, 1, 0):
-        gpu.library.hcb_switch(601, 33, off)
+        gpu.library.hcb_switch(601, -1, off)
         gpu.library.hcb_switch(602, 33, off)
         tap()
     assert [values[0] for values in gpu.values(4)] == [0, 0, 2, 2]

@@ -325,6 +325,7 @@ def test_ring_only_flags_in_a_prefix_are_ignored(make_ring):
         | wire.Flags.CHECK
         | wire.Flags.FOLDS
         | wire.Flags.BATCHED
+        | wire.Flags.TRUNCATED
     )
 
 
