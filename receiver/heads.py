@@ -82,6 +82,20 @@ def shape_record(shapes: Sequence[Shape]) -> Array:
     return np.array([number for shape in shapes for number in (len(shape), *shape)], np.int64)
 
 
+def row(stack: Array, index: int) -> Array:
+    """One message's array out of a stack."""
+    array = stack[index]
+    return head_of(array, stack.whole_shape) if isinstance(stack, Head) else array
+
+
+def as_sent(arrays: Sequence[Array]) -> tuple[list[Array], bool]:
+    """The arrays of a message as they are sent, and whether they are truncated: `take_heads` takes them apart."""
+    if not is_truncated(arrays):
+        return list(arrays), False
+    shapes = [(a.whole_shape if isinstance(a, Head) else None) or a.shape for a in arrays]
+    return [shape_record(shapes), *map(np.asarray, arrays)], True
+
+
 def cut(array: Array, elements: int) -> Array:
     """The array, or its first elements in a copy if it has more."""
     return array if array.size <= elements else array.reshape(-1)[:elements].copy()

@@ -12,6 +12,7 @@ import numpy as np
 
 from receiver.consumer import Consumer
 from receiver.described import Described
+from receiver.heads import as_sent, row
 from receiver.log import logger
 from receiver.message import Message
 from receiver.shard_record import shard_record
@@ -109,6 +110,8 @@ class Recorder:
             if described.shards is not None:
                 described, arrays = _as_seen(described, arrays, message)
             self._log.describe(described)
+            arrays, truncated = as_sent(arrays)
+            numbers["flags"] = flags | (Flags.TRUNCATED if truncated else Flags(0))
             frame = encode_frame(arrays, consumer_id=described.consumer_id, **numbers)
             block = Block(np.frombuffer(bytearray(frame), np.uint8), np.zeros(1, np.int64))
             self._log.append(device_text(device), block, at_once=bool(flags))
@@ -174,7 +177,7 @@ def _described(consumer: Consumer, arrays: int) -> Described:
 def _unstacked(message: Message) -> list[list[Any]]:
     if not message.stacked:
         return [list(message.arrays)]
-    return [[array[k] for array in message.arrays] for k in range(message.stacked)]
+    return [[row(array, k) for array in message.arrays] for k in range(message.stacked)]
 
 
 def _as_seen(described: Described, arrays: list[Any], message: Message) -> tuple[Described, list[Any]]:

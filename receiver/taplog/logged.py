@@ -13,13 +13,14 @@ from receiver import tree
 from receiver.consumer import Consumer
 from receiver.described import Described
 from receiver.exported import SHARDS_ID, WHOLE_ID
+from receiver.heads import take_heads
 from receiver.message import Message
 from receiver.shard_record import PLACES_FROM, RecordReader
 from receiver.taplog.errors import Damage
 from receiver.taplog.layout import NO_STEP
 from receiver.taplog.merge import Run
 from receiver.taplog.segment_reader import Writer
-from receiver.wire import Decoder, WireError
+from receiver.wire import Decoder, Flags, WireError
 
 MAX_EXPORTED = 4096
 
@@ -114,7 +115,9 @@ class RunDecoder:
                 )
 
     def _message(self, run: Run, offset: int, step: int, nbytes: int) -> LoggedMessage:
-        consumer_id, _, seq, time_ns, run_id, _, arrays = self._decoder.decode(run.block.data, offset)
+        consumer_id, flags, seq, time_ns, run_id, _, arrays = self._decoder.decode(run.block.data, offset)
+        if flags & Flags.TRUNCATED:
+            arrays = take_heads(arrays, 0)
         tap, arrays = self._tap_of(run, consumer_id, arrays)
         message = Message(tap.consumer, arrays, seq, time_ns, run_id, run.device, None)
         if tap.records is not None:

@@ -12,11 +12,13 @@ from receiver.exported import SHARDS_ID, WHOLE_ID
 from receiver.steps import StepPlace, step_place
 from receiver.taplog.block import Block
 from receiver.taplog.layout import NO_STEP, align
-from receiver.wire import HEADER, WireError, decode_metadata, payload_layout
+from receiver.wire import HEADER, Flags, WireError, decode_metadata, payload_layout
 
 Array = np.ndarray[Any, Any]
 
 MAX_KNOWN = 4096
+
+_TRUNCATED = np.uint64(int(Flags.TRUNCATED))
 
 
 class _Slot(NamedTuple):
@@ -32,7 +34,7 @@ class StepColumns:
         """`described` tells what is known of a consumer."""
         self._described = described
         self._places: dict[int, tuple[StepPlace | None, int]] = {}
-        self._slots: dict[tuple[int, bytes], _Slot | None] = {}
+        self._slots: dict[tuple[int, bytes], _Slot | None] = {}  # by number of the array, and metadata
         self._exported: dict[bytes, StepPlace | None] = {}
 
     def of(self, block: Block, before: int) -> Array:
@@ -63,11 +65,14 @@ class StepColumns:
         if place.array < 0:
             steps[where], own[where] = place.value, True
             return
-        for alike in _alike(block, where):
-            slot = self._slot(consumer_id, block.metadata(int(alike[0])), place.array + before)
-            if slot is not None:
-                steps[alike] = _read(block, alike, slot)
-                own[alike] = True
+        truncated = (block.flags[where] & _TRUNCATED) != 0
+        # Truncated messages have a shape record before their arrays.
+        for part, first in ((where[~truncated], before), (where[truncated], before + 1)):
+            for alike in _alike(block, part) if part.size else ():
+                slot = self._slot(block.metadata(int(alike[0])), place.array + first)
+                if slot is not None:
+                    steps[alike] = _read(block, alike, slot)
+                    own[alike] = True
 
     def _place(self, consumer_id: int) -> tuple[StepPlace | None, int]:
         # And how many arrays there are before the tapped ones.
@@ -79,8 +84,8 @@ class StepColumns:
             known = self._places[consumer_id] = step_place(described), int(described.shards is not None)
         return known
 
-    def _slot(self, consumer_id: int, metadata: bytes, array: int) -> _Slot | None:
-        key = consumer_id, metadata
+    def _slot(self, metadata: bytes, array: int) -> _Slot | None:
+        key = array, metadata
         if key not in self._slots:
             if len(self._slots) >= MAX_KNOWN:
                 self._slots.clear()

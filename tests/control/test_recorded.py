@@ -1,0 +1,52 @@
+"""Truncated messages in a log: their steps are found, and they are read as heads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+import hostcallback as hcb
+from receiver.consumer import Consumer
+from receiver.heads import head_of
+from receiver.message import Message
+from receiver.taplog.reader import LogReader
+
+
+def test_heads_are_recorded_and_read_as_heads(tmp_path: Path) -> None:
+    seen: list[Any] = []
+
+    def body(step: Any, x: Any) -> Any:
+        hcb.id_tap(seen.append, {"step": step, "x": x}, name="heads in a log")
+        return x + 1
+
+    program = hcb.jit(lambda x: lax.fori_loop(0, 30, body, x))
+    with hcb.outfeed_receiver(record=tmp_path / "log"):
+        program(jnp.arange(20.0).reshape(4, 5))
+        hcb.taps["heads in a log"].truncate(3)
+        program(jnp.arange(20.0).reshape(4, 5))
+    found = list(LogReader(tmp_path / "log").messages())
+    assert [message.step for message in found] == [*range(30), *range(30)]
+    for message, value in zip(found, seen, strict=True):
+        logged = message.value["x"]
+        assert str(logged) == str(value["x"])
+    assert found[-1].value["x"].whole_shape == (4, 5)
+    assert not isinstance(found[0].value["x"], hcb.Head)
+
+
+def test_a_recorder_as_a_sink_keeps_heads(tmp_path: Path) -> None:
+    consumer = Consumer(5, "sunk", "here.py:1", lambda message: None)
+    stack = head_of(np.arange(6.0).reshape(2, 3), (7, 9))
+    with hcb.record(tmp_path / "log") as recorder:
+        recorder(Message(consumer, [head_of(np.arange(3.0), (7, 9)), np.array(1)], 0, 1, 2, "cpu:0", None))
+        recorder(Message(consumer, [stack], 2, 1, 2, "cpu:0", None, 2))
+    arrays = [message.message.arrays for message in LogReader(tmp_path / "log").messages()]
+    assert [str(a[0]) for a in arrays] == [
+        "first 3 of (7, 9): [0. 1. 2.]",
+        "first 3 of (7, 9): [0. 1. 2.]",
+        "first 3 of (7, 9): [3. 4. 5.]",
+    ]
+    assert arrays[0][1] == 1
