@@ -243,7 +243,6 @@ class RingSource:
         self._ring = ring
         self._config = RingConfig()
         self._device_id = device
-        self._gpu = False
         capacity = ctypes.c_uint64()
         address = library.hcb_ring_memory(ring, capacity)
         # Rings are never unmapped, so that this view outlives everything.
@@ -275,7 +274,6 @@ class RingSource:
     def open_gpu(cls, ordinal: int, device_id: int, config: RingConfig | None = None) -> RingSource:
         """The ring of the GPU with FFI ordinal `ordinal`, whose messages say `device_id`. Raises as `open`."""
         source = cls.open(native.load().hcb_gpu_ring(ordinal), config)
-        source._gpu = True
         source._device_id = device_id
         source._library.hcb_ring_set_device_id(source._ring, device_id)
         source._library.hcb_gpu_prepare(source._ring, ordinal)
@@ -444,4 +442,4 @@ class RingSource:
 
     def discarded(self) -> int:
         """See `Source`."""
-        return int(self._library.hcb_ring_discarded(self._ring)) if self._gpu else 0
+        return int(self._quick.hcb_ring_discarded(self._ring))

@@ -25,8 +25,8 @@ class SourceCounters:
         queued_bytes: bytes of those.
         waiting_producers: emissions that wait for room now.
         next_seq: the sequence number the next message of this device gets.
-        discarded: accepted frames that are not delivered: overwritten ones, and, on a GPU, those of checks that hold and
-            of failed copies.
+        discarded: accepted frames that are not delivered: overwritten ones, and, on a GPU, those of checks that hold
+            and of failed copies.
         unpinned: copies from a GPU into memory that its driver could not pin, which are slower.
     """
 

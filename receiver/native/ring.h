@@ -138,8 +138,16 @@ class Ring {
   bool ReserveLocked(const Emission& emission, Reservation* reservation);
   Verdict DropLocked();
   bool OverwriteFor(const Emission& emission, Reservation* reservation);
+  enum class Overwriting {
+    kDone,
+    kBusy,        // the oldest frame is being written: try again
+    kImpossible,  // it must not be lost, or there is none
+  };
   void OverwriteForWaiter();
-  bool OverwriteOldestLocked();
+  bool MayOverwriteLocked() const;
+  Overwriting MakeRoomLocked(const Emission& emission);
+  Overwriting OverwriteOldestLocked();
+  bool MustAdmitLocked(const Waiter& waiter) const;
   uint64_t PadBefore(uint64_t position, uint64_t frame_bytes) const;
   bool HasRoomLocked(const Emission& emission) const;
   Verdict CopyAndCommit(const Emission& emission, const Reservation& reservation);

@@ -1,6 +1,7 @@
 // The producers' side of a ring: reserve, copy, commit, and what happens when there is no room.
 #include <algorithm>
 #include <cstring>
+#include <thread>
 
 #include "ring.h"
 #include "supervisor.h"
@@ -77,36 +78,50 @@ Verdict Ring::DropLocked() {
 
 // Makes room at the expense of the oldest frames, as long as the reader holds none of them and nobody waits.
 bool Ring::OverwriteFor(const Emission& emission, Reservation* reservation) {
-  std::lock_guard<std::mutex> reader(sleep_mutex_);
-  std::lock_guard<std::mutex> lock(mutex_);
-  if (holding_.load(std::memory_order_acquire) || !waiters_.empty()) return false;
-  while (!ReserveLocked(emission, reservation)) {
-    if (!OverwriteOldestLocked()) return false;
+  for (;; std::this_thread::yield()) {
+    std::lock_guard<std::mutex> reader(sleep_mutex_);
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (holding_.load(std::memory_order_seq_cst) || !waiters_.empty()) return false;
+    const Overwriting done = MakeRoomLocked(emission);
+    if (done == Overwriting::kDone) return ReserveLocked(emission, reservation);
+    if (done == Overwriting::kImpossible) return false;
   }
-  return true;
 }
 
 // The same for who waits first.
 void Ring::OverwriteForWaiter() {
-  std::lock_guard<std::mutex> reader(sleep_mutex_);
-  std::lock_guard<std::mutex> lock(mutex_);
-  if (config_.policy != HCB_OVERWRITE_OLDEST || holding_.load(std::memory_order_acquire) || waiters_.empty()) return;
-  while (!HasRoomLocked(waiters_.front()->emission)) {
-    if (!OverwriteOldestLocked()) return;
+  for (;; std::this_thread::yield()) {
+    std::lock_guard<std::mutex> reader(sleep_mutex_);
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (!MayOverwriteLocked() || waiters_.empty()) return;
+    if (MakeRoomLocked(waiters_.front()->emission) != Overwriting::kBusy) return;
   }
 }
 
-// Gives up the oldest frame. False if that is being written, is waited for by a program, or ends a stream; or if there is none.
-bool Ring::OverwriteOldestLocked() {
+bool Ring::MayOverwriteLocked() const {
+  return config_.policy == HCB_OVERWRITE_OLDEST && !holding_.load(std::memory_order_seq_cst);
+}
+
+Ring::Overwriting Ring::MakeRoomLocked(const Emission& emission) {
+  while (!HasRoomLocked(emission)) {
+    const Overwriting done = OverwriteOldestLocked();
+    if (done != Overwriting::kDone) return done;
+  }
+  return Overwriting::kDone;
+}
+
+// Gives up the oldest frame. Impossible if a program waits for the reply to it, it ends a stream, or there is none.
+Ring::Overwriting Ring::OverwriteOldestLocked() {
   const uint64_t head = SettledHead();
   const uint64_t position = control_->released.load(std::memory_order_relaxed);
-  if (position == head || Check(position, head) != HCB_INTACT) return false;
+  if (position == head || Check(position, head) != HCB_INTACT) return Overwriting::kImpossible;
   const FrameHeader& header = *At(position);
   const uint32_t flags = __atomic_load_n(&header.flags, __ATOMIC_SEQ_CST);
-  if (flags & (kBusy | kCall | kEndOfStream)) return false;
+  if (flags & (kCall | kEndOfStream)) return Overwriting::kImpossible;
+  if (flags & kBusy) return Overwriting::kBusy;
   if (!(flags & (kPad | kDiscarded))) {
     if (flags & kExternal) {
-      if (outstanding_.empty() || outstanding_.front().position != position) return false;
+      if (outstanding_.empty() || outstanding_.front().position != position) return Overwriting::kImpossible;
       BlockPool::Free(outstanding_.front().memory);
       outstanding_bytes_ -= outstanding_.front().nbytes;
       outstanding_.pop_front();
@@ -120,7 +135,7 @@ bool Ring::OverwriteOldestLocked() {
   cursor_ = position + FrameBytes(header.meta_bytes, (flags & kExternal) ? sizeof(BlockDescriptor) : header.payload_bytes);
   released_here_.store(cursor_, std::memory_order_seq_cst);
   control_->released.store(cursor_, std::memory_order_seq_cst);
-  return true;
+  return Overwriting::kDone;
 }
 
 uint64_t Ring::PadBefore(uint64_t position, uint64_t frame_bytes) const {
@@ -254,6 +269,9 @@ void Ring::EnterQueueLocked(Waiter* waiter) {
   SignalSupervisor(HCB_EVENT_STALL, device_);
 }
 
+// Who waits is admitted when the reader gives memory back. That the reader holds none was not so before it waited.
+bool Ring::MustAdmitLocked(const Waiter& waiter) const { return !waiter.admitted && MayOverwriteLocked(); }
+
 Verdict Ring::Enqueue(std::unique_lock<std::mutex>* lock, const Emission& emission,
                       std::unique_ptr<Completion> completion, std::unique_ptr<PendingCall> call) {
   auto waiter = std::make_unique<Waiter>();
@@ -266,7 +284,10 @@ Verdict Ring::Enqueue(std::unique_lock<std::mutex>* lock, const Emission& emissi
   waiter->call = std::move(call);
   EnterQueueLocked(waiter.get());
   if (!waiter->admitted) {
+    const bool admit = MustAdmitLocked(*waiter);
     waiter.release();  // AdmitWaiters deletes it
+    lock->unlock();
+    if (admit) AdmitWaiters();
     return Verdict::kPending;
   }
   lock->unlock();
@@ -285,6 +306,11 @@ Verdict Ring::WaitAsThread(std::unique_lock<std::mutex>* lock, const Emission& e
   if (emission.from_device != nullptr) {  // the reader may rest, since a commit that would wake it is its own to make
     lock->unlock();
     WakeReader();
+    lock->lock();
+  }
+  if (MustAdmitLocked(waiter)) {
+    lock->unlock();
+    AdmitWaiters();
     lock->lock();
   }
   const auto done = [&waiter] { return waiter.admitted; };
