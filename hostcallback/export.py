@@ -8,7 +8,7 @@ from typing import Any
 import jax.export
 
 from hostcallback import partition, transport
-from receiver.exported import Binding
+from receiver.described_tap import Binding
 from receiver.runtime import runtime
 
 

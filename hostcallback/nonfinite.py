@@ -346,8 +346,9 @@ def _report(
     nan_counts, inf_counts = zip(*counts, strict=True)
     message = (jnp.logical_not(failed), list(made_here), list(nan_counts), list(inf_counts), list(iterations))
     options = Options(
-        "watch_nonfinite", tap_tangents=False, sharding="local", kind="nonfinite", check=True, folds=False
-    )
+        "watch_nonfinite", tap_tangents=False, sharding="local", kind="nonfinite", check=True, folds=False,
+        params={"operations": [operation.plain() for operation in watched]},
+    )  # fmt: skip
     emit(message, (), {}, make_sink, identity=("nonfinite", repr(identity)), options=options)
 
 

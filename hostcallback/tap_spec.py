@@ -45,7 +45,7 @@ class TapSpec:
         transposed: whether transposition taps the cotangents.
         sharding: "global" or "local": what its sink gets of arrays that the compiler partitions.
         device_index: which of the program's devices an array assembled from its shards is said to come from.
-        kind: what its messages are for; see `receiver.exported.SINKS`.
+        kind: what its messages are for; see `receiver.described_tap.SINKS`.
         params: what a sink of that kind needs, as plain data.
         check: whether the first array is a predicate, and a message is sent only where it does not hold.
         folds: whether of its failures in a row, of such a check, only the first and the last need be read.
@@ -180,7 +180,7 @@ class TapSpec:
             kwargs=self.kwargs,
             is_check=self.check,
             is_switchable=switchable,
-            describe=functools.partial(self.describe, transforms, absent, shards),
+            describe=functools.partial(self.describe, transforms, absent, shards, with_places=True),
             unflatten=lambda arrays: self.structure.unflatten_with(absent)(arrays),
         )
 
@@ -194,18 +194,26 @@ class TapSpec:
         )
 
     def describe(
-        self, transforms: tuple[Transform, ...], absent: Absent, shards: Shards | None = None
+        self,
+        transforms: tuple[Transform, ...],
+        absent: Absent,
+        shards: Shards | None = None,
+        *,
+        with_places: bool = False,
     ) -> Described:
         """What a process that runs the program without having traced it has to know of the tap.
 
-        Keyword arguments that are no plain data stay behind.
+        Keyword arguments that are no plain data stay behind. Of a check, `with_places` adds where it was traced so far.
         """
+        params = dict(self.params)
+        if with_places and self.places:
+            params["places"] = [[list(map(list, place.stack)), place.span] for place in self.places]
         return Described(
             name=self.name,
             source_line=str(self.source_line),
             consumer_id=self.consumer_id(transforms, absent, shards),
             kind=self.kind,
-            params=dict(self.params),
+            params=params,
             kwargs={key: value for key, value in self.kwargs.items() if is_plain(value)},
             transforms=public_transforms(transforms),
             tree=self.structure.describe(absent),

@@ -20,7 +20,7 @@ class Described:
         name: the tap's name; consumers are bound by it.
         source_line: of the tap, where it was traced.
         consumer_id: of its consumer in the process that exported it.
-        kind: what the tap is for; see `receiver.exported.SINKS`.
+        kind: what the tap is for; see `receiver.described_tap.SINKS`.
         params: what its sink needs beside `kwargs`.
         kwargs: its keyword arguments, as far as they are plain data.
         transforms: as tap functions get them.

@@ -7,32 +7,22 @@ every process has. The first array of such a message (after the shard record, if
 
 from __future__ import annotations
 
-import functools
 import itertools
-import logging
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from receiver import tree
 from receiver.consumer import Consumer, Sink
 from receiver.deferred import FailureOf
 from receiver.described import Described
+from receiver.described_tap import Binding, DescribedTap
 from receiver.errors import UnboundConsumerError
 from receiver.message import Message
 from receiver.registry import Registry
 from receiver.shard_record import PLACES_FROM
-from receiver.shards import AssemblingSink, shard_sink
-from receiver.sinks.callback import callback_sink
-from receiver.sinks.check import CheckSink
-from receiver.sinks.format import FormatSink, Template, log_records, print_lines
-from receiver.sinks.print import PrintSink
-from receiver.sinks.tap import tap_sink
-from receiver.sinks.unbatch import Batchings, for_each_element
 
 WHOLE_ID = int.from_bytes(b"exported", "little")
 SHARDS_ID = int.from_bytes(b"shardsof", "little")
@@ -40,90 +30,6 @@ SHARDS_ID = int.from_bytes(b"shardsof", "little")
 
 MAX_TAPS = 4096
 """How many descriptions are remembered. Those beyond that are read again with each message."""
-
-
-@dataclass(frozen=True, slots=True)
-class Binding:
-    """A function that takes the messages of the exported taps of one name.
-
-    Attributes:
-        func: called as the tap's function would be.
-        kwargs: passed to it too; they win over the tap's own.
-    """
-
-    func: Callable[..., Any]
-    kwargs: Mapping[str, Any] = field(default_factory=dict)
-
-
-def _bound_tap(described: Described, binding: Binding | None) -> Sink | None:
-    if binding is None:
-        return None
-    kwargs = {**described.kwargs, **binding.kwargs}
-    batched = bool(described.params.get("batched"))
-    return tap_sink(binding.func, kwargs, tree.unflatten_with(described.tree), batched=batched)
-
-
-def _print(described: Described, binding: Binding | None) -> Sink | None:
-    if binding is not None:
-        return _bound_tap(described, binding)
-    unflatten = tree.unflatten_with(described.tree)
-    params = described.params
-    return PrintSink(
-        described.kwargs, unflatten, None, params["threshold"], with_device=params.get("with_device", False)
-    )
-
-
-def _batchings(described: Described) -> Batchings:
-    return [params["batch_dims"] for name, params in described.transforms if name == "batch"]
-
-
-def _format(described: Described, binding: Binding | None) -> Sink | None:
-    unflatten, batchings = tree.unflatten_with(described.tree), _batchings(described)
-    if binding is not None:
-        return callback_sink(functools.partial(binding.func, **binding.kwargs), unflatten, batchings)
-    params = described.params
-    template = _template(described)
-    deliver = print_lines(None)
-    if "logger" in params:
-        file, _, rest = described.source_line.rpartition(":")
-        line, _, function = rest.partition(" ")
-        logger = logging.getLogger(params["logger"])
-        deliver = log_records(logger, params["level"], file, int(line), function.strip("()"))
-    return FormatSink(template, unflatten, batchings, deliver)
-
-
-def _template(described: Described) -> Template:
-    params = described.params
-    return Template(params["fmt"], params["has_placeholders"], params["printoptions"])
-
-
-def _callback(described: Described, binding: Binding | None) -> Sink | None:
-    return None if binding is None else _format(described, binding)
-
-
-def _check(described: Described, binding: Binding | None) -> Sink | None:
-    unflatten, batchings = tree.unflatten_with(described.tree), _batchings(described)
-    if binding is None:
-        return CheckSink(_template(described), unflatten, batchings, ())
-
-    def call(arrays: Sequence[Any]) -> None:
-        predicate, args, kwargs = unflatten(arrays)
-        if not np.all(predicate):
-            binding.func(*args, **{**kwargs, **binding.kwargs})
-
-    return lambda message: for_each_element(message, batchings, call)
-
-
-MakeSink = Callable[[Described, Binding | None], Sink | None]
-"""Makes the sink of one kind of tap in a process that never traced it; None where that takes a binding."""
-
-SINKS: dict[str, MakeSink] = {
-    "tap": _bound_tap,
-    "print": _print,
-    "format": _format,
-    "callback": _callback,
-    "check": _check,
-}
 
 
 def _unbound(described: Described) -> Sink:
@@ -136,44 +42,14 @@ def _unbound(described: Described) -> Sink:
     return report
 
 
-class _Tap:
-    # What its description tells of a tap, and what takes its messages now.
+def exported_tap(
+    described: Described, binding: Binding | None, others_deliver: Callable[[], bool] = lambda: False
+) -> DescribedTap:
+    """A tap of an exported program: without a binding, and unless it prints or checks, its messages are reported."""
+    return DescribedTap(described, binding, unbound=_unbound, others_deliver=others_deliver)
 
-    __slots__ = ("_by_itself", "_make", "_sink", "binding", "consumer", "described")
 
-    def __init__(
-        self, described: Described, binding: Binding | None, others_deliver: Callable[[], bool]
-    ) -> None:
-        self.described = described
-        self._make = SINKS.get(described.kind, _bound_tap)
-        self._by_itself = self._make(described, None) or _unbound(described)
-        self.bind(binding)
-        # What is bound may change while shards of a value are coming in: it is looked up when they are together.
-        sink: Sink = self._deliver
-        if described.shards is not None:
-            assemble = described.shards == "all"
-            sink = shard_sink(sink, described.sharding, assemble=assemble, others_deliver=others_deliver)
-        self.consumer = Consumer(
-            described.consumer_id,
-            described.name,
-            described.source_line,
-            sink,
-            described.transforms,
-            described.kwargs,
-        )
-
-    @property
-    def has_pending_values(self) -> bool:
-        sink = self.consumer.sink
-        return isinstance(sink, AssemblingSink) and sink.pending_values > 0
-
-    def bind(self, binding: Binding | None) -> None:
-        self.binding = binding
-        bound = None if binding is None else self._make(self.described, binding)
-        self._sink = bound or self._by_itself
-
-    def _deliver(self, message: Message) -> None:
-        self._sink(message)
+MakeTap = Callable[[Described, Binding | None], DescribedTap]
 
 
 class ExportedTaps:
@@ -183,18 +59,18 @@ class ExportedTaps:
     process has traced it too; if it has not, taps that print or log do so, and the others are reported.
     """
 
-    def __init__(self, registry: Registry, others_deliver: Callable[[], bool] = lambda: False) -> None:
+    def __init__(self, registry: Registry, make_tap: MakeTap = exported_tap) -> None:
         """Registers the two consumers.
 
         Args:
             registry: knows the consumers of taps that this process traced itself.
-            others_deliver: see `receiver.shards.AssemblingSink`.
+            make_tap: makes the taps that it did not.
         """
         self._registry = registry
-        self._others_deliver = others_deliver
+        self._make_tap = make_tap
         self._lock = threading.Lock()  # protects the two tables
         self._bindings: dict[str, Binding] = {}
-        self._taps: OrderedDict[bytes, _Tap] = OrderedDict()  # by description, the last used last
+        self._taps: OrderedDict[bytes, DescribedTap] = OrderedDict()  # by description, the last used last
         self._leases = [
             registry.lease(Consumer(WHOLE_ID, "exported tap", "an exported program", self._deliver)),
             registry.lease(Consumer(SHARDS_ID, "exported tap", "an exported program", self._deliver_shard)),
@@ -240,13 +116,13 @@ class ExportedTaps:
         except BaseException as error:
             raise FailureOf(consumer, error) from error
 
-    def _tap_of(self, description: bytes) -> _Tap:
+    def _tap_of(self, description: bytes) -> DescribedTap:
         with self._lock:
             tap = self._taps.get(description)
             if tap is None:
                 described = Described.unpack(description)
                 try:
-                    tap = _Tap(described, self._bindings.get(described.name), self._others_deliver)
+                    tap = self._make_tap(described, self._bindings.get(described.name))
                 except (LookupError, TypeError, ValueError, AttributeError) as error:
                     raise ValueError(
                         f"the exported tap {described.name!r} (exported from {described.source_line}) is described as "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Iterable
 from time import perf_counter
@@ -16,7 +17,7 @@ from receiver.errors import (
     TapFunctionException,
     TapTimeoutError,
 )
-from receiver.exported import ExportedTaps
+from receiver.exported import ExportedTaps, exported_tap
 from receiver.log import logger
 from receiver.registry import Registry
 from receiver.scope import Scope
@@ -53,7 +54,8 @@ class Runtime:
         self._claims: dict[str, Scope] = {}
         self._late: list[Scope] = []
         self.registry = Registry()
-        self.exported = ExportedTaps(self.registry, self.others_deliver)
+        make_tap = functools.partial(exported_tap, others_deliver=self.others_deliver)
+        self.exported = ExportedTaps(self.registry, make_tap)
         self.default_scope = Scope("default")
 
     def start(

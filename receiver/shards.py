@@ -75,11 +75,17 @@ class AssemblingSink:
         "_reader",
         "_standstill",
         "_waiting",
+        "_waits",
         "sink",
     )
 
     def __init__(
-        self, sink: Sink, device_index: int = 0, others_deliver: Callable[[], bool] = lambda: False
+        self,
+        sink: Sink,
+        device_index: int = 0,
+        others_deliver: Callable[[], bool] = lambda: False,
+        *,
+        waits: bool = True,
     ) -> None:
         """Makes the sink of one tap.
 
@@ -88,8 +94,10 @@ class AssemblingSink:
             device_index: which of the program's devices they are said to come from; the first one that has a shard of
                 the value if this one has none.
             others_deliver: whether receivers on other threads, beside those that wait, have messages to deliver now.
+            waits: whether a device that is far ahead waits; not where one thread brings the shards of all.
         """
         self.sink = sink
+        self._waits = waits
         self._others_deliver = others_deliver
         self._reader = RecordReader()
         self._lock = threading.Lock()  # protects everything below
@@ -162,7 +170,8 @@ class AssemblingSink:
             if turns or self._others_deliver():
                 quiet_since = now
             if (
-                finished == self._standstill
+                not self._waits
+                or finished == self._standstill
                 or len(self._waiting) >= assembly.device_count - 1
                 or now - quiet_since >= STANDSTILL_SEC
                 or now - since >= BUSY_STANDSTILL_SEC
@@ -213,6 +222,7 @@ def shard_sink(
     assemble: bool,
     device_index: int = 0,
     others_deliver: Callable[[], bool] = lambda: False,
+    waits: bool = True,
 ) -> Sink:
     """The sink of messages with a shard record.
 
@@ -222,7 +232,8 @@ def shard_sink(
         assemble: whether this process sees all shards.
         device_index: as in `AssemblingSink`.
         others_deliver: as there.
+        waits: as there.
     """
     if sharding == "global" and assemble:
-        return AssemblingSink(sink, device_index, others_deliver)
+        return AssemblingSink(sink, device_index, others_deliver, waits=waits)
     return LocalShardSink(sink)

@@ -32,9 +32,10 @@ import pytest  # noqa: E402
 
 TRANSPORT = os.environ.get("HOSTCALLBACK_TRANSPORT") or "native"
 
-# Codecs, assembling, documents, packaging: they run without any transport.
+# Codecs, logs, assembling, documents, packaging: they run without any transport.
 TESTS = Path(__file__).parent
-WITHOUT_TRANSPORT = (TESTS / "receiver", TESTS / "native", *TESTS.glob("test_*.py"))
+_ROOMS = ("receiver", "native", "taplog", "replay", "cli")
+WITHOUT_TRANSPORT = (*(TESTS / room for room in _ROOMS), *TESTS.glob("test_*.py"))
 
 # Shared machines stall; pytest's own timeout ends what really hangs.
 hypothesis.settings.register_profile("hostcallback", deadline=None, print_blob=True)

@@ -13,7 +13,13 @@ from typing import NoReturn
 
 from receiver.errors import HostCallbackError
 
-COMMANDS: dict[str, str] = {}
+COMMANDS: dict[str, str] = {
+    "cat": "show the messages of a tap log",
+    "tail": "show the last messages of a tap log, and follow it",
+    "stats": "count what a tap log holds, by tap",
+    "errors": "show the checks that failed, by line",
+    "replay": "deliver the messages of a tap log once more",
+}
 """The modules of this package that are commands, and what each does, in the order of the help.
 
 A command's module has `configure(parser)`, which adds its arguments, and `run(arguments)`, which returns the exit

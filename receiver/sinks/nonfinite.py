@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -52,6 +52,24 @@ class NonFiniteError(CheckError, ArithmeticError):
         self.device = check.first.device
 
 
+class Line(NamedTuple):
+    """A line of another process's code.
+
+    Attributes:
+        file: the path there.
+        line: 1-based.
+        function: the enclosing function.
+    """
+
+    file: str
+    line: int
+    function: str
+
+    def __str__(self) -> str:
+        """`file:line (function)`."""
+        return f"{self.file}:{self.line} ({self.function})"
+
+
 @dataclass(frozen=True, slots=True)
 class Watched:
     """One result of one operation.
@@ -80,6 +98,26 @@ class Watched:
         """What it is called in reports."""
         what = f"cotangent of {self.primitive}" if self.cotangent else self.primitive
         return f"backward pass, {what}" if self.backward else what
+
+    def plain(self) -> list[Any]:
+        """The same as plain data, for processes that did not trace the program."""
+        line = self.source_line
+        place = None if line is None else [line.file, line.line, line.function]
+        return [
+            self.primitive, place, self.scope, list(self.shape), self.dtype, self.backward, self.cotangent,
+        ]  # fmt: skip
+
+    @classmethod
+    def from_plain(cls, plain: Sequence[Any]) -> Watched:
+        """Reverses `plain`.
+
+        Raises:
+            ValueError: it is something else.
+            TypeError: likewise.
+        """
+        primitive, place, scope, shape, dtype, backward, cotangent = plain
+        line = None if place is None else Line(*place)
+        return cls(primitive, line, scope, tuple(shape), dtype, backward, cotangent)
 
     @property
     def places(self) -> Sequence[Place]:

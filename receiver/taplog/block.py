@@ -94,6 +94,15 @@ class Block:
         column: Array = self._words[self._at + 6]
         return column
 
+    def without_flags(self, flags: int) -> Block:
+        """The same frames without some flags; a copy if any has them."""
+        unwanted = np.uint64(flags << 32)
+        if not (self._words[self._at] & unwanted).any():
+            return self
+        block = Block(self.data.copy(), self.offsets)
+        block._words[self._at] &= ~unwanted
+        return block
+
     def set_positions(self) -> None:
         """Makes every frame's `position` its offset in this block."""
         self._words[self._at + 7] = self.offsets

@@ -49,6 +49,7 @@ class LoggedTap:
                 described.kwargs,
                 is_check=described.kind in ("check", "nonfinite"),
                 describe=lambda: described,
+                unflatten=lambda arrays: self.unflatten(arrays),
             )
 
     @cached_property

@@ -14,12 +14,13 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from receiver import exported
+from receiver import described_tap, exported
 from receiver.consumer import Consumer
 from receiver.deferred import DeferredErrors, FailureOf
 from receiver.described import Described
+from receiver.described_tap import Binding
 from receiver.errors import IncompleteValueError, TapFailure, TapFunctionException, UnboundConsumerError
-from receiver.exported import SHARDS_ID, WHOLE_ID, Binding, ExportedTaps
+from receiver.exported import SHARDS_ID, WHOLE_ID, ExportedTaps
 from receiver.message import Message
 from receiver.registry import Registry
 from receiver.shard_record import shard_record
@@ -136,7 +137,7 @@ DESCRIBED = st.builds(
     name=st.text(),
     source_line=st.text(),
     consumer_id=st.integers(0, 2**64 - 1),
-    kind=st.sampled_from([*exported.SINKS, "later"]),
+    kind=st.sampled_from([*described_tap.SINKS, "later"]),
     params=MAPS,
     kwargs=MAPS,
     transforms=TRANSFORMS,
@@ -239,7 +240,7 @@ def test_a_malformed_message_is_reported_as_what_it_is(process: Process) -> None
             "without the description of its tap",
             "4 bytes are no description of a tap",
             "without its shard record or the description",
-            "'shown' (exported from train.py:12 (step)) is described as of the kind 'format' with params that do not",
+            "'shown' at train.py:12 (step) is described as of the kind 'format' with params that do not",
             "a message with 2 array(s) came for a pytree of 1",
             "1 messages of the exported tap 'loss'",
         ],
@@ -484,14 +485,14 @@ def test_the_table_of_descriptions_is_bounded_and_forgets_what_was_not_used(proc
     recorder = Recorder()
     process.taps.bind("loss", Binding(recorder))
     made = []
-    tap_type = exported._Tap
+    tap_type = exported.DescribedTap
 
-    def make(described: Described, *rest: Any) -> Any:
+    def make(described: Described, *rest: Any, **how: Any) -> Any:
         made.append(described.kwargs["number"])
-        return tap_type(described, *rest)
+        return tap_type(described, *rest, **how)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(exported, "_Tap", make)
+        patch.setattr(exported, "DescribedTap", make)
         for number in range(100):
             process.emit(replace(TAP, kwargs={"number": number}), 1.0)
             process.emit(replace(TAP, kwargs={"number": 0}), 1.0)

@@ -1,0 +1,56 @@
+"""`hcb tail`: the last messages of a log, and with -f those that come."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Iterable
+
+from receiver.cli.selecting import add_log, add_selection, count, selection
+from receiver.cli.showing import Show, report_damage
+from receiver.taplog.errors import Damage
+from receiver.taplog.follow import Follower, Found
+from receiver.taplog.logged import LoggedMessage
+
+POLL_SEC = 0.1
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments."""
+    add_log(parser)
+    parser.add_argument(
+        "-n", "--lines", type=count, default=10, metavar="N", help="the last N messages (default 10)"
+    )
+    follow = "then go on as the log grows, with new segments and processes, until interrupted"
+    parser.add_argument("-f", "--follow", action="store_true", help=follow)
+    parser.add_argument(
+        "--json", action="store_true", help="one JSON object a line, as `hcb cat` writes them"
+    )
+    parser.add_argument("--full", action="store_true", help="values in full, however long")
+    add_selection(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Runs the command."""
+    follower = Follower(arguments.log, selection(arguments), wait=arguments.follow)
+    show = Show(as_json=arguments.json, full=arguments.full)
+    status = _show(follower, show, follower.last(arguments.lines))
+    while arguments.follow:
+        status = _show(follower, show, follower.poll()) or status
+        time.sleep(POLL_SEC)
+    return status
+
+
+def _show(follower: Follower, show: Show, found: Iterable[Found]) -> int:
+    damaged: list[Damage] = []
+    for item in found:
+        several = len(follower.writers) > 1
+        if isinstance(item, Damage):
+            damaged.append(item)
+        elif isinstance(item, LoggedMessage):
+            show.message(item, several=several)
+        else:
+            show.lost(item, several=several)
+    sys.stdout.flush()
+    return report_damage(damaged)

@@ -1,0 +1,163 @@
+"""Scalars of messages as metrics: to an object with clu's `write_scalars`, or to a file of JSON lines."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import threading
+from collections.abc import Iterator, Mapping
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+import numpy as np
+
+from receiver import tree
+from receiver.consumer import Consumer, Sink
+from receiver.described import Described
+from receiver.message import Message
+from receiver.steps import NAME, StepPlace, step_place
+
+NO_METRICS = ("check", "nonfinite", "breakpoint")
+"""Kinds of taps whose values are no metrics."""
+
+
+class MetricWriter(Protocol):
+    """What `metrics` writes to: as clu's `MetricWriter`, of which it needs one method."""
+
+    def write_scalars(self, step: int, scalars: Mapping[str, float]) -> Any:
+        """Writes numbers by their names."""
+
+
+class _Metrics:
+    # What the messages of one tap bring.
+
+    def __init__(self, described: Described) -> None:
+        self._name = described.name
+        self._unflatten = tree.unflatten_with(described.tree)
+        self._kind = described.kind
+        self.place: StepPlace | None = step_place(described)
+
+    def step(self, message: Message) -> int | None:
+        place = self.place
+        if place is None:
+            return None
+        if place.array < 0:
+            return place.value
+        array = message.arrays[place.array]
+        return int(array) if not array.ndim and array.dtype.kind in "iu" else None
+
+    def scalars(self, message: Message) -> dict[str, float]:
+        if self._kind in NO_METRICS:
+            return {}
+        value = self._unflatten(message.arrays)
+        if self._kind in (
+            "format",
+            "callback",
+        ):  # print("loss {loss}", loss=x): the arguments by name, or number
+            args, kwargs = value
+            value = {**{str(number): arg for number, arg in enumerate(args)}, **kwargs}
+        return {
+            name: number
+            for name, leaf in _leaves(self._name, value)
+            if (number := _number(leaf)) is not None and not name.endswith(f"/{NAME}")
+        }
+
+
+def _leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    items: Any
+    if isinstance(value, dict):
+        items = value.items()
+    elif isinstance(value, tree.Node):
+        items = enumerate(value.children)
+    elif isinstance(value, tuple) and hasattr(value, "_fields") and not isinstance(value, tree.Opaque):
+        items = zip(value._fields, value, strict=True)
+    elif isinstance(value, tuple | list):
+        items = enumerate(value)
+    else:
+        yield name, value
+        return
+    for key, item in items:
+        yield from _leaves(f"{name}/{key}", item)
+
+
+def _number(leaf: Any) -> float | None:
+    if isinstance(leaf, np.ndarray):
+        if leaf.ndim or leaf.dtype.kind in "cOSUM":
+            return None
+        try:
+            return float(leaf)
+        except (TypeError, ValueError):
+            return None
+    return float(leaf) if type(leaf) in (int, float) else None
+
+
+def metrics(writer: MetricWriter) -> Sink:
+    """The sink that writes the scalars of messages: `name` of a tap of one scalar, `name/key` in a pytree.
+
+    Arrays that are no scalars, texts and failed checks are left out. The step is that of `receiver.steps`: the integer
+    called `step` in the message, or else that of the last one before it on its device that had one; 0 before any had.
+    Several threads may call it; the writer is called by one at a time.
+
+        receiver.replay("run/taps", sinks=[metrics(JsonlWriter("scalars.jsonl"))])
+    """
+    lock = threading.Lock()  # protects the writer and `steps`
+    steps: dict[Any, int] = {}
+    taps: dict[int, tuple[Consumer, _Metrics | None]] = {}
+
+    def write(message: Message) -> None:
+        consumer = message.consumer
+        known = taps.get(id(consumer))
+        if known is None or known[0] is not consumer:
+            described = consumer.describe() if consumer.describe is not None else None
+            known = taps[id(consumer)] = consumer, _Metrics(described) if described is not None else None
+        tap = known[1]
+        if tap is None:
+            return
+        step = tap.step(message)
+        scalars = tap.scalars(message)
+        with lock:
+            if step is None:
+                step = steps.get(message.device, 0)
+            steps[message.device] = step
+            if scalars:
+                writer.write_scalars(step, scalars)
+
+    return write
+
+
+class JsonlWriter:
+    """Writes metrics as JSON lines: `{"step": 3, "loss": 0.5}`. Numbers that JSON lacks are null."""
+
+    def __init__(self, file: str | os.PathLike[str] | Any) -> None:
+        """`file` is a path, which is written anew, or an open text file, which stays open.
+
+        Raises:
+            OSError: the file cannot be made.
+        """
+        self._owns = isinstance(file, str | os.PathLike)
+        self._file: Any = open(file, "w", encoding="utf-8") if self._owns else file  # noqa: SIM115
+
+    def write_scalars(self, step: int, scalars: Mapping[str, float]) -> None:
+        """Writes one line."""
+        values = {name: value if math.isfinite(value) else None for name, value in scalars.items()}
+        self._file.write(json.dumps({"step": step, **values}, ensure_ascii=False) + "\n")
+
+    def flush(self) -> None:
+        """Gives what was written to the system."""
+        self._file.flush()
+
+    def close(self) -> None:
+        """Closes the file if it was opened here."""
+        if self._owns:
+            self._file.close()
+
+    def __enter__(self) -> Self:
+        """Nothing; for `with`."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        """Closes it."""
+        self.close()
