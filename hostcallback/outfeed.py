@@ -107,11 +107,17 @@ class OutfeedReceiver:
     """A receiver around a stretch of the program; made by `outfeed_receiver`."""
 
     def __init__(
-        self, scope: Scope, devices: Sequence[jax.Device], timeout_sec: float, record: Record | None
+        self,
+        scope: Scope,
+        devices: Sequence[jax.Device],
+        timeout_sec: float,
+        record: Record | None = None,
+        flight_recorder: str | os.PathLike[str] | None = None,
     ) -> None:
         """See `outfeed_receiver`."""
         self._timeout_sec = timeout_sec
         self._record = record
+        self._flight_recorder = flight_recorder
         self._scope = scope
         self._devices = tuple(devices)
         self._names = [transport.device_name(device) for device in devices]
@@ -146,8 +152,10 @@ class OutfeedReceiver:
 
         Raises:
             DeviceClaimedError: another open receiver has one of them.
-            OSError: it is to record, and the log cannot be made.
+            OSError: it is to record, and the log or the flight recorder's folder cannot be made.
         """
+        if self._flight_recorder is not None:
+            runtime.record_flight(self._flight_recorder)
         if self._record is not None and not isinstance(self._record, Recorder):
             index = jax.process_index() if jax.process_count() > 1 else None
             self._scope.record_with(record_to(self._record, process_index=index))
@@ -227,6 +235,7 @@ def outfeed_receiver(
     back_pressure: BackPressure | str = Policy.BLOCK,
     on_error: OnError | str = OnError.DEFER,
     record: Record | None = None,
+    flight_recorder: str | os.PathLike[str] | None = None,
 ) -> OutfeedReceiver:
     """A context manager that accounts for the taps of a stretch of the program, such as a training loop.
 
@@ -257,12 +266,17 @@ def outfeed_receiver(
         record: a folder; all messages are recorded there, in a tap log that `hcb cat` and `receiver.replay` read
             without this program. Or what `hcb.record(folder, ...)` made, which has options and may be used again.
 
+        flight_recorder: a folder, in shared memory (`/dev/shm`) or on disk; from now on and until the process ends, the
+            messages that devices emitted last are kept there, delivered or not, so that `hcb recover` finds them if
+            the process is killed. The environment variable `HOSTCALLBACK_FLIGHT_RECORDER` does the same. Removed when
+            the process ends as it should.
+
     Raises:
         TypeError: `record` is neither a path nor a recorder.
         ValueError: `devices` and `backends` are both given, a backend is unknown or has no devices here, or another
             argument is out of range.
         DeviceClaimedError: (on entering) another open receiver has one of the devices.
-        OSError: (on entering) `record` is given, and the log cannot be made.
+        OSError: (on entering) `record` or `flight_recorder` is given, and nothing can be written there.
         TapFunctionException: (on leaving) what tap functions raised.
         TapTimeoutError: (on leaving) a tap outlasted `timeout_sec`; names it and how much is queued.
     """
@@ -285,7 +299,7 @@ def outfeed_receiver(
         raise TypeError(
             f"record is a {type(record).__name__}, expected the path of a folder, or what hcb.record(path) returns"
         )
-    return OutfeedReceiver(scope, _choose_devices(backends, devices), timeout_sec, record)
+    return OutfeedReceiver(scope, _choose_devices(backends, devices), timeout_sec, record, flight_recorder)
 
 
 def error_collector(
@@ -378,6 +392,8 @@ def _deliver_at_exit() -> None:
     for receiver in runtime.receivers():
         if receiver.queued():
             logger.error("%d message(s) of %s were lost at exit", receiver.queued(), receiver.name)
+    if runtime.flight is not None and not any(receiver.queued() for receiver in runtime.receivers()):
+        runtime.flight.remove()
     # The threads go on, as daemons, for what exit handlers that were registered earlier may still emit.
     if errors is not None:
         print(

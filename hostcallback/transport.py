@@ -19,6 +19,7 @@ from receiver.calls import CallsInPlace, CallThreads
 from receiver.consumer import Consumer
 from receiver.control.admission import Decisions
 from receiver.errors import NativeLibraryError
+from receiver.flight import recorder as flight
 from receiver.heads import cut, shape_record
 from receiver.log import logger
 from receiver.queue_source import QueueSource
@@ -93,10 +94,23 @@ def start(platform: str) -> None:
         if native and devices:
             _register_handlers(platform)
             _supervisor = _supervisor or Supervisor(runtime)
+        if devices:
+            _record_flight()
         for device in devices:
             make_source = functools.partial(_make_source, device, platform if native else None)
             runtime.start(device_name(device), device, make_source, CallThreads if native else CallsInPlace)
         _started.add(platform)
+
+
+def _record_flight() -> None:
+    # A program that was asked to leave a trace should not end for want of room for it.
+    directory = os.environ.get(flight.VARIABLE, "").strip()
+    if not directory:
+        return
+    try:
+        runtime.record_flight(directory)
+    except OSError as error:
+        logger.warning("%s=%s: no flight is recorded: %s", flight.VARIABLE, directory, error)
 
 
 def started() -> bool:
@@ -125,7 +139,10 @@ def forget() -> None:
 def _make_source(device: jax.Device, native_platform: str | None) -> Source:
     if native_platform in GPU_PLATFORMS:
         # XLA's FFI tells a GPU's number in its process.
-        return RingSource.open_gpu(device.local_hardware_id, device.id, RingConfig.from_environment())
+        keep = functools.partial(runtime.keep, device_name(device))
+        return RingSource.open_gpu(
+            device.local_hardware_id, device.id, RingConfig.from_environment(), before_use=keep
+        )
     if native_platform is not None:
         return RingSource.open(device.id, RingConfig.from_environment())
     source = _queues.get(device_name(device))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from time import monotonic
 
 from receiver.consumer import Consumer
@@ -39,6 +39,7 @@ class Registry:
         # Finalizers run inside the garbage collector, on any thread and perhaps while this thread holds
         # the lock: they only append here, and whoever takes the lock next does their work.
         self._ended: deque[int] = deque()
+        self._watchers: list[Callable[[Consumer], None]] = []
 
     def find(self, consumer_id: int) -> Consumer | None:
         """The consumer of that id, or None."""
@@ -53,8 +54,19 @@ class Registry:
             self._settle()
             lease = Lease(self._consumers.setdefault(consumer.consumer_id, consumer))
             self._leases[consumer.consumer_id] = self._leases.get(consumer.consumer_id, 0) + 1
+            watchers = list(self._watchers) if lease.consumer is consumer else []
+        for watcher in watchers:
+            watcher(consumer)
         weakref.finalize(lease, self._ended.append, consumer.consumer_id).atexit = False
         return lease
+
+    def watch(self, watcher: Callable[[Consumer], None]) -> None:
+        """Calls `watcher`, which must not raise, with every consumer that is known, and with each that will be."""
+        with self._lock:
+            self._watchers.append(watcher)
+            known = list(self._consumers.values())
+        for consumer in known:
+            watcher(consumer)
 
     def consumers(self) -> list[Consumer]:
         """Those that are known now."""

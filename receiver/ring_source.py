@@ -5,8 +5,9 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -271,13 +272,38 @@ class RingSource:
         return source
 
     @classmethod
-    def open_gpu(cls, ordinal: int, device_id: int, config: RingConfig | None = None) -> RingSource:
-        """The ring of the GPU with FFI ordinal `ordinal`, whose messages say `device_id`. Raises as `open`."""
+    def open_gpu(
+        cls,
+        ordinal: int,
+        device_id: int,
+        config: RingConfig | None = None,
+        before_use: Callable[[RingSource], None] = lambda source: None,
+    ) -> RingSource:
+        """The ring of the GPU with FFI ordinal `ordinal`, whose messages say `device_id`. Raises as `open`.
+
+        `before_use` is called with it before its memory is pinned, and so cannot be moved any more.
+        """
         source = cls.open(native.load().hcb_gpu_ring(ordinal), config)
         source._device_id = device_id
         source._library.hcb_ring_set_device_id(source._ring, device_id)
+        before_use(source)
         source._library.hcb_gpu_prepare(source._ring, ordinal)
         return source
+
+    def keep_in_file(self, path: Path, name: str, block_bytes: int) -> None:
+        """Moves the ring, with what is in it, into a new file, for good. Any thread; producers and reader go on.
+
+        Args:
+            path: of the file.
+            name: of the device.
+            block_bytes: room in it for payloads outside the ring.
+
+        Raises:
+            OSError: EEXIST: it is in a file. EBUSY: a GPU uses it. Or the file cannot be made.
+        """
+        error = self._library.hcb_ring_keep_in_file(self._ring, os.fsencode(path), name.encode(), block_bytes)
+        if error:
+            raise OSError(error, os.strerror(error), str(path))
 
     @property
     def capacity_bytes(self) -> int:

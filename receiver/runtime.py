@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import threading
 from collections.abc import Callable, Iterable
 from time import perf_counter
@@ -18,6 +19,7 @@ from receiver.errors import (
     TapTimeoutError,
 )
 from receiver.exported import ExportedTaps, exported_tap
+from receiver.flight.recorder import FlightRecorder
 from receiver.log import logger
 from receiver.registry import Registry
 from receiver.scope import Scope
@@ -37,6 +39,7 @@ class Runtime:
         exported: the consumers of exported programs.
         default_scope: accounts for devices that no scoped receiver has claimed.
         switches: which taps and checks are off.
+        flight: keeps the rings in files, if it was asked for.
     """
 
     def __init__(self) -> None:
@@ -53,6 +56,7 @@ class Runtime:
         self._receivers: dict[str, DeviceReceiver] = {}
         self._claims: dict[str, Scope] = {}
         self._late: list[Scope] = []
+        self.flight: FlightRecorder | None = None
         self.registry = Registry()
         make_tap = functools.partial(exported_tap, others_deliver=self.others_deliver)
         self.exported = ExportedTaps(self.registry, make_tap)
@@ -71,11 +75,32 @@ class Runtime:
             if receiver is None or not receiver.thread.is_alive():
                 scope = self._claims.get(name, self.default_scope)
                 source = make_source()
+                self.keep(name, source)
                 source.configure(scope.back_pressure)
                 receiver = DeviceReceiver(name, device, source, self.registry, scope, make_calls)
                 self._receivers[name] = receiver
                 logger.debug("receiver of %s started", name)
             return receiver
+
+    def record_flight(self, directory: str | os.PathLike[str]) -> None:
+        """Keeps the rings of all devices, and of those to come, in files in `directory`; once in a process.
+
+        Raises:
+            OSError: nothing can be written there.
+        """
+        with self._lock:
+            if self.flight is not None:
+                return
+            self.flight = FlightRecorder(directory)
+            receivers = list(self._receivers.values())
+        for receiver in receivers:
+            self.flight.keep(receiver.name, receiver.source)
+        self.registry.watch(self.flight.describe)
+
+    def keep(self, name: str, source: Source) -> None:
+        """Puts the ring of a device into a file, if there is a flight recorder and it is in none."""
+        if self.flight is not None:
+            self.flight.keep(name, source)
 
     def receivers(self, names: Iterable[str] | None = None) -> list[DeviceReceiver]:
         """The running receivers, all or those named."""

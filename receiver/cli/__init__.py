@@ -19,6 +19,7 @@ COMMANDS: dict[str, str] = {
     "stats": "count what a tap log holds, by tap",
     "errors": "show the checks that failed, by line",
     "replay": "deliver the messages of a tap log once more",
+    "recover": "show the last messages of processes that were killed, out of a flight recorder",
 }
 """The modules of this package that are commands, and what each does, in the order of the help.
 

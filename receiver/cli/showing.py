@@ -37,10 +37,11 @@ class Show:
         self._limit = None if full else VALUE_CHARS
         make_safe()
 
-    def message(self, logged: LoggedMessage, *, several: bool) -> None:
-        """Writes one message; `several`: and of which process it is."""
+    def message(self, logged: LoggedMessage, *, several: bool, delivered: bool | None = None) -> None:
+        """Writes one message; `several`: and of which process it is; and whether it was delivered, if that is known."""
         if self._as_json:
-            print(json.dumps(as_dict(logged), allow_nan=False))
+            known = {} if delivered is None else {"delivered": delivered}
+            print(json.dumps({**as_dict(logged), **known}, allow_nan=False))
             return
         message = logged.message
         step = "-" if logged.step is None else str(logged.step)
@@ -50,7 +51,8 @@ class Show:
             parts.append(" ".join(map(_place, message.shard_index)))
         if logged.folded:
             parts.append(f"(and {logged.folded:,} more before it)")
-        print("  ".join([*parts, printable(message.consumer.source_line)]))
+        parts.append(printable(message.consumer.source_line))
+        print("  ".join([*parts, *(["not delivered"] if delivered is False else [])]))
 
     def lost(self, run: LostRun, *, several: bool) -> None:
         """Writes a note of lost messages, for people only."""

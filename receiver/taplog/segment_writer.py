@@ -73,6 +73,7 @@ class SegmentWriter:
         number: int = 1,
         process_index: int | None = None,
         compressor: Compressor | None = None,
+        info: Mapping[str, Any] | None = None,
     ) -> None:
         """Creates the file.
 
@@ -81,6 +82,7 @@ class SegmentWriter:
             number: of the segment among those of this process.
             process_index: of this process in a program of several.
             compressor: compresses frames, if given.
+            info: what is not to be said of this process but of another, whose messages they are; see `segment_info`.
 
         Raises:
             OSError: it cannot be created, or exists.
@@ -94,7 +96,8 @@ class SegmentWriter:
         self._consumers: dict[int, int] = {}
         self._fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         try:
-            self._write([layout.encode_file_header(segment_info(number, time.time_ns(), process_index))])
+            own = segment_info(number, time.time_ns(), process_index)
+            self._write([layout.encode_file_header({**own, **(info or {})})])
         except OSError:
             self.abandon()
             raise
