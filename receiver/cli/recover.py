@@ -69,13 +69,18 @@ def _describe(ring: RingContents) -> str:
     if ring.without_payload:
         parts.append(f"{ring.without_payload} whose arrays were too large to be kept")
     if ring.damaged:
-        parts.append(f"{len(ring.damaged)} damaged stretch(es): the process wrote into memory that it did not own")
+        parts.append(
+            f"{len(ring.damaged)} damaged stretch(es): the process wrote into memory that it did not own"
+        )
     return "; ".join(parts)
 
 
 def _show(flight: Flight, log: Path, arguments: argparse.Namespace, wanted: Selection) -> list[Damage]:
     delivered = {
-        (ring.name, message.header.seq) for ring in flight.rings for message in ring.frames if message.delivered
+        (ring.name, message.header.seq)
+        for ring in flight.rings
+        for message in ring.frames
+        if message.delivered
     }
     damaged: list[Damage] = []
     last: deque[LoggedMessage] = deque(maxlen=arguments.last)

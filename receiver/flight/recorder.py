@@ -65,7 +65,7 @@ class FlightRecorder:
         """
         if not isinstance(source, RingSource):
             logger.warning(
-                "the flight recorder keeps nothing of %s: its taps are Python callbacks, and it needs the native transport",
+                "the flight recorder keeps nothing of %s: it needs the native transport, and its taps are Python callbacks",
                 name,
             )
             return

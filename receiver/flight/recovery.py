@@ -135,7 +135,8 @@ def write_log(flight: Flight, directory: Path, *, delivered: bool = True) -> Pat
     consumers = _described(flight)
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / segment_name(time.time_ns(), 1)
-    info = {"process": flight.folder.name, **{k: flight.process[k] for k in ("host", "pid") if k in flight.process}}
+    info: dict[str, Any] = {"process": flight.folder.name}
+    info |= {key: flight.process[key] for key in ("host", "pid") if key in flight.process}
     writer = SegmentWriter(path, info=info)
     try:
         for ring in flight.rings:
