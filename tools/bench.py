@@ -21,6 +21,7 @@ from time import perf_counter
 import bench_checks
 import bench_compile
 import bench_dispatch
+import bench_flight
 import bench_payload
 import bench_receiver
 import bench_scan
@@ -63,6 +64,7 @@ ROWS: dict[str, Callable[[int], Rows]] = {
     "eight_devices": bench_dispatch.eight_devices,
     "idle_receivers": bench_receiver.idle,
     "busy_receiver": bench_receiver.busy,
+    "ring_in_file": bench_flight.ring_in_file,
     "holding_check": bench_checks.holding_check,
     "holding_check_beside_checkify": bench_checks.holding_check_beside_checkify,
     "failing_check": bench_checks.failing_check,

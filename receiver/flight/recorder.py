@@ -65,7 +65,7 @@ class FlightRecorder:
         """
         if not isinstance(source, RingSource):
             logger.warning(
-                "the flight recorder keeps nothing of %s: it needs the native transport, and its taps are Python callbacks",
+                "the flight recorder keeps nothing of %s: it needs the native transport, and has Python callbacks",
                 name,
             )
             return

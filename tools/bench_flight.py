@@ -1,0 +1,63 @@
+"""The benchmarks of the flight recorder: rings in files beside anonymous ones."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from bench_process import rows_of_process
+from bench_row import Row, measure
+from bench_timing import seconds
+from jax import lax
+
+import hostcallback as hcb
+from receiver.flight.recorder import BLOCK_BYTES
+from receiver.runtime import runtime
+
+
+def ring_in_file(rounds: int) -> list[Row]:
+    """Taps in a scan, delivered, on a device whose ring is in a file and on one whose ring is not."""
+    return rows_of_process("bench_flight", "ring_in_file_here", rounds, devices=2)
+
+
+def ring_in_file_here(rounds: int) -> list[Row]:
+    """See `ring_in_file`. Both devices belong to one process, and take turns."""
+    plain, kept = jax.local_devices()
+    folder = "/dev/shm" if Path("/dev/shm").is_dir() else None
+
+    def scan(count: int) -> Callable[[Any], Any]:
+        def step(carry: Any, i: Any) -> Any:
+            return hcb.id_tap(lambda value: None, carry + i), None
+
+        return hcb.jit(lambda x: lax.scan(step, x, jnp.arange(count, dtype=jnp.float32))[0])
+
+    rows = []
+    with tempfile.TemporaryDirectory(dir=folder) as directory, hcb.outfeed_receiver():
+        source: Any = runtime.receivers([f"cpu:{kept.id}"])[0].source
+        source.keep_in_file(Path(directory) / "kept.hcbring", "cpu:1", BLOCK_BYTES)
+        for name, shape, count in (("scalar", (), 100_000), ("array of 256 KiB", (1 << 16,), 500)):
+            run = scan(count)
+
+            def side(
+                device: Any, run: Any = run, shape: Any = shape, count: int = count
+            ) -> Callable[[], float]:
+                x = jax.device_put(jnp.zeros(shape), device)
+
+                def once() -> float:
+                    def delivered() -> None:
+                        run(x).block_until_ready()
+                        hcb.barrier_wait()
+
+                    return seconds(delivered) / count * 1e6
+
+                once()
+                return once
+
+            ours, peer = measure([side(kept), side(plain)], rounds)
+            title = f"{name} in a scan, delivered: the ring in a file (flight recorder)"
+            rows.append(ours.beside(peer, title, "us/message", "an anonymous ring", 1.1))
+    return rows
