@@ -11,7 +11,7 @@ from hostcallback.breakpoint import breakpoint
 from hostcallback.call import call
 from hostcallback.check import check, disable_checks, enable_checks
 from hostcallback.checked import checked
-from hostcallback.control import TapSelection, taps
+from hostcallback.control import TapSelection, control_file, taps
 from hostcallback.debug import callback, log, print
 from hostcallback.export import bind, export_checks, unbind
 from hostcallback.jit import jit
@@ -25,6 +25,7 @@ from hostcallback.outfeed import (
 )
 from hostcallback.tap import id_print, id_tap
 from receiver.back_pressure import BackPressure
+from receiver.control.errors import RuleFileError
 from receiver.deferred import OnError
 from receiver.errors import (
     BreakpointError,
@@ -69,6 +70,7 @@ __all__ = [
     "Recorder",
     "RecordingWarning",
     "ReentrantWaitError",
+    "RuleFileError",
     "TapFailure",
     "TapFunctionException",
     "TapSelection",
@@ -82,6 +84,7 @@ __all__ = [
     "callback",
     "check",
     "checked",
+    "control_file",
     "disable_checks",
     "enable_checks",
     "error_collector",

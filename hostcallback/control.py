@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import Any
 
+from receiver.control.live import live
 from receiver.control.names import matching, no_such_tap, tap_names
 from receiver.control.rules import Predicate, When, rule_settings, settings_text
 from receiver.log import logger
@@ -131,6 +134,26 @@ class TapSelection:
             else:
                 logger.warning("%s: it applies to taps to come", no_such_tap(self.pattern, known))
         return names
+
+
+def control_file(path: str | os.PathLike[str] | None) -> None:
+    """Keeps the rules of taps as a file says, which is looked at each second; the file may come, change and go.
+
+        ["layer*/grad"]
+        every = 100
+        rate = 10.0
+
+    It is TOML: a table for each glob, with `enabled`, `every`, `rate` and `truncate`. What the file says counts as said
+    when it was read. The environment variable HOSTCALLBACK_CONTROL_FILE names a file too. A file that makes no sense
+    later is logged with the line, and the rules that were there before stay; when it is gone, its rules are.
+
+    Args:
+        path: the file, in place of the one before; None for no file any more.
+
+    Raises:
+        RuleFileError: the file says what makes no sense now. It is watched all the same.
+    """
+    live.watch(None if path is None else Path(path))
 
 
 class Taps:

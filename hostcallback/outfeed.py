@@ -17,6 +17,7 @@ import jax
 from hostcallback import inflight, transport
 from receiver import native_library, stops
 from receiver.back_pressure import BackPressure, Policy
+from receiver.control.live import live
 from receiver.deferred import MAX_KEPT, OnError
 from receiver.errors import TapFunctionException, TapTimeoutError
 from receiver.failed_checks import FailedCheck
@@ -409,6 +410,7 @@ def _after_fork_in_child() -> None:
     transport.forget()
     runtime.reset()
     stops.reset()
+    live.after_fork_in_child()
     native_library.after_fork_in_child()
 
 

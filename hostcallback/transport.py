@@ -18,6 +18,7 @@ from receiver import native_library
 from receiver.calls import CallsInPlace, CallThreads
 from receiver.consumer import Consumer
 from receiver.control.admission import Decisions
+from receiver.control.live import live
 from receiver.errors import NativeLibraryError
 from receiver.flight import recorder as flight
 from receiver.heads import cut, shape_record
@@ -100,6 +101,7 @@ def start(platform: str) -> None:
             make_source = functools.partial(_make_source, device, platform if native else None)
             runtime.start(device_name(device), device, make_source, CallThreads if native else CallsInPlace)
         _started.add(platform)
+    live.start()
 
 
 def _record_flight() -> None:

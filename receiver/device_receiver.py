@@ -8,6 +8,7 @@ from collections.abc import Callable
 from time import perf_counter
 from typing import Any
 
+from receiver.accounts import TapAccounts
 from receiver.calls import Calls, CallThreads
 from receiver.consumer import Consumer
 from receiver.dispatch import Dispatcher
@@ -85,6 +86,15 @@ class DeviceReceiver:
         self.source.wake()
         self._thread.join(timeout_sec)
         return not self._thread.is_alive()
+
+    @property
+    def accounts(self) -> TapAccounts | None:
+        """What is counted for each tap by itself; None while nobody wants to know."""
+        return self._dispatcher.accounts
+
+    def account(self, on: bool) -> None:
+        """Begins or ends counting for each tap."""
+        self._dispatcher.account(on)
 
     def running_tap(self) -> tuple[Consumer, float] | None:
         """The consumer whose sink runs now and for how many seconds; None between messages."""

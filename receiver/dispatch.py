@@ -7,6 +7,7 @@ from math import inf
 from time import perf_counter
 from typing import Any
 
+from receiver.accounts import TapAccounts
 from receiver.batch_decoder import BatchDecoder, Deliveries
 from receiver.calls import Calls
 from receiver.consumer import Consumer
@@ -56,7 +57,9 @@ class Dispatcher:
             on_end: called with the token of each END_OF_STREAM frame, in its place among the messages.
             calls: gets the messages that a program waits for the replies to.
         """
+        self._registry = registry
         self._find = registry.find
+        self._accounts: TapAccounts | None = None
         self._decoder = BatchDecoder(self._lose)
         self._device_name = device_name
         self._device = device
@@ -68,6 +71,17 @@ class Dispatcher:
         self.current_since = 0.0
         self.delivered = 0
         self.enter(scope)
+
+    @property
+    def accounts(self) -> TapAccounts | None:
+        """What is counted for each tap by itself; None while nobody wants to know."""
+        return self._accounts
+
+    def account(self, on: bool) -> None:
+        """Begins or ends counting for each tap, from the next batch on. Any thread."""
+        self._accounts = TapAccounts(self._registry.find) if on else None
+        # While it is on, what is found is the consumer with a counter before its sink. Otherwise it costs nothing.
+        self._find = self._registry.find if self._accounts is None else self._accounts.find
 
     def enter(self, scope: Scope) -> None:
         """Accounts to `scope` from the next frame on."""
@@ -149,6 +163,8 @@ class Dispatcher:
             except CheckFailed as failed:
                 folded = self._folded.pop(seq, 0)
                 stats.delivered += folded
+                if folded and self._accounts is not None:
+                    self._accounts.count_folded(consumer_id, folded)
                 self.scope.deferred.add_check(consumer, failed, self._device_name, 1 + folded)
             except BaseException as error:  # a tap's failure, whatever it is, must not stop the stream
                 stats.failed += count or 1

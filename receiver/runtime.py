@@ -44,7 +44,7 @@ class Runtime:
 
     def __init__(self) -> None:
         """No receiver runs until `start`."""
-        self._lock = threading.Lock()  # protects _receivers, _claims and _late
+        self._lock = threading.Lock()  # protects what `reset` makes
         self.switches = Switches()
         self.reset()
 
@@ -57,6 +57,7 @@ class Runtime:
         self._claims: dict[str, Scope] = {}
         self._late: list[Scope] = []
         self.flight: FlightRecorder | None = None
+        self._accounting = 0  # how many want each tap's figures
         self.registry = Registry()
         make_tap = functools.partial(exported_tap, others_deliver=self.others_deliver)
         self.exported = ExportedTaps(self.registry, make_tap)
@@ -79,6 +80,7 @@ class Runtime:
                 source.configure(scope.back_pressure)
                 receiver = DeviceReceiver(name, device, source, self.registry, scope, make_calls)
                 self._receivers[name] = receiver
+                receiver.account(self._accounting > 0)
                 logger.debug("receiver of %s started", name)
             return receiver
 
@@ -108,6 +110,16 @@ class Runtime:
             if names is None:
                 return list(self._receivers.values())
             return [self._receivers[name] for name in names if name in self._receivers]
+
+    def account(self, on: bool) -> None:
+        """Somebody wants the figures of each tap from now on (see `DeviceReceiver.accounts`), or does not any more."""
+        with self._lock:
+            before = self._accounting > 0
+            self._accounting += 1 if on else -1
+            after = self._accounting > 0
+            if before != after:
+                for receiver in self._receivers.values():
+                    receiver.account(after)
 
     def claim(self, names: Iterable[str], scope: Scope) -> None:
         """Puts devices into `scope`, whether their receivers run already or start later.

@@ -20,6 +20,8 @@ COMMANDS: dict[str, str] = {
     "errors": "show the checks that failed, by line",
     "replay": "deliver the messages of a tap log once more",
     "recover": "show the last messages of processes that were killed, out of a flight recorder",
+    "ctl": "rule the taps of a running process: every n-th, a rate, heads of arrays, off and on",
+    "top": "show what the taps of a running process do: rates, bytes, queues, time, drops and errors",
 }
 """The modules of this package that are commands, and what each does, in the order of the help.
 

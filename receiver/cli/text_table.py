@@ -1,0 +1,45 @@
+"""Plain tables for terminals and pipes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def text_table(head: Sequence[str], rows: Sequence[Sequence[str]], left: Sequence[int] = (0,)) -> list[str]:
+    """Lines of columns as wide as they need to be.
+
+    Args:
+        head: the columns' titles.
+        rows: texts.
+        left: the columns that are aligned to the left; the others are to the right.
+    """
+    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+
+    def line(cells: Sequence[str]) -> str:
+        aligned = (
+            cell.ljust(width) if number in left else cell.rjust(width)
+            for number, (cell, width) in enumerate(zip(cells, widths, strict=True))
+        )
+        return "  ".join(aligned).rstrip()
+
+    return [line(head), *map(line, rows)]
+
+
+def bytes_text(count: float) -> str:
+    """`1.5 MiB`."""
+    if count < 1024:
+        return f"{count:.0f} B"
+    for unit in ("KiB", "MiB", "GiB"):
+        count /= 1024
+        if count < 1024:
+            return f"{count:.1f} {unit}"
+    return f"{count / 1024:.1f} TiB"
+
+
+def seconds_text(seconds: float) -> str:
+    """`1:02:03` or `4.5 s`."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}"

@@ -1,0 +1,140 @@
+"""Talks to the control socket of another process."""
+
+from __future__ import annotations
+
+import os
+import socket
+from types import TracebackType
+from typing import Any, Self
+
+from receiver.control import protocol
+from receiver.control.address import may_control, peer_of, refuse_others, sockets
+from receiver.control.errors import ControlError, ControlSocketError, NoSuchTapError
+
+TIMEOUT_SEC = 10.0
+
+_KINDS = {kind.__name__: kind for kind in (ControlError, ControlSocketError, NoSuchTapError)}
+
+
+class ControlClient:
+    """A connection to one process; a context manager. One thread at a time."""
+
+    def __init__(self, pid: int, timeout_sec: float = TIMEOUT_SEC) -> None:
+        """Connects.
+
+        Raises:
+            ControlSocketError: there is no such process, it does not use hostcallback, or it is somebody else's.
+        """
+        self.pid = pid
+        self._timeout_sec = timeout_sec
+        self._socket = _connect(pid, timeout_sec)
+        self._received = b""
+
+    def __enter__(self) -> Self:
+        """For `with`."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        """Closes the connection."""
+        self.close()
+
+    def close(self) -> None:
+        """Ends it."""
+        self._socket.close()
+
+    @property
+    def socket(self) -> socket.socket:
+        """For what is beside the protocol, such as descriptors."""
+        return self._socket
+
+    def ask(self, command: str, **arguments: Any) -> Any:
+        """What the process answers.
+
+        Raises:
+            ControlError: it cannot do that; the text says why.
+            ControlSocketError: it is gone, or does not answer.
+        """
+        try:
+            self._socket.sendall(protocol.pack({"command": command, "arguments": arguments}))
+            response = protocol.unpack(self._line())
+        except TimeoutError as error:
+            raise ControlSocketError(
+                f"process {self.pid} did not answer within {self._timeout_sec:g} s: it is stopped, or holds Python's "
+                "interpreter lock"
+            ) from error
+        except OSError as error:
+            raise ControlSocketError(f"process {self.pid} is gone: {error}") from error
+        if "error" in response:
+            raise _KINDS.get(str(response.get("kind")), ControlError)(str(response["error"]))
+        return response.get("result")
+
+    def _line(self) -> bytes:
+        while b"\n" not in self._received:
+            received = self._socket.recv(1 << 16)
+            if not received:
+                raise ConnectionResetError("it has closed the connection")
+            self._received += received
+            if len(self._received) > protocol.MAX_RESPONSE:
+                raise ConnectionResetError("its answer does not end")
+        line, _, self._received = self._received.partition(b"\n")
+        return line
+
+
+def _connect(pid: int, timeout_sec: float) -> socket.socket:
+    path = sockets().get(pid)
+    if path is None:
+        raise ControlSocketError(_why_not(pid))
+    refuse_others_than(path)
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    connection.settimeout(timeout_sec)
+    try:
+        connection.connect(str(path))
+        peer = peer_of(connection)
+    except PermissionError as error:
+        connection.close()
+        raise ControlSocketError(f"{path} is somebody else's: run hcb as that user") from error
+    except OSError as error:
+        connection.close()
+        raise ControlSocketError(_why_not(pid)) from error
+    if not may_control(peer) and os.geteuid() != 0:
+        connection.close()
+        raise ControlSocketError(
+            f"whoever listens at {path} is of the user {peer.uid if peer else '?'}, not yours: remove the socket"
+        )
+    return connection
+
+
+def refuse_others_than(path: Any) -> None:
+    """Raises ControlSocketError for a socket, or its folder, of somebody else. The superuser may talk to all."""
+    if os.geteuid() != 0:
+        refuse_others(path.parent)
+        refuse_others(path)
+
+
+def _why_not(pid: int) -> str:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return f"there is no process {pid}: `hcb ctl` lists those that there are"
+    except PermissionError:
+        return f"process {pid} is another user's: run hcb as that user"
+    except OverflowError:
+        return f"{pid} is no process id"
+    return (
+        f"process {pid} has no control socket: it does not use hostcallback, no tap was traced in it yet, its folder "
+        "for sockets is another one (HOSTCALLBACK_CONTROL_DIR), or it was started with HOSTCALLBACK_CONTROL_SOCKET=0"
+    )
+
+
+def processes() -> list[dict[str, Any]]:
+    """What those processes that can be reached say of themselves, by process id."""
+    found = []
+    for pid in sorted(sockets()):
+        try:
+            with ControlClient(pid, 2.0) as client:
+                found.append(client.ask("process"))
+        except ControlError:
+            continue
+    return found

@@ -1,0 +1,159 @@
+"""What a process answers on its control socket: who it is, its taps and their rules, and their figures."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from receiver.consumer import Consumer
+from receiver.control.errors import ControlError, NoSuchTapError
+from receiver.control.names import matching, no_such_tap, tap_names
+from receiver.control.rules import rule_settings, settings_text
+from receiver.control.server import Connection, Handler
+from receiver.device_receiver import DeviceReceiver
+from receiver.runtime import Runtime
+
+_STARTED = time.time()
+
+
+def commands(runtime: Runtime) -> dict[str, Handler]:
+    """The handlers by command."""
+    accounted = _Accounted(runtime)
+    return {
+        "process": lambda arguments, connection: process(),
+        "taps": lambda arguments, connection: [_tap(runtime, group) for group in _taps(runtime)],
+        "rules": lambda arguments, connection: rules(runtime, arguments),
+        "figures": accounted.figures,
+    }
+
+
+def process() -> dict[str, Any]:
+    """What this process says of itself."""
+    return {
+        "pid": os.getpid(),
+        "host": socket.gethostname(),
+        "command": " ".join(sys.orig_argv)[:1000],
+        "started": _STARTED,
+    }
+
+
+def rules(runtime: Runtime, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Sets the rules of the taps that match a glob, and says which those are.
+
+    Raises:
+        NoSuchTapError: none is.
+        ControlError: the arguments make no sense.
+        ValueError: a setting makes no sense.
+    """
+    pattern, settings = arguments.get("pattern"), arguments.get("settings", {})
+    if not isinstance(pattern, str) or not isinstance(settings, dict) or "when" in settings:
+        raise ControlError(f"rules are for a glob and have settings, got {dict(arguments)!r:.200}")
+    names = tap_names(runtime.registry, checks=not settings or set(settings) == {"enabled"})
+    found = matching(pattern, names)
+    if not found:
+        checks = matching(pattern, tap_names(runtime.registry))
+        only = f"{pattern!r} matches checks only, which can be disabled and enabled"
+        raise NoSuchTapError(only if checks else no_such_tap(pattern, names))
+    if arguments.get("reset"):
+        runtime.switches.reset_rules(runtime.registry, pattern)
+    if settings:
+        runtime.switches.set_rules(runtime.registry, pattern, settings)
+    return {"names": found, "rules": {name: _rule_text(runtime, name) for name in found}}
+
+
+def _rule_text(runtime: Runtime, name: str) -> str:
+    return settings_text(rule_settings(runtime.switches.rules.of(name)))
+
+
+def _taps(runtime: Runtime) -> list[list[Consumer]]:
+    # Consumers that people see as one tap: those of its transformations, for example.
+    found: dict[tuple[str, str], list[Consumer]] = {}
+    for consumer in runtime.registry.consumers():
+        if consumer.is_switchable:
+            found.setdefault((consumer.name, consumer.source_line), []).append(consumer)
+    return [found[key] for key in sorted(found)]
+
+
+def _tap(runtime: Runtime, consumers: list[Consumer]) -> dict[str, Any]:
+    first = consumers[0]
+    return {
+        "name": first.name,
+        "source_line": first.source_line,
+        "check": first.is_check,
+        "enabled": not runtime.switches.is_off(first),
+        "rules": _rule_text(runtime, first.name),
+        "suppressed": sum(map(runtime.switches.suppressed, consumers)),
+    }
+
+
+class _Accounted:
+    # Has each tap counted for as long as a client that asked is connected.
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._clients: set[int] = set()
+
+    def figures(self, arguments: Mapping[str, Any], connection: Connection) -> dict[str, Any]:
+        if id(connection) not in self._clients:
+            self._clients.add(id(connection))
+            self._runtime.account(True)
+            connection.on_close.append(lambda: self._leave(connection))
+        return figures(self._runtime)
+
+    def _leave(self, connection: Connection) -> None:
+        self._clients.discard(id(connection))
+        self._runtime.account(False)
+
+
+def figures(runtime: Runtime) -> dict[str, Any]:
+    """Figures of all devices and taps now. Those of taps are counted from when somebody first asked."""
+    taps: dict[tuple[str, str], dict[str, Any]] = {}
+    for consumers in _taps(runtime):
+        known = _tap(runtime, consumers)
+        taps[known["name"], known["source_line"]] = known | {
+            "messages": 0,
+            "bytes": 0,
+            "failed": 0,
+            "tap_sec": 0.0,
+        }
+    receivers = runtime.receivers()
+    for receiver in receivers:
+        for consumer, counted in receiver.accounts.figures() if receiver.accounts else ():
+            # Also those that cannot be ruled, such as calls.
+            row = taps.setdefault(
+                (consumer.name, consumer.source_line),
+                {
+                    "name": consumer.name, "source_line": consumer.source_line, "check": consumer.is_check,
+                    "enabled": True, "rules": "", "suppressed": 0,
+                    "messages": 0, "bytes": 0, "failed": 0, "tap_sec": 0.0,
+                },
+            )  # fmt: skip
+            row["messages"] += counted.messages
+            row["bytes"] += counted.nbytes
+            row["failed"] += counted.failed
+            row["tap_sec"] += counted.tap_sec
+    return {
+        "time": time.time(),
+        "process": process(),
+        "devices": [_device(receiver) for receiver in receivers],
+        "taps": list(taps.values()),
+    }
+
+
+def _device(receiver: DeviceReceiver) -> dict[str, Any]:
+    counters = receiver.source.counters()
+    running = receiver.running_tap()
+    return {
+        "device": receiver.name,
+        "emitted": counters.emitted,
+        "emitted_bytes": counters.emitted_bytes,
+        "dropped": counters.dropped,
+        "queued": receiver.queued(),
+        "queued_bytes": counters.queued_bytes,
+        "waiting": counters.waiting_producers,
+        "running": None if running is None else [running[0].name, running[1]],
+    }

@@ -1,0 +1,192 @@
+"""Answers requests of other processes on the control socket of this one."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from receiver.control import protocol
+from receiver.control.address import (
+    SUFFIX,
+    Peer,
+    make_directory,
+    may_control,
+    peer_of,
+    remove_stale,
+)
+from receiver.control.errors import ControlError, ControlSocketError
+from receiver.errors import HostCallbackError
+from receiver.log import logger
+
+MAX_CONNECTIONS = 64
+SEND_SEC = 5.0
+"""A client that does not take its answer for so long is given up."""
+
+
+class Connection:
+    """One client.
+
+    Attributes:
+        socket: to it. A handler may send descriptors over it before it returns.
+        peer: who it is; None where the system does not tell.
+        on_close: called on the server's thread when the client is gone.
+    """
+
+    def __init__(self, connection: socket.socket, peer: Peer | None) -> None:
+        """Of a client that may control this process."""
+        self.socket = connection
+        self.peer = peer
+        self.on_close: list[Callable[[], None]] = []
+        self.received = b""
+
+
+Handler = Callable[[dict[str, Any], Connection], Any]
+"""Answers one command: from its arguments to what the client gets, as JSON has it. On the server's thread, which serves
+nobody else meanwhile. A HostCallbackError or ValueError that it raises is the client's to read."""
+
+
+class ControlServer:
+    """Listens on a socket of its own, from a daemon thread that sleeps in the kernel until somebody connects.
+
+    Attributes:
+        path: of the socket.
+        handlers: by command. They may be added at any time.
+    """
+
+    def __init__(self, handlers: dict[str, Handler]) -> None:
+        """Makes the socket, for nobody but this process's user, and starts the thread.
+
+        Raises:
+            ControlSocketError: its folder belongs to somebody else, or its name is too long.
+            OSError: it cannot be made.
+        """
+        self.handlers = handlers
+        folder = make_directory()
+        remove_stale(folder)
+        self.path = folder / f"{os.getpid()}{SUFFIX}"
+        self._listener = _listen(self.path)
+        self._wake_reader, self._wake_writer = os.pipe()
+        self._connections: dict[socket.socket, Connection] = {}
+        self._thread = threading.Thread(target=self._run, name="hostcallback-control", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Removes the socket and ends the thread."""
+        with contextlib.suppress(OSError):
+            self.path.unlink(missing_ok=True)
+            os.write(self._wake_writer, b"x")
+        if threading.current_thread() is not self._thread:
+            self._thread.join(SEND_SEC)
+
+    def forget(self) -> None:
+        """In a forked child: closes what is the parent's, without a word to its clients."""
+        self._listener.close()
+        for connection in self._connections:
+            connection.close()
+        os.close(self._wake_reader)
+        os.close(self._wake_writer)
+
+    def _run(self) -> None:
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._listener, selectors.EVENT_READ)
+            selector.register(self._wake_reader, selectors.EVENT_READ)
+            while True:
+                for key, _ in selector.select():
+                    if key.fileobj == self._wake_reader:
+                        self._end(selector)
+                        return
+                    try:
+                        if key.fileobj is self._listener:
+                            self._accept(selector)
+                        elif isinstance(key.fileobj, socket.socket):
+                            self._serve(key.fileobj, selector)
+                    except Exception:  # whatever a client did, the next one is served
+                        logger.exception("the control socket could not serve a client")
+
+    def _end(self, selector: selectors.BaseSelector) -> None:
+        for connection in list(self._connections):
+            self._close(connection, selector)
+        self._listener.close()
+
+    def _accept(self, selector: selectors.BaseSelector) -> None:
+        try:
+            accepted, _ = self._listener.accept()
+        except OSError as error:  # such as too many open files: whoever waits is tried again
+            logger.warning("the control socket cannot accept: %s", error)
+            time.sleep(1.0)
+            return
+        peer = peer_of(accepted)
+        if not may_control(peer) or len(self._connections) >= MAX_CONNECTIONS:
+            if peer is not None and not may_control(peer):
+                logger.warning("the control socket refused process %d of the user %d", peer.pid, peer.uid)
+            accepted.close()
+            return
+        accepted.settimeout(SEND_SEC)
+        self._connections[accepted] = Connection(accepted, peer)
+        selector.register(accepted, selectors.EVENT_READ)
+
+    def _serve(self, client: socket.socket, selector: selectors.BaseSelector) -> None:
+        connection = self._connections[client]
+        try:
+            received = client.recv(protocol.MAX_REQUEST)
+            if not received:
+                raise ConnectionError
+            *lines, connection.received = (connection.received + received).split(b"\n")
+            if len(connection.received) > protocol.MAX_REQUEST:
+                lines.append(connection.received)
+            for line in lines:
+                if len(line) > protocol.MAX_REQUEST:
+                    client.sendall(protocol.pack({"error": "a request is too long", "kind": "ControlError"}))
+                    raise ConnectionError
+                client.sendall(self._answer(line, connection))
+        except OSError:  # it is gone, or does not listen
+            self._close(client, selector)
+
+    def _answer(self, line: bytes, connection: Connection) -> bytes:
+        try:
+            request = protocol.unpack(line)
+            command, arguments = request.get("command"), request.get("arguments", {})
+            handler = self.handlers.get(command) if isinstance(command, str) else None
+            if handler is None or not isinstance(arguments, dict):
+                known = ", ".join(sorted(self.handlers))
+                raise ControlError(f"this process has no command {command!r}, only {known}")
+            return protocol.pack({"result": handler(arguments, connection)})
+        except OSError:
+            raise
+        except Exception as error:
+            if not isinstance(error, HostCallbackError | ValueError):
+                logger.exception("a request on the control socket failed")
+            text = str(error) or type(error).__name__
+            return protocol.pack({"error": text, "kind": type(error).__name__})
+
+    def _close(self, client: socket.socket, selector: selectors.BaseSelector) -> None:
+        connection = self._connections.pop(client)
+        selector.unregister(client)
+        client.close()
+        for callback in connection.on_close:
+            callback()
+
+
+def _listen(path: Path) -> socket.socket:
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        path.unlink(missing_ok=True)  # of an earlier process with this number
+        listener.bind(str(path))
+        path.chmod(0o600)
+        listener.listen(16)
+    except OSError as error:
+        listener.close()
+        if "too long" in str(error):
+            raise ControlSocketError(
+                f"the name of the control socket, {path}, is longer than the system allows: name another folder in "
+                "HOSTCALLBACK_CONTROL_DIR"
+            ) from error
+        raise
+    return listener

@@ -1,0 +1,294 @@
+"""The control socket: who may use it, what it answers to nonsense, and when it comes and goes."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import stat
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import pytest
+
+import hostcallback as hcb
+from controlled import ROOT, controlled
+from receiver.control.address import sockets
+from receiver.control.client import ControlClient, processes
+from receiver.control.errors import ControlError, ControlSocketError, NoSuchTapError
+from receiver.control.live import live
+from receiver.control.protocol import MAX_REQUEST
+from receiver.runtime import runtime
+
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only the superuser can be somebody else")
+NOBODY = 65534
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """This process's control socket is in a folder of its own."""
+    live.close()
+    path = tmp_path / "sockets"
+    monkeypatch.setenv("HOSTCALLBACK_CONTROL_DIR", str(path))
+    monkeypatch.delenv("HOSTCALLBACK_CONTROL_SOCKET", raising=False)
+    yield path
+    live.close()
+
+
+@pytest.fixture
+def seen_by_all(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """As `folder`, where other users find it. (Those of pytest are closed to them.)"""
+    with tempfile.TemporaryDirectory() as path:
+        os.chmod(path, 0o755)
+        monkeypatch.setenv("HOSTCALLBACK_CONTROL_DIR", path)
+        yield Path(path)
+        live.close()
+
+
+def raw(path: Path) -> socket.socket:
+    client = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    client.settimeout(30)
+    client.connect(str(path))
+    return client
+
+
+def test_it_is_for_its_user_only(folder: Path) -> None:
+    live.start()
+    path = folder / f"{os.getpid()}.sock"
+    assert live.socket_path == path
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    live.close()
+    assert not path.exists()
+
+
+def test_rules_are_set_and_shown(folder: Path) -> None:
+    live.start()
+    program = hcb.jit(lambda x: hcb.id_tap(lambda v: None, x, name="over the socket"))
+    program(1.0)
+    with ControlClient(os.getpid()) as client:
+        answer = client.ask("rules", pattern="over*", settings={"every": 7})
+        assert answer == {"names": ["over the socket"], "rules": {"over the socket": "every=7"}}
+        assert hcb.taps.rules == {"over*": "every=7"}
+        (tap,) = [tap for tap in client.ask("taps") if tap["name"] == "over the socket"]
+        assert (tap["rules"], tap["check"], tap["enabled"]) == ("every=7", False, True)
+        client.ask("rules", pattern="over*", reset=True)
+        assert hcb.taps.rules == {}
+        with pytest.raises(
+            NoSuchTapError, match="no tap is called 'over the sockt' so far; there are 'over the sock"
+        ):
+            client.ask("rules", pattern="over the sockt", settings={"every": 7})
+        assert hcb.taps.rules == {}, "a name that is wrong changes nothing"
+        with pytest.raises(ControlError, match="every is 0"):
+            client.ask("rules", pattern="over*", settings={"every": 0})
+        with pytest.raises(ControlError, match="no command 'fly', only figures, process, rules, taps"):
+            client.ask("fly")
+    hcb.barrier_wait()
+
+
+def test_nonsense_is_answered_and_the_next_client_served(folder: Path) -> None:
+    live.start()
+    path = live.socket_path
+    assert path is not None
+    requests: list[bytes] = [
+        b"hello\n",
+        b"[1]\n",
+        b'{"version": 2, "command": "process"}\n',
+        b'{"version": 1}\n',
+        b'{"version": 1, "command": "rules", "arguments": []}\n',
+        b'{"version": 1, "command": "rules", "arguments": {"pattern": 3}}\n',
+        b'{"version": 1, "command": "rules", "arguments": {"pattern": "*", "settings": {"when": 1}}}\n',
+        b"[" * 10_000 + b"\n",
+        b"\xff\xfe\n",
+    ]
+    for request in requests:
+        with raw(path) as client:
+            client.sendall(request)
+            response = json.loads(client.makefile().readline())
+            assert response["error"], request
+    with raw(path) as client:  # half a request, and gone
+        client.sendall(b'{"version"')
+    with raw(path) as client:
+        client.sendall(b"x" * (MAX_REQUEST + 10))
+        assert "too long" in client.makefile().readline()
+    with raw(path) as client:  # in pieces, and two at once
+        for piece in (b'{"version": 1, "comm', b'and": "process"}\n{"version": 1, "command": "process"}\n'):
+            client.sendall(piece)
+        lines = client.makefile()
+        assert [json.loads(lines.readline())["result"]["pid"] for _ in range(2)] == [os.getpid()] * 2
+
+
+def test_sockets_of_processes_that_are_gone_are_removed(folder: Path) -> None:
+    with controlled(folder) as process:
+        path = folder / f"{process.pid}.sock"
+        assert path.exists()
+        process.kill()
+        assert path.exists(), "nobody tidied up"
+        with pytest.raises(ControlSocketError, match=f"there is no process {process.pid}"):
+            ControlClient(process.pid)
+    with controlled(folder) as other:
+        assert not path.exists()
+        assert set(sockets()) >= {other.pid}
+    assert not list(folder.iterdir()), "it tidied up when it ended"
+
+
+def test_processes_are_listed(folder: Path) -> None:
+    with controlled(folder) as process:
+        (found,) = [p for p in processes() if p["pid"] == process.pid]
+        assert "controlled_program.py" in found["command"]
+
+
+def test_figures_are_counted_while_a_client_is_connected(folder: Path) -> None:
+    live.start()
+    program = hcb.jit(lambda x: hcb.id_tap(lambda v: None, x, name="figured"))
+
+    def deliver() -> None:
+        program(jnp.zeros(10))
+        hcb.barrier_wait()
+
+    def figures(client: ControlClient) -> tuple[int, int]:
+        (tap,) = [tap for tap in client.ask("figures")["taps"] if tap["name"] == "figured"]
+        return tap["messages"], tap["bytes"]
+
+    deliver()
+    receivers = runtime.receivers()
+    with ControlClient(os.getpid()) as client, ControlClient(os.getpid()) as other:
+        assert figures(client) == figures(other) == (0, 0)
+        for _ in range(3):
+            deliver()
+        assert figures(client) == (3, 120)
+        other.close()
+        client.ask("process")  # by now the other is gone
+        deliver()
+        assert figures(client) == (4, 160)
+    moment = threading.Event()
+    while any(receiver.accounts for receiver in receivers):
+        moment.wait(0.01)
+    deliver()
+
+
+def test_a_child_answers_for_itself_and_not_for_its_parent(folder: Path) -> None:
+    program = """
+import os, sys
+import hostcallback as hcb, jax.numpy as jnp
+from receiver.control.client import ControlClient
+from receiver.control.live import live
+live.start()
+path = live.socket_path
+child = os.fork()
+if child == 0:
+    assert live.socket_path is None
+    with ControlClient(os.getppid()) as client:
+        assert client.ask("process")["pid"] == os.getppid()
+    live.start()
+    assert live.socket_path.name == f"{os.getpid()}.sock", live.socket_path
+    live.close()
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+assert path.exists()
+with ControlClient(os.getpid()) as client:
+    assert client.ask("process")["pid"] == os.getpid()
+"""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", program],
+        env={**os.environ, "HOSTCALLBACK_CONTROL_DIR": str(folder), "PYTHONPATH": str(ROOT)},
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert not list(folder.iterdir())
+
+
+def as_nobody(code: str) -> str:
+    """What the code prints, run by another user."""
+    program = (
+        "import json, os, socket\n"
+        "from receiver.control.client import ControlClient, ControlSocketError\n"
+        f"os.setgid({NOBODY}); os.setuid({NOBODY})\n{code}"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True,
+        timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@as_root
+def test_a_folder_of_somebody_else_is_refused(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder.mkdir()
+    os.chown(folder, NOBODY, NOBODY)
+    live.start()
+    assert live.socket_path is None
+    assert f"{folder} belongs to the user {NOBODY}" in caplog.text
+    assert "HOSTCALLBACK_CONTROL_DIR" in caplog.text
+
+
+@as_root
+def test_a_socket_of_somebody_else_is_refused(seen_by_all: Path) -> None:
+    os.chown(seen_by_all, NOBODY - 1, NOBODY - 1)
+    path = seen_by_all / "4242.sock"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        listener.bind(str(path))
+        listener.listen()
+        path.chmod(0o777)
+        done = as_nobody("try: ControlClient(4242)\nexcept ControlSocketError as error: print(error)")
+    assert f"{seen_by_all} belongs to the user {NOBODY - 1}, and this process is {NOBODY}'s" in done
+
+
+@as_root
+def test_the_server_hangs_up_on_other_users(seen_by_all: Path, caplog: pytest.LogCaptureFixture) -> None:
+    live.start()
+    seen_by_all.chmod(0o777)
+    path = seen_by_all / f"{os.getpid()}.sock"
+    path.chmod(0o777)
+    printed = as_nobody(
+        "client = socket.socket(socket.AF_UNIX)\n"
+        f"client.connect({str(path)!r})\n"
+        "try:\n"
+        '    client.sendall(b\'{"version": 1, "command": "process"}\\n\')\n'
+        "    print(client.recv(100))\n"
+        "except OSError as error:\n"
+        "    print(b'')\n"
+    )
+    assert printed == "b''\n"
+    assert "refused process" in caplog.text
+    assert f"of the user {NOBODY}" in caplog.text
+
+
+def test_it_can_be_switched_off(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOSTCALLBACK_CONTROL_SOCKET", "0")
+    live.start()
+    assert live.socket_path is None
+    assert not folder.exists()
+    with pytest.raises(ControlSocketError, match="HOSTCALLBACK_CONTROL_SOCKET=0"):
+        ControlClient(os.getpid())
+
+
+def test_a_name_that_is_too_long_is_said(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("HOSTCALLBACK_CONTROL_DIR", str(folder / ("x" * 120)))
+    live.start()
+    assert live.socket_path is None
+    assert "longer than the system allows" in caplog.text
+
+
+def test_commands_can_be_added(folder: Path) -> None:
+    def double(arguments: dict[str, Any], connection: Any) -> Any:
+        return [arguments["x"] * 2, connection.peer.pid]
+
+    live.start()
+    live.add_command("double", double)
+    try:
+        with ControlClient(os.getpid()) as client:
+            assert client.ask("double", x=21) == [42, os.getpid()]
+            with pytest.raises(ControlError, match="'x'"):
+                client.ask("double")
+    finally:
+        del live._handlers["double"]
