@@ -19,6 +19,7 @@ from hostcallback.fingerprint import callable_name, describe_structure
 from hostcallback.primitive import CALL_EFFECT, TAP_EFFECT
 from hostcallback.tap_spec import Absent, TapSpec, Transform
 from receiver.consumer import Sink
+from receiver.described import Described
 from receiver.dtypes import wire_type_of
 from receiver.errors import CallResultError
 from receiver.runtime import runtime
@@ -230,6 +231,10 @@ def _batch(
     )
 
 
+def _describe(call: TapSpec, transforms: Any, consumer_id: int) -> Described:
+    return dataclasses.replace(call.describe(transforms, ()), consumer_id=consumer_id)
+
+
 def _lower(
     ctx: Any, *operands: Any, call: TapSpec, transforms: Any, result_avals: Any, vmap_method: str | None
 ) -> Any:
@@ -243,7 +248,8 @@ def _lower(
         sink = reentrant.ReentrantSink(consumer.sink, several_devices=several)
         # Another id for each of the two, since equal ids are equal consumers.
         consumer_id = call.consumer_id((*transforms, ("several devices", several)), ())
-        consumer = dataclasses.replace(consumer, consumer_id=consumer_id, sink=sink)
+        described = functools.partial(_describe, call, transforms, consumer_id)
+        consumer = dataclasses.replace(consumer, consumer_id=consumer_id, sink=sink, describe=described)
     context.keep_alive(runtime.registry.lease(consumer))
     compat.dispatch_synchronously(context)
     flags = Flags.CALL | (Flags.ORDERED if call.ordered else Flags(0))

@@ -336,7 +336,7 @@ class LogWriter:
 
     def _count(self, segment: SegmentWriter) -> None:
         self._counters.nbytes += segment.nbytes
-        if segment.messages or self._number == 1:
+        if not segment.is_empty or self._number == 1:
             self._own.append((segment.path, segment.nbytes))
         else:
             with contextlib.suppress(OSError):

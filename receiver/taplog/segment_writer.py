@@ -100,7 +100,14 @@ class SegmentWriter:
             self._write([layout.encode_file_header({**own, **(info or {})})])
         except OSError:
             self.abandon()
+            with contextlib.suppress(OSError):
+                self.path.unlink()
             raise
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it has no chunks."""
+        return not self._headers
 
     def describe(self, *described: Described) -> None:
         """Says what consumers are, unless it has been said. Before the first frames that are for them.

@@ -1,0 +1,49 @@
+"""Runs the `hcb` command, in a process of its own that cannot import JAX; and makes logs for it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+# An import of JAX would be found: a package of that name that cannot be imported stands before it.
+REFUSE = "raise ImportError('hcb must work without JAX')\n"
+
+
+def environment(folder: Path, **variables: str) -> dict[str, str]:
+    """Of a process without JAX; `folder` is for what refuses it."""
+    refused = folder / "no_jax"
+    for name in ("jax", "jaxlib", "hostcallback"):
+        (refused / name).mkdir(parents=True, exist_ok=True)
+        (refused / name / "__init__.py").write_text(REFUSE)
+    root = Path(__file__).resolve().parents[2]
+    paths = [str(refused), str(root), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "TZ": "UTC", **variables}
+
+
+def hcb(folder: Path, *arguments: str | Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Runs the command in `folder`. It never prints a traceback."""
+    result = subprocess.run(
+        [sys.executable, "-m", "receiver.cli", *map(str, arguments)],
+        cwd=folder,
+        env=environment(folder, **variables),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert "Traceback" not in result.stderr, result.stderr
+    return result
+
+
+def start(folder: Path, *arguments: str | Path) -> subprocess.Popen[str]:
+    """Starts the command; its output is a pipe."""
+    return subprocess.Popen(
+        [sys.executable, "-u", "-m", "receiver.cli", *map(str, arguments)],
+        cwd=folder,
+        env=environment(folder),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )

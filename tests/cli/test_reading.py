@@ -1,0 +1,361 @@
+"""`hcb cat`, `stats` and `errors`: what they print of a log, and what they say of one that is not as it should be."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hcb_command import environment, hcb
+
+from receiver.consumer import Consumer
+from receiver.described import Described
+from receiver.message import Message
+from receiver.sinks.record import Recorder, record
+
+BEGIN_NS = 1_700_000_000 * 10**9
+LOSS = Described(
+    name="loss", source_line="train.py:12 (step)", consumer_id=77, kind="tap", params={}, kwargs={"run": 7},
+    transforms=(), tree=["dict", [["value", "loss"], ["value", "step"]], [["array"], ["array"]]], shards=None,
+    sharding="global",
+)  # fmt: skip
+TEXT = replace(
+    LOSS, name="print", consumer_id=78, kind="format", kwargs={},
+    tree=["tuple", [["tuple", [["array"]]], ["dict", [], []]]],
+    params={"fmt": "x = {}", "has_placeholders": True, "printoptions": np.get_printoptions()},
+)  # fmt: skip
+CHECK = replace(
+    TEXT, name="positive", consumer_id=79, kind="check", source_line="train.py:20 (step)",
+    tree=["tuple", [["array"], ["tuple", [["array"]]], ["dict", [], []]]],
+)  # fmt: skip
+
+
+def consumer_of(described: Described) -> Consumer:
+    return Consumer(
+        described.consumer_id, described.name, described.source_line, print, described.transforms,
+        described.kwargs, is_check=described.kind == "check", describe=lambda: described,
+    )  # fmt: skip
+
+
+class Program:
+    """Emits into a log."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.recorder = recorder
+        self.seq = 0
+
+    def emit(self, described: Described, *arrays: Any, device: str = "cpu:0", **changes: Any) -> None:
+        message = Message(
+            consumer_of(described), [np.asarray(a) for a in arrays], self.seq,
+            BEGIN_NS + self.seq * 10**9, 5, device, None,
+        )  # fmt: skip
+        self.recorder(message._replace(**changes))
+        self.seq += 1
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    """Twenty losses on two devices, a text, three failures of a check."""
+    with record(tmp_path / "log") as recorder:
+        program = Program(recorder)
+        for step in range(20):
+            program.emit(LOSS, np.float32(step / 2), np.int32(step), device=f"cpu:{step % 2}")
+        program.emit(TEXT, np.float32(0.5))
+        for value in (-1.0, -2.0, -3.0):
+            program.emit(CHECK, np.bool_(False), np.float32(value), device="cpu:1")
+    return tmp_path / "log"
+
+
+def lines(result: subprocess.CompletedProcess[str], status: int = 0) -> list[str]:
+    assert result.returncode == status, result.stderr
+    return result.stdout.splitlines()
+
+
+def objects(result: subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:
+    def refuse(constant: str) -> Any:
+        raise AssertionError(f"{constant} is not JSON")
+
+    return [json.loads(line, parse_constant=refuse) for line in lines(result)]
+
+
+# cat
+
+
+def test_cat_shows_a_line_for_each_message(tmp_path: Path, log: Path) -> None:
+    shown = lines(hcb(tmp_path, "cat", log))
+    assert len(shown) == 24
+    assert shown[3] == "2023-11-14T22:13:23.000000  cpu:1  3  loss  {loss: 1.5, step: 3}  train.py:12 (step)"
+    assert shown[20] == "2023-11-14T22:13:40.000000  cpu:0  18  print  x = 0.5  train.py:12 (step)"
+    assert shown[21] == (
+        "2023-11-14T22:13:41.000000  cpu:1  19  positive  check failed: x = -1.0  train.py:20 (step)"
+    )
+
+
+def test_cat_writes_json(tmp_path: Path, log: Path) -> None:
+    found = objects(hcb(tmp_path, "cat", "--json", log))
+    assert found[3] == {
+        "time": "2023-11-14T22:13:23.000000000Z",
+        "time_ns": BEGIN_NS + 3 * 10**9,
+        "process": f"{os.uname().nodename}:{os.getpid()}",
+        "device": "cpu:1",
+        "seq": 3,
+        "step": 3,
+        "name": "loss",
+        "kind": "tap",
+        "value": {"loss": 1.5, "step": 3},
+        "types": ["float32[]", "int32[]"],
+        "kwargs": {"run": 7},
+        "transforms": [],
+        "source_line": "train.py:12 (step)",
+        "run_id": 5,
+    }
+    assert len(found) == 24
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--step", "3:5"], [3, 4, 5]),
+        (["--step", "18:"], [18, 19, 20, 21, 22, 23]),
+        (["--step", ":1"], [0, 1]),
+        (["--step", "7"], [7]),
+        (["--name", "pos*"], [21, 22, 23]),
+        (["--name", "print", "--name", "positive"], [20, 21, 22, 23]),
+        (["--device", "cpu:1", "--step", "0:5"], [1, 3, 5]),
+        (["--since", "2023-11-14T22:13:41"], [21, 22, 23]),
+        (["--since", "2023-11-14T23:13:41+01:00", "--until", "1700000022.5"], [21, 22]),
+        (["--limit", "2"], [0, 1]),
+        (["--limit", "0"], []),
+        (["--name", "nothing"], []),
+    ],
+)
+def test_cat_shows_what_is_chosen(
+    tmp_path: Path, log: Path, arguments: list[str], expected: list[int]
+) -> None:
+    assert [item["seq"] for item in objects(hcb(tmp_path, "cat", "--json", *arguments, log))] == expected
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["--step", "a"], "expected steps such as 100:200"),
+        (["--step", ":"], "expected steps such as"),
+        (["--since", "yesterday"], "expected a time such as"),
+        (["--limit", "-1"], "expected a number of messages"),
+        ([], "the following arguments are required: LOG"),
+    ],
+)
+def test_wrong_arguments_are_explained(tmp_path: Path, arguments: list[str], text: str) -> None:
+    result = hcb(tmp_path, "cat", *arguments, *(["log"] if arguments else []))
+    assert result.returncode == 2
+    assert text in result.stderr
+
+
+VALUES: list[tuple[Any, Any, Any]] = [
+    (np.array([1.5, np.nan, np.inf, -np.inf]), ["array"], [1.5, "NaN", "Infinity", "-Infinity"]),
+    (np.complex64(1 - 2j), ["array"], {"real": 1.0, "imag": -2.0}),
+    (np.array([1, 2], ml_dtypes.bfloat16), ["array"], [1.0, 2.0]),
+    (np.array([np.nan], ml_dtypes.float8_e4m3fn), ["array"], ["NaN"]),
+    (np.array([-8, 7], ml_dtypes.int4), ["array"], [-8, 7]),
+    (np.array(True), ["array"], True),
+    (np.zeros((2, 0)), ["array"], [[], []]),
+    (np.uint64(2**64 - 1), ["array"], 2**64 - 1),
+    (1.0, ["namedtuple", "State", ["x", "y"], [["array"], ["none"]]], {"x": 1.0, "y": None}),
+    (1.0, ["node", "m.M", [["array"], ["object", "<f>"]]], {"node": "m.M", "children": [1.0, {"object": "<f>"}]}),
+    (1.0, ["dict", [["value", 3], ["object", "k"]], [["array"], ["value", float("nan")]]], {"3": 1.0, "k": "NaN"}),
+    (1.0, ["tuple", [["array"], ["value", b"\x00\xff"], ["float0", [2]]]], [1.0, {"bytes": "00ff"}, [0, 0]]),
+]  # fmt: skip
+
+
+def test_every_value_is_valid_json(tmp_path: Path) -> None:
+    with record(tmp_path / "log") as recorder:
+        program = Program(recorder)
+        for number, (array, description, _) in enumerate(VALUES):
+            tap = replace(LOSS, consumer_id=number, tree=description, kwargs={"nan": float("nan"), "b": b"1"})
+            program.emit(tap, array)
+    found = objects(hcb(tmp_path, "cat", "--json", "log"))
+    assert [item["value"] for item in found] == [expected for *_, expected in VALUES]
+    assert found[0]["kwargs"] == {"nan": "NaN", "b": {"bytes": "31"}}
+    assert len(lines(hcb(tmp_path, "cat", "log"))) == len(VALUES)
+
+
+def test_lines_for_people_are_short_unless_they_are_to_be_full(tmp_path: Path) -> None:
+    with record(tmp_path / "log") as recorder:
+        program = Program(recorder)
+        program.emit(replace(LOSS, tree=["array"]), np.arange(1_000.0))
+        program.emit(replace(LOSS, consumer_id=1, tree=["list", [["value", "long " * 100], ["array"]]]), 1.0)
+    short, long = lines(hcb(tmp_path, "cat", "log"))
+    assert "float64[1000] [ 0. 1. 2. ... 997. 998. 999.]" in short
+    assert len(long) < 300
+    full = lines(hcb(tmp_path, "cat", "--full", "log"))
+    assert "500. 501. 502." in full[0]
+    assert "long " * 100 in full[1]
+
+
+def test_texts_cannot_command_the_terminal(tmp_path: Path) -> None:
+    bad = "\x1b[2J\r\nname\u202e"
+    with record(tmp_path / "log") as recorder:
+        program = Program(recorder)
+        program.emit(
+            replace(LOSS, name=bad, source_line=bad, tree=["list", [["value", bad], ["array"]]]), 1.0
+        )
+    for arguments in (["cat"], ["cat", "--full"], ["tail"], ["stats"]):
+        result = hcb(tmp_path, *arguments, "log")
+        assert "\x1b" not in result.stdout
+        assert "\r" not in result.stdout
+        assert "\u202e" not in result.stdout
+        assert "\\x1b[2J" in result.stdout
+        assert result.returncode == 0
+
+
+def test_an_output_that_cannot_hold_a_text_gets_it_escaped(tmp_path: Path) -> None:
+    with record(tmp_path / "log") as recorder:
+        Program(recorder).emit(replace(LOSS, name="verlüst"), np.float32(1), np.int32(1))
+    for arguments in (["cat"], ["cat", "--json"], ["stats"]):
+        result = hcb(tmp_path, *arguments, "log", PYTHONIOENCODING="ascii")
+        assert result.returncode == 0
+        assert "verl" in result.stdout
+
+
+def test_several_processes_are_told_apart(tmp_path: Path) -> None:
+    for index in range(2):
+        with record(tmp_path / "log", process_index=index) as recorder:
+            program = Program(recorder)
+            program.seq = index
+            program.emit(LOSS, np.float32(index), np.int32(1))
+    # One process wrote both here; their numbers in the program tell them apart.
+    shown = lines(hcb(tmp_path, "cat", "log"))
+    assert ["process 0  cpu:0" in shown[0], "process 1  cpu:0" in shown[1]] == [True, True]
+
+
+# stats and errors
+
+
+def test_stats_counts_by_tap(tmp_path: Path, log: Path) -> None:
+    head, *rows = lines(hcb(tmp_path, "stats", log))
+    assert head.split() == ["tap", "messages", "bytes", "rate", "steps", "first", "last", "devices", "line"]
+    assert rows[0].split()[:5] == ["loss", "20", "3,840", "1.1/s", "0:19"]
+    assert "cpu:0,cpu:1" in rows[0]
+    found = {item["name"]: item for item in objects(hcb(tmp_path, "stats", "--json", log))}
+    assert found["positive"]["messages"] == 3
+    assert found["loss"]["devices"] == {"cpu:0": 10, "cpu:1": 10}
+    (chosen,) = objects(hcb(tmp_path, "stats", "--json", "--step", "3:5", log))
+    assert (chosen["messages"], chosen["first_step"], chosen["last_step"]) == (3, 3, 5)
+
+
+def test_stats_tells_of_lost_messages_and_of_a_kill(tmp_path: Path, log: Path) -> None:
+    with record(log) as recorder:
+        recorder.lose("cpu:0", 17, "dropped: no room")
+    (path, *_) = sorted(log.iterdir())
+    os.truncate(path, path.stat().st_size - 1_500)
+    result = hcb(tmp_path, "stats", log)
+    assert result.returncode == 0
+    assert "cpu:0: 17 message(s) lost: dropped: no room" in result.stdout
+    assert f"{path.name} ends where its process was killed, or is still writing" in result.stdout
+    assert "17 message(s) lost: dropped: no room" in hcb(tmp_path, "cat", log).stdout
+
+
+def test_errors_are_grouped_by_line(tmp_path: Path, log: Path) -> None:
+    text = hcb(tmp_path, "errors", log).stdout
+    assert text.startswith("x = -1.0, at train.py:20 (step)\n")
+    assert "3 failures (3 on cpu:1)" in text
+    (found,) = objects(hcb(tmp_path, "errors", "--json", log))
+    assert (found["name"], found["count"], found["by_device"]) == ("positive", 3, {"cpu:1": 3})
+    assert hcb(tmp_path, "errors", "--name", "loss", log).stdout == "no check failed\n"
+
+
+# What is not as it should be
+
+
+def test_without_a_command_there_is_help(tmp_path: Path) -> None:
+    result = hcb(tmp_path)
+    assert result.returncode == 2
+    shown = hcb(tmp_path, "--help").stdout
+    for name in ("cat", "tail", "stats", "errors", "replay"):
+        assert name in shown
+        assert hcb(tmp_path, name, "--help").returncode == 0
+
+
+COMMANDS = [["cat"], ["cat", "--json"], ["tail"], ["stats"], ["errors"], ["replay"]]
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_what_is_no_log_is_said_in_one_line(tmp_path: Path, log: Path, command: list[str]) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "nothing.hcblog").write_bytes(b"")
+    (tmp_path / "foreign.txt").write_text("hello, world: this is some other file\n" * 3)
+    newer = bytearray(next(log.iterdir()).read_bytes())
+    newer[8] = 2
+    (tmp_path / "newer.hcblog").write_bytes(newer)
+    for name, text in {
+        "missing": "missing: No such file or directory",
+        "empty": "this folder has no tap log",
+        "nothing.hcblog": "nothing.hcblog: empty or cut off"
+        if command != ["tail"]
+        else "ends before its header",
+        "foreign.txt": "is no tap log: it begins with b'hello, w'",
+        "newer.hcblog": "of version 2, this package reads up to 1; upgrade hostcallback",
+    }.items():
+        result = hcb(tmp_path, *command, name)
+        assert result.returncode == 1, name
+        assert result.stdout == ""
+        assert text in result.stderr
+        assert len(result.stderr.splitlines()) == 1
+        assert result.stderr.startswith("hcb: ")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_a_log_that_may_not_be_read_is_said(tmp_path: Path, log: Path) -> None:
+    path = next(log.iterdir())
+    path.chmod(0)
+    result = hcb(tmp_path, "cat", log)
+    assert (result.returncode, "Permission denied" in result.stderr) == (1, True)
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_what_is_good_of_a_damaged_log_is_shown(tmp_path: Path, log: Path, command: list[str]) -> None:
+    path = next(log.iterdir())
+    data = bytearray(path.read_bytes())
+    place = data.rindex(b"HCB\1", 0, data.index(b"\xb6HLC", 200) + 5_000)
+    data[place + 130] ^= 1
+    path.write_bytes(data)
+    result = hcb(tmp_path, *command, *(["-n", "1000"] if command == ["tail"] else []), log)
+    assert result.returncode == 1
+    assert "checksums do not match: skipped" in result.stderr
+    assert all(
+        line.startswith(("hcb: ", "replayed ", " ")) or not line for line in result.stderr.splitlines()
+    )
+    if command[0] in ("cat", "stats"):
+        assert result.stdout
+
+
+def test_a_reader_that_has_seen_enough_ends_the_command_quietly(tmp_path: Path) -> None:
+    with record(tmp_path / "log") as recorder:
+        program = Program(recorder)
+        for step in range(5_000):
+            program.emit(LOSS, np.float32(step), np.int32(step))
+    for command in ("cat", "cat --json"):
+        shell = f"{sys.executable} -m receiver.cli {command} log | head -n 2; echo ${{PIPESTATUS[0]}} >&2"
+        result = subprocess.run(
+            ["bash", "-c", shell], cwd=tmp_path, env=environment(tmp_path), capture_output=True, text=True,
+            timeout=60, check=False,
+        )  # fmt: skip
+        assert len(result.stdout.splitlines()) == 2
+        assert result.stderr.split() == ["141"]
+
+
+def test_json_of_shards_has_their_places(tmp_path: Path) -> None:
+    part = replace(LOSS, tree=["array"], shards="some", sharding="local")
+    with record(tmp_path / "log") as recorder:
+        program = Program(recorder)
+        program.emit(part, np.arange(3.0), shard_index=((slice(3, 6),),))
+    (found,) = objects(hcb(tmp_path, "cat", "--json", "log"))
+    assert (found["value"], found["index"]) == ([0.0, 1.0, 2.0], [[[3, 6]]])
+    assert "  [3:6]  train.py" in lines(hcb(tmp_path, "cat", "log"))[0]

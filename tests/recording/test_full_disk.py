@@ -1,0 +1,85 @@
+"""A training program goes on when its log cannot be written, and says what is missing."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from receiver.taplog.logged import LoggedMessage
+from receiver.taplog.merge import LostRun
+from receiver.taplog.reader import LogReader
+
+PROGRAM = """
+import resource, sys, warnings
+import jax.numpy as jnp
+from jax import lax
+import hostcallback as hcb
+
+hcb.record(sys.argv[1] + "/other").close()  # everything is loaded and compiled before files are limited
+delivered = 0
+def take(x):
+    global delivered
+    delivered += 1
+def body(x, step):
+    hcb.id_tap(take, {"x": x, "step": step}, name="x")
+    return x + 1, None
+program = hcb.jit(lambda x: lax.scan(body, x, jnp.arange(2000))[0])
+program(jnp.float32(0)).block_until_ready()
+hcb.barrier_wait()
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    with hcb.outfeed_receiver(record=sys.argv[1]) as rx:
+        program(jnp.float32(0))
+        hcb.barrier_wait()
+        # Files may not become longer than the log is now and a bit: as on a disk that is full.
+        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (rx.recorder.counters.nbytes + 5000, hard))
+        program(jnp.float32(10_000))
+        hcb.barrier_wait()
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        program(jnp.float32(20_000))
+        hcb.barrier_wait()
+(row,) = [row for row in rx.stats if row.delivered]
+print("delivered", delivered, row.delivered)
+print("unrecorded", row.unrecorded, rx.recorder.counters.lost_messages, rx.recorder.counters.lost_bytes)
+print("summary", rx.summary().splitlines()[-1])
+for warning in caught:
+    print("warning", warning.category.__name__, warning.message)
+"""
+
+
+def test_the_program_goes_on_and_the_loss_is_counted_and_said(tmp_path: Path) -> None:
+    result = subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    said = dict(line.split(" ", 1) for line in result.stdout.splitlines())
+    assert said["delivered"] == "8000 6000"
+    unrecorded, lost_messages, lost_bytes = map(int, said["unrecorded"].split())
+    assert unrecorded == lost_messages
+    assert 0 < unrecorded <= 2_000
+    assert lost_bytes == 192 * unrecorded
+    assert said["summary"] == f"{unrecorded:,} message(s) could not be recorded"
+    assert said["warning"].startswith(
+        f"RecordingWarning {unrecorded} message(s) were delivered but not recorded"
+    )
+    assert "File too large" in said["warning"]
+    assert result.stderr.count("messages cannot be recorded (File too large)") == 1
+    assert result.stderr.count("recording works again") == 1
+
+    records = list(LogReader(tmp_path).records())
+    messages = [r for r in records if isinstance(r, LoggedMessage)]
+    (note,) = [r.lost for r in records if isinstance(r, LostRun)]
+    assert len(records) == len(messages) + 1  # and no damage
+    assert len(messages) == 6_000 - unrecorded
+    assert (note.messages, note.nbytes) == (unrecorded, lost_bytes)
+    assert "File too large" in note.reason
+    first = messages[0].message.seq
+    missing = set(range(first, first + 6_000)) - {m.message.seq for m in messages}
+    assert (min(missing), max(missing)) == (note.first_seq, note.last_seq)
+    assert len(missing) == unrecorded

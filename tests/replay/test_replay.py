@@ -1,0 +1,311 @@
+"""Replay: what functions get, in which order and when, what is selected, and what is said of the rest."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import receiver
+from receiver.consumer import Consumer
+from receiver.described import Described
+from receiver.errors import LostMessagesError, TapFunctionException
+from receiver.failed_checks import CheckError
+from receiver.message import Message
+from receiver.sinks.metrics import JsonlWriter, metrics
+from receiver.sinks.record import record
+from receiver.tree import Node, Opaque
+
+BEGIN_NS = 1_700_000_000 * 10**9
+LOSS = Described(
+    name="loss", source_line="train.py:12 (step)", consumer_id=77, kind="tap", params={}, kwargs={"run": 7},
+    transforms=(("batch", {"batch_dims": (0, None)}),),
+    tree=["dict", [["value", "loss"], ["value", "step"]], [["array"], ["array"]]], shards=None, sharding="global",
+)  # fmt: skip
+PLAIN = replace(LOSS, name="norm", consumer_id=78, kwargs={}, transforms=(), tree=["array"])
+TEXT = replace(
+    PLAIN, name="print", consumer_id=79, kind="format",
+    tree=["tuple", [["tuple", [["array"]]], ["dict", [["value", "y"]], [["array"]]]]],
+    params={"fmt": "x = {} {y}", "has_placeholders": True, "printoptions": np.get_printoptions()},
+)  # fmt: skip
+CHECK = replace(
+    TEXT, name="positive", consumer_id=80, kind="check",
+    tree=["tuple", [["array"], ["tuple", [["array"]]], ["dict", [], []]]],
+    params={**TEXT.params, "fmt": "x is {}"},
+)  # fmt: skip
+
+
+def emit(
+    recorder: Any, described: Described, *arrays: Any, seq: int, time_ns: int = 0, device: str = "cpu:0"
+) -> None:
+    consumer = Consumer(
+        described.consumer_id, described.name, described.source_line, print, described.transforms,
+        described.kwargs, is_check=described.kind == "check", describe=lambda: described,
+    )  # fmt: skip
+    at = time_ns or BEGIN_NS + seq * 10**6
+    recorder(Message(consumer, [np.asarray(a) for a in arrays], seq, at, 5, device, None))
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    with record(tmp_path) as recorder:
+        for seq in range(20):
+            emit(recorder, LOSS, np.float32(seq / 2), np.int32(seq), seq=seq, device=f"cpu:{seq % 2}")
+        for seq in range(20, 24):
+            emit(recorder, PLAIN, np.arange(3.0) * seq, seq=seq)
+    return tmp_path
+
+
+def test_functions_are_called_as_the_taps_would_be(log: Path) -> None:
+    seen: list[Any] = []
+
+    def take(value: Any, *, run: int, device: Any, transforms: Any) -> None:
+        seen.append((float(value["loss"]), int(value["step"]), run, device, transforms))
+
+    replayed = receiver.replay(log, bind={"loss": take})
+    assert seen == [(k / 2, k, 7, f"cpu:{k % 2}", LOSS.transforms) for k in range(20)]
+    assert replayed.messages == 20
+    assert replayed.skipped == {"norm": 4}
+    assert replayed.failed_checks == replayed.lost == replayed.damaged == replayed.unmatched == []
+    assert {row.device: row.delivered for row in replayed.stats} == {"cpu:0": 14, "cpu:1": 10}
+    assert all(row.dropped == row.failed == 0 for row in replayed.stats)
+
+
+def test_patterns_bind_and_an_exact_name_wins(log: Path) -> None:
+    some: list[Any] = []
+    exact: list[Any] = []
+    receiver.replay(log, bind={"norm": exact.append, "*": lambda value, run=0: some.append(value)})
+    assert (len(some), len(exact)) == (20, 4)
+
+
+def test_a_name_that_the_log_does_not_have_is_said_with_near_ones(
+    log: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    replayed = receiver.replay(log, bind={"lost": print})
+    assert replayed.unmatched == ["lost"]
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert "the log has no messages of a tap 'lost', to which a function is bound; it has: 'loss'" in said
+
+
+def test_sinks_get_every_message(log: Path) -> None:
+    messages: list[Message] = []
+    replayed = receiver.replay(log, sinks=[messages.append])
+    assert [m.seq for m in messages] == list(range(24))
+    assert messages[-1].consumer.name == "norm"
+    assert messages[-1].consumer.unflatten(messages[-1].arrays).tolist() == [0.0, 23.0, 46.0]
+    assert replayed.skipped == {"loss": 20, "norm": 4}
+
+
+@pytest.mark.parametrize(
+    ("chosen", "seqs"),
+    [
+        ({"steps": (3, 5)}, [3, 4, 5]),
+        ({"steps": (None, 1)}, [0, 1]),
+        ({"names": "no*"}, [20, 21, 22, 23]),
+        ({"names": ["loss"], "devices": "cpu:1", "steps": (15, None)}, [15, 17, 19]),
+        ({"since_ns": BEGIN_NS + 22 * 10**6}, [22, 23]),
+        ({"until_ns": BEGIN_NS + 2 * 10**6}, [0, 1]),
+    ],
+)
+def test_what_is_delivered_can_be_chosen(log: Path, chosen: Any, seqs: list[int]) -> None:
+    messages: list[Message] = []
+    replayed = receiver.replay(log, sinks=[messages.append], **chosen)
+    assert [m.seq for m in messages] == seqs
+    assert all(row.dropped == 0 for row in replayed.stats)  # what was not chosen is not lost
+
+
+def test_what_functions_and_sinks_raise_is_gathered(log: Path) -> None:
+    def fail(value: Any) -> None:
+        raise KeyError(f"sum {value.sum():.0f}")
+
+    with pytest.raises(TapFunctionException) as caught:
+        receiver.replay(log, bind={"norm": fail})
+    assert [str(error) for error in caught.value.exceptions] == [f"'sum {3 * k}'" for k in range(20, 24)]
+    assert caught.value.failures[0].source_line == "train.py:12 (step)"
+
+
+def test_checks_are_gathered_as_by_a_barrier(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with record(tmp_path) as recorder:
+        for seq in range(5):
+            emit(recorder, CHECK, np.bool_(False), np.float32(-seq - 1), seq=seq)
+    with pytest.raises(TapFunctionException) as caught:
+        receiver.replay(tmp_path)
+    (error,) = caught.value.exceptions
+    assert isinstance(error, CheckError)
+    assert str(error).startswith("x is -1.0, at train.py:12 (step)")
+    assert error.check.count == 5
+    replayed = receiver.replay(tmp_path, on_error="warn")
+    assert [check.count for check in replayed.failed_checks] == [5]
+    assert "check failed: x is -1.0" in caplog.records[0].getMessage()
+
+
+def test_texts_are_printed_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with record(tmp_path) as recorder:
+        for seq in range(3):
+            emit(recorder, TEXT, np.float32(seq), np.arange(2), seq=seq)
+    receiver.replay(tmp_path)
+    assert capsys.readouterr().out == "".join(f"x = {k}.0 [0 1]\n" for k in range(3))
+    got: list[Any] = []
+    receiver.replay(tmp_path, bind={"print": lambda x, y: got.append(float(x))})
+    assert (got, capsys.readouterr().out) == ([0.0, 1.0, 2.0], "")
+
+
+def test_containers_and_objects_of_the_program_have_stand_ins(tmp_path: Path) -> None:
+    described = replace(PLAIN, tree=["node", "m.Model", [["array"], ["object", "<function f>"]]])
+    with record(tmp_path) as recorder:
+        emit(recorder, described, 1.0, seq=0)
+    got: list[Any] = []
+    receiver.replay(tmp_path, bind={"norm": got.append})
+    assert got == [Node("m.Model", (np.array(1.0), Opaque("<function f>")))]
+
+
+@pytest.mark.parametrize("speed", [1.0, 4.0])
+def test_the_original_timing_is_kept(tmp_path: Path, speed: float) -> None:
+    gaps = (0.0, 0.3, 0.3, 0.5, 0.9)
+    with record(tmp_path) as recorder:
+        for seq, at in enumerate(gaps):
+            emit(
+                recorder,
+                PLAIN,
+                float(seq),
+                seq=seq,
+                time_ns=BEGIN_NS + int(at * 10**9),
+                device=f"cpu:{seq % 2}",
+            )
+    arrived: list[float] = []
+    how: Any = {"realtime": True} if speed == 1 else {"speed": speed}
+    receiver.replay(tmp_path, bind={"norm": lambda value: arrived.append(time.perf_counter())}, **how)
+    for found, due in zip(arrived, gaps, strict=True):
+        late = found - arrived[0] - due / speed
+        assert -0.01 < late < 0.2
+
+
+def test_wrong_arguments_are_explained(log: Path) -> None:
+    with pytest.raises(ValueError, match="speed is 0, expected more than 0"):
+        receiver.replay(log, speed=0)
+    with pytest.raises(ValueError, match="expected 'defer' or 'warn': there is no program to stop"):
+        receiver.replay(log, on_error="abort")
+    with pytest.raises(FileNotFoundError):
+        receiver.replay(log / "missing")
+
+
+def test_damaged_parts_are_reported_when_the_rest_was_delivered(log: Path) -> None:
+    (path,) = log.iterdir()
+    data = bytearray(path.read_bytes())
+    place = data.index(b"HCB\1")
+    data[place + 200] ^= 1
+    path.write_bytes(data)
+    got: list[Any] = []
+    with pytest.raises(TapFunctionException) as caught:
+        receiver.replay(log, sinks=[got.append])
+    (error,) = caught.value.exceptions
+    assert isinstance(error, LostMessagesError)
+    assert "checksums do not match" in str(error)
+    assert 4 <= len(got) < 24
+
+
+def test_a_recorder_is_a_sink_of_a_replay(log: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    with record(copy) as recorder:
+        receiver.replay(log, sinks=[recorder], names="norm")
+    again: list[Any] = []
+    receiver.replay(copy, bind={"norm": lambda value: again.append(value.tolist())})
+    assert again == [[0.0, k, 2.0 * k] for k in range(20, 24)]
+
+
+# Metrics
+
+
+class Writer:
+    def __init__(self) -> None:
+        self.written: list[tuple[int, dict[str, float]]] = []
+
+    def write_scalars(self, step: int, scalars: Any) -> None:
+        self.written.append((step, dict(scalars)))
+
+
+def test_scalars_go_to_a_metric_writer_with_their_steps(tmp_path: Path) -> None:
+    nested = replace(
+        LOSS, name="m", consumer_id=90,
+        tree=["dict", [["value", "a"], ["value", "b"], ["value", "step"]],
+              [["tuple", [["array"], ["array"]]], ["namedtuple", "N", ["x"], [["value", 2]]], ["array"]]],
+    )  # fmt: skip
+    with record(tmp_path) as recorder:
+        emit(recorder, PLAIN, 0.5, seq=0)
+        emit(recorder, nested, np.float32(1.5), np.arange(3.0), np.int32(7), seq=1)
+        emit(recorder, PLAIN, np.nan, seq=2)
+        emit(recorder, TEXT, np.int32(4), 2.5, seq=3)
+        emit(recorder, CHECK, np.bool_(True), 1.0, seq=4)
+        emit(recorder, PLAIN, 8.0, seq=5, device="cpu:1")
+        emit(recorder, PLAIN, np.array(2 + 1j), seq=6)
+    writer = Writer()
+    receiver.replay(tmp_path, sinks=[metrics(writer)], on_error="warn")
+    assert str(writer.written) == str([
+        (0, {"norm": 0.5}),
+        (7, {"m/a/0": 1.5, "m/b/x": 2.0}),
+        (7, {"norm": float("nan")}),
+        (7, {"print/0": 4.0, "print/y": 2.5}),
+        (0, {"norm": 8.0}),
+    ])  # fmt: skip
+    path = tmp_path / "scalars.jsonl"
+    with JsonlWriter(path) as lines:
+        receiver.replay(sorted(tmp_path.glob("*.hcblog")), sinks=[metrics(lines)], on_error="warn")
+    assert path.read_text().splitlines()[1:3] == [
+        '{"step": 7, "m/a/0": 1.5, "m/b/x": 2.0}', '{"step": 7, "norm": null}',
+    ]  # fmt: skip
+
+
+# Large logs
+
+LARGE = """
+import resource, sys, time
+sys.path[:0] = sys.argv[3:]
+import numpy as np
+from logged_frames import LOSS, NORM, block_of, frame, losses
+from receiver.taplog.log_writer import LogOptions, LogWriter
+wanted = int(sys.argv[2])
+log = LogWriter(sys.argv[1], LogOptions(segment_bytes=256 << 20))
+log.describe(LOSS)
+log.describe(NORM)
+big = np.random.default_rng(0).random(30_000)
+seq = [0, 0]
+while log.counters.nbytes < wanted:
+    for device in (0, 1):
+        log.append(f"cpu:{device}", block_of(*(frame(NORM, big, seq=seq[device] + k) for k in range(40))))
+        seq[device] += 40
+log.append("cpu:0", losses(seq[0], 100))
+log.close()
+messages = sum(seq) + 100
+import receiver
+from receiver.taplog.reader import LogReader
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+count = 0
+def take(message):
+    global count
+    count += 1
+start = time.perf_counter()
+receiver.replay(sys.argv[1], sinks=[take])
+took = time.perf_counter() - start
+assert count == messages, (count, messages)
+assert sum(1 for _ in LogReader(sys.argv[1]).messages()) == messages
+grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+print(grown, took)
+"""
+
+
+@pytest.mark.slow
+def test_a_large_log_is_read_in_constant_memory(tmp_path: Path) -> None:
+    root = Path(__file__).resolve().parents[2]
+    result = subprocess.run(
+        [sys.executable, "-c", LARGE, str(tmp_path), str(1 << 30), str(root), str(root / "tests" / "taplog")],
+        capture_output=True, text=True, timeout=110, check=False,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    grown_mib, _ = map(float, result.stdout.split())
+    assert grown_mib < 64, result.stdout

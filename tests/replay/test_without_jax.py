@@ -1,0 +1,65 @@
+"""A log of a JAX program is replayed in a process that cannot import JAX."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+RECORDING = """
+import sys
+import jax.numpy as jnp
+from jax import lax
+import hostcallback as hcb
+
+def body(x, step):
+    hcb.id_tap(lambda value: None, {"x": x, "step": step}, name="loss")
+    hcb.id_print(x, what="x")
+    hcb.check(x < 2, "x is {}", x)
+    return x + 1, None
+
+try:
+    with hcb.outfeed_receiver(record=sys.argv[1]):
+        hcb.jit(lambda x: lax.scan(body, x, jnp.arange(4))[0])(jnp.float32(0))
+except hcb.TapFunctionException:
+    print("failed")
+"""
+
+REPLAYING = """
+import sys
+
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("jax", "jaxlib", "hostcallback", "grpc"):
+            raise ImportError(f"{name} was imported")
+
+sys.meta_path.insert(0, Refuse())
+sys.path.insert(0, sys.argv[2])
+import receiver
+try:
+    receiver.replay(sys.argv[1], bind={"loss": lambda value: print("loss", int(value["step"]), float(value["x"]))})
+except* AssertionError as failed:
+    for error in failed.exceptions:
+        print(str(error).splitlines()[0].partition(",")[0], error.check.count)
+assert not {"jax", "jaxlib", "hostcallback"} & {name.partition(".")[0] for name in sys.modules}
+"""
+
+
+def test_a_recorded_program_is_replayed_without_jax(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    recorded = subprocess.run(
+        [sys.executable, "-c", RECORDING, str(log)], capture_output=True, text=True, timeout=100, check=False
+    )
+    assert recorded.returncode == 0, recorded.stderr
+    printed = recorded.stdout.removesuffix("failed\n")
+    replayed = subprocess.run(
+        [sys.executable, "-c", REPLAYING, str(log), str(ROOT)],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert replayed.returncode == 0, replayed.stderr
+    lines = replayed.stdout.splitlines()
+    assert [line for line in lines if line.startswith("loss")] == [f"loss {k} {float(k)}" for k in range(4)]
+    assert [line for line in lines if not line.startswith(("loss", "x is"))] == printed.splitlines()
+    assert lines[-1] == "x is 2.0 2"

@@ -1,0 +1,402 @@
+"""A process's log: when it writes, when it begins anew, what it deletes, and what it does where it cannot write."""
+
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from logged_frames import DESCRIBED, LOSS, NORM, block_of, frame, losses, read, seqs
+
+from receiver.taplog import log_writer
+from receiver.taplog.log_writer import LogOptions, LogWriter
+from receiver.taplog.reader import LogReader
+from receiver.taplog.segment_name import is_segment_name, segment_name
+from receiver.taplog.selection import Selection
+
+
+@contextmanager
+def log_in(path: Path, **options: Any) -> Iterator[LogWriter]:
+    log = LogWriter(path, LogOptions(**options))
+    for described in DESCRIBED.values():
+        log.describe(described)
+    try:
+        yield log
+    finally:
+        log.close()
+
+
+def wait_for(condition: Any, seconds: float = 20) -> None:
+    deadline = time.monotonic() + seconds
+    event = threading.Event()
+    while not condition():
+        assert time.monotonic() < deadline
+        event.wait(0.005)
+
+
+def test_few_messages_are_written_soon(tmp_path: Path) -> None:
+    with log_in(tmp_path) as log:
+        for first in (0, 3):
+            began = time.monotonic()
+            log.append("cpu:0", losses(first, 3))
+            assert len(read(tmp_path)[0]) == first
+            wait_for(lambda first=first: len(read(tmp_path)[0]) == first + 3)
+            assert time.monotonic() - began >= log_writer.FLUSH_SEC * 0.9
+
+
+def test_many_messages_and_urgent_ones_are_written_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log_writer, "FLUSH_SEC", 3600.0)
+    with log_in(tmp_path) as log:
+        log.append("cpu:0", losses(0, 5))
+        log.append("cpu:1", losses(0, 2), at_once=True)
+        assert seqs(read(tmp_path)[0]) == [0, 1]
+        log.append("cpu:0", losses(5, log_writer.FLUSH_BYTES // 192))
+        assert len(read(tmp_path)[0]) == 2 + 5 + log_writer.FLUSH_BYTES // 192
+        log.append("cpu:1", losses(2, 1))
+        log.flush()
+        assert len(read(tmp_path)[0]) == 3 + 5 + log_writer.FLUSH_BYTES // 192
+
+
+def test_segments_are_as_long_as_wanted_and_each_can_be_read_by_itself(tmp_path: Path) -> None:
+    with log_in(tmp_path, segment_bytes=20_000) as log:
+        for first in range(0, 1_000, 10):
+            log.append("cpu:0", losses(first, 10), at_once=True)
+    paths = sorted(tmp_path.iterdir())
+    assert len(paths) > 8
+    assert all(is_segment_name(path.name) for path in paths)
+    assert all(path.stat().st_size < 20_000 + 8_000 for path in paths)
+    assert seqs(read(tmp_path)[0]) == list(range(1_000))
+    every: list[int] = []
+    for path in paths:
+        messages, _, damaged = read(path)
+        assert damaged == []
+        assert all(message.tap.described == LOSS for message in messages)
+        every += seqs(messages)
+    assert every == list(range(1_000))
+
+
+def test_segments_end_by_age_too(tmp_path: Path) -> None:
+    with log_in(tmp_path, segment_sec=1e-6) as log:
+        for first in range(3):
+            log.append("cpu:0", losses(first, 1), at_once=True)
+    assert len(list(tmp_path.iterdir())) == 3
+    assert seqs(read(tmp_path)[0]) == [0, 1, 2]
+
+
+def test_the_oldest_of_its_own_segments_are_deleted(tmp_path: Path) -> None:
+    foreign = tmp_path / segment_name(0, 1)
+    foreign.write_bytes(b"")
+    with log_in(tmp_path, keep_bytes=100_000) as log:
+        for first in range(0, 5_000, 50):
+            log.append("cpu:0", losses(first, 50), at_once=True)
+            own = [path for path in tmp_path.iterdir() if path != foreign]
+            assert sum(path.stat().st_size for path in own) <= 100_000
+    assert foreign.exists()
+    kept = seqs(read(tmp_path)[0])
+    assert kept == list(range(kept[0], 5_000))
+    assert len(kept) * 192 > 50_000
+    assert log.counters.messages == 5_000
+
+
+def test_the_step_goes_on_from_segment_to_segment(tmp_path: Path) -> None:
+    with log_in(tmp_path, segment_bytes=1) as log:
+        log.append("cpu:0", losses(3, 1), at_once=True)
+        for seq in (4, 5):
+            log.append("cpu:0", block_of(frame(NORM, 1.0, seq=seq)), at_once=True)
+        log.append("cpu:1", block_of(frame(NORM, 1.0, seq=0)), at_once=True)
+    assert len(list(tmp_path.iterdir())) == 4
+    steps = {(m.message.device, m.message.seq): m.step for m in read(tmp_path)[0]}
+    assert steps == {("cpu:0", 3): 3, ("cpu:0", 4): 3, ("cpu:0", 5): 3, ("cpu:1", 0): None}
+
+
+def test_a_log_goes_on_after_it_was_closed(tmp_path: Path) -> None:
+    with log_in(tmp_path) as log:
+        log.append("cpu:0", losses(0, 2))
+        log.close()
+        log.append("cpu:0", losses(2, 2))
+        wait_for(lambda: len(read(tmp_path)[0]) == 4)
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_a_log_without_messages_is_one(tmp_path: Path) -> None:
+    with log_in(tmp_path):
+        pass
+    assert read(tmp_path) == ([], [], [])
+
+
+@pytest.mark.parametrize("compress", [False, True])
+def test_compressed_logs_are_shorter(tmp_path: Path, compress: bool) -> None:
+    with log_in(tmp_path, compress=compress) as log:
+        log.append("cpu:0", losses(0, 5_000))
+    (path,) = tmp_path.iterdir()
+    assert seqs(read(path)[0]) == list(range(5_000))
+    assert (path.stat().st_size < 5_000 * 192 / 4) is compress
+
+
+def test_after_a_failure_nothing_is_tried_for_a_while(tmp_path: Path) -> None:
+    with log_in(tmp_path) as log:
+        size = next(tmp_path.iterdir()).stat().st_size
+        with files_no_longer_than(size):
+            log.append("cpu:0", losses(0, 5), at_once=True)
+        log.append("cpu:0", losses(5, 5), at_once=True)  # there would be room
+        assert log.counters.lost_messages == 10
+        log.append("cpu:0", losses(10, 5))
+        log.flush()  # who wants it written now has it tried
+        assert log.counters.messages == 5
+
+
+def test_many_threads_write_one_log(tmp_path: Path) -> None:
+    with log_in(tmp_path, segment_bytes=100_000) as log:
+
+        def write(device: str) -> None:
+            for first in range(0, 2_000, 20):
+                log.append(device, losses(first, 20))
+
+        threads = [threading.Thread(target=write, args=(f"cpu:{k}",)) for k in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    messages, _, damaged = read(tmp_path)
+    assert damaged == []
+    for k in range(6):
+        assert seqs([m for m in messages if m.message.device == f"cpu:{k}"]) == list(range(2_000))
+    times = [m.message.time_ns for m in messages]
+    assert times == sorted(times)
+
+
+# What is selected
+
+
+def test_messages_are_selected_and_chunks_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from receiver.taplog import merge
+
+    with log_in(tmp_path, segment_bytes=30_000) as log:
+        for first in range(0, 1_000, 10):
+            log.append("cpu:0", losses(first, 10), at_once=True)
+        log.append("cpu:1", block_of(*(frame(NORM, 1.0, seq=k) for k in range(20))), at_once=True)
+    looked_at = 0
+    read_frames = merge.read_frames
+
+    def counted(*args: Any) -> Any:
+        nonlocal looked_at
+        looked_at += 1
+        return read_frames(*args)
+
+    monkeypatch.setattr(merge, "read_frames", counted)
+    reader = LogReader(tmp_path)
+
+    def found(selection: Selection) -> list[tuple[str, int]]:
+        return [(m.message.device, m.message.seq) for m in reader.messages(selection)]
+
+    assert found(Selection(first_step=437, last_step=441)) == [("cpu:0", k) for k in range(437, 442)]
+    assert looked_at == 2
+    assert len(found(Selection(names=("no*",)))) == 20
+    assert looked_at == 3
+    assert len(found(Selection(devices=("cpu:1",), names=("loss", "norm")))) == 20
+    assert looked_at == 4
+    begin = 1_700_000_000 * 10**9
+    window = Selection(since_ns=begin + 500 * 10**9, until_ns=begin + 503 * 10**9)
+    assert found(window) == [("cpu:0", k) for k in (500, 501, 502)]
+    assert looked_at == 5
+    assert found(Selection(names=("nothing",))) == []
+    assert looked_at == 5
+
+
+def test_more_taps_than_the_mask_has_bits_are_told_apart(tmp_path: Path) -> None:
+    taps = [replace(NORM, name=f"tap {k}", consumer_id=1_000 + k) for k in range(200)]
+    with log_in(tmp_path) as log:
+        for seq, tap in enumerate(taps):
+            log.describe(tap)
+            log.append("cpu:0", block_of(frame(tap, 1.0, seq=seq)), at_once=True)
+    for k in (0, 63, 64, 65, 199):
+        assert [m.message.seq for m in LogReader(tmp_path).messages(Selection(names=(f"tap {k}",)))] == [k]
+
+
+# Where it cannot write
+
+
+@contextmanager
+def files_no_longer_than(nbytes: int) -> Iterator[None]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_what_cannot_be_written_is_counted_and_noted_when_there_is_room_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log_writer, "RETRY_SEC", 0.0)
+    with log_in(tmp_path) as log:
+        log.append("cpu:0", losses(0, 10), at_once=True)
+        (path,) = tmp_path.iterdir()
+        whole = path.read_bytes()
+        with files_no_longer_than(len(whole) + 100):
+            log.append("cpu:0", losses(10, 30), at_once=True)
+            # Nothing half-written is left behind.
+            assert path.read_bytes() == whole
+        with files_no_longer_than(100):
+            log.append("cpu:0", losses(40, 5), at_once=True)
+            log.append("cpu:1", losses(0, 5), at_once=True)
+            assert list(tmp_path.iterdir()) == [path]
+        counters = log.counters
+        assert (counters.lost_messages, counters.lost_bytes) == (40, 40 * 192)
+        assert counters.lost_by_device == {"cpu:0": 35, "cpu:1": 5}
+        assert counters.failure == "File too large"
+        log.append("cpu:0", losses(45, 5), at_once=True)
+    messages, lost, damaged = read(tmp_path)
+    assert damaged == []
+    assert seqs(messages) == [*range(10), *range(45, 50)]
+    assert len(list(tmp_path.iterdir())) == 2
+    notes = {note.lost.device: note.lost for note in lost}
+    assert (notes["cpu:0"].first_seq, notes["cpu:0"].last_seq, notes["cpu:0"].messages) == (10, 44, 35)
+    assert (notes["cpu:1"].first_seq, notes["cpu:1"].last_seq, notes["cpu:1"].nbytes) == (0, 4, 5 * 192)
+    assert "File too large" in notes["cpu:0"].reason
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == 2
+    assert "messages cannot be recorded (File too large); the program goes on" in said[0]
+    assert "recording works again" in said[1]
+
+
+def test_a_folder_that_is_gone_loses_messages_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log_writer, "RETRY_SEC", 0.0)
+    folder = tmp_path / "log"
+    with log_in(folder, segment_bytes=1) as log:
+        log.append("cpu:0", losses(0, 5), at_once=True)
+        for path in folder.iterdir():
+            path.unlink()
+        folder.rmdir()
+        log.append("cpu:0", losses(5, 5), at_once=True)
+        assert log.counters.lost_messages == 5
+        folder.mkdir()
+        log.append("cpu:0", losses(10, 5), at_once=True)
+    messages, lost, _ = read(folder)
+    assert seqs(messages) == list(range(10, 15))
+    assert [note.lost.messages for note in lost] == [5]
+
+
+FULL = """
+import sys
+sys.path[:0] = sys.argv[2:]
+from logged_frames import LOSS, losses
+from receiver.taplog.log_writer import LogWriter
+log = LogWriter(sys.argv[1])
+log.describe(LOSS)
+for first in range(0, 40_000, 1_000):
+    log.append("cpu:0", losses(first, 1_000))
+log.flush()
+print(log.counters.messages, log.counters.lost_messages, log.counters.failure)
+log.close()
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount")
+def test_a_file_system_that_is_full_leaves_whole_messages(tmp_path: Path) -> None:
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(tmp_path)], capture_output=True, check=False
+    )
+    if mounted.returncode:
+        pytest.skip("no file system may be mounted here")
+    try:
+        paths = [
+            str(Path(__file__).parent),
+            *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)),
+        ]
+        result = subprocess.run(
+            [sys.executable, "-c", FULL, str(tmp_path), *paths],
+            capture_output=True, text=True, timeout=60, check=False,
+        )  # fmt: skip
+        assert result.returncode == 0, result.stderr
+        written, lost, failure = result.stdout.strip().split(" ", 2)
+        assert failure == "No space left on device"
+        assert int(written) + int(lost) == 40_000
+        messages, _, damaged = read(tmp_path)
+        assert damaged == []
+        assert seqs(messages)[:5_000] == list(range(5_000))
+        assert seqs(messages) == sorted(set(seqs(messages)))
+        assert len(messages) == int(written)
+    finally:
+        subprocess.run(["umount", "-l", str(tmp_path)], check=True)
+
+
+FORK = """
+import os, sys
+sys.path[:0] = sys.argv[2:]
+from logged_frames import LOSS, losses
+from receiver.taplog.log_writer import LogWriter
+log = LogWriter(sys.argv[1])
+log.describe(LOSS)
+log.append("cpu:0", losses(0, 5))
+child = os.fork()
+if not child:
+    log.flush()
+    log.append("cpu:0", losses(100, 5))  # its own, in a segment of its own
+    log.close()
+    os._exit(0)
+os.waitpid(child, 0)
+log.append("cpu:0", losses(5, 5))
+log.close()
+"""
+
+
+def test_a_forked_child_writes_into_a_segment_of_its_own(tmp_path: Path) -> None:
+    paths = [str(Path(__file__).parent), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", FORK, str(tmp_path), *paths], timeout=60, check=True
+    )
+    messages, lost, damaged = read(tmp_path)
+    assert (lost, damaged) == ([], [])
+    by_writer: dict[Any, list[int]] = {}
+    for message in messages:
+        by_writer.setdefault(message.writer, []).append(message.message.seq)
+    assert sorted(by_writer.values()) == [list(range(10)), list(range(100, 105))]
+
+
+# Steps
+
+
+def test_steps_are_found_in_every_integer_and_every_container(tmp_path: Path) -> None:
+    def tap(number: int, tree: Any, **kwargs: Any) -> Any:
+        return replace(NORM, consumer_id=number, name=f"t{number}", tree=tree, kwargs=kwargs)
+
+    keyed = ["dict", [["value", "a"], ["value", "step"]], [["array"], ["array"]]]
+    nested = ["tuple", [["tuple", [["array"]]], ["namedtuple", "S", ["x", "step"], [["array"], ["array"]]]]]
+    static = ["dict", [["value", "step"]], [["value", 41]]]
+    cases: list[tuple[Any, list[Any], int | None]] = [
+        (tap(1, keyed), [np.zeros(7), np.int8(-3)], -3),
+        (tap(2, keyed), [np.zeros(7), np.uint32(2**32 - 1)], 2**32 - 1),
+        (tap(3, keyed), [np.zeros(7), np.int64(2**40)], 2**40),
+        (tap(4, nested), [1.0, 2.0, np.int16(12)], 12),
+        (tap(5, static), [1.0], 41),
+        (tap(6, ["array"], step=43), [1.0], 43),
+        (tap(7, keyed), [np.zeros(7), np.float32(5)], 43),  # no integer: the last one's
+        (tap(8, keyed), [np.zeros(7), np.arange(3)], 43),  # no scalar
+        (tap(9, ["array"], step="x"), [1.0], 43),
+        (tap(10, ["array"], step=True), [1.0], 43),
+    ]
+    with log_in(tmp_path) as log:
+        frames = []
+        for seq, (described, arrays, _) in enumerate(cases):
+            log.describe(described)
+            frames.append(frame(described, *arrays, seq=seq))
+        log.append("cpu:0", block_of(*frames))
+    assert [m.step for m in read(tmp_path)[0]] == [step for *_, step in cases]
