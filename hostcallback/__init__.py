@@ -45,6 +45,7 @@ from receiver.errors import (
 )
 from receiver.failed_checks import CheckError, FailedCheck
 from receiver.heads import Head
+from receiver.prometheus import register as prometheus_collector
 from receiver.sinks.nonfinite import NonFiniteError
 from receiver.sinks.record import Recorder, record
 
@@ -95,6 +96,7 @@ __all__ = [
     "log",
     "outfeed_receiver",
     "print",
+    "prometheus_collector",
     "record",
     "taps",
     "unbind",

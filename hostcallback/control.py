@@ -48,11 +48,7 @@ class TapSelection:
     @property
     def suppressed(self) -> dict[str, int]:
         """By name, how many messages rules have kept from being sent, since the process began."""
-        found = dict.fromkeys(self.names, 0)
-        for consumer in runtime.registry.consumers():
-            if consumer.is_switchable and consumer.name in found:
-                found[consumer.name] += runtime.switches.suppressed(consumer)
-        return found
+        return {name: count for name, count in runtime.suppressed().items() if matching(self.pattern, [name])}
 
     def disable(self) -> list[str]:
         """Switches the taps off: they send nothing, and their functions are not called.

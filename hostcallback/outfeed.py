@@ -14,7 +14,7 @@ from typing import Self
 
 import jax
 
-from hostcallback import inflight, transport
+from hostcallback import inflight, monitoring, transport
 from receiver import native_library, stops
 from receiver.back_pressure import BackPressure, Policy
 from receiver.control.live import live
@@ -135,7 +135,7 @@ class OutfeedReceiver:
     @property
     def stats(self) -> list[DeviceStats]:
         """A snapshot of the statistics so far, a row per device."""
-        return self._scope.stats
+        return runtime.stats(self._scope)
 
     @property
     def recorder(self) -> Recorder | None:
@@ -199,6 +199,7 @@ class OutfeedReceiver:
             if not finished:  # also when interrupted: what the taps raise belongs into the next report
                 runtime.report_later(self._scope)
             self._end_recording()
+            monitoring.record_receiver(self._scope.name, self.stats)
         deferred = self._scope.deferred.take()
         if problem is not None and deferred is not None:
             deferred.add_note(str(problem))

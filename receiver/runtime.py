@@ -25,7 +25,9 @@ from receiver.registry import Registry
 from receiver.scope import Scope
 from receiver.shards import waiting_threads
 from receiver.source import Source
+from receiver.stats import DeviceStats
 from receiver.switches import Switches
+from receiver.totals import Totals
 
 POLL_SEC = 0.05
 """How often a waiter looks whether the tap it waits for has stalled; progress wakes it at once."""
@@ -57,6 +59,7 @@ class Runtime:
         self._claims: dict[str, Scope] = {}
         self._late: list[Scope] = []
         self.flight: FlightRecorder | None = None
+        self._totals = Totals()
         self._accounting = 0  # how many want each tap's figures
         self.registry = Registry()
         make_tap = functools.partial(exported_tap, others_deliver=self.others_deliver)
@@ -121,6 +124,31 @@ class Runtime:
                 for receiver in self._receivers.values():
                     receiver.account(after)
 
+    def stats(self, scope: Scope) -> list[DeviceStats]:
+        """A scope's statistics now, with the queues of those devices that it has still."""
+        rows = scope.stats
+        for receiver in self.receivers([row.device for row in rows]):
+            if receiver.scope is scope:
+                counters = receiver.source.counters()
+                row = next(row for row in rows if row.device == receiver.name)
+                row.queued_messages, row.queued_bytes = receiver.queued(), counters.queued_bytes
+                row.waiting_emissions = counters.waiting_producers
+        return rows
+
+    def totals(self) -> list[DeviceStats]:
+        """The statistics of all devices over all scopes, since the process began."""
+        with self._lock:
+            claimed = set(self._claims.values())
+        return self._totals.rows(self.default_scope, claimed)
+
+    def suppressed(self) -> dict[str, int]:
+        """By name of the taps that are known, how many messages their rules have kept from being sent."""
+        found: dict[str, int] = {}
+        for consumer in self.registry.consumers():
+            if consumer.is_switchable:
+                found[consumer.name] = found.get(consumer.name, 0) + self.switches.suppressed(consumer)
+        return dict(sorted(found.items()))
+
     def claim(self, names: Iterable[str], scope: Scope) -> None:
         """Puts devices into `scope`, whether their receivers run already or start later.
 
@@ -137,6 +165,7 @@ class Runtime:
                         f"at a time: leave that `with` block first, or give this receiver other devices= "
                         f"(got {', '.join(names)})"
                     )
+            self._totals.begin(scope, set(self._claims.values()))
             for name in names:
                 self._claims[name] = scope
                 if name in self._receivers:

@@ -20,6 +20,9 @@ class DeviceStats:
         unknown: messages for consumer ids that were not registered.
         unrecorded: messages that the receiver's recorder could not write.
         tap_sec: seconds spent in tap functions.
+        queued_messages: messages in the device's queue at the time of the snapshot; 0 once the receiver is closed.
+        queued_bytes: bytes of those.
+        waiting_emissions: emissions that waited for room then.
         first_time_ns: Unix time at which the first message was emitted; 0 for none.
         last_time_ns: Unix time at which the last one was.
     """
@@ -32,6 +35,9 @@ class DeviceStats:
     unknown: int = 0
     unrecorded: int = 0
     tap_sec: float = 0.0
+    queued_messages: int = 0
+    queued_bytes: int = 0
+    waiting_emissions: int = 0
     first_time_ns: int = 0
     last_time_ns: int = 0
 
@@ -41,9 +47,22 @@ class DeviceStats:
         span = (self.last_time_ns - self.first_time_ns) * 1e-9
         return self.delivered / span if span > 0 else 0.0
 
+    def add(self, other: DeviceStats) -> None:
+        """Adds another row's counts to this one's."""
+        for name in _COUNTS:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+
+    def subtract(self, other: DeviceStats) -> None:
+        """Reverses `add`."""
+        for name in _COUNTS:
+            setattr(self, name, getattr(self, name) - getattr(other, name))
+
     def copy(self) -> DeviceStats:
         """A snapshot."""
         return dataclasses.replace(self)
+
+
+_COUNTS = ("delivered", "delivered_bytes", "dropped", "failed", "unknown", "unrecorded", "tap_sec")
 
 
 def summarize(name: str, stats: Sequence[DeviceStats]) -> str:
