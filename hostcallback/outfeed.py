@@ -59,9 +59,9 @@ def barrier_wait(timeout_sec: float | None = None) -> None:
         raise ValueError(f"timeout_sec is {timeout_sec!r}, expected a number of seconds, 0 or more, or None")
     deadline = None if timeout_sec is None else perf_counter() + timeout_sec
     wait_for_taps(deadline=deadline)
-    for scope in runtime.scopes():
-        if scope.recorder is not None:
-            scope.recorder.flush()
+    for receiver in runtime.receivers():
+        if receiver.scope.recorder is not None:
+            receiver.scope.recorder.flush()
     error = _merge(runtime.take_deferred())
     if error is not None:
         raise error
