@@ -5,24 +5,14 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Collection
-from datetime import UTC, datetime
-from typing import Any
+from datetime import datetime
 
-from receiver import tree
-from receiver.deferred import FailureOf, SeveralFailures
-from receiver.described import Described
-from receiver.described_tap import batchings_of, template_of
-from receiver.dtypes import Array
-from receiver.failed_checks import CheckFailed
-from receiver.message import Message
-from receiver.sinks.check import CheckSink
-from receiver.sinks.format import FormatSink
-from receiver.sinks.nonfinite import NonFiniteSink, Watched
 from receiver.taplog.errors import Damage, Lost
 from receiver.taplog.logged import LoggedMessage
 from receiver.taplog.merge import LostRun
-from receiver.taplog.plain_value import plain_value, printable, short_text
-from receiver.taplog.segment_reader import Writer
+from receiver.taplog.message_text import message_text
+from receiver.taplog.plain_message import as_dict, process_text
+from receiver.taplog.plain_value import printable, short_text
 
 VALUE_CHARS = 160
 """Values that are longer are cut, in lines for people."""
@@ -61,83 +51,14 @@ class Show:
             print("  ".join([time_text(run.lost.time_ns), *where, run.lost.device, "-", lost_text(run.lost)]))
 
     def _value(self, logged: LoggedMessage) -> str:
-        described = logged.tap.described
         try:
-            if described is not None and described.kind == "format":
-                text = " | ".join(_formatted(described, logged.message))
-            elif described is not None and described.kind == "check":
-                text = f"check failed: {_explained(described, logged.message)}"
-            elif described is not None and "operations" in described.params:
-                text = f"check failed: {_operations(described, logged.message)}"
-            else:
+            text = message_text(logged)
+            if text is None:
                 return short_text(logged.value, self._limit)
         except Exception as error:  # whatever is wrong with this one, the others are to be shown
             return f"(cannot be shown: {printable(str(error))})"
         text = printable(text)
         return text if self._limit is None or len(text) <= self._limit else text[: self._limit - 3] + "..."
-
-
-def _formatted(described: Described, message: Message) -> list[str]:
-    texts: list[str] = []
-    unflatten = tree.unflatten_with(described.tree)
-    FormatSink(template_of(described), unflatten, batchings_of(described), texts.extend)(message)
-    return texts
-
-
-def _explained(described: Described, message: Message) -> str:
-    unflatten = tree.unflatten_with(described.tree)
-    sink = CheckSink(template_of(described), unflatten, batchings_of(described), ())
-    explained = sink.explain(message)
-    return f"{explained.text} ({explained.where})" if explained.where else explained.text
-
-
-def _operations(described: Described, message: Message) -> str:
-    watched = [Watched.from_plain(operation) for operation in described.params["operations"]]
-    try:
-        NonFiniteSink(tree.unflatten_with(described.tree), watched)(message)
-    except SeveralFailures as failures:
-        made = [error.error for error in failures.exceptions if isinstance(error, FailureOf)]
-        return "; ".join(f.sink.explain(message).text for f in made if isinstance(f, CheckFailed))
-    return ""
-
-
-def as_dict(logged: LoggedMessage) -> dict[str, Any]:
-    """A message as JSON has it; the keys are in docs/tap-log.md."""
-    message = logged.message
-    described = logged.tap.described
-    try:
-        value, problem = plain_value(logged.value), ""
-    except ValueError as error:
-        value, problem = [plain_value(array) for array in message.arrays], str(error)
-    found = {
-        "time": datetime.fromtimestamp(message.time_ns // 10**9, UTC).strftime("%Y-%m-%dT%H:%M:%S")
-        + f".{message.time_ns % 10**9:09d}Z",
-        "time_ns": message.time_ns,
-        "process": process_text(logged.writer),
-        "device": message.device,
-        "seq": message.seq,
-        "step": logged.step,
-        "name": message.consumer.name,
-        "kind": None if described is None else described.kind,
-        "value": value,
-        "types": [type_text(array) for array in message.arrays],
-        "kwargs": plain_value(dict(message.consumer.kwargs)),
-        "transforms": [[name, plain_value(params)] for name, params in message.consumer.transforms],
-        "source_line": message.consumer.source_line,
-        "run_id": message.run_id,
-    }
-    if message.shard_index is not None:
-        found["index"] = [[[part.start, part.stop] for part in place] for place in message.shard_index]
-    if logged.folded:
-        found["folded"] = logged.folded
-    if problem:
-        found["problem"] = problem
-    return found
-
-
-def type_text(array: Array) -> str:
-    """`float32[3,4]`."""
-    return f"{array.dtype.name}[{','.join(map(str, array.shape))}]"
 
 
 def _place(place: tuple[slice, ...]) -> str:
@@ -151,13 +72,6 @@ def time_text(time_ns: int) -> str:
         return datetime.fromtimestamp(seconds).strftime("%Y-%m-%dT%H:%M:%S") + f".{rest // 1000:06d}"
     except (OverflowError, ValueError, OSError):
         return f"@{time_ns}ns"
-
-
-def process_text(writer: Writer) -> str:
-    """A process: its number in its program, or where it ran."""
-    if writer.process_index is not None:
-        return f"process {writer.process_index}"
-    return printable(f"{writer.host}:{writer.pid}")
 
 
 def lost_text(lost: Lost) -> str:

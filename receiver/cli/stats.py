@@ -7,8 +7,9 @@ import json
 import sys
 
 from receiver.cli.selecting import add_log, add_selection, selection
-from receiver.cli.showing import lost_text, make_safe, process_text, report_damage, time_text
+from receiver.cli.showing import lost_text, make_safe, report_damage, time_text
 from receiver.taplog.errors import Damage
+from receiver.taplog.plain_message import process_text
 from receiver.taplog.plain_value import printable
 from receiver.taplog.reader import LogReader
 from receiver.taplog.tap_stats import TapStats, gather

@@ -6,7 +6,7 @@ import json
 import math
 import os
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Protocol, Self
 
@@ -15,6 +15,7 @@ import numpy as np
 from receiver import tree
 from receiver.consumer import Consumer, Sink
 from receiver.described import Described
+from receiver.leaf_names import by_name, named_leaves
 from receiver.message import Message
 from receiver.steps import NAME, StepPlace, step_place
 
@@ -50,35 +51,12 @@ class _Metrics:
     def scalars(self, message: Message) -> dict[str, float]:
         if self._kind in NO_METRICS:
             return {}
-        value = self._unflatten(message.arrays)
-        if self._kind in (
-            "format",
-            "callback",
-        ):  # print("loss {loss}", loss=x): the arguments by name, or number
-            args, kwargs = value
-            value = {**{str(number): arg for number, arg in enumerate(args)}, **kwargs}
+        value = by_name(self._kind, self._unflatten(message.arrays))
         return {
             name: number
-            for name, leaf in _leaves(self._name, value)
+            for name, leaf in named_leaves(self._name, value)
             if (number := _number(leaf)) is not None and not name.endswith(f"/{NAME}")
         }
-
-
-def _leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    items: Any
-    if isinstance(value, dict):
-        items = value.items()
-    elif isinstance(value, tree.Node):
-        items = enumerate(value.children)
-    elif isinstance(value, tuple) and hasattr(value, "_fields") and not isinstance(value, tree.Opaque):
-        items = zip(value._fields, value, strict=True)
-    elif isinstance(value, tuple | list):
-        items = enumerate(value)
-    else:
-        yield name, value
-        return
-    for key, item in items:
-        yield from _leaves(f"{name}/{key}", item)
 
 
 def _number(leaf: Any) -> float | None:
