@@ -24,6 +24,7 @@ import bench_dispatch
 import bench_flight
 import bench_payload
 import bench_receiver
+import bench_recording
 import bench_scan
 import bench_training
 import jax
@@ -56,6 +57,7 @@ ROWS: dict[str, Callable[[int], Rows]] = {
     "first_call": bench_compile.first_call,
     "vmapped_print": bench_compile.vmapped_print,
     "switched_off": bench_scan.switched_off,
+    "recording": bench_recording.recording,
     "latency": bench_receiver.latency,
     "training_loop": bench_training.training_loop,
     "slow_consumer": bench_receiver.slow_consumer,

@@ -135,16 +135,13 @@ class Recorder:
         self.close()
 
     def _describe(self, block: Block, find: Find) -> None:
-        ids = block.consumer_ids
-        first = int(ids[0])
-        found = [first] if (ids == first).all() else set(ids.tolist())
-        for consumer_id in found:
+        for consumer_id in block.consumers:
             if self._log.knows(consumer_id):
                 continue
             consumer = find(consumer_id)
             if consumer is None or consumer.describe is None:
                 continue
-            index = int((ids == consumer_id).argmax())
+            index = int((block.consumer_ids == np.uint64(consumer_id)).argmax())
             try:
                 arrays = len(decode_metadata(block.metadata(index)))
             except WireError:

@@ -71,6 +71,12 @@ class Block:
         return column
 
     @cached_property
+    def consumers(self) -> list[int]:
+        """The consumer ids, each once."""
+        ids = self.consumer_ids
+        return [int(ids[0])] if (ids == ids[0]).all() else list(set(ids.tolist()))
+
+    @cached_property
     def seqs(self) -> Array:
         """uint64, of each frame."""
         column: Array = self._words[self._at + 2]

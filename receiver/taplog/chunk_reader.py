@@ -142,7 +142,7 @@ def _stored(file: File, chunk: Chunk) -> tuple[bytes, Array]:
     start = chunk.offset + CHUNK_HEADER_BYTES
     table = np.frombuffer(file.read_at(start, 4 * count).ljust(4 * count, b"\0"), "<u4")
     data = file.read_at(start + table_bytes, chunk.stored_bytes)
-    found = layout.page_checksums([data])
+    found = layout.page_checksums(data)
     return data, found == table[: len(found)]
 
 

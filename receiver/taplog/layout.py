@@ -5,7 +5,6 @@ from __future__ import annotations
 import enum
 import struct
 import zlib
-from collections.abc import Sequence
 from typing import Any
 
 import msgpack
@@ -118,24 +117,11 @@ def chunk_bytes(stored_bytes: int) -> int:
     return CHUNK_HEADER_BYTES + table_bytes(stored_bytes) + align(stored_bytes)
 
 
-def page_checksums(parts: Sequence[Any]) -> Array:
-    """The checksum of each page of what `parts`, bytes or the like, are together."""
-    found: list[int] = []
-    crc = filled = 0
-    for part in parts:
-        view = memoryview(part).cast("B")
-        start = 0
-        while start < len(view):
-            piece = view[start : start + PAGE_BYTES - filled]
-            crc = zlib.crc32(piece, crc)
-            start += len(piece)
-            filled += len(piece)
-            if filled == PAGE_BYTES:
-                found.append(crc)
-                crc = filled = 0
-    if filled:
-        found.append(crc)
-    return np.array(found, "<u4")
+def page_checksums(data: Any) -> Array:
+    """The checksum of each page of `data`, bytes or the like."""
+    view = memoryview(data).cast("B")
+    pages = range(0, len(view), PAGE_BYTES)
+    return np.array([zlib.crc32(view[page : page + PAGE_BYTES]) for page in pages], "<u4")
 
 
 def encode_file_header(info: dict[str, Any]) -> bytes:

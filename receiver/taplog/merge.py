@@ -175,7 +175,7 @@ class _Process:
         wants, described = self._selection.wants_name, self.described
         unwanted = [
             consumer_id
-            for consumer_id in np.unique(block.consumer_ids).tolist()
+            for consumer_id in block.consumers
             if consumer_id in described and not wants(described[consumer_id].name)
         ]
         return ~np.isin(block.consumer_ids, np.array(unwanted, np.uint64))

@@ -144,7 +144,7 @@ class SegmentWriter:
         Raises:
             OSError: it cannot be written. Nothing of it is in the file then.
         """
-        found = np.unique(block.consumer_ids).tolist()
+        found = block.consumers
         items, numbers = self._new_consumers([described[i] for i in found if i in described])
         streams = dict(self._streams)
         stream = streams.setdefault(device, len(streams))
@@ -255,7 +255,7 @@ class SegmentWriter:
         if self._compressor is not None and kind is Kind.FRAMES:
             codec, data = Codec.ZSTD, self._compressor(data)
         stored_bytes = memoryview(data).nbytes
-        table = layout.page_checksums([data]).tobytes()
+        table = layout.page_checksums(data).tobytes()
         header = layout.encode_chunk_header(kind, codec, offset, stored_bytes, raw_bytes, **fields)
         parts = [header.tobytes(), table, layout.padding(len(table)), data, layout.padding(stored_bytes)]
         return header, parts

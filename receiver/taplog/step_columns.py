@@ -42,9 +42,7 @@ class StepColumns:
         count = len(block)
         steps = np.full(count, before, np.int64)
         own = np.zeros(count, np.bool_)
-        ids = block.consumer_ids
-        found = {int(ids[0])} if (ids == ids[0]).all() else set(ids.tolist())
-        for consumer_id in found:
+        for consumer_id in block.consumers:
             self._fill(block, consumer_id, steps, own)
         if not own.any():
             return steps

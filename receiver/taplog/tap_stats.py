@@ -120,7 +120,7 @@ def _count(found: LogStats, run: Run, decoder: RunDecoder, selection: Selection)
         + ((block.meta_bytes + np.uint64(63)) & np.uint64(2**64 - 64))
         + ((block.payload_bytes + np.uint64(63)) & np.uint64(2**64 - 64))
     )
-    for consumer_id in np.unique(ids).tolist():
+    for consumer_id in block.consumers:
         mask = ids == np.uint64(consumer_id)
         if consumer_id in (WHOLE_ID, SHARDS_ID):
             _count_exported(found, run, mask, decoder, selection)
