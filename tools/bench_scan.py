@@ -55,7 +55,7 @@ def device_side(rounds: int) -> Row:
 
 
 def switched_off(rounds: int) -> list[Row]:
-    """The same for a tap that is switched off while its program exists: nothing is emitted.
+    """The same for a tap that is switched off, or ruled, while its program exists: nothing is emitted.
 
     In a process of its own: where a tap was switched once, the handler looks for switches ever after.
     """
@@ -69,12 +69,23 @@ def switched_off_here(rounds: int) -> list[Row]:
     ours = scan(hcb.jit, lambda c: hcb.id_tap(count, c, name="bench switched off"), STEPS)
     jax.block_until_ready(ours(jnp.float32(1)))
     hcb.barrier_wait()
-    hcb.taps["bench switched off"].disable()
+    tap = hcb.taps["bench switched off"]
+    tap.disable()
     mine, peer = measure_together(lambda: _added_ns([ours, empty], bare, Gate()), rounds)
-    hcb.taps["bench switched off"].enable()
+    tap.enable()
     assert count.count == STEPS
+    tap.every(1 << 40)
+    ruled, ruled_peer = measure_together(lambda: _added_ns([ours, empty], bare, Gate()), rounds)
+    tap.reset()
+    hcb.barrier_wait()
+    assert count.count == STEPS + 1
     name = "a tap switched off at run time: what it adds to a step of a scan"
-    return [mine.beside(peer, name, "ns", "an empty FFI call, same operands", 1.2)]
+    ruled_name = "a tap that sends each n-th message only, for those that it does not send: the same"
+    empty_name = "an empty FFI call, same operands"
+    return [
+        mine.beside(peer, name, "ns", empty_name, 1.2),
+        ruled.beside(ruled_peer, ruled_name, "ns", empty_name, None),
+    ]
 
 
 def beside_callback(name: str, x: Any, steps: int, peer_steps: int, bound: float, rounds: int) -> Row:

@@ -103,10 +103,10 @@ def answers(path: Path) -> bool:
         probe.settimeout(2)
         try:
             probe.connect(str(path))
-        except TimeoutError:
-            return True
-        except OSError:
+        except (ConnectionRefusedError, FileNotFoundError):
             return False
+        except OSError:  # such as a queue that is full: somebody is there
+            return True
         return True
 
 

@@ -6,6 +6,7 @@ import os
 import socket
 import sys
 import time
+import weakref
 from collections.abc import Mapping
 from typing import Any
 
@@ -95,17 +96,17 @@ class _Accounted:
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
-        self._clients: set[int] = set()
+        self._clients: weakref.WeakSet[Connection] = weakref.WeakSet()
 
     def figures(self, arguments: Mapping[str, Any], connection: Connection) -> dict[str, Any]:
-        if id(connection) not in self._clients:
-            self._clients.add(id(connection))
+        if connection not in self._clients:
+            self._clients.add(connection)
             self._runtime.account(True)
             connection.on_close.append(lambda: self._leave(connection))
         return figures(self._runtime)
 
     def _leave(self, connection: Connection) -> None:
-        self._clients.discard(id(connection))
+        self._clients.discard(connection)
         self._runtime.account(False)
 
 

@@ -28,6 +28,7 @@ class LiveControl:
         self._started = False
         self._file: RuleFile | None = None
         self._server: ControlServer | None = None
+        self._followed: Path | None = None  # by the parent, for a forked child to go on with
         self._handlers = commands(runtime)
 
     @property
@@ -46,8 +47,9 @@ class LiveControl:
                 return
             self._started = True
             named = os.environ.get(FILE_VARIABLE, "").strip()
-            if named and self._file is None:
-                self._file = RuleFile(Path(named), self._runtime.switches, self._runtime.registry)
+            path = self._followed or (Path(named) if named else None)
+            if path is not None and self._file is None:
+                self._file = RuleFile(path, self._runtime.switches, self._runtime.registry)
                 self._file.start()
             choice = os.environ.get(SOCKET_VARIABLE, "").strip()
             if choice not in ("", "0", "1"):
@@ -72,6 +74,7 @@ class LiveControl:
             RuleFileError: what the file says makes no sense; it is watched all the same.
         """
         with self._lock:
+            self._followed = None
             if self._file is not None:
                 self._file.stop()
                 self._file = None
@@ -100,6 +103,7 @@ class LiveControl:
         if self._server is not None:
             atexit.unregister(self._server.stop)
             self._server.forget()
+        self._followed = None if self._file is None else self._file.path
         self._server = None
         self._file = None
         self._started = False
