@@ -19,6 +19,7 @@ COMMANDS: dict[str, str] = {
     "stats": "count what a tap log holds, by tap",
     "errors": "show the checks that failed, by line",
     "replay": "deliver the messages of a tap log once more",
+    "convert": "write a tap log as JSON lines, .npz, Parquet, TensorBoard events or a trace for Perfetto",
     "recover": "show the last messages of processes that were killed, out of a flight recorder",
     "ctl": "rule the taps of a running process: every n-th, a rate, heads of arrays, off and on",
     "top": "show what the taps of a running process do: rates, bytes, queues, time, drops and errors",

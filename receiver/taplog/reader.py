@@ -6,7 +6,9 @@ import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from receiver.taplog.chunk_reader import Chunk
 from receiver.taplog.errors import CutOffLogError, Damage, DamagedLogError
+from receiver.taplog.layout import Kind
 from receiver.taplog.logged import LoggedMessage, RunDecoder
 from receiver.taplog.merge import LostRun, Record, Run, merged
 from receiver.taplog.segment_name import segments_of
@@ -58,6 +60,18 @@ class LogReader:
     def writers(self) -> list[Writer]:
         """The processes that wrote them, the first to begin first."""
         return [writer for writer, _ in self._processes]
+
+    def devices(self, selection: Selection = EVERYTHING) -> list[tuple[Writer, str]]:
+        """The devices that recorded messages, of each process. This reads the headers of all segments."""
+        found: dict[tuple[Writer, str], None] = {}
+        for writer, paths in self._processes:
+            for path in paths:
+                segment = SegmentReader(path)
+                for chunk in segment.chunks():
+                    if isinstance(chunk, Chunk) and chunk.kind is Kind.FRAMES:
+                        found[writer, segment.devices.get(chunk.stream, "")] = None
+                segment.close()
+        return [key for key in found if selection.wants_device(key[1])]
 
     def runs(self, selection: Selection = EVERYTHING) -> Iterator[Record]:
         """Messages as they were recorded, some of one device at a time, and what is said to be lost or is damaged.
