@@ -110,7 +110,12 @@ class Dispatcher:
         recorder = self.scope.recorder
         if recorder is not None:
             recorder.record_batch(
-                self._device_name, batch, self._find, dropped=dropped, first_seq=max(0, expected)
+                self._device_name,
+                batch,
+                self._find,
+                dropped=dropped,
+                first_seq=max(0, expected),
+                last_seq=max(0, found.last_seq),
             )
         return found
 

@@ -19,8 +19,15 @@ from receiver.shard_record import shard_record
 from receiver.sinks.print import device_text
 from receiver.source import Batch
 from receiver.taplog.block import Block
-from receiver.taplog.collect import collect
-from receiver.taplog.log_writer import SEGMENT_BYTES, SEGMENT_SEC, LogCounters, LogOptions, LogWriter
+from receiver.taplog.collect import Room, collect
+from receiver.taplog.log_writer import (
+    SEGMENT_BYTES,
+    SEGMENT_SEC,
+    LogCounters,
+    LogOptions,
+    LogWriter,
+    Messages,
+)
 from receiver.wire import Flags, WireError, decode_metadata, encode_frame
 
 Find = Callable[[int], Consumer | None]
@@ -54,7 +61,14 @@ class Recorder:
         return self._log.counters
 
     def record_batch(
-        self, device: str, batch: Batch, find: Find, *, dropped: int = 0, first_seq: int = 0
+        self,
+        device: str,
+        batch: Batch,
+        find: Find,
+        *,
+        dropped: int = 0,
+        first_seq: int = 0,
+        last_seq: int = 0,
     ) -> None:
         """Records what a device's source has read, before it is released. Does not raise.
 
@@ -64,27 +78,34 @@ class Recorder:
             find: finds the consumer of an id.
             dropped: how many messages of the device are missing among them, or before them.
             first_seq: where the first of those was to be expected.
+            last_seq: of the batch.
         """
-        try:
-            block = collect(batch)
+        is_end = False
+
+        def take(room: Room) -> Messages | None:
+            nonlocal is_end
+            block = collect(batch, room)
+            is_end = bool(block.flags[-1] & _END)  # the only one of its batch
+            if is_end:
+                return None
             self._describe(block, find)
+            folded: list[tuple[int, int]] = []
+            if batch.folded:
+                pairs = zip(block.seqs.tolist(), batch.folded, strict=True)
+                folded = [(seq, count) for seq, count in pairs if count]
+            return block, folded, bool((block.flags & _CHECK).any())
+
+        if dropped > 0:
+            self._log.lose(device, first_seq, last_seq, dropped, "dropped: no room")
+        try:
+            self._log.record(device, take)
         except MemoryError as error:
-            self._log.lose(device, first_seq, first_seq, batch.count, f"no memory to record it: {error}")
-            return
+            self._log.lose(device, first_seq, last_seq, batch.count, f"no memory to record it: {error}")
         except Exception:  # whatever it is, the messages are still to be delivered
             logger.exception("messages of %s cannot be recorded", device)
-            self._log.lose(device, first_seq, first_seq, batch.count, "the recorder failed")
-            return
-        if dropped > 0:
-            self._log.lose(device, first_seq, int(block.seqs[-1]), dropped, "dropped: no room")
-        if block.flags[-1] & _END:  # the only one of its batch
+            self._log.lose(device, first_seq, last_seq, batch.count, "the recorder failed")
+        if is_end:
             self._log.flush()
-            return
-        folded: list[tuple[int, int]] = []
-        if batch.folded:
-            pairs = zip(block.seqs.tolist(), batch.folded, strict=True)
-            folded = [(seq, count) for seq, count in pairs if count]
-        self._log.append(device, block, folded, at_once=bool((block.flags & _CHECK).any()))
 
     def lose(self, device: str, count: int, reason: str) -> None:
         """Notes that messages of a device were lost before anybody could read them."""

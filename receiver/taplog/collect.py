@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from receiver.columns import Columns
+from receiver.dtypes import Array
 from receiver.source import Batch
 from receiver.taplog.block import Block
 from receiver.taplog.layout import align, padding
 from receiver.wire import HEADER, Flags
+
+Room = Callable[[int], Array]
+"""Makes so many bytes of memory, uint8, aligned to 8."""
+
+
+def new_memory(nbytes: int) -> Array:
+    """Memory of its own."""
+    return np.empty(nbytes, np.uint8)
+
 
 MIN_FRAMES = 12
 """Fewer frames are copied one by one."""
@@ -22,10 +33,15 @@ _EXTERNAL = int(Flags.EXTERNAL)
 _FLAGS_AT, _META_AT, _PAYLOAD_AT = 4, 44, 48
 
 
-def collect(batch: Batch) -> Block:
-    """Copies a batch's frames, before it is released. EXTERNAL frames become inline ones."""
+def collect(batch: Batch, room: Room = new_memory) -> Block:
+    """Copies a batch's frames, before it is released. EXTERNAL frames become inline ones.
+
+    Args:
+        batch: the frames.
+        room: makes the memory that the block is to have.
+    """
     if batch.columns is not None and batch.count >= MIN_FRAMES:
-        block = _collect_runs(batch.columns, batch.count)
+        block = _collect_runs(batch.columns, batch.count, room)
         if block is not None:
             return block
     parts: list[Any] = []
@@ -45,8 +61,7 @@ def collect(batch: Batch) -> Block:
         struct.pack_into("<I", head, _FLAGS_AT, flags & ~_EXTERNAL)
         parts += [head, external, padding(payload_bytes)]
         end += start_bytes + align(payload_bytes)
-    # From numpy: its memory is aligned, and may be written to.
-    data = np.empty(end, np.uint8)
+    data = room(end)
     done = 0
     for part in parts:
         size = len(part)
@@ -55,7 +70,7 @@ def collect(batch: Batch) -> Block:
     return Block(data, np.array(offsets, np.int64))
 
 
-def _collect_runs(columns: Columns, count: int) -> Block | None:
+def _collect_runs(columns: Columns, count: int, room: Room) -> Block | None:
     # Frames follow each other but where the ring ends or some were folded. None if any payload is elsewhere.
     at = columns.offsets(count)
     words = columns.words
@@ -71,7 +86,7 @@ def _collect_runs(columns: Columns, count: int) -> Block | None:
     stops = ends[[*breaks, count - 1]].tolist()
     sizes = ends - at
     offsets = np.cumsum(sizes) - sizes
-    data = np.empty(int(offsets[-1] + sizes[-1]), np.uint8)
+    data = room(int(offsets[-1] + sizes[-1]))
     done = 0
     for start, stop in zip(starts, stops, strict=True):
         data[done : done + stop - start] = columns.bytes[start:stop]

@@ -9,16 +9,17 @@ import threading
 import time
 import weakref
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from receiver.described import Described
 from receiver.log import logger
 from receiver.taplog.block import Block
+from receiver.taplog.collect import Room
 from receiver.taplog.compression import Compressor
 from receiver.taplog.errors import Lost
-from receiver.taplog.layout import NO_STEP
+from receiver.taplog.pending import Pending
 from receiver.taplog.segment_name import segment_name
 from receiver.taplog.segment_writer import SegmentWriter
 from receiver.taplog.step_columns import StepColumns
@@ -83,13 +84,9 @@ class LogCounters:
     failure: str = ""
 
 
-@dataclass(slots=True)
-class _Pending:
-    # What has come from a device and is not written.
-    blocks: list[Block] = field(default_factory=list)
-    folded: list[tuple[int, int]] = field(default_factory=list)
-    nbytes: int = 0
-    step: int = NO_STEP
+Messages = tuple[Block, Sequence[tuple[int, int]], bool]
+"""Messages of one device in order; pairs of a sequence number and how many failures of the same check were left out
+before it; and whether they are to be written at once."""
 
 
 class LogWriter:
@@ -127,7 +124,7 @@ class LogWriter:
     def _start_anew(self) -> None:
         self._lock = threading.Lock()  # protects everything below, and the segment
         self._due = threading.Condition(self._lock)
-        self._pending: dict[str, _Pending] = {}
+        self._pending: dict[str, Pending] = {}
         self._lost: dict[tuple[str, str], Lost] = {}
         self._flush_at: float | None = None
         self._retry_at = 0.0
@@ -148,29 +145,30 @@ class LogWriter:
 
     def describe(self, described: Described) -> None:
         """Says what a consumer is, before its first messages come."""
-        with self._lock:
-            self._described[described.consumer_id] = described
+        self._described[described.consumer_id] = described
 
     def knows(self, consumer_id: int) -> bool:
         """Whether `describe` has said what that consumer is."""
         return consumer_id in self._described
 
-    def append(
-        self, device: str, block: Block, folded: Sequence[tuple[int, int]] = (), *, at_once: bool = False
-    ) -> None:
-        """Takes messages of one device over, in order.
+    def append(self, device: str, block: Block, *, at_once: bool = False) -> None:
+        """Takes messages of one device over, in order; `at_once`: they are to be written now."""
+        self.record(device, lambda room: (block, (), at_once))
 
-        Args:
-            device: its name.
-            block: the messages.
-            folded: pairs of a sequence number and how many failures of the same check were left out before it.
-            at_once: whether they are to be written now.
+    def record(self, device: str, collect: Callable[[Room], Messages | None]) -> None:
+        """Takes messages of one device, in order, as `collect` puts them into the memory that it is given.
+
+        It must not call the log but for `describe` and `knows`. What it raises is raised here, and nothing is taken.
         """
         with self._lock:
-            pending = self._pending.setdefault(device, _Pending())
-            pending.blocks.append(block)
-            pending.folded += folded
-            pending.nbytes += block.data.size
+            pending = self._pending.get(device)
+            if pending is None:
+                pending = self._pending[device] = Pending()
+            messages = collect(pending.room)
+            if messages is None:
+                return
+            block, folded, at_once = messages
+            pending.add(block, list(folded))
             if at_once or pending.nbytes >= FLUSH_BYTES:
                 self._write(device, pending)
                 self._rotate_if_due()
@@ -216,12 +214,11 @@ class LogWriter:
         self._counters = LogCounters()
         self._start_anew()
 
-    def _write(self, device: str, pending: _Pending) -> None:
-        if not pending.blocks:
+    def _write(self, device: str, pending: Pending) -> None:
+        taken, before = pending.take(), pending.step
+        if taken is None:
             return
-        block = Block.join(pending.blocks)
-        folded, before = pending.folded, pending.step
-        pending.blocks, pending.folded, pending.nbytes = [], [], 0
+        block, folded = taken
         steps = self._steps.of(block, before)
         pending.step = int(steps[-1])
         try:
@@ -229,7 +226,7 @@ class LogWriter:
             segment.frames(device, block, self._described, step_before=before, steps=steps, folded=folded)
             if self.options.fsync:
                 segment.sync()
-        except OSError as error:
+        except (OSError, MemoryError) as error:
             self._failed(error)
             self._note_lost(
                 Lost(
@@ -239,7 +236,7 @@ class LogWriter:
                     len(block) + sum(count for _, count in folded),
                     block.data.size,
                     time.time_ns(),
-                    f"the log could not be written: {error.strerror or error}",
+                    f"the log could not be written: {_reason(error)}",
                 )
             )
             self._counters.lost_messages += len(block)
@@ -279,7 +276,7 @@ class LogWriter:
             OSError: there is none, and none can be made.
         """
         if time.monotonic() < self._retry_at:
-            raise OSError(0, self._counters.failure)
+            raise _NotTried(self._counters.failure)
         segment = self._segment or self._new_segment()
         self._segment = segment
         while self._lost:
@@ -300,14 +297,14 @@ class LogWriter:
         self._begun = time.monotonic()
         return segment
 
-    def _failed(self, error: OSError) -> None:
+    def _failed(self, error: OSError | MemoryError) -> None:
         segment, self._segment = self._segment, None
         if segment is not None:
             segment.abandon()
             self._count(segment)
         first = not self._retry_at
-        if error.errno:
-            self._counters.failure = f"{error.strerror or error}"
+        if not isinstance(error, _NotTried):
+            self._counters.failure = _reason(error)
             self._retry_at = time.monotonic() + RETRY_SEC
         if first:
             logger.error(
@@ -367,6 +364,15 @@ class LogWriter:
             else:
                 self._flush()
             return True
+
+
+class _NotTried(OSError):
+    # It failed a moment ago.
+    pass
+
+
+def _reason(error: OSError | MemoryError) -> str:
+    return str((error.strerror if isinstance(error, OSError) else None) or error)
 
 
 class _Timer(threading.Thread):
