@@ -171,6 +171,18 @@ HCB_EXPORT void hcb_ring_configure(hcb_ring* ring, const hcb_config* config);
  * the ring go into the same file as far as `blocks_bytes` reach (not those of GPUs). Once in the life of a ring, and for a GPU's before
  * hcb_gpu_prepare. Returns 0 or an errno. */
 HCB_EXPORT int32_t hcb_ring_keep_in_file(hcb_ring* ring, const char* path, const char* name, uint64_t blocks_bytes);
+/* The ring of the same device that another process is to read, made if there is none; configured like `ring`. Put it into a file, then
+ * hand it over: from then on the messages of consumers for whom hcb_control_outside was called go there. 0 or an errno. */
+HCB_EXPORT hcb_ring* hcb_ring_beside(int32_t device, const hcb_config* config);
+HCB_EXPORT int32_t hcb_ring_hand_over(hcb_ring* ring, hcb_ring* beside);
+/* This process reads it from now on, from where the other one got to, which must not be reading any more. */
+HCB_EXPORT void hcb_ring_take_over(hcb_ring* beside);
+HCB_EXPORT int32_t hcb_control_outside(uint64_t consumer_id, int32_t outside);
+/* The ring of another process, by its file, for reading; null with an errno. Read it with the other functions, and release what was
+ * read once it is delivered. It lives as long as the process. */
+HCB_EXPORT hcb_ring* hcb_ring_attach(const char* path, int32_t* error);
+/* The other process is dead: what it was writing is given up. */
+HCB_EXPORT void hcb_ring_abandon(hcb_ring* ring);
 HCB_EXPORT void* hcb_ring_memory(hcb_ring* ring, uint64_t* capacity_bytes);
 
 /* Waits for frames (timeout_ns < 0: without limit) and lists those that are ready, in order, up to the batch's limits.

@@ -103,6 +103,10 @@ __attribute__((noinline)) XLA_FFI_Error* Emit(XLA_FFI_CallFrame* frame, Emission
     const uint64_t elements = control->truncate();
     if (elements != 0 && truncation.Apply(*frame, elements, &emission)) record.swap(truncation.shapes);
   }
+  if (control != nullptr && control->outside() && !sharded) {
+    Ring* const beside = ring->beside();
+    if (beside != nullptr && beside->FitsOutside(emission.payload_bytes)) ring = beside;
+  }
   FutureFactory futures(frame, &record);
   if (ring->Emit(emission, &futures) == Verdict::kTooLarge) return TooLarge(frame->api);
   if (check && aborts) {

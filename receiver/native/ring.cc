@@ -11,6 +11,7 @@
 #include <thread>
 
 #include "block_arena.h"
+#include "futex.h"
 #include "unix_clock.h"
 
 namespace hcb {
@@ -61,7 +62,13 @@ Ring::Ring(int32_t device, const hcb_config& config, uint8_t* base)
   blocks_.SetStockLimit(config.block_budget_bytes / 2);
 }
 
-Ring::~Ring() { UnmapRing(base_, capacity_); }
+Ring::~Ring() {
+  if (attached_bytes_ != 0) {
+    munmap(base_, attached_bytes_);
+  } else {
+    UnmapRing(base_, capacity_);
+  }
+}
 
 void Ring::InitializeControl() {
   std::memcpy(control_->magic, kRingMagic, sizeof(kRingMagic));
@@ -146,7 +153,7 @@ void Ring::Configure(const hcb_config& config) {
 void Ring::ReadCounters(hcb_counters* out) {
   std::lock_guard<std::mutex> lock(mutex_);
   // The reader's side first: what it releases meanwhile counts as queued, never the other way round.
-  const uint64_t released_frames = released_frames_.load(std::memory_order_acquire) + discarded();
+  const uint64_t released_frames = control_->released_frames.load(std::memory_order_acquire) + discarded();
   const uint64_t released = control_->released.load(std::memory_order_acquire);
   out->emitted = emitted_;
   out->dropped = dropped_;
@@ -162,6 +169,10 @@ void Ring::ReadCounters(hcb_counters* out) {
 
 void Ring::WakeReader() {
   if (control_->wake_from.exchange(kAwake, std::memory_order_seq_cst) == kAwake) return;
+  if (outside_.load(std::memory_order_relaxed)) {
+    FutexWake(&control_->wake_word);
+    return;
+  }
   // The empty critical section makes sure that the reader is in its wait, not on the way to it.
   { std::lock_guard<std::mutex> lock(sleep_mutex_); }
   sleep_.notify_one();
@@ -192,6 +203,7 @@ void Ring::Wake() {
     control_->wake_from.store(kAwake, std::memory_order_seq_cst);
   }
   sleep_.notify_one();
+  if (attached_bytes_ != 0 || outside_.load(std::memory_order_relaxed)) FutexWake(&control_->wake_word);
 }
 
 void Ring::ResetAfterFork() {
@@ -218,6 +230,8 @@ void Ring::ResetAfterFork() {
     control_->head = head;
     in_file_ = false;
   }
+  outside_ = false;
+  beside_ = nullptr;
   outstanding_bytes_ = 0;
   next_seq_ = emitted_ = dropped_ = emitted_bytes_ = sample_tick_ = 0;
   // Positions go on: an old header in the memory can never pass for a new one.
@@ -225,7 +239,7 @@ void Ring::ResetAfterFork() {
   control_->head = control_->released = control_->delivered = released_here_ = head;
   cursor_ = head;
   cursor_frames_ = 0;
-  released_frames_ = 0;
+  control_->released_frames = 0;
   waiting_ = 0;
   turn_taken_ = reader_turn_ = false;
   stream_end_ = {};

@@ -61,6 +61,21 @@ class Ring {
   // Appends the emission whatever the policy, behind those that wait. Never waits itself. `call` is entered into the table of
   // calls under the sequence number that the frame gets; it must fit.
   Verdict Append(const Emission& emission, std::unique_ptr<PendingCall> call = nullptr);
+  // The ring of the same device whose frames another process reads; null if there is none.
+  Ring* beside() const { return beside_.load(std::memory_order_acquire); }
+  // From now on another process reads `beside`, which is in a file. Returns 0 or an errno.
+  int HandOver(Ring* beside);
+  // Of a ring that another process read: from now on this one does, from where the other got to. Nobody must be reading.
+  void TakeOver();
+  // Whether the payload can reach a reader in another process: it has to go through the file.
+  bool FitsOutside(uint64_t payload_bytes) const { return payload_bytes <= config_.block_budget_bytes; }
+  bool SomebodyWaits() const { return waiting_.load(std::memory_order_seq_cst) != 0; }
+
+  // A ring that another process writes to, by its file, for reading. Null, and an errno.
+  static std::unique_ptr<Ring> Attach(const char* path, int* error);
+  // Its writer is dead: what that was writing will never be committed.
+  void Abandon();
+
   // Makes the ring that of a GPU, once: emissions `from_device` need it. Returns 0, or what the driver said.
   int UseGpu(int ordinal);
   // Accounts for an emission that never had a place in the ring.
@@ -131,6 +146,11 @@ class Ring {
   };
 
   Ring(int32_t device, const hcb_config& config, uint8_t* base);
+  Ring(uint8_t* base, uint64_t file_bytes);
+
+  // ring_outside.cc
+  void ReclaimLocked();
+  bool CopyBlock(uint64_t position, OutstandingBlock* block);
 
   // ring_producer.cc. "Locked" functions need `mutex_`.
   bool GoesOutside(const Emission& emission) const;
@@ -149,7 +169,7 @@ class Ring {
   Overwriting OverwriteOldestLocked();
   bool MustAdmitLocked(const Waiter& waiter) const;
   uint64_t PadBefore(uint64_t position, uint64_t frame_bytes) const;
-  bool HasRoomLocked(const Emission& emission) const;
+  bool HasRoomLocked(const Emission& emission);
   Verdict CopyAndCommit(const Emission& emission, const Reservation& reservation);
   void Commit(FrameHeader* frame, uint32_t flags);
   Verdict WaitAsThread(std::unique_lock<std::mutex>* lock, const Emission& emission, int64_t timeout_ns);
@@ -181,6 +201,7 @@ class Ring {
   bool MayRestLocked() const;
   void LengthenRest();
   void Rest(std::unique_lock<std::mutex>* lock, Clock::time_point end);
+  void Sleep(std::unique_lock<std::mutex>* lock, Clock::time_point until, uint32_t word);
   void Walk(hcb_batch* batch);
   void Enter(hcb_batch* batch);
   const FrameHeader* HeaderAt(uint64_t offset) const { return reinterpret_cast<const FrameHeader*>(memory_ + offset); }
@@ -213,6 +234,9 @@ class Ring {
   uint8_t* const memory_;
   BlockPool blocks_;
   bool in_file_ = false;  // written with `mutex_`
+  const uint64_t attached_bytes_ = 0;        // of the file of another process's ring; 0: it is this one's
+  std::atomic<bool> outside_{false};         // whether another process reads it
+  std::atomic<Ring*> beside_{nullptr};
   std::atomic<GpuDevice*> gpu_{nullptr};  // set once, with `mutex_`
   bool pinned_ = false;                   // written before `gpu_`
 
@@ -236,8 +260,7 @@ class Ring {
   std::atomic<uint64_t> lost_{0};  // messages whose copies failed, not reported yet
   std::atomic<uint64_t> lost_reason_{0};  // of the last: error and hcb_copy_step
 
-  alignas(64) std::atomic<uint64_t> released_frames_{0};
-  std::atomic<uint64_t> released_here_{0};  // what the reader wrote to control_->released last
+  alignas(64) std::atomic<uint64_t> released_here_{0};  // what the reader wrote to control_->released last
   std::atomic<uint64_t> discarded_{0};  // accepted frames that turned out to be no message: of a GPU's checks, and lost ones
   std::atomic<uint64_t> given_back_{0};  // those before the cursor, whose sequence numbers are not spent
   std::atomic<uint64_t> overwritten_{0};  // accepted frames that made way for later ones, likewise
@@ -263,6 +286,10 @@ class Ring {
   uint64_t expected_ = ~0ull;  // position of a call that the thread that emitted it is about to take
   std::chrono::steady_clock::time_point expected_until_{};
 };
+
+// Has a thread admit who waits for room in a ring that another process reads.
+void AttendTo(Ring* ring);
+void ResetAttendantAfterFork();
 
 }  // namespace hcb
 

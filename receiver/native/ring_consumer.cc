@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "futex.h"
 #include "ring.h"
 
 namespace hcb {
@@ -112,6 +113,7 @@ void Ring::Rest(std::unique_lock<std::mutex>* lock, Clock::time_point end) {
   const uint64_t many = std::min(kRestBytes, capacity_ / 4);
   while (!wake_requested_ && MayRestLocked() && Clock::now() < end) {
     // As in WaitTurn: what was reserved before this is counted below, what is reserved after it wakes the reader.
+    const uint32_t word = control_->wake_word.load(std::memory_order_seq_cst);
     control_->wake_from.store(cursor_ + many, std::memory_order_seq_cst);
     const bool somebody_waits = waiting_.load(std::memory_order_seq_cst) != 0;
     if (somebody_waits && CopyPending()) break;  // for what a device still copies, which has to be asked after
@@ -121,9 +123,22 @@ void Ring::Rest(std::unique_lock<std::mutex>* lock, Clock::time_point end) {
       { std::lock_guard<std::mutex> reserve(mutex_); }
       if (Readable()) break;
     }
-    sleep_.wait_until(*lock, end);
+    Sleep(lock, end, word);
   }
   control_->wake_from.store(kAwake, std::memory_order_relaxed);
+}
+
+// Until then, or until it is woken. In another process than the writer's only if `word` is still in control_->wake_word.
+void Ring::Sleep(std::unique_lock<std::mutex>* lock, Clock::time_point until, uint32_t word) {
+  if (attached_bytes_ != 0) {
+    lock->unlock();
+    FutexWait(&control_->wake_word, word, until);
+    lock->lock();
+  } else if (until == Clock::time_point::max()) {
+    sleep_.wait(*lock);
+  } else {
+    sleep_.wait_until(*lock, until);
+  }
 }
 
 bool Ring::WaitTurn(Clock::time_point deadline) {
@@ -147,7 +162,9 @@ bool Ring::WaitTurn(Clock::time_point deadline) {
       SettleCopies();
       lock.lock();
     }
+    const uint32_t word = control_->wake_word.load(std::memory_order_seq_cst);
     control_->wake_from.store(kAsleep, std::memory_order_seq_cst);
+    std::atomic_thread_fence(std::memory_order_seq_cst);  // for a producer in another process, whose lock is another one
     // A producer that reserves after this sees the reader asleep when it commits; of one that has reserved before, the new
     // head is visible below.
     { std::lock_guard<std::mutex> reserve(mutex_); }
@@ -167,11 +184,7 @@ bool Ring::WaitTurn(Clock::time_point deadline) {
     } else {
       poll_ = kFirstPoll;
     }
-    if (until == Clock::time_point::max()) {
-      sleep_.wait(lock);
-    } else {
-      sleep_.wait_until(lock, until);
-    }
+    Sleep(&lock, until, word);
   }
 }
 
@@ -320,6 +333,7 @@ void Ring::Enter(hcb_batch* batch) {
 // Moves the block of the frame at `position` from the ring to `block`. False if the frame's descriptor is not that of a block of
 // this ring, which only damage can bring about.
 bool Ring::TakeBlock(uint64_t position, OutstandingBlock* block) {
+  if (attached_bytes_ != 0) return CopyBlock(position, block);
   const FrameHeader* header = At(position);
   BlockDescriptor descriptor;
   std::memcpy(&descriptor, reinterpret_cast<const uint8_t*>(header + 1) + AlignUp(header->meta_bytes, kFrameAlign),
@@ -363,7 +377,7 @@ void Ring::SkipDamage(uint64_t head, hcb_damage damage, hcb_batch* batch) {
     bool exact;
     const uint64_t behind = CountMessagesLocked(next, &exact);
     // With more damage behind, the next skip settles the account.
-    if (exact) lost = emitted_ - discarded_.load() - behind - cursor_frames_;
+    if (exact && attached_bytes_ == 0) lost = emitted_ - discarded_.load() - behind - cursor_frames_;
     while (!outstanding_.empty() && outstanding_.front().position < next) {
       BlockPool::Free(outstanding_.front().memory);  // an unfinished one is freed by its producer, who misses the entry
       outstanding_bytes_ -= outstanding_.front().nbytes;
@@ -379,7 +393,7 @@ void Ring::SkipDamage(uint64_t head, hcb_damage damage, hcb_batch* batch) {
   batch->damage_messages = lost;
   cursor_ = next;
   cursor_frames_ += lost;
-  released_frames_.fetch_add(lost, std::memory_order_release);
+  control_->released_frames.fetch_add(lost, std::memory_order_release);
 }
 
 // Gives back what was walked over without a frame to release it with.
@@ -388,7 +402,7 @@ void Ring::ReleaseSkipped(uint64_t from) {
 }
 
 bool Ring::Release(uint64_t position, uint64_t frames) {
-  released_frames_.fetch_add(frames, std::memory_order_release);
+  control_->released_frames.fetch_add(frames, std::memory_order_release);
   const bool all = position == cursor_;
   released_here_.store(position, std::memory_order_seq_cst);  // first: see MoveInto
   control_->released.store(position, std::memory_order_seq_cst);

@@ -31,15 +31,18 @@ struct RingControl {
   alignas(64) std::atomic<uint64_t> head;      // frames are reserved up to here
   alignas(64) std::atomic<uint64_t> released;  // what lies before may be overwritten
   std::atomic<uint64_t> delivered;             // what lies before has been delivered
+  std::atomic<uint64_t> released_frames;       // messages before `released`
   // The reader is woken for frames from this position on: for none while it is awake, for all while it sleeps, for those that
   // are many bytes behind what it has read while it rests.
   alignas(64) std::atomic<uint64_t> wake_from;
+  std::atomic<uint32_t> wake_word;  // changes when a reader in another process is woken, which sleeps on it
 };
 static_assert(sizeof(RingControl) <= kRingPage, "one page");
 static_assert(offsetof(RingControl, capacity) == 16 && offsetof(RingControl, pid) == 32 &&
                   offsetof(RingControl, blocks_offset) == 48 && offsetof(RingControl, name) == 64 &&
                   offsetof(RingControl, head) == 128 && offsetof(RingControl, released) == 192 &&
-                  offsetof(RingControl, delivered) == 200,
+                  offsetof(RingControl, delivered) == 200 && offsetof(RingControl, released_frames) == 208 &&
+                  offsetof(RingControl, wake_from) == 256 && offsetof(RingControl, wake_word) == 264,
               "ring file 1");
 
 // Memory for a page and `capacity` bytes of frames; at `where`, in the place of what is mapped there, if that is given. Null if

@@ -81,7 +81,7 @@ bool Ring::OverwriteFor(const Emission& emission, Reservation* reservation) {
   for (;; std::this_thread::yield()) {
     std::lock_guard<std::mutex> reader(sleep_mutex_);
     std::lock_guard<std::mutex> lock(mutex_);
-    if (holding_.load(std::memory_order_seq_cst) || !waiters_.empty()) return false;
+    if (!MayOverwriteLocked() || !waiters_.empty()) return false;
     const Overwriting done = MakeRoomLocked(emission);
     if (done == Overwriting::kDone) return ReserveLocked(emission, reservation);
     if (done == Overwriting::kImpossible) return false;
@@ -99,7 +99,9 @@ void Ring::OverwriteForWaiter() {
 }
 
 bool Ring::MayOverwriteLocked() const {
-  return config_.policy == HCB_OVERWRITE_OLDEST && !holding_.load(std::memory_order_seq_cst);
+  // Where the reader of another process is, nobody here knows.
+  return config_.policy == HCB_OVERWRITE_OLDEST && !holding_.load(std::memory_order_seq_cst) &&
+         !outside_.load(std::memory_order_relaxed);
 }
 
 Ring::Overwriting Ring::MakeRoomLocked(const Emission& emission) {
@@ -143,7 +145,8 @@ uint64_t Ring::PadBefore(uint64_t position, uint64_t frame_bytes) const {
   return rest < frame_bytes ? rest : 0;
 }
 
-bool Ring::HasRoomLocked(const Emission& emission) const {
+bool Ring::HasRoomLocked(const Emission& emission) {
+  if (outside_.load(std::memory_order_relaxed)) ReclaimLocked();
   const bool external = GoesOutside(emission);
   if (external && outstanding_bytes_ != 0 &&
       (emission.payload_bytes > config_.block_budget_bytes ||
@@ -265,7 +268,12 @@ void Ring::EnterQueueLocked(Waiter* waiter) {
   }
   // Not by WakeReader, whose lock the reader takes before `mutex_`. Should the reader be on its way to its wait, it misses this,
   // and rests for the few milliseconds that a rest takes.
-  if (control_->wake_from.load(std::memory_order_seq_cst) != kAwake) sleep_.notify_one();
+  if (outside_.load(std::memory_order_relaxed)) {
+    WakeReader();
+    AttendTo(this);
+  } else if (control_->wake_from.load(std::memory_order_seq_cst) != kAwake) {
+    sleep_.notify_one();
+  }
   SignalSupervisor(HCB_EVENT_STALL, device_);
 }
 

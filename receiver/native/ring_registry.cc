@@ -50,6 +50,7 @@ Ring* RingForEmission(int32_t device) {
 }
 
 void ResetRingsAfterFork() {
+  ResetAttendantAfterFork();
   new (&entries_mutex) std::mutex;
   for (Entry* entry = entries.load(); entry != nullptr; entry = entry->next) entry->ring->ResetAfterFork();
 }

@@ -12,6 +12,9 @@ namespace hcb {
 // The number of a GPU's ring. A GPU's ordinal counts the process's own GPUs and so may be the id of a CPU device too.
 constexpr int32_t GpuRing(int32_t ordinal) { return -2 - ordinal; }
 
+// The number of the ring of the same device that another process reads; its own inverse.
+constexpr int32_t BesideRing(int32_t device) { return device ^ (1 << 30); }
+
 // Lock-free. Null if the device has no ring.
 Ring* FindRing(int32_t device);
 
