@@ -14,7 +14,7 @@ from hostcallback.tap_spec import Absent, TapSpec, Transform
 from hostcallback.text import emit_text
 from receiver.consumer import Sink
 from receiver.sinks.callback import callback_sink
-from receiver.sinks.format import Deliver, log_records, print_lines
+from receiver.sinks.format import Deliver, PrintLines, log_records
 from receiver.sinks.print import SupportsWrite
 from receiver.sinks.unbatch import batchings_of
 
@@ -105,7 +105,7 @@ def print(
             )
         emit_text(
             "hcb.print", fmt, args, kwargs, skip_format_check, ("print", output_stream),
-            lambda _: print_lines(output_stream), _options(name or "print", ordered, partitioned),
+            lambda _: PrintLines(output_stream), _options(name or "print", ordered, partitioned),
         )  # fmt: skip
 
     if fmt is None:

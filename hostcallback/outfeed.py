@@ -16,6 +16,7 @@ import jax
 
 from hostcallback import inflight, monitoring, transport
 from receiver import native_library, stops
+from receiver.apart.process import ReceiverProcess
 from receiver.back_pressure import BackPressure, Policy
 from receiver.control.live import live
 from receiver.deferred import MAX_KEPT, OnError
@@ -117,8 +118,11 @@ class OutfeedReceiver:
         timeout_sec: float,
         record: Record | None = None,
         flight_recorder: str | os.PathLike[str] | None = None,
+        process: bool = False,
     ) -> None:
         """See `outfeed_receiver`."""
+        self._in_process = process
+        self._process: ReceiverProcess | None = None
         self._timeout_sec = timeout_sec
         self._record = record
         self._flight_recorder = flight_recorder
@@ -169,6 +173,12 @@ class OutfeedReceiver:
         try:
             for platform in {device.platform for device in self._devices}:
                 transport.start(platform)
+            if self._in_process:
+                log = os.fspath(self._record) if isinstance(self._record, str | os.PathLike) else None
+                index = jax.process_index() if jax.process_count() > 1 else None
+                self._process = runtime.receive_apart(
+                    self._names, self._scope, record=log, process_index=index
+                )
         except BaseException:
             runtime.release(self._names, self._scope)
             raise
@@ -188,6 +198,8 @@ class OutfeedReceiver:
                 deadline = None if error is None else perf_counter() + self._timeout_sec
                 wait_for_taps(self._names, deadline=deadline, stall_sec=self._timeout_sec)
             finally:
+                if self._process is not None:
+                    runtime.end_apart(self._process)
                 runtime.release(self._names, self._scope)
                 if self._scope.deferred.on_error is OnError.ABORT:
                     runtime.switches.abort_on_check(self._ids, False)
@@ -241,6 +253,7 @@ def outfeed_receiver(
     on_error: OnError | str = OnError.DEFER,
     record: Record | None = None,
     flight_recorder: str | os.PathLike[str] | None = None,
+    process: bool = False,
 ) -> OutfeedReceiver:
     """A context manager that accounts for the taps of a stretch of the program, such as a training loop.
 
@@ -276,6 +289,13 @@ def outfeed_receiver(
             the process is killed. The environment variable `HOSTCALLBACK_FLIGHT_RECORDER` does the same. Removed when
             the process ends as it should.
 
+        process: whether taps that need no function of this process (`id_print`, `hcb.print`, checks) are delivered by a
+            process of its own, which takes nothing of this one's interpreter lock: it prints to the same standard
+            output, records, and gathers failed checks, which are raised here as ever. Either process may die: the
+            other delivers what was emitted (a message that was being delivered may come twice). Its messages keep
+            their order among themselves, not with those of taps with functions, which stay in this process. For CPU
+            devices on the native transport; others stay here, with a warning.
+
     Raises:
         TypeError: `record` is neither a path nor a recorder.
         ValueError: `devices` and `backends` are both given, a backend is unknown or has no devices here, or another
@@ -299,12 +319,18 @@ def outfeed_receiver(
         ) from None
     if on_error is OnError.ABORT:
         inflight.expect_failures()
+    if process and record is not None and isinstance(record, Recorder):
+        raise ValueError("process=True records with a process of its own: give record= the path of a folder")
+    if process and back_pressure.policy is Policy.OVERWRITE_OLDEST:
+        raise ValueError('process=True cannot be had with "overwrite_oldest": use another back_pressure')
     scope = Scope(receiver_name, max_errors, back_pressure, on_error)
     if record is not None and not isinstance(record, str | os.PathLike | Recorder):
         raise TypeError(
             f"record is a {type(record).__name__}, expected the path of a folder, or what hcb.record(path) returns"
         )
-    return OutfeedReceiver(scope, _choose_devices(backends, devices), timeout_sec, record, flight_recorder)
+    return OutfeedReceiver(
+        scope, _choose_devices(backends, devices), timeout_sec, record, flight_recorder, process
+    )
 
 
 def error_collector(
@@ -397,8 +423,8 @@ def _deliver_at_exit() -> None:
     for receiver in runtime.receivers():
         if receiver.queued():
             logger.error("%d message(s) of %s were lost at exit", receiver.queued(), receiver.name)
-    if runtime.flight is not None and not any(receiver.queued() for receiver in runtime.receivers()):
-        runtime.flight.remove()
+    if not any(receiver.queued() for receiver in runtime.receivers()):
+        runtime.remove_files()
     # The threads go on, as daemons, for what exit handlers that were registered earlier may still emit.
     if errors is not None:
         print(

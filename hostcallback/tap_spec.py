@@ -180,9 +180,13 @@ class TapSpec:
             kwargs=self.kwargs,
             is_check=self.check,
             is_switchable=switchable,
+            is_portable=shards is None and self._is_portable(sink),
             describe=functools.partial(self.describe, transforms, absent, shards, with_places=True),
             unflatten=lambda arrays: self.structure.unflatten_with(absent)(arrays),
         )
+
+    def _is_portable(self, sink: Sink) -> bool:
+        return getattr(sink, "is_portable", False) and all(map(is_plain, self.kwargs.values()))
 
     def _shard_sink(self, sink: Sink, shards: Shards) -> Sink:
         return shard_sink(

@@ -27,6 +27,7 @@ class Consumer:
         transforms: the transformations applied to the tap, outermost last.
         kwargs: the tap's keyword arguments, for reports.
         is_check: whether its messages are failures of a check.
+        is_portable: whether any process that has its description can deliver its messages as this one would.
         is_switchable: whether it is a tap of this process that can be switched off by name.
         describe: what a process that has not traced the tap has to know of it; None for what is no tap. Raises
             ValueError where it cannot be told.
@@ -41,5 +42,6 @@ class Consumer:
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     is_check: bool = False
     is_switchable: bool = False
+    is_portable: bool = False
     describe: Callable[[], Described] | None = None
     unflatten: Callable[[Sequence[Any]], Any] = list

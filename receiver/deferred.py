@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import enum
 import logging
+import pickle
 import threading
 from collections import Counter
 from dataclasses import replace
 from types import TracebackType
+from typing import NamedTuple
 
 from receiver.consumer import Consumer
 from receiver.errors import (
@@ -51,6 +53,18 @@ class FailureOf(BaseException):
         self.error = error
 
 
+class Deferred(NamedTuple):
+    """Everything that `DeferredErrors` collects, as it goes from one process to another."""
+
+    failures: list[TapFailure]
+    suppressed: Counter[str]
+    unknown: Counter[int]
+    unbound: Counter[str]
+    incomplete: Counter[str]
+    lost: Counter[str]
+    checks: FailedChecks | None = None
+
+
 class DeferredErrors:
     """Everything that went wrong while messages were delivered, bounded, until somebody raises it.
 
@@ -69,6 +83,11 @@ class DeferredErrors:
         self._incomplete: Counter[str] = Counter()
         self._lost: Counter[str] = Counter()
         self._checks = FailedChecks(max_kept)
+
+    @property
+    def max_kept(self) -> int:
+        """How many exceptions and checks are kept whole."""
+        return self._max_kept
 
     def add_check(self, consumer: Consumer, failed: CheckFailed, device: str, count: int = 1) -> None:
         """Counts a check that failed `count` times, and says so at once where `on_error` wants it."""
@@ -147,6 +166,31 @@ class DeferredErrors:
         with self._lock:
             self._lost[reason] += count
 
+    def hand_over(self) -> Deferred:
+        """Removes and returns everything collected so far, for those of another process."""
+        with self._lock:
+            found = Deferred(
+                self._failures, self._suppressed, self._unknown, self._unbound, self._incomplete, self._lost
+            )
+            self._failures, self._suppressed, self._unknown = [], Counter(), Counter()
+            self._unbound, self._incomplete, self._lost = Counter(), Counter(), Counter()
+        return found._replace(failures=list(map(_portable, found.failures)), checks=self.take_checks())
+
+    def absorb(self, found: Deferred) -> None:
+        """Adds what those of another process handed over."""
+        with self._lock:
+            room = max(0, self._max_kept - len(self._failures))
+            self._failures += found.failures[:room]
+            self._suppressed += found.suppressed
+            self._suppressed.update(failure.source_line for failure in found.failures[room:])
+            self._unknown += found.unknown
+            self._unbound += found.unbound
+            self._incomplete += found.incomplete
+            self._lost += found.lost
+            if found.checks is not None:
+                earlier, self._checks = self._checks, found.checks
+                self._checks.merge(earlier)
+
     def take(self) -> TapFunctionException | None:
         """Removes everything collected so far and makes the exception that reports it, if any."""
         with self._lock:
@@ -185,6 +229,18 @@ class DeferredErrors:
         headline = _headline(len(failures), suppressed) if len(exceptions) > failed_checks else ""
         headline = "; ".join(filter(None, (checks.headline() if failed_checks else "", headline)))
         return TapFunctionException(headline, exceptions, failures, suppressed)
+
+
+def _portable(failure: TapFailure) -> TapFailure:
+    # Exceptions and keyword arguments may be anything, and so may what comes of them in another process.
+    try:
+        pickle.loads(pickle.dumps(failure))
+    except Exception:
+        error = RuntimeError(f"{type(failure.exception).__name__}: {failure.exception}")
+        error.__notes__ = list(getattr(failure.exception, "__notes__", []))
+        kwargs = {key: repr(value) for key, value in failure.kwargs.items()}
+        return replace(failure, exception=error, kwargs=kwargs)
+    return failure
 
 
 urgent: list[DeferredErrors] = []

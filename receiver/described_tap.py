@@ -18,7 +18,7 @@ from receiver.place import Frame, Place
 from receiver.shards import AssemblingSink, shard_sink
 from receiver.sinks.callback import callback_sink
 from receiver.sinks.check import CheckSink
-from receiver.sinks.format import FormatSink, Template, log_records, print_lines
+from receiver.sinks.format import FormatSink, PrintLines, Template, log_records
 from receiver.sinks.nonfinite import NonFiniteSink, Watched
 from receiver.sinks.print import PrintSink
 from receiver.sinks.tap import tap_sink
@@ -67,7 +67,7 @@ def _format(described: Described, binding: Binding | None) -> Sink | None:
         return callback_sink(functools.partial(binding.func, **binding.kwargs), unflatten, batchings)
     params = described.params
     template = template_of(described)
-    deliver = print_lines(None)
+    deliver: Callable[[list[str]], None] = PrintLines(None)
     if "logger" in params:
         file, _, rest = described.source_line.rpartition(":")
         line, _, function = rest.partition(" ")

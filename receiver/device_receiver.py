@@ -46,17 +46,28 @@ class DeviceReceiver:
         registry: Registry,
         scope: Scope,
         make_calls: MakeCalls = CallThreads,
+        *,
+        release_delivered: bool = False,
+        continues_from: int | None = None,
     ) -> None:
-        """Starts the thread at once, accounting to `scope`."""
+        """Starts the thread at once, accounting to `scope`.
+
+        `release_delivered`: messages stay with the source until they are delivered, for another receiver to find if
+        this process dies; else only until they are decoded. `continues_from`: how many messages of the source another
+        receiver has had before.
+        """
+        self._release_delivered = release_delivered
         self.name = name
         self.source = source
         self.calls = make_calls(name, source, self._deliver)
         self._share = LockShare()
-        self._dispatcher = Dispatcher(registry, name, device, scope, self._enter_scope, self.calls)
+        self._dispatcher = Dispatcher(
+            registry, name, device, scope, self._enter_scope, self.calls, continues=continues_from is not None
+        )
         self._switches: dict[int, Scope] = {}
         self._stopping = False
         self._progress = threading.Condition()  # protects _consumed and _waiters
-        self._consumed = 0
+        self._consumed = continues_from or 0
         self._discarded = 0
         self._waiters = 0
         scope.opened(name)
@@ -67,6 +78,11 @@ class DeviceReceiver:
     def scope(self) -> Scope:
         """The scope that accounts for what is delivered now."""
         return self._dispatcher.scope
+
+    @property
+    def device(self) -> Any:
+        """What tap functions get as `device`."""
+        return self._dispatcher.device
 
     @property
     def thread(self) -> threading.Thread:
@@ -174,8 +190,11 @@ class DeviceReceiver:
             batch.release()
             return
         # Decoded arrays are copies: however slow the taps are, the device has its room back at once.
-        batch.release()
+        if not self._release_delivered:
+            batch.release()
         self._dispatcher.deliver(messages, share)
+        if self._release_delivered:
+            batch.release()
 
     def _resynchronize(self) -> None:
         # How many messages a damaged stretch held is an estimate; what is not queued any more is over.

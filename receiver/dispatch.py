@@ -32,6 +32,7 @@ class Dispatcher:
     """Delivers the frames of one device, in order, on that device's receiver thread.
 
     Attributes:
+        device: what tap functions get as `device`.
         scope: accounts for what is delivered now; changed between frames by `enter`.
         current: the consumer whose sink runs now, or None. Read by other threads for reports.
         current_since: `perf_counter()` at which it began.
@@ -46,6 +47,8 @@ class Dispatcher:
         scope: Scope,
         on_end: Callable[[int], None],
         calls: Calls,
+        *,
+        continues: bool = False,
     ) -> None:
         """Makes the dispatcher of one device.
 
@@ -56,16 +59,18 @@ class Dispatcher:
             scope: the first scope.
             on_end: called with the token of each END_OF_STREAM frame, in its place among the messages.
             calls: gets the messages that a program waits for the replies to.
+            continues: whether another dispatcher had messages of the device before, so that the first may have any
+                number.
         """
         self._registry = registry
         self._find = registry.find
         self._accounts: TapAccounts | None = None
         self._decoder = BatchDecoder(self._lose)
         self._device_name = device_name
-        self._device = device
+        self.device = device
         self._on_end = on_end
         self._calls = calls
-        self._expected_seq = 0
+        self._expected_seq = _ANY_SEQ if continues else 0
         self._folded: dict[int, int] = {}
         self.current: Consumer | None = None
         self.current_since = 0.0
@@ -127,7 +132,7 @@ class Dispatcher:
             share: of the interpreter lock, to keep to meanwhile.
         """
         # This is the hottest Python loop of the package: what can be a local variable is one.
-        find, device, stats = self._find, self._device, self._stats
+        find, device, stats = self._find, self.device, self._stats
         nbytes = found.nbytes
         self.current_since = started = perf_counter()
         pause_at, paused = inf if share is None else share.due(), 0.0

@@ -68,6 +68,12 @@ class Registry:
         for consumer in known:
             watcher(consumer)
 
+    def unwatch(self, watcher: Callable[[Consumer], None]) -> None:
+        """Ends what `watch` began, if it did."""
+        with self._lock:
+            if watcher in self._watchers:
+                self._watchers.remove(watcher)
+
     def consumers(self) -> list[Consumer]:
         """Those that are known now."""
         with self._lock:

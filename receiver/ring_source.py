@@ -290,6 +290,54 @@ class RingSource:
         source._library.hcb_gpu_prepare(source._ring, ordinal)
         return source
 
+    @classmethod
+    def open_beside(cls, source: RingSource, block_budget_bytes: int) -> RingSource:
+        """The ring of the same device that another process is to read, made if there is none. Raises as `open`."""
+        library = native.load()
+        config = dataclasses.replace(source._config, block_budget_bytes=block_budget_bytes)
+        ring = library.hcb_ring_beside(source.device, config.native())
+        if not ring:
+            raise MemoryError(
+                f"no memory for a ring of {config.capacity_bytes} bytes for device {source.device}"
+            )
+        beside = cls(source.device, library, ring)
+        beside._config = config
+        library.hcb_ring_set_device_id(ring, source._device_id)
+        return beside
+
+    @classmethod
+    def attach(cls, path: Path) -> RingSource:
+        """The ring of another process, by its file, for reading only.
+
+        Raises:
+            OSError: it cannot be opened, or is no ring's.
+            NativeLibraryError: the library cannot be loaded.
+        """
+        library = native.load()
+        error = ctypes.c_int32()
+        ring = library.hcb_ring_attach(os.fsencode(path), error)
+        if not ring:
+            raise OSError(error.value, os.strerror(error.value), str(path))
+        return cls(0, library, ring)
+
+    def hand_over(self, beside: RingSource) -> None:
+        """From now on the messages of some consumers go to the ring `beside`, which another process reads.
+
+        Raises:
+            OSError: that is in no file.
+        """
+        error = self._library.hcb_ring_hand_over(self._ring, beside._ring)
+        if error:
+            raise OSError(error, os.strerror(error))
+
+    def take_over(self) -> None:
+        """This process reads the ring from now on, which another one read, from where that got to."""
+        self._library.hcb_ring_take_over(self._ring)
+
+    def abandon(self) -> None:
+        """The process that writes is dead: what it was writing is given up."""
+        self._library.hcb_ring_abandon(self._ring)
+
     def keep_in_file(self, path: Path, name: str, block_bytes: int) -> None:
         """Moves the ring, with what is in it, into a new file, for good. Any thread; producers and reader go on.
 

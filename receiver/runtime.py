@@ -10,6 +10,8 @@ from time import perf_counter
 from typing import Any
 
 from receiver import lock_share
+from receiver.apart.beside import BesideRings
+from receiver.apart.process import ReceiverProcess
 from receiver.calls import CallThreads
 from receiver.device_receiver import DeviceReceiver, MakeCalls
 from receiver.errors import (
@@ -22,12 +24,15 @@ from receiver.exported import ExportedTaps, exported_tap
 from receiver.flight.recorder import FlightRecorder
 from receiver.log import logger
 from receiver.registry import Registry
+from receiver.ring_source import RingSource
 from receiver.scope import Scope
 from receiver.shards import waiting_threads
 from receiver.source import Source
 from receiver.stats import DeviceStats
 from receiver.switches import Switches
 from receiver.totals import Totals
+
+STOP_SEC = 10.0
 
 POLL_SEC = 0.05
 """How often a waiter looks whether the tap it waits for has stalled; progress wakes it at once."""
@@ -58,6 +63,9 @@ class Runtime:
         self._receivers: dict[str, DeviceReceiver] = {}
         self._claims: dict[str, Scope] = {}
         self._late: list[Scope] = []
+        self._adopted: dict[str, DeviceReceiver] = {}  # of rings that another process has read
+        self._apart: list[ReceiverProcess] = []
+        self._beside: BesideRings | None = None
         self.flight: FlightRecorder | None = None
         self._totals = Totals()
         self._accounting = 0  # how many want each tap's figures
@@ -110,9 +118,87 @@ class Runtime:
     def receivers(self, names: Iterable[str] | None = None) -> list[DeviceReceiver]:
         """The running receivers, all or those named."""
         with self._lock:
-            if names is None:
-                return list(self._receivers.values())
-            return [self._receivers[name] for name in names if name in self._receivers]
+            names = self._receivers if names is None else names
+            return [receiver for name in names for receiver in self._of(name)]
+
+    def _of(self, name: str) -> list[DeviceReceiver]:
+        return [table[name] for table in (self._receivers, self._adopted) if name in table]
+
+    def receive_apart(
+        self,
+        names: Iterable[str],
+        scope: Scope,
+        *,
+        record: str | None = None,
+        process_index: int | None = None,
+    ) -> ReceiverProcess | None:
+        """Starts a process that delivers the taps of some devices that need nothing of this process.
+
+        Args:
+            names: of the devices.
+            scope: accounts for them.
+            record: a tap log's folder, for what that process delivers.
+            process_index: of this process in a program of several.
+
+        Returns:
+            The process; None if no device has a ring that it could read.
+
+        Raises:
+            OSError: it cannot be started.
+        """
+        receivers = [self._receivers[name] for name in names if name in self._receivers]
+        sources = {
+            r.name: r.source for r in receivers if isinstance(r.source, RingSource) and r.source.device >= 0
+        }
+        if len(sources) < len(receivers):
+            logger.warning(
+                "process=True: the taps of %s are delivered in this process: another one can read the rings of CPU "
+                "devices, on the native transport",
+                ", ".join(r.name for r in receivers if r.name not in sources),
+            )
+        if not sources:
+            return None
+        self._beside = self._beside or BesideRings(self.registry)
+        for name in sources:
+            with self._lock:
+                adopted = self._adopted.pop(name, None)
+            if adopted is not None and not adopted.stop(STOP_SEC):
+                raise OSError(f"{describe_wait(adopted)}: no other process can read its ring meanwhile")
+        process = ReceiverProcess(
+            self._beside,
+            self.registry,
+            scope,
+            sources,
+            self._adopt,
+            record=record,
+            process_index=process_index,
+        )
+        with self._lock:
+            self._apart.append(process)
+        return process
+
+    def end_apart(self, process: ReceiverProcess) -> None:
+        """Ends such a process: its taps are delivered here from now on."""
+        process.stop()
+        with self._lock:
+            self._apart.remove(process)
+
+    def _adopt(self, name: str, source: RingSource) -> None:
+        with self._lock:
+            own = self._receivers[name]
+            scope = self._claims.get(name, self.default_scope)
+            counters = source.counters()
+            self._adopted[name] = DeviceReceiver(
+                f"{name} (beside)", own.device, source, self.registry, scope,
+                continues_from=counters.emitted - counters.queued_messages,
+            )  # fmt: skip
+
+    def remove_files(self) -> None:
+        """Removes what is kept in files: the process ends as it should."""
+        if self.flight is not None:
+            self.flight.remove()
+        if self._beside is not None:
+            self._beside.remove()
 
     def account(self, on: bool) -> None:
         """Somebody wants the figures of each tap from now on (see `DeviceReceiver.accounts`), or does not any more."""
@@ -121,8 +207,9 @@ class Runtime:
             self._accounting += 1 if on else -1
             after = self._accounting > 0
             if before != after:
-                for receiver in self._receivers.values():
-                    receiver.account(after)
+                for name in self._receivers:
+                    for receiver in self._of(name):
+                        receiver.account(after)
 
     def stats(self, scope: Scope) -> list[DeviceStats]:
         """A scope's statistics now, with the queues of those devices that it has still."""
@@ -168,9 +255,9 @@ class Runtime:
             self._totals.begin(scope, set(self._claims.values()))
             for name in names:
                 self._claims[name] = scope
-                if name in self._receivers:
-                    self._receivers[name].switch(scope)
-                    self._receivers[name].source.configure(scope.back_pressure)
+                for receiver in self._of(name):
+                    receiver.switch(scope)
+                    receiver.source.configure(scope.back_pressure)
 
     def release(self, names: Iterable[str], scope: Scope) -> None:
         """Ends `scope` on the devices: sends the sentinel through each; later messages are the default's."""
@@ -178,9 +265,9 @@ class Runtime:
             for name in names:
                 if self._claims.get(name) is scope:
                     del self._claims[name]
-                    if name in self._receivers:
-                        self._receivers[name].switch(self.default_scope)
-                        self._receivers[name].source.configure(self.default_scope.back_pressure)
+                    for receiver in self._of(name):
+                        receiver.switch(self.default_scope)
+                        receiver.source.configure(self.default_scope.back_pressure)
 
     def wait_delivered(
         self,
@@ -201,15 +288,28 @@ class Runtime:
             ReentrantWaitError: called from a tap function, or the host function of a call.
         """
         self.refuse_reentry("waiting for taps")
+        names = None if names is None else list(names)
         receivers = self.receivers(names)
         targets = [(receiver, receiver.source.counters().emitted) for receiver in receivers]
         for receiver, emitted in targets:
             while not receiver.wait_consumed(emitted, POLL_SEC):
                 self._check(receiver, deadline, stall_sec)
+        self._wait_apart(None if names is None else set(names), deadline)
         for receiver in receivers:
             running = receiver.calls.running()
             while not receiver.calls.wait(running, POLL_SEC):
                 self._check(receiver, deadline, stall_sec)
+
+    def _wait_apart(self, names: set[str] | None, deadline: float | None) -> None:
+        with self._lock:
+            processes = list(self._apart)
+        for process in processes:
+            for name in process.names:
+                emitted = process.emitted(name) if names is None or name in names else 0
+                while not process.wait_delivered(name, emitted, POLL_SEC):
+                    if deadline is not None and perf_counter() > deadline:
+                        raise TapTimeoutError(f"the time was up. {process.describe(name)}")
+            process.collect()
 
     def wait_closed(self, names: Iterable[str], scope: Scope, stall_sec: float) -> None:
         """Waits until everything of `scope` has been delivered, after `release`.

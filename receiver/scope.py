@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections import Counter
 from typing import TYPE_CHECKING
 
 from receiver.back_pressure import BackPressure
 from receiver.deferred import MAX_KEPT, DeferredErrors, OnError
-from receiver.stats import DeviceStats
+from receiver.stats import DeviceStats, merge_row
 
 if TYPE_CHECKING:
     from receiver.sinks.record import Recorder
@@ -44,6 +45,7 @@ class Scope:
         self._changed = threading.Condition()  # protects everything below
         self._open_devices: set[str] = set()
         self._calls: Counter[str] = Counter()  # running, by device
+        self._apart: dict[object, list[DeviceStats]] = {}
         self._called: dict[
             str, tuple[int, float]
         ] = {}  # by device: failures and seconds of those that are over
@@ -61,6 +63,9 @@ class Scope:
     def stats(self) -> list[DeviceStats]:
         """A snapshot, a row per device that had this scope."""
         rows = [s.copy() for s in list(self._stats.values())]
+        with self._changed:
+            for row in itertools.chain.from_iterable(self._apart.values()):
+                merge_row(rows, row)
         unrecorded = self._unrecorded() - self._unrecorded_before
         with self._changed:
             for row in rows:
@@ -69,6 +74,11 @@ class Scope:
                 row.failed += failed
                 row.tap_sec += seconds
         return rows
+
+    def take_apart(self, process: object, rows: list[DeviceStats]) -> None:
+        """Accounts for what another process has delivered, which it says from the beginning on each time."""
+        with self._changed:
+            self._apart[process] = rows
 
     def _unrecorded(self) -> Counter[str]:
         return Counter() if self.recorder is None else self.recorder.counters.lost_by_device

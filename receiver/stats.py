@@ -65,6 +65,19 @@ class DeviceStats:
 _COUNTS = ("delivered", "delivered_bytes", "dropped", "failed", "unknown", "unrecorded", "tap_sec")
 
 
+def merge_row(rows: list[DeviceStats], row: DeviceStats) -> None:
+    """Adds what another process did for a device to that device's row among `rows`, or the row."""
+    own = next((own for own in rows if own.device == row.device), None)
+    if own is None:
+        rows.append(row.copy())
+        return
+    for name in _COUNTS:
+        setattr(own, name, getattr(own, name) + getattr(row, name))
+    times = [time for time in (own.first_time_ns, row.first_time_ns) if time]
+    own.first_time_ns = min(times, default=0)
+    own.last_time_ns = max(own.last_time_ns, row.last_time_ns)
+
+
 def summarize(name: str, stats: Sequence[DeviceStats]) -> str:
     """A short table of the devices that had messages, one line each."""
     title = f"receiver {name!r}" if name else "receiver"

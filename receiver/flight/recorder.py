@@ -69,7 +69,7 @@ class FlightRecorder:
                 name,
             )
             return
-        path = self.folder / (name.replace(":", "-").replace("/", "-") + SUFFIX)
+        path = self.folder / file_name(name)
         try:
             source.keep_in_file(path, name, BLOCK_BYTES)
         except OSError as error:
@@ -103,6 +103,11 @@ class FlightRecorder:
         with self._lock:
             self._taps.abandon()
         shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def file_name(name: str) -> str:
+    """Of the file of a device's ring."""
+    return name.replace(":", "-").replace("/", "-") + SUFFIX
 
 
 def _cure(error: OSError, nbytes: int) -> str:

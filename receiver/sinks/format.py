@@ -77,6 +77,11 @@ class FormatSink:
         self._batchings = batchings
         self._deliver = deliver
 
+    @property
+    def is_portable(self) -> bool:
+        """Whether another process, with the same standard output, would do."""
+        return isinstance(self._deliver, PrintLines) and self._deliver.stream is None
+
     def __call__(self, message: Message) -> None:
         """Formats one message; elements that cannot be formatted do not keep the others back."""
         texts: list[str] = []
@@ -94,9 +99,18 @@ class FormatSink:
                 self._deliver(texts)
 
 
-def print_lines(stream: SupportsWrite | None) -> Deliver:
+class PrintLines:
     """Writes the texts as lines, all in one write; to `sys.stdout` as it is then if `stream` is None."""
-    return lambda texts: write_at_once(stream, "".join(text + "\n" for text in texts))
+
+    __slots__ = ("stream",)
+
+    def __init__(self, stream: SupportsWrite | None) -> None:
+        """See above."""
+        self.stream = stream
+
+    def __call__(self, texts: list[str]) -> None:
+        """Writes the texts of one message."""
+        write_at_once(self.stream, "".join(text + "\n" for text in texts))
 
 
 def log_records(logger: logging.Logger, level: int, file: str, line: int, function: str) -> Deliver:

@@ -66,6 +66,11 @@ class PrintSink:
         self._threshold = threshold
         self._with_device = with_device
 
+    @property
+    def is_portable(self) -> bool:
+        """Whether another process, with the same standard output, would do."""
+        return self._stream is None
+
     def __call__(self, message: Message) -> None:
         """Prints one message."""
         pairs: dict[str, Any] = dict(self._kwargs)

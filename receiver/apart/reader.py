@@ -1,0 +1,150 @@
+"""The process that reads: delivers what is in the rings of another one, until that says that it is enough, or dies."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from receiver.apart.described_registry import DescribedRegistry
+from receiver.apart.link import Link
+from receiver.deferred import OnError
+from receiver.device_receiver import DeviceReceiver
+from receiver.flight.recorder import TAPS_FILE
+from receiver.log import logger
+from receiver.ring_source import RingSource
+from receiver.scope import Scope
+from receiver.sinks.record import Recorder, record
+
+LOOK_SEC = 1.0
+"""How often it looks whether the other process is there still, should nobody say so."""
+
+DRAIN_SEC = 30.0
+"""How long one message of a dead process may take before the rest is given up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What the reading process is to do.
+
+    Attributes:
+        folder: where the rings and the descriptions are.
+        pid: of the process that writes them.
+        devices: names and files of the rings.
+        record: a tap log's folder, or None.
+        process_index: of the process in a program of several.
+        max_errors: how many failures are kept whole.
+        on_error: what becomes of checks that fail.
+        remove: whether nobody needs the folder when the other process has died and all is delivered.
+    """
+
+    folder: str
+    pid: int
+    devices: Sequence[tuple[str, str]]
+    record: str | None = None
+    process_index: int | None = None
+    max_errors: int = 100
+    on_error: str = OnError.DEFER
+    remove: bool = False
+
+
+class Reader:
+    """Receivers for the rings of another process."""
+
+    def __init__(self, order: Order) -> None:
+        """Starts them.
+
+        Raises:
+            OSError: a ring cannot be opened, or the log cannot be made.
+        """
+        self.order = order
+        self.scope = Scope("apart", order.max_errors, on_error=OnError(order.on_error))
+        self._recorder: Recorder | None = None
+        if order.record is not None:
+            self._recorder = record(order.record, process_index=order.process_index)
+            self.scope.record_with(self._recorder)
+        self._sources = [RingSource.attach(Path(file)) for _, file in order.devices]
+        registry = DescribedRegistry(Path(order.folder) / TAPS_FILE)
+        self._receivers = [
+            DeviceReceiver(name, name, source, registry, self.scope, release_delivered=True, continues_from=0)
+            for (name, _), source in zip(order.devices, self._sources, strict=True)
+        ]
+
+    def report(self) -> dict[str, Any]:
+        """What has come of the messages so far; failures are in one report only."""
+        sys.stdout.flush()
+        if self._recorder is not None:
+            self._recorder.flush()
+        return {"stats": self.scope.stats, "deferred": self.scope.deferred.hand_over()}
+
+    def finish(self) -> dict[str, Any]:
+        """Delivers what is there, ends the receivers, and reports."""
+        for receiver in self._receivers:
+            receiver.stop(DRAIN_SEC)
+        report = self.report()
+        if self._recorder is not None:
+            self._recorder.close()
+        return report
+
+    def outlive(self) -> None:
+        """The other process is dead: delivers what it has left."""
+        for source in self._sources:
+            source.abandon()
+        self.finish()
+        if self.order.remove:
+            shutil.rmtree(self.order.folder, ignore_errors=True)
+        error = self.scope.deferred.take()
+        if error is not None:
+            logger.error("what the process %d left behind: %s", self.order.pid, error)
+
+
+def serve(order: Order, link: Link) -> None:
+    """Delivers until the other process says that it is enough, or has died."""
+    reader = Reader(order)
+    link.send("ready")
+    while True:
+        try:
+            said = link.receive(LOOK_SEC)
+        except TimeoutError:
+            if is_alive(order.pid):
+                continue
+            said = None
+        if said is None:
+            reader.outlive()
+            return
+        if said["kind"] == "report":
+            link.send("report", number=said["number"], **reader.report())
+        else:
+            link.send("end", **reader.finish())
+            return
+
+
+def is_alive(pid: int) -> bool:
+    """Whether there is a process of that number."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def main(descriptor: int) -> None:
+    """Takes its order from a socket, which it was started with."""
+    # What is pressed at the terminal is for the program; this process ends when that has nothing more to say.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    logging.basicConfig(format="%(levelname)s:%(name)s:%(message)s", level=logging.WARNING)
+    link = Link(socket.socket(fileno=descriptor))
+    said = link.receive()
+    if said is not None:
+        threading.current_thread().name = "hostcallback-apart"
+        serve(said["order"], link)

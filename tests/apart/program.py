@@ -1,0 +1,67 @@
+"""A program whose receiver is in a process of its own: `program.py SCENARIO [LOG]`."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+
+import hostcallback as hcb
+from receiver.runtime import runtime
+
+scenario, log = sys.argv[1], sys.argv[2] if len(sys.argv) > 2 else None
+COUNT = int(os.environ.get("COUNT", "2000"))
+
+
+@hcb.jit
+def run(x: Any) -> Any:
+    """Prints its steps, a line each."""
+
+    def step(carry: Any, i: Any) -> Any:
+        hcb.print("line {}", i)
+        return carry + 1, None
+
+    return lax.scan(step, x, jnp.arange(COUNT))[0]
+
+
+def reader() -> Any:
+    """The process that reads."""
+    return runtime._apart[0]
+
+
+def kill_reader() -> None:
+    """Kills it, when it has begun to deliver."""
+    process = reader()
+    name = process.names[0]
+    while not process.wait_delivered(name, 50, 30):
+        pass
+    os.kill(process.pid, signal.SIGKILL)
+
+
+def kill_me() -> None:
+    """Kills this process, when it has emitted everything."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+with hcb.outfeed_receiver(process=True, record=log) as receiver:
+    if scenario == "reader dies":
+        threading.Thread(target=kill_reader).start()
+    result = run(jnp.float32(0))
+    if scenario == "program dies":
+        result.block_until_ready()
+        print(f"emitted {reader().emitted('cpu:0')}", file=sys.stderr, flush=True)
+        kill_me()
+    if scenario == "program dies emitting":
+        kill_me()
+rows = {row.device: row for row in receiver.stats}
+print(
+    "delivered",
+    sum(row.delivered for row in rows.values()),
+    "dropped",
+    sum(row.dropped for row in rows.values()),
+)

@@ -1,0 +1,199 @@
+"""A receiver in a process of its own: what it delivers, and what becomes of it when either process dies."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import hostcallback as hcb
+from receiver.runtime import runtime
+from receiver.taplog.reader import LogReader
+
+pytestmark = pytest.mark.native_only
+
+PROGRAM = Path(__file__).with_name("program.py")
+
+
+def run(scenario: str, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
+    """Runs the program to its end, and until nobody has its output any more."""
+    return subprocess.run(
+        [sys.executable, str(PROGRAM), scenario, *arguments],
+        env={**os.environ, **env},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+
+
+def lines(done: subprocess.CompletedProcess[str]) -> list[int]:
+    """The numbers that were printed."""
+    return [int(line.split()[1]) for line in done.stdout.splitlines() if line.startswith("line ")]
+
+
+def test_everything_is_delivered_in_order_by_the_other_process() -> None:
+    done = run("plain")
+    assert done.returncode == 0, done.stderr
+    assert lines(done) == list(range(2000))
+    assert done.stdout.splitlines()[-1] == "delivered 2000 dropped 0"
+
+
+def test_the_program_waits_for_room_in_a_small_ring() -> None:
+    done = run("plain", HOSTCALLBACK_RING_BYTES="16384", COUNT="20000")
+    assert done.returncode == 0, done.stderr
+    assert lines(done) == list(range(20000))
+
+
+def test_the_program_goes_on_when_the_reader_dies() -> None:
+    done = run("reader dies", HOSTCALLBACK_RING_BYTES="65536", COUNT="30000")
+    assert done.returncode == 0, done.stderr
+    assert "its taps are delivered in this process from now on" in done.stderr
+    found = lines(done)
+    # What the killed process was delivering is delivered once more.
+    counts = Counter(found)
+    assert set(counts) == set(range(30000))
+    assert max(counts.values()) <= 2
+    assert sum(count == 2 for count in counts.values()) <= 1024
+
+
+@pytest.mark.parametrize("scenario", ["program dies", "program dies emitting"])
+def test_the_reader_delivers_what_a_killed_program_had_emitted(scenario: str) -> None:
+    done = run(scenario, COUNT="20000")
+    assert done.returncode == -signal.SIGKILL
+    found = lines(done)
+    assert found == list(range(len(found)))
+    if scenario == "program dies":
+        assert "emitted 20000" in done.stderr
+        assert len(found) == 20000
+    assert not list(Path("/dev/shm").glob(f"hostcallback-apart-{os.getpid()}-*"))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("number", range(30))
+def test_either_process_killed_many_times(number: int) -> None:
+    test_the_program_goes_on_when_the_reader_dies()
+    test_the_reader_delivers_what_a_killed_program_had_emitted("program dies emitting")
+
+
+def test_it_records_too(tmp_path: Path) -> None:
+    done = run("plain", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    messages = list(LogReader([tmp_path]).messages())
+    assert [int(message.message.arrays[0]) for message in messages] == list(range(2000))
+    assert {message.message.device for message in messages} == {"cpu:0"}
+
+
+def tapping(devices: int) -> Any:
+    """A program that prints, taps, checks, and sends what is too large for the other process's ring."""
+    mesh = jax.sharding.Mesh(jax.devices()[:devices], ("d",))
+    spec = jax.sharding.PartitionSpec("d")
+
+    def on_each(x: Any) -> Any:
+        def step(carry: Any, i: Any) -> Any:
+            hcb.id_print(carry.sum(), what="sum")
+            hcb.id_tap(seen.append, i)
+            hcb.check(i < 7, "i is {}", i)
+            return carry + 1, None
+
+        return lax.scan(step, x, jnp.arange(10))[0]
+
+    return hcb.jit(jax.shard_map(on_each, mesh=mesh, in_specs=spec, out_specs=spec)), devices
+
+
+seen: list[Any] = []
+
+
+@pytest.mark.parametrize("devices", [1, 4])
+def test_taps_checks_and_statistics_come_together(devices: int, capfd: pytest.CaptureFixture[str]) -> None:
+    program, count = tapping(devices)
+    seen.clear()
+    x = jnp.zeros((count, 2))
+    for _ in range(2):  # a ring is used again
+        with (
+            pytest.raises(hcb.TapFunctionException) as caught,
+            hcb.outfeed_receiver(process=True) as receiver,
+        ):
+            program(x).block_until_ready()
+        (error,) = caught.value.exceptions
+        assert isinstance(error, hcb.CheckError)
+        assert error.check.count == 3 * count
+        assert "i is 7" in str(error)
+        assert "hcb.check(i < 7" in str(error)
+        rows = [row for row in receiver.stats if row.delivered]
+        assert sum(row.delivered for row in rows) == (10 + 10 + 3) * count
+        assert sum(row.dropped for row in receiver.stats) == 0
+    assert sorted(map(int, seen)) == sorted(2 * count * [*range(10)])
+    out = capfd.readouterr().out
+    assert out.count("what: sum") == 20 * count
+    # Afterwards everything is delivered here again.
+    program(x)
+    with pytest.raises(hcb.TapFunctionException):
+        hcb.barrier_wait()
+
+
+def test_a_barrier_waits_for_the_other_process_and_raises_its_checks(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    program, count = tapping(1)
+    with hcb.outfeed_receiver(process=True):
+        program(jnp.zeros((count, 2)))
+        with pytest.raises(hcb.TapFunctionException, match="i is 7"):
+            hcb.barrier_wait()
+        assert capfd.readouterr().out.count("what: sum") == 10
+
+
+def test_what_is_too_large_for_its_file_is_delivered_here(capfd: pytest.CaptureFixture[str]) -> None:
+    with hcb.outfeed_receiver(process=True):
+        for size in (1 << 18, 1 << 23):
+            hcb.jit(lambda x: hcb.id_print(x, what="array"))(jnp.full(size, 7, jnp.float32))
+    out = capfd.readouterr().out
+    assert out.count("what: array\n[7. 7. 7. ... 7. 7. 7.]") == 2
+
+
+def test_taps_that_need_this_process_stay_here() -> None:
+    stream = io.StringIO()
+    host_object = object()
+    with hcb.outfeed_receiver(process=True):
+        before = runtime._apart[0].emitted("cpu:0")
+        hcb.jit(lambda x: hcb.id_print(x, output_stream=stream))(jnp.float32(1))
+        hcb.jit(lambda x: hcb.id_print(x, what=host_object, output_stream=stream))(jnp.float32(2))
+        assert runtime._apart[0].emitted("cpu:0") == before
+    assert stream.getvalue().splitlines() == ["1.", f"what: {host_object}", "2."]
+
+
+def test_a_failure_in_the_other_process_is_reported_here() -> None:
+    def program(x: Any) -> Any:
+        hcb.print("{:d}", x)
+        return x
+
+    with pytest.raises(hcb.TapFunctionException) as caught, hcb.outfeed_receiver(process=True):
+        hcb.jit(program)(np.float32(1.5))
+    assert "format code" in str(caught.value.exceptions[0])
+    assert "test_apart.py" in "".join(caught.value.exceptions[0].__notes__)
+
+
+def test_misuse(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="path of a folder"):
+        hcb.outfeed_receiver(process=True, record=hcb.record(tmp_path))
+    with pytest.raises(ValueError, match="overwrite_oldest"):
+        hcb.outfeed_receiver(process=True, back_pressure="overwrite_oldest")
+
+
+def test_without_rings_the_taps_stay_here() -> None:
+    done = run("plain", HOSTCALLBACK_TRANSPORT="callback", COUNT="20")
+    assert done.returncode == 0, done.stderr
+    assert lines(done) == list(range(20))
+    assert "delivered in this process" in done.stderr
