@@ -237,7 +237,7 @@ def test_a_barrier_does_not_wait_for_what_was_emitted_after_it() -> None:
     f(1).block_until_ready()
     waiter = threading.Thread(target=hcb.barrier_wait)
     waiter.start()
-    (receiver,) = runtime.receivers(["cpu:0"])
+    receiver = runtime.receivers(["cpu:0"])[0]
     while not receiver._waiters:  # it has taken stock of what was emitted
         pass
     for i in range(2, 50):
