@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import difflib
 import threading
@@ -67,14 +68,14 @@ class Replayed:
 class _LogBatch:
     # Frames of a log, as a source's.
 
-    def __init__(self, block: Block, folded: dict[int, int]) -> None:
-        offsets = block.offsets.tolist()
-        self.count = len(offsets)
+    def __init__(self, block: Block, start: int, stop: int, folded: dict[int, int]) -> None:
+        self.count = stop - start
         self.columns = None
-        self.frames: Sequence[Frame] = [(block.data, offset, None) for offset in offsets]
+        data = block.data
+        self.frames: Sequence[Frame] = [(data, offset, None) for offset in block.starts[start:stop]]
         self.folded: Sequence[int] = ()
         if folded:
-            counts = [folded.pop(seq, 0) for seq in block.seqs.tolist()]
+            counts = [folded.pop(seq, 0) for seq in block.seqs[start:stop].tolist()]
             self.folded = counts if any(counts) else ()
 
     def release(self) -> None:
@@ -98,21 +99,17 @@ class _Pace:
         self._first_ns: int | None = None
         self._started = 0.0
 
-    def parts(self, block: Block) -> Iterator[Block]:
-        times = block.times_ns
+    def parts(self, times: Sequence[int], start: int, stop: int) -> Iterator[tuple[int, int]]:
         if self._first_ns is None:
-            self._first_ns, self._started = int(times[0]), time.perf_counter()
-        start = 0
-        while start < len(block):
-            due = self._started + (int(times[start]) - self._first_ns) / 1e9 / self._speed
+            self._first_ns, self._started = times[start], time.perf_counter()
+        while start < stop:
+            due = self._started + (times[start] - self._first_ns) / 1e9 / self._speed
             while (left := due - time.perf_counter()) > 0:
                 time.sleep(left)
             reached = self._first_ns + (time.perf_counter() - self._started) * 1e9 * self._speed
-            later = times[start:] > reached
-            stop = start + int(later.argmax()) if later.any() else len(block)
-            stop = max(stop, start + 1)
-            yield block.part(start, stop)
-            start = stop
+            end = bisect.bisect_right(times, reached, start + 1, stop)
+            yield start, end
+            start = end
 
 
 class Replay:
@@ -164,7 +161,8 @@ class Replay:
         What sinks and functions raise, and failed checks, are in `scope.deferred` then.
         """
         clock = None if pace is None else _Pace(pace)
-        for record in self._reader.runs(selection):
+        # Which checks failed first is told by their times.
+        for record in self._reader.runs(selection, by_time=not self._checks_only):
             if isinstance(record, Damage):
                 self._note_damage(record)
             elif isinstance(record, Run):
@@ -175,19 +173,19 @@ class Replay:
         return self.replayed
 
     def _deliver(self, run: Run, clock: _Pace | None, selection: Selection) -> None:
-        block = run.block.without_flags(int(Flags.BATCHED))
-        if self._checks_only:
-            mask = (block.flags & _CHECK) != 0
-            if not mask.any():
-                return
-            block = block.chosen(mask)
         taps = self._processes.get(run.writer)
         if taps is None:
             taps = self._processes[run.writer] = _ProcessTaps(self, self._label(run.writer), selection)
-        taps.know(run, block)
-        dispatcher = taps.dispatcher(run.device)
-        for part in [block] if clock is None else clock.parts(block):
-            batch: Batch = _LogBatch(part, run.folded)
+        dispatcher, block = taps.ready(run)
+        start, stop = run.start, run.stop
+        if self._checks_only:
+            block = block.part(start, stop)
+            block = block.chosen((block.flags & _CHECK) != 0)
+            start, stop = 0, len(block)
+            if not stop:
+                return
+        for first, end in [(start, stop)] if clock is None else clock.parts(block.times, start, stop):
+            batch: Batch = _LogBatch(block, first, end, run.folded)
             dispatcher.deliver(dispatcher.decode(batch))
 
     def _label(self, writer: Writer) -> str:
@@ -256,28 +254,29 @@ class _ProcessTaps:
         self._exported = ExportedTaps(
             self._registry, lambda described, binding: replay.make_tap(described, binding, selection)
         )
-        self._dispatchers: dict[str, Dispatcher] = {}
+        self._devices: dict[str, tuple[Dispatcher, Block, Block]] = {}
 
-    def know(self, run: Run, block: Block) -> None:
-        """Makes the taps whose messages are in a block known."""
-        for consumer_id in set(block.consumer_ids.tolist()):
-            if self._registry.find(consumer_id) is not None:
-                continue
+    def ready(self, run: Run) -> tuple[Dispatcher, Block]:
+        """The device's dispatcher, and the run's block as it delivers it, whose taps are known now."""
+        dispatcher, of, block = self._devices.get(run.device) or (self._dispatcher(run.device), None, None)
+        if of is not run.block or block is None:
+            # Stacks are for functions that are called while more is coming.
+            block = run.block.without_flags(int(Flags.BATCHED))
+            self._know(run)
+            self._devices[run.device] = dispatcher, run.block, block
+        return dispatcher, block
+
+    def _know(self, run: Run) -> None:
+        for consumer_id in run.block.consumers:
             described = run.described.get(consumer_id)
-            if described is not None:
+            if described is not None and self._registry.find(consumer_id) is None:
                 tap = self._replay.make_tap(described, None, self._selection)
                 self._leases.append(self._registry.lease(tap.consumer))
 
-    def dispatcher(self, device: str) -> Dispatcher:
-        """Of one device."""
-        found = self._dispatchers.get(device)
-        if found is None:
-            name = self._label + device
-            calls = _ReplayedCalls(name, lambda batch: None)
-            scope = self._replay.scope
-            found = Dispatcher(self._registry, name, name, scope, lambda token: None, calls)
-            self._dispatchers[device] = found
-        return found
+    def _dispatcher(self, device: str) -> Dispatcher:
+        name = self._label + device
+        calls = _ReplayedCalls(name, lambda batch: None)
+        return Dispatcher(self._registry, name, name, self._replay.scope, lambda token: None, calls)
 
 
 def replay(

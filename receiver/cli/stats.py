@@ -27,7 +27,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Runs the command."""
     reader = LogReader(arguments.log)
-    found = gather(reader.runs(selection(arguments)), selection(arguments))
+    found = gather(reader.runs(selection(arguments), by_time=False), selection(arguments))
     make_safe()
     taps = sorted(found.taps.values(), key=lambda tap: (-tap.messages, tap.name))
     if arguments.json:

@@ -59,6 +59,18 @@ class Block:
         return self.offsets >> 3
 
     @cached_property
+    def starts(self) -> list[int]:
+        """The offsets, as a list."""
+        found: list[int] = self.offsets.tolist()
+        return found
+
+    @cached_property
+    def times(self) -> list[int]:
+        """The times, as a list."""
+        found: list[int] = self.times_ns.tolist()
+        return found
+
+    @cached_property
     def flags(self) -> Array:
         """uint64, of each frame."""
         column: Array = self._words[self._at] >> np.uint64(32)

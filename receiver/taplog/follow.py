@@ -188,11 +188,14 @@ class Follower:
         steps = columns.of(block, chunk.step_before)
         mask = selection.choose(block.times_ns, steps)
         folded = followed.folded.get(chunk.stream, {})
+        block = block.chosen(mask)
         run = Run(
             reader.writer,
             device,
-            block.chosen(mask),
+            block,
             steps[np.flatnonzero(mask)],
+            0,
+            len(block),
             folded,
             described,
             reader.path,

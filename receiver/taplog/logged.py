@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -21,6 +20,8 @@ from receiver.taplog.layout import NO_STEP
 from receiver.taplog.merge import Run
 from receiver.taplog.segment_reader import Writer
 from receiver.wire import Decoder, Flags, WireError
+
+_TRUNCATED = int(Flags.TRUNCATED)
 
 MAX_EXPORTED = 4096
 
@@ -62,8 +63,7 @@ def _ignore(message: Message) -> None:
     pass
 
 
-@dataclass(frozen=True, slots=True)
-class LoggedMessage:
+class LoggedMessage(NamedTuple):
     """One message out of a log.
 
     Attributes:
@@ -71,7 +71,6 @@ class LoggedMessage:
             device's shard, with its place. The consumer's `describe` tells what the tap is.
         step: the step of the program that it belongs to; None if it belongs to none.
         folded: how many failures of the same check were left out before it.
-        nbytes: of its frame.
         writer: the process that logged it.
         tap: what the log knows of its tap.
     """
@@ -79,7 +78,6 @@ class LoggedMessage:
     message: Message
     step: int | None
     folded: int
-    nbytes: int
     writer: Writer
     tap: LoggedTap
 
@@ -104,20 +102,16 @@ class RunDecoder:
 
     def messages(self, run: Run) -> Iterator[LoggedMessage | Damage]:
         """The messages of a run, in order; a `Damage` instead of one that cannot be decoded."""
-        block = run.block
-        steps = run.steps.tolist()
-        ends = [*block.offsets.tolist()[1:], block.data.size]
-        for place, offset in enumerate(block.offsets.tolist()):
+        steps = run.steps[run.start : run.stop].tolist()
+        for offset, step in zip(run.block.starts[run.start : run.stop], steps, strict=True):
             try:
-                yield self._message(run, offset, steps[place], ends[place] - offset)
+                yield self._message(run, offset, step)
             except (WireError, ValueError) as error:
-                yield Damage(
-                    run.path, offset, ends[place] - offset, 1, f"a message cannot be decoded ({error})"
-                )
+                yield Damage(run.path, offset, 0, 1, f"a message cannot be decoded ({error})")
 
-    def _message(self, run: Run, offset: int, step: int, nbytes: int) -> LoggedMessage:
+    def _message(self, run: Run, offset: int, step: int) -> LoggedMessage:
         consumer_id, flags, seq, time_ns, run_id, _, arrays = self._decoder.decode(run.block.data, offset)
-        if flags & Flags.TRUNCATED:
+        if flags & _TRUNCATED:
             arrays = take_heads(arrays, 0)
         tap, arrays = self._tap_of(run, consumer_id, arrays)
         message = Message(tap.consumer, arrays, seq, time_ns, run_id, run.device, None)
@@ -128,7 +122,6 @@ class RunDecoder:
             message,
             None if step == NO_STEP else step,
             run.folded.pop(seq, 0),
-            nbytes,
             run.writer,
             tap,
         )

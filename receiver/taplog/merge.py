@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import heapq
 import itertools
 from collections import deque
@@ -24,13 +25,15 @@ Array = np.ndarray[Any, Any]
 
 
 class Run(NamedTuple):
-    """Consecutive messages of one device.
+    """Consecutive messages of one device: some of a block's.
 
     Attributes:
         writer: the process.
         device: its device's name.
-        block: the frames.
-        steps: the step of each message, or `NO_STEP`.
+        block: the frames, with those around them.
+        steps: the step of each message of the block, or `NO_STEP`.
+        start: where in the block the run begins.
+        stop: where it ends.
         folded: how many failures of the same check were left out before a message, by its sequence number.
         described: the process's consumers, by id.
         path: of the segment.
@@ -40,6 +43,8 @@ class Run(NamedTuple):
     device: str
     block: Block
     steps: Array
+    start: int
+    stop: int
     folded: dict[int, int]
     described: dict[int, Described]
     path: Path
@@ -75,7 +80,7 @@ class _Stream:
     @property
     def time_ns(self) -> int:
         if self.block is not None:
-            return int(self.block.times_ns[self.done])
+            return self.block.times[self.done]
         return self.chunks[0][1].min_time_ns
 
 
@@ -190,8 +195,12 @@ def _of_file(path: Path, error: Exception) -> Damage:
     return Damage(path, 0, nbytes, 0 if torn else -1, str(error), torn)
 
 
-def merged(processes: Sequence[tuple[Writer, Sequence[Path]]], selection: Selection) -> Iterator[Record]:
-    """All that the segments of some processes hold, by time; each device's in its order.
+def merged(
+    processes: Sequence[tuple[Writer, Sequence[Path]]], selection: Selection, *, by_time: bool
+) -> Iterator[Record]:
+    """All that the segments of some processes hold, each device's messages in their order.
+
+    `by_time` has the devices' runs end where messages of others come between; without it they are as long as they can.
 
     Order among the devices of a process is that of time as far as a receiver was not behind by more than a segment.
     Memory is one chunk of each device and the headers of two segments of each process.
@@ -215,7 +224,7 @@ def merged(processes: Sequence[tuple[Writer, Sequence[Path]]], selection: Select
             # That it has a chunk of this time was only what its header says.
             yield from process.load(stream)
         else:
-            yield _run(process, stream, heap[0][0] if heap else None)
+            yield _run(process, stream, heap[0][0] if heap and by_time else None)
         if not stream.is_empty:
             stream.queued = True
             heapq.heappush(heap, (stream.time_ns, next(count), process, stream))
@@ -234,19 +243,19 @@ def _run(process: _Process, stream: _Stream, until_ns: int | None) -> Run:
     assert block is not None
     start, stop = stream.done, len(block)
     if until_ns is not None:
-        later = block.times_ns[start + 1 :] > until_ns
-        if later.any():
-            stop = start + 1 + int(later.argmax())
-    part = Run(
+        # A device's clock does not go back but for a correction: then some come a little early.
+        stop = bisect.bisect_right(block.times, until_ns, start + 1)
+    stream.done = stop
+    if stop == len(block):
+        stream.block = None
+    return Run(
         process.writer,
         stream.device,
-        block.part(start, stop),
-        stream.steps[start:stop],
+        block,
+        stream.steps,
+        start,
+        stop,
         stream.folded,
         process.described,
         stream.path,
     )
-    stream.done = stop
-    if stop == len(block):
-        stream.block = None
-    return part

@@ -73,14 +73,18 @@ class LogReader:
                 segment.close()
         return [key for key in found if selection.wants_device(key[1])]
 
-    def runs(self, selection: Selection = EVERYTHING) -> Iterator[Record]:
+    def runs(self, selection: Selection = EVERYTHING, *, by_time: bool = True) -> Iterator[Record]:
         """Messages as they were recorded, some of one device at a time, and what is said to be lost or is damaged.
 
         Those of exported programs, whose taps are not known before they are decoded, are there whatever their name.
+
+        Args:
+            selection: which are wanted.
+            by_time: whether the messages of all devices are to be in order of time; if not, each device's are.
         """
         for path in self._cut_off:
             yield Damage(path, 0, path.stat().st_size, 0, "ends in its header", torn=True)
-        yield from merged(self._processes, selection)
+        yield from merged(self._processes, selection, by_time=by_time)
 
     def records(self, selection: Selection = EVERYTHING) -> Iterator[LoggedMessage | LostRun | Damage]:
         """The messages, and in their places what is said to be lost or is damaged."""

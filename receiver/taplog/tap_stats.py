@@ -113,29 +113,31 @@ def gather(records: Iterable[Record], selection: Selection) -> LogStats:
 
 
 def _count(found: LogStats, run: Run, decoder: RunDecoder, selection: Selection) -> None:
-    block = run.block
-    ids = block.consumer_ids
+    block = run.block.part(run.start, run.stop)
+    steps = run.steps[run.start : run.stop]
+    ids, padded = block.consumer_ids, np.uint64(2**64 - 64)
     sizes = (
-        64
-        + ((block.meta_bytes + np.uint64(63)) & np.uint64(2**64 - 64))
-        + ((block.payload_bytes + np.uint64(63)) & np.uint64(2**64 - 64))
+        64 + ((block.meta_bytes + np.uint64(63)) & padded) + ((block.payload_bytes + np.uint64(63)) & padded)
     )
     for consumer_id in block.consumers:
-        mask = ids == np.uint64(consumer_id)
+        places = np.flatnonzero(ids == np.uint64(consumer_id))
         if consumer_id in (WHOLE_ID, SHARDS_ID):
-            _count_exported(found, run, mask, decoder, selection)
+            for place in places.tolist():
+                one = run._replace(start=run.start + place, stop=run.start + place + 1)
+                _count_exported(found, one, int(sizes[place]), decoder, selection)
             continue
-        described = run.described.get(consumer_id)
-        tap = _tap(found, described, consumer_id)
+        tap = _tap(found, run.described.get(consumer_id), consumer_id)
         folded = 0
         if run.folded:
-            folded = sum(run.folded.pop(seq, 0) for seq in block.seqs[mask].tolist())
-        tap.add(run.device, block.times_ns[mask], run.steps[mask], int(sizes[mask].sum()), folded)
+            folded = sum(run.folded.pop(seq, 0) for seq in block.seqs[places].tolist())
+        tap.add(run.device, block.times_ns[places], steps[places], int(sizes[places].sum()), folded)
 
 
-def _count_exported(found: LogStats, run: Run, mask: Any, decoder: RunDecoder, selection: Selection) -> None:
+def _count_exported(
+    found: LogStats, run: Run, nbytes: int, decoder: RunDecoder, selection: Selection
+) -> None:
     # Their messages say which tap they are of.
-    for message in decoder.messages(run._replace(block=run.block.chosen(mask), steps=run.steps[mask])):
+    for message in decoder.messages(run):
         if not isinstance(message, LoggedMessage):
             found.damaged.append(message)
             continue
@@ -143,7 +145,7 @@ def _count_exported(found: LogStats, run: Run, mask: Any, decoder: RunDecoder, s
         if selection.wants_name(consumer.name):
             tap = _tap(found, message.tap.described, consumer.consumer_id)
             steps = np.array([NO_STEP if message.step is None else message.step])
-            tap.add(run.device, np.array([message.message.time_ns]), steps, message.nbytes, message.folded)
+            tap.add(run.device, np.array([message.message.time_ns]), steps, nbytes, message.folded)
 
 
 def _tap(found: LogStats, described: Described | None, consumer_id: int) -> TapStats:
