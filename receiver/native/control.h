@@ -57,7 +57,8 @@ class Control {
   bool Decide(DeviceState* state, int64_t now_ns);
   bool Probe(DeviceState* state, int64_t now_ns);
 
-  static constexpr size_t kStripes = 4;
+  // A stripe for each of the first threads that count; the last one is shared by the others.
+  static constexpr uint32_t kStripes = 12;
 
   std::atomic<bool> off_{false};
   std::atomic<bool> outside_{false};
@@ -69,7 +70,7 @@ class Control {
   std::atomic<uint64_t> probe_every_{0};
   std::atomic<int64_t> probe_ns_{0};
   std::atomic<DeviceState*> states_{nullptr};
-  Stripe off_counts_[kStripes];  // threads of several devices count without sharing a cache line
+  Stripe off_counts_[kStripes];
 };
 
 }  // namespace hcb

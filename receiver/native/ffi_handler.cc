@@ -72,6 +72,15 @@ bool Holds(const uint8_t* prefix, const ArrayList& arrays) {
   return predicate.nbytes == 0 || std::memchr(predicate.data, 0, predicate.nbytes) == nullptr;
 }
 
+// By itself, so that others need no place on the stack for what it needs.
+__attribute__((noinline)) XLA_FFI_Error* EmitHeads(XLA_FFI_CallFrame* frame, Emission& emission, uint64_t elements,
+                                                   Ring* ring) {
+  Truncation truncation;
+  truncation.Apply(*frame, elements, &emission);
+  FutureFactory futures(frame, &truncation.shapes);
+  return ring->Emit(emission, &futures) == Verdict::kTooLarge ? TooLarge(frame->api) : nullptr;
+}
+
 // `off`: whether the tap is off on every device.
 __attribute__((noinline)) XLA_FFI_Error* Emit(XLA_FFI_CallFrame* frame, Emission& emission, Control* control, bool off,
                                               bool sharded) {
@@ -85,7 +94,6 @@ __attribute__((noinline)) XLA_FFI_Error* Emit(XLA_FFI_CallFrame* frame, Emission
   if (aborts && IsPoisoned(emission.run_id)) return EndLaunch(frame->api);
   if (sharded && (arrays.size() == 0 || arrays.front().nbytes < sizeof(int64_t))) return NoShardRecord(frame->api);
   std::vector<int64_t> record;
-  Truncation truncation;
   if (check) {
     // Only switched: a failure that was left out by a rule would be missing from the report.
     off = off || IsOffOn(emission.device, consumer_id);
@@ -100,8 +108,7 @@ __attribute__((noinline)) XLA_FFI_Error* Emit(XLA_FFI_CallFrame* frame, Emission
     StampShardRecord(next.number, &arrays, &record);
   } else if (control != nullptr) {
     if (!control->Admit(emission.device, emission.time_ns)) return nullptr;
-    const uint64_t elements = control->truncate();
-    if (elements != 0 && truncation.Apply(*frame, elements, &emission)) record.swap(truncation.shapes);
+    if (const uint64_t elements = control->truncate()) return EmitHeads(frame, emission, elements, ring);
   }
   if (control != nullptr && control->outside() && !sharded) {
     Ring* const beside = ring->beside();

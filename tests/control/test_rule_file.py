@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -13,7 +15,7 @@ from typing import Any
 import pytest
 
 import hostcallback as hcb
-from controlled import controlled
+from controlled import ROOT, controlled
 from receiver.control.errors import RuleFileError
 from receiver.control.live import live
 from receiver.control.rule_file import read_rules
@@ -89,6 +91,33 @@ def test_calls_and_the_file_take_turns(tmp_path: Path) -> None:
     assert hcb.taps.rules == {"loss": "every=4"}
     hcb.control_file(None)
     assert hcb.taps.rules == {"loss": "every=4"}
+
+
+def test_a_forked_child_follows_the_file_too(tmp_path: Path) -> None:
+    program = """
+import os, sys, threading, time
+from pathlib import Path
+import hostcallback as hcb
+from receiver.control.live import live
+path = Path(sys.argv[1])
+path.write_text("[loss]\\nevery = 3\\n")
+hcb.control_file(path)
+if os.fork() == 0:
+    live.start()
+    path.write_text("[loss]\\nevery = 4\\n")
+    deadline, moment = time.monotonic() + 30, threading.Event()
+    while hcb.taps.rules != {"loss": "every=4"}:
+        assert time.monotonic() < deadline, hcb.taps.rules
+        moment.wait(0.05)
+    os._exit(0)
+assert os.wait()[1] == 0
+"""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", program, str(tmp_path / "rules.toml")],
+        env={**os.environ, "HOSTCALLBACK_CONTROL_DIR": str(tmp_path), "PYTHONPATH": str(ROOT)},
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
 
 
 def test_what_python_said_holds_again_when_the_file_is_gone(tmp_path: Path) -> None:

@@ -141,8 +141,8 @@ def run_under_load(program, tmp_path, sanitizer, library_sources=()):
 @needs_compiler
 @pytest.mark.slow
 @pytest.mark.parametrize("sanitizer", ["", "thread", "address,undefined"])
-@pytest.mark.parametrize("program", ["ring_stress.cc", "call_stress.cc"])
-def test_rings_and_calls_hold_under_load(tmp_path, program, sanitizer):
+@pytest.mark.parametrize("program", ["ring_stress.cc", "call_stress.cc", "control_stress.cc"])
+def test_rings_calls_and_rules_hold_under_load(tmp_path, program, sanitizer):
     run_under_load(program, tmp_path, sanitizer)
 
 
