@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -89,11 +91,19 @@ def test_a_name_that_matches_nothing(process: Controlled) -> None:
     assert done.stdout == ""
 
 
+def test_a_process_without_taps(process: Controlled) -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
+        done = process.hcb("ctl", other.pid)
+    assert done.returncode == 1
+    assert done.stderr.startswith(
+        f"hcb: process {other.pid} has no control socket: it does not use hostcallback"
+    )
+
+
 @pytest.mark.parametrize(
     ("arguments", "status", "message"),
     [
         (["99999999", "x", "--every", "2"], 1, "hcb: there is no process 99999999"),
-        ([str(os.getpid())], 1, "has no control socket"),
         (["99999999999999999999"], 1, "is no process id"),
         (["abc"], 2, "invalid int value"),
         (["1", "--every", "3"], 2, "rules are for taps: give their name or a glob"),
