@@ -214,10 +214,11 @@ class Runtime:
     def stats(self, scope: Scope) -> list[DeviceStats]:
         """A scope's statistics now, with the queues of those devices that it has still."""
         rows = scope.stats
-        for receiver in self.receivers([row.device for row in rows]):
-            if receiver.scope is scope:
+        receivers = {receiver.name: receiver for receiver in self.receivers()}
+        for row in rows:
+            receiver = receivers.get(row.device)
+            if receiver is not None and receiver.scope is scope:
                 counters = receiver.source.counters()
-                row = next(row for row in rows if row.device == receiver.name)
                 row.queued_messages, row.queued_bytes = receiver.queued(), counters.queued_bytes
                 row.waiting_emissions = counters.waiting_producers
         return rows

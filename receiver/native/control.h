@@ -20,9 +20,10 @@ class Control {
   // From now on these rules hold. What they count begins anew if they count other things than before.
   void Set(const hcb_control& rules);
   void SwitchOff(bool off) { off_.store(off, std::memory_order_relaxed); }
-  // Whether its messages go to the ring that another process reads, where the device has one.
+  // Whether its messages go to the ring that another process reads, where the device has one. With a gate they do not: the
+  // predicate is this process's.
   void SendOutside(bool outside) { outside_.store(outside, std::memory_order_relaxed); }
-  bool outside() const { return outside_.load(std::memory_order_relaxed); }
+  bool outside() const { return outside_.load(std::memory_order_relaxed) && !gated_.load(std::memory_order_relaxed); }
   bool off() const { return off_.load(std::memory_order_relaxed); }
 
   // The predicate's answer for the last value of a device, or of the shards of all devices (kEveryDevice).
@@ -62,6 +63,7 @@ class Control {
 
   std::atomic<bool> off_{false};
   std::atomic<bool> outside_{false};
+  std::atomic<bool> gated_{false};
   std::atomic<bool> decides_{false};  // whether any rule below has to be asked
   std::atomic<uint32_t> epoch_{0};
   std::atomic<uint64_t> every_{1};

@@ -72,12 +72,19 @@ bool Holds(const uint8_t* prefix, const ArrayList& arrays) {
   return predicate.nbytes == 0 || std::memchr(predicate.data, 0, predicate.nbytes) == nullptr;
 }
 
+// Where a message goes: into the device's own ring, or the one beside it that another process reads.
+Ring* Destination(Ring* own, const Control& control, const Emission& emission) {
+  Ring* const beside = control.outside() ? own->beside() : nullptr;
+  return beside != nullptr && beside->FitsOutside(emission.payload_bytes) ? beside : own;
+}
+
 // By itself, so that others need no place on the stack for what it needs.
-__attribute__((noinline)) XLA_FFI_Error* EmitHeads(XLA_FFI_CallFrame* frame, Emission& emission, uint64_t elements,
-                                                   Ring* ring) {
+__attribute__((noinline)) XLA_FFI_Error* EmitHeads(XLA_FFI_CallFrame* frame, Emission& emission, const Control& control,
+                                                   uint64_t elements, Ring* ring) {
   Truncation truncation;
   truncation.Apply(*frame, elements, &emission);
   FutureFactory futures(frame, &truncation.shapes);
+  ring = Destination(ring, control, emission);
   return ring->Emit(emission, &futures) == Verdict::kTooLarge ? TooLarge(frame->api) : nullptr;
 }
 
@@ -108,12 +115,9 @@ __attribute__((noinline)) XLA_FFI_Error* Emit(XLA_FFI_CallFrame* frame, Emission
     StampShardRecord(next.number, &arrays, &record);
   } else if (control != nullptr) {
     if (!control->Admit(emission.device, emission.time_ns)) return nullptr;
-    if (const uint64_t elements = control->truncate()) return EmitHeads(frame, emission, elements, ring);
+    if (const uint64_t elements = control->truncate()) return EmitHeads(frame, emission, *control, elements, ring);
   }
-  if (control != nullptr && control->outside() && !sharded) {
-    Ring* const beside = ring->beside();
-    if (beside != nullptr && beside->FitsOutside(emission.payload_bytes)) ring = beside;
-  }
+  if (control != nullptr && !sharded) ring = Destination(ring, *control, emission);
   FutureFactory futures(frame, &record);
   if (ring->Emit(emission, &futures) == Verdict::kTooLarge) return TooLarge(frame->api);
   if (check && aborts) {

@@ -197,3 +197,38 @@ def test_without_rings_the_taps_stay_here() -> None:
     assert done.returncode == 0, done.stderr
     assert lines(done) == list(range(20))
     assert "delivered in this process" in done.stderr
+
+
+def test_rules_hold_for_what_the_other_process_delivers(capfd: pytest.CaptureFixture[str]) -> None:
+    asked: list[float] = []
+
+    def ask(value: Any) -> bool:
+        (array,), _ = value
+        asked.append(float(array[0]))
+        return True
+
+    program = hcb.jit(lambda x: hcb.print("ruled {}", x))
+    try:
+        with hcb.outfeed_receiver(process=True) as receiver:
+            program(jnp.zeros(3))
+            hcb.taps["print"].truncate(2)
+            program(jnp.ones(3))
+            hcb.taps["print"].every(2)
+            for number in range(2, 6):
+                program(jnp.full(3, number, jnp.float32))
+            hcb.barrier_wait()
+            assert sum(row.delivered for row in receiver.stats) == 4
+            hcb.taps["print"].reset()
+            hcb.taps["print"].when(ask)
+            program(jnp.full(3, 7, jnp.float32))
+            hcb.barrier_wait()
+        assert asked == [7]
+    finally:
+        hcb.taps["*"].reset()
+    assert capfd.readouterr().out.splitlines() == [
+        "ruled [0. 0. 0.]",
+        "ruled first 2 of (3,): [1. 1.]",
+        "ruled first 2 of (3,): [2. 2.]",
+        "ruled first 2 of (3,): [4. 4.]",
+        "ruled [7. 7. 7.]",
+    ]
