@@ -7,6 +7,7 @@ import sys
 
 from receiver.cli.selecting import add_log, add_selection, count, selection
 from receiver.cli.showing import Show, report_damage
+from receiver.cli.unmatched import report_unmatched
 from receiver.taplog.errors import Damage
 from receiver.taplog.logged import LoggedMessage
 from receiver.taplog.reader import LogReader
@@ -26,11 +27,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Runs the command."""
     reader = LogReader(arguments.log)
+    wanted = selection(arguments)
     several = len(reader.writers) > 1
     show = Show(as_json=arguments.json, full=arguments.full)
     damaged: list[Damage] = []
     shown = 0
-    for record in reader.records(selection(arguments)):
+    for record in reader.records(wanted):
         if isinstance(record, Damage):
             damaged.append(record)
         elif not isinstance(record, LoggedMessage):
@@ -41,4 +43,6 @@ def run(arguments: argparse.Namespace) -> int:
             show.message(record, several=several)
             shown += 1
     sys.stdout.flush()
-    return report_damage(damaged)
+    return report_damage(damaged) or (
+        0 if shown or arguments.limit == 0 else report_unmatched(reader, wanted)
+    )

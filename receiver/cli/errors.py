@@ -8,6 +8,7 @@ import sys
 
 from receiver.cli.selecting import add_log, add_selection, selection
 from receiver.cli.showing import make_safe, report_damage
+from receiver.cli.unmatched import report_unmatched
 from receiver.replayer import Replay
 from receiver.taplog.plain_value import plain_value
 from receiver.taplog.reader import LogReader
@@ -26,7 +27,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Runs the command."""
-    replay = Replay(LogReader(arguments.log), printers=False, checks_only=True, max_errors=MAX_LINES)
+    reader = LogReader(arguments.log)
+    replay = Replay(reader, printers=False, checks_only=True, max_errors=MAX_LINES)
     replayed = replay.run(selection(arguments))
     make_safe()
     for number, check in enumerate(replayed.failed_checks):
@@ -37,4 +39,5 @@ def run(arguments: argparse.Namespace) -> int:
     if not replayed.failed_checks and not arguments.json:
         print("no check failed")
     sys.stdout.flush()
-    return report_damage(replayed.damaged)
+    status = report_damage(replayed.damaged)
+    return status or (0 if replayed.failed_checks else report_unmatched(reader, selection(arguments)))

@@ -14,6 +14,7 @@ from typing import Any
 from receiver.cli import CommandError
 from receiver.cli.selecting import add_log, add_selection, selection, speed
 from receiver.cli.showing import make_safe, report_damage
+from receiver.cli.unmatched import report_unmatched
 from receiver.consumer import Sink
 from receiver.failed_checks import CheckError
 from receiver.replayer import Replay, Replayed
@@ -62,7 +63,8 @@ def run(arguments: argparse.Namespace) -> int:
             print(f"hcb: {_described(error)}", file=sys.stderr)
             status = 1
     _sum_up(replayed)
-    return status
+    nothing = not replayed.messages and not replayed.skipped
+    return status or (report_unmatched(reader, selection(arguments)) if nothing else 0)
 
 
 def _described(error: BaseException) -> str:

@@ -8,6 +8,7 @@ import sys
 
 from receiver.cli.selecting import add_log, add_selection, selection
 from receiver.cli.showing import lost_text, make_safe, report_damage, time_text
+from receiver.cli.unmatched import report_unmatched
 from receiver.taplog.errors import Damage
 from receiver.taplog.plain_message import process_text
 from receiver.taplog.plain_value import printable
@@ -43,7 +44,7 @@ def run(arguments: argparse.Namespace) -> int:
             if damage.torn:
                 print(f"{_torn(damage)}")
     sys.stdout.flush()
-    return report_damage(found.damaged)
+    return report_damage(found.damaged) or (0 if taps else report_unmatched(reader, selection(arguments)))
 
 
 def _torn(damage: Damage) -> str:

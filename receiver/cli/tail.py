@@ -9,9 +9,11 @@ from collections.abc import Iterable
 
 from receiver.cli.selecting import add_log, add_selection, count, selection
 from receiver.cli.showing import Show, report_damage
+from receiver.cli.unmatched import report_unmatched
 from receiver.taplog.errors import Damage
 from receiver.taplog.follow import Follower, Found
 from receiver.taplog.logged import LoggedMessage
+from receiver.taplog.reader import LogReader
 
 POLL_SEC = 0.1
 
@@ -33,9 +35,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Runs the command."""
-    follower = Follower(arguments.log, selection(arguments), wait=arguments.follow)
+    wanted = selection(arguments)
+    follower = Follower(arguments.log, wanted, wait=arguments.follow)
     show = Show(as_json=arguments.json, full=arguments.full)
-    status = _show(follower, show, follower.last(arguments.lines))
+    last = follower.last(arguments.lines)
+    status = _show(follower, show, last)
+    if not last and arguments.lines and not arguments.follow:
+        status = status or report_unmatched(LogReader(arguments.log), wanted)
     while arguments.follow:
         status = _show(follower, show, follower.poll()) or status
         time.sleep(POLL_SEC)

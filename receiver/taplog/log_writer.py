@@ -226,7 +226,7 @@ class LogWriter:
             segment.frames(device, block, self._described, step_before=before, steps=steps, folded=folded)
             if self.options.fsync:
                 segment.sync()
-        except (OSError, MemoryError) as error:
+        except BaseException as error:
             self._failed(error)
             self._note_lost(
                 Lost(
@@ -242,6 +242,8 @@ class LogWriter:
             self._counters.lost_messages += len(block)
             self._counters.lost_bytes += block.data.size
             self._counters.lost_by_device[device] += len(block)
+            if not isinstance(error, OSError | MemoryError):  # such as an interrupt, of who waits for this
+                raise
             return
         self._counters.messages += len(block)
 
@@ -297,7 +299,7 @@ class LogWriter:
         self._begun = time.monotonic()
         return segment
 
-    def _failed(self, error: OSError | MemoryError) -> None:
+    def _failed(self, error: BaseException) -> None:
         segment, self._segment = self._segment, None
         if segment is not None:
             segment.abandon()
@@ -371,8 +373,8 @@ class _NotTried(OSError):
     pass
 
 
-def _reason(error: OSError | MemoryError) -> str:
-    return str((error.strerror if isinstance(error, OSError) else None) or error)
+def _reason(error: BaseException) -> str:
+    return str((error.strerror if isinstance(error, OSError) else None) or error or type(error).__name__)
 
 
 class _Timer(threading.Thread):

@@ -73,6 +73,17 @@ class LogReader:
                 segment.close()
         return [key for key in found if selection.wants_device(key[1])]
 
+    def tap_names(self) -> set[str]:
+        """The names of the taps that the logs describe. (Those of exported programs are in their messages only.)"""
+        names: set[str] = set()
+        for path in (path for _, paths in self._processes for path in paths):
+            segment = SegmentReader(path)
+            for _ in segment.chunks():
+                pass  # what taps are is taken in on the way
+            names |= {described.name for _, described in segment.consumers.values()}
+            segment.close()
+        return names
+
     def runs(self, selection: Selection = EVERYTHING, *, by_time: bool = True) -> Iterator[Record]:
         """Messages as they were recorded, some of one device at a time, and what is said to be lost or is damaged.
 

@@ -265,14 +265,14 @@ class SegmentWriter:
         total = sum(map(len, views))
         done = 0
         try:
+            # Wherever an interrupted write left off.
+            os.lseek(self._fd, self.nbytes, os.SEEK_SET)
             while done < total:
                 done += os.writev(self._fd, _after(views, done))
-        except OSError:
+        except BaseException:
             # A chunk that is not whole must not stand before one that will be.
             with contextlib.suppress(OSError):
                 os.ftruncate(self._fd, self.nbytes)
-            with contextlib.suppress(OSError):
-                os.lseek(self._fd, self.nbytes, os.SEEK_SET)
             raise
         self.nbytes += total
 

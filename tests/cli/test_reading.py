@@ -133,13 +133,22 @@ def test_cat_writes_json(tmp_path: Path, log: Path) -> None:
         (["--since", "2023-11-14T23:13:41+01:00", "--until", "1700000022.5"], [21, 22]),
         (["--limit", "2"], [0, 1]),
         (["--limit", "0"], []),
-        (["--name", "nothing"], []),
     ],
 )
 def test_cat_shows_what_is_chosen(
     tmp_path: Path, log: Path, arguments: list[str], expected: list[int]
 ) -> None:
     assert [item["seq"] for item in objects(hcb(tmp_path, "cat", "--json", *arguments, log))] == expected
+
+
+@pytest.mark.parametrize("command", ["cat", "cat --json", "tail", "stats", "errors", "replay"])
+def test_names_that_no_tap_has_are_said_with_near_ones(tmp_path: Path, log: Path, command: str) -> None:
+    result = hcb(tmp_path, *command.split(), "--name", "los", "--name", "pos*", "--device", "cpu:7", log)
+    assert result.returncode == 1
+    assert "hcb: no tap of the log is called 'los'; there are 'loss'\n" in result.stderr
+    assert "pos*" not in result.stderr
+    # A name that some tap has, of which nothing else was wanted, is no mistake.
+    assert hcb(tmp_path, *command.split(), "--name", "loss", "--step", "99", log).returncode == 0
 
 
 @pytest.mark.parametrize(

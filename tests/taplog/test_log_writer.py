@@ -294,6 +294,30 @@ def test_a_folder_that_is_gone_loses_messages_and_nothing_else(
     assert [note.lost.messages for note in lost] == [5]
 
 
+def test_an_interrupt_while_it_writes_leaves_whole_messages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writev = os.writev
+
+    def interrupted(fd: int, buffers: Any) -> int:
+        writev(fd, [b"".join(buffers)[:1_000]])
+        raise KeyboardInterrupt
+
+    with log_in(tmp_path) as log:
+        log.append("cpu:0", losses(0, 10), at_once=True)
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "writev", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                log.append("cpu:0", losses(10, 10), at_once=True)
+        monkeypatch.setattr(log, "_retry_at", 0.0)
+        log.append("cpu:0", losses(20, 10), at_once=True)
+        assert log.counters.lost_messages == 10
+    messages, lost, damaged = read(tmp_path)
+    assert seqs(messages) == [*range(10), *range(20, 30)]
+    assert [(note.lost.first_seq, note.lost.messages) for note in lost] == [(10, 10)]
+    assert damaged == []
+
+
 FULL = """
 import sys
 sys.path[:0] = sys.argv[2:]

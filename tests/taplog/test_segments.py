@@ -277,7 +277,6 @@ def test_bytes_that_are_no_chunk_are_passed_over(tmp_path: Path) -> None:
     with path.open("ab") as file:
         file.write(copied + bytes(-len(copied) % 64) + bytes(3 << 20))
     writer.nbytes = path.stat().st_size
-    os.lseek(writer._fd, 0, os.SEEK_END)
     writer.frames("cpu:0", losses(2, 2), DESCRIBED)
     writer.abandon()
     messages, _, (damage,) = read(path)
