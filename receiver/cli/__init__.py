@@ -19,6 +19,7 @@ COMMANDS: dict[str, str] = {
     "stats": "count what a tap log holds, by tap",
     "errors": "show the checks that failed, by line",
     "replay": "deliver the messages of a tap log once more",
+    "diff": "show the first message in which two runs differ",
     "convert": "write a tap log as JSON lines, .npz, Parquet, TensorBoard events or a trace for Perfetto",
     "recover": "show the last messages of processes that were killed, out of a flight recorder",
     "ctl": "rule the taps of a running process: every n-th, a rate, heads of arrays, off and on",
@@ -27,7 +28,7 @@ COMMANDS: dict[str, str] = {
 """The modules of this package that are commands, and what each does, in the order of the help.
 
 A command's module has `configure(parser)`, which adds its arguments, and `run(arguments)`, which returns the exit
-status.
+status; and `FAILED` if its status for errors is not 1.
 """
 
 FAILED, USAGE, INTERRUPTED, BROKEN_PIPE = 1, 2, 130, 141
@@ -47,7 +48,7 @@ def _parser(chosen: str | None) -> argparse.ArgumentParser:
         if name == chosen:  # only this one's module is loaded
             module = importlib.import_module(f"receiver.cli.{name}")
             module.configure(added)
-            added.set_defaults(run=module.run)
+            added.set_defaults(run=module.run, failed=getattr(module, "FAILED", FAILED))
     return parser
 
 
@@ -74,7 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return INTERRUPTED
     except (HostCallbackError, OSError) as error:
         print(f"hcb: {_one_line(error)}", file=sys.stderr)
-        return FAILED
+        return int(parsed.failed)
     return status
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -61,16 +62,28 @@ class LogReader:
         """The processes that wrote them, the first to begin first."""
         return [writer for writer, _ in self._processes]
 
-    def devices(self, selection: Selection = EVERYTHING) -> list[tuple[Writer, str]]:
-        """The devices that recorded messages, of each process. This reads the headers of all segments."""
-        found: dict[tuple[Writer, str], None] = {}
+    def segments(self) -> Iterator[tuple[Writer, SegmentReader]]:
+        """The segments of each process, the first to begin first. Each is open until the next one."""
         for writer, paths in self._processes:
             for path in paths:
                 segment = SegmentReader(path)
-                for chunk in segment.chunks():
-                    if isinstance(chunk, Chunk) and chunk.kind is Kind.FRAMES:
-                        found[writer, segment.devices.get(chunk.stream, "")] = None
+                yield writer, segment
                 segment.close()
+
+    def of(self, writer: Writer) -> LogReader:
+        """A reader of what one of the processes wrote."""
+        reader = copy.copy(self)
+        reader._processes = [item for item in self._processes if item[0] == writer]
+        reader._cut_off = []
+        return reader
+
+    def devices(self, selection: Selection = EVERYTHING) -> list[tuple[Writer, str]]:
+        """The devices that recorded messages, of each process. This reads the headers of all segments."""
+        found: dict[tuple[Writer, str], None] = {}
+        for writer, segment in self.segments():
+            for chunk in segment.chunks():
+                if isinstance(chunk, Chunk) and chunk.kind is Kind.FRAMES:
+                    found[writer, segment.devices.get(chunk.stream, "")] = None
         return [key for key in found if selection.wants_device(key[1])]
 
     def tap_names(self) -> set[str]:
