@@ -16,6 +16,9 @@ from receiver.taplog.logged import LoggedMessage
 
 PENDING_BYTES = 64 << 20
 
+_OBJECTS_BYTES = 1024
+"""What a message takes in memory beside its elements."""
+
 
 class Pair(NamedTuple):
     """Messages that belong together.
@@ -64,6 +67,10 @@ class _Waiting(NamedTuple):
     position: int
     logged: LoggedMessage
 
+    @property
+    def nbytes(self) -> int:
+        return _OBJECTS_BYTES + sum(array.nbytes for array in self.logged.message.arrays)
+
 
 @dataclass(slots=True)
 class _Side:
@@ -92,7 +99,7 @@ class _Side:
 
     def add(self, key: TapKey, waiting: _Waiting) -> None:
         self.waiting.setdefault(key, deque()).append(waiting)
-        self.nbytes += waiting.logged.nbytes
+        self.nbytes += waiting.nbytes
 
     def oldest(self) -> TapKey | None:
         """The tap whose message has waited longest."""
@@ -103,7 +110,7 @@ class _Side:
         found = queue.popleft()
         if not queue:
             del self.waiting[key]
-        self.nbytes -= found.logged.nbytes
+        self.nbytes -= found.nbytes
         return found
 
 

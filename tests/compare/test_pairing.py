@@ -158,7 +158,7 @@ def test_what_waits_is_bounded(
 ) -> None:
     a = write(tmp_path / "a", SENT)
     b = write(tmp_path / "b", sorted(SENT, key=lambda sent: sent[0]))
-    monkeypatch.setattr(pairing, "PENDING_BYTES", 1_000)
+    monkeypatch.setattr(pairing, "PENDING_BYTES", 10_000)
     status, (found, _), _ = diff(a, b, capsys)
     assert (status, found["what"]) == (1, "missing")
     assert "within" in found["text"]
