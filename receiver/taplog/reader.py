@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from receiver.taplog.chunk_reader import Chunk
-from receiver.taplog.errors import CutOffLogError, Damage, DamagedLogError
+from receiver.taplog.errors import CutOffLogError, Damage, DamagedLogError, NotATapLogError
 from receiver.taplog.layout import Kind
 from receiver.taplog.logged import LoggedMessage, RunDecoder
 from receiver.taplog.merge import LostRun, Record, Run, merged
@@ -42,17 +42,20 @@ class LogReader:
         given = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
         found: dict[Writer, list[Path]] = {}
         self._cut_off: list[Path] = []
+        problem: Exception = NotATapLogError("no tap log was given")
         for path in dict.fromkeys(segment for item in given for segment in segments_of(item)):
             try:
                 segment = SegmentReader(path)
             except CutOffLogError as error:
                 self._cut_off.append(path)
-                first = error
-                continue
-            found.setdefault(segment.writer, []).append(path)
-            segment.close()
+                problem = error
+            except FileNotFoundError as error:  # its writer keeps the last ones only
+                problem = error
+            else:
+                found.setdefault(segment.writer, []).append(path)
+                segment.close()
         if not found:
-            raise first
+            raise problem
         self._processes = [
             (writer, sorted(segments, key=lambda path: path.name)) for writer, segments in found.items()
         ]

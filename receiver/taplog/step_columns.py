@@ -18,6 +18,9 @@ Array = np.ndarray[Any, Any]
 
 MAX_KNOWN = 4096
 
+INTEGER_CODES = range(2, 10)
+"""The wire's codes of integers of whole bytes, S8 to U64."""
+
 _TRUNCATED = np.uint64(int(Flags.TRUNCATED))
 
 
@@ -140,7 +143,7 @@ def _slot(metadata: bytes, array: int) -> _Slot | None:
     if array >= len(specs):
         return None
     spec = specs[array]
-    if spec.shape or spec.bits < 8 or spec.dtype.kind not in "iu":
+    if spec.shape or spec.type_code not in INTEGER_CODES:
         return None
     offsets, _, _ = payload_layout(specs)
     return _Slot(HEADER.size + align(len(metadata)) + offsets[array], spec.dtype)

@@ -424,3 +424,21 @@ def test_steps_are_found_in_every_integer_and_every_container(tmp_path: Path) ->
             frames.append(frame(described, *arrays, seq=seq))
         log.append("cpu:0", block_of(*frames))
     assert [m.step for m in read(tmp_path)[0]] == [step for *_, step in cases]
+
+
+def test_segments_that_are_deleted_while_a_log_is_opened_are_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from receiver.taplog import reader
+
+    with log_in(tmp_path, segment_bytes=1) as log:
+        for first in range(4):
+            log.append("cpu:0", losses(first, 1), at_once=True)
+    listed = sorted(tmp_path.iterdir())
+    monkeypatch.setattr(reader, "segments_of", lambda path: listed)
+    listed[0].unlink()
+    assert seqs(read(tmp_path)[0]) == [1, 2, 3]
+    for path in listed[1:]:
+        path.unlink()
+    with pytest.raises(FileNotFoundError):
+        LogReader(tmp_path)
