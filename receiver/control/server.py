@@ -82,8 +82,10 @@ class ControlServer:
         with contextlib.suppress(OSError):
             self.path.unlink(missing_ok=True)
             os.write(self._wake_writer, b"x")
-        if threading.current_thread() is not self._thread:
-            self._thread.join(SEND_SEC)
+        self._thread.join(SEND_SEC)
+        if not self._thread.is_alive():  # else it answers somebody who does not listen, and needs them yet
+            os.close(self._wake_reader)
+            os.close(self._wake_writer)
 
     def forget(self) -> None:
         """In a forked child: closes what is the parent's, without a word to its clients."""

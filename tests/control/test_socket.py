@@ -292,3 +292,18 @@ def test_commands_can_be_added(folder: Path) -> None:
                 client.ask("double")
     finally:
         del live._handlers["double"]
+
+
+def test_what_is_opened_is_closed(folder: Path) -> None:
+    descriptors = Path("/proc/self/fd")
+    if not descriptors.is_dir():
+        pytest.skip("the system does not list open files")
+    live.start()
+    live.close()
+    before = len(list(descriptors.iterdir()))
+    for _ in range(5):
+        live.start()
+        with ControlClient(os.getpid()) as client:
+            client.ask("process")
+        live.close()
+    assert len(list(descriptors.iterdir())) == before
