@@ -66,6 +66,7 @@ class DeviceReceiver:
         )
         self._switches: dict[int, Scope] = {}
         self._stopping = False
+        self._leaving = False
         self._progress = threading.Condition()  # protects _consumed and _waiters
         self._consumed = continues_from or 0
         self._discarded = 0
@@ -96,8 +97,12 @@ class DeviceReceiver:
         scope.opened(self.name)
         self.source.send_end(token)
 
-    def stop(self, timeout_sec: float) -> bool:
-        """Ends the thread after the frames queued so far; False if it is still busy at the timeout."""
+    def stop(self, timeout_sec: float, *, drain: bool = True) -> bool:
+        """Ends the thread after the frames queued so far; False if it is still busy at the timeout.
+
+        Without `drain`, after the batch that it delivers now: what is left is for another receiver.
+        """
+        self._leaving = not drain
         self._stopping = True
         self.source.wake()
         self._thread.join(timeout_sec)
@@ -151,6 +156,8 @@ class DeviceReceiver:
                     continue
                 if batch is not None:
                     self._deliver(batch)
+                    if self._leaving:
+                        return
                     continue
                 with self._progress:
                     self._consume(0)

@@ -7,11 +7,13 @@ import os
 import threading
 from collections.abc import Callable, Iterable
 from time import perf_counter
-from typing import Any
+from typing import Any, Protocol
 
 from receiver import lock_share
 from receiver.apart.beside import BesideRings
+from receiver.apart.outside import OutsideRings
 from receiver.apart.process import ReceiverProcess
+from receiver.back_pressure import BackPressure
 from receiver.calls import CallThreads
 from receiver.device_receiver import DeviceReceiver, MakeCalls
 from receiver.errors import (
@@ -36,6 +38,19 @@ STOP_SEC = 10.0
 
 POLL_SEC = 0.05
 """How often a waiter looks whether the tap it waits for has stalled; progress wakes it at once."""
+
+
+class Apart(Protocol):
+    """Another process that reads rings of this one.
+
+    Attributes:
+        rings: what it reads.
+    """
+
+    rings: OutsideRings
+
+    def collect(self) -> None:
+        """Has it report what came of the messages, where somebody here wants to know."""
 
 
 class Runtime:
@@ -64,7 +79,7 @@ class Runtime:
         self._claims: dict[str, Scope] = {}
         self._late: list[Scope] = []
         self._adopted: dict[str, DeviceReceiver] = {}  # of rings that another process has read
-        self._apart: list[ReceiverProcess] = []
+        self._apart: list[Apart] = []
         self._beside: BesideRings | None = None
         self.flight: FlightRecorder | None = None
         self._totals = Totals()
@@ -146,16 +161,34 @@ class Runtime:
         Raises:
             OSError: it cannot be started.
         """
-        receivers = [self._receivers[name] for name in names if name in self._receivers]
-        sources = {
-            r.name: r.source for r in receivers if isinstance(r.source, RingSource) and r.source.device >= 0
-        }
-        if len(sources) < len(receivers):
+        names = list(names)
+        rings = self.hand_over(names, scope.back_pressure)
+        if rings is None or len(rings.names) < len(names):
             logger.warning(
                 "process=True: the taps of %s are delivered in this process: another one can read the rings of CPU "
-                "devices, on the native transport",
-                ", ".join(r.name for r in receivers if r.name not in sources),
+                "devices, on the native transport, and one at a time",
+                ", ".join(name for name in names if rings is None or name not in rings.names),
             )
+        if rings is None:
+            return None
+        process = ReceiverProcess(rings, self.registry, scope, record=record, process_index=process_index)
+        self.add_apart(process)
+        return process
+
+    def hand_over(self, names: Iterable[str] | None, back_pressure: BackPressure) -> OutsideRings | None:
+        """Rings of devices, all or those named, for another process to read; None if there are none that it could.
+
+        Raises:
+            OSError: a ring cannot be put into a file.
+        """
+        with self._lock:
+            taken = {name for reader in self._apart for name in reader.rings.names}
+            chosen = [self._receivers[n] for n in (names or self._receivers) if n in self._receivers]
+        sources = {
+            r.name: r.source
+            for r in chosen
+            if r.name not in taken and isinstance(r.source, RingSource) and r.source.device >= 0
+        }
         if not sources:
             return None
         self._beside = self._beside or BesideRings(self.registry)
@@ -164,24 +197,22 @@ class Runtime:
                 adopted = self._adopted.pop(name, None)
             if adopted is not None and not adopted.stop(STOP_SEC):
                 raise OSError(f"{describe_wait(adopted)}: no other process can read its ring meanwhile")
-        process = ReceiverProcess(
-            self._beside,
-            self.registry,
-            scope,
-            sources,
-            self._adopt,
-            record=record,
-            process_index=process_index,
-        )
+        return OutsideRings(self._beside, sources, self._adopt, back_pressure)
+
+    def add_apart(self, reader: Apart) -> None:
+        """Another process reads rings of this one: barriers wait for it."""
         with self._lock:
-            self._apart.append(process)
-        return process
+            self._apart.append(reader)
+
+    def remove_apart(self, reader: Apart) -> None:
+        """It does not any more."""
+        with self._lock:
+            self._apart.remove(reader)
 
     def end_apart(self, process: ReceiverProcess) -> None:
-        """Ends such a process: its taps are delivered here from now on."""
+        """Ends a process that `receive_apart` started: its taps are delivered here from now on."""
         process.stop()
-        with self._lock:
-            self._apart.remove(process)
+        self.remove_apart(process)
 
     def _adopt(self, name: str, source: RingSource) -> None:
         with self._lock:
@@ -303,14 +334,14 @@ class Runtime:
 
     def _wait_apart(self, names: set[str] | None, deadline: float | None) -> None:
         with self._lock:
-            processes = list(self._apart)
-        for process in processes:
-            for name in process.names:
-                emitted = process.emitted(name) if names is None or name in names else 0
-                while not process.wait_delivered(name, emitted, POLL_SEC):
+            readers = list(self._apart)
+        for reader in readers:
+            for name in reader.rings.names:
+                emitted = reader.rings.emitted(name) if names is None or name in names else 0
+                while not reader.rings.wait_delivered(name, emitted, POLL_SEC):
                     if deadline is not None and perf_counter() > deadline:
-                        raise TapTimeoutError(f"the time was up. {process.describe(name)}")
-            process.collect()
+                        raise TapTimeoutError(f"the time was up. {reader.rings.describe(name)}")
+            reader.collect()
 
     def wait_closed(self, names: Iterable[str], scope: Scope, stall_sec: float) -> None:
         """Waits until everything of `scope` has been delivered, after `release`.

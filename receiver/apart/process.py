@@ -7,19 +7,17 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 
-from receiver.apart.beside import BesideRings, Routes
 from receiver.apart.link import Link
+from receiver.apart.outside import OutsideRings
 from receiver.apart.reader import Order
 from receiver.consumer import Consumer
 from receiver.deferred import OnError
 from receiver.log import logger
 from receiver.registry import Registry
-from receiver.ring_source import RingSource
 from receiver.scope import Scope
 
 START_SEC = 60.0
@@ -28,26 +26,19 @@ START_SEC = 60.0
 ANSWER_SEC = 10.0
 """How long it may take to report when everything is delivered."""
 
-POLL_SEC = 0.002
-
-Adopt = Callable[[str, RingSource], None]
-"""Has this process read a ring from now on: the device's name, and the ring."""
-
 
 class ReceiverProcess:
     """Delivers the taps of some devices that need nothing of this process. Any thread.
 
     Attributes:
-        names: of the devices.
+        rings: what it reads.
     """
 
     def __init__(
         self,
-        rings: BesideRings,
+        rings: OutsideRings,
         registry: Registry,
         scope: Scope,
-        sources: dict[str, RingSource],
-        adopt: Adopt,
         *,
         record: str | None = None,
         process_index: int | None = None,
@@ -55,30 +46,25 @@ class ReceiverProcess:
         """Starts it, and sends it what the taps emit from now on.
 
         Args:
-            rings: where its rings are.
+            rings: what it is to read.
             registry: the consumers of this process.
             scope: accounts for what it delivers.
-            sources: of the devices, by name: the rings that this process reads.
-            adopt: reads a ring when the other process does not any more.
             record: a tap log's folder, for what it delivers.
             process_index: of this process in a program of several.
 
         Raises:
-            OSError: it cannot be started, or a ring cannot be put into a file.
+            OSError: it cannot be started.
         """
-        self.names = list(sources)
+        self.rings = rings
         self._scope = scope
-        self._adopt = adopt
         self._changed = threading.Condition()  # protects everything below
         self._reports = 0
         self._answered = 0
         self._ready = self._gone = self._ending = False
-        self._beside = {name: rings.ring(name, source) for name, source in sources.items()}
-        for name, ring in self._beside.items():
-            sources[name].hand_over(ring)
+        files = [(name, str(file)) for name, file in rings.files.items()]
         order = Order(
-            str(rings.folder), os.getpid(), [(name, str(rings.file(name))) for name in sources], record,
-            process_index, scope.deferred.max_kept, str(scope.deferred.on_error), remove=True,
+            str(rings.folder), os.getpid(), files, record, process_index, scope.deferred.max_kept,
+            str(scope.deferred.on_error), remove=True,
         )  # fmt: skip
         self._process, self._link = _start(order)
         self._listener = threading.Thread(target=self._listen, name="hostcallback-apart", daemon=True)
@@ -92,7 +78,7 @@ class ReceiverProcess:
                     f"the receiver's process did not start (exit status {self._process.wait()}): "
                     "its standard error says why"
                 )
-        self._routes = Routes(registry, self._wanted)
+        rings.route(registry, self._wanted)
 
     def _wanted(self, consumer: Consumer) -> bool:
         if not consumer.is_portable:
@@ -104,32 +90,6 @@ class ReceiverProcess:
     def pid(self) -> int:
         """Of the other process."""
         return self._process.pid
-
-    def wait_delivered(self, name: str, emitted: int, timeout_sec: float) -> bool:
-        """Waits until the first `emitted` messages of a device's ring beside were delivered; False if time is up."""
-        deadline = perf_counter() + timeout_sec
-        while True:
-            counters = self._beside[name].counters()
-            if counters.emitted - counters.queued_messages >= emitted:
-                return True
-            with self._changed:
-                if self._gone:
-                    return True  # this process has the ring now, and waits for it as for its own
-                self._changed.wait(POLL_SEC)
-            if perf_counter() > deadline:
-                return False
-
-    def emitted(self, name: str) -> int:
-        """Messages that the device has sent there so far."""
-        return self._beside[name].counters().emitted
-
-    def describe(self, name: str) -> str:
-        """What it has still to do, in a sentence."""
-        counters = self._beside[name].counters()
-        return (
-            f"device {name}: the receiver's process {self.pid} has {counters.queued_messages} message(s) "
-            f"({counters.queued_bytes} bytes) to deliver"
-        )
 
     def collect(self) -> None:
         """Has the other process report what came of the messages, into the scope."""
@@ -144,7 +104,6 @@ class ReceiverProcess:
 
     def stop(self) -> None:
         """Ends it: what is emitted from now on is delivered here."""
-        self._routes.end()
         with self._changed:
             gone, self._ending = self._gone, True
         if not gone:
@@ -162,26 +121,20 @@ class ReceiverProcess:
     def _listen(self) -> None:
         while True:
             said = self._link.receive()
+            if said is not None:
+                self._take(said)
             if said is None or said["kind"] == "end":
                 break
-            self._take(said)
-        if said is not None:
-            self._take(said)
+        status = self._process.wait()
         with self._changed:
             unexpected = not self._ending and self._ready
         if unexpected:
-            self._routes.end()
             logger.warning(
-                "the receiver's process %d ended (exit status %s): its taps are delivered in this process from now on",
+                "the receiver's process %d ended (exit status %d): its taps are delivered in this process from now on",
                 self.pid,
-                self._process.wait(),
+                status,
             )
-        else:
-            self._process.wait()
-        # What it had not given back, and what still comes from programs that were asked before the routes ended.
-        for name, ring in self._beside.items() if self._ready else ():
-            ring.take_over()
-            self._adopt(name, ring)
+        self.rings.end()
         with self._changed:
             self._gone = True
             self._changed.notify_all()

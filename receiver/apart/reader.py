@@ -85,10 +85,13 @@ class Reader:
             self._recorder.flush()
         return {"stats": self.scope.stats, "deferred": self.scope.deferred.hand_over()}
 
-    def finish(self) -> dict[str, Any]:
-        """Delivers what is there, ends the receivers, and reports."""
+    def finish(self, *, drain: bool = False) -> dict[str, Any]:
+        """Ends the receivers, which leave what they are not delivering yet to the other process, and reports.
+
+        `drain`: they deliver it, too.
+        """
         for receiver in self._receivers:
-            receiver.stop(DRAIN_SEC)
+            receiver.stop(DRAIN_SEC, drain=drain)
         report = self.report()
         if self._recorder is not None:
             self._recorder.close()
@@ -98,7 +101,7 @@ class Reader:
         """The other process is dead: delivers what it has left."""
         for source in self._sources:
             source.abandon()
-        self.finish()
+        self.finish(drain=True)
         if self.order.remove:
             shutil.rmtree(self.order.folder, ignore_errors=True)
         error = self.scope.deferred.take()

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import os
 import threading
 from pathlib import Path
 
+from receiver.apart.attachment import attach
 from receiver.control.commands import commands
 from receiver.control.errors import ControlError, RuleFileError
 from receiver.control.rule_file import POLL_SEC, RuleFile
@@ -30,6 +32,7 @@ class LiveControl:
         self._server: ControlServer | None = None
         self._followed: Path | None = None  # by the parent, for a forked child to go on with
         self._handlers = commands(runtime)
+        self._handlers["attach"] = functools.partial(attach, runtime)
 
     @property
     def socket_path(self) -> Path | None:

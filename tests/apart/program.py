@@ -37,8 +37,8 @@ def reader() -> Any:
 def kill_reader() -> None:
     """Kills it, when it has begun to deliver."""
     process = reader()
-    name = process.names[0]
-    while not process.wait_delivered(name, 50, 30):
+    name = process.rings.names[0]
+    while not process.rings.wait_delivered(name, 50, 30):
         pass
     os.kill(process.pid, signal.SIGKILL)
 
@@ -54,7 +54,7 @@ with hcb.outfeed_receiver(process=True, record=log) as receiver:
     result = run(jnp.float32(0))
     if scenario == "program dies":
         result.block_until_ready()
-        print(f"emitted {reader().emitted('cpu:0')}", file=sys.stderr, flush=True)
+        print(f"emitted {reader().rings.emitted('cpu:0')}", file=sys.stderr, flush=True)
         kill_me()
     if scenario == "program dies emitting":
         kill_me()
