@@ -18,6 +18,7 @@ from datetime import date
 from pathlib import Path
 from time import perf_counter
 
+import bench_apart
 import bench_checks
 import bench_compile
 import bench_dispatch
@@ -66,6 +67,7 @@ ROWS: dict[str, Callable[[int], Rows]] = {
     "eight_devices": bench_dispatch.eight_devices,
     "idle_receivers": bench_receiver.idle,
     "busy_receiver": bench_receiver.busy,
+    "apart": bench_apart.apart,
     "ring_in_file": bench_flight.ring_in_file,
     "holding_check": bench_checks.holding_check,
     "holding_check_beside_checkify": bench_checks.holding_check_beside_checkify,

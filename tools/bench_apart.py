@@ -1,0 +1,127 @@
+"""The benchmark of receivers in a process of their own: what they leave to the program's own Python."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from time import perf_counter, sleep
+from typing import Any
+
+import jax.numpy as jnp
+from bench_handlers import pace
+from bench_process import rows_of_process
+from bench_row import Row, figure
+from jax import lax
+
+import hostcallback as hcb
+from receiver.runtime import runtime
+
+PACE_SEC, PACES = 0.001, 50
+TAPS = 400
+"""Prints in each millisecond: more than a receiver delivers."""
+
+
+def apart(rounds: int) -> list[Row]:
+    """A loop of pure Python on the main thread while a device prints more than its receiver can deliver.
+
+    The device takes 1 ms a step without using a processor, as an accelerator would. Its prints go to /dev/null: from
+    this process, or from the receiver's own (`process=True`). The baseline is the same loop beside the untapped
+    program.
+    """
+    return rows_of_process("bench_apart", "apart_here", max(rounds // 2, 5))
+
+
+def apart_here(rounds: int) -> list[Row]:
+    """See `apart`."""
+
+    def program(taps: int) -> Callable[[Any], Any]:
+        def step(carry: Any, _: Any) -> Any:
+            x = pace(carry, PACE_SEC)
+            return lax.fori_loop(0, taps, lambda _, c: hcb.id_print(c * 1.0001, what="c"), x), None
+
+        return hcb.jit(lambda x: lax.scan(step, x, None, length=PACES)[0])
+
+    tapped, untapped = program(TAPS), program(0)
+    x = jnp.float32(1)
+    for run in (tapped, untapped):
+        with _to_nowhere():
+            run(x).block_until_ready()
+            hcb.barrier_wait()
+    times: dict[str, list[float]] = {"untapped": [], "here": [], "apart": []}
+    delivered: dict[str, list[float]] = {"here": [], "apart": []}
+    for _ in range(rounds):
+        times["untapped"].append(_beside(untapped, x)[0])
+        for name in ("here", "apart"):
+            with _to_nowhere(), hcb.outfeed_receiver(process=name == "apart", back_pressure="drop_newest"):
+                time_ms, rate = _beside(tapped, x)
+            times[name].append(time_ms)
+            delivered[name].append(rate)
+    base, here, other = (figure(times[name]) for name in ("untapped", "here", "apart"))
+    rates = {name: figure(values).median for name, values in delivered.items()}
+    title = "a loop of pure Python beside a saturated receiver"
+    return [
+        other.beside(
+            base, f"{title} in a process of its own ({rates['apart']:,.0f} prints/s)", "ms", "untapped", 1.1
+        ),
+        here.beside(base, f"{title} in this process ({rates['here']:,.0f} prints/s)", "ms", "untapped", None),
+    ]
+
+
+def _beside(run: Callable[[Any], Any], x: Any) -> tuple[float, float]:
+    # Milliseconds of one pass of the loop, and messages a second that are delivered meanwhile.
+    done = threading.Event()
+
+    def emit() -> None:
+        while not done.is_set():
+            run(x).block_until_ready()
+
+    emitter = threading.Thread(target=emit)
+    emitter.start()
+    sleep(0.2)
+    before, started = _released(), perf_counter()
+    passes = 0
+    while perf_counter() - started < 0.6:
+        _work()
+        passes += 1
+    elapsed = perf_counter() - started
+    rate = (_released() - before) / elapsed
+    done.set()
+    emitter.join()
+    hcb.barrier_wait()
+    return elapsed / passes * 1e3, rate
+
+
+def _work() -> int:
+    total = 0
+    for i in range(20_000):
+        total += i & 3
+    return total
+
+
+def _released() -> int:
+    own = [receiver.source.counters() for receiver in runtime.receivers()]
+    other = [
+        runtime_rings.counters()
+        for reader in runtime._apart
+        for runtime_rings in reader.rings._rings.values()
+    ]
+    return sum(counters.emitted - counters.queued_messages for counters in own + other)
+
+
+@contextlib.contextmanager
+def _to_nowhere() -> Iterator[None]:
+    # The descriptor, which a child process has, too.
+    sys.stdout.flush()
+    kept = os.dup(1)
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        os.dup2(kept, 1)
+        os.close(kept)
+        os.close(nowhere)
