@@ -17,7 +17,7 @@ from receiver.taplog.merge import LostRun
 from receiver.taplog.plain_message import process_text
 
 ROW_GROUP_BYTES = 32 << 20
-ROW_GROUP_ROWS = 1 << 17
+ROW_GROUP_ROWS = 1 << 15
 
 
 def _pyarrow() -> Any:

@@ -14,6 +14,7 @@ import pytest
 from receiver.cli import main
 from receiver.compare import pairing
 from receiver.described import Described
+from receiver.exported import WHOLE_ID
 from receiver.taplog.block import Block
 from receiver.taplog.errors import Lost
 from receiver.taplog.segment_writer import SegmentWriter
@@ -182,3 +183,29 @@ def test_lines_may_be_ignored(
     status, (found, _), _ = diff(a, b, capsys)
     assert (status, found["what"]) == (1, "missing")
     assert diff(a, b, capsys, "--ignore-lines")[0] == 0
+
+
+def test_taps_of_exported_programs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def record(name: str, values: Sequence[float]) -> Path:
+        frames = [
+            encode_frame(
+                [tap.pack(), np.float64(value)],
+                consumer_id=WHOLE_ID,
+                flags=Flags.ORDERED,
+                seq=seq,
+                time_ns=seq,
+                run_id=1,
+            )
+            for seq, (tap, value) in enumerate(zip([X, Y] * 5, values, strict=True))
+        ]
+        writer = SegmentWriter(tmp_path / name)
+        offsets = np.cumsum([0, *map(len, frames[:-1])])
+        writer.frames("cpu:0", Block(np.frombuffer(bytearray(b"".join(frames)), np.uint8), offsets), {})
+        writer.close()
+        return writer.path
+
+    a = record("a", range(10))
+    status, (found, _), _ = diff(a, record("b", [0, 1, 2, 3, 4, 50, 6, 7, 8, 9]), capsys)
+    assert (status, found["name"], found["a"]["seq"]) == (1, "y", 5)
+    # A log of the same taps as this process traced them.
+    assert diff(a, write(tmp_path / "c", [("xy"[i % 2], float(i)) for i in range(10)]), capsys)[0] == 0
