@@ -2,31 +2,26 @@
 
 from __future__ import annotations
 
-import bisect
-import contextlib
 import difflib
-import threading
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
 
-from receiver.calls import Call, Calls
 from receiver.consumer import Sink
 from receiver.deferred import MAX_KEPT, OnError
 from receiver.described import Described
 from receiver.described_tap import Binding, DescribedTap
 from receiver.dispatch import Dispatcher
-from receiver.errors import CallFailedError
 from receiver.exported import ExportedTaps
 from receiver.failed_checks import FailedCheck
 from receiver.log import logger
+from receiver.log_batches import LogBatch, Pace, ReplayedCalls
 from receiver.message import Message
 from receiver.registry import Lease, Registry
 from receiver.scope import Scope
-from receiver.source import Batch, Frame
+from receiver.source import Batch
 from receiver.stats import DeviceStats
 from receiver.taplog.block import Block
 from receiver.taplog.errors import Damage, Lost
@@ -63,53 +58,6 @@ class Replayed:
     def messages(self) -> int:
         """How many messages were delivered."""
         return sum(row.delivered for row in self.stats) - self.skipped.total()
-
-
-class _LogBatch:
-    # Frames of a log, as a source's.
-
-    def __init__(self, block: Block, start: int, stop: int, folded: dict[int, int]) -> None:
-        self.count = stop - start
-        self.columns = None
-        data = block.data
-        self.frames: Sequence[Frame] = [(data, offset, None) for offset in block.starts[start:stop]]
-        self.folded: Sequence[int] = ()
-        if folded:
-            counts = [folded.pop(seq, 0) for seq in block.seqs[start:stop].tolist()]
-            self.folded = counts if any(counts) else ()
-
-    def release(self) -> None:
-        """Nothing: the memory is the batch's own."""
-
-
-class _ReplayedCalls(Calls):
-    # The calls of a program that nobody runs: their host functions may be bound, and their results go nowhere.
-
-    def _start(self, call: Call) -> None:
-        self._note(call, threading.current_thread())
-        with contextlib.suppress(CallFailedError):  # it is deferred
-            self._run(call)
-
-
-class _Pace:
-    # The original timing, or that faster or slower.
-
-    def __init__(self, speed: float) -> None:
-        self._speed = speed
-        self._first_ns: int | None = None
-        self._started = 0.0
-
-    def parts(self, times: Sequence[int], start: int, stop: int) -> Iterator[tuple[int, int]]:
-        if self._first_ns is None:
-            self._first_ns, self._started = times[start], time.perf_counter()
-        while start < stop:
-            due = self._started + (times[start] - self._first_ns) / 1e9 / self._speed
-            while (left := due - time.perf_counter()) > 0:
-                time.sleep(left)
-            reached = self._first_ns + (time.perf_counter() - self._started) * 1e9 * self._speed
-            end = bisect.bisect_right(times, reached, start + 1, stop)
-            yield start, end
-            start = end
 
 
 class Replay:
@@ -160,7 +108,7 @@ class Replay:
 
         What sinks and functions raise, and failed checks, are in `scope.deferred` then.
         """
-        clock = None if pace is None else _Pace(pace)
+        clock = None if pace is None else Pace(pace)
         # Which checks failed first is told by their times.
         for record in self._reader.runs(selection, by_time=not self._checks_only):
             if isinstance(record, Damage):
@@ -172,7 +120,7 @@ class Replay:
         self._finish()
         return self.replayed
 
-    def _deliver(self, run: Run, clock: _Pace | None, selection: Selection) -> None:
+    def _deliver(self, run: Run, clock: Pace | None, selection: Selection) -> None:
         taps = self._processes.get(run.writer)
         if taps is None:
             taps = self._processes[run.writer] = _ProcessTaps(self, self._label(run.writer), selection)
@@ -185,7 +133,7 @@ class Replay:
             if not stop:
                 return
         for first, end in [(start, stop)] if clock is None else clock.parts(block.times, start, stop):
-            batch: Batch = _LogBatch(block, first, end, run.folded)
+            batch: Batch = LogBatch(block, first, end, run.folded)
             dispatcher.deliver(dispatcher.decode(batch))
 
     def _label(self, writer: Writer) -> str:
@@ -275,7 +223,7 @@ class _ProcessTaps:
 
     def _dispatcher(self, device: str) -> Dispatcher:
         name = self._label + device
-        calls = _ReplayedCalls(name, lambda batch: None)
+        calls = ReplayedCalls(name, lambda batch: None)
         return Dispatcher(self._registry, name, name, self._replay.scope, lambda token: None, calls)
 
 

@@ -38,7 +38,7 @@ class Show:
         parts = [time_text(message.time_ns), *([process_text(logged.writer)] if several else [])]
         parts += [message.device, step, printable(message.consumer.name), self._value(logged)]
         if message.shard_index is not None:
-            parts.append(" ".join(map(_place, message.shard_index)))
+            parts.append(" ".join(_place(place) for place in message.shard_index if place))
         if logged.folded:
             parts.append(f"(and {logged.folded:,} more before it)")
         parts.append(printable(message.consumer.source_line))

@@ -20,14 +20,8 @@ from receiver.sinks.print import device_text
 from receiver.source import Batch
 from receiver.taplog.block import Block
 from receiver.taplog.collect import Room, collect
-from receiver.taplog.log_writer import (
-    SEGMENT_BYTES,
-    SEGMENT_SEC,
-    LogCounters,
-    LogOptions,
-    LogWriter,
-    Messages,
-)
+from receiver.taplog.log_options import SEGMENT_BYTES, SEGMENT_SEC, LogCounters, LogOptions
+from receiver.taplog.log_writer import LogWriter, Messages
 from receiver.wire import Flags, WireError, decode_metadata, encode_frame
 
 Find = Callable[[int], Consumer | None]

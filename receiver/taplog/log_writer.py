@@ -8,9 +8,8 @@ import os
 import threading
 import time
 import weakref
-from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 
 from receiver.described import Described
@@ -19,6 +18,7 @@ from receiver.taplog.block import Block
 from receiver.taplog.collect import Room
 from receiver.taplog.compression import Compressor
 from receiver.taplog.errors import Lost
+from receiver.taplog.log_options import LogCounters, LogOptions
 from receiver.taplog.pending import Pending
 from receiver.taplog.segment_name import segment_name
 from receiver.taplog.segment_writer import SegmentWriter
@@ -28,60 +28,8 @@ FLUSH_BYTES = 256 << 10
 FLUSH_SEC = 0.1
 """Messages are written when so many bytes of one device have come, or the first of them so long ago."""
 
-SEGMENT_BYTES = 64 << 20
-SEGMENT_SEC = 3600.0
-
 RETRY_SEC = 1.0
 """After a write failed nothing is tried for so long: what comes meanwhile is lost."""
-
-
-@dataclass(frozen=True, slots=True)
-class LogOptions:
-    """How a log is kept.
-
-    Attributes:
-        segment_bytes: a segment that is longer is finished, and another one begun.
-        segment_sec: the same for one that is older, in seconds.
-        keep_bytes: when this process's segments are longer together, the oldest ones are deleted; None to keep all.
-        compress: whether messages are stored compressed.
-        fsync: whether each write waits until it is on the disk, so that it outlives a crash of the machine too.
-        process_index: of this process in a program of several.
-    """
-
-    segment_bytes: int = SEGMENT_BYTES
-    segment_sec: float = SEGMENT_SEC
-    keep_bytes: int | None = None
-    compress: bool = False
-    fsync: bool = False
-    process_index: int | None = None
-
-    def __post_init__(self) -> None:
-        """Raises ValueError for sizes and times that are not positive."""
-        for name in ("segment_bytes", "segment_sec", "keep_bytes"):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise ValueError(f"{name} is {value!r}, expected more than 0")
-
-
-@dataclass(slots=True)
-class LogCounters:
-    """What a log has taken in.
-
-    Attributes:
-        messages: written.
-        nbytes: of the segments, written so far, deleted ones included.
-        lost_messages: that could not be written.
-        lost_bytes: theirs.
-        lost_by_device: the same messages, by the device's name.
-        failure: why, the last time; empty if nothing failed.
-    """
-
-    messages: int = 0
-    nbytes: int = 0
-    lost_messages: int = 0
-    lost_bytes: int = 0
-    lost_by_device: Counter[str] = field(default_factory=Counter)
-    failure: str = ""
 
 
 Messages = tuple[Block, Sequence[tuple[int, int]], bool]

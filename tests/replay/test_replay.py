@@ -268,7 +268,8 @@ import resource, sys, time
 sys.path[:0] = sys.argv[3:]
 import numpy as np
 from logged_frames import LOSS, NORM, block_of, frame, losses
-from receiver.taplog.log_writer import LogOptions, LogWriter
+from receiver.taplog.log_options import LogOptions
+from receiver.taplog.log_writer import LogWriter
 wanted = int(sys.argv[2])
 log = LogWriter(sys.argv[1], LogOptions(segment_bytes=256 << 20))
 log.describe(LOSS)

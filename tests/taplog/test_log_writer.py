@@ -19,7 +19,8 @@ import pytest
 from logged_frames import DESCRIBED, LOSS, NORM, block_of, frame, losses, read, seqs
 
 from receiver.taplog import log_writer
-from receiver.taplog.log_writer import LogOptions, LogWriter
+from receiver.taplog.log_options import LogOptions
+from receiver.taplog.log_writer import LogWriter
 from receiver.taplog.reader import LogReader
 from receiver.taplog.segment_name import is_segment_name, segment_name
 from receiver.taplog.selection import Selection
