@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -151,8 +151,14 @@ class Replay:
                 binding = found
         wanted = selection.wants_name(described.name)  # of an exported tap only it knows the name
         if not wanted or (binding is None and not self._printers and described.kind in ("print", "format")):
-            return DescribedTap(described, Binding(_ignore), unbound=self._unbound, waits=False)
-        return DescribedTap(described, binding, unbound=self._unbound, waits=False, also=self._sinks)
+            ignored = replace(described, kind="undescribed")
+            return DescribedTap(ignored, Binding(_ignore), unbound=self._unbound, waits=False)
+        try:
+            return DescribedTap(described, binding, unbound=self._unbound, waits=False, also=self._sinks)
+        except ValueError as error:  # its messages are skipped
+            self.scope.deferred.add_lost(str(error), 1)
+            undescribed = replace(described, kind="undescribed")
+            return DescribedTap(undescribed, None, unbound=self._unbound, waits=False, also=self._sinks)
 
     def _unbound(self, described: Described) -> Sink:
         skipped = self.replayed.skipped

@@ -137,13 +137,11 @@ def read_frames(file: File, chunk: Chunk) -> tuple[Block, Damage | None]:
 
 def _stored(file: File, chunk: Chunk) -> tuple[bytes, Array]:
     # The stored bytes that are there, and which of their pages match their checksums.
-    count = layout.page_count(chunk.stored_bytes)
-    table_bytes = layout.table_bytes(chunk.stored_bytes)
     start = chunk.offset + CHUNK_HEADER_BYTES
-    table = np.frombuffer(file.read_at(start, 4 * count).ljust(4 * count, b"\0"), "<u4")
-    data = file.read_at(start + table_bytes, chunk.stored_bytes)
+    data = file.read_at(start + layout.table_bytes(chunk.stored_bytes), chunk.stored_bytes)
     found = layout.page_checksums(data)
-    return data, found == table[: len(found)]
+    table = file.read_at(start, 4 * len(found)).ljust(4 * len(found), b"\0")
+    return data, found == np.frombuffer(table, "<u4")
 
 
 def _frames_in(data: bytes, good: Array, messages: int) -> list[int] | Array:

@@ -210,6 +210,19 @@ def test_damaged_parts_are_reported_when_the_rest_was_delivered(log: Path) -> No
     assert 4 <= len(got) < 24
 
 
+def test_a_tap_that_is_described_wrongly_is_reported_and_skipped(tmp_path: Path) -> None:
+    with record(tmp_path) as recorder:
+        emit(recorder, replace(TEXT, params={"fmt": "x"}), 1.0, 2.0, seq=0)
+        emit(recorder, PLAIN, 1.0, seq=1)
+    got: list[Any] = []
+    with pytest.raises(TapFunctionException, match="messages could not be delivered") as caught:
+        receiver.replay(tmp_path, bind={"norm": got.append})
+    assert "'print' at train.py:12 (step) is described as of the kind 'format' with params" in str(
+        caught.value.exceptions[0]
+    )
+    assert len(got) == 1
+
+
 def test_a_recorder_is_a_sink_of_a_replay(log: Path, tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     with record(copy) as recorder:
