@@ -17,6 +17,7 @@ from hostcallback.export import bind, export_checks, unbind
 from hostcallback.jit import jit
 from hostcallback.nonfinite import Operation, watch_nonfinite
 from hostcallback.outfeed import (
+    ForwardingWarning,
     OutfeedReceiver,
     RecordingWarning,
     barrier_wait,
@@ -46,6 +47,7 @@ from receiver.errors import (
 from receiver.failed_checks import CheckError, FailedCheck
 from receiver.heads import Head
 from receiver.prometheus import register as prometheus_collector
+from receiver.remote.options import Forward
 from receiver.sinks.nonfinite import NonFiniteError
 from receiver.sinks.record import Recorder, record
 
@@ -59,6 +61,8 @@ __all__ = [
     "CheckError",
     "DeviceClaimedError",
     "FailedCheck",
+    "Forward",
+    "ForwardingWarning",
     "Head",
     "HostCallbackError",
     "IncompleteValueError",

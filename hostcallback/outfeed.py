@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Iterable, Sequence
 from time import perf_counter
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import jax
 
@@ -20,19 +20,27 @@ from receiver.apart.process import ReceiverProcess
 from receiver.back_pressure import BackPressure, Policy
 from receiver.control.live import live
 from receiver.deferred import MAX_KEPT, OnError
-from receiver.errors import TapFunctionException, TapTimeoutError
+from receiver.errors import DeviceClaimedError, TapFunctionException, TapTimeoutError
 from receiver.failed_checks import FailedCheck
 from receiver.log import logger
+from receiver.remote.options import Forward
 from receiver.runtime import runtime
 from receiver.scope import Scope
 from receiver.sinks.record import Recorder, record as record_to
 from receiver.stats import DeviceStats, summarize
+
+if TYPE_CHECKING:
+    from receiver.remote.forwarder import Forwarder
 
 Record = str | os.PathLike[str] | Recorder
 
 
 class RecordingWarning(UserWarning):
     """A receiver delivered messages that it could not record."""
+
+
+class ForwardingWarning(UserWarning):
+    """A receiver delivered messages that its collector does not have, or not yet."""
 
 
 EXIT_STALL_SEC = 10.0
@@ -61,8 +69,8 @@ def barrier_wait(timeout_sec: float | None = None) -> None:
     deadline = None if timeout_sec is None else perf_counter() + timeout_sec
     wait_for_taps(deadline=deadline)
     for receiver in runtime.receivers():
-        if receiver.scope.recorder is not None:
-            receiver.scope.recorder.flush()
+        for recorder in receiver.scope.recorders:
+            recorder.flush()
     error = _merge(runtime.take_deferred())
     if error is not None:
         raise error
@@ -119,8 +127,11 @@ class OutfeedReceiver:
         record: Record | None = None,
         flight_recorder: str | os.PathLike[str] | None = None,
         process: bool = False,
+        forward: Forward | None = None,
     ) -> None:
         """See `outfeed_receiver`."""
+        self._forward = forward
+        self._forwarder: Forwarder | None = None
         self._in_process = process
         self._process: ReceiverProcess | None = None
         self._timeout_sec = timeout_sec
@@ -147,6 +158,11 @@ class OutfeedReceiver:
         return self._scope.recorder
 
     @property
+    def forwarder(self) -> Forwarder | None:
+        """What forwards the messages, while the receiver is open and after; None if it does not forward."""
+        return self._forwarder
+
+    @property
     def failed_checks(self) -> list[FailedCheck]:
         """The checks that failed so far and have not been raised, by line, the first failure first."""
         return self._scope.deferred.checks()
@@ -160,7 +176,7 @@ class OutfeedReceiver:
 
         Raises:
             DeviceClaimedError: another open receiver has one of them.
-            OSError: it is to record, and the log or the flight recorder's folder cannot be made.
+            OSError: it is to record or forward, and the log, the spool or the flight recorder's folder cannot be made.
         """
         if self._flight_recorder is not None:
             runtime.record_flight(self._flight_recorder)
@@ -169,7 +185,15 @@ class OutfeedReceiver:
             self._scope.record_with(record_to(self._record, process_index=index))
         elif self._record is not None:
             self._scope.record_with(self._record)
-        runtime.claim(self._names, self._scope)
+        if self._forward is not None:
+            self._forwarder = self._open_forwarder(self._forward)
+            self._scope.forward_with(self._forwarder)
+        try:
+            runtime.claim(self._names, self._scope)
+        except DeviceClaimedError:
+            if self._forwarder is not None:
+                self._forwarder.close()
+            raise
         try:
             for platform in {device.platform for device in self._devices}:
                 transport.start(platform)
@@ -181,6 +205,8 @@ class OutfeedReceiver:
                 )
         except BaseException:
             runtime.release(self._names, self._scope)
+            if self._forwarder is not None:
+                self._forwarder.close()
             raise
         if self._scope.deferred.on_error is OnError.ABORT:
             runtime.switches.abort_on_check(self._ids, True)
@@ -211,6 +237,7 @@ class OutfeedReceiver:
             if not finished:  # also when interrupted: what the taps raise belongs into the next report
                 runtime.report_later(self._scope)
             self._end_recording()
+            self._end_forwarding()
             monitoring.record_receiver(self._scope.name, self.stats)
         deferred = self._scope.deferred.take()
         if problem is not None and deferred is not None:
@@ -223,6 +250,36 @@ class OutfeedReceiver:
         # The block's own exception goes on; what the taps had to say is attached to it and logged.
         error.add_note(f"meanwhile in the receiver: {report}")
         logger.error("while the receiver was closing: %s", "".join(traceback.format_exception(report)))
+
+    def _open_forwarder(self, options: Forward) -> Forwarder:
+        from receiver.remote.forwarder import Forwarder
+
+        index = jax.process_index() if jax.process_count() > 1 else None
+        local = {name: place for place, name in enumerate(map(transport.device_name, jax.local_devices()))}
+        return Forwarder(options, process_index=index, local_devices=local)
+
+    def _end_forwarding(self) -> None:
+        forwarder = self._forwarder
+        if forwarder is None:
+            return
+        forwarder.close()
+        lost = forwarder.counters.lost_messages
+        if lost:
+            warnings.warn(
+                f"{lost} message(s) were not forwarded: {forwarder.counters.failure}. The collector is told which",
+                ForwardingWarning,
+                stacklevel=3,
+            )
+        if forwarder.unsent_bytes:
+            why = (
+                forwarder.refused or f"the collector at {forwarder.options.address} did not take them in time"
+            )
+            warnings.warn(
+                f"{forwarder.unsent_bytes} bytes of messages were not forwarded yet: {why}. They stay in "
+                f"{forwarder.directory}; the next process of the run {forwarder.options.run!r} sends them",
+                ForwardingWarning,
+                stacklevel=3,
+            )
 
     def _end_recording(self) -> None:
         recorder = self._scope.recorder
@@ -254,6 +311,8 @@ def outfeed_receiver(
     record: Record | None = None,
     flight_recorder: str | os.PathLike[str] | None = None,
     process: bool = False,
+    forward: str | Forward | None = None,
+    spool: str | os.PathLike[str] | None = None,
 ) -> OutfeedReceiver:
     """A context manager that accounts for the taps of a stretch of the program, such as a training loop.
 
@@ -296,8 +355,13 @@ def outfeed_receiver(
             their order among themselves, not with those of taps with functions, which stay in this process. For CPU
             devices on the native transport; others stay here, with a warning.
 
+        forward: `host:port` of a collector (`hcb collect`), which all messages are sent to; or what `hcb.Forward(...)`
+            returns, which has options.
+        spool: the folder that messages are written to before they are sent; what was emitted is there when the process
+            is killed, and the next one of the run sends it. A folder of the user's for temporary files by default.
+
     Raises:
-        TypeError: `record` is neither a path nor a recorder.
+        TypeError: `record` is neither a path nor a recorder, or `forward` no address.
         ValueError: `devices` and `backends` are both given, a backend is unknown or has no devices here, or another
             argument is out of range.
         DeviceClaimedError: (on entering) another open receiver has one of the devices.
@@ -328,8 +392,19 @@ def outfeed_receiver(
         raise TypeError(
             f"record is a {type(record).__name__}, expected the path of a folder, or what hcb.record(path) returns"
         )
+    if spool is not None and not isinstance(forward, str):
+        raise ValueError(
+            f"spool is {spool!r}, and forward is {forward!r}: give forward='host:port', or hcb.Forward"
+        )
+    options = Forward(forward, spool=spool) if isinstance(forward, str) else forward
+    if options is not None and not isinstance(options, Forward):
+        raise TypeError(f"forward is a {type(options).__name__}, expected 'host:port' or hcb.Forward(...)")
+    if process and options is not None:
+        raise ValueError(
+            "process=True cannot be had with forward=: what another process delivers is not forwarded"
+        )
     return OutfeedReceiver(
-        scope, _choose_devices(backends, devices), timeout_sec, record, flight_recorder, process
+        scope, _choose_devices(backends, devices), timeout_sec, record, flight_recorder, process, options
     )
 
 

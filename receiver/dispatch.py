@@ -112,8 +112,7 @@ class Dispatcher:
                 dropped = found.last_seq + 1 - expected - batch.count - folded
                 self._stats.dropped += max(0, dropped)  # a damaged header may say anything
             self._expected_seq = found.last_seq + 1
-        recorder = self.scope.recorder
-        if recorder is not None:
+        for recorder in self.scope.recorders:
             recorder.record_batch(
                 self._device_name,
                 batch,
@@ -191,8 +190,8 @@ class Dispatcher:
         """Accounts for messages that can never be delivered."""
         self._expected_seq = _ANY_SEQ  # the gap they leave is no drop
         self.scope.deferred.add_lost(reason, count)
-        if self.scope.recorder is not None:
-            self.scope.recorder.lose(self._device_name, count, reason)
+        for recorder in self.scope.recorders:
+            recorder.lose(self._device_name, count, reason)
 
     def _lose(self, error: WireError) -> None:
         self.scope.deferred.add_lost(f"undecodable frame on {self._device_name}: {error}", 1)

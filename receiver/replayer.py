@@ -3,35 +3,26 @@
 from __future__ import annotations
 
 import difflib
+import functools
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from fnmatch import fnmatchcase
+from dataclasses import dataclass, field
 from typing import Any
 
 from receiver.consumer import Sink
 from receiver.deferred import MAX_KEPT, OnError
-from receiver.described import Described
-from receiver.described_tap import Binding, DescribedTap
-from receiver.dispatch import Dispatcher
-from receiver.exported import ExportedTaps
+from receiver.described_tap import Binding
 from receiver.failed_checks import FailedCheck
 from receiver.log import logger
-from receiver.log_batches import LogBatch, Pace, ReplayedCalls
-from receiver.message import Message
-from receiver.registry import Lease, Registry
+from receiver.log_batches import Pace
+from receiver.run_delivery import RunDelivery
 from receiver.scope import Scope
-from receiver.source import Batch
 from receiver.stats import DeviceStats
-from receiver.taplog.block import Block
 from receiver.taplog.errors import Damage, Lost
 from receiver.taplog.merge import Run
 from receiver.taplog.reader import LogReader, Paths
 from receiver.taplog.segment_reader import Writer
 from receiver.taplog.selection import Selection
-from receiver.wire import Flags
-
-_CHECK = int(Flags.CHECK)
 
 
 @dataclass(slots=True)
@@ -91,15 +82,10 @@ class Replay:
             on_error: see there.
         """
         self._reader = reader
-        self._bindings = {
-            name: func if isinstance(func, Binding) else Binding(func) for name, func in (bind or {}).items()
-        }
-        self._matched: set[str] = set()
-        self._names: set[str] = set()
-        self._sinks = tuple(sinks)
-        self._printers = printers
         self._checks_only = checks_only
-        self._processes: dict[Writer, _ProcessTaps] = {}
+        self._make_delivery = functools.partial(
+            RunDelivery, bind=bind, sinks=sinks, printers=printers, checks_only=checks_only, label=self._label
+        )
         self.scope = Scope("replay", max_errors, on_error=on_error)
         self.replayed = Replayed()
 
@@ -108,33 +94,19 @@ class Replay:
 
         What sinks and functions raise, and failed checks, are in `scope.deferred` then.
         """
-        clock = None if pace is None else Pace(pace)
+        delivery = self._make_delivery(self.scope, selection)
+        self.replayed.skipped = delivery.skipped
+        parts = None if pace is None else Pace(pace).parts
         # Which checks failed first is told by their times.
         for record in self._reader.runs(selection, by_time=not self._checks_only):
             if isinstance(record, Damage):
                 self._note_damage(record)
             elif isinstance(record, Run):
-                self._deliver(record, clock, selection)
+                delivery.deliver(record, parts)
             else:
                 self.replayed.lost.append(record.lost)
-        self._finish()
+        self._finish(delivery)
         return self.replayed
-
-    def _deliver(self, run: Run, clock: Pace | None, selection: Selection) -> None:
-        taps = self._processes.get(run.writer)
-        if taps is None:
-            taps = self._processes[run.writer] = _ProcessTaps(self, self._label(run.writer), selection)
-        dispatcher, block = taps.ready(run)
-        start, stop = run.start, run.stop
-        if self._checks_only:
-            block = block.part(start, stop)
-            block = block.chosen((block.flags & _CHECK) != 0)
-            start, stop = 0, len(block)
-            if not stop:
-                return
-        for first, end in [(start, stop)] if clock is None else clock.parts(block.times, start, stop):
-            batch: Batch = LogBatch(block, first, end, run.folded)
-            dispatcher.deliver(dispatcher.decode(batch))
 
     def _label(self, writer: Writer) -> str:
         if len(self._reader.writers) == 1:
@@ -142,39 +114,13 @@ class Replay:
         number = writer.pid if writer.process_index is None else writer.process_index
         return f"process {number}, "
 
-    def make_tap(self, described: Described, binding: Binding | None, selection: Selection) -> DescribedTap:
-        """A tap of the log, with what is bound to its name."""
-        self._names.add(described.name)
-        for pattern, found in self._bindings.items():
-            if pattern == described.name or (binding is None and fnmatchcase(described.name, pattern)):
-                self._matched.add(pattern)
-                binding = found
-        wanted = selection.wants_name(described.name)  # of an exported tap only it knows the name
-        if not wanted or (binding is None and not self._printers and described.kind in ("print", "format")):
-            ignored = replace(described, kind="undescribed")
-            return DescribedTap(ignored, Binding(_ignore), unbound=self._unbound, waits=False)
-        try:
-            return DescribedTap(described, binding, unbound=self._unbound, waits=False, also=self._sinks)
-        except ValueError as error:  # its messages are skipped
-            self.scope.deferred.add_lost(str(error), 1)
-            undescribed = replace(described, kind="undescribed")
-            return DescribedTap(undescribed, None, unbound=self._unbound, waits=False, also=self._sinks)
-
-    def _unbound(self, described: Described) -> Sink:
-        skipped = self.replayed.skipped
-
-        def skip(message: Message) -> None:
-            skipped[described.name] += message.stacked or 1
-
-        return skip
-
     def _note_damage(self, damage: Damage) -> None:
         if damage.torn:
             return
         self.replayed.damaged.append(damage)
         self.scope.deferred.add_lost(str(damage), max(1, damage.messages))
 
-    def _finish(self) -> None:
+    def _finish(self, delivery: RunDelivery) -> None:
         lost: Counter[str] = Counter()
         for note in self.replayed.lost:
             lost[note.device] += note.messages
@@ -183,54 +129,13 @@ class Replay:
             # A selection leaves gaps that are none: the log knows what was dropped.
             row.dropped = lost[row.device]
         self.replayed.failed_checks = self.scope.deferred.checks()
-        self.replayed.unmatched = [name for name in self._bindings if name not in self._matched]
+        self.replayed.unmatched = [name for name in delivery.bindings if name not in delivery.matched]
         for name in self.replayed.unmatched:
-            near = difflib.get_close_matches(name, self._names, n=3) or sorted(self._names)[:5]
+            near = difflib.get_close_matches(name, delivery.names, n=3) or sorted(delivery.names)[:5]
             logger.warning(
                 "replay: the log has no messages of a tap %r, to which a function is bound; it has: %s",
                 name, ", ".join(map(repr, near)) or "none",
             )  # fmt: skip
-
-
-def _ignore(*args: Any, **kwargs: Any) -> None:
-    pass
-
-
-class _ProcessTaps:
-    # The taps of one process, and a dispatcher for each of its devices.
-
-    def __init__(self, replay: Replay, label: str, selection: Selection) -> None:
-        self._replay = replay
-        self._label = label
-        self._selection = selection
-        self._registry = Registry()
-        self._leases: list[Lease] = []
-        self._exported = ExportedTaps(
-            self._registry, lambda described, binding: replay.make_tap(described, binding, selection)
-        )
-        self._devices: dict[str, tuple[Dispatcher, Block, Block]] = {}
-
-    def ready(self, run: Run) -> tuple[Dispatcher, Block]:
-        """The device's dispatcher, and the run's block as it delivers it, whose taps are known now."""
-        dispatcher, of, block = self._devices.get(run.device) or (self._dispatcher(run.device), None, None)
-        if of is not run.block or block is None:
-            # Stacks are for functions that are called while more is coming.
-            block = run.block.without_flags(int(Flags.BATCHED))
-            self._know(run)
-            self._devices[run.device] = dispatcher, run.block, block
-        return dispatcher, block
-
-    def _know(self, run: Run) -> None:
-        for consumer_id in run.block.consumers:
-            described = run.described.get(consumer_id)
-            if described is not None and self._registry.find(consumer_id) is None:
-                tap = self._replay.make_tap(described, None, self._selection)
-                self._leases.append(self._registry.lease(tap.consumer))
-
-    def _dispatcher(self, device: str) -> Dispatcher:
-        name = self._label + device
-        calls = ReplayedCalls(name, lambda batch: None)
-        return Dispatcher(self._registry, name, name, self._replay.scope, lambda token: None, calls)
 
 
 def replay(

@@ -40,6 +40,7 @@ class Scope:
         self.back_pressure = back_pressure or BackPressure()
         self.deferred = DeferredErrors(max_errors, on_error)
         self.recorder: Recorder | None = None
+        self.recorders: tuple[Recorder, ...] = ()  # that one, and what forwards
         self._unrecorded_before: Counter[str] = Counter()
         self._stats: dict[str, DeviceStats] = {}
         self._changed = threading.Condition()  # protects everything below
@@ -53,7 +54,12 @@ class Scope:
     def record_with(self, recorder: Recorder) -> None:
         """Has all messages recorded, before they are delivered. Before any device is in this scope."""
         self.recorder = recorder
+        self.recorders += (recorder,)
         self._unrecorded_before = self._unrecorded()
+
+    def forward_with(self, forwarder: Recorder) -> None:
+        """Has all messages forwarded, from before they are delivered. Before any device is in this scope."""
+        self.recorders += (forwarder,)
 
     def device_stats(self, device: str) -> DeviceStats:
         """The live statistics of a device; only its receiver thread changes them."""

@@ -22,6 +22,7 @@ COMMANDS: dict[str, str] = {
     "diff": "show the first message in which two runs differ",
     "convert": "write a tap log as JSON lines, .npz, Parquet, TensorBoard events or a trace for Perfetto",
     "attach": "take over what the taps of a running process print",
+    "collect": "take what many processes forward, store it, and show it",
     "recover": "show the last messages of processes that were killed, out of a flight recorder",
     "ctl": "rule the taps of a running process: every n-th, a rate, heads of arrays, off and on",
     "top": "show what the taps of a running process do: rates, bytes, queues, time, drops and errors",

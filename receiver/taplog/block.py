@@ -50,6 +50,10 @@ class Block:
         """The frames at which `mask` is true; their memory is shared."""
         return self if mask.all() else Block(self.data, self.offsets[mask])
 
+    def taken_out(self, mask: Array) -> Block:
+        """The frames at which `mask`, true somewhere, is true; in memory of their own."""
+        return Block.join([self.part(place, place + 1) for place in np.flatnonzero(mask).tolist()])
+
     @cached_property
     def _words(self) -> Any:
         return self.data.view("<u8")

@@ -5,6 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
+FLUSH_BYTES = 256 << 10
+FLUSH_SEC = 0.1
+"""Messages are written when so many bytes of one device have come, or the first of them so long ago."""
+
 SEGMENT_BYTES = 64 << 20
 SEGMENT_SEC = 3600.0
 
@@ -20,6 +24,8 @@ class LogOptions:
         compress: whether messages are stored compressed.
         fsync: whether each write waits until it is on the disk, so that it outlives a crash of the machine too.
         process_index: of this process in a program of several.
+        flush_bytes: messages of a device are written when they have so many bytes,
+        flush_sec: or when the first of them has come so long ago.
     """
 
     segment_bytes: int = SEGMENT_BYTES
@@ -28,10 +34,12 @@ class LogOptions:
     compress: bool = False
     fsync: bool = False
     process_index: int | None = None
+    flush_bytes: int = FLUSH_BYTES
+    flush_sec: float = FLUSH_SEC
 
     def __post_init__(self) -> None:
         """Raises ValueError for sizes and times that are not positive."""
-        for name in ("segment_bytes", "segment_sec", "keep_bytes"):
+        for name in ("segment_bytes", "segment_sec", "keep_bytes", "flush_bytes", "flush_sec"):
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise ValueError(f"{name} is {value!r}, expected more than 0")

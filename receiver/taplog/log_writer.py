@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from receiver.described import Described
+from receiver.dtypes import Array
 from receiver.log import logger
 from receiver.taplog.block import Block
 from receiver.taplog.collect import Room
@@ -23,10 +24,6 @@ from receiver.taplog.pending import Pending
 from receiver.taplog.segment_name import segment_name
 from receiver.taplog.segment_writer import SegmentWriter
 from receiver.taplog.step_columns import StepColumns
-
-FLUSH_BYTES = 256 << 10
-FLUSH_SEC = 0.1
-"""Messages are written when so many bytes of one device have come, or the first of them so long ago."""
 
 RETRY_SEC = 1.0
 """After a write failed nothing is tried for so long: what comes meanwhile is lost."""
@@ -117,11 +114,11 @@ class LogWriter:
                 return
             block, folded, at_once = messages
             pending.add(block, list(folded))
-            if at_once or pending.nbytes >= FLUSH_BYTES:
+            if at_once or pending.nbytes >= self.options.flush_bytes:
                 self._write(device, pending)
                 self._rotate_if_due()
             elif self._flush_at is None:
-                self._flush_at = time.monotonic() + FLUSH_SEC
+                self._flush_at = time.monotonic() + self.options.flush_sec
                 self._wake_timer()
 
     def lose(
@@ -131,7 +128,7 @@ class LogWriter:
         with self._lock:
             self._note_lost(Lost(device, first_seq, last_seq, count, nbytes, time.time_ns(), reason))
             if self._flush_at is None:
-                self._flush_at = time.monotonic() + FLUSH_SEC
+                self._flush_at = time.monotonic() + self.options.flush_sec
                 self._wake_timer()
 
     def flush(self) -> None:
@@ -163,12 +160,20 @@ class LogWriter:
         self._start_anew()
 
     def _write(self, device: str, pending: Pending) -> None:
+        if not pending.nbytes:
+            return
+        self._wait_for_room(pending)
         taken, before = pending.take(), pending.step
         if taken is None:
             return
         block, folded = taken
         steps = self._steps.of(block, before)
         pending.step = int(steps[-1])
+        mask = self._choose(device, block, folded)
+        if mask is not None:
+            if not mask.any():
+                return
+            block, steps = block.taken_out(mask), steps[mask]
         try:
             segment = self._open_segment()
             segment.frames(device, block, self._described, step_before=before, steps=steps, folded=folded)
@@ -194,6 +199,19 @@ class LogWriter:
                 raise
             return
         self._counters.messages += len(block)
+        self._wrote(segment, device, block, folded)
+
+    def _wait_for_room(self, pending: Pending) -> None:
+        """Called before what is pending is written; may wait, with the lock given up meanwhile."""
+
+    def _choose(self, device: str, block: Block, folded: Sequence[tuple[int, int]]) -> Array | None:
+        """Which messages are to be written, a mask; None for all. Has noted the others as lost."""
+        return None
+
+    def _wrote(
+        self, segment: SegmentWriter, device: str, block: Block, folded: Sequence[tuple[int, int]]
+    ) -> None:
+        """Called when messages have been written."""
 
     def _rotate_if_due(self) -> None:
         segment = self._segment

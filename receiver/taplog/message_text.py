@@ -21,14 +21,21 @@ def message_text(logged: LoggedMessage) -> str | None:
         Exception: of any kind, where the message is not as its description says.
     """
     described = logged.tap.described
-    if described is None:
-        return None
+    return None if described is None else text_of(described, logged.message)
+
+
+def text_of(described: Described, message: Message) -> str | None:
+    """The same for a message of the tap that is described so.
+
+    Raises:
+        Exception: as above.
+    """
     if described.kind == "format":
-        return " | ".join(_formatted(described, logged.message))
+        return " | ".join(_formatted(described, message))
     if described.kind == "check":
-        return f"check failed: {_explained(described, logged.message)}"
+        return f"check failed: {_explained(described, message)}"
     if "operations" in described.params:
-        return f"check failed: {_operations(described, logged.message)}"
+        return f"check failed: {_operations(described, message)}"
     return None
 
 

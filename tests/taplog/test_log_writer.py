@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from logged_frames import DESCRIBED, LOSS, NORM, block_of, frame, losses, read, seqs
 
-from receiver.taplog import log_writer
+from receiver.taplog import log_options, log_writer
 from receiver.taplog.log_options import LogOptions
 from receiver.taplog.log_writer import LogWriter
 from receiver.taplog.reader import LogReader
@@ -52,22 +52,19 @@ def test_few_messages_are_written_soon(tmp_path: Path) -> None:
             log.append("cpu:0", losses(first, 3))
             assert len(read(tmp_path)[0]) == first
             wait_for(lambda first=first: len(read(tmp_path)[0]) == first + 3)
-            assert time.monotonic() - began >= log_writer.FLUSH_SEC * 0.9
+            assert time.monotonic() - began >= log_options.FLUSH_SEC * 0.9
 
 
-def test_many_messages_and_urgent_ones_are_written_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(log_writer, "FLUSH_SEC", 3600.0)
-    with log_in(tmp_path) as log:
+def test_many_messages_and_urgent_ones_are_written_at_once(tmp_path: Path) -> None:
+    with log_in(tmp_path, flush_sec=3600.0) as log:
         log.append("cpu:0", losses(0, 5))
         log.append("cpu:1", losses(0, 2), at_once=True)
         assert seqs(read(tmp_path)[0]) == [0, 1]
-        log.append("cpu:0", losses(5, log_writer.FLUSH_BYTES // 192))
-        assert len(read(tmp_path)[0]) == 2 + 5 + log_writer.FLUSH_BYTES // 192
+        log.append("cpu:0", losses(5, log_options.FLUSH_BYTES // 192))
+        assert len(read(tmp_path)[0]) == 2 + 5 + log_options.FLUSH_BYTES // 192
         log.append("cpu:1", losses(2, 1))
         log.flush()
-        assert len(read(tmp_path)[0]) == 3 + 5 + log_writer.FLUSH_BYTES // 192
+        assert len(read(tmp_path)[0]) == 3 + 5 + log_options.FLUSH_BYTES // 192
 
 
 def test_segments_are_as_long_as_wanted_and_each_can_be_read_by_itself(tmp_path: Path) -> None:

@@ -1,0 +1,143 @@
+"""`hcb collect`: takes what many processes forward, stores it, and shows it."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import logging
+import runpy
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from receiver.cli import USAGE, CommandError
+from receiver.cli.showing import make_safe
+from receiver.consumer import Sink
+from receiver.log import logger
+from receiver.sinks.metrics import JsonlWriter, metrics
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments."""
+    add = parser.add_argument
+    add(
+        "--listen",
+        required=True,
+        metavar="HOST:PORT",
+        help="where processes reach it; port 0 for any that is free",
+    )
+    add(
+        "--log",
+        required=True,
+        metavar="DIR",
+        help="store there, a tap log for each run, before it is acknowledged",
+    )
+    add(
+        "--consumers",
+        metavar="FILE",
+        help="a .py file: TAPS = {name or pattern: function}, SINKS = [sink, ...]",
+    )
+    add("--metrics", metavar="FILE", help="write the scalars of messages to this file, as JSON lines")
+    shown = parser.add_mutually_exclusive_group()
+    shown.add_argument(
+        "--print-all", action="store_true", help="print every message, not only what programs print"
+    )
+    shown.add_argument("--quiet", action="store_true", help="print no messages")
+    add("--fsync", action="store_true", help="acknowledge only what is on the disk")
+    group = parser.add_argument_group("who may send")
+    group.add_argument("--tls-cert", metavar="FILE", help="the collector's certificate, PEM")
+    group.add_argument("--tls-key", metavar="FILE", help="its key")
+    group.add_argument("--tls-ca", metavar="FILE", help="clients need a certificate signed by one of these")
+    group.add_argument(
+        "--token-file", metavar="FILE", help="lines of a token, and the runs it is good for (default all)"
+    )
+    group.add_argument(
+        "--insecure", action="store_true", help="listen beyond this machine without TLS all the same"
+    )
+    group.add_argument("--max-streams", type=int, default=4096, metavar="N", help="at a time (default 4096)")
+    group.add_argument(
+        "--max-rate", type=float, default=0.0, metavar="B", help="bytes a second of a stream (default any)"
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Runs the command."""
+    from receiver.remote.access import Access, is_loopback, server_credentials
+    from receiver.remote.collector import Collector
+    from receiver.remote.delivery import Delivery
+    from receiver.remote.limits import Limits
+    from receiver.remote.serve import serve
+    from receiver.remote.store import Store
+
+    host, colon, port = arguments.listen.rpartition(":")
+    if not colon or not host or not port.isdecimal():
+        print(
+            f"hcb: --listen {arguments.listen!r}: expected HOST:PORT, such as localhost:7070", file=sys.stderr
+        )
+        return USAGE
+    if (arguments.tls_cert is None) != (arguments.tls_key is None):
+        raise CommandError("--tls-cert and --tls-key belong together: give both, or neither")
+    if arguments.tls_ca is not None and arguments.tls_cert is None:
+        raise CommandError(
+            "--tls-ca asks clients for certificates, which needs TLS: give --tls-cert and --tls-key"
+        )
+    if arguments.tls_cert is None and not is_loopback(host) and not arguments.insecure:
+        raise CommandError(
+            f"--listen {arguments.listen}: others than this machine reach that, and anybody could write there: "
+            "give --tls-cert and --tls-key, or --insecure if the network is trusted"
+        )
+    credentials = None
+    if arguments.tls_cert is not None:
+        credentials = server_credentials(arguments.tls_cert, arguments.tls_key, arguments.tls_ca)
+    access = Access() if arguments.token_file is None else Access.from_file(arguments.token_file)
+    bind, sinks = _consumers(arguments.consumers)
+    _log_to_stderr()
+    make_safe()
+    with contextlib.ExitStack() as stack:
+        if arguments.metrics is not None:
+            sinks = [*sinks, metrics(stack.enter_context(JsonlWriter(arguments.metrics)))]
+        store = Store(arguments.log, fsync=arguments.fsync)
+        stack.callback(store.close)
+        delivery = Delivery(
+            store, bind=bind, sinks=sinks, prints=not arguments.quiet, everything=arguments.print_all
+        )
+        limits = Limits(streams=arguments.max_streams, bytes_per_sec=arguments.max_rate)
+        collector = Collector(store, access=access, limits=limits, on_grown=delivery.grown)
+
+        def listening(port: int) -> None:
+            print(f"hcb: collecting at {host}:{port} into {arguments.log}", file=sys.stderr, flush=True)
+
+        asyncio.run(serve(collector, arguments.listen, credentials, on_listening=listening))
+        delivery.close()
+    sys.stdout.flush()
+    for check in delivery.failed_checks():
+        print(check.report(), file=sys.stderr)
+    return 0
+
+
+def _consumers(path: str | None) -> tuple[dict[str, Callable[..., Any]], Sequence[Sink]]:
+    if path is None:
+        return {}, []
+    try:
+        found = runpy.run_path(path)
+    except Exception as error:
+        raise CommandError(f"--consumers {path}: {type(error).__name__}: {error}") from error
+    taps, sinks = found.get("TAPS", {}), found.get("SINKS", [])
+    good = isinstance(taps, dict) and all(
+        isinstance(name, str) and callable(func) for name, func in taps.items()
+    )
+    if not good or not isinstance(sinks, Sequence) or not all(map(callable, sinks)) or not (taps or sinks):
+        raise CommandError(
+            f"--consumers {Path(path).name}: expected TAPS = {{name or pattern of taps: function}}, or "
+            "SINKS = [sink, ...]"
+        )
+    return taps, sinks
+
+
+def _log_to_stderr() -> None:
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("hcb: %(message)s"))
+    logger.addHandler(handler)
+    logger.propagate = False

@@ -1,0 +1,122 @@
+"""Forwarding of this process's taps: its spool, and the threads that send it and what dead processes left."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+
+from receiver.log import logger
+from receiver.remote.left_spool import LeftSpool
+from receiver.remote.options import Forward
+from receiver.remote.sender import Sender
+from receiver.remote.spool import Spool
+from receiver.remote.spool_folder import left_behind
+from receiver.remote.transport import Transport
+from receiver.sinks.record import Recorder
+
+
+class Forwarder(Recorder):
+    """Forwards messages to a collector by way of a spool. A recorder: what it is called with is forwarded. Any thread.
+
+    Attributes:
+        options: how.
+    """
+
+    def __init__(
+        self,
+        options: Forward,
+        *,
+        process_index: int | None = None,
+        local_devices: Mapping[str, int] | None = None,
+        transport: Transport | None = None,
+    ) -> None:
+        """Makes the spool, and begins to send what dead processes of the run left there.
+
+        Args:
+            options: how.
+            process_index: of this process in a program of several.
+            local_devices: by name, the number of each device among this process's own.
+            transport: where to; to the collector at the address in the options by default.
+
+        Raises:
+            SpoolError: the spool's folder is somebody else's.
+            OSError: it cannot be made, or a certificate cannot be read.
+        """
+        self.options = options
+        self._transport = transport or _transport(options)
+        self._spool = Spool(options, process_index=process_index, local_devices=local_devices)
+        super().__init__(self._spool)
+        self._spool.on_closed = self._end
+        self._sender = Sender(self._spool, self._transport, window_bytes=options.window_bytes)
+        self._lock = threading.Lock()  # protects what follows
+        self._left = left_behind(options.folder, options.run)
+        self._left_sender: Sender | None = None
+        self._ended = False
+        self._send_next_left()
+
+    @property
+    def unsent_bytes(self) -> int:
+        """How much is in the spool that the collector has not said it has."""
+        return self._spool.waiting_bytes
+
+    @property
+    def refused(self) -> str:
+        """Why the collector does not want the stream; empty if it does."""
+        return self._sender.refused
+
+    def drain(self, timeout_sec: float) -> bool:
+        """Writes what has come and waits until the collector has all of it; whether it has in that time."""
+        self.flush()
+        return self._sender.drain(timeout_sec)
+
+    def _send_next_left(self) -> None:
+        with self._lock:
+            if self._ended or not self._left:
+                self._left_sender = None
+                return
+            folder = self._left.pop(0)
+            try:
+                source = LeftSpool(folder)
+            except OSError as error:
+                logger.warning("%s cannot be read: %s", folder.path, error)
+                folder.release()
+                return
+            logger.info("forwarding what the process of %s left behind", folder.key)
+
+            def end() -> None:
+                source.end()
+                self._send_next_left()
+
+            window = self.options.window_bytes
+            self._left_sender = Sender(source, self._transport, window_bytes=window, ends=True, on_end=end)
+
+    def _end(self) -> None:
+        # The spool is closed: nothing more comes.
+        sent = self._sender.drain(self.options.drain_sec)
+        with self._lock:
+            self._ended = True
+            left, others = self._left_sender, self._left
+            self._left = []
+        self._sender.stop()
+        if left is not None:
+            left.drain(self.options.drain_sec if sent else 0.0)
+            left.stop()
+        for folder in others:
+            folder.release()
+        self._transport.close()
+        self._spool.stop_reading()
+        own = self._spool.folder
+        if sent and self._spool.is_sent():
+            own.remove()
+            return
+        own.release()
+        logger.warning(
+            "%d bytes were not forwarded in time; they stay in %s, and the next process of the run %s sends them",
+            self._spool.waiting_bytes, own.path, own.key.run,
+        )  # fmt: skip
+
+
+def _transport(options: Forward) -> Transport:
+    from receiver.remote.grpc_link import GrpcTransport  # grpc takes its time to load
+
+    return GrpcTransport(options)

@@ -1,0 +1,118 @@
+"""How a process forwards its taps: to whom, by way of which spool, and what becomes of them when that is full."""
+
+from __future__ import annotations
+
+import enum
+import os
+import stat
+import tempfile
+from dataclasses import KW_ONLY, dataclass
+from pathlib import Path
+
+from receiver.remote.errors import SpoolError
+from receiver.remote.stream import is_run
+
+RUN_VARIABLE = "HOSTCALLBACK_RUN"
+TOKEN_VARIABLE = "HOSTCALLBACK_TOKEN"
+
+
+class WhenFull(enum.StrEnum):
+    """What happens to messages for which a spool has no room. Each loss is noted where the messages are stored."""
+
+    BLOCK = "block"
+    """They wait, and their device with them: nothing is lost."""
+    DROP_OLDEST = "drop_oldest"
+    """The oldest segments that nobody has begun to send are dropped."""
+    DROP_NEWEST = "drop_newest"
+    """They are dropped."""
+    SAMPLE = "sample"
+    """Beyond half full only every `sample_every`-th is kept; without room all are dropped. Failed checks are kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class Forward:
+    """How messages are forwarded: for `outfeed_receiver(forward=...)`.
+
+    Attributes:
+        address: of the collector, `host:port`.
+        spool: the folder; None for one of this user's below the folder for temporary files.
+        run: names the program's run.
+        spool_bytes: how much may wait.
+        when_full: what happens to more.
+        sample_every: for `WhenFull.SAMPLE`.
+        fsync: whether each write of the spool waits for the disk.
+        window_bytes: how much may be on its way.
+        drain_sec: how long the end of a receiver waits for the collector.
+        tls_ca: a file with the certificates that the collector's is checked by; None for no TLS.
+        tls_cert: a file with this client's own certificate, and
+        tls_key: its key, for a collector that wants one.
+        token: the bearer token.
+    """
+
+    address: str
+    _: KW_ONLY
+    spool: str | os.PathLike[str] | None = None
+    run: str = ""
+    spool_bytes: int = 1 << 30
+    when_full: WhenFull | str = WhenFull.BLOCK
+    sample_every: int = 10
+    fsync: bool = False
+    window_bytes: int = 8 << 20
+    drain_sec: float = 10.0
+    tls_ca: str | os.PathLike[str] | None = None
+    tls_cert: str | os.PathLike[str] | None = None
+    tls_key: str | os.PathLike[str] | None = None
+    token: str = ""
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for what is out of range."""
+        host, _, port = self.address.rpartition(":") if isinstance(self.address, str) else ("", "", "")
+        if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+            raise ValueError(
+                f"forward is {self.address!r}, expected the collector's host:port, such as 'localhost:7070'"
+            )
+        object.__setattr__(self, "run", self.run or os.environ.get(RUN_VARIABLE, "").strip() or "run")
+        object.__setattr__(self, "token", self.token or os.environ.get(TOKEN_VARIABLE, "").strip())
+        if not is_run(self.run):
+            raise ValueError(
+                f"run is {self.run!r}, expected up to 64 letters, digits, '.', '-' and '_', beginning with a letter "
+                "or digit"
+            )
+        try:
+            object.__setattr__(self, "when_full", WhenFull(self.when_full))
+        except ValueError:
+            known = ", ".join(repr(policy.value) for policy in WhenFull)
+            raise ValueError(f"when_full is {self.when_full!r}, expected one of {known}") from None
+        for name, least in (("spool_bytes", 1 << 16), ("window_bytes", 1), ("sample_every", 1)):
+            if not isinstance(getattr(self, name), int) or getattr(self, name) < least:
+                raise ValueError(
+                    f"{name} is {getattr(self, name)!r}, expected a whole number of at least {least}"
+                )
+        if not 0 <= self.drain_sec < float("inf"):
+            raise ValueError(f"drain_sec is {self.drain_sec!r}, expected a number of seconds, 0 or more")
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ValueError("tls_cert and tls_key belong together: give both, or neither")
+        if self.tls_cert is not None and self.tls_ca is None:
+            raise ValueError(
+                "a client certificate needs TLS: give tls_ca, the certificates to check the collector by"
+            )
+
+    @property
+    def folder(self) -> Path:
+        """Where the spools of this user's processes are.
+
+        Raises:
+            SpoolError: that of the folder for temporary files is somebody else's.
+            OSError: it cannot be made.
+        """
+        if self.spool is not None:
+            return Path(self.spool)
+        path = Path(tempfile.gettempdir(), f"hostcallback-spool-{os.geteuid()}")
+        path.mkdir(mode=0o700, exist_ok=True)
+        found = path.lstat()
+        if found.st_uid != os.geteuid() or not stat.S_ISDIR(found.st_mode) or found.st_mode & 0o077:
+            raise SpoolError(
+                f"{path} is not a folder of this user's ({os.geteuid()}) alone: remove it, or give spool= "
+                "another folder"
+            )
+        return path

@@ -1,0 +1,99 @@
+"""What client and collector say to each other: methods, and messages as bytes. Specified in docs/forwarding.md."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import msgpack
+
+from receiver.remote.errors import BadStreamError
+from receiver.remote.stream import MAX_OFFSET, MAX_SEGMENT, PIECE_BYTES, Piece, Position, StreamKey
+
+VERSION = 1
+SERVICE = "hostcallback.Collector"
+FORWARD = "Forward"
+FOLLOW = "Follow"
+
+MAX_MESSAGE_BYTES = PIECE_BYTES + 4096
+MAX_HELLO_BYTES = 4096
+
+_PIECE = struct.Struct("<QQ")
+"""segment, offset; the bytes follow."""
+
+
+def encode_map(**fields: Any) -> bytes:
+    """A message other than pieces."""
+    data: bytes = msgpack.packb(fields)
+    return data
+
+
+def decode_map(data: bytes) -> dict[str, Any]:
+    """Reverses `encode_map`.
+
+    Raises:
+        BadStreamError: it is no such message.
+    """
+    try:
+        found = msgpack.unpackb(data) if len(data) <= MAX_HELLO_BYTES else None
+    except (ValueError, TypeError, RecursionError, msgpack.UnpackException):
+        found = None
+    if not isinstance(found, dict):
+        raise BadStreamError(f"a message of {len(data)} bytes is no map of msgpack")
+    return found
+
+
+def encode_hello(key: StreamKey) -> bytes:
+    """What a client begins a stream with."""
+    return encode_map(version=VERSION, run=key.run, process=key.process, epoch=key.epoch)
+
+
+def decode_hello(data: bytes) -> StreamKey:
+    """Reverses `encode_hello`.
+
+    Raises:
+        BadStreamError: it is none, or of a newer version.
+    """
+    found = decode_map(data)
+    if found.get("version") != VERSION:
+        raise BadStreamError(
+            f"the client speaks version {str(found.get('version'))[:20]} of the protocol, this collector {VERSION}"
+        )
+    return StreamKey(found.get("run"), found.get("process"), found.get("epoch"))  # type: ignore[arg-type]
+
+
+def encode_position(position: Position) -> bytes:
+    """How far a stream is stored."""
+    data: bytes = msgpack.packb(position)
+    return data
+
+
+def decode_position(data: bytes) -> Position:
+    """Reverses `encode_position`.
+
+    Raises:
+        BadStreamError: it is none.
+    """
+    try:
+        return Position.of(msgpack.unpackb(data))
+    except (ValueError, TypeError, msgpack.UnpackException) as error:
+        raise BadStreamError(f"{len(data)} bytes are no position in a stream") from error
+
+
+def encode_piece(piece: Piece) -> bytes:
+    """Some bytes of a segment."""
+    return _PIECE.pack(*piece.position) + piece.data
+
+
+def decode_piece(data: bytes) -> tuple[Position, memoryview]:
+    """Reverses `encode_piece`; the bytes are not copied.
+
+    Raises:
+        BadStreamError: it is none.
+    """
+    if not _PIECE.size < len(data) <= _PIECE.size + PIECE_BYTES:
+        raise BadStreamError(f"a piece has {len(data)} bytes, expected {_PIECE.size + 1} to 1 MiB more")
+    segment, offset = _PIECE.unpack_from(data)
+    if not 1 <= segment <= MAX_SEGMENT or offset > MAX_OFFSET:
+        raise BadStreamError(f"a piece begins at {segment}, {offset}: no position in a stream")
+    return Position(segment, offset), memoryview(data)[_PIECE.size :]

@@ -1,0 +1,131 @@
+"""Reads a stored stream as it grows: the messages of each chunk that is whole, and what is noted as lost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from receiver.described import Described
+from receiver.remote.stream import Position
+from receiver.taplog.chunk_reader import Chunk, read_frames
+from receiver.taplog.errors import Damage, NotATapLogError
+from receiver.taplog.layout import Kind
+from receiver.taplog.merge import LostRun, Record, Run
+from receiver.taplog.segment_reader import SegmentReader
+from receiver.taplog.step_columns import StepColumns
+
+
+class StoredRuns:
+    """One stream. One thread.
+
+    Attributes:
+        position: how far it has been read.
+    """
+
+    def __init__(self, path_of: Callable[[int], Path], position: Position) -> None:
+        """Goes on at `position`; `path_of` tells where a segment is."""
+        self.position = position
+        self._local_devices: dict[str, int] = {}
+        self._path_of = path_of
+        self._reader: SegmentReader | None = None
+        self._number = 0
+        self._described: dict[int, Described] = {}
+        self._steps = StepColumns(self._described.get)
+        self._folded: dict[int, dict[int, int]] = {}
+
+    def local_device(self, name: str) -> int | None:
+        """The number of a device among its process's own; None if that is not known."""
+        return self._local_devices.get(name)
+
+    def read(self, stored: Position, limit_bytes: int) -> Iterator[Record]:
+        """What is new up to `stored`, about as much as the limit says; afterwards `position` says how far it came."""
+        left = limit_bytes
+        while self.position < stored and left > 0:
+            at = self.position
+            for record, nbytes in self._read_segment(stored):
+                left -= nbytes
+                if record is not None:
+                    yield record
+                if left <= 0:
+                    return
+            if self.position.segment < stored.segment:
+                # What is left of it, if anything, was never sent.
+                self.position = self._next(stored)
+            elif self.position == at:
+                return
+
+    def _next(self, stored: Position) -> Position:
+        number = self.position.segment + 1
+        while number < stored.segment and not self._path_of(number).exists():
+            number += 1
+        return Position(number, 0)
+
+    def _read_segment(self, stored: Position) -> Iterator[tuple[Record | None, int]]:
+        number, offset = self.position
+        if not number:
+            return
+        try:
+            reader = self._open(number)
+        except (NotATapLogError, OSError):
+            return  # its beginning is not there yet, or was deleted
+        # Descriptions that come before where to go on are read again.
+        is_known = reader is self._reader
+        self._reader, self._number = reader, number
+        for item in reader.chunks(offset if is_known else 0):
+            end = item.offset + item.nbytes if isinstance(item, Damage) else item.end
+            if end <= offset:
+                continue
+            torn = item.torn if isinstance(item, Damage) else item.is_torn
+            if torn and number == stored.segment:
+                break
+            for consumer_id, (_, described) in reader.consumers.items():
+                self._described.setdefault(consumer_id, described)
+            for record in self._records(reader, item):
+                yield record, 0
+            self.position = Position(number, end)
+            yield None, end - item.offset
+
+    def _open(self, number: int) -> SegmentReader:
+        if self._reader is not None and self._number == number:
+            return self._reader
+        self._reader = None
+        reader = SegmentReader(self._path_of(number))
+        found = reader.info.get("local_devices")
+        if isinstance(found, dict):
+            self._local_devices = {
+                name: place for name, place in found.items() if isinstance(name, str) and type(place) is int
+            }
+        self._folded = {}
+        return reader
+
+    def _records(self, reader: SegmentReader, item: Chunk | Damage) -> Iterator[Record]:
+        if isinstance(item, Damage):
+            yield item
+        elif item.kind is Kind.LOST:
+            lost = reader.lost_in(item)
+            yield lost if isinstance(lost, Damage) else LostRun(reader.writer, lost)
+        elif item.kind is Kind.FOLDED:
+            folded = reader.folded_in(item)
+            if isinstance(folded, Damage):
+                yield folded
+            else:
+                self._folded.setdefault(item.stream, {}).update(folded)
+        elif item.kind is Kind.FRAMES:
+            block, damage = read_frames(reader, item)
+            if damage is not None:
+                yield damage
+            if len(block):
+                steps = self._steps.of(block, item.step_before)
+                device = reader.devices.get(item.stream, "")
+                folded_here = self._folded.setdefault(item.stream, {})
+                yield Run(
+                    reader.writer,
+                    device,
+                    block,
+                    steps,
+                    0,
+                    len(block),
+                    folded_here,
+                    self._described,
+                    reader.path,
+                )

@@ -1,0 +1,117 @@
+"""Streams: what is sent of one process's spool, how far, and in which pieces."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from receiver.remote.errors import BadStreamError
+
+PIECE_BYTES = 1 << 20
+"""The most bytes of a segment that are sent at a time."""
+
+_RUN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+_EPOCH = re.compile(r"[0-9a-f]{16}")
+_FOLDER = re.compile(rf"({_RUN.pattern})~(\d{{1,10}})~({_EPOCH.pattern})")
+
+MAX_PROCESS = 2**31 - 1
+MAX_SEGMENT = 10**6 - 1
+MAX_OFFSET = 2**53
+
+
+def is_run(run: object) -> bool:
+    """Whether a text can name a run: up to 64 letters, digits, dots, dashes and underscores, no dot or dash first."""
+    return isinstance(run, str) and _RUN.fullmatch(run) is not None
+
+
+@dataclass(frozen=True, slots=True)
+class StreamKey:
+    """Which stream. What it is made of is checked: its texts are good as names of files.
+
+    Attributes:
+        run: names the program's run, over all its processes.
+        process: the process's number in it.
+        epoch: tells one life of the process, and one spool of it, from the others.
+    """
+
+    run: str
+    process: int
+    epoch: str
+
+    def __post_init__(self) -> None:
+        """Raises BadStreamError for what is no key."""
+        process = self.process
+        if not is_run(self.run):
+            raise BadStreamError(
+                f"the run is {str(self.run)[:80]!r}, expected up to 64 letters, digits, '.', '-' and '_', beginning "
+                "with a letter or digit"
+            )
+        if not isinstance(process, int) or isinstance(process, bool) or not 0 <= process <= MAX_PROCESS:
+            raise BadStreamError(f"the process is {process!r}, expected a number from 0 on")
+        if not isinstance(self.epoch, str) or _EPOCH.fullmatch(self.epoch) is None:
+            raise BadStreamError(f"the epoch is {str(self.epoch)[:80]!r}, expected 16 hexadecimal digits")
+
+    def __str__(self) -> str:
+        """For people."""
+        return f"{self.run} p{self.process} ({self.epoch})"
+
+    @property
+    def folder(self) -> str:
+        """The name of its folder in a spool."""
+        return f"{self.run}~{self.process}~{self.epoch}"
+
+    @classmethod
+    def of_folder(cls, name: str) -> StreamKey | None:
+        """The key of a folder of that name; None if it is not a stream's."""
+        found = _FOLDER.fullmatch(name)
+        return None if found is None else cls(found[1], int(found[2]), found[3])
+
+    def segment_name(self, number: int) -> str:
+        """The name of one of its segments where those of a run are together."""
+        return f"p{self.process:06d}-{self.epoch}-{number:06d}.hcblog"
+
+
+class Position(NamedTuple):
+    """A place in a stream: everything before it.
+
+    Attributes:
+        segment: number of the segment; 0 before the first.
+        offset: in the segment's file.
+    """
+
+    segment: int
+    offset: int
+
+    @classmethod
+    def of(cls, found: Any) -> Position:
+        """From what came over the wire.
+
+        Raises:
+            BadStreamError: that is no position.
+        """
+        if isinstance(found, list) and len(found) == 2 and all(type(number) is int for number in found):
+            segment, offset = found
+            if 0 <= segment <= MAX_SEGMENT and 0 <= offset <= MAX_OFFSET:
+                return cls(segment, offset)
+        raise BadStreamError(f"{str(found)[:80]} is no position in a stream: expected two numbers")
+
+
+START = Position(0, 0)
+
+
+class Piece(NamedTuple):
+    """Bytes of one segment.
+
+    Attributes:
+        position: of the first.
+        data: at most `PIECE_BYTES`.
+    """
+
+    position: Position
+    data: bytes
+
+    @property
+    def end(self) -> Position:
+        """Behind the last."""
+        return Position(self.position.segment, self.position.offset + len(self.data))

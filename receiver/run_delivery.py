@@ -1,0 +1,162 @@
+"""Delivers runs of messages that were logged, through a dispatcher for each device of each process."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from fnmatch import fnmatchcase
+from typing import Any
+
+from receiver.consumer import Sink
+from receiver.described import Described
+from receiver.described_tap import Binding, DescribedTap
+from receiver.dispatch import Dispatcher
+from receiver.exported import ExportedTaps
+from receiver.log_batches import LogBatch, ReplayedCalls
+from receiver.message import Message
+from receiver.registry import Lease, Registry
+from receiver.scope import Scope
+from receiver.source import Batch
+from receiver.taplog.block import Block
+from receiver.taplog.merge import Run
+from receiver.taplog.segment_reader import Writer
+from receiver.taplog.selection import Selection
+from receiver.wire import Flags
+
+_CHECK = int(Flags.CHECK)
+
+Parts = Callable[[Sequence[int], int, int], Iterable[tuple[int, int]]]
+"""Which messages to deliver at a time: from the times of a block's messages, the first and the end of those that are
+due, bounds of parts."""
+
+
+class RunDelivery:
+    """The taps of some logged processes, and what takes their messages. One thread.
+
+    Attributes:
+        scope: accounts for what is delivered.
+        skipped: messages of taps to which nothing was bound, by the tap's name.
+        matched: the patterns of those bindings that a tap was found for.
+        names: of the taps that were met.
+    """
+
+    def __init__(
+        self,
+        scope: Scope,
+        selection: Selection,
+        *,
+        bind: Mapping[str, Callable[..., Any] | Binding] | None = None,
+        sinks: Sequence[Sink] = (),
+        printers: bool = True,
+        checks_only: bool = False,
+        label: Callable[[Writer], str] = lambda writer: "",
+    ) -> None:
+        """Makes ready.
+
+        Args:
+            scope: accounts for what is delivered.
+            selection: whose names are wanted; of exported taps only a message knows the name.
+            bind: functions by the names, or patterns of names, of the taps whose messages they take.
+            sinks: get every message.
+            printers: whether what printed and logged does so.
+            checks_only: whether only failures of checks are delivered.
+            label: comes before the names of a process's devices.
+        """
+        self.scope = scope
+        self.skipped: Counter[str] = Counter()
+        self.matched: set[str] = set()
+        self.names: set[str] = set()
+        self.bindings = {
+            name: func if isinstance(func, Binding) else Binding(func) for name, func in (bind or {}).items()
+        }
+        self._selection = selection
+        self._sinks = tuple(sinks)
+        self._printers = printers
+        self._checks_only = checks_only
+        self._label = label
+        self._processes: dict[Writer, _ProcessTaps] = {}
+
+    def deliver(self, run: Run, parts: Parts | None = None) -> None:
+        """Delivers the messages of a run; `parts` says how many at a time."""
+        taps = self._processes.get(run.writer)
+        if taps is None:
+            taps = self._processes[run.writer] = _ProcessTaps(self, self._label(run.writer))
+        dispatcher, block = taps.ready(run)
+        start, stop = run.start, run.stop
+        if self._checks_only:
+            block = block.part(start, stop)
+            block = block.chosen((block.flags & _CHECK) != 0)
+            start, stop = 0, len(block)
+            if not stop:
+                return
+        for first, end in [(start, stop)] if parts is None else parts(block.times, start, stop):
+            batch: Batch = LogBatch(block, first, end, run.folded)
+            dispatcher.deliver(dispatcher.decode(batch))
+
+    def make_tap(self, described: Described, binding: Binding | None) -> DescribedTap:
+        """A tap of the log, with what is bound to its name."""
+        self.names.add(described.name)
+        for pattern, found in self.bindings.items():
+            if pattern == described.name or (binding is None and fnmatchcase(described.name, pattern)):
+                self.matched.add(pattern)
+                binding = found
+        wanted = self._selection.wants_name(described.name)
+        if not wanted or (binding is None and not self._printers and described.kind in ("print", "format")):
+            ignored = replace(described, kind="undescribed")
+            also = self._sinks if wanted else ()
+            tap = DescribedTap(ignored, Binding(_ignore), unbound=self._unbound, waits=False, also=also)
+            tap.consumer.describe = lambda: described
+            return tap
+        try:
+            return DescribedTap(described, binding, unbound=self._unbound, waits=False, also=self._sinks)
+        except ValueError as error:  # its messages are skipped
+            self.scope.deferred.add_lost(str(error), 1)
+            undescribed = replace(described, kind="undescribed")
+            return DescribedTap(undescribed, None, unbound=self._unbound, waits=False, also=self._sinks)
+
+    def _unbound(self, described: Described) -> Sink:
+        skipped = self.skipped
+
+        def skip(message: Message) -> None:
+            skipped[described.name] += message.stacked or 1
+
+        return skip
+
+
+def _ignore(*args: Any, **kwargs: Any) -> None:
+    pass
+
+
+class _ProcessTaps:
+    # The taps of one process, and a dispatcher for each of its devices.
+
+    def __init__(self, delivery: RunDelivery, label: str) -> None:
+        self._delivery = delivery
+        self._label = label
+        self._registry = Registry()
+        self._leases: list[Lease] = []
+        self._exported = ExportedTaps(self._registry, delivery.make_tap)
+        self._devices: dict[str, tuple[Dispatcher, Block, Block]] = {}
+
+    def ready(self, run: Run) -> tuple[Dispatcher, Block]:
+        """The device's dispatcher, and the run's block as it delivers it, whose taps are known now."""
+        dispatcher, of, block = self._devices.get(run.device) or (self._dispatcher(run.device), None, None)
+        if of is not run.block or block is None:
+            # Stacks are for functions that are called while more is coming.
+            block = run.block.without_flags(int(Flags.BATCHED))
+            self._know(run)
+            self._devices[run.device] = dispatcher, run.block, block
+        return dispatcher, block
+
+    def _know(self, run: Run) -> None:
+        for consumer_id in run.block.consumers:
+            described = run.described.get(consumer_id)
+            if described is not None and self._registry.find(consumer_id) is None:
+                tap = self._delivery.make_tap(described, None)
+                self._leases.append(self._registry.lease(tap.consumer))
+
+    def _dispatcher(self, device: str) -> Dispatcher:
+        name = self._label + device
+        calls = ReplayedCalls(name, lambda batch: None)
+        return Dispatcher(self._registry, name, name, self._delivery.scope, lambda token: None, calls)
