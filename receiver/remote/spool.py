@@ -41,6 +41,7 @@ class _Kept:
     nbytes: int = 0
     is_finished: bool = False
     devices: dict[str, tuple[int, int, int, int]] = field(default_factory=dict)
+    lost: list[Lost] = field(default_factory=list)  # notes in it
 
 
 class Spool(LogWriter):
@@ -229,6 +230,12 @@ class Spool(LogWriter):
             self._kept[self._number].nbytes = self._segment.nbytes
             self._changed.notify_all()
 
+    def _open_segment(self) -> SegmentWriter:
+        notes = list(self._lost.values())
+        segment = super()._open_segment()
+        self._kept[int(segment.path.stem)].lost += notes
+        return segment
+
     def _has_room(self, nbytes: int) -> bool:
         waiting = self._waiting()
         return not waiting or waiting + nbytes <= self._forward.spool_bytes
@@ -255,6 +262,8 @@ class Spool(LogWriter):
             if number <= max(self._reading, self._acked.segment) or not kept.is_finished:
                 continue
             self._forget(number)
+            for note in kept.lost:  # they must arrive all the same
+                self._note_lost(note)
             for device, (first, last, count, nbytes) in kept.devices.items():
                 self._lose(device, first, last, count, nbytes, "the spool was full: the oldest were dropped")
             return True

@@ -285,7 +285,8 @@ class LogWriter:
         known = self._lost.get(key)
         if known is not None:
             lost = lost._replace(
-                first_seq=known.first_seq,
+                first_seq=min(known.first_seq, lost.first_seq),
+                last_seq=max(known.last_seq, lost.last_seq),
                 messages=known.messages + lost.messages,
                 nbytes=known.nbytes + lost.nbytes,
             )
