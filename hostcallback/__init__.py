@@ -48,6 +48,7 @@ from receiver.failed_checks import CheckError, FailedCheck
 from receiver.heads import Head
 from receiver.prometheus import register as prometheus_collector
 from receiver.remote.options import Forward
+from receiver.remote.otlp import OtlpExporter, otlp_exporter
 from receiver.sinks.nonfinite import NonFiniteError
 from receiver.sinks.record import Recorder, record
 
@@ -71,6 +72,7 @@ __all__ = [
     "NonFiniteError",
     "OnError",
     "Operation",
+    "OtlpExporter",
     "OutfeedReceiver",
     "Recorder",
     "RecordingWarning",
@@ -98,6 +100,7 @@ __all__ = [
     "id_tap",
     "jit",
     "log",
+    "otlp_exporter",
     "outfeed_receiver",
     "print",
     "prometheus_collector",

@@ -18,6 +18,8 @@ from hostcallback import inflight, monitoring, transport
 from receiver import native_library, stops
 from receiver.apart.process import ReceiverProcess
 from receiver.back_pressure import BackPressure, Policy
+from receiver.beside import SinksBeside
+from receiver.consumer import Sink
 from receiver.control.live import live
 from receiver.deferred import MAX_KEPT, OnError
 from receiver.errors import DeviceClaimedError, TapFunctionException, TapTimeoutError
@@ -313,6 +315,7 @@ def outfeed_receiver(
     process: bool = False,
     forward: str | Forward | None = None,
     spool: str | os.PathLike[str] | None = None,
+    sinks: Sequence[Sink] = (),
 ) -> OutfeedReceiver:
     """A context manager that accounts for the taps of a stretch of the program, such as a training loop.
 
@@ -360,8 +363,12 @@ def outfeed_receiver(
         spool: the folder that messages are written to before they are sent; what was emitted is there when the process
             is killed, and the next one of the run sends it. A folder of the user's for temporary files by default.
 
+        sinks: callables that get every message, whichever tap it is of, as `receiver.message.Message`, on the
+            device's receiver thread; whole values where these lie on several devices. What they raise is raised as
+            what taps raise. `otlp_exporter` makes one.
+
     Raises:
-        TypeError: `record` is neither a path nor a recorder, or `forward` no address.
+        TypeError: `record` is neither a path nor a recorder, `forward` no address, or `sinks` no sequence of callables.
         ValueError: `devices` and `backends` are both given, a backend is unknown or has no devices here, or another
             argument is out of range.
         DeviceClaimedError: (on entering) another open receiver has one of the devices.
@@ -387,7 +394,15 @@ def outfeed_receiver(
         raise ValueError("process=True records with a process of its own: give record= the path of a folder")
     if process and back_pressure.policy is Policy.OVERWRITE_OLDEST:
         raise ValueError('process=True cannot be had with "overwrite_oldest": use another back_pressure')
+    if not isinstance(sinks, Sequence) or not all(map(callable, sinks)):
+        raise TypeError(f"sinks is {sinks!r}, expected a sequence of callables that take a message")
+    if process and sinks:
+        raise ValueError(
+            "process=True delivers in another process, where the sinks are not: give one of the two"
+        )
     scope = Scope(receiver_name, max_errors, back_pressure, on_error)
+    if sinks:
+        scope.deliver_to(SinksBeside(sinks))
     if record is not None and not isinstance(record, str | os.PathLike | Recorder):
         raise TypeError(
             f"record is a {type(record).__name__}, expected the path of a folder, or what hcb.record(path) returns"

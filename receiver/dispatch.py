@@ -25,6 +25,7 @@ _END = int(Flags.END_OF_STREAM)
 _CALL = int(Flags.CALL)
 _UNUSUAL = int(Flags.END_OF_STREAM | Flags.TRUNCATED)
 _ANY_SEQ = -1
+Find = Callable[[int], Consumer | None]
 _tuple_new = tuple.__new__  # a NamedTuple's own constructor takes twice as long
 
 
@@ -63,7 +64,7 @@ class Dispatcher:
                 number.
         """
         self._registry = registry
-        self._find = registry.find
+        self._find: Find = registry.find
         self._accounts: TapAccounts | None = None
         self._decoder = BatchDecoder(self._lose)
         self._device_name = device_name
@@ -85,13 +86,19 @@ class Dispatcher:
     def account(self, on: bool) -> None:
         """Begins or ends counting for each tap, from the next batch on. Any thread."""
         self._accounts = TapAccounts(self._registry.find) if on else None
-        # While it is on, what is found is the consumer with a counter before its sink. Otherwise it costs nothing.
-        self._find = self._registry.find if self._accounts is None else self._accounts.find
+        self._choose_find()
 
     def enter(self, scope: Scope) -> None:
         """Accounts to `scope` from the next frame on."""
         self.scope = scope
         self._stats = scope.device_stats(self._device_name)
+        self._choose_find()
+
+    def _choose_find(self) -> None:
+        # What is found may be the consumer with a counter before its sink, or with others beside it. Without these it
+        # costs nothing.
+        find: Find = self._registry.find if self._accounts is None else self._accounts.find
+        self._find = find if self.scope.beside is None else self.scope.beside.finding(find)
 
     def decode(self, batch: Batch) -> Deliveries:
         """Decodes a batch into what `deliver` takes, and records it; frames that cannot be decoded count as lost."""

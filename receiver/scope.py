@@ -12,6 +12,7 @@ from receiver.deferred import MAX_KEPT, DeferredErrors, OnError
 from receiver.stats import DeviceStats, merge_row
 
 if TYPE_CHECKING:
+    from receiver.beside import SinksBeside
     from receiver.sinks.record import Recorder
 
 
@@ -41,6 +42,7 @@ class Scope:
         self.deferred = DeferredErrors(max_errors, on_error)
         self.recorder: Recorder | None = None
         self.recorders: tuple[Recorder, ...] = ()  # that one, and what forwards
+        self.beside: SinksBeside | None = None
         self._unrecorded_before: Counter[str] = Counter()
         self._stats: dict[str, DeviceStats] = {}
         self._changed = threading.Condition()  # protects everything below
@@ -60,6 +62,10 @@ class Scope:
     def forward_with(self, forwarder: Recorder) -> None:
         """Has all messages forwarded, from before they are delivered. Before any device is in this scope."""
         self.recorders += (forwarder,)
+
+    def deliver_to(self, sinks: SinksBeside) -> None:
+        """Has `sinks` get all messages, too, beside the taps' own. Before any device is in this scope."""
+        self.beside = sinks
 
     def device_stats(self, device: str) -> DeviceStats:
         """The live statistics of a device; only its receiver thread changes them."""

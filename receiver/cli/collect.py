@@ -40,6 +40,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="a .py file: TAPS = {name or pattern: function}, SINKS = [sink, ...]",
     )
     add("--metrics", metavar="FILE", help="write the scalars of messages to this file, as JSON lines")
+    add(
+        "--otlp",
+        metavar="HOST:PORT",
+        help="export to an OpenTelemetry Collector; http:// before it for no TLS beyond this machine",
+    )
     shown = parser.add_mutually_exclusive_group()
     shown.add_argument(
         "--print-all", action="store_true", help="print every message, not only what programs print"
@@ -98,6 +103,10 @@ def run(arguments: argparse.Namespace) -> int:
     with contextlib.ExitStack() as stack:
         if arguments.metrics is not None:
             sinks = [*sinks, metrics(stack.enter_context(JsonlWriter(arguments.metrics)))]
+        if arguments.otlp is not None:
+            from receiver.remote.otlp import otlp_exporter
+
+            sinks = [*sinks, stack.enter_context(otlp_exporter(arguments.otlp))]
         store = Store(arguments.log, fsync=arguments.fsync)
         stack.callback(store.close)
         delivery = Delivery(

@@ -111,7 +111,7 @@ class Recorder:
         Raises:
             TypeError: an array has a dtype that the wire does not have.
         """
-        described = _described(message.consumer, len(message.arrays))
+        described = description_of(message.consumer, len(message.arrays))
         flags = Flags.CHECK if message.consumer.is_check else Flags(0)
         device = message.device
         numbers: dict[str, Any] = {
@@ -161,10 +161,11 @@ class Recorder:
                 arrays = len(decode_metadata(block.metadata(index)))
             except WireError:
                 arrays = 0
-            self._log.describe(_described(consumer, arrays))
+            self._log.describe(description_of(consumer, arrays))
 
 
-def _described(consumer: Consumer, arrays: int) -> Described:
+def description_of(consumer: Consumer, arrays: int) -> Described:
+    """What a tap is, as far as it can be told; its messages bring so many arrays."""
     try:
         if consumer.describe is not None:
             described = consumer.describe()
