@@ -58,7 +58,8 @@ Ring::Ring(int32_t device, const hcb_config& config, uint8_t* base)
       control_(new (base) RingControl{}),
       memory_(base + kRingPage),
       config_(config) {
-  InitializeControl();
+  Initialize(control_);
+  overwrites_ = config.policy == HCB_OVERWRITE_OLDEST;
   blocks_.SetStockLimit(config.block_budget_bytes / 2);
 }
 
@@ -70,14 +71,14 @@ Ring::~Ring() {
   }
 }
 
-void Ring::InitializeControl() {
-  std::memcpy(control_->magic, kRingMagic, sizeof(kRingMagic));
-  control_->version = kRingFileVersion;
-  control_->page_bytes = kRingPage;
-  control_->capacity = capacity_;
-  control_->device = device_;
-  control_->device_id = device_id();
-  control_->wake_from = kAwake;
+void Ring::Initialize(RingControl* control) const {
+  std::memcpy(control->magic, kRingMagic, sizeof(kRingMagic));
+  control->version = kRingFileVersion;
+  control->page_bytes = kRingPage;
+  control->capacity = capacity_;
+  control->device = device_;
+  control->device_id = device_id();
+  control->wake_from = kAwake;
 }
 
 void Ring::SetDeviceId(int32_t id) {
@@ -124,18 +125,25 @@ int Ring::MoveInto(RingFile* file, uint8_t* copy, const char* name, uint64_t blo
   if (pinned_) return EBUSY;
   if (!AllCommittedLocked()) return EAGAIN;
   const uint64_t ring_bytes = kRingPage + capacity_;
-  control_->pid = getpid();
-  control_->created_ns = UnixNowNs();
-  control_->blocks_offset = blocks_bytes != 0 ? ring_bytes : 0;
-  control_->blocks_bytes = blocks_bytes;
-  std::strncpy(control_->name, name, kDeviceNameBytes - 1);
-  std::memcpy(copy, base_, ring_bytes);
+  RingControl* const control = new (copy) RingControl{};
+  Initialize(control);
+  control->pid = getpid();
+  control->created_ns = UnixNowNs();
+  control->blocks_offset = blocks_bytes != 0 ? ring_bytes : 0;
+  control->blocks_bytes = blocks_bytes;
+  std::strncpy(control->name, name, kDeviceNameBytes - 1);
+  control->head = control_->head.load();
+  control->released = control_->released.load();
+  control->delivered = control_->delivered.load();
+  control->released_frames = control_->released_frames.load();
+  std::memcpy(copy + kRingPage, memory_, capacity_);
   if (file->Map(0, ring_bytes, base_) == nullptr) return errno;
   in_file_ = true;
   // What the reader gave back while this copied: see Release.
   std::atomic_thread_fence(std::memory_order_seq_cst);
   const uint64_t released = released_here_.load(std::memory_order_seq_cst);
   if (released > control_->released.load()) control_->released.store(released);
+  control_->released_frames.store(released_frames_here_.load(std::memory_order_seq_cst));
   return 0;
 }
 
@@ -144,6 +152,7 @@ void Ring::Configure(const hcb_config& config) {
   {
     std::lock_guard<std::mutex> lock(mutex_);
     config_ = complete;
+    overwrites_.store(complete.policy == HCB_OVERWRITE_OLDEST, std::memory_order_relaxed);
   }
   // Pinning costs more than memory.
   blocks_.SetStockLimit(complete.block_budget_bytes / (gpu_.load() != nullptr ? 1 : 2));
@@ -226,7 +235,7 @@ void Ring::ResetAfterFork() {
     const uint64_t head = control_->head.load();
     if (MapRing(capacity_, base_) == nullptr) _exit(1);  // it must not write into its parent's file
     new (base_) RingControl{};
-    InitializeControl();
+    Initialize(control_);
     control_->head = head;
     in_file_ = false;
   }
@@ -239,7 +248,7 @@ void Ring::ResetAfterFork() {
   control_->head = control_->released = control_->delivered = released_here_ = head;
   cursor_ = head;
   cursor_frames_ = 0;
-  control_->released_frames = 0;
+  control_->released_frames = released_frames_here_ = 0;
   waiting_ = 0;
   turn_taken_ = reader_turn_ = false;
   stream_end_ = {};

@@ -163,7 +163,7 @@ class Ring {
     kBusy,        // the oldest frame is being written: try again
     kImpossible,  // it must not be lost, or there is none
   };
-  void OverwriteForWaiter();
+  Overwriting AdmitFirst();
   bool MayOverwriteLocked() const;
   Overwriting MakeRoomLocked(const Emission& emission);
   Overwriting OverwriteOldestLocked();
@@ -208,12 +208,13 @@ class Ring {
   bool TakeCall(hcb_call_frame* frame);
   hcb_damage Check(uint64_t position, uint64_t head) const;
   bool TakeBlock(uint64_t position, OutstandingBlock* block);
+  void CountReleased(uint64_t frames);
   void SkipDamage(uint64_t head, hcb_damage damage, hcb_batch* batch);
   uint64_t CountMessagesLocked(uint64_t from, bool* intact) const;
   void ReleaseSkipped(uint64_t from);
 
   // ring.cc
-  void InitializeControl();
+  void Initialize(RingControl* control) const;
   bool AllCommittedLocked() const;
   int MoveInto(RingFile* file, uint8_t* copy, const char* name, uint64_t blocks_bytes);
   void WakeReader();
@@ -235,6 +236,7 @@ class Ring {
   BlockPool blocks_;
   bool in_file_ = false;  // written with `mutex_`
   const uint64_t attached_bytes_ = 0;        // of the file of another process's ring; 0: it is this one's
+  std::atomic<bool> overwrites_{false};      // whether that is the policy, for a look without `mutex_`
   std::atomic<bool> outside_{false};         // whether another process reads it
   std::atomic<Ring*> beside_{nullptr};
   std::atomic<GpuDevice*> gpu_{nullptr};  // set once, with `mutex_`
@@ -260,6 +262,7 @@ class Ring {
   std::atomic<uint64_t> lost_{0};  // messages whose copies failed, not reported yet
   std::atomic<uint64_t> lost_reason_{0};  // of the last: error and hcb_copy_step
 
+  std::atomic<uint64_t> released_frames_here_{0};  // what the reader wrote to control_->released_frames last
   alignas(64) std::atomic<uint64_t> released_here_{0};  // what the reader wrote to control_->released last
   std::atomic<uint64_t> discarded_{0};  // accepted frames that turned out to be no message: of a GPU's checks, and lost ones
   std::atomic<uint64_t> given_back_{0};  // those before the cursor, whose sequence numbers are not spent

@@ -393,7 +393,7 @@ void Ring::SkipDamage(uint64_t head, hcb_damage damage, hcb_batch* batch) {
   batch->damage_messages = lost;
   cursor_ = next;
   cursor_frames_ += lost;
-  control_->released_frames.fetch_add(lost, std::memory_order_release);
+  CountReleased(lost);
 }
 
 // Gives back what was walked over without a frame to release it with.
@@ -401,8 +401,15 @@ void Ring::ReleaseSkipped(uint64_t from) {
   if (cursor_ != from && control_->released.load(std::memory_order_relaxed) == from && Release(cursor_, 0)) AdmitWaiters();
 }
 
+// First here, then where others look: see MoveInto. Only the reader does.
+void Ring::CountReleased(uint64_t frames) {
+  const uint64_t all = released_frames_here_.load(std::memory_order_relaxed) + frames;
+  released_frames_here_.store(all, std::memory_order_seq_cst);
+  control_->released_frames.store(all, std::memory_order_release);
+}
+
 bool Ring::Release(uint64_t position, uint64_t frames) {
-  control_->released_frames.fetch_add(frames, std::memory_order_release);
+  CountReleased(frames);
   const bool all = position == cursor_;
   released_here_.store(position, std::memory_order_seq_cst);  // first: see MoveInto
   control_->released.store(position, std::memory_order_seq_cst);

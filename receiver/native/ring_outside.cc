@@ -95,7 +95,7 @@ void Ring::TakeOver() {
     outside_.store(false, std::memory_order_seq_cst);
     cursor_ = delivered_end_ = control_->released.load(std::memory_order_acquire);
     released_here_ = cursor_;
-    cursor_frames_ = control_->released_frames.load(std::memory_order_relaxed);
+    cursor_frames_ = released_frames_here_ = control_->released_frames.load(std::memory_order_relaxed);
     turn_taken_ = reader_turn_ = false;
     holding_ = false;
   }
@@ -152,7 +152,7 @@ Ring::Ring(uint8_t* base, uint64_t file_bytes)
       attached_bytes_(file_bytes),
       config_() {
   cursor_ = delivered_end_ = control_->released.load(std::memory_order_acquire);
-  cursor_frames_ = control_->released_frames.load(std::memory_order_relaxed);
+  cursor_frames_ = released_frames_here_ = control_->released_frames.load(std::memory_order_relaxed);
   blocks_.SetStockLimit(16ull << 20);
 }
 

@@ -88,16 +88,6 @@ bool Ring::OverwriteFor(const Emission& emission, Reservation* reservation) {
   }
 }
 
-// The same for who waits first.
-void Ring::OverwriteForWaiter() {
-  for (;; std::this_thread::yield()) {
-    std::lock_guard<std::mutex> reader(sleep_mutex_);
-    std::lock_guard<std::mutex> lock(mutex_);
-    if (!MayOverwriteLocked() || waiters_.empty()) return;
-    if (MakeRoomLocked(waiters_.front()->emission) != Overwriting::kBusy) return;
-  }
-}
-
 bool Ring::MayOverwriteLocked() const {
   // Where the reader of another process is, nobody here knows.
   return config_.policy == HCB_OVERWRITE_OLDEST && !holding_.load(std::memory_order_seq_cst) &&
@@ -316,10 +306,13 @@ Verdict Ring::WaitAsThread(std::unique_lock<std::mutex>* lock, const Emission& e
     WakeReader();
     lock->lock();
   }
-  if (MustAdmitLocked(waiter)) {
+  // Only until it is admitted itself: others may be waiting for this thread to write its frame, and commit it.
+  while (MustAdmitLocked(waiter)) {
     lock->unlock();
-    AdmitWaiters();
+    const Overwriting done = AdmitFirst();
+    if (done == Overwriting::kBusy) std::this_thread::yield();
     lock->lock();
+    if (done == Overwriting::kImpossible) break;
   }
   const auto done = [&waiter] { return waiter.admitted; };
   if (timeout_ns < 0) {
@@ -338,31 +331,39 @@ Verdict Ring::WaitAsThread(std::unique_lock<std::mutex>* lock, const Emission& e
 }
 
 void Ring::AdmitWaiters() {
-  bool overwriting;
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    overwriting = config_.policy == HCB_OVERWRITE_OLDEST;
-  }
   for (;;) {
-    if (overwriting) OverwriteForWaiter();
-    Waiter* waiter;
-    {
-      std::lock_guard<std::mutex> lock(mutex_);
-      if (waiters_.empty()) return;
-      waiter = waiters_.front();
-      if (!AdmitLocked(waiter)) return;
-      waiters_.pop_front();
-      waiting_.store(static_cast<uint32_t>(waiters_.size()), std::memory_order_relaxed);
-      if (waiter->thread != nullptr) {
-        waiter->admitted = true;
-        waiter->thread->notify_one();  // under the lock: the waiter lives on that thread's stack
-        continue;
-      }
-    }
-    std::unique_ptr<Waiter> owned(waiter);
-    CopyAndCommit(owned->emission, owned->reservation);
-    if (owned->completion) CompleteElsewhere(std::move(owned->completion));
+    const Overwriting done = AdmitFirst();
+    if (done == Overwriting::kImpossible) return;
+    if (done == Overwriting::kBusy) std::this_thread::yield();
   }
+}
+
+// Admits who waits first, if there is room or may be made. What it does not write itself, the thread that waits does.
+Ring::Overwriting Ring::AdmitFirst() {
+  Waiter* waiter;
+  {
+    std::unique_lock<std::mutex> reader(sleep_mutex_, std::defer_lock);
+    if (overwrites_.load(std::memory_order_relaxed)) reader.lock();  // before the other one
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (waiters_.empty()) return Overwriting::kImpossible;
+    waiter = waiters_.front();
+    if (reader.owns_lock() && MayOverwriteLocked()) {
+      const Overwriting done = MakeRoomLocked(waiter->emission);
+      if (done != Overwriting::kDone) return done;
+    }
+    if (!AdmitLocked(waiter)) return Overwriting::kImpossible;
+    waiters_.pop_front();
+    waiting_.store(static_cast<uint32_t>(waiters_.size()), std::memory_order_relaxed);
+    if (waiter->thread != nullptr) {
+      waiter->admitted = true;
+      waiter->thread->notify_one();  // under the lock: the waiter lives on that thread's stack
+      return Overwriting::kDone;
+    }
+  }
+  std::unique_ptr<Waiter> owned(waiter);
+  CopyAndCommit(owned->emission, owned->reservation);
+  if (owned->completion) CompleteElsewhere(std::move(owned->completion));
+  return Overwriting::kDone;
 }
 
 }  // namespace hcb

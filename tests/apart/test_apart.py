@@ -82,7 +82,7 @@ def test_the_reader_delivers_what_a_killed_program_had_emitted(scenario: str) ->
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("number", range(30))
+@pytest.mark.parametrize("number", range(10))
 def test_either_process_killed_many_times(number: int) -> None:
     test_the_program_goes_on_when_the_reader_dies()
     test_the_reader_delivers_what_a_killed_program_had_emitted("program dies emitting")

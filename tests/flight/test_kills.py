@@ -94,7 +94,7 @@ def test_hundreds_of_kills(tmp_path: Path) -> None:
     print(f"seed {seed}")
     random_ = random.Random(seed)
     checked = 0
-    for number in range(300):
+    for number in range(200):
         capacity = random_.choice([1 << 12, 1 << 16, 1 << 20])
         nbytes = random_.choice([8, 16, 200, 900])
         contents = kill_one(
@@ -104,4 +104,4 @@ def test_hundreds_of_kills(tmp_path: Path) -> None:
         if contents.frames:
             check(contents, capacity, nbytes)
             checked += 1
-    assert checked > 200
+    assert checked > 120

@@ -82,8 +82,9 @@ class Program : public hcb::CompletionFactory {
   std::atomic<bool> done_{false};
 };
 
-// Reads until the end-of-stream frame; returns how many frames came from each producer.
-std::map<uint64_t, uint64_t> Drain(hcb_ring* ring) {
+// Reads until the end-of-stream frame; returns how many frames came from each producer, or, if some may have been overwritten
+// (`gaps`), which frame of each was to come next.
+std::map<uint64_t, uint64_t> Drain(hcb_ring* ring, bool gaps) {
   uint64_t capacity;
   uint8_t* memory = static_cast<uint8_t*>(hcb_ring_memory(ring, &capacity));
   auto batch = std::make_unique<hcb_batch>();
@@ -98,7 +99,8 @@ std::map<uint64_t, uint64_t> Drain(hcb_ring* ring) {
       const uint8_t* frame = memory + batch->offsets[i];
       hcb::FrameHeader header;
       std::memcpy(&header, frame, sizeof(header));
-      CHECK(header.seq == seq++);
+      CHECK(header.seq == seq || (gaps && header.seq > seq));
+      seq = header.seq + 1;
       if (header.flags & hcb::kEndOfStream) {
         CHECK(i + 1 == frames);
         end = true;
@@ -112,7 +114,8 @@ std::map<uint64_t, uint64_t> Drain(hcb_ring* ring) {
       }
       uint64_t counter;
       std::memcpy(&counter, payload, sizeof(counter));
-      CHECK(counter == next[header.consumer_id]++);
+      CHECK(counter == next[header.consumer_id] || (gaps && counter > next[header.consumer_id]));
+      next[header.consumer_id] = counter + 1;
       for (uint64_t k = sizeof(counter); k < header.payload_bytes; ++k) CHECK(payload[k] == (counter & 0xff));
       if (header.flags & hcb::kExternal) hcb_block_free(batch->blocks[block++].memory);
     }
@@ -124,20 +127,29 @@ std::map<uint64_t, uint64_t> Drain(hcb_ring* ring) {
   }
 }
 
-void Round(int32_t device, uint64_t threads, uint64_t programs, uint64_t count, uint64_t nbytes) {
+// `file`: the ring is moved there meanwhile.
+void Round(int32_t device, uint64_t threads, uint64_t programs, uint64_t count, uint64_t nbytes, bool overwrites = false,
+           const char* file = nullptr) {
   hcb_config config = {};
+  config.policy = overwrites ? HCB_OVERWRITE_OLDEST : HCB_BLOCK;
   config.capacity_bytes = 4096;
   config.block_budget_bytes = 64 << 10;
   hcb_ring* ring = hcb_ring_open(device, &config);
   CHECK(ring != nullptr);
   std::map<uint64_t, uint64_t> received;
-  std::thread reader([&] { received = Drain(ring); });
+  std::thread reader([&] { received = Drain(ring, overwrites); });
   std::vector<std::unique_ptr<Program>> running;
   for (uint64_t i = 0; i < programs; ++i) {
     running.push_back(std::make_unique<Program>(reinterpret_cast<hcb::Ring*>(ring), 1000 + i, count, nbytes + 8 * i));
   }
   std::vector<std::thread> starters;
   for (auto& program : running) starters.emplace_back([&program] { program->Run(); });
+  if (file != nullptr) {
+    starters.emplace_back([ring, file] {
+      std::remove(file);
+      CHECK(hcb_ring_keep_in_file(ring, file, "cpu:0", 256 << 10) == 0);
+    });
+  }
   CHECK(hcb_test_produce(ring, static_cast<uint32_t>(threads), count, nbytes) == threads * count);
   for (std::thread& starter : starters) starter.join();
   for (auto& program : running) {
@@ -148,12 +160,16 @@ void Round(int32_t device, uint64_t threads, uint64_t programs, uint64_t count, 
   end.flags = hcb::kEndOfStream;
   CHECK(hcb_ring_append(ring, reinterpret_cast<const uint8_t*>(&end), sizeof(end)) >= 0);
   reader.join();
-  CHECK(received.size() == threads + programs);
-  for (const auto& entry : received) CHECK(entry.second == count);
+  if (!overwrites) {
+    CHECK(received.size() == threads + programs);
+    for (const auto& entry : received) CHECK(entry.second == count);
+  }
   hcb_counters counters;
   hcb_ring_counters(ring, &counters);
   CHECK(counters.queued_messages == 0 && counters.queued_bytes == 0 && counters.waiting_producers == 0);
-  CHECK(counters.dropped == 0 && counters.emitted == (threads + programs) * count + 1);
+  CHECK(overwrites || counters.dropped == 0);
+  CHECK(counters.dropped == counters.discarded && counters.emitted == (threads + programs) * count + 1);
+  if (file != nullptr) CHECK(std::remove(file) == 0);
 }
 
 }  // namespace
@@ -166,6 +182,10 @@ int main(int argc, char** argv) {
   Round(device++, 3, 3, count, 137);
   Round(device++, 2, 2, count / 4, 5000);  // outside the ring
   Round(device++, 2, 2, count / 20, 70000);  // over the budget: one at a time
+  Round(device++, 3, 3, count, 137, true);
+  Round(device++, 2, 2, count / 4, 5000, true);
+  for (int i = 0; i < 20; ++i) Round(device++, 3, 3, count / 10, 137, i % 2 == 1, argv[2]);
+  for (int i = 0; i < 5; ++i) Round(device++, 2, 2, count / 10, 5000, i % 2 == 1, argv[2]);
   std::puts("ok");
   return 0;
 }

@@ -129,9 +129,9 @@ def run_under_load(program, tmp_path, sanitizer, library_sources=()):
         pytest.skip(f"the sanitizer {sanitizer!r} does not work here")
     stress = tmp_path / "stress"
     compile_program([*SOURCES.glob("*.cc"), Path(__file__).with_name(program)], stress, *flags)
-    arguments = [stress, "2000"]
+    arguments = [stress, "2000", tmp_path / "file"]
     if library_sources:
-        arguments.append(tmp_path / "library.so")
+        arguments[-1] = tmp_path / "library.so"
         compile_program(library_sources, arguments[-1], "-fPIC", "-shared", "-fvisibility=hidden", *flags)
     done = subprocess.run(arguments, capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 0, done.stderr
