@@ -7,20 +7,28 @@ import sys
 import time
 from collections.abc import Iterable
 
-from receiver.cli.selecting import add_log, add_selection, count, selection
+from receiver.cli import CommandError
+from receiver.cli.selecting import add_selection, count, selection
 from receiver.cli.showing import Show, report_damage
 from receiver.cli.unmatched import report_unmatched
 from receiver.taplog.errors import Damage
 from receiver.taplog.follow import Follower, Found
 from receiver.taplog.logged import LoggedMessage
 from receiver.taplog.reader import LogReader
+from receiver.taplog.selection import Selection
 
 POLL_SEC = 0.1
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments."""
-    add_log(parser)
+    parser.add_argument("log", nargs="*", metavar="LOG", help="a folder with a tap log, or segments of one")
+    group = parser.add_argument_group("or what a collector has, and gets")
+    group.add_argument("--from", dest="collector", metavar="HOST:PORT", help="follow it live, as with -f")
+    group.add_argument("--run", dest="of_run", metavar="RUN", default="*", help="of this run, or a pattern")
+    group.add_argument("--tls-ca", metavar="FILE", help="check the collector's certificate by these")
+    group.add_argument("--tls-cert", metavar="FILE", help="the certificate that it is to check")
+    group.add_argument("--tls-key", metavar="FILE", help="its key (a token is taken from HOSTCALLBACK_TOKEN)")
     parser.add_argument(
         "-n", "--lines", type=count, default=10, metavar="N", help="the last N messages (default 10)"
     )
@@ -35,7 +43,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Runs the command."""
+    if bool(arguments.log) == bool(arguments.collector):
+        raise CommandError("give a LOG to read, or a collector with --from HOST:PORT")
     wanted = selection(arguments)
+    if arguments.collector:
+        return _follow_collector(arguments, wanted)
     follower = Follower(arguments.log, wanted, wait=arguments.follow)
     show = Show(as_json=arguments.json, full=arguments.full)
     last = follower.last(arguments.lines)
@@ -46,6 +58,32 @@ def run(arguments: argparse.Namespace) -> int:
         status = _show(follower, show, follower.poll()) or status
         time.sleep(POLL_SEC)
     return status
+
+
+def _follow_collector(arguments: argparse.Namespace, wanted: Selection) -> int:
+    from receiver.remote.follower import ANSWER_SEC, RemoteLog
+    from receiver.remote.options import Forward
+
+    try:
+        reached = Forward(
+            arguments.collector,
+            tls_ca=arguments.tls_ca,
+            tls_cert=arguments.tls_cert,
+            tls_key=arguments.tls_key,
+        )
+    except ValueError as error:
+        raise CommandError(str(error)) from error
+    show = Show(as_json=arguments.json, full=arguments.full)
+    with RemoteLog(reached, arguments.of_run) as log:
+        log.wait(ANSWER_SEC)
+        follower = Follower([log.folder], wanted, wait=True)
+        _show(follower, show, follower.last(arguments.lines))
+        while True:
+            finished = log.finished()
+            _show(follower, show, follower.poll())
+            log.remove(finished)
+            log.check()
+            time.sleep(POLL_SEC)
 
 
 def _show(follower: Follower, show: Show, found: Iterable[Found]) -> int:

@@ -15,6 +15,7 @@ from receiver.log import logger
 from receiver.remote import protocol
 from receiver.remote.access import Access, may
 from receiver.remote.errors import BadStreamError, GapError
+from receiver.remote.following import Following, Growth
 from receiver.remote.limits import Limits, Rate
 from receiver.remote.store import Store
 from receiver.remote.stored_stream import StoredStream
@@ -75,35 +76,67 @@ class Collector:
         self._on_grown = on_grown
         self._peers: Counter[str] = Counter()
         self._fsync = store.fsync
+        self._growth = Growth()
 
     def handlers(self) -> Any:
         """For `grpc.aio.Server.add_generic_rpc_handlers`."""
         return grpc.method_handlers_generic_handler(
-            protocol.SERVICE, {protocol.FORWARD: grpc.stream_stream_rpc_method_handler(self._forward)}
+            protocol.SERVICE,
+            {
+                protocol.FORWARD: grpc.stream_stream_rpc_method_handler(self._forward),
+                protocol.FOLLOW: grpc.unary_stream_rpc_method_handler(self._follow),
+            },
         )
 
     async def _forward(self, requests: AsyncIterator[bytes], context: Any) -> None:
         peer = context.peer()
-        host = peer.rpartition(":")[0]
-        self._peers[host] += 1
         key: StreamKey | None = None
         try:
-            key = await self._hello(requests, context, host)
-            await self._serve(key, requests, context)
+            async with self._counted(peer):
+                key = await self._hello(requests, context)
+                await self._serve(key, requests, context)
         except _Refused as refused:
             logger.warning("%s from %s: %s", key or "a stream", peer, refused)
             await context.abort(refused.code, str(refused))
+
+    async def _follow(self, request: bytes, context: Any) -> None:
+        try:
+            async with self._counted(context.peer()):
+                runs = self._allowed(context)
+                pattern = str(protocol.decode_map(request).get("run") or "*")[:128]
+                following = Following(
+                    self.store, self._growth, lambda run: may(runs, run) and may((pattern,), run)
+                )
+                async for item in following.pieces():
+                    await context.write(b"" if item is None else protocol.encode_followed(*item))
+        except BadStreamError as error:
+            await context.abort(Code.INVALID_ARGUMENT, str(error))
+        except _Refused as refused:
+            logger.warning("%s wants to follow: %s", context.peer(), refused)
+            await context.abort(refused.code, str(refused))
+
+    @contextlib.asynccontextmanager
+    async def _counted(self, peer: str) -> AsyncIterator[None]:
+        # What a client may have at a time.
+        host = peer.rpartition(":")[0]
+        if self._peers.total() >= self._limits.streams or self._peers[host] >= self._limits.streams_per_peer:
+            raise _Refused(Code.RESOURCE_EXHAUSTED, "the collector has as many streams as it may")
+        self._peers[host] += 1
+        try:
+            yield
         finally:
             self._peers[host] -= 1
             if not self._peers[host]:
                 del self._peers[host]
 
-    async def _hello(self, requests: AsyncIterator[bytes], context: Any, host: str) -> StreamKey:
+    def _allowed(self, context: Any) -> tuple[str, ...]:
         runs = self._access.runs_of(context.invocation_metadata() or ())
         if runs is None:
             raise _Refused(Code.UNAUTHENTICATED, "the collector does not know this token")
-        if len(self.streams) >= self._limits.streams or self._peers[host] > self._limits.streams_per_peer:
-            raise _Refused(Code.RESOURCE_EXHAUSTED, "the collector has as many streams as it may")
+        return runs
+
+    async def _hello(self, requests: AsyncIterator[bytes], context: Any) -> StreamKey:
+        runs = self._allowed(context)
         try:
             async with asyncio.timeout(self._limits.hello_sec):
                 key = protocol.decode_hello(await anext(aiter(requests)))
@@ -147,6 +180,7 @@ class Collector:
                 if fenced.done():
                     return
                 if await self._append(stream, position, data):
+                    self._growth.grown(key, stream.stored)
                     self._on_grown(key, stream.stored)
                 await context.write(protocol.encode_position(stream.stored))
                 wait_sec = rate.wait_sec(len(data))

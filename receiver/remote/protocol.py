@@ -18,6 +18,9 @@ FOLLOW = "Follow"
 MAX_MESSAGE_BYTES = PIECE_BYTES + 4096
 MAX_HELLO_BYTES = 4096
 
+_FOLDER_BYTES = 112
+"""The name of a stream has at most 92."""
+
 _PIECE = struct.Struct("<QQ")
 """segment, offset; the bytes follow."""
 
@@ -83,6 +86,24 @@ def decode_position(data: bytes) -> Position:
 def encode_piece(piece: Piece) -> bytes:
     """Some bytes of a segment."""
     return _PIECE.pack(*piece.position) + piece.data
+
+
+def encode_followed(key: StreamKey, piece: Piece) -> bytes:
+    """Some bytes of a segment, and whose it is, for those who follow."""
+    return key.folder.encode().ljust(_FOLDER_BYTES, b"\0") + encode_piece(piece)
+
+
+def decode_followed(data: bytes) -> tuple[StreamKey, Position, memoryview]:
+    """Reverses `encode_followed`.
+
+    Raises:
+        BadStreamError: it is none.
+    """
+    folder = data[:_FOLDER_BYTES].rstrip(b"\0").decode("ascii", "replace")
+    key = StreamKey.of_folder(folder)
+    if key is None:
+        raise BadStreamError(f"{folder[:80]!r} names no stream")
+    return key, *decode_piece(data[_FOLDER_BYTES:])
 
 
 def decode_piece(data: bytes) -> tuple[Position, memoryview]:
