@@ -26,6 +26,7 @@ import bench_flight
 import bench_payload
 import bench_receiver
 import bench_recording
+import bench_remote
 import bench_scan
 import bench_training
 import jax
@@ -69,6 +70,8 @@ ROWS: dict[str, Callable[[int], Rows]] = {
     "busy_receiver": bench_receiver.busy,
     "apart": bench_apart.apart,
     "ring_in_file": bench_flight.ring_in_file,
+    "forwarding": bench_remote.forwarding,
+    "forwarded_training_loop": bench_remote.forwarded_training_loop,
     "holding_check": bench_checks.holding_check,
     "holding_check_beside_checkify": bench_checks.holding_check_beside_checkify,
     "failing_check": bench_checks.failing_check,

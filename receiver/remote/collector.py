@@ -31,6 +31,9 @@ SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.so_reuseport", 0),
 )
 
+ACK_SEC = 0.002
+"""What is stored in that time is acknowledged together."""
+
 Grown = Callable[[StreamKey, Position], None]
 """Called when more of a stream is stored; on the collector's thread, which must not wait."""
 
@@ -175,17 +178,18 @@ class Collector:
             stream = self.store.open(key)
             await context.write(protocol.encode_position(stream.stored))
             logger.info("%s comes from %s, from %s on", key, context.peer(), tuple(stream.stored))
-            async for request in requests:
-                position, data = protocol.decode_piece(request)
-                if fenced.done():
-                    return
-                if await self._append(stream, position, data):
-                    self._growth.grown(key, stream.stored)
-                    self._on_grown(key, stream.stored)
-                await context.write(protocol.encode_position(stream.stored))
-                wait_sec = rate.wait_sec(len(data))
-                if wait_sec:
-                    await asyncio.sleep(wait_sec)
+            async with _acknowledged(stream, context) as came:
+                async for request in requests:
+                    position, data = protocol.decode_piece(request)
+                    if fenced.done():
+                        return
+                    if await self._append(stream, position, data):
+                        self._growth.grown(key, stream.stored)
+                        self._on_grown(key, stream.stored)
+                    came.set()
+                    wait_sec = rate.wait_sec(len(data))
+                    if wait_sec:
+                        await asyncio.sleep(wait_sec)
         except GapError as error:
             raise _Refused(Code.FAILED_PRECONDITION, str(error)) from error
         except BadStreamError as error:
@@ -199,3 +203,25 @@ class Collector:
         if self._fsync:  # the others go on meanwhile
             return await asyncio.to_thread(stream.append, position, data)
         return stream.append(position, data)
+
+
+@contextlib.asynccontextmanager
+async def _acknowledged(stream: StoredStream, context: Any) -> AsyncIterator[asyncio.Event]:
+    # Says how far it is stored, for several pieces at once; whoever stores one sets the event. At the end once more.
+    came = asyncio.Event()
+
+    async def acknowledge() -> None:
+        while True:
+            await came.wait()
+            await asyncio.sleep(ACK_SEC)
+            came.clear()
+            await context.write(protocol.encode_position(stream.stored))
+
+    task = asyncio.ensure_future(acknowledge())
+    try:
+        yield came
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError, Exception):
+            await task
+    await context.write(protocol.encode_position(stream.stored))

@@ -6,19 +6,22 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from fnmatch import fnmatchcase
 from typing import Any
 
 from receiver.consumer import Sink
 from receiver.deferred import OnError
+from receiver.described import Described
 from receiver.failed_checks import FailedCheck
 from receiver.log import logger
 from receiver.remote.cursor import Cursor
 from receiver.remote.store import Store
 from receiver.remote.stored_runs import StoredRuns
 from receiver.remote.stream import Position, StreamKey
-from receiver.remote.stream_printer import StreamPrinter
+from receiver.remote.stream_printer import CHECKS, PRINTS, StreamPrinter
 from receiver.run_delivery import RunDelivery
 from receiver.scope import Scope
+from receiver.steps import step_place
 from receiver.taplog.errors import Damage, Lost
 from receiver.taplog.merge import Run
 from receiver.taplog.selection import Selection
@@ -154,15 +157,30 @@ class Delivery:
 
     def _make(self, key: StreamKey) -> _Delivered:
         folder = self._store.folder(key.run)
-        runs = StoredRuns(lambda number: folder / key.segment_name(number), self._cursor.position(key))
+        runs = StoredRuns(
+            lambda number: folder / key.segment_name(number), self._cursor.position(key), self._wants
+        )
         sinks = list(self._sinks)
         if self._prints or self._everything:
             sinks.append(StreamPrinter(key.process, runs.local_device, everything=self._everything))
         label = f"{key.run} p{key.process} "
         delivery = RunDelivery(
-            self.scope, EVERYTHING, bind=self._bind, sinks=sinks, printers=False, label=lambda writer: label
+            self.scope,
+            EVERYTHING,
+            bind=self._bind,
+            sinks=sinks,
+            printers=False,
+            checks_only=not sinks and not self._bind,
+            label=lambda writer: label,
         )
         return _Delivered(runs, delivery)
+
+    def _wants(self, described: Described) -> bool:
+        if self._everything or self._sinks or described.kind in CHECKS:
+            return True
+        if self._prints and (described.kind in PRINTS or step_place(described) is not None):
+            return True  # steps are printed, too
+        return any(fnmatchcase(described.name, pattern) for pattern in self._bind)
 
     def _note_lost(self, key: StreamKey, lost: Lost) -> None:
         self.lost[lost.reason] += lost.messages

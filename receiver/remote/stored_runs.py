@@ -14,6 +14,9 @@ from receiver.taplog.merge import LostRun, Record, Run
 from receiver.taplog.segment_reader import SegmentReader
 from receiver.taplog.step_columns import StepColumns
 
+_UNKNOWN = 1 << 63
+"""Set in chunks with messages of taps that are not described, whatever these are: all bits are."""
+
 
 class StoredRuns:
     """One stream. One thread.
@@ -22,8 +25,18 @@ class StoredRuns:
         position: how far it has been read.
     """
 
-    def __init__(self, path_of: Callable[[int], Path], position: Position) -> None:
-        """Goes on at `position`; `path_of` tells where a segment is."""
+    def __init__(
+        self, path_of: Callable[[int], Path], position: Position, wants: Callable[[Described], bool]
+    ) -> None:
+        """Goes on at `position`.
+
+        Args:
+            path_of: tells where a segment is.
+            position: where to begin.
+            wants: whether messages of a tap are wanted. Chunks that have none such are passed over.
+        """
+        self._wants = wants
+        self._wanted = 0, 0  # of how many consumers of the segment, and their bits
         self.position = position
         self._local_devices: dict[str, int] = {}
         self._path_of = path_of
@@ -96,7 +109,17 @@ class StoredRuns:
                 name: place for name, place in found.items() if isinstance(name, str) and type(place) is int
             }
         self._folded = {}
+        self._wanted = 0, 0
         return reader
+
+    def _wanted_bits(self, reader: SegmentReader) -> int:
+        count, bits = self._wanted
+        if count != len(reader.consumers):
+            bits = 0
+            for number, described in reader.consumers.values():
+                bits |= self._wants(described) << (number & 63)
+            self._wanted = len(reader.consumers), bits
+        return bits | _UNKNOWN
 
     def _records(self, reader: SegmentReader, item: Chunk | Damage) -> Iterator[Record]:
         if isinstance(item, Damage):
@@ -110,7 +133,7 @@ class StoredRuns:
                 yield folded
             else:
                 self._folded.setdefault(item.stream, {}).update(folded)
-        elif item.kind is Kind.FRAMES:
+        elif item.kind is Kind.FRAMES and item.consumers & self._wanted_bits(reader):
             block, damage = read_frames(reader, item)
             if damage is not None:
                 yield damage
