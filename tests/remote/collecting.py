@@ -86,11 +86,10 @@ class CollectorProcess:
         address: where it listens.
     """
 
-    def __init__(self, folder: Path, *arguments: str, port: int = 0, preexec: Any = None) -> None:
+    def __init__(self, folder: Path, *arguments: str, port: int = 0) -> None:
         self.log = folder / "collected"
         self._arguments = arguments
         self._port = port
-        self._preexec = preexec
         self.errors: list[str] = []
         self.lines: list[str] = []
         self.start()
@@ -107,7 +106,7 @@ class CollectorProcess:
         self.process = subprocess.Popen(
             [sys.executable, "-u", "-m", "receiver.cli", "collect", *given],
             env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=self._preexec,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
         self._threads = [
             threading.Thread(target=self._read, args=(stream, lines), daemon=True)

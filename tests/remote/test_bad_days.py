@@ -39,11 +39,8 @@ def test_a_stalled_collector_gets_everything_when_it_goes_on(tmp_path: Path) -> 
 
 def test_a_full_disk_at_the_collector_loses_nothing(tmp_path: Path) -> None:
     limit = 300_000
-
-    def few_bytes() -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
-
-    with CollectorProcess(tmp_path, "--quiet", preexec=few_bytes) as collector:
+    with CollectorProcess(tmp_path, "--quiet") as collector:
+        resource.prlimit(collector.process.pid, resource.RLIMIT_FSIZE, (limit, limit))
         recorder = forwarder(collector.address, tmp_path / "spool", drain_sec=90)
         emitter = Emitter(recorder)
         for _ in range(40):
@@ -53,8 +50,7 @@ def test_a_full_disk_at_the_collector_loses_nothing(tmp_path: Path) -> None:
         assert recorder.unsent_bytes
         assert not recorder.refused
         collector.stop()
-        collector._preexec = None  # there is room again
-        collector.start()
+        collector.start()  # there is room again
         recorder.close()
         assert not recorder.unsent_bytes
         collector.stop()
