@@ -32,9 +32,9 @@ import pytest  # noqa: E402
 
 TRANSPORT = os.environ.get("HOSTCALLBACK_TRANSPORT") or "native"
 
-# Codecs, logs, assembling, documents, packaging: they run without any transport.
+# Codecs, logs, assembling, forwarding of what was recorded, documents, packaging: no transport has a part in them.
 TESTS = Path(__file__).parent
-_ROOMS = ("receiver", "native", "taplog", "replay", "cli")
+_ROOMS = ("receiver", "native", "taplog", "replay", "remote", "cli")
 WITHOUT_TRANSPORT = (*(TESTS / room for room in _ROOMS), *TESTS.glob("test_*.py"))
 
 # Shared machines stall; pytest's own timeout ends what really hangs.
