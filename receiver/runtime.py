@@ -211,6 +211,9 @@ class Runtime:
 
     def end_apart(self, process: ReceiverProcess) -> None:
         """Ends a process that `receive_apart` started: its taps are delivered here from now on."""
+        with self._lock:
+            if process not in self._apart:  # that of a parent, of which this is a forked child
+                return
         process.stop()
         self.remove_apart(process)
 
@@ -326,21 +329,30 @@ class Runtime:
         for receiver, emitted in targets:
             while not receiver.wait_consumed(emitted, POLL_SEC):
                 self._check(receiver, deadline, stall_sec)
-        self._wait_apart(None if names is None else set(names), deadline)
+        self._wait_apart(None if names is None else set(names), deadline, stall_sec)
         for receiver in receivers:
             running = receiver.calls.running()
             while not receiver.calls.wait(running, POLL_SEC):
                 self._check(receiver, deadline, stall_sec)
 
-    def _wait_apart(self, names: set[str] | None, deadline: float | None) -> None:
+    def _wait_apart(self, names: set[str] | None, deadline: float | None, stall_sec: float | None) -> None:
         with self._lock:
             readers = list(self._apart)
         for reader in readers:
             for name in reader.rings.names:
                 emitted = reader.rings.emitted(name) if names is None or name in names else 0
+                left, since = reader.rings.describe(name), perf_counter()
                 while not reader.rings.wait_delivered(name, emitted, POLL_SEC):
-                    if deadline is not None and perf_counter() > deadline:
+                    now = perf_counter()
+                    if deadline is not None and now > deadline:
                         raise TapTimeoutError(f"the time was up. {reader.rings.describe(name)}")
+                    if (left_now := reader.rings.describe(name)) != left:
+                        left, since = left_now, now
+                    elif stall_sec is not None and now - since > stall_sec:
+                        raise TapTimeoutError(
+                            f"{left}, and has given nothing back for {stall_sec} s: does what reads its output stand "
+                            "still? Or give it more time (timeout_sec=); the messages are kept"
+                        )
             reader.collect()
 
     def wait_closed(self, names: Iterable[str], scope: Scope, stall_sec: float) -> None:

@@ -143,8 +143,10 @@ def is_alive(pid: int) -> bool:
 
 def main(descriptor: int) -> None:
     """Takes its order from a socket, which it was started with."""
-    # What is pressed at the terminal is for the program; this process ends when that has nothing more to say.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # What is pressed at the terminal, and that it was closed, is for the program. This one ends when that has
+    # nothing more to say.
+    for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
     logging.basicConfig(format="%(levelname)s:%(name)s:%(message)s", level=logging.WARNING)
     link = Link(socket.socket(fileno=descriptor))
     said = link.receive()

@@ -70,15 +70,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
         status: int = parsed.run(parsed)
         sys.stdout.flush()
     except BrokenPipeError:
-        # Whoever read our output has seen enough, as with any filter. What is buffered must not be tried again at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _give_output_up()  # whoever read it has seen enough, as with any filter
         return BROKEN_PIPE
     except KeyboardInterrupt:
         return INTERRUPTED
     except (HostCallbackError, OSError) as error:
         print(f"hcb: {_one_line(error)}", file=sys.stderr)
+        try:
+            sys.stdout.flush()
+        except OSError:  # it is that which failed
+            _give_output_up()
         return int(parsed.failed)
     return status
+
+
+def _give_output_up() -> None:
+    # What is buffered must not be tried again at exit.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _one_line(error: Exception) -> str:
@@ -89,6 +97,8 @@ def _one_line(error: Exception) -> str:
 
 def script() -> NoReturn:
     """The console script."""
+    if sys.stdout is None:  # closed by whoever started this: what is written is refused, as for any program
+        sys.stdout = open(os.open(os.devnull, os.O_RDONLY), "w")  # noqa: SIM115
     if hasattr(signal, "SIGTERM"):
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
     sys.exit(main())

@@ -59,12 +59,13 @@ void BlockArena::Mark(uint8_t* block, uint64_t position, uint64_t nbytes) {
 }
 
 void BlockArena::Free(uint8_t* block) {
+  if (inherited_) return;
   std::lock_guard<std::mutex> lock(mutex_);
   extents_[static_cast<uint64_t>(block - memory_)].used = false;
 }
 
 void BlockArena::ResetAfterFork() {
-  new (&mutex_) std::mutex;  // the parent's other threads may have held it
+  inherited_ = true;  // the parent's other threads may have been inside the map; nothing is allocated here any more
   void* copy = mmap(nullptr, nbytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (copy == MAP_FAILED) return;
   std::memcpy(copy, memory_, nbytes_);

@@ -47,6 +47,7 @@ class BlockArena {
   uint8_t* const memory_;
   const uint64_t nbytes_;
   const uint64_t offset_;
+  bool inherited_ = false;  // by a forked child, written before it has threads
   std::mutex mutex_;  // protects everything below
   std::map<uint64_t, Extent> extents_;  // by offset; they cover all of the memory
   uint64_t next_ = 0;                   // where to look first

@@ -40,6 +40,13 @@ hcb_config WithDefaults(hcb_config config) {
   return config;
 }
 
+// Not a store: what the reader gives back in between may be more already.
+void Raise(std::atomic<uint64_t>* number, const std::atomic<uint64_t>& wanted) {
+  uint64_t there = number->load(std::memory_order_seq_cst);
+  while (there < wanted.load(std::memory_order_seq_cst) && !number->compare_exchange_weak(there, wanted.load())) {
+  }
+}
+
 }  // namespace
 
 std::unique_ptr<Ring> Ring::Make(int32_t device, const hcb_config& config) {
@@ -141,9 +148,8 @@ int Ring::MoveInto(RingFile* file, uint8_t* copy, const char* name, uint64_t blo
   in_file_ = true;
   // What the reader gave back while this copied: see Release.
   std::atomic_thread_fence(std::memory_order_seq_cst);
-  const uint64_t released = released_here_.load(std::memory_order_seq_cst);
-  if (released > control_->released.load()) control_->released.store(released);
-  control_->released_frames.store(released_frames_here_.load(std::memory_order_seq_cst));
+  Raise(&control_->released, released_here_);
+  Raise(&control_->released_frames, released_frames_here_);
   return 0;
 }
 

@@ -306,8 +306,8 @@ void Ring::Walk(hcb_batch* batch) {
     if (batch->frames == 0) SkipDamage(head, damage, batch);
     break;
   }
-  if (batch->frames == 0) ReleaseSkipped(start);
   delivered_end_ = cursor_;
+  if (batch->frames == 0) ReleaseSkipped(start);  // from then on the cursor may be others'
 }
 
 // Lists the message at the cursor. Of a check that fails again and again only the first and the last failure are listed, so

@@ -63,8 +63,9 @@ void AttendTo(Ring* ring) {
   Attendant* attendant = TheAttendant();
   {
     std::lock_guard<std::mutex> lock(attendant->mutex);
-    if (std::find(attendant->rings.begin(), attendant->rings.end(), ring) != attendant->rings.end()) return;
-    attendant->rings.push_back(ring);
+    const bool known = std::find(attendant->rings.begin(), attendant->rings.end(), ring) != attendant->rings.end();
+    if (known && attendant->running) return;
+    if (!known) attendant->rings.push_back(ring);
     if (!attendant->running) {
       pthread_t thread;
       attendant->running = pthread_create(&thread, nullptr, Attend, attendant) == 0;
@@ -82,6 +83,7 @@ int Ring::HandOver(Ring* beside) {
     if (!beside->in_file_) return EINVAL;
     beside->outside_.store(true, std::memory_order_seq_cst);
   }
+  if (beside->SomebodyWaits()) AttendTo(beside);  // whoever came while nobody read it
   beside_.store(beside, std::memory_order_release);
   return 0;
 }

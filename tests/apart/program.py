@@ -48,10 +48,34 @@ def kill_me() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def leave_in_a_child() -> None:
+    """Ends a forked child, which leaves the block that this process is in."""
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            receiver.__exit__(None, None, None)
+            status = 0
+        finally:
+            os._exit(status)  # what XLA does at exit is not for forked children
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    print(f"child {status}", file=sys.stderr, flush=True)
+
+
+if scenario == "terminal closes":
+    os.setsid()  # with a group of its own, which gets the signal
+
 with hcb.outfeed_receiver(process=True, record=log) as receiver:
     if scenario == "reader dies":
         threading.Thread(target=kill_reader).start()
     result = run(jnp.float32(0))
+    if scenario == "child leaves":
+        hcb.barrier_wait()
+        leave_in_a_child()
+        run(jnp.float32(0))
+    if scenario == "terminal closes":
+        result.block_until_ready()
+        os.killpg(0, signal.SIGHUP)
     if scenario == "program dies":
         result.block_until_ready()
         print(f"emitted {reader().rings.emitted('cpu:0')}", file=sys.stderr, flush=True)

@@ -80,6 +80,42 @@ def test_the_reader_delivers_what_a_killed_program_had_emitted(scenario: str) ->
     assert not list(Path("/dev/shm").glob(f"hostcallback-apart-{os.getpid()}-*"))
 
 
+def test_the_reader_outlives_the_terminal() -> None:
+    done = run("terminal closes", COUNT="20000")
+    assert done.returncode == -signal.SIGHUP
+    assert lines(done) == list(range(20000))
+
+
+def test_nobody_waits_forever_for_a_reader_whose_output_stands_still() -> None:
+    script = """
+import jax, jax.numpy as jnp, hostcallback as hcb
+show = hcb.jit(lambda x: hcb.id_print(x))
+with hcb.outfeed_receiver(process=True, timeout_sec=2):
+    for _ in range(2000):
+        show(jnp.arange(200))
+"""
+    with subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as program:
+        assert program.stderr is not None
+        said = b""
+        while line := program.stderr.readline():  # and nothing of its output
+            said += line
+            if b"errors.TapTimeoutError" in line:
+                break
+        assert b"given nothing back for 2" in said
+        program.kill()
+        program.communicate(timeout=60)
+
+
+def test_a_forked_child_that_leaves_the_block_lets_the_reader_be() -> None:
+    done = run("child leaves")
+    assert done.returncode == 0, done.stderr
+    assert "child 0" in done.stderr
+    assert "its taps are delivered in this process" not in done.stderr
+    assert lines(done) == [*range(2000)] * 2
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("number", range(10))

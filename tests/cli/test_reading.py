@@ -146,9 +146,26 @@ def test_names_that_no_tap_has_are_said_with_near_ones(tmp_path: Path, log: Path
     result = hcb(tmp_path, *command.split(), "--name", "los", "--name", "pos*", "--device", "cpu:7", log)
     assert result.returncode == 1
     assert "hcb: no tap of the log is called 'los'; there are 'loss'\n" in result.stderr
+    assert "hcb: no device of the log is called 'cpu:7'; there are 'cpu:" in result.stderr
     assert "pos*" not in result.stderr
     # A name that some tap has, of which nothing else was wanted, is no mistake.
     assert hcb(tmp_path, *command.split(), "--name", "loss", "--step", "99", log).returncode == 0
+
+
+@pytest.mark.parametrize("output", ["/dev/full", "&-"])
+def test_output_that_takes_nothing_is_one_line_and_a_status(tmp_path: Path, log: Path, output: str) -> None:
+    line = f'exec "$0" -m receiver.cli cat "$1" >{output}'
+    result = subprocess.run(
+        ["sh", "-c", line, sys.executable, str(log)],
+        env=environment(tmp_path),
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert result.returncode == 1
+    assert len(result.stderr.splitlines()) == 1
+    assert result.stderr.startswith("hcb: ")
 
 
 @pytest.mark.parametrize(
