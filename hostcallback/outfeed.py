@@ -254,17 +254,24 @@ class OutfeedReceiver:
         logger.error("while the receiver was closing: %s", "".join(traceback.format_exception(report)))
 
     def _open_forwarder(self, options: Forward) -> Forwarder:
+        from receiver.remote import termination
         from receiver.remote.forwarder import Forwarder
 
         index = jax.process_index() if jax.process_count() > 1 else None
         local = {name: place for place, name in enumerate(map(transport.device_name, jax.local_devices()))}
-        return Forwarder(options, process_index=index, local_devices=local)
+        forwarder = Forwarder(options, process_index=index, local_devices=local)
+        termination.watch.deliver = _deliver_before_the_end
+        termination.watch.add(forwarder)
+        return forwarder
 
     def _end_forwarding(self) -> None:
+        from receiver.remote import termination
+
         forwarder = self._forwarder
         if forwarder is None:
             return
         forwarder.close()
+        termination.watch.remove(forwarder)
         lost = forwarder.counters.lost_messages
         if lost:
             warnings.warn(
@@ -451,6 +458,13 @@ def error_collector(
         receiver_name="error collector", on_error=on_error, max_errors=max_errors, timeout_sec=timeout_sec,
         devices=devices,
     )  # fmt: skip
+
+
+def _deliver_before_the_end(timeout_sec: float) -> None:
+    try:
+        runtime.wait_delivered(deadline=perf_counter() + timeout_sec)
+    except TapTimeoutError as error:
+        logger.error("at SIGTERM: %s", error)
 
 
 def _choose_devices(backends: Sequence[str] | None, devices: Sequence[jax.Device] | None) -> list[jax.Device]:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from receiver.errors import NativeLibraryError
 
-ABI_VERSION = 5
+ABI_VERSION = 6
 DIRECTORY = Path(__file__).parent / "native"
 
 BATCH_FRAMES = 1024
@@ -185,6 +185,8 @@ _FUNCTIONS = {
         (POINTER(Stamp), c_char_p, c_uint64, *_ARRAYS, POINTER(c_uint8), c_uint64),
     ),
     "hcb_supervise_wait": (c_int32, (c_int64, POINTER(Event))),
+    "hcb_watch_termination": (c_int32, (c_int32,)),
+    "hcb_unwatch_termination": (None, ()),
     "hcb_call_reply": (c_void_p, (c_int32, c_uint64, *_ARRAYS)),
     "hcb_call_resume": (None, (c_void_p,)),
     "hcb_call_fail": (None, (c_int32, c_uint64, c_char_p)),

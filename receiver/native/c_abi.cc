@@ -21,6 +21,7 @@
 #include "ring_registry.h"
 #include "supervisor.h"
 #include "switches.h"
+#include "termination.h"
 #include "unix_clock.h"
 
 namespace {
@@ -204,6 +205,9 @@ uint64_t hcb_encode_frame(const hcb_stamp* stamp, const uint8_t* prefix, uint64_
 }
 
 int32_t hcb_supervise_wait(int64_t timeout_ns, hcb_event* event) { return hcb::WaitForEvent(timeout_ns, event); }
+
+int32_t hcb_watch_termination(int32_t fd) { return hcb::WatchTermination(fd); }
+void hcb_unwatch_termination(void) { hcb::UnwatchTermination(); }
 
 
 hcb_call* hcb_call_reply(int32_t device, uint64_t seq, uint64_t count, const void* const* arrays, const uint64_t* nbytes) {

@@ -8,7 +8,7 @@
 
 #include <stdint.h>
 
-#define HCB_ABI_VERSION 5
+#define HCB_ABI_VERSION 6
 #define HCB_EXPORT __attribute__((visibility("default")))
 
 #ifdef __cplusplus
@@ -229,6 +229,13 @@ HCB_EXPORT uint64_t hcb_encode_frame(const hcb_stamp* stamp, const uint8_t* pref
 /* Waits for something that a supervisor must act on. STALL events come at most ten times per second. Returns 1 with the
  * event, 0 if the time is over. */
 HCB_EXPORT int32_t hcb_supervise_wait(int64_t timeout_ns, hcb_event* event);
+
+/* From now on SIGTERM writes a byte into the pipe `fd` before the handler that is there now gets it; called again, also before
+ * one that has replaced ours since. Returns 1 if that handler is the default one, which is not called: whoever reads the pipe
+ * ends the process then, after hcb_unwatch_termination. One thread at a time. */
+HCB_EXPORT int32_t hcb_watch_termination(int32_t fd);
+/* The handler that was there before is there again. */
+HCB_EXPORT void hcb_unwatch_termination(void);
 
 /* Brings the results of the call whose frame has the sequence number `seq`: row-major arrays, elements of less than a byte
  * packed as in a payload. They are copied. Returns what hcb_call_resume must be called with; null if no such call waits (any
