@@ -37,10 +37,11 @@ class StreamFolder:
             OSError: it cannot be made.
         """
         spool.mkdir(mode=0o700, parents=True, exist_ok=True)
-        path = spool / key.folder
-        path.mkdir(mode=0o700)
-        lock = _lock(path)
-        assert lock is not None, "the folder of a new stream was locked"
+        path, new = spool / key.folder, spool / f".new-{key.folder}"
+        new.mkdir(mode=0o700)
+        lock = _lock(new)
+        assert lock is not None, "a folder that nobody looks for was locked"
+        new.rename(path)  # whoever finds it by its name finds it locked
         return cls(key, path, lock)
 
     @classmethod
