@@ -80,6 +80,7 @@ class Runtime:
         self._late: list[Scope] = []
         self._adopted: dict[str, DeviceReceiver] = {}  # of rings that another process has read
         self._apart: list[Apart] = []
+        self._outside: set[str] = set()  # devices with a ring that another process reads, or is about to
         self._beside: BesideRings | None = None
         self.flight: FlightRecorder | None = None
         self._totals = Totals()
@@ -171,7 +172,11 @@ class Runtime:
             )
         if rings is None:
             return None
-        process = ReceiverProcess(rings, self.registry, scope, record=record, process_index=process_index)
+        try:
+            process = ReceiverProcess(rings, self.registry, scope, record=record, process_index=process_index)
+        except BaseException:
+            self._give_back(rings.names)
+            raise
         self.add_apart(process)
         return process
 
@@ -182,22 +187,31 @@ class Runtime:
             OSError: a ring cannot be put into a file.
         """
         with self._lock:
-            taken = {name for reader in self._apart for name in reader.rings.names}
             chosen = [self._receivers[n] for n in (names or self._receivers) if n in self._receivers]
-        sources = {
-            r.name: r.source
-            for r in chosen
-            if r.name not in taken and isinstance(r.source, RingSource) and r.source.device >= 0
-        }
+            sources = {
+                r.name: r.source
+                for r in chosen
+                if r.name not in self._outside and isinstance(r.source, RingSource) and r.source.device >= 0
+            }
+            self._outside.update(sources)
         if not sources:
             return None
-        self._beside = self._beside or BesideRings(self.registry)
-        for name in sources:
-            with self._lock:
-                adopted = self._adopted.pop(name, None)
-            if adopted is not None and not adopted.stop(STOP_SEC):
-                raise OSError(f"{describe_wait(adopted)}: no other process can read its ring meanwhile")
-        return OutsideRings(self._beside, sources, self._adopt, back_pressure)
+        try:
+            self._beside = self._beside or BesideRings(self.registry)
+            for name in sources:
+                adopted = self._adopted.get(name)
+                if adopted is not None and not adopted.stop(STOP_SEC):
+                    raise OSError(f"{describe_wait(adopted)}: no other process can read its ring meanwhile")
+                with self._lock:
+                    self._adopted.pop(name, None)
+            return OutsideRings(self._beside, sources, self._adopt, back_pressure)
+        except BaseException:
+            self._give_back(sources)
+            raise
+
+    def _give_back(self, names: Iterable[str]) -> None:
+        with self._lock:
+            self._outside.difference_update(names)
 
     def add_apart(self, reader: Apart) -> None:
         """Another process reads rings of this one: barriers wait for it."""
@@ -208,6 +222,7 @@ class Runtime:
         """It does not any more."""
         with self._lock:
             self._apart.remove(reader)
+            self._outside.difference_update(reader.rings.names)
 
     def end_apart(self, process: ReceiverProcess) -> None:
         """Ends a process that `receive_apart` started: its taps are delivered here from now on."""

@@ -66,7 +66,11 @@ class ReceiverProcess:
             str(rings.folder), os.getpid(), files, record, process_index, scope.deferred.max_kept,
             str(scope.deferred.on_error), remove=True,
         )  # fmt: skip
-        self._process, self._link = _start(order)
+        try:
+            self._process, self._link = _start(order)
+        except BaseException:
+            rings.end()
+            raise
         self._listener = threading.Thread(target=self._listen, name="hostcallback-apart", daemon=True)
         self._listener.start()
         with self._changed:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import shutil
@@ -9,6 +10,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -90,8 +92,18 @@ class Reader:
 
         `drain`: they deliver it, too.
         """
-        for receiver in self._receivers:
-            receiver.stop(DRAIN_SEC, drain=drain)
+        for receiver, source in zip(self._receivers, self._sources, strict=True):
+            left = -1
+            while not receiver.stop(DRAIN_SEC, drain=drain):
+                before, left = left, source.counters().queued_bytes
+                if left == before:
+                    logger.error(
+                        "%s: a tap has been running for %.0f s: %d bytes of messages are given up",
+                        receiver.name,
+                        DRAIN_SEC,
+                        left,
+                    )
+                    break
         report = self.report()
         if self._recorder is not None:
             self._recorder.close()
@@ -117,11 +129,15 @@ def serve(order: Order, link: Link) -> None:
         try:
             said = link.receive(LOOK_SEC)
         except TimeoutError:
-            if is_alive(order.pid):
+            if os.getppid() == order.pid:
                 continue
             said = None
         if said is None:
-            reader.outlive()
+            # The other end may also have been closed by a process that lives, and reads its rings itself from now on.
+            if stays_alive(order.pid):
+                reader.finish()
+            else:
+                reader.outlive()
             return
         if said["kind"] == "report":
             link.send("report", number=said["number"], **reader.report())
@@ -130,10 +146,22 @@ def serve(order: Order, link: Link) -> None:
             return
 
 
+def stays_alive(pid: int) -> bool:
+    """Whether a process that has closed its end of a connection goes on; one that dies does that a moment before."""
+    deadline = time.monotonic() + LOOK_SEC
+    while is_alive(pid):
+        if time.monotonic() > deadline:
+            return True
+        time.sleep(0.01)
+    return False
+
+
 def is_alive(pid: int) -> bool:
-    """Whether there is a process of that number."""
+    """Whether there is a process of that number, other than one that is dead and that nobody has asked after."""
     try:
         os.kill(pid, 0)
+        with contextlib.suppress(OSError, IndexError):
+            return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(") ")[2][0] not in "ZX"
     except ProcessLookupError:
         return False
     except PermissionError:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import os
 import select
 import signal
 import sys
 from types import FrameType
 
-from receiver.apart.reader import Order, Reader
+from receiver.apart.reader import Order, Reader, stays_alive
 from receiver.control.client import ControlClient
 from receiver.deferred import OnError
 
@@ -44,10 +43,10 @@ def run(arguments: argparse.Namespace) -> int:
         reader = Reader(order)
         print(f"attached to {arguments.pid}: {', '.join(said['devices'])}; Ctrl-C detaches", file=sys.stderr)
         ended = False
-        while not stopped and not ended and os.getppid():
+        while not stopped and not ended:
             ready, _, _ = select.select([client.socket], [], [], 0.2)
             ended = bool(ready)
-        if ended:
+        if ended and not stays_alive(arguments.pid):
             reader.outlive()
             print(f"process {arguments.pid} has ended", file=sys.stderr)
         else:

@@ -65,6 +65,7 @@ def leave_in_a_child() -> None:
 if scenario == "terminal closes":
     os.setsid()  # with a group of its own, which gets the signal
 
+print(f"pid {os.getpid()}", file=sys.stderr, flush=True)
 with hcb.outfeed_receiver(process=True, record=log) as receiver:
     if scenario == "reader dies":
         threading.Thread(target=kill_reader).start()

@@ -77,7 +77,8 @@ def test_the_reader_delivers_what_a_killed_program_had_emitted(scenario: str) ->
     if scenario == "program dies":
         assert "emitted 20000" in done.stderr
         assert len(found) == 20000
-    assert not list(Path("/dev/shm").glob(f"hostcallback-apart-{os.getpid()}-*"))
+    pid = next(line.split()[1] for line in done.stderr.splitlines() if line.startswith("pid "))
+    assert not list(Path("/dev/shm").glob(f"hostcallback-apart-{pid}-*/*"))
 
 
 def test_the_reader_outlives_the_terminal() -> None:
