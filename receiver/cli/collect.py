@@ -6,11 +6,12 @@ import argparse
 import asyncio
 import contextlib
 import logging
+import os
 import runpy
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from receiver.cli import USAGE, CommandError
 from receiver.cli.showing import make_safe
@@ -18,16 +19,26 @@ from receiver.consumer import Sink
 from receiver.log import logger
 from receiver.sinks.metrics import JsonlWriter, metrics
 
+if TYPE_CHECKING:
+    from receiver.remote.delivery import Delivery
+    from receiver.remote.store import Store
+
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments."""
     add = parser.add_argument
     add(
         "--listen",
-        required=True,
         metavar="HOST:PORT",
         help="where processes reach it; port 0 for any that is free",
     )
+    add(
+        "--nats",
+        metavar="URL",
+        help="take what processes publish to NATS JetStream, nats://HOST:PORT; collectors share it",
+    )
+    add("--nats-run", default="", metavar="RUN", help="only of this run (default all)")
+    add("--nats-ca", metavar="FILE", help="check the NATS server by these certificates")
     add(
         "--log",
         required=True,
@@ -73,10 +84,14 @@ def run(arguments: argparse.Namespace) -> int:
     from receiver.remote.collector import Collector
     from receiver.remote.delivery import Delivery
     from receiver.remote.limits import Limits
+    from receiver.remote.nats_serve import wait_for_end
     from receiver.remote.serve import serve
     from receiver.remote.store import Store
 
-    host, colon, port = arguments.listen.rpartition(":")
+    if arguments.listen is None and arguments.nats is None:
+        print("hcb: collect: give --listen HOST:PORT, or --nats URL, or both", file=sys.stderr)
+        return USAGE
+    host, colon, port = (arguments.listen or "localhost:0").rpartition(":")
     if not colon or not host or not port.isdecimal():
         print(
             f"hcb: --listen {arguments.listen!r}: expected HOST:PORT, such as localhost:7070", file=sys.stderr
@@ -112,18 +127,49 @@ def run(arguments: argparse.Namespace) -> int:
         delivery = Delivery(
             store, bind=bind, sinks=sinks, prints=not arguments.quiet, everything=arguments.print_all
         )
-        limits = Limits(streams=arguments.max_streams, bytes_per_sec=arguments.max_rate)
-        collector = Collector(store, access=access, limits=limits, on_grown=delivery.grown)
+        with _fetching(arguments, store, delivery):
+            if arguments.listen is None:
+                wait_for_end()
+            else:
+                limits = Limits(streams=arguments.max_streams, bytes_per_sec=arguments.max_rate)
+                collector = Collector(store, access=access, limits=limits, on_grown=delivery.grown)
 
-        def listening(port: int) -> None:
-            print(f"hcb: collecting at {host}:{port} into {arguments.log}", file=sys.stderr, flush=True)
+                def listening(port: int) -> None:
+                    print(
+                        f"hcb: collecting at {host}:{port} into {arguments.log}", file=sys.stderr, flush=True
+                    )
 
-        asyncio.run(serve(collector, arguments.listen, credentials, on_listening=listening))
+                asyncio.run(serve(collector, arguments.listen, credentials, on_listening=listening))
         delivery.close()
     sys.stdout.flush()
     for check in delivery.failed_checks():
         print(check.report(), file=sys.stderr)
     return 0
+
+
+def _fetching(
+    arguments: argparse.Namespace, store: Store, delivery: Delivery
+) -> contextlib.AbstractContextManager[None]:
+    if arguments.nats is None:
+        return contextlib.nullcontext()
+    from receiver.remote.nats_collector import NatsCollector
+    from receiver.remote.nats_connection import NatsServer
+    from receiver.remote.nats_serve import fetching
+    from receiver.remote.nats_subjects import token
+    from receiver.remote.options import TOKEN_VARIABLE
+
+    secret = os.environ.get(TOKEN_VARIABLE, "").strip()
+    try:
+        server = NatsServer(url=arguments.nats, token=secret, tls_ca=arguments.nats_ca)
+    except ValueError as error:
+        raise CommandError(f"--nats: {error}") from error
+    durable = f"hcb-collect-{token(arguments.nats_run)}" if arguments.nats_run else "hcb-collect"
+    collector = NatsCollector(store, server, durable=durable, run=arguments.nats_run, on_grown=delivery.grown)
+
+    def connected() -> None:
+        print(f"hcb: collecting from {server.shown} into {arguments.log}", file=sys.stderr, flush=True)
+
+    return fetching(collector, connected)
 
 
 def _consumers(path: str | None) -> tuple[dict[str, Callable[..., Any]], Sequence[Sink]]:

@@ -117,6 +117,15 @@ class Forwarder(Recorder):
 
 
 def _transport(options: Forward) -> Transport:
+    if options.is_nats:
+        from receiver.remote.nats_connection import NatsServer
+        from receiver.remote.nats_link import NatsTransport
+
+        server = NatsServer(
+            url=options.address, token=options.token, tls_ca=options.tls_ca, tls_cert=options.tls_cert,
+            tls_key=options.tls_key,
+        )  # fmt: skip
+        return NatsTransport(server, options.folder)
     from receiver.remote.grpc_link import GrpcTransport  # grpc takes its time to load
 
     return GrpcTransport(options)

@@ -34,7 +34,7 @@ class Forward:
     """How messages are forwarded: for `outfeed_receiver(forward=...)`.
 
     Attributes:
-        address: of the collector, `host:port`.
+        address: of the collector, `host:port`; or of a NATS server with JetStream, `nats://host:port` or `tls://`.
         spool: the folder; None for one of this user's below the folder for temporary files.
         run: names the program's run.
         spool_bytes: how much may wait.
@@ -66,10 +66,12 @@ class Forward:
 
     def __post_init__(self) -> None:
         """Raises ValueError for what is out of range."""
-        host, _, port = self.address.rpartition(":") if isinstance(self.address, str) else ("", "", "")
-        if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        address = self.address if isinstance(self.address, str) else ""
+        host, _, port = address.rpartition(":")
+        if not self.is_nats and (not host or not port.isdecimal() or not 0 < int(port) < 65536):
             raise ValueError(
-                f"forward is {self.address!r}, expected the collector's host:port, such as 'localhost:7070'"
+                f"forward is {self.address!r}, expected the collector's host:port, such as 'localhost:7070', or a NATS "
+                "server, 'nats://localhost:4222'"
             )
         object.__setattr__(self, "run", self.run or os.environ.get(RUN_VARIABLE, "").strip() or "run")
         object.__setattr__(self, "token", self.token or os.environ.get(TOKEN_VARIABLE, "").strip())
@@ -96,6 +98,11 @@ class Forward:
             raise ValueError(
                 "a client certificate needs TLS: give tls_ca, the certificates to check the collector by"
             )
+
+    @property
+    def is_nats(self) -> bool:
+        """Whether it goes to a NATS server."""
+        return isinstance(self.address, str) and self.address.startswith(("nats://", "tls://"))
 
     @property
     def folder(self) -> Path:

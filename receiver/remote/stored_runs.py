@@ -46,6 +46,11 @@ class StoredRuns:
         self._steps = StepColumns(self._described.get)
         self._folded: dict[int, dict[int, int]] = {}
 
+    @property
+    def local_devices(self) -> dict[str, int]:
+        """The numbers of devices among their process's own, by name, as far as they are known."""
+        return self._local_devices
+
     def local_device(self, name: str) -> int | None:
         """The number of a device among its process's own; None if that is not known."""
         return self._local_devices.get(name)

@@ -102,7 +102,7 @@ class CollectorProcess:
         """Starts it, at the port it had before."""
         root = Path(__file__).resolve().parents[2]
         paths = [str(root), *filter(None, [os.environ.get("PYTHONPATH")])]
-        given = ("--listen", f"localhost:{self._port}", "--log", str(self.log), *self._arguments)
+        given = (*self.command(), *self._arguments)
         self.process = subprocess.Popen(
             [sys.executable, "-u", "-m", "receiver.cli", "collect", *given],
             env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
@@ -117,13 +117,17 @@ class CollectorProcess:
             thread.start()
         line = wait_for(
             lambda: (
-                next((e for e in self.errors[before:] if "collecting at" in e), None)
+                next((e for e in self.errors[before:] if "collecting " in e), None)
                 or (self.process.poll() is not None and not self._threads[1].is_alive() and "ended")
             ),
             "a listening collector",
         )
         assert line != "ended", self.errors
-        self._port = int(line.split("collecting at ")[1].split()[0].rpartition(":")[2])
+        self._port = int(line.split("collecting ")[1].split()[1].rpartition(":")[2])
+
+    def command(self) -> list[str]:
+        """Where it listens and stores."""
+        return ["--listen", f"localhost:{self._port}", "--log", str(self.log)]
 
     @staticmethod
     def _read(stream: Any, lines: list[str]) -> None:

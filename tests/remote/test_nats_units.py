@@ -1,0 +1,123 @@
+"""Units: names as tokens of subjects, messages by tap and back, and bytes that are none."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+
+import msgpack
+import numpy as np
+import pytest
+from hypothesis import given, strategies as st
+
+from receiver.described import Described
+from receiver.remote.errors import BadStreamError
+from receiver.remote.nats_subjects import subject, token, untoken
+from receiver.remote.nats_unit import Unit, gathered, units_of
+from receiver.remote.stream import StreamKey
+from receiver.taplog.block import Block
+from receiver.taplog.merge import Run
+from receiver.taplog.segment_reader import Writer
+from receiver.wire import encode_frame
+
+KEY = StreamKey("run", 3, "0123456789abcdef")
+
+
+def described(number: int) -> Described:
+    return Described(f"tap.{number}", "a.py:1 (f)", number, "tap", {}, {}, (), ["array"], None, "global")
+
+
+def block_of(sizes: list[int], taps: int = 2) -> Block:
+    frames = [
+        encode_frame(
+            [np.full(size, seq, np.float32)], consumer_id=seq % taps, seq=seq, time_ns=seq, run_id=1, device=0
+        )
+        for seq, size in enumerate(sizes)
+    ]
+    offsets = np.cumsum([0, *map(len, frames)])[:-1]
+    return Block(np.frombuffer(bytearray(b"".join(frames)), np.uint8), offsets)
+
+
+def units(block: Block, taps: int = 2, max_bytes: int = 1 << 20) -> list[Unit]:
+    steps = np.arange(len(block), dtype=np.int64)
+    about = {number: described(number) for number in range(taps)}
+    writer = Writer("p", "host", 7, 3)
+    run = Run(writer, "cpu:0", block, steps, 0, len(block), {2: 5}, about, None)  # type: ignore[arg-type]
+    return list(units_of(KEY, run, {"cpu:0": 0}, max_bytes))
+
+
+@given(st.text())
+def test_every_name_is_a_token_and_comes_back(name: str) -> None:
+    safe = token(name)
+    assert re.fullmatch(r"[A-Za-z0-9_=-]+", safe)
+    assert untoken(safe) == name or safe.startswith("=h")
+
+
+@given(st.text(max_size=40), st.text(max_size=40))
+def test_different_names_have_different_tokens(one: str, other: str) -> None:
+    assert (token(one) == token(other)) == (one == other)
+
+
+def test_long_names_have_short_tokens() -> None:
+    assert token("é" * 1000) != token("é" * 1001)
+    assert len(subject("run", 1, "é" * 1000)) < 100
+
+
+@given(
+    st.lists(st.integers(0, 70), min_size=1, max_size=30),
+    st.integers(1, 4),
+    st.sampled_from([128, 700, 1 << 20]),
+)
+def test_units_are_the_messages_by_tap(sizes: list[int], taps: int, max_bytes: int) -> None:
+    block = block_of(sizes, taps)
+    found = [Unit.decode(unit.encode()) for unit in units(block, taps, max_bytes)]
+    assert {unit.parts for unit in found} == {len(found)}
+    assert [unit.part for unit in found] == list(range(len(found)))
+    assert len({unit.message_id for unit in found}) == len(found)
+    for unit in found:
+        assert unit.key == KEY
+        assert set(unit.block.consumers) <= set(unit.described)
+        assert unit.subject == f"taps.run.3.tap=2E{unit.block.consumers[0]}"
+        assert unit.block.data.size <= max_bytes or len(unit.block) == 1
+        assert unit.steps.tolist() == unit.block.seqs.tolist()
+        assert unit.folded == ([(2, 5)] if 2 in unit.block.seqs else [])
+    joined = Block.join([unit.block for unit in found])
+    again = gathered(joined, np.argsort(joined.seqs, kind="stable"))
+    assert again.data.tobytes() == block.data.tobytes()
+    assert again.offsets.tolist() == block.offsets.tolist()
+
+
+@given(st.binary(max_size=200))
+def test_arbitrary_bytes_are_refused(data: bytes) -> None:
+    with pytest.raises(BadStreamError):
+        Unit.decode(data)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("v", 2),
+        ("stream", ["../run", 3, KEY.epoch]),
+        ("stream", ["run", -1, KEY.epoch]),
+        ("device", 5),
+        ("steps", b""),
+        ("offsets", np.array([0, 64], "<i8").tobytes()),
+        ("frames", bytes(256)),
+        ("described", [b"?"]),
+        ("writer", None),
+        ("lost", {"device": "x"}),
+    ],
+)
+def test_units_that_do_not_hold_together_are_refused(name: str, value: object) -> None:
+    fields = msgpack.unpackb(units(block_of([3, 4, 5]))[0].encode())
+    fields[name] = value
+    with pytest.raises(BadStreamError):
+        Unit.decode(msgpack.packb(fields))
+
+
+@given(st.integers(0, 10_000), st.integers(0, 255))
+def test_a_changed_byte_never_gets_past_with_another_exception(place: int, value: int) -> None:
+    data = bytearray(units(block_of([3, 4, 5]))[0].encode())
+    data[place % len(data)] = value
+    with contextlib.suppress(BadStreamError):
+        Unit.decode(bytes(data))
