@@ -57,8 +57,14 @@ class NatsStore:
     """Writes units into the logs of a collector's folder. One thread."""
 
     def __init__(self, store: Store) -> None:
-        """`store` has the folder."""
+        """`store` has the folder. What a collector that was killed there had half written is cut off: it comes again.
+
+        Raises:
+            OSError: a file cannot be cut.
+        """
         self._store = store
+        for path in sorted(store.directory.glob("*/p*.hcblog")):
+            _cut_off_torn(path)
         self._series: dict[StreamKey, _Series] = {}
         self._highest: dict[tuple[StreamKey, str], int] = {}
 
@@ -147,6 +153,18 @@ def _opened(path: Path | os.PathLike[str]) -> SegmentReader | None:
         return SegmentReader(path)
     except (NotATapLogError, OSError):
         return None
+
+
+def _cut_off_torn(path: Path) -> None:
+    # Readers would take the messages in it that are whole, and then those that come again.
+    segment = _opened(path)
+    if segment is None:
+        return
+    if STREAM in segment.info and not segment.is_closed():
+        for item in segment.chunks():
+            if item.is_torn if isinstance(item, Chunk) else item.torn:
+                os.truncate(path, item.offset)
+    segment.close()
 
 
 def _is_note(chunk: Chunk, unit: Unit) -> bool:

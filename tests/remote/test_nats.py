@@ -102,6 +102,7 @@ def test_each_tap_has_a_subject(server: NatsServerProcess, tmp_path: Path) -> No
     assert sum(len(Unit.decode(message.data).block) for message in norms) == 50
 
 
+@pytest.mark.slow
 def test_a_server_that_is_killed_and_comes_back_loses_and_doubles_nothing(
     server: NatsServerProcess, tmp_path: Path
 ) -> None:
@@ -174,6 +175,7 @@ def test_collectors_share_the_messages_and_one_takes_over_what_a_killed_one_had(
     assert max(Counter(all_messages(first.log, second.log)).values()) == 1
 
 
+@pytest.mark.slow
 def test_a_collector_that_is_killed_goes_on_where_it_was(server: NatsServerProcess, tmp_path: Path) -> None:
     with NatsCollectorProcess(tmp_path, server.url) as collector:
         with forwarder(server.url, tmp_path / "spool", drain_sec=60) as sending:

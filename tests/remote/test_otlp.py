@@ -13,13 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 from collecting import CollectorProcess, Emitter, forwarder
 from jax import lax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from otlp_collector import OtlpCollector, plain
 
 import hostcallback as hcb
@@ -120,61 +117,6 @@ def test_stacks_of_batched_taps_are_a_point_for_each_message(collector: OtlpColl
     with hcb.otlp_exporter(collector.address) as otlp, hcb.outfeed_receiver(sinks=[otlp]):
         hcb.jit(lambda x: lax.scan(body, x, None, length=500)[0])(jnp.int32(0)).block_until_ready()
     assert [value for value, _ in collector.points("stacked")] == list(range(500))
-
-
-def test_sinks_get_whole_values_of_arrays_on_several_devices() -> None:
-    seen: list[Any] = []
-    mesh = Mesh(np.array(jax.devices()), ("d",))
-    value = jax.device_put(jnp.arange(8.0), NamedSharding(mesh, PartitionSpec("d")))
-    with hcb.outfeed_receiver(sinks=[seen.append]):
-        hcb.jit(lambda x: hcb.id_tap(nothing, x * 2, name="sharded"))(value).block_until_ready()
-    (message,) = seen
-    assert message.arrays[0].tolist() == [2.0 * k for k in range(8)]
-    assert message.consumer.name == "sharded"
-
-
-def test_a_sink_that_raises_keeps_nobody_from_the_message() -> None:
-    own: list[Any] = []
-    other: list[Any] = []
-
-    def failing(message: Any) -> None:
-        raise ValueError("a sink failed")
-
-    with pytest.raises(hcb.TapFunctionException, match="1 tap function"):
-        with hcb.outfeed_receiver(sinks=[failing, other.append]) as rx:
-            hcb.jit(lambda x: hcb.id_tap(own.append, x))(1.0).block_until_ready()
-    assert own == [1.0]
-    assert len(other) == 1
-    assert sum(row.failed for row in rx.stats) == 1
-
-
-def test_tap_functions_may_change_what_others_get() -> None:
-    seen: list[float] = []
-
-    def change(value: Any) -> None:
-        value += 100
-
-    with hcb.outfeed_receiver(sinks=[lambda message: seen.append(float(message.arrays[0][0]))]):
-        hcb.jit(lambda x: hcb.id_tap(change, x))(jnp.ones(2)).block_until_ready()
-    assert seen == [1.0]
-
-
-def test_results_of_calls_come_back_although_sinks_see_them() -> None:
-    seen: list[Any] = []
-    with hcb.outfeed_receiver(sinks=[seen.append]):
-        out = hcb.jit(lambda x: hcb.call(lambda v: v + 1, x, result_shape=x))(jnp.float32(1))
-        assert float(out) == 2
-    assert [float(message.arrays[0]) for message in seen] == [1.0]
-
-
-def test_sinks_end_with_their_receiver() -> None:
-    seen: list[Any] = []
-    program = hcb.jit(lambda x: hcb.id_tap(nothing, x))
-    with hcb.outfeed_receiver(sinks=[seen.append]):
-        program(1.0)
-    program(1.0)
-    hcb.barrier_wait()
-    assert len(seen) == 1
 
 
 def test_a_replay_exports_as_the_run_would(collector: OtlpCollector, tmp_path: Path) -> None:
@@ -324,13 +266,6 @@ def test_only_this_machine_is_spoken_to_without_tls_unless_wanted() -> None:
 def test_options_out_of_range_are_refused(options: dict[str, Any], text: str) -> None:
     with pytest.raises(ValueError, match=text):
         hcb.otlp_exporter(**options)
-
-
-def test_sinks_that_are_none_are_refused() -> None:
-    with pytest.raises(TypeError, match="sinks is"):
-        hcb.outfeed_receiver(sinks=nothing)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="process=True"):
-        hcb.outfeed_receiver(sinks=[nothing], process=True)
 
 
 def test_without_the_package_it_says_how_to_get_it() -> None:

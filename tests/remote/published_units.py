@@ -1,0 +1,38 @@
+"""Units as a process publishes them, for the tests of NATS."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from receiver.described import Described
+from receiver.remote.nats_unit import Unit, units_of
+from receiver.remote.stream import StreamKey
+from receiver.taplog.block import Block
+from receiver.taplog.merge import Run
+from receiver.taplog.segment_reader import Writer
+from receiver.wire import encode_frame
+
+KEY = StreamKey("run", 3, "0123456789abcdef")
+
+
+def described(number: int) -> Described:
+    return Described(f"tap.{number}", "a.py:1 (f)", number, "tap", {}, {}, (), ["array"], None, "global")
+
+
+def block_of(sizes: list[int], taps: int = 2) -> Block:
+    frames = [
+        encode_frame(
+            [np.full(size, seq, np.float32)], consumer_id=seq % taps, seq=seq, time_ns=seq, run_id=1, device=0
+        )
+        for seq, size in enumerate(sizes)
+    ]
+    offsets = np.cumsum([0, *map(len, frames)])[:-1]
+    return Block(np.frombuffer(bytearray(b"".join(frames)), np.uint8), offsets)
+
+
+def units(block: Block, taps: int = 2, max_bytes: int = 1 << 20) -> list[Unit]:
+    steps = np.arange(len(block), dtype=np.int64)
+    about = {number: described(number) for number in range(taps)}
+    writer = Writer("p", "host", 7, 3)
+    run = Run(writer, "cpu:0", block, steps, 0, len(block), {2: 5}, about, None)  # type: ignore[arg-type]
+    return list(units_of(KEY, run, {"cpu:0": 0}, max_bytes))
