@@ -281,7 +281,8 @@ class OutfeedReceiver:
             )
         if forwarder.unsent_bytes:
             why = (
-                forwarder.refused or f"the collector at {forwarder.options.address} did not take them in time"
+                forwarder.refused
+                or f"the collector at {forwarder.options.shown_address} did not take them in time"
             )
             warnings.warn(
                 f"{forwarder.unsent_bytes} bytes of messages were not forwarded yet: {why}. They stay in "

@@ -6,6 +6,7 @@ import asyncio
 import concurrent.futures
 import contextlib
 import os
+import re
 import ssl
 import threading
 from collections.abc import Coroutine
@@ -57,10 +58,7 @@ class NatsServer:
     @property
     def shown(self) -> str:
         """The address without a password, for messages."""
-        return ",".join(
-            f"{scheme}://{rest.rpartition('@')[2]}"
-            for scheme, _, rest in (url.strip().partition("://") for url in self.url.split(","))
-        )
+        return re.sub(r"://[^,@/]*@", "://", self.url)
 
 
 class NatsConnection:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import os
+import re
 import stat
 import tempfile
 from dataclasses import KW_ONLY, dataclass
@@ -103,6 +104,13 @@ class Forward:
     def is_nats(self) -> bool:
         """Whether it goes to a NATS server."""
         return isinstance(self.address, str) and self.address.startswith(("nats://", "tls://"))
+
+    @property
+    def shown_address(self) -> str:
+        """The address without a password, for messages."""
+        if not self.is_nats:
+            return self.address
+        return re.sub(r"://[^,@/]*@", "://", self.address)
 
     @property
     def folder(self) -> Path:

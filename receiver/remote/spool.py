@@ -252,7 +252,7 @@ class Spool(LogWriter):
                 said = True
                 logger.warning(
                     "%s is full: %d bytes wait for the collector at %s; devices wait until there is room",
-                    self.directory, self._waiting(), self._forward.address,
+                    self.directory, self._waiting(), self._forward.shown_address,
                 )  # fmt: skip
             self._changed.wait()
 

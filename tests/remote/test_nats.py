@@ -273,6 +273,15 @@ def test_a_server_that_wants_a_token_refuses_those_without(
         assert list((tmp_path / "spool").iterdir()) == []
 
 
+def test_passwords_in_addresses_are_not_shown(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    address = "nats://me:secret@127.0.0.1:1,tls://me:secret@127.0.0.1:2"
+    with forwarder(address, tmp_path / "spool", drain_sec=0.1) as sending:
+        Emitter(sending).losses(1)
+        wait_for(lambda: "cannot be forwarded at present" in caplog.text, "a warning")
+    assert sending.options.shown_address == "nats://127.0.0.1:1,tls://127.0.0.1:2"
+    assert "secret" not in caplog.text
+
+
 def test_without_the_package_it_says_how_to_get_it(tmp_path: Path) -> None:
     program = (
         "import sys; sys.modules['nats'] = None\n"
