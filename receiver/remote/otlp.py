@@ -23,6 +23,8 @@ from receiver.runtime import runtime
 
 FIRST_BACK_OFF_SEC, LAST_BACK_OFF_SEC = 0.2, 10.0
 
+_random = random.Random()  # of its own: the program's may be seeded
+
 ROOM_FOR_FAILURES = 1_000
 """So many failures of checks are taken when the queue is full of other messages."""
 
@@ -228,7 +230,7 @@ class OtlpExporter:
                         "%s cannot be exported to at present: %s; it is tried again",
                         self._options.endpoint, answer.text,
                     )  # fmt: skip
-                wait = random.uniform(0.5, 1.0) * back_off
+                wait = _random.uniform(0.5, 1.0) * back_off
                 until = min(time.monotonic() + wait, self._give_up_at)
                 # Closing ends no wait early: there is time until it gives up.
                 while time.monotonic() < until:

@@ -14,6 +14,8 @@ from receiver.remote.source import PieceSource
 from receiver.remote.stream import START, Position
 from receiver.remote.transport import Link, Transport
 
+_random = random.Random()  # of its own: the program's may be seeded
+
 LOOK_SEC = 0.25
 """How long the sender waits for more to send before it looks whether the link is broken."""
 
@@ -109,7 +111,7 @@ class Sender:
                         link.close()
                 if time.monotonic() - began > LAST_BACK_OFF_SEC:
                     back_off = FIRST_BACK_OFF_SEC
-                self._wait(random.uniform(0.2, 1.0) * back_off)
+                self._wait(_random.uniform(0.2, 1.0) * back_off)
                 back_off = min(2 * back_off, LAST_BACK_OFF_SEC)
         finally:
             self._on_end()

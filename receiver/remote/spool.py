@@ -31,6 +31,9 @@ SEGMENT_BYTES = 16 << 20
 PARTS = 8
 """A spool has at least so many segments when it is full."""
 
+OVERHEAD_BYTES = 4 << 10
+"""What a write may add to its messages: the beginning of a segment, descriptions, and the headers of chunks."""
+
 _CHECK = np.uint64(int(Flags.CHECK))
 
 
@@ -238,7 +241,7 @@ class Spool(LogWriter):
 
     def _has_room(self, nbytes: int) -> bool:
         waiting = self._waiting()
-        return not waiting or waiting + nbytes <= self._forward.spool_bytes
+        return not waiting or waiting + nbytes + OVERHEAD_BYTES <= self._forward.spool_bytes
 
     def _wait_for_room(self, pending: Pending) -> None:
         if self._forward.when_full is WhenFull.DROP_OLDEST:
