@@ -6,7 +6,9 @@ decode them and call Python tap functions.
 
 from __future__ import annotations
 
-import hostcallback.lowering  # noqa: F401, it registers the tap primitive's lowering rules
+import hostcallback.lowering
+import hostcallback.process_end  # noqa: F401, it registers exit and fork handlers
+from hostcallback.barrier import barrier_wait
 from hostcallback.breakpoint import breakpoint
 from hostcallback.call import call
 from hostcallback.check import check, disable_checks, enable_checks
@@ -20,7 +22,6 @@ from hostcallback.outfeed import (
     ForwardingWarning,
     OutfeedReceiver,
     RecordingWarning,
-    barrier_wait,
     error_collector,
     outfeed_receiver,
 )

@@ -9,7 +9,7 @@ from typing import ParamSpec, TypeVar
 import jax
 
 from hostcallback import _jax_compat as compat
-from hostcallback.outfeed import wait_for_taps
+from hostcallback.barrier import wait_for_taps
 from receiver.errors import TapFunctionException
 from receiver.runtime import runtime
 

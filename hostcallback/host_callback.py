@@ -19,7 +19,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from hostcallback import _jax_compat as compat, inflight, leaves, legacy_flags, outfeed
+from hostcallback import _jax_compat as compat, barrier, inflight, leaves, legacy_flags
 from hostcallback.call import call as host_call
 from hostcallback.emit import Options, emit
 from hostcallback.fingerprint import callable_name
@@ -230,7 +230,7 @@ def barrier_wait(logging_name: str | None = None) -> None:
     """
     logger.debug("barrier_wait[%s]: start", logging_name or "")
     try:
-        outfeed.barrier_wait()
+        barrier.barrier_wait()
     except errors.TapFunctionException as group:
         last = group.failures[-1].exception if group.failures else group.exceptions[-1]
         text = "".join(traceback.format_exception(last))

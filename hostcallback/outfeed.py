@@ -1,13 +1,11 @@
-"""Waiting for taps: `barrier_wait`, and `outfeed_receiver`, which scopes it around a training loop."""
+"""`outfeed_receiver`: accounts for the taps of a stretch of the program, such as a training loop."""
 
 from __future__ import annotations
 
-import atexit
 import os
-import sys
 import traceback
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from time import perf_counter
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
@@ -15,19 +13,19 @@ from typing import TYPE_CHECKING, Self
 import jax
 
 from hostcallback import inflight, monitoring, transport
-from receiver import native_library, stops
+from hostcallback.barrier import wait_for_taps
+from hostcallback.devices import choose_devices
 from receiver.apart.process import ReceiverProcess
 from receiver.back_pressure import BackPressure, Policy
-from receiver.beside import SinksBeside
 from receiver.consumer import Sink
-from receiver.control.live import live
 from receiver.deferred import MAX_KEPT, OnError
-from receiver.errors import DeviceClaimedError, TapFunctionException, TapTimeoutError
+from receiver.errors import DeviceClaimedError, TapTimeoutError
 from receiver.failed_checks import FailedCheck
 from receiver.log import logger
 from receiver.remote.options import Forward
 from receiver.runtime import runtime
 from receiver.scope import Scope
+from receiver.scope_sinks import ScopeSinks
 from receiver.sinks.record import Recorder, record as record_to
 from receiver.stats import DeviceStats, summarize
 
@@ -43,79 +41,6 @@ class RecordingWarning(UserWarning):
 
 class ForwardingWarning(UserWarning):
     """A receiver delivered messages that its collector does not have, or not yet."""
-
-
-EXIT_STALL_SEC = 10.0
-"""At interpreter exit, how long one tap or computation may take before the rest is given up and counted."""
-
-
-def barrier_wait(timeout_sec: float | None = None) -> None:
-    """Waits until every tap of every computation dispatched before this call has been delivered.
-
-    Covers computations dispatched from any thread, on every device. Interruptible by Ctrl-C. (One kind cannot be
-    waited for: a computation whose results have all been deleted, or donated to programs without taps whose own
-    results are gone. Its messages are delivered when it ends.)
-
-    Args:
-        timeout_sec: seconds to wait at most; None for as long as it takes.
-
-    Raises:
-        TapFunctionException: what tap functions raised since the last report.
-        TapTimeoutError: the time was up; names what still runs and how much is queued. Nothing is lost:
-            delivery goes on, and the next barrier waits for it.
-        ReentrantWaitError: called from a tap function.
-        ValueError: `timeout_sec` is no number of seconds.
-    """
-    if timeout_sec is not None and (not isinstance(timeout_sec, int | float) or not timeout_sec >= 0):
-        raise ValueError(f"timeout_sec is {timeout_sec!r}, expected a number of seconds, 0 or more, or None")
-    deadline = None if timeout_sec is None else perf_counter() + timeout_sec
-    wait_for_taps(deadline=deadline)
-    for receiver in runtime.receivers():
-        for recorder in receiver.scope.recorders:
-            recorder.flush()
-    error = _merge(runtime.take_deferred())
-    if error is not None:
-        raise error
-
-
-def wait_for_taps(
-    names: Iterable[str] | None = None, *, deadline: float | None = None, stall_sec: float | None = None
-) -> None:
-    """What `barrier_wait` and the end of a receiver do, without raising what was deferred.
-
-    Args:
-        names: of devices; all by default.
-        deadline: the `perf_counter()` value to give up at; None for never.
-        stall_sec: give up when one invocation of a tap has run for longer; None for never.
-
-    Raises:
-        TapTimeoutError: it gave up.
-        ReentrantWaitError: called from a tap function.
-    """
-    runtime.refuse_reentry("waiting for taps")
-    # Programs dropped by now were dispatched before: when the wait is over, no message of theirs is on its way.
-    retired = runtime.registry.retired()
-    # A stalled tap can hold a computation for ever: while computations run, look at the receivers too.
-    inflight.wait(deadline, lambda: runtime.check_stalled(stall_sec))
-    runtime.wait_delivered(names, deadline=deadline, stall_sec=stall_sec)
-    inflight.forget_failures()
-    if names is None:
-        runtime.registry.forget(retired)
-
-
-def _merge(found: Sequence[TapFunctionException]) -> TapFunctionException | None:
-    if len(found) < 2:
-        return found[0] if found else None
-    suppressed: dict[str, int] = {}
-    for error in found:
-        for line, count in error.suppressed.items():
-            suppressed[line] = suppressed.get(line, 0) + count
-    return TapFunctionException(
-        "; ".join(error.message for error in found),
-        [e for error in found for e in error.exceptions],
-        [f for error in found for f in error.failures],
-        suppressed,
-    )
 
 
 class OutfeedReceiver:
@@ -410,7 +335,7 @@ def outfeed_receiver(
         )
     scope = Scope(receiver_name, max_errors, back_pressure, on_error)
     if sinks:
-        scope.deliver_to(SinksBeside(sinks))
+        scope.deliver_to(ScopeSinks(sinks))
     if record is not None and not isinstance(record, str | os.PathLike | Recorder):
         raise TypeError(
             f"record is a {type(record).__name__}, expected the path of a folder, or what hcb.record(path) returns"
@@ -427,7 +352,7 @@ def outfeed_receiver(
             "process=True cannot be had with forward=: what another process delivers is not forwarded"
         )
     return OutfeedReceiver(
-        scope, _choose_devices(backends, devices), timeout_sec, record, flight_recorder, process, options
+        scope, choose_devices(backends, devices), timeout_sec, record, flight_recorder, process, options
     )
 
 
@@ -466,87 +391,3 @@ def _deliver_before_the_end(timeout_sec: float) -> None:
         runtime.wait_delivered(deadline=perf_counter() + timeout_sec)
     except TapTimeoutError as error:
         logger.error("at SIGTERM: %s", error)
-
-
-def _choose_devices(backends: Sequence[str] | None, devices: Sequence[jax.Device] | None) -> list[jax.Device]:
-    if backends is not None and devices is not None:
-        raise ValueError(
-            f"outfeed_receiver got both devices={list(devices)!r} and backends={list(backends)!r}: give one of them"
-        )
-    if devices is not None:
-        chosen = list(devices) if isinstance(devices, Iterable) else [devices]
-        wrong = [d for d in chosen if not isinstance(d, jax.Device)]
-        if wrong:
-            raise ValueError(
-                f"devices takes a list of jax.Device, got {devices!r}: such as jax.local_devices()[:2]"
-            )
-        foreign = [d for d in chosen if d.process_index != jax.process_index()]
-        if foreign:
-            raise ValueError(
-                f"outfeed_receiver got devices of other processes: {foreign}; a process receives from its own "
-                "devices: use jax.local_devices()"
-            )
-    elif backends is not None:
-        if isinstance(backends, str):
-            raise ValueError(
-                f"backends takes a list of platform names, got the string {backends!r}: [{backends!r}]"
-            )
-        chosen = []
-        for backend in backends:
-            try:
-                chosen += jax.local_devices(backend=backend)
-            except RuntimeError as error:
-                raise ValueError(
-                    f"unknown backend {backend!r}: this process has {jax.default_backend()!r} ({error})"
-                ) from error
-    else:
-        chosen = jax.local_devices()
-        if chosen and chosen[0].platform != "cpu":
-            chosen += jax.local_devices(backend="cpu")
-    if not chosen:
-        raise ValueError("outfeed_receiver got no devices: give devices= or backends= that this process has")
-    return list(dict.fromkeys(chosen))
-
-
-@atexit.register
-def _deliver_at_exit() -> None:
-    # After the last line of the program and before JAX's own exit handlers: nothing emitted may be lost silently.
-    if not transport.started():
-        return
-    try:
-        wait_for_taps(deadline=perf_counter() + EXIT_STALL_SEC, stall_sec=EXIT_STALL_SEC)
-    except TapTimeoutError as error:
-        logger.error("at exit: %s", error)
-        runtime.close_calls("hostcallback: the process ends, and the host function has not returned in time")
-    except KeyboardInterrupt:
-        logger.error("interrupted at exit while messages were being delivered")
-        runtime.close_calls(
-            "hostcallback: the process ends, and waiting for the host function was interrupted"
-        )
-    inflight.forget_failures()
-    errors = _merge(runtime.take_deferred())
-    for receiver in runtime.receivers():
-        if receiver.queued():
-            logger.error("%d message(s) of %s were lost at exit", receiver.queued(), receiver.name)
-    if not any(receiver.queued() for receiver in runtime.receivers()):
-        runtime.remove_files()
-    # The threads go on, as daemons, for what exit handlers that were registered earlier may still emit.
-    if errors is not None:
-        print(
-            "hostcallback: taps raised or checks failed, and no barrier_wait() or receiver reported it:",
-            file=sys.stderr,
-        )
-        traceback.print_exception(errors)
-
-
-def _after_fork_in_child() -> None:
-    # The child has no receiver threads, and what is queued is the parent's to deliver.
-    inflight.forget()
-    transport.forget()
-    runtime.reset()
-    stops.reset()
-    live.after_fork_in_child()
-    native_library.after_fork_in_child()
-
-
-os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -12,7 +12,7 @@ from receiver.deferred import MAX_KEPT, DeferredErrors, OnError
 from receiver.stats import DeviceStats, merge_row
 
 if TYPE_CHECKING:
-    from receiver.beside import SinksBeside
+    from receiver.scope_sinks import ScopeSinks
     from receiver.sinks.record import Recorder
 
 
@@ -42,7 +42,7 @@ class Scope:
         self.deferred = DeferredErrors(max_errors, on_error)
         self.recorder: Recorder | None = None
         self.recorders: tuple[Recorder, ...] = ()  # that one, and what forwards
-        self.beside: SinksBeside | None = None
+        self.beside: ScopeSinks | None = None
         self._unrecorded_before: Counter[str] = Counter()
         self._stats: dict[str, DeviceStats] = {}
         self._changed = threading.Condition()  # protects everything below
@@ -63,7 +63,7 @@ class Scope:
         """Has all messages forwarded, from before they are delivered. Before any device is in this scope."""
         self.recorders += (forwarder,)
 
-    def deliver_to(self, sinks: SinksBeside) -> None:
+    def deliver_to(self, sinks: ScopeSinks) -> None:
         """Has `sinks` get all messages, too, beside the taps' own. Before any device is in this scope."""
         self.beside = sinks
 

@@ -10,7 +10,7 @@ from receiver.remote.stream import Position
 from receiver.taplog.chunk_reader import Chunk, read_frames
 from receiver.taplog.errors import Damage, NotATapLogError
 from receiver.taplog.layout import Kind
-from receiver.taplog.merge import LostRun, Record, Run
+from receiver.taplog.merge import NOTES, Record, Run, read_note
 from receiver.taplog.segment_reader import SegmentReader
 from receiver.taplog.step_columns import StepColumns
 
@@ -129,15 +129,8 @@ class StoredRuns:
     def _records(self, reader: SegmentReader, item: Chunk | Damage) -> Iterator[Record]:
         if isinstance(item, Damage):
             yield item
-        elif item.kind is Kind.LOST:
-            lost = reader.lost_in(item)
-            yield lost if isinstance(lost, Damage) else LostRun(reader.writer, lost)
-        elif item.kind is Kind.FOLDED:
-            folded = reader.folded_in(item)
-            if isinstance(folded, Damage):
-                yield folded
-            else:
-                self._folded.setdefault(item.stream, {}).update(folded)
+        elif item.kind in NOTES:
+            yield from read_note(reader, item, self._folded.setdefault(item.stream, {}))
         elif item.kind is Kind.FRAMES and item.consumers & self._wanted_bits(reader):
             block, damage = read_frames(reader, item)
             if damage is not None:

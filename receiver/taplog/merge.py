@@ -59,6 +59,20 @@ class LostRun(NamedTuple):
 
 Record = Run | LostRun | Damage
 
+NOTES = (Kind.LOST, Kind.FOLDED)
+"""The kinds of chunks that say something of messages that are not there."""
+
+
+def read_note(segment: SegmentReader, chunk: Chunk, folded: dict[int, int]) -> Iterator[LostRun | Damage]:
+    """What a chunk of such a kind says; how many failures were left out before a message goes into `folded`."""
+    found = segment.lost_in(chunk) if chunk.kind is Kind.LOST else segment.folded_in(chunk)
+    if isinstance(found, Damage):
+        yield found
+    elif isinstance(found, Lost):
+        yield LostRun(segment.writer, found)
+    else:
+        folded.update(found)
+
 
 class _Stream:
     # One device's chunks that are to be read, and what is left of the one being read.
@@ -133,7 +147,7 @@ class _Process:
         chosen = [
             (device, chunk)
             for device, chunk in chunks
-            if chunk.kind in (Kind.LOST, Kind.FOLDED)
+            if chunk.kind in NOTES
             or (self._selection.wants_device(device) and self._selection.wants_chunk(chunk, wanted))
         ]
         return segment, chosen
@@ -142,15 +156,8 @@ class _Process:
         """Reads on in a stream, up to frames that are wanted; yields what comes before them."""
         while stream.block is None and stream.chunks:
             segment, chunk = stream.chunks.popleft()
-            if chunk.kind is Kind.LOST:
-                lost = segment.lost_in(chunk)
-                yield lost if isinstance(lost, Damage) else LostRun(self.writer, lost)
-            elif chunk.kind is Kind.FOLDED:
-                folded = segment.folded_in(chunk)
-                if isinstance(folded, Damage):
-                    yield folded
-                else:
-                    stream.folded.update(folded)
+            if chunk.kind in NOTES:
+                yield from read_note(segment, chunk, stream.folded)
             elif chunk.kind is Kind.FRAMES:
                 block, damage = read_frames(segment, chunk)
                 if damage is not None:

@@ -19,7 +19,7 @@ from receiver.shards import shard_sink
 Find = Callable[[int], Consumer | None]
 
 
-class SinksBeside:
+class ScopeSinks:
     """The sinks of one scope. Any thread.
 
     They get whole values where those lie on several devices, and messages of exported programs without the description

@@ -1,0 +1,80 @@
+"""Waiting for taps: `barrier_wait`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from time import perf_counter
+
+from hostcallback import inflight
+from receiver.errors import TapFunctionException
+from receiver.runtime import runtime
+
+
+def barrier_wait(timeout_sec: float | None = None) -> None:
+    """Waits until every tap of every computation dispatched before this call has been delivered.
+
+    Covers computations dispatched from any thread, on every device. Interruptible by Ctrl-C. (One kind cannot be
+    waited for: a computation whose results have all been deleted, or donated to programs without taps whose own
+    results are gone. Its messages are delivered when it ends.)
+
+    Args:
+        timeout_sec: seconds to wait at most; None for as long as it takes.
+
+    Raises:
+        TapFunctionException: what tap functions raised since the last report.
+        TapTimeoutError: the time was up; names what still runs and how much is queued. Nothing is lost:
+            delivery goes on, and the next barrier waits for it.
+        ReentrantWaitError: called from a tap function.
+        ValueError: `timeout_sec` is no number of seconds.
+    """
+    if timeout_sec is not None and (not isinstance(timeout_sec, int | float) or not timeout_sec >= 0):
+        raise ValueError(f"timeout_sec is {timeout_sec!r}, expected a number of seconds, 0 or more, or None")
+    deadline = None if timeout_sec is None else perf_counter() + timeout_sec
+    wait_for_taps(deadline=deadline)
+    for receiver in runtime.receivers():
+        for recorder in receiver.scope.recorders:
+            recorder.flush()
+    error = merge(runtime.take_deferred())
+    if error is not None:
+        raise error
+
+
+def wait_for_taps(
+    names: Iterable[str] | None = None, *, deadline: float | None = None, stall_sec: float | None = None
+) -> None:
+    """What `barrier_wait` and the end of a receiver do, without raising what was deferred.
+
+    Args:
+        names: of devices; all by default.
+        deadline: the `perf_counter()` value to give up at; None for never.
+        stall_sec: give up when one invocation of a tap has run for longer; None for never.
+
+    Raises:
+        TapTimeoutError: it gave up.
+        ReentrantWaitError: called from a tap function.
+    """
+    runtime.refuse_reentry("waiting for taps")
+    # Programs dropped by now were dispatched before: when the wait is over, no message of theirs is on its way.
+    retired = runtime.registry.retired()
+    # A stalled tap can hold a computation for ever: while computations run, look at the receivers too.
+    inflight.wait(deadline, lambda: runtime.check_stalled(stall_sec))
+    runtime.wait_delivered(names, deadline=deadline, stall_sec=stall_sec)
+    inflight.forget_failures()
+    if names is None:
+        runtime.registry.forget(retired)
+
+
+def merge(found: Sequence[TapFunctionException]) -> TapFunctionException | None:
+    """One report of several; None of none."""
+    if len(found) < 2:
+        return found[0] if found else None
+    suppressed: dict[str, int] = {}
+    for error in found:
+        for line, count in error.suppressed.items():
+            suppressed[line] = suppressed.get(line, 0) + count
+    return TapFunctionException(
+        "; ".join(error.message for error in found),
+        [e for error in found for e in error.exceptions],
+        [f for error in found for f in error.failures],
+        suppressed,
+    )
