@@ -24,7 +24,8 @@ from receiver.flight import recorder as flight
 from receiver.heads import cut, shape_record
 from receiver.log import logger
 from receiver.queue_source import QueueSource
-from receiver.ring_source import RingConfig, RingSource
+from receiver.ring_config import RingConfig
+from receiver.ring_source import RingSource
 from receiver.runtime import runtime
 from receiver.source import Source
 from receiver.supervisor import Supervisor

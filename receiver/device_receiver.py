@@ -15,7 +15,7 @@ from receiver.dispatch import Dispatcher
 from receiver.lock_share import LockShare
 from receiver.log import logger
 from receiver.registry import Registry
-from receiver.ring_source import LostCopiesError
+from receiver.ring_errors import LostCopiesError
 from receiver.scope import Scope
 from receiver.source import Batch, Source
 from receiver.wire import CorruptStreamError

@@ -5,87 +5,22 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import os
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from receiver import native_library as native
-from receiver.back_pressure import BackPressure, Policy
+from receiver.back_pressure import BackPressure
 from receiver.columns import Columns
 from receiver.dtypes import is_subbyte, pack_subbyte, unpack_subbyte
-from receiver.errors import CallFailedError, LostMessagesError
-from receiver.source import Frame, SourceCounters
-from receiver.wire import ArraySpec, CorruptStreamError, Flags, encode_prefix
-
-CAPACITY_VARIABLE = "HOSTCALLBACK_RING_BYTES"
-BUDGET_VARIABLE = "HOSTCALLBACK_BLOCK_BUDGET_BYTES"
-
-_NATIVE_POLICY = {
-    Policy.BLOCK: 0,
-    Policy.BLOCK_THEN_DROP: 1,
-    Policy.DROP_NEWEST: 2,
-    Policy.SAMPLE: 3,
-    Policy.OVERWRITE_OLDEST: 4,
-}
-
-
-@dataclass(frozen=True, slots=True)
-class RingConfig(BackPressure):
-    """How much a device may have queued, and what happens beyond it.
-
-    Attributes:
-        capacity_bytes: memory of the ring, rounded up to a power of two; fixed once the ring exists.
-        external_threshold_bytes: larger payloads travel outside the ring; fixed likewise.
-        block_budget_bytes: payload bytes outside the ring that the reader has not taken; one payload beyond
-            the budget is let through alone.
-    """
-
-    capacity_bytes: int = 8 << 20
-    external_threshold_bytes: int = 64 << 10
-    block_budget_bytes: int = 64 << 20
-
-    def __post_init__(self) -> None:
-        """Raises ValueError for what the native library would misread."""
-        BackPressure.__post_init__(self)
-        for name in ("capacity_bytes", "external_threshold_bytes", "block_budget_bytes"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}, expected at least 1")
-
-    @classmethod
-    def from_environment(cls) -> RingConfig:
-        """The defaults, with the sizes that `HOSTCALLBACK_RING_BYTES` and `HOSTCALLBACK_BLOCK_BUDGET_BYTES` give.
-
-        Raises:
-            ValueError: one of them is no positive whole number.
-        """
-        default = cls()
-        return cls(
-            capacity_bytes=_bytes_from(CAPACITY_VARIABLE, default.capacity_bytes),
-            block_budget_bytes=_bytes_from(BUDGET_VARIABLE, default.block_budget_bytes),
-        )
-
-    def native(self) -> native.Config:
-        """The same for the native library."""
-        return native.Config(
-            self.capacity_bytes,
-            self.external_threshold_bytes,
-            self.block_budget_bytes,
-            round(self.timeout_sec * 1e9),
-            _NATIVE_POLICY[Policy(self.policy)],
-            self.sample_every,
-        )
-
-
-def _bytes_from(variable: str, default: int) -> int:
-    text = os.environ.get(variable, "").strip()
-    if not text:
-        return default
-    if not text.isdecimal() or int(text) < 1:
-        raise ValueError(f"{variable}={text!r}: expected a number of bytes, at least 1")
-    return int(text)
+from receiver.errors import CallFailedError
+from receiver.ring_batch import BlockMemory, RingBatch
+from receiver.ring_config import RingConfig
+from receiver.ring_errors import DAMAGE, CorruptRingError, LostCopiesError
+from receiver.source import SourceCounters
+from receiver.wire import ArraySpec, Flags, encode_prefix
 
 
 def _raw(arrays: Sequence[np.ndarray[Any, Any]]) -> tuple[int, Any, Any]:
@@ -97,138 +32,6 @@ def _raw(arrays: Sequence[np.ndarray[Any, Any]]) -> tuple[int, Any, Any]:
 
 def _c_text(message: str) -> bytes:
     return message.replace("\0", "").encode(errors="replace")
-
-
-class CorruptRingError(CorruptStreamError):
-    """A stretch of a ring held no frames: something wrote into its memory. The stream goes on behind it.
-
-    Attributes:
-        skipped: accepted messages that were lost with it.
-        start: position of its first byte in the stream.
-        end: position behind its last byte.
-    """
-
-    def __init__(self, device: int, reason: str, start: int, end: int, skipped: int) -> None:
-        """`reason` is what the first header in it had wrong."""
-        super().__init__(
-            f"ring of device {device}: {reason} at position {start}: skipped {end - start} bytes with "
-            f"{skipped} message(s), up to position {end}. Some code in this process writes into memory that it "
-            "does not own; run it under AddressSanitizer",
-            skipped,
-        )
-        self.start = start
-        self.end = end
-
-
-class LostCopiesError(LostMessagesError):
-    """A GPU's driver failed to copy messages to the host: they are lost, and the stream goes on.
-
-    Attributes:
-        count: how many.
-    """
-
-    def __init__(self, device: int, count: int, step: int, code: int) -> None:
-        """`step` says where it failed, `code` is the driver's error."""
-        self.count = count
-        super().__init__(
-            f"device {device}: {count} message(s) were lost: {_COPY_STEPS[step]} (driver error {code}). After an error "
-            "a GPU often does nothing more in this process: look for the first error of the program itself"
-        )
-
-
-_COPY_STEPS = {
-    1: "the GPU driver could not be used",
-    2: "the GPU driver refused a copy to the host",
-    3: "the GPU failed before a copy to the host was through",
-    4: "the host has no memory for an array",
-}
-
-_DAMAGE = {
-    1: "bad magic",
-    2: "unknown wire format version",
-    3: "unknown flags",
-    4: "a header that names another position",
-    5: "a length beyond the queued bytes",
-    6: "a descriptor of an unknown payload block",
-}
-
-
-class _BlockMemory:
-    """Owns one block of the native library; numpy arrays made of it keep it alive."""
-
-    def __init__(self, library: ctypes.CDLL, address: int, nbytes: int) -> None:
-        # Its own reference: at interpreter exit the module may be gone before the last array.
-        self._free = library.hcb_block_free
-        self._address = address
-        self.__array_interface__ = {
-            "data": (address, False),
-            "shape": (nbytes,),
-            "typestr": "|u1",
-            "version": 3,
-        }
-
-    def __del__(self) -> None:
-        self._free(self._address)
-
-
-class RingBatch:
-    """The frames of one read. See `Batch`."""
-
-    __slots__ = (
-        "_ends",
-        "_frames",
-        "_offsets",
-        "_payloads",
-        "_released",
-        "_source",
-        "columns",
-        "count",
-        "folded",
-    )
-
-    def __init__(
-        self,
-        source: RingSource,
-        count: int,
-        offsets: Any,
-        ends: Any,
-        payloads: Mapping[int, Any],
-        folded: Sequence[int] = (),
-        columns: Columns | None = None,
-    ) -> None:
-        self.count = count
-        self.columns = columns
-        self.folded = folded
-        self._frames: Sequence[Frame] | None = None
-        self._source = source
-        self._offsets = offsets  # as `ends`, the source's buffer: overwritten by the next read
-        self._ends = ends
-        self._payloads = payloads  # by frame
-        self._released = 0
-
-    @property
-    def frames(self) -> Sequence[Frame]:
-        """See `Batch`."""
-        if self._frames is None:
-            memory, payload_of = self._source._memory, self._payloads.get
-            self._frames = [
-                (memory, offset, payload_of(place))
-                for place, offset in enumerate(self._offsets[: self.count])
-            ]
-        return self._frames
-
-    def release(self, count: int | None = None) -> None:
-        """See `Batch`. Releasing what is released already does nothing."""
-        upto = self.count if count is None else min(count, self.count)
-        if upto > self._released:
-            folded = sum(self.folded[self._released : upto])
-            self._source._release(self._ends[upto - 1], upto - self._released + folded)
-            self._released = upto
-
-    @property
-    def released(self) -> bool:
-        """Whether all of it was given back."""
-        return self._released == self.count
 
 
 class RingSource:
@@ -247,11 +50,11 @@ class RingSource:
         capacity = ctypes.c_uint64()
         address = library.hcb_ring_memory(ring, capacity)
         # Rings are never unmapped, so that this view outlives everything.
-        self._memory = memoryview((ctypes.c_uint8 * capacity.value).from_address(address)).cast("B")
+        self.memory = memoryview((ctypes.c_uint8 * capacity.value).from_address(address)).cast("B")
         self._native_batch = native.Batch()
         self._batch_pointer = ctypes.byref(self._native_batch)
         self._quick = native.load_holding_lock()
-        self._columns = Columns(self._quick, ring, self._memory, self._native_batch)
+        self._columns = Columns(self._quick, ring, self.memory, self._native_batch)
         self._batch: RingBatch | None = None
 
     @classmethod
@@ -356,7 +159,7 @@ class RingSource:
     @property
     def capacity_bytes(self) -> int:
         """Memory of the ring."""
-        return len(self._memory)
+        return len(self.memory)
 
     def configure(self, back_pressure: BackPressure) -> None:
         """See `Source`. A RingConfig changes the block budget too; the other sizes stay."""
@@ -395,7 +198,7 @@ class RingSource:
             if batch.damage:
                 raise CorruptRingError(
                     self._device_id,
-                    _DAMAGE[batch.damage],
+                    DAMAGE[batch.damage],
                     batch.damage_start,
                     batch.damage_end,
                     batch.damage_messages,
@@ -405,12 +208,13 @@ class RingSource:
         payloads: dict[int, Any] = {}
         if batch.blocks_count:
             for block in batch.blocks[: batch.blocks_count]:
-                payloads[block.frame] = np.asarray(_BlockMemory(self._library, block.memory, block.nbytes))
+                payloads[block.frame] = np.asarray(BlockMemory(self._library, block.memory, block.nbytes))
         folded = batch.folded[:found] if batch.folded_total else ()
         self._batch = RingBatch(self, found, batch.offsets, batch.ends, payloads, folded, self._columns)
         return self._batch
 
-    def _release(self, position: int, frames: int) -> None:
+    def give_back(self, position: int, frames: int) -> None:
+        """Frees what is before a position, which that many frames were."""
         if self._quick.hcb_ring_release(self._ring, position, frames):
             self._library.hcb_ring_admit(self._ring)
 
@@ -468,7 +272,7 @@ class RingSource:
             return None
         payloads = {}
         if taken.memory is not None:
-            payloads[0] = np.asarray(_BlockMemory(self._library, taken.memory, taken.nbytes))
+            payloads[0] = np.asarray(BlockMemory(self._library, taken.memory, taken.nbytes))
         return RingBatch(self, 1, (taken.offset,), (taken.end,), payloads)
 
     def end_read_call(self) -> None:

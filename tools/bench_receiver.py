@@ -20,7 +20,7 @@ from bench_timing import Counter, seconds
 from jax import lax
 
 import hostcallback as hcb
-from receiver.ring_source import RingConfig
+from receiver.ring_config import RingConfig
 from receiver.runtime import runtime
 
 

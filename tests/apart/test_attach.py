@@ -19,7 +19,7 @@ from receiver.taplog.reader import LogReader
 pytestmark = pytest.mark.native_only
 
 PROGRAM = Path(__file__).with_name("attached_program.py")
-ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(wire.__file__).parents[1]), "PYTHONUNBUFFERED": "1"}
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(wire.__file__).parents[2]), "PYTHONUNBUFFERED": "1"}
 
 
 @pytest.fixture

@@ -7,7 +7,8 @@ import sys
 import threading
 
 from receiver import native_library as native
-from receiver.ring_source import RingConfig, RingSource
+from receiver.ring_config import RingConfig
+from receiver.ring_source import RingSource
 
 path, capacity, threads, nbytes, reads = sys.argv[1], *map(int, sys.argv[2:])
 library = native.load()

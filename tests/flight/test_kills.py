@@ -28,7 +28,7 @@ def kill_one(
     process = subprocess.Popen(
         [sys.executable, str(PROGRAM), str(file), str(capacity), str(THREADS), str(nbytes), str(int(reads))],
         stdout=subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": str(Path(wire.__file__).parents[1])},
+        env={**os.environ, "PYTHONPATH": str(Path(wire.__file__).parents[2])},
     )
     assert process.stdout is not None
     assert process.stdout.readline() == b"started\n"

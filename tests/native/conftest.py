@@ -17,7 +17,9 @@ import pytest
 from fake_gpu import Driver, build
 
 from receiver import native_library as native, wire
-from receiver.ring_source import RingBatch, RingConfig, RingSource
+from receiver.ring_batch import RingBatch
+from receiver.ring_config import RingConfig
+from receiver.ring_source import RingSource
 
 # Rings live as long as the process, so that every test takes a new device. Real ordinals are far from these.
 _devices = itertools.count(1_000_000)
@@ -69,7 +71,7 @@ class TestRing:
 
     def corrupt(self, offset: int, data: bytes) -> None:
         """Writes into the ring's memory."""
-        memory = memoryview(self.source._memory)
+        memory = memoryview(self.source.memory)
         memory[offset : offset + len(data)] = data
 
     @property

@@ -13,7 +13,9 @@ from typing import Any
 import numpy as np
 
 from receiver import native_library as native, wire
-from receiver.ring_source import RingBatch, RingConfig, RingSource
+from receiver.ring_batch import RingBatch
+from receiver.ring_config import RingConfig
+from receiver.ring_source import RingSource
 
 SOURCES = [Path(__file__).with_name(name) for name in ("fake_cuda.cc", "ffi_caller.cc")]
 

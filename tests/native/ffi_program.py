@@ -21,7 +21,8 @@ import numpy as np
 
 from receiver import native_library as native, wire
 from receiver.back_pressure import Policy
-from receiver.ring_source import RingConfig, RingSource
+from receiver.ring_config import RingConfig
+from receiver.ring_source import RingSource
 
 LIBRARY = native.load()
 jax.ffi.register_ffi_target("tap", jax.ffi.pycapsule(LIBRARY.hcb_tap), platform="cpu")

@@ -9,7 +9,8 @@ import threading
 import numpy as np
 
 from receiver import native_library as native, wire
-from receiver.ring_source import RingConfig, RingSource
+from receiver.ring_config import RingConfig
+from receiver.ring_source import RingSource
 
 
 def send(library, device, payload):

@@ -13,7 +13,7 @@ from fake_gpu import Driver, Gpu
 
 from receiver import native_library as native, wire
 from receiver.errors import CallFailedError, NativeLibraryError
-from receiver.ring_source import LostCopiesError
+from receiver.ring_errors import LostCopiesError
 from receiver.runtime import runtime
 from receiver.supervisor import Supervisor
 

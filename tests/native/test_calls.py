@@ -244,7 +244,7 @@ def test_a_call_without_a_consumer_fails_and_is_reported(make_ring: Any) -> None
 CLOSED = """
 import sys; sys.path[:0] = sys.argv[1:]
 from conftest import TestRing
-from receiver.ring_source import RingConfig
+from receiver.ring_config import RingConfig
 from test_calls import Caller
 ring = TestRing(RingConfig())
 before = Caller(ring)

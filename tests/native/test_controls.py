@@ -14,7 +14,7 @@ from test_build import needs_compiler
 
 from receiver import native_library as native
 from receiver.heads import Head, take_heads
-from receiver.ring_source import RingConfig
+from receiver.ring_config import RingConfig
 from receiver.wire import Flags
 
 pytestmark = [pytest.mark.native_only, needs_compiler]

@@ -9,7 +9,7 @@ import pytest
 
 from receiver import native_library as native
 from receiver.back_pressure import Policy
-from receiver.ring_source import CorruptRingError
+from receiver.ring_errors import CorruptRingError
 
 pytestmark = pytest.mark.native_only
 

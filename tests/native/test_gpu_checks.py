@@ -13,7 +13,7 @@ from test_build import needs_compiler
 from receiver.consumer import Consumer
 from receiver.device_receiver import DeviceReceiver
 from receiver.registry import Registry
-from receiver.ring_source import RingConfig
+from receiver.ring_config import RingConfig
 from receiver.scope import Scope
 from receiver.wire import ArraySpec, Flags, encode_prefix
 

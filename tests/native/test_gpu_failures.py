@@ -17,7 +17,8 @@ from receiver.consumer import Consumer
 from receiver.device_receiver import DeviceReceiver
 from receiver.errors import LostMessagesError, NativeLibraryError
 from receiver.registry import Registry
-from receiver.ring_source import CorruptRingError, LostCopiesError, RingConfig
+from receiver.ring_config import RingConfig
+from receiver.ring_errors import CorruptRingError, LostCopiesError
 from receiver.scope import Scope
 
 pytestmark = [pytest.mark.native_only, needs_compiler]
@@ -147,7 +148,7 @@ def test_damage_in_a_frame_that_the_device_still_writes_to_is_skipped_when_it_is
     gpu = Gpu(driver, RingConfig(capacity_bytes=1 << 16))
     for number in range(3):
         gpu.tap(value(number), np.zeros(9000, np.float32) if number == 1 else value(0))
-    memory = memoryview(gpu.source._memory)
+    memory = memoryview(gpu.source.memory)
     memory[192:195] = b"???"
     assert gpu.source.read(0.02) is None, "the reader must not pass what is written to"
     driver.resume()

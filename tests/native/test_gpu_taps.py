@@ -13,7 +13,7 @@ from fake_gpu import Driver, Gpu, Stream
 from test_build import needs_compiler
 
 from receiver.back_pressure import Policy
-from receiver.ring_source import RingConfig
+from receiver.ring_config import RingConfig
 from receiver.wire import ArraySpec, Flags, encode_prefix
 
 pytestmark = [pytest.mark.native_only, needs_compiler]

@@ -11,7 +11,7 @@ import pytest
 
 from receiver import native_library as native, wire
 from receiver.back_pressure import Policy
-from receiver.ring_source import RingConfig
+from receiver.ring_config import RingConfig
 
 pytestmark = pytest.mark.native_only
 

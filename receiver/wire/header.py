@@ -1,0 +1,179 @@
+"""A frame's first 64 bytes, and its flags."""
+
+from __future__ import annotations
+
+import enum
+import struct
+from dataclasses import dataclass
+from typing import Any
+
+from receiver.wire.errors import CorruptFrameError, TruncatedFrameError, UnsupportedVersionError
+
+MAGIC = b"HCB"
+VERSION = 1
+ALIGNMENT = 64
+
+HEADER = struct.Struct("<3sBIQQqqiIQQ")
+"""magic, version, flags, consumer_id, seq, time_ns, run_id, device, meta_bytes, payload_bytes, position."""
+
+Buffer = Any
+"""An object of the buffer protocol whose items are bytes (collections.abc.Buffer is Python 3.12's)."""
+
+
+class Flags(enum.IntFlag):
+    """Header flags. Those that say "ring only" are the transport's, and never leave its memory."""
+
+    ORDERED = 1 << 0
+    """Emitted in program order with the device's other ordered messages."""
+    END_OF_STREAM = 1 << 1
+    """The sentinel: consumer_id is its sender's token, there are no arrays."""
+    EXTERNAL = 1 << 2
+    """Ring only: a 64-byte descriptor {address, nbytes} stands for the payload."""
+    PAD = 1 << 3
+    """Ring only: no message, fills the ring's end."""
+    CALL = 1 << 5
+    """A program waits for the reply to this message."""
+    CHECK = 1 << 6
+    """A check that failed."""
+    FOLDS = 1 << 7
+    """Of this check's failures in a row only the first and the last need be read."""
+    BATCHED = 1 << 8
+    """Its consumer takes stacks of its messages."""
+    TRUNCATED = 1 << 9
+    """Of its arrays only the first elements; the first array is a shape record, see `receiver.heads`."""
+    DISCARDED = 1 << 30
+    """Ring only: no message, reserved and given up."""
+    BUSY = 1 << 31
+    """Ring only: still being written."""
+
+
+EVERYWHERE = (
+    Flags.ORDERED
+    | Flags.END_OF_STREAM
+    | Flags.CALL
+    | Flags.CHECK
+    | Flags.FOLDS
+    | Flags.BATCHED
+    | Flags.TRUNCATED
+)
+"""Those that may be set outside of a ring."""
+
+NO_MESSAGE = Flags.PAD | Flags.DISCARDED | Flags.BUSY
+_UNKNOWN = 0xFFFFFFFF & ~int(EVERYWHERE | Flags.EXTERNAL | NO_MESSAGE)
+
+
+def align(nbytes: int) -> int:
+    """Rounded up to whole units of `ALIGNMENT`."""
+    return (nbytes + ALIGNMENT - 1) & -ALIGNMENT
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """A frame's first 64 bytes, but for magic and version.
+
+    Attributes:
+        flags: see `Flags`.
+        consumer_id: who the message is for; in a sentinel, its sender's token.
+        seq: number of the message on its device, counting dropped ones.
+        time_ns: Unix time of the emission in nanoseconds.
+        run_id: equal on all devices of one launch of one program.
+        device: id of the emitting device.
+        meta_bytes: exact length of the metadata.
+        payload_bytes: exact length of the payload, without the padding behind it.
+        position: of the frame's first byte in its stream.
+    """
+
+    flags: Flags
+    consumer_id: int
+    seq: int
+    time_ns: int
+    run_id: int
+    device: int
+    meta_bytes: int
+    payload_bytes: int
+    position: int
+
+    @property
+    def payload_start(self) -> int:
+        """Offset of the payload from the frame's first byte."""
+        return HEADER.size + align(self.meta_bytes)
+
+    @property
+    def frame_bytes(self) -> int:
+        """Bytes from this frame's start to the next one's."""
+        if self.flags & Flags.EXTERNAL:
+            return self.payload_start + ALIGNMENT
+        return self.payload_start + align(self.payload_bytes)
+
+
+def encode_header(header: Header) -> bytes:
+    """The 64 bytes of a header, ring-only flags included.
+
+    Raises:
+        ValueError: a number is out of its range.
+    """
+    try:
+        return HEADER.pack(
+            MAGIC,
+            VERSION,
+            header.flags,
+            header.consumer_id,
+            header.seq,
+            header.time_ns,
+            header.run_id,
+            header.device,
+            header.meta_bytes,
+            header.payload_bytes,
+            header.position,
+        )
+    except struct.error as error:
+        raise ValueError(
+            f"{header} does not fit: {error}; expected unsigned 64 bits for consumer_id, seq and position, "
+            "signed 64 for time_ns and run_id, signed 32 for device"
+        ) from error
+
+
+def decode_header(buffer: Buffer, offset: int = 0) -> Header:
+    """The header at `offset`; only its 64 bytes need to be there. Ring-only flags are accepted.
+
+    Raises:
+        TruncatedFrameError: the buffer ends before the header does.
+        CorruptFrameError: wrong magic, version 0, or a flag that does not exist.
+        UnsupportedVersionError: the frame is of a newer format.
+        ValueError: `offset` is negative.
+    """
+    if offset < 0:
+        raise ValueError(f"offset {offset}, expected 0 or more")
+    available = memoryview(buffer).nbytes - offset
+    if available < HEADER.size:
+        raise truncated(offset, "its header", HEADER.size, available)
+    magic, version, flags, *fields = HEADER.unpack_from(buffer, offset)
+    if magic != MAGIC:
+        raise CorruptFrameError(
+            f"the bytes at offset {offset} start with {magic!r}, expected {MAGIC!r}; this is not the start "
+            "of a frame, or it was overwritten: go on at a frame whose position is known"
+        )
+    if version > VERSION:
+        raise UnsupportedVersionError(
+            f"the frame at offset {offset} is of wire format {version}, this package reads up to {VERSION}; "
+            "upgrade hostcallback where the frame is read"
+        )
+    if version < 1:
+        raise CorruptFrameError(
+            f"the frame at offset {offset} says wire format {version}, expected 1 to {VERSION}; "
+            "it was overwritten: discard it"
+        )
+    if flags & _UNKNOWN:
+        raise CorruptFrameError(
+            f"the frame at offset {offset} has flags {flags:#x}, of which wire format {version} does not "
+            f"know {flags & _UNKNOWN:#x}; it was overwritten: discard it"
+        )
+    return Header(Flags(flags), *fields)
+
+
+def truncated(offset: int, what: str, needed: int, available: int) -> TruncatedFrameError:
+    """The error of a buffer that ends too soon."""
+    return TruncatedFrameError(
+        f"the buffer has {max(available, 0)} bytes from offset {offset} on, where {what} needs {needed}; "
+        "read on before decoding, or, where the stream ends, drop this frame"
+    )

@@ -1,0 +1,87 @@
+"""What follows from metadata alone: how the arrays of frames are made."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from receiver.dtypes import BY_CODE, Array, Dtype
+from receiver.wire.errors import UnsupportedDtypeError
+from receiver.wire.header import HEADER, align
+from receiver.wire.metadata import ArraySpec, decode_metadata, payload_layout
+
+ndarray: Any = np.ndarray  # untyped: mypy would want its buffer to be one
+
+# How one array is made: shape, dtype, start within the payload, and the spec if it has to be unpacked from
+# that many uint8. A plain tuple, which Python takes apart faster than a named one.
+_Entry = tuple[tuple[int, ...], Dtype, int, ArraySpec | None]
+
+
+class Plan(NamedTuple):
+    """What follows from metadata alone.
+
+    Attributes:
+        meta_bytes: exact length of the metadata.
+        payload_bytes: exact length of the payload.
+        frame_bytes: of the frame, with the payload inline.
+        payload_start: offset of the payload from the frame's first byte.
+        entries: how each array is made.
+        nbytes: of all arrays, once they are made.
+        stackable: whether there are arrays, which can be viewed as they are in a payload.
+    """
+
+    meta_bytes: int
+    payload_bytes: int
+    frame_bytes: int
+    payload_start: int
+    entries: tuple[_Entry, ...]
+    nbytes: int
+    stackable: bool
+
+    def views(self, payloads: Array, count: int, stride: int) -> list[Array]:
+        """For each array a view of its values in `count` payloads, `stride` bytes apart: `[count, *shape]`."""
+        return [
+            ndarray((count, *shape), dtype, payloads, start, (stride, *_c_strides(shape, dtype.itemsize)))
+            for shape, dtype, start, _ in self.entries
+        ]
+
+
+def _c_strides(shape: tuple[int, ...], itemsize: int) -> list[int]:
+    strides = []
+    for dim in reversed(shape):
+        strides.append(itemsize)
+        itemsize *= dim
+    return strides[::-1]
+
+
+def make_plan(metadata: bytes) -> Plan:
+    """The plan for a frame with these metadata.
+
+    Raises:
+        CorruptFrameError: they are none.
+        UnsupportedDtypeError: they name a dtype that this installation does not have.
+    """
+    specs = decode_metadata(metadata)
+    offsets, sizes, payload_bytes = payload_layout(specs)
+    payload_start = HEADER.size + align(len(metadata))
+    entries: list[_Entry] = []
+    for spec, offset, nbytes in zip(specs, offsets, sizes, strict=True):
+        try:
+            dtype = spec.dtype
+        except ImportError as error:
+            raise UnsupportedDtypeError(str(error)) from error
+        if spec.bits < 8:
+            entries.append(((nbytes,), np.dtype(np.uint8), offset, spec))
+        else:
+            entries.append((spec.shape, dtype, offset, None))
+    return Plan(
+        len(metadata),
+        payload_bytes,
+        payload_start + align(payload_bytes),
+        payload_start,
+        tuple(entries),
+        sum(math.prod(spec.shape) * BY_CODE[spec.type_code].itemsize for spec in specs),
+        bool(specs) and all(spec.bits >= 8 for spec in specs),
+    )
