@@ -127,9 +127,7 @@ class OutfeedReceiver:
             if self._in_process:
                 log = os.fspath(self._record) if isinstance(self._record, str | os.PathLike) else None
                 index = jax.process_index() if jax.process_count() > 1 else None
-                self._process = runtime.receive_apart(
-                    self._names, self._scope, record=log, process_index=index
-                )
+                self._process = runtime.apart.start(self._names, self._scope, record=log, process_index=index)
         except BaseException:
             runtime.release(self._names, self._scope)
             if self._forwarder is not None:
@@ -152,7 +150,7 @@ class OutfeedReceiver:
                 wait_for_taps(self._names, deadline=deadline, stall_sec=self._timeout_sec)
             finally:
                 if self._process is not None:
-                    runtime.end_apart(self._process)
+                    runtime.apart.end(self._process)
                 runtime.release(self._names, self._scope)
                 if self._scope.deferred.on_error is OnError.ABORT:
                     runtime.switches.abort_on_check(self._ids, False)

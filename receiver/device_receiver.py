@@ -140,6 +140,34 @@ class DeviceReceiver:
             finally:
                 self._waiters -= 1
 
+    def describe_wait(self) -> str:
+        """What it is doing and how much waits behind it, with the cure."""
+        counters = self.source.counters()
+        queued = f"{self.queued()} message(s) ({counters.queued_bytes} bytes) queued"
+        if counters.waiting_producers:
+            queued += f" and {counters.waiting_producers} emission(s) waiting for room"
+        call = self.calls.longest()
+        running = self.running_tap()
+        if call is not None and (running is None or call[1] > running[1]):
+            consumer, seconds = call
+            return (
+                f"device {self.name}: {consumer.name}, the host function of the call at "
+                f"{consumer.source_line}, has been running for {seconds:.1f} s, and a program waits for it, "
+                f"{queued}: make it return sooner, or give it more time (timeout_sec=)"
+            )
+        if running is None:
+            return (
+                f"device {self.name}: the messages were not all delivered in time, {queued}: "
+                "give more time (timeout_sec=) or emit less"
+            )
+        consumer, seconds = running
+        return (
+            f"device {self.name}: tap {consumer.name} at {consumer.source_line} has been running for "
+            f"{seconds:.1f} s, {queued} behind it: make the tap return sooner, or give it more time "
+            "(timeout_sec=); the messages are kept and are delivered when it returns. (A tap that runs tapped "
+            "programs on its own device waits for itself once the queue is full.)"
+        )
+
     def _run(self) -> None:
         try:
             while True:

@@ -7,13 +7,10 @@ import os
 import threading
 from collections.abc import Callable, Iterable
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Any
 
 from receiver import lock_share
-from receiver.apart.beside import BesideRings
-from receiver.apart.outside import OutsideRings
-from receiver.apart.process import ReceiverProcess
-from receiver.back_pressure import BackPressure
+from receiver.apart.readers import Readers
 from receiver.calls import CallThreads
 from receiver.device_receiver import DeviceReceiver, MakeCalls
 from receiver.errors import (
@@ -26,7 +23,6 @@ from receiver.exported import ExportedTaps, exported_tap
 from receiver.flight.recorder import FlightRecorder
 from receiver.log import logger
 from receiver.registry import Registry
-from receiver.ring_source import RingSource
 from receiver.scope import Scope
 from receiver.shards import waiting_threads
 from receiver.source import Source
@@ -34,23 +30,8 @@ from receiver.stats import DeviceStats
 from receiver.switches import Switches
 from receiver.totals import Totals
 
-STOP_SEC = 10.0
-
 POLL_SEC = 0.05
 """How often a waiter looks whether the tap it waits for has stalled; progress wakes it at once."""
-
-
-class Apart(Protocol):
-    """Another process that reads rings of this one.
-
-    Attributes:
-        rings: what it reads.
-    """
-
-    rings: OutsideRings
-
-    def collect(self) -> None:
-        """Has it report what came of the messages, where somebody here wants to know."""
 
 
 class Runtime:
@@ -58,6 +39,7 @@ class Runtime:
 
     Attributes:
         registry: consumer ids to consumers.
+        apart: the other processes that read rings of this one.
         exported: the consumers of exported programs.
         default_scope: accounts for devices that no scoped receiver has claimed.
         switches: which taps and checks are off.
@@ -78,14 +60,11 @@ class Runtime:
         self._receivers: dict[str, DeviceReceiver] = {}
         self._claims: dict[str, Scope] = {}
         self._late: list[Scope] = []
-        self._adopted: dict[str, DeviceReceiver] = {}  # of rings that another process has read
-        self._apart: list[Apart] = []
-        self._outside: set[str] = set()  # devices with a ring that another process reads, or is about to
-        self._beside: BesideRings | None = None
         self.flight: FlightRecorder | None = None
         self._totals = Totals()
         self._accounting = 0  # how many want each tap's figures
         self.registry = Registry()
+        self.apart = Readers(self.registry, self._receivers, self._scope_of, self._lock)
         make_tap = functools.partial(exported_tap, others_deliver=self.others_deliver)
         self.exported = ExportedTaps(self.registry, make_tap)
         self.default_scope = Scope("default")
@@ -101,7 +80,7 @@ class Runtime:
         with self._lock:
             receiver = self._receivers.get(name)
             if receiver is None or not receiver.thread.is_alive():
-                scope = self._claims.get(name, self.default_scope)
+                scope = self._scope_of(name)
                 source = make_source()
                 self.keep(name, source)
                 source.configure(scope.back_pressure)
@@ -137,117 +116,17 @@ class Runtime:
             names = self._receivers if names is None else names
             return [receiver for name in names for receiver in self._of(name)]
 
+    def _scope_of(self, name: str) -> Scope:
+        return self._claims.get(name, self.default_scope)
+
     def _of(self, name: str) -> list[DeviceReceiver]:
-        return [table[name] for table in (self._receivers, self._adopted) if name in table]
-
-    def receive_apart(
-        self,
-        names: Iterable[str],
-        scope: Scope,
-        *,
-        record: str | None = None,
-        process_index: int | None = None,
-    ) -> ReceiverProcess | None:
-        """Starts a process that delivers the taps of some devices that need nothing of this process.
-
-        Args:
-            names: of the devices.
-            scope: accounts for them.
-            record: a tap log's folder, for what that process delivers.
-            process_index: of this process in a program of several.
-
-        Returns:
-            The process; None if no device has a ring that it could read.
-
-        Raises:
-            OSError: it cannot be started.
-        """
-        names = list(names)
-        rings = self.hand_over(names, scope.back_pressure)
-        if rings is None or len(rings.names) < len(names):
-            logger.warning(
-                "process=True: the taps of %s are delivered in this process: another one can read the rings of CPU "
-                "devices, on the native transport, and one at a time",
-                ", ".join(name for name in names if rings is None or name not in rings.names),
-            )
-        if rings is None:
-            return None
-        try:
-            process = ReceiverProcess(rings, self.registry, scope, record=record, process_index=process_index)
-        except BaseException:
-            self._give_back(rings.names)
-            raise
-        self.add_apart(process)
-        return process
-
-    def hand_over(self, names: Iterable[str] | None, back_pressure: BackPressure) -> OutsideRings | None:
-        """Rings of devices, all or those named, for another process to read; None if there are none that it could.
-
-        Raises:
-            OSError: a ring cannot be put into a file.
-        """
-        with self._lock:
-            chosen = [self._receivers[n] for n in (names or self._receivers) if n in self._receivers]
-            sources = {
-                r.name: r.source
-                for r in chosen
-                if r.name not in self._outside and isinstance(r.source, RingSource) and r.source.device >= 0
-            }
-            self._outside.update(sources)
-        if not sources:
-            return None
-        try:
-            self._beside = self._beside or BesideRings(self.registry)
-            for name in sources:
-                adopted = self._adopted.get(name)
-                if adopted is not None and not adopted.stop(STOP_SEC):
-                    raise OSError(f"{describe_wait(adopted)}: no other process can read its ring meanwhile")
-                with self._lock:
-                    self._adopted.pop(name, None)
-            return OutsideRings(self._beside, sources, self._adopt, back_pressure)
-        except BaseException:
-            self._give_back(sources)
-            raise
-
-    def _give_back(self, names: Iterable[str]) -> None:
-        with self._lock:
-            self._outside.difference_update(names)
-
-    def add_apart(self, reader: Apart) -> None:
-        """Another process reads rings of this one: barriers wait for it."""
-        with self._lock:
-            self._apart.append(reader)
-
-    def remove_apart(self, reader: Apart) -> None:
-        """It does not any more."""
-        with self._lock:
-            self._apart.remove(reader)
-            self._outside.difference_update(reader.rings.names)
-
-    def end_apart(self, process: ReceiverProcess) -> None:
-        """Ends a process that `receive_apart` started: its taps are delivered here from now on."""
-        with self._lock:
-            if process not in self._apart:  # that of a parent, of which this is a forked child
-                return
-        process.stop()
-        self.remove_apart(process)
-
-    def _adopt(self, name: str, source: RingSource) -> None:
-        with self._lock:
-            own = self._receivers[name]
-            scope = self._claims.get(name, self.default_scope)
-            counters = source.counters()
-            self._adopted[name] = DeviceReceiver(
-                f"{name} (beside)", own.device, source, self.registry, scope,
-                continues_from=counters.emitted - counters.queued_messages,
-            )  # fmt: skip
+        return [table[name] for table in (self._receivers, self.apart.adopted) if name in table]
 
     def remove_files(self) -> None:
         """Removes what is kept in files: the process ends as it should."""
         if self.flight is not None:
             self.flight.remove()
-        if self._beside is not None:
-            self._beside.remove()
+        self.apart.remove_files()
 
     def account(self, on: bool) -> None:
         """Somebody wants the figures of each tap from now on (see `DeviceReceiver.accounts`), or does not any more."""
@@ -344,31 +223,11 @@ class Runtime:
         for receiver, emitted in targets:
             while not receiver.wait_consumed(emitted, POLL_SEC):
                 self._check(receiver, deadline, stall_sec)
-        self._wait_apart(None if names is None else set(names), deadline, stall_sec)
+        self.apart.wait_delivered(None if names is None else set(names), deadline, stall_sec)
         for receiver in receivers:
             running = receiver.calls.running()
             while not receiver.calls.wait(running, POLL_SEC):
                 self._check(receiver, deadline, stall_sec)
-
-    def _wait_apart(self, names: set[str] | None, deadline: float | None, stall_sec: float | None) -> None:
-        with self._lock:
-            readers = list(self._apart)
-        for reader in readers:
-            for name in reader.rings.names:
-                emitted = reader.rings.emitted(name) if names is None or name in names else 0
-                left, since = reader.rings.describe(name), perf_counter()
-                while not reader.rings.wait_delivered(name, emitted, POLL_SEC):
-                    now = perf_counter()
-                    if deadline is not None and now > deadline:
-                        raise TapTimeoutError(f"the time was up. {reader.rings.describe(name)}")
-                    if (left_now := reader.rings.describe(name)) != left:
-                        left, since = left_now, now
-                    elif stall_sec is not None and now - since > stall_sec:
-                        raise TapTimeoutError(
-                            f"{left}, and has given nothing back for {stall_sec} s: does what reads its output stand "
-                            "still? Or give it more time (timeout_sec=); the messages are kept"
-                        )
-            reader.collect()
 
     def wait_closed(self, names: Iterable[str], scope: Scope, stall_sec: float) -> None:
         """Waits until everything of `scope` has been delivered, after `release`.
@@ -391,9 +250,9 @@ class Runtime:
         stalled = stall_sec is not None and any(seconds > stall_sec for _, seconds in running)
         late = deadline is not None and perf_counter() > deadline
         if stalled:
-            raise TapTimeoutError(describe_wait(receiver))
+            raise TapTimeoutError(receiver.describe_wait())
         if late:
-            raise TapTimeoutError(f"the time was up. {describe_wait(receiver)}")
+            raise TapTimeoutError(f"the time was up. {receiver.describe_wait()}")
 
     def others_deliver(self) -> bool:
         """Whether receivers on other threads have messages to deliver, other than those that wait for shards.
@@ -449,37 +308,6 @@ class Runtime:
             # Their last message has been delivered: this report is their last.
             self._late = [scope for scope in self._late if scope.has_open_devices]
         return list(dict.fromkeys([self.default_scope, *scopes]))
-
-
-def describe_wait(receiver: DeviceReceiver) -> str:
-    """What a device's receiver is doing and how much waits behind it, with the cure."""
-    counters = receiver.source.counters()
-    queued = f"{receiver.queued()} message(s) ({counters.queued_bytes} bytes) queued"
-    if counters.waiting_producers:
-        queued += f" and {counters.waiting_producers} emission(s) waiting for room"
-    call = receiver.calls.longest()
-    running = receiver.running_tap()
-    if call is not None and (running is None or call[1] > running[1]):
-        consumer, seconds = call
-        return (
-            f"device {receiver.name}: {consumer.name}, the host function of the call at "
-            f"{consumer.source_line}, has been "
-            f"running for {seconds:.1f} s, and a program waits for it, {queued}: make it return "
-            "sooner, or give it more "
-            "time (timeout_sec=)"
-        )
-    if running is None:
-        return (
-            f"device {receiver.name}: the messages were not all delivered in time, {queued}: "
-            "give more time (timeout_sec=) or emit less"
-        )
-    consumer, seconds = running
-    return (
-        f"device {receiver.name}: tap {consumer.name} at {consumer.source_line} has been running for "
-        f"{seconds:.1f} s, {queued} behind it: make the tap return sooner, or give it more time "
-        "(timeout_sec=); the messages are kept and are delivered when it returns. (A tap that runs tapped "
-        "programs on its own device waits for itself once the queue is full.)"
-    )
 
 
 runtime = Runtime()

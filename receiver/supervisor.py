@@ -8,7 +8,7 @@ from time import perf_counter
 
 from receiver import native_library as native
 from receiver.log import logger
-from receiver.runtime import Runtime, describe_wait
+from receiver.runtime import Runtime
 
 WARN_AFTER_SEC = 2.0
 """A device that has waited this long for one tap invocation is reported."""
@@ -59,5 +59,5 @@ class Supervisor:
                 recently = now - reported.get(receiver.name, -REPEAT_SEC) < REPEAT_SEC
                 if running is not None and running[1] > WARN_AFTER_SEC and not recently:
                     reported[receiver.name] = now
-                    logger.warning("the device waits for a slow tap: %s", describe_wait(receiver))
+                    logger.warning("the device waits for a slow tap: %s", receiver.describe_wait())
             pause.wait(WARN_AFTER_SEC / 4)

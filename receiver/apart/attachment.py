@@ -37,21 +37,21 @@ def attach(runtime: Runtime, arguments: Mapping[str, Any], connection: Connectio
     Raises:
         ControlError: another process reads the rings already, or there are none that it could read.
     """
-    rings = runtime.hand_over(None, BackPressure(policy=Policy.DROP_NEWEST))
+    rings = runtime.apart.hand_over(None, BackPressure(policy=Policy.DROP_NEWEST))
     if rings is None:
         raise ControlError(
             "no device of this process has a ring that another process could read, or one reads them already: attach "
             "to programs whose taps run on CPU devices, on the native transport"
         )
     attachment = Attachment(rings)
-    runtime.add_apart(attachment)
+    runtime.apart.add(attachment)
     rings.route(runtime.registry, _is_printer)
     pid = connection.peer.pid if connection.peer is not None else 0
     logger.warning("process %d shows the messages of taps that print; detached, it gives them back", pid)
 
     def detach() -> None:
         rings.end()
-        runtime.remove_apart(attachment)
+        runtime.apart.remove(attachment)
 
     # Not on the server's thread, which others wait for.
     connection.on_close.append(lambda: threading.Thread(target=detach, daemon=True).start())
