@@ -87,9 +87,9 @@ class Switches:
         self._change(registry, lambda rules: rules.reset(pattern))
 
     def replace_rules(
-        self, registry: Registry, table: Mapping[str, Mapping[str, Any]], origin: str = PYTHON
+        self, registry: Registry, said: Iterable[tuple[str, Mapping[str, Any]]], origin: str = PYTHON
     ) -> None:
-        """Forgets what one origin said, and says settings by pattern instead, which count as said now.
+        """Forgets what one origin said, and says settings of patterns instead, in order, which count as said now.
 
         Raises:
             ValueError: a setting makes no sense; nothing changes then.
@@ -97,7 +97,7 @@ class Switches:
 
         def change(rules: Rules) -> Rules:
             rules = rules.without(origin)
-            for pattern, settings in table.items():
+            for pattern, settings in said:
                 rules = rules.having(pattern, settings, origin)
             return rules
 

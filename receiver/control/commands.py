@@ -1,4 +1,4 @@
-"""What a process answers on its control socket: who it is, its taps and their rules, and their figures."""
+"""What a process answers to those who control it: who it is, its taps and their rules, and their figures."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from receiver.consumer import Consumer
+from receiver.control.answering import Client, Handler
 from receiver.control.errors import ControlError, NoSuchTapError
 from receiver.control.names import matching, no_such_tap, tap_names
 from receiver.control.rules import rule_settings, settings_text
-from receiver.control.server import Connection, Handler
 from receiver.device_receiver import DeviceReceiver
 from receiver.runtime import Runtime
 
@@ -25,9 +25,9 @@ def commands(runtime: Runtime) -> dict[str, Handler]:
     """The handlers by command."""
     accounted = _Accounted(runtime)
     return {
-        "process": lambda arguments, connection: process(),
-        "taps": lambda arguments, connection: [_tap(runtime, group) for group in _taps(runtime)],
-        "rules": lambda arguments, connection: rules(runtime, arguments),
+        "process": lambda arguments, client: process(),
+        "taps": lambda arguments, client: [_tap(runtime, group) for group in _taps(runtime)],
+        "rules": lambda arguments, client: rules(runtime, arguments),
         "figures": accounted.figures,
     }
 
@@ -53,20 +53,31 @@ def rules(runtime: Runtime, arguments: Mapping[str, Any]) -> dict[str, Any]:
     pattern, settings = arguments.get("pattern"), arguments.get("settings", {})
     if not isinstance(pattern, str) or not isinstance(settings, dict) or "when" in settings:
         raise ControlError(f"rules are for a glob and have settings, got {dict(arguments)!r:.200}")
+    found = ruled(runtime, pattern, settings)
+    if arguments.get("reset"):
+        runtime.switches.reset_rules(runtime.registry, pattern)
+    if settings:
+        runtime.switches.set_rules(runtime.registry, pattern, settings)
+    return {"names": found, "rules": {name: rule_text(runtime, name) for name in found}}
+
+
+def ruled(runtime: Runtime, pattern: str, settings: Mapping[str, Any]) -> list[str]:
+    """The names of the taps that settings of a glob are for.
+
+    Raises:
+        NoSuchTapError: there are none.
+    """
     names = tap_names(runtime.registry, checks=not settings or set(settings) == {"enabled"})
     found = matching(pattern, names)
     if not found:
         checks = matching(pattern, tap_names(runtime.registry))
         only = f"{pattern!r} matches checks only, which can be disabled and enabled"
         raise NoSuchTapError(only if checks else no_such_tap(pattern, names))
-    if arguments.get("reset"):
-        runtime.switches.reset_rules(runtime.registry, pattern)
-    if settings:
-        runtime.switches.set_rules(runtime.registry, pattern, settings)
-    return {"names": found, "rules": {name: _rule_text(runtime, name) for name in found}}
+    return found
 
 
-def _rule_text(runtime: Runtime, name: str) -> str:
+def rule_text(runtime: Runtime, name: str) -> str:
+    """What holds for taps of a name, as in `every=100 rate=10`."""
     return settings_text(rule_settings(runtime.switches.rules.of(name)))
 
 
@@ -86,7 +97,7 @@ def _tap(runtime: Runtime, consumers: list[Consumer]) -> dict[str, Any]:
         "source_line": first.source_line,
         "check": first.is_check,
         "enabled": not runtime.switches.is_off(first),
-        "rules": _rule_text(runtime, first.name),
+        "rules": rule_text(runtime, first.name),
         "suppressed": sum(map(runtime.switches.suppressed, consumers)),
     }
 
@@ -96,17 +107,17 @@ class _Accounted:
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
-        self._clients: weakref.WeakSet[Connection] = weakref.WeakSet()
+        self._clients: weakref.WeakSet[Client] = weakref.WeakSet()
 
-    def figures(self, arguments: Mapping[str, Any], connection: Connection) -> dict[str, Any]:
-        if connection not in self._clients:
-            self._clients.add(connection)
+    def figures(self, arguments: Mapping[str, Any], client: Client) -> dict[str, Any]:
+        if client not in self._clients:
+            self._clients.add(client)
             self._runtime.account(True)
-            connection.on_close.append(lambda: self._leave(connection))
+            client.on_close.append(lambda: self._leave(client))
         return figures(self._runtime)
 
-    def _leave(self, connection: Connection) -> None:
-        self._clients.discard(connection)
+    def _leave(self, client: Client) -> None:
+        self._clients.discard(client)
         self._runtime.account(False)
 
 

@@ -6,13 +6,15 @@ import atexit
 import functools
 import os
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 
 from receiver.apart.attachment import attach
+from receiver.control.answering import Handler
 from receiver.control.commands import commands
 from receiver.control.errors import ControlError, RuleFileError
 from receiver.control.rule_file import POLL_SEC, RuleFile
-from receiver.control.server import ControlServer, Handler
+from receiver.control.server import ControlServer
 from receiver.log import logger
 from receiver.runtime import Runtime, runtime
 
@@ -38,6 +40,11 @@ class LiveControl:
     def socket_path(self) -> Path | None:
         """Where the control socket is; None if there is none."""
         return None if self._server is None else self._server.path
+
+    @property
+    def handlers(self) -> Mapping[str, Handler]:
+        """What answers those who control this process, by command."""
+        return self._handlers
 
     def add_command(self, name: str, handler: Handler) -> None:
         """Has the control socket answer another command."""

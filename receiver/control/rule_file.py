@@ -104,7 +104,7 @@ class RuleFile:
         self._stopped.set()
         if self._thread.is_alive():
             self._thread.join()
-        self._switches.replace_rules(self._registry, {}, FILE)
+        self._switches.replace_rules(self._registry, (), FILE)
 
     @property
     def problem(self) -> str:
@@ -135,12 +135,12 @@ class RuleFile:
             state = _state_of(self.path)
             if state is not None and state != self._state:
                 table = read_rules(self.path)
-                self._switches.replace_rules(self._registry, table, FILE)
+                self._switches.replace_rules(self._registry, table.items(), FILE)
                 self._unmatched = list(table)
                 logger.info("control file %s: %d rule(s) applied", self.path, len(table))
                 self._problem = ""
             elif state is None and self._state is not None:
-                self._switches.replace_rules(self._registry, {}, FILE)
+                self._switches.replace_rules(self._registry, (), FILE)
                 self._unmatched = []
                 logger.info("control file %s is gone, and its rules with it", self.path)
             self._state = state

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -11,10 +12,13 @@ from typing import Any, NamedTuple
 Predicate = Callable[[Any], bool]
 
 PYTHON, FILE = "", "file"
-"""Who says a rule: calls in this process (and `hcb ctl`), or the control file."""
+"""Who says a rule: calls in this process (and `hcb ctl`), or the control file. A collector has a name of its own."""
 
 MAX_KNOWN = 4096
 """For how many names the outcome is remembered."""
+
+MAX_GLOB = 256
+"""The longest glob that is taken from elsewhere."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +94,21 @@ def checked(field: str, value: Any) -> Any:
     if not accepts(value):
         raise ValueError(f"{field} is {value!r}, expected {expected}")
     return float(value) if field == "rate" and value is not None else value
+
+
+def checked_glob(pattern: Any) -> str:
+    """A glob of names that came from elsewhere, once it is sure that it is one.
+
+    Raises:
+        ValueError: it is no text, or too long.
+    """
+    if not isinstance(pattern, str) or not 0 < len(pattern) <= MAX_GLOB:
+        raise ValueError(f"{pattern!r:.80} is no glob, expected a text of at most {MAX_GLOB} characters")
+    try:
+        fnmatch.fnmatchcase("", pattern)
+    except (re.error, RecursionError) as error:
+        raise ValueError(f"{pattern!r:.80} is no glob: {error}") from None
+    return pattern
 
 
 def _is_int(value: Any) -> bool:

@@ -8,9 +8,7 @@ import selectors
 import socket
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from receiver.control import protocol
 from receiver.control.address import (
@@ -21,8 +19,8 @@ from receiver.control.address import (
     peer_of,
     remove_stale,
 )
-from receiver.control.errors import ControlError, ControlSocketError
-from receiver.errors import HostCallbackError
+from receiver.control.answering import Client, Handler, answer
+from receiver.control.errors import ControlSocketError
 from receiver.log import logger
 
 MAX_CONNECTIONS = 64
@@ -30,26 +28,20 @@ SEND_SEC = 5.0
 """A client that does not take its answer for so long is given up."""
 
 
-class Connection:
+class Connection(Client):
     """One client.
 
     Attributes:
         socket: to it. A handler may send descriptors over it before it returns.
         peer: who it is; None where the system does not tell.
-        on_close: called on the server's thread when the client is gone.
     """
 
     def __init__(self, connection: socket.socket, peer: Peer | None) -> None:
         """Of a client that may control this process."""
+        super().__init__()
         self.socket = connection
         self.peer = peer
-        self.on_close: list[Callable[[], None]] = []
         self.received = b""
-
-
-Handler = Callable[[dict[str, Any], Connection], Any]
-"""Answers one command: from its arguments to what the client gets, as JSON has it. On the server's thread, which serves
-nobody else meanwhile. A HostCallbackError or ValueError that it raises is the client's to read."""
 
 
 class ControlServer:
@@ -147,33 +139,15 @@ class ControlServer:
                 if len(line) > protocol.MAX_REQUEST:
                     client.sendall(protocol.pack({"error": "a request is too long", "kind": "ControlError"}))
                     raise ConnectionError
-                client.sendall(self._answer(line, connection))
+                client.sendall(answer(self.handlers, line, connection))
         except OSError:  # it is gone, or does not listen
             self._close(client, selector)
-
-    def _answer(self, line: bytes, connection: Connection) -> bytes:
-        try:
-            request = protocol.unpack(line)
-            command, arguments = request.get("command"), request.get("arguments", {})
-            handler = self.handlers.get(command) if isinstance(command, str) else None
-            if handler is None or not isinstance(arguments, dict):
-                known = ", ".join(sorted(self.handlers))
-                raise ControlError(f"this process has no command {command!r}, only {known}")
-            return protocol.pack({"result": handler(arguments, connection)})
-        except OSError:
-            raise
-        except Exception as error:
-            if not isinstance(error, HostCallbackError | ValueError):
-                logger.exception("a request on the control socket failed")
-            text = str(error) or type(error).__name__
-            return protocol.pack({"error": text, "kind": type(error).__name__})
 
     def _close(self, client: socket.socket, selector: selectors.BaseSelector) -> None:
         connection = self._connections.pop(client)
         selector.unregister(client)
         client.close()
-        for callback in connection.on_close:
-            callback()
+        connection.closed()
 
 
 def _listen(path: Path) -> socket.socket:

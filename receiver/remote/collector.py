@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -13,10 +12,11 @@ import grpc.aio
 
 from receiver.log import logger
 from receiver.remote import protocol
-from receiver.remote.access import Access, may
+from receiver.remote.access import Access, known, may
 from receiver.remote.errors import BadStreamError, GapError
 from receiver.remote.following import Following, Growth
-from receiver.remote.limits import Limits, Rate
+from receiver.remote.limits import Limits, Places, Rate
+from receiver.remote.refusal import Code, Refused
 from receiver.remote.store import Store
 from receiver.remote.stored_stream import StoredStream
 from receiver.remote.stream import Position, StreamKey
@@ -36,16 +36,6 @@ ACK_SEC = 0.002
 
 Grown = Callable[[StreamKey, Position], None]
 """Called when more of a stream is stored; on the collector's thread, which must not wait."""
-
-Code = grpc.StatusCode
-
-
-class _Refused(Exception):
-    # A stream is ended with a status.
-
-    def __init__(self, code: Any, text: str) -> None:
-        super().__init__(text)
-        self.code = code
 
 
 class Collector:
@@ -77,7 +67,7 @@ class Collector:
         self._access = access or Access()
         self._limits = limits or Limits()
         self._on_grown = on_grown
-        self._peers: Counter[str] = Counter()
+        self._places = Places(self._limits)
         self._fsync = store.fsync
         self._growth = Growth()
 
@@ -95,17 +85,17 @@ class Collector:
         peer = context.peer()
         key: StreamKey | None = None
         try:
-            async with self._counted(peer):
+            with self._places.taken(peer):
                 key = await self._hello(requests, context)
                 await self._serve(key, requests, context)
-        except _Refused as refused:
+        except Refused as refused:
             logger.warning("%s from %s: %s", key or "a stream", peer, refused)
             await context.abort(refused.code, str(refused))
 
     async def _follow(self, request: bytes, context: Any) -> None:
         try:
-            async with self._counted(context.peer()):
-                runs = self._allowed(context)
+            with self._places.taken(context.peer()):
+                runs = known(self._access.runs_of(context.invocation_metadata() or ()))
                 pattern = str(protocol.decode_map(request).get("run") or "*")[:128]
                 following = Following(
                     self.store, self._growth, lambda run: may(runs, run) and may((pattern,), run)
@@ -114,41 +104,21 @@ class Collector:
                     await context.write(b"" if item is None else protocol.encode_followed(*item))
         except BadStreamError as error:
             await context.abort(Code.INVALID_ARGUMENT, str(error))
-        except _Refused as refused:
+        except Refused as refused:
             logger.warning("%s wants to follow: %s", context.peer(), refused)
             await context.abort(refused.code, str(refused))
 
-    @contextlib.asynccontextmanager
-    async def _counted(self, peer: str) -> AsyncIterator[None]:
-        # What a client may have at a time.
-        host = peer.rpartition(":")[0]
-        if self._peers.total() >= self._limits.streams or self._peers[host] >= self._limits.streams_per_peer:
-            raise _Refused(Code.RESOURCE_EXHAUSTED, "the collector has as many streams as it may")
-        self._peers[host] += 1
-        try:
-            yield
-        finally:
-            self._peers[host] -= 1
-            if not self._peers[host]:
-                del self._peers[host]
-
-    def _allowed(self, context: Any) -> tuple[str, ...]:
-        runs = self._access.runs_of(context.invocation_metadata() or ())
-        if runs is None:
-            raise _Refused(Code.UNAUTHENTICATED, "the collector does not know this token")
-        return runs
-
     async def _hello(self, requests: AsyncIterator[bytes], context: Any) -> StreamKey:
-        runs = self._allowed(context)
+        runs = known(self._access.runs_of(context.invocation_metadata() or ()))
         try:
             async with asyncio.timeout(self._limits.hello_sec):
                 key = protocol.decode_hello(await anext(aiter(requests)))
         except (TimeoutError, StopAsyncIteration):
-            raise _Refused(Code.DEADLINE_EXCEEDED, "the client did not say what it sends") from None
+            raise Refused(Code.DEADLINE_EXCEEDED, "the client did not say what it sends") from None
         except BadStreamError as error:
-            raise _Refused(Code.INVALID_ARGUMENT, str(error)) from error
+            raise Refused(Code.INVALID_ARGUMENT, str(error)) from error
         if not may(runs, key.run):
-            raise _Refused(Code.PERMISSION_DENIED, f"this token is not good for the run {key.run}")
+            raise Refused(Code.PERMISSION_DENIED, f"this token is not good for the run {key.run}")
         return key
 
     async def _serve(self, key: StreamKey, requests: AsyncIterator[bytes], context: Any) -> None:
@@ -160,7 +130,7 @@ class Collector:
         try:
             await asyncio.wait((taking, fenced), return_when=asyncio.FIRST_COMPLETED)
             if fenced.done():
-                raise _Refused(Code.ABORTED, f"a newer connection sends {key}")
+                raise Refused(Code.ABORTED, f"a newer connection sends {key}")
             taking.result()
         finally:
             taking.cancel()
@@ -191,11 +161,11 @@ class Collector:
                     if wait_sec:
                         await asyncio.sleep(wait_sec)
         except GapError as error:
-            raise _Refused(Code.FAILED_PRECONDITION, str(error)) from error
+            raise Refused(Code.FAILED_PRECONDITION, str(error)) from error
         except BadStreamError as error:
-            raise _Refused(Code.INVALID_ARGUMENT, str(error)) from error
+            raise Refused(Code.INVALID_ARGUMENT, str(error)) from error
         except OSError as error:
-            raise _Refused(
+            raise Refused(
                 Code.RESOURCE_EXHAUSTED, f"the collector cannot store it: {error.strerror}"
             ) from error
 

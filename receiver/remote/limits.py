@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
+
+from receiver.remote.refusal import Code, Refused
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +26,33 @@ class Limits:
     streams_per_peer: int = 1024
     bytes_per_sec: float = 0.0
     hello_sec: float = 10.0
+
+
+class Places:
+    """How many calls there are at a time, over all clients and of each address. In the collector's event loop."""
+
+    def __init__(self, limits: Limits) -> None:
+        """None so far; as many as `limits` has streams."""
+        self._limits = limits
+        self._peers: Counter[str] = Counter()
+
+    @contextlib.contextmanager
+    def taken(self, peer: str) -> Iterator[None]:
+        """Within it, a client (as gRPC names it) has one.
+
+        Raises:
+            Refused: there is none left.
+        """
+        host = peer.rpartition(":")[0]
+        if self._peers.total() >= self._limits.streams or self._peers[host] >= self._limits.streams_per_peer:
+            raise Refused(Code.RESOURCE_EXHAUSTED, "the collector has as many streams as it may")
+        self._peers[host] += 1
+        try:
+            yield
+        finally:
+            self._peers[host] -= 1
+            if not self._peers[host]:
+                del self._peers[host]
 
 
 class Rate:

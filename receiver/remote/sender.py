@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import random
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
 
 from receiver.log import logger
+from receiver.remote.back_off import LAST_BACK_OFF_SEC, BackOff
 from receiver.remote.errors import LinkError, LinkRefusedError
 from receiver.remote.source import PieceSource
 from receiver.remote.stream import START, Position
 from receiver.remote.transport import Link, Transport
 
-_random = random.Random()  # of its own: the program's may be seeded
-
 LOOK_SEC = 0.25
 """How long the sender waits for more to send before it looks whether the link is broken."""
-
-FIRST_BACK_OFF_SEC, LAST_BACK_OFF_SEC = 0.1, 10.0
 
 
 class Sender:
@@ -80,7 +76,7 @@ class Sender:
         self._thread.join(timeout_sec)
 
     def _run(self) -> None:
-        back_off, said = FIRST_BACK_OFF_SEC, False
+        back_off, said = BackOff(), False
         try:
             while not self._is_over():
                 link: Link | None = None
@@ -89,7 +85,8 @@ class Sender:
                     link = self._transport.connect(self._source.key, self._acked)
                     if said:
                         logger.warning("forwarding of %s works again", self._source.key)
-                    back_off, said = FIRST_BACK_OFF_SEC, False
+                    back_off.reset()
+                    said = False
                     self._send(link)
                 except LinkRefusedError as error:
                     self.refused = str(error)
@@ -110,9 +107,8 @@ class Sender:
                     if link is not None:
                         link.close()
                 if time.monotonic() - began > LAST_BACK_OFF_SEC:
-                    back_off = FIRST_BACK_OFF_SEC
-                self._wait(_random.uniform(0.2, 1.0) * back_off)
-                back_off = min(2 * back_off, LAST_BACK_OFF_SEC)
+                    back_off.reset()
+                self._wait(back_off.next_sec())
         finally:
             self._on_end()
 
