@@ -10,7 +10,7 @@ from typing import Any
 
 from receiver.consumer import Sink
 from receiver.described import Described
-from receiver.described_tap import Binding, DescribedTap
+from receiver.described_tap import CHECKS, Binding, DescribedTap
 from receiver.dispatch import Dispatcher
 from receiver.exported import ExportedTaps
 from receiver.log_batches import LogBatch, ReplayedCalls
@@ -57,7 +57,8 @@ class RunDelivery:
         Args:
             scope: accounts for what is delivered.
             selection: whose names are wanted; of exported taps only a message knows the name.
-            bind: functions by the names, or patterns of names, of the taps whose messages they take.
+            bind: functions by the names, or patterns of names, of the taps whose messages they take. Patterns bind no
+                checks.
             sinks: get every message.
             printers: whether what printed and logged does so.
             checks_only: whether only failures of checks are delivered.
@@ -98,7 +99,9 @@ class RunDelivery:
         """A tap of the log, with what is bound to its name."""
         self.names.add(described.name)
         for pattern, found in self.bindings.items():
-            if pattern == described.name or (binding is None and fnmatchcase(described.name, pattern)):
+            # A pattern takes no failures away from the report: a check is bound by its own name.
+            matches = described.kind not in CHECKS and fnmatchcase(described.name, pattern)
+            if pattern == described.name or (binding is None and matches):
                 self.matched.add(pattern)
                 binding = found
         wanted = self._selection.wants_name(described.name)

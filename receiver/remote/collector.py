@@ -81,6 +81,10 @@ class Collector:
             },
         )
 
+    def end(self) -> None:
+        """Lets those who follow go, once they have what is stored."""
+        self._growth.end()
+
     async def _forward(self, requests: AsyncIterator[bytes], context: Any) -> None:
         peer = context.peer()
         key: StreamKey | None = None

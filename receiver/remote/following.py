@@ -15,16 +15,27 @@ MAX_OLD = 64
 
 
 class Growth:
-    """How far streams are stored, for those who follow. In the collector's event loop."""
+    """How far streams are stored, for those who follow. In the collector's event loop.
+
+    Attributes:
+        stored: how far, by stream.
+        ended: whether nothing more will come: the collector ends.
+    """
 
     def __init__(self) -> None:
         """Nothing has come."""
         self.stored: dict[StreamKey, Position] = {}
+        self.ended = False
         self._changed = asyncio.Event()
 
     def grown(self, key: StreamKey, position: Position) -> None:
         """More of a stream is stored."""
         self.stored[key] = position
+        self._changed.set()
+
+    def end(self) -> None:
+        """Nothing more will come."""
+        self.ended = True
         self._changed.set()
 
     async def wait(self) -> None:
@@ -59,6 +70,8 @@ class Following:
                     behind = True
                     async for piece in self._send(key, position):
                         yield key, piece
+            if not behind and self._growth.ended:
+                return
             if not behind:
                 await self._growth.wait()
 

@@ -52,4 +52,5 @@ async def serve(
         loop.add_signal_handler(number, end.set)
     on_listening(port)
     await end.wait()
+    collector.end()
     await server.stop(END_SEC)

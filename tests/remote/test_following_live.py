@@ -66,7 +66,8 @@ def test_the_last_messages_and_those_that_come_of_all_processes(tmp_path: Path) 
         assert tail.seqs("process 0") == list(range(1_995, 4_010))
         assert tail.seqs("process 1") == list(range(20))
         collector.stop()
-    assert tail.end().startswith("hcb: ")
+    assert tail.end() == f"hcb: the collector at {collector.address} has ended\n"
+    assert not [line for line in collector.errors if "Traceback" in line]
     assert tail.process.returncode == 1
 
 
