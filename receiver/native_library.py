@@ -14,7 +14,7 @@ from pathlib import Path
 
 from receiver.errors import NativeLibraryError
 
-ABI_VERSION = 6
+ABI_VERSION = 7
 DIRECTORY = Path(__file__).parent / "native"
 
 BATCH_FRAMES = 1024
@@ -200,6 +200,7 @@ _FUNCTIONS = {
     "hcb_control_suppressed": (c_uint64, (c_uint64,)),
     "hcb_waits": (c_int64, (POINTER(c_int64),)),
     "hcb_sleep": (c_int64, (c_int64,)),
+    "hcb_page_checksums": (c_int32, (c_void_p, c_uint64, c_uint64, c_void_p)),
     "hcb_gpu_open": (c_int32, (c_int32, c_char_p, c_char_p, c_uint64)),
     "hcb_gpu_prepare": (c_int32, (c_void_p, c_int32)),
     "hcb_gpu_ring": (c_int32, (c_int32,)),

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "call_table.h"
+#include "checksums.h"
 #include "columns.h"
 #include "control.h"
 #include "encode.h"
@@ -271,6 +272,10 @@ int64_t hcb_sleep(int64_t ns) {
   const timespec pause = {static_cast<time_t>(ns / 1'000'000'000), static_cast<long>(ns % 1'000'000'000)};
   nanosleep(&pause, nullptr);
   return ReadClock(CLOCK_MONOTONIC);
+}
+
+int32_t hcb_page_checksums(const uint8_t* data, uint64_t nbytes, uint64_t page_bytes, uint32_t* checksums) {
+  return hcb::PageChecksums(data, nbytes, page_bytes, checksums) ? 1 : 0;
 }
 
 int32_t hcb_gpu_open(int32_t vendor, const char* library, char* error, uint64_t error_bytes) {

@@ -8,7 +8,7 @@
 
 #include <stdint.h>
 
-#define HCB_ABI_VERSION 6
+#define HCB_ABI_VERSION 7
 #define HCB_EXPORT __attribute__((visibility("default")))
 
 #ifdef __cplusplus
@@ -284,6 +284,10 @@ HCB_EXPORT uint64_t hcb_control_suppressed(uint64_t consumer_id);
 HCB_EXPORT int64_t hcb_waits(int64_t* cpu_ns);
 /* Sleeps. Returns the time at which that ended: CLOCK_MONOTONIC in nanoseconds. */
 HCB_EXPORT int64_t hcb_sleep(int64_t ns);
+
+/* The CRC-32 (zlib's) of each page of `data`; the last may be shorter. 0 where this processor has no instructions for it: nothing is
+ * written then. */
+HCB_EXPORT int32_t hcb_page_checksums(const uint8_t* data, uint64_t nbytes, uint64_t page_bytes, uint32_t* checksums);
 /* Loads the GPU driver from `library`, or from its usual place if that is null or empty. Nothing but the handlers of GPUs needs
  * it. Returns 1, or 0 with the reason in `error`. */
 HCB_EXPORT int32_t hcb_gpu_open(int32_t vendor, const char* library, char* error, uint64_t error_bytes);

@@ -11,9 +11,10 @@ import numpy as np
 
 from receiver.taplog import layout
 from receiver.taplog.block import Block
+from receiver.taplog.checksums import PAGE_BYTES, page_checksums, page_count
 from receiver.taplog.compression import decompress
 from receiver.taplog.errors import Damage
-from receiver.taplog.layout import CHUNK_HEADER_BYTES, PAGE_BYTES, Codec, Kind
+from receiver.taplog.layout import CHUNK_HEADER_BYTES, Codec, Kind
 from receiver.wire import HEADER, MAGIC, VERSION
 
 Array = np.ndarray[Any, Any]
@@ -115,7 +116,7 @@ def read_frames(file: File, chunk: Chunk) -> tuple[Block, Damage | None]:
     if chunk.codec == Codec.ZSTD:
         bad = np.flatnonzero(~good)
         data = decompress(data[: int(bad[0]) * PAGE_BYTES] if bad.size else data, chunk.raw_bytes)
-        good = np.ones(layout.page_count(len(data)), np.bool_)
+        good = np.ones(page_count(len(data)), np.bool_)
         usable = len(data)
     elif chunk.codec != Codec.NONE:
         return _block(b"", []), chunk.damage(file.path, f"stored by the unknown method {chunk.codec}")
@@ -139,7 +140,7 @@ def _stored(file: File, chunk: Chunk) -> tuple[bytes, Array]:
     # The stored bytes that are there, and which of their pages match their checksums.
     start = chunk.offset + CHUNK_HEADER_BYTES
     data = file.read_at(start + layout.table_bytes(chunk.stored_bytes), chunk.stored_bytes)
-    found = layout.page_checksums(data)
+    found = page_checksums(data)
     table = file.read_at(start, 4 * len(found)).ljust(4 * len(found), b"\0")
     return data, found == np.frombuffer(table, "<u4")
 

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import enum
 import struct
-import zlib
 from typing import Any
 
 import msgpack
 import numpy as np
 
 from receiver import wire
+from receiver.taplog.checksums import crc32, page_count
 from receiver.taplog.errors import CutOffLogError, NotATapLogError
 from receiver.wire import UnsupportedVersionError
 
 MAGIC = b"HCBLOG\r\n"
 VERSION = 1
-PAGE_BYTES = 4096
 NO_STEP = -(2**63)
 
 CHUNK_MAGIC = b"\xb6HLC"
@@ -86,6 +85,11 @@ CHUNK = np.dtype(
 
 CHUNK_HEADER_BYTES = CHUNK.itemsize
 
+_CHUNK_HEADER = struct.Struct("<4sBB2xi4xQQQQQQqqqqqQ12x")
+"""The same, but for the checksum behind it."""
+
+_CRC = struct.Struct("<I")
+
 
 def align(nbytes: int) -> int:
     """`nbytes` rounded up to a multiple of 64: where the next part begins."""
@@ -97,16 +101,6 @@ def padding(nbytes: int) -> bytes:
     return bytes(-nbytes & 63)
 
 
-def crc32(data: Any) -> int:
-    """The checksum of everything in a segment: that of zlib."""
-    return zlib.crc32(data)
-
-
-def page_count(stored_bytes: int) -> int:
-    """How many checksums a chunk of so many stored bytes has."""
-    return -(-stored_bytes // PAGE_BYTES)
-
-
 def table_bytes(stored_bytes: int) -> int:
     """How long the table of checksums is, padded."""
     return align(4 * page_count(stored_bytes))
@@ -115,13 +109,6 @@ def table_bytes(stored_bytes: int) -> int:
 def chunk_bytes(stored_bytes: int) -> int:
     """From a chunk's header to the next one."""
     return CHUNK_HEADER_BYTES + table_bytes(stored_bytes) + align(stored_bytes)
-
-
-def page_checksums(data: Any) -> Array:
-    """The checksum of each page of `data`, bytes or the like."""
-    view = memoryview(data).cast("B")
-    pages = range(0, len(view), PAGE_BYTES)
-    return np.array([zlib.crc32(view[page : page + PAGE_BYTES]) for page in pages], "<u4")
 
 
 def encode_file_header(info: dict[str, Any]) -> bytes:
@@ -190,18 +177,29 @@ def decode_info(data: bytes, info_bytes: int, crc: int, name: str) -> dict[str, 
 
 
 def encode_chunk_header(
-    kind: Kind, codec: Codec, offset: int, stored_bytes: int, raw_bytes: int, **fields: int
-) -> Array:
-    """One chunk header, shape (1,); `fields` are further fields of `CHUNK`."""
-    header = np.zeros(1, CHUNK)
-    header["magic"], header["kind"], header["codec"], header["offset"] = CHUNK_MAGIC, kind, codec, offset
-    header["stored_bytes"], header["raw_bytes"], header["stream"] = stored_bytes, raw_bytes, -1
-    for name in ("step_before", "min_step", "max_step"):
-        header[name] = NO_STEP
-    for name, value in fields.items():
-        header[name] = value
-    header["crc"] = crc32(header.tobytes()[:-4])
-    return header
+    kind: Kind,
+    codec: Codec,
+    offset: int,
+    stored_bytes: int,
+    raw_bytes: int,
+    *,
+    stream: int = -1,
+    messages: int = 0,
+    first_seq: int = 0,
+    last_seq: int = 0,
+    min_time_ns: int = 0,
+    max_time_ns: int = 0,
+    step_before: int = NO_STEP,
+    min_step: int = NO_STEP,
+    max_step: int = NO_STEP,
+    consumers: int = 0,
+) -> bytes:
+    """One chunk header; the fields are those of `CHUNK`."""
+    head = _CHUNK_HEADER.pack(
+        CHUNK_MAGIC, kind, codec, stream, offset, stored_bytes, raw_bytes, messages, first_seq, last_seq,
+        min_time_ns, max_time_ns, step_before, min_step, max_step, consumers,
+    )  # fmt: skip
+    return head + _CRC.pack(crc32(head))
 
 
 def decode_chunk_header(data: bytes, offset: int) -> Any:

@@ -19,6 +19,7 @@ from receiver import wire
 from receiver.described import Described
 from receiver.taplog import layout
 from receiver.taplog.block import Block
+from receiver.taplog.checksums import page_checksums
 from receiver.taplog.compression import Compressor
 from receiver.taplog.errors import Lost
 from receiver.taplog.layout import NO_STEP, Codec, Kind
@@ -91,7 +92,7 @@ class SegmentWriter:
         self.nbytes = 0
         self.messages = 0
         self._compressor = compressor
-        self._headers: list[Array] = []
+        self._headers: list[bytes] = []
         self._streams: dict[str, int] = {}
         self._consumers: dict[int, int] = {}
         self._fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
@@ -213,7 +214,7 @@ class SegmentWriter:
             return
         try:
             index_offset = self.nbytes
-            index = np.concatenate(self._headers).tobytes() if self._headers else b""
+            index = b"".join(self._headers)
             _, parts = self._chunk(Kind.INDEX, index, index_offset, {})
             nbytes = index_offset + layout.chunk_bytes(len(index)) + layout.TRAILER_BYTES
             self._write([*parts, layout.encode_trailer(index_offset, nbytes)])
@@ -239,7 +240,7 @@ class SegmentWriter:
 
     def _write_chunks(self, chunks: Sequence[tuple[Kind, Any, dict[str, int]]]) -> None:
         parts: list[Any] = []
-        headers: list[Array] = []
+        headers: list[bytes] = []
         offset = self.nbytes
         for kind, data, fields in chunks:
             header, chunk = self._chunk(kind, data, offset, fields)
@@ -249,15 +250,15 @@ class SegmentWriter:
         self._write(parts)
         self._headers += headers
 
-    def _chunk(self, kind: Kind, data: Any, offset: int, fields: dict[str, int]) -> tuple[Array, list[Any]]:
+    def _chunk(self, kind: Kind, data: Any, offset: int, fields: dict[str, int]) -> tuple[bytes, list[Any]]:
         raw_bytes = memoryview(data).nbytes
         codec = Codec.NONE
         if self._compressor is not None and kind is Kind.FRAMES:
             codec, data = Codec.ZSTD, self._compressor(data)
         stored_bytes = memoryview(data).nbytes
-        table = layout.page_checksums(data).tobytes()
+        table = page_checksums(data).tobytes()
         header = layout.encode_chunk_header(kind, codec, offset, stored_bytes, raw_bytes, **fields)
-        parts = [header.tobytes(), table, layout.padding(len(table)), data, layout.padding(stored_bytes)]
+        parts = [header, table, layout.padding(len(table)), data, layout.padding(stored_bytes)]
         return header, parts
 
     def _write(self, parts: Sequence[Any]) -> None:

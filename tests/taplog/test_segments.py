@@ -14,6 +14,7 @@ from hypothesis import given, settings, strategies as st
 from logged_frames import BEGIN_NS, DESCRIBED, LOSS, NORM, SECOND, block_of, frame, losses, read, seqs
 
 from receiver.taplog import layout
+from receiver.taplog.checksums import PAGE_BYTES
 from receiver.taplog.chunk_reader import Chunk
 from receiver.taplog.compression import Compressor
 from receiver.taplog.errors import CutOffLogError, Damage, DamagedLogError, Lost, NotATapLogError
@@ -219,7 +220,7 @@ def test_a_bad_page_costs_its_own_messages_only(tmp_path: Path) -> None:
     writer.close()
     chunk = next(c for c in SegmentReader(path).chunks() if isinstance(c, Chunk))
     payload = chunk.end - layout.align(chunk.stored_bytes)
-    flip(path, payload + 2 * layout.PAGE_BYTES + 700)
+    flip(path, payload + 2 * PAGE_BYTES + 700)
     messages, _, (damage,) = read(path)
     missing = sorted(set(range(205)) - set(seqs(messages)))
     # The page's 4096 bytes hold, in part or as a whole, these messages of 192.
