@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import socket
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
+from receiver.closing import Closing
 from receiver.control import protocol
 from receiver.control.address import may_control, peer_of, refuse_others, sockets
 from receiver.control.errors import ControlError, ControlSocketError, NoSuchTapError
@@ -16,7 +16,7 @@ TIMEOUT_SEC = 10.0
 _KINDS = {kind.__name__: kind for kind in (ControlError, ControlSocketError, NoSuchTapError)}
 
 
-class ControlClient:
+class ControlClient(Closing):
     """A connection to one process; a context manager. One thread at a time."""
 
     def __init__(self, pid: int, timeout_sec: float = TIMEOUT_SEC) -> None:
@@ -29,16 +29,6 @@ class ControlClient:
         self._timeout_sec = timeout_sec
         self._socket = _connect(pid, timeout_sec)
         self._received = b""
-
-    def __enter__(self) -> Self:
-        """For `with`."""
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
-    ) -> None:
-        """Closes the connection."""
-        self.close()
 
     def close(self) -> None:
         """Ends it."""

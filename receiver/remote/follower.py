@@ -7,11 +7,11 @@ import tempfile
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import grpc
 
+from receiver.closing import Closing
 from receiver.remote import protocol
 from receiver.remote.errors import BadStreamError, LinkError
 from receiver.remote.grpc_link import make_channel, metadata_of
@@ -20,7 +20,7 @@ from receiver.remote.options import Forward
 ANSWER_SEC = 60.0
 
 
-class RemoteLog:
+class RemoteLog(Closing):
     """What a collector has and gets, as a folder with a tap log that grows.
 
     Attributes:
@@ -72,16 +72,6 @@ class RemoteLog:
         self._thread.join(5.0)
         self._channel.close()
         self._temporary.cleanup()
-
-    def __enter__(self) -> Self:
-        """Nothing; for `with`."""
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
-    ) -> None:
-        """Closes it."""
-        self.close()
 
     def _receive(self) -> None:
         try:

@@ -9,9 +9,9 @@ import time
 import weakref
 from collections import Counter, deque
 from dataclasses import dataclass, field
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
+from receiver.closing import Closing
 from receiver.consumer import Consumer
 from receiver.figures import figures
 from receiver.log import logger
@@ -48,7 +48,7 @@ class OtlpCounters:
     failure: str = ""
 
 
-class OtlpExporter:
+class OtlpExporter(Closing):
     """A sink that exports to an OpenTelemetry Collector. It never waits for that and never raises. Any thread."""
 
     def __init__(self, options: OtlpOptions) -> None:
@@ -136,16 +136,6 @@ class OtlpExporter:
                 "%s to %s were lost: %s (%s)", f"{sum(lost.values()):,} message(s)", self._options.endpoint,
                 ", ".join(f"{count:,} {reason}" for reason, count in lost.items()), self._counters.failure,
             )  # fmt: skip
-
-    def __enter__(self) -> Self:
-        """Nothing; for `with`."""
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
-    ) -> None:
-        """Closes it."""
-        self.close()
 
     def after_fork_in_child(self) -> None:
         """Leaves everything to the parent: the thread and the channel are its own."""

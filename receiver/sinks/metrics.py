@@ -7,12 +7,12 @@ import math
 import os
 import threading
 from collections.abc import Mapping
-from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Protocol
 
 import numpy as np
 
 from receiver import tree
+from receiver.closing import Closing
 from receiver.consumer import Consumer, Sink
 from receiver.described import Described
 from receiver.leaf_names import by_name, named_leaves
@@ -104,7 +104,7 @@ def metrics(writer: MetricWriter) -> Sink:
     return write
 
 
-class JsonlWriter:
+class JsonlWriter(Closing):
     """Writes metrics as JSON lines: `{"step": 3, "loss": 0.5}`. Numbers that JSON lacks are null."""
 
     def __init__(self, file: str | os.PathLike[str] | Any) -> None:
@@ -129,13 +129,3 @@ class JsonlWriter:
         """Closes the file if it was opened here."""
         if self._owns:
             self._file.close()
-
-    def __enter__(self) -> Self:
-        """Nothing; for `with`."""
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
-    ) -> None:
-        """Closes it."""
-        self.close()

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import replace
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
+from receiver.closing import Closing
 from receiver.consumer import Consumer
 from receiver.described import Described
 from receiver.heads import as_sent, row
@@ -33,7 +33,7 @@ _AS_SINKS_SEE = int.from_bytes(b"as seen", "little")
 """Added to the consumer ids of taps of shards where not the shards are recorded but what was made of them."""
 
 
-class Recorder:
+class Recorder(Closing):
     """Writes messages to a log, see docs/tap-log.md. Any thread.
 
     A receiver that records hands it everything that comes from its devices. It is a sink, too: called with a message it
@@ -138,16 +138,6 @@ class Recorder:
     def close(self) -> None:
         """Writes everything that has come and finishes the segment. What comes later begins another one."""
         self._log.close()
-
-    def __enter__(self) -> Self:
-        """Nothing; for `with`."""
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
-    ) -> None:
-        """Closes it."""
-        self.close()
 
     def _describe(self, block: Block, find: Find) -> None:
         for consumer_id in block.consumers:
