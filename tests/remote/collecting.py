@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from ports import free_port
 
 from receiver.consumer import Consumer
 from receiver.described import Described
@@ -89,7 +90,7 @@ class CollectorProcess:
     def __init__(self, folder: Path, *arguments: str, port: int = 0) -> None:
         self.log = folder / "collected"
         self._arguments = arguments
-        self._port = port
+        self._port = port or free_port()
         self.errors: list[str] = []
         self.lines: list[str] = []
         self.start()

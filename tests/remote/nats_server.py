@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
 import subprocess
 import threading
 from pathlib import Path
 
 import pytest
+from ports import free_port
 
 WANTED = os.environ.get("HOSTCALLBACK_TEST_NATS") == "required"
 """Set where a missing server is a failure."""
@@ -36,9 +36,7 @@ class NatsServerProcess:
     """
 
     def __init__(self, folder: Path, *arguments: str) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
+        self.port = free_port()
         self._command = [
             nats_server_program(), "-js", "-a", "127.0.0.1", "-p", str(self.port), "-sd", str(folder / "jetstream"),
             *arguments,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -11,17 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from collecting import CollectorProcess
+from ports import free_port
 
 from receiver.taplog.reader import LogReader
 
 PROGRAM = Path(__file__).with_name("distributed_program.py")
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("localhost", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 @pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.slow)])

@@ -4,25 +4,18 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from collecting import CollectorProcess, only, stored
+from ports import free_port
 
 PROGRAM = Path(__file__).with_name("terminated_program.py")
 COUNT = 200_000
 
 pytestmark = pytest.mark.native_only
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("localhost", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 @pytest.mark.parametrize(
