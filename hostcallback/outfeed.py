@@ -103,7 +103,8 @@ class OutfeedReceiver:
 
         Raises:
             DeviceClaimedError: another open receiver has one of them.
-            OSError: it is to record or forward, and the log, the spool or the flight recorder's folder cannot be made.
+            OSError: it is to record, and the log or the flight recorder's folder cannot be made.
+            HostCallbackError: it is to forward, and the spool cannot be made, or a file is no certificate or key.
         """
         if self._flight_recorder is not None:
             runtime.record_flight(self._flight_recorder)
@@ -304,6 +305,7 @@ def outfeed_receiver(
             argument is out of range.
         DeviceClaimedError: (on entering) another open receiver has one of the devices.
         OSError: (on entering) `record` or `flight_recorder` is given, and nothing can be written there.
+        HostCallbackError: (on entering) `forward` is given, and the spool cannot be written to.
         TapFunctionException: (on leaving) what tap functions raised.
         TapTimeoutError: (on leaving) a tap outlasted `timeout_sec`; names it and how much is queued.
     """

@@ -14,6 +14,7 @@ import grpc
 
 from receiver.remote.errors import RemoteError
 from receiver.remote.refusal import Code, Refused
+from receiver.remote.tls_files import check_tls_files
 
 CONTROL = "+control"
 """In a file of tokens, before the runs whose processes one may control. No run has such a name."""
@@ -105,8 +106,10 @@ def server_credentials(cert: str, key: str, ca: str | None) -> Any:
     """TLS with these files; with `ca`, clients need a certificate by one of those.
 
     Raises:
+        RemoteError: one is no certificate or key.
         OSError: one cannot be read.
     """
+    check_tls_files(ca, cert, key)
     clients = None if ca is None else Path(ca).read_bytes()
     return grpc.ssl_server_credentials(
         [(Path(key).read_bytes(), Path(cert).read_bytes())], clients, require_client_auth=ca is not None

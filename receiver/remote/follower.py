@@ -15,6 +15,7 @@ from receiver.closing import Closing
 from receiver.remote import protocol
 from receiver.remote.errors import BadStreamError, LinkError
 from receiver.remote.grpc_link import make_channel, metadata_of
+from receiver.remote.link_trouble import explained
 from receiver.remote.options import Forward
 
 ANSWER_SEC = 60.0
@@ -30,6 +31,7 @@ class RemoteLog(Closing):
     def __init__(self, options: Forward, run: str) -> None:
         """Asks the collector for a run, or all that a pattern names; `options`: how it is to be reached."""
         self._address = options.address
+        self._tls = options.tls_ca is not None
         self._temporary = tempfile.TemporaryDirectory(prefix="hostcallback-tail-")
         self.folder = Path(self._temporary.name)
         self._caught_up = threading.Event()
@@ -83,7 +85,8 @@ class RemoteLog(Closing):
             self._error = LinkError(f"the collector at {self._address} has ended")
         except grpc.RpcError as error:
             found: Any = error
-            self._error = LinkError(f"{found.details()} ({self._address}, {found.code().name})")
+            said = explained(found.details() or "", self._address, tls=self._tls)
+            self._error = LinkError(f"{said} ({self._address}, {found.code().name})")
         except (BadStreamError, OSError) as error:
             self._error = LinkError(
                 f"what the collector at {self._address} sends cannot be followed: {error}"

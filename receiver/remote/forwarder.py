@@ -39,12 +39,17 @@ class Forwarder(Recorder):
             transport: where to; to the collector at the address in the options by default.
 
         Raises:
-            SpoolError: the spool's folder is somebody else's.
-            OSError: it cannot be made, or a certificate cannot be read.
+            SpoolError: the spool's folder is somebody else's, or cannot be written to.
+            RemoteError: a file is no certificate or key.
+            OSError: one cannot be read.
         """
         self.options = options
         self._transport = transport or _transport(options)
-        self._spool = Spool(options, process_index=process_index, local_devices=local_devices)
+        try:
+            self._spool = Spool(options, process_index=process_index, local_devices=local_devices)
+        except BaseException:
+            self._transport.close()
+            raise
         super().__init__(self._spool)
         self._spool.on_closed = self._end
         self._sender = Sender(self._spool, self._transport, window_bytes=options.window_bytes)

@@ -12,8 +12,10 @@ import grpc
 
 from receiver.remote import protocol
 from receiver.remote.errors import BadStreamError, LinkError, LinkRefusedError
+from receiver.remote.link_trouble import explained
 from receiver.remote.options import Forward
 from receiver.remote.stream import Piece, Position, StreamKey
+from receiver.remote.tls_files import check_tls_files
 from receiver.remote.transport import OnAck
 
 CONNECT_SEC = 10.0
@@ -35,7 +37,10 @@ CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_send_message_length", protocol.MAX_MESSAGE_BYTES),
     ("grpc.max_receive_message_length", protocol.MAX_MESSAGE_BYTES),
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
+    (
+        "grpc.min_reconnect_backoff_ms",
+        5_000,
+    ),  # that long a connection may take to be made, whatever the name says
     ("grpc.max_reconnect_backoff_ms", 2_000),
     ("grpc.enable_retries", 0),
 )
@@ -45,10 +50,12 @@ def make_channel(options: Forward) -> Any:
     """A channel to the collector.
 
     Raises:
-        OSError: a file with a certificate or a key cannot be read.
+        RemoteError: a file is no certificate or key.
+        OSError: one cannot be read.
     """
     if options.tls_ca is None:
         return grpc.insecure_channel(options.address, options=CHANNEL_OPTIONS)
+    check_tls_files(options.tls_ca, options.tls_cert, options.tls_key)
     read = {
         name: None if path is None else Path(path).read_bytes()
         for name, path in (
@@ -73,16 +80,18 @@ class GrpcTransport:
         """Connects when the first stream does.
 
         Raises:
-            OSError: a file with a certificate or a key cannot be read.
+            RemoteError: a file is no certificate or key.
+            OSError: one cannot be read.
         """
         self._address = options.address
+        self._tls = options.tls_ca is not None
         self._metadata = metadata_of(options)
         self._channel = make_channel(options)
         self._forward = self._channel.stream_stream(f"/{protocol.SERVICE}/{protocol.FORWARD}")
 
     def connect(self, key: StreamKey, on_ack: OnAck) -> GrpcLink:
         """Begins to send a stream, or goes on with it."""
-        return GrpcLink(self._forward, self._metadata, self._address, key, on_ack)
+        return GrpcLink(self._forward, self._metadata, self._address, key, on_ack, tls=self._tls)
 
     def close(self) -> None:
         """Ends everything."""
@@ -93,7 +102,14 @@ class GrpcLink:
     """One stream on its way. See `receiver.remote.transport.Link`."""
 
     def __init__(
-        self, method: Callable[..., Any], metadata: Any, address: str, key: StreamKey, on_ack: OnAck
+        self,
+        method: Callable[..., Any],
+        metadata: Any,
+        address: str,
+        key: StreamKey,
+        on_ack: OnAck,
+        *,
+        tls: bool = False,
     ) -> None:
         """Waits for what the collector has of it.
 
@@ -102,6 +118,7 @@ class GrpcLink:
             LinkError: there is nobody at present.
         """
         self._address = address
+        self._tls = tls
         self._on_ack = on_ack
         self._requests: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._requests.put(protocol.encode_hello(key))
@@ -150,5 +167,6 @@ class GrpcLink:
 
     def _translated(self, error: Any) -> LinkError:
         code, details = error.code(), error.details()
-        text = f"{details or 'no reason given'} ({self._address}, {code.name})"
+        said = explained(details or "no reason given", self._address, tls=self._tls)
+        text = f"{said} ({self._address}, {code.name})"
         return LinkRefusedError(text) if code in REFUSALS else LinkError(text)

@@ -16,6 +16,7 @@ from typing import Any
 from receiver.errors import HostCallbackError
 from receiver.remote.errors import LinkError, LinkRefusedError
 from receiver.remote.nats_subjects import ALL
+from receiver.remote.tls_files import check_tls_files
 
 STREAM = "TAPS"
 DUPLICATE_SEC = 600.0
@@ -68,8 +69,10 @@ class NatsConnection:
         """Starts the thread.
 
         Raises:
-            HostCallbackError: the package nats-py is missing.
+            HostCallbackError: the package nats-py is missing, or a file is no certificate or key.
+            OSError: one cannot be read.
         """
+        check_tls_files(server.tls_ca, server.tls_cert, server.tls_key)
         try:
             import nats
             import nats.errors

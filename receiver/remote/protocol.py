@@ -60,7 +60,8 @@ def decode_hello(data: bytes) -> StreamKey:
     found = decode_map(data)
     if found.get("version") != VERSION:
         raise BadStreamError(
-            f"the client speaks version {str(found.get('version'))[:20]} of the protocol, this collector {VERSION}"
+            f"the client speaks version {str(found.get('version'))[:20]} of the protocol, this collector {VERSION}: "
+            "update hostcallback where it is older"
         )
     return StreamKey(found.get("run"), found.get("process"), found.get("epoch"))  # type: ignore[arg-type]
 

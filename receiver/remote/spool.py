@@ -14,8 +14,9 @@ import numpy as np
 
 from receiver.dtypes import Array
 from receiver.log import logger
+from receiver.remote.errors import SpoolError
 from receiver.remote.options import Forward, WhenFull
-from receiver.remote.spool_folder import StreamFolder
+from receiver.remote.spool_folder import StreamFolder, making
 from receiver.remote.stream import PIECE_BYTES, Piece, Position, StreamKey
 from receiver.taplog.block import Block
 from receiver.taplog.errors import Lost
@@ -71,8 +72,7 @@ class Spool(LogWriter):
             local_devices: by name, the number of each device among this process's own.
 
         Raises:
-            SpoolError: the folder is somebody else's.
-            OSError: it cannot be made.
+            SpoolError: the folder is somebody else's, or cannot be written to.
         """
         self.key = StreamKey(options.run, process_index or 0, uuid.uuid4().hex[:16])
         self.folder = StreamFolder.make(options.folder, self.key)
@@ -88,16 +88,19 @@ class Spool(LogWriter):
         self._fds: tuple[int, int] = (0, -1)
         segment_bytes = max(1 << 14, min(SEGMENT_BYTES, options.spool_bytes // PARTS))
         flush_bytes = min(FLUSH_BYTES, segment_bytes)
-        super().__init__(
-            self.folder.path,
-            LogOptions(
-                segment_bytes=segment_bytes,
-                fsync=options.fsync,
-                process_index=process_index,
-                flush_bytes=flush_bytes,
-                flush_sec=FLUSH_SEC,
-            ),
+        log_options = LogOptions(
+            segment_bytes=segment_bytes,
+            fsync=options.fsync,
+            process_index=process_index,
+            flush_bytes=flush_bytes,
+            flush_sec=FLUSH_SEC,
         )
+        try:
+            with making(options.folder):
+                super().__init__(self.folder.path, log_options)
+        except SpoolError:
+            self.folder.remove()
+            raise
 
     def _start_anew(self) -> None:
         super()._start_anew()

@@ -6,12 +6,26 @@ import contextlib
 import fcntl
 import os
 import weakref
+from collections.abc import Iterator
 from pathlib import Path
 
+from receiver.remote.errors import SpoolError
 from receiver.remote.stream import StreamKey
 
 LOCK = "lock"
 SUFFIX = ".hcblog"
+
+
+@contextlib.contextmanager
+def making(spool: Path) -> Iterator[None]:
+    """What raises OSError within it raises SpoolError, which says what to do."""
+    try:
+        yield
+    except OSError as error:
+        raise SpoolError(
+            f"the spool is {spool}, and nothing can be written there ({error.strerror or error}): give spool= a folder "
+            "on a disk of this machine, with room, that this user may write to"
+        ) from error
 
 
 class StreamFolder:
@@ -34,14 +48,15 @@ class StreamFolder:
         """Makes a new one.
 
         Raises:
-            OSError: it cannot be made.
+            SpoolError: it cannot be made.
         """
-        spool.mkdir(mode=0o700, parents=True, exist_ok=True)
         path, new = spool / key.folder, spool / f".new-{key.folder}"
-        new.mkdir(mode=0o700)
-        lock = _lock(new)
-        assert lock is not None, "a folder that nobody looks for was locked"
-        new.rename(path)  # whoever finds it by its name finds it locked
+        with making(spool):
+            spool.mkdir(mode=0o700, parents=True, exist_ok=True)
+            new.mkdir(mode=0o700)
+            lock = _lock(new)
+            assert lock is not None, "a folder that nobody looks for was locked"
+            new.rename(path)  # whoever finds it by its name finds it locked
         return cls(key, path, lock)
 
     @classmethod
