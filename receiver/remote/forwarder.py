@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import threading
+import time
 from collections.abc import Mapping
 
 from receiver.log import logger
-from receiver.remote.left_spool import LeftSpool
+from receiver.remote.left_sender import LeftSender
 from receiver.remote.options import Forward
 from receiver.remote.sender import Sender
 from receiver.remote.spool import Spool
@@ -53,11 +53,8 @@ class Forwarder(Recorder):
         super().__init__(self._spool)
         self._spool.on_closed = self._end
         self._sender = Sender(self._spool, self._transport, window_bytes=options.window_bytes)
-        self._lock = threading.Lock()  # protects what follows
-        self._left = left_behind(options.folder, options.run)
-        self._left_sender: Sender | None = None
-        self._ended = False
-        self._send_next_left()
+        left = left_behind(options.folder, options.run)
+        self._left = LeftSender(left, self._transport, window_bytes=options.window_bytes)
 
     @property
     def unsent_bytes(self) -> int:
@@ -74,40 +71,14 @@ class Forwarder(Recorder):
         self.flush()
         return self._sender.drain(timeout_sec)
 
-    def _send_next_left(self) -> None:
-        with self._lock:
-            if self._ended or not self._left:
-                self._left_sender = None
-                return
-            folder = self._left.pop(0)
-            try:
-                source = LeftSpool(folder)
-            except OSError as error:
-                logger.warning("%s cannot be read: %s", folder.path, error)
-                folder.release()
-                return
-            logger.info("forwarding what the process of %s left behind", folder.key)
-
-            def end() -> None:
-                source.end()
-                self._send_next_left()
-
-            window = self.options.window_bytes
-            self._left_sender = Sender(source, self._transport, window_bytes=window, ends=True, on_end=end)
-
     def _end(self) -> None:
         # The spool is closed: nothing more comes.
+        deadline = time.monotonic() + self.options.drain_sec
         sent = self._sender.drain(self.options.drain_sec)
-        with self._lock:
-            self._ended = True
-            left, others = self._left_sender, self._left
-            self._left = []
         self._sender.stop()
-        if left is not None:
-            left.drain(self.options.drain_sec if sent else 0.0)
-            left.stop()
-        for folder in others:
-            folder.release()
+        if sent:
+            self._left.drain(deadline - time.monotonic())
+        self._left.stop()
         self._transport.close()
         self._spool.stop_reading()
         own = self._spool.folder

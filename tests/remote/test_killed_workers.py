@@ -86,3 +86,26 @@ def test_what_another_run_left_is_left_alone(tmp_path: Path) -> None:
         collector.stop()
     found, _ = stored(collector.log, "second")
     assert [len(seqs) for seqs in found.values()] == [6]
+
+
+def test_a_process_that_ends_at_once_sends_all_that_others_left(tmp_path: Path) -> None:
+    spool = tmp_path / "spool"
+    with CollectorProcess(tmp_path, "--quiet") as collector:
+        collector.kill()
+        left = [forwarder(collector.address, spool, drain_sec=0) for _ in range(8)]
+        for count, recorder in enumerate(left):
+            Emitter(recorder).losses(100 + count)
+        for recorder in left:
+            recorder.close()
+        (damaged, *_) = spool.iterdir()
+        (damaged / "000001.hcblog").unlink()
+        (damaged / "000001.hcblog").symlink_to("nowhere")
+        collector.start()
+        with forwarder(collector.address, spool, drain_sec=60):
+            pass
+        assert list(spool.iterdir()) == [damaged]
+        collector.stop()
+    found, lost = stored(collector.log)
+    assert len(found) == 7
+    assert all(seqs == list(range(len(seqs))) for seqs in found.values())
+    assert not lost
