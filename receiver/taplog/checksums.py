@@ -13,6 +13,9 @@ from receiver.dtypes import Array
 
 PAGE_BYTES = 4096
 
+HOLDING_BYTES = 1 << 20
+"""For so much it does not pay to let go of the interpreter lock."""
+
 
 def crc32(data: Any) -> int:
     """The checksum of everything in a segment: that of zlib."""
@@ -28,14 +31,15 @@ def page_checksums(data: Any) -> Array:
     """The checksum of each page of `data`, bytes or the like; uint32."""
     pages = np.frombuffer(data, np.uint8) if len(data) else np.empty(0, np.uint8)
     found = np.empty(page_count(pages.size), "<u4")
-    native = _native()
+    native = _native(pages.size <= HOLDING_BYTES)
     if native is None or not native(pages.ctypes.data, pages.size, PAGE_BYTES, found.ctypes.data):
         found[:] = [crc32(pages[start : start + PAGE_BYTES]) for start in range(0, pages.size, PAGE_BYTES)]
     return found
 
 
 @functools.cache
-def _native() -> Any:
+def _native(holding_lock: bool) -> Any:
     if not native_library.available():
         return None
-    return native_library.load_holding_lock().hcb_page_checksums  # 20 us for 256 KiB
+    library = native_library.load_holding_lock() if holding_lock else native_library.load()
+    return library.hcb_page_checksums

@@ -21,6 +21,7 @@ LENGTHS = [
     PAGE_BYTES + 1,
     3 * PAGE_BYTES + 64,
     40 * PAGE_BYTES + 7,
+    checksums.HOLDING_BYTES + 5,
 ]
 
 
