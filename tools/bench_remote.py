@@ -42,7 +42,7 @@ TAP = Described(
 
 def _block(message_bytes: int, nbytes: int) -> Block:
     frame = encode_frame([np.zeros(message_bytes // 4, np.float32)], consumer_id=TAP.consumer_id)
-    count = max(1, nbytes // len(frame))
+    count = -(-nbytes // len(frame))
     return Block(np.frombuffer(bytearray(frame * count), np.uint8), np.arange(count) * len(frame))
 
 
@@ -89,7 +89,7 @@ def _fill(log: Spool, message_bytes: int, total_bytes: int) -> int:
     block = _block(message_bytes, FLUSH_BYTES)
     log.describe(TAP)
     for _ in range(0, total_bytes, block.data.size):
-        log.append("cpu:0", block, at_once=True)
+        log.append("cpu:0", block)
     return total_bytes // block.data.size * len(block)
 
 

@@ -84,6 +84,7 @@ def run(arguments: argparse.Namespace) -> int:
     from receiver.remote.collector import Collector
     from receiver.remote.delivery import Delivery
     from receiver.remote.limits import Limits
+    from receiver.remote.memory import keep_freed_memory
     from receiver.remote.nats_serve import wait_for_end
     from receiver.remote.serve import serve
     from receiver.remote.store import Store
@@ -115,6 +116,7 @@ def run(arguments: argparse.Namespace) -> int:
     bind, sinks = _consumers(arguments.consumers)
     _log_to_stderr()
     make_safe()
+    keep_freed_memory()
     with contextlib.ExitStack() as stack:
         if arguments.metrics is not None:
             sinks = [*sinks, metrics(stack.enter_context(JsonlWriter(arguments.metrics)))]

@@ -34,6 +34,9 @@ SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
 ACK_SEC = 0.002
 """What is stored in that time is acknowledged together."""
 
+LONG_BYTES = 256 << 10
+"""So many take longer to be written than a thread to be woken."""
+
 Grown = Callable[[StreamKey, Position], None]
 """Called when more of a stream is stored; on the collector's thread, which must not wait."""
 
@@ -152,9 +155,13 @@ class Collector:
             stream = self.store.open(key)
             await context.write(protocol.encode_position(stream.stored))
             logger.info("%s comes from %s, from %s on", key, context.peer(), tuple(stream.stored))
+            decoder = protocol.PieceDecoder()
             async with _acknowledged(stream, context) as came:
                 async for request in requests:
-                    position, data = protocol.decode_piece(request)
+                    piece = decoder.take(request)
+                    if piece is None:
+                        continue
+                    position, data = piece
                     if fenced.done():
                         return
                     if await self._append(stream, position, data):
@@ -174,7 +181,7 @@ class Collector:
             ) from error
 
     async def _append(self, stream: StoredStream, position: Position, data: Any) -> bool:
-        if self._fsync:  # the others go on meanwhile
+        if self._fsync or len(data) >= LONG_BYTES:  # the others go on meanwhile
             return await asyncio.to_thread(stream.append, position, data)
         return stream.append(position, data)
 

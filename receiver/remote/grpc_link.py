@@ -122,6 +122,7 @@ class GrpcLink:
         self._on_ack = on_ack
         self._requests: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._requests.put(protocol.encode_hello(key))
+        self._sent: Position | None = None
         self._error: LinkError | None = None
         self._opened = threading.Event()
         self.stored = Position(0, 0)
@@ -136,7 +137,11 @@ class GrpcLink:
     def send(self, piece: Piece) -> None:
         """Sends one piece."""
         self.check()
-        self._requests.put(protocol.encode_piece(piece))
+        if piece.position != self._sent:
+            self._requests.put(protocol.encode_place(piece.position))
+        for message in protocol.encode_bytes(piece.data):
+            self._requests.put(message)
+        self._sent = piece.end
 
     def check(self) -> None:
         """Raises LinkError if the link is broken."""

@@ -21,8 +21,10 @@ MAX_HELLO_BYTES = 4096
 _FOLDER_BYTES = 112
 """The name of a stream has at most 92."""
 
-_PIECE = struct.Struct("<QQ")
-"""segment, offset; the bytes follow."""
+_POSITION = struct.Struct("<QQ")
+"""segment, offset."""
+
+POSITION_BYTES = _POSITION.size
 
 
 def encode_map(**fields: Any) -> bytes:
@@ -84,14 +86,58 @@ def decode_position(data: bytes) -> Position:
         raise BadStreamError(f"{len(data)} bytes are no position in a stream") from error
 
 
-def encode_piece(piece: Piece) -> bytes:
-    """Some bytes of a segment."""
-    return _PIECE.pack(*piece.position) + piece.data
+def encode_place(position: Position) -> bytes:
+    """Where the bytes of the next message belong."""
+    return _POSITION.pack(*position)
+
+
+def decode_place(data: bytes) -> Position:
+    """Reverses `encode_place`.
+
+    Raises:
+        BadStreamError: it is none.
+    """
+    segment, offset = _POSITION.unpack(data)
+    if not 1 <= segment <= MAX_SEGMENT or offset > MAX_OFFSET:
+        raise BadStreamError(f"a piece begins at {segment}, {offset}: no position in a stream")
+    return Position(segment, offset)
+
+
+def encode_bytes(data: bytes) -> tuple[bytes, ...]:
+    """The messages that bring bytes of a segment: they are sent as they are, but for as many as a place has."""
+    return (data,) if len(data) != POSITION_BYTES else (data[:8], data[8:])
+
+
+class PieceDecoder:
+    """Takes the messages of one stream: places, and bytes, which belong behind those before them."""
+
+    def __init__(self) -> None:
+        """Nothing has come."""
+        self._at: Position | None = None
+
+    def take(self, message: bytes) -> tuple[Position, bytes] | None:
+        """Where the bytes of a message belong, and these; None for a message that brings none.
+
+        Raises:
+            BadStreamError: it is no such message.
+        """
+        if len(message) == POSITION_BYTES:
+            self._at = decode_place(message)
+            return None
+        if not 1 <= len(message) <= PIECE_BYTES:
+            raise BadStreamError(f"a piece has {len(message)} bytes, expected 1 byte to 1 MiB")
+        at = self._at
+        if at is None:
+            raise BadStreamError("a piece came before the position where it belongs")
+        self._at = Position(at.segment, at.offset + len(message))
+        return at, message
 
 
 def encode_followed(key: StreamKey, piece: Piece) -> bytes:
     """Some bytes of a segment, and whose it is, for those who follow."""
-    return key.folder.encode().ljust(_FOLDER_BYTES, b"\0") + encode_piece(piece)
+    return b"".join(
+        (key.folder.encode().ljust(_FOLDER_BYTES, b"\0"), encode_place(piece.position), piece.data)
+    )
 
 
 def decode_followed(data: bytes) -> tuple[StreamKey, Position, memoryview]:
@@ -104,18 +150,7 @@ def decode_followed(data: bytes) -> tuple[StreamKey, Position, memoryview]:
     key = StreamKey.of_folder(folder)
     if key is None:
         raise BadStreamError(f"{folder[:80]!r} names no stream")
-    return key, *decode_piece(data[_FOLDER_BYTES:])
-
-
-def decode_piece(data: bytes) -> tuple[Position, memoryview]:
-    """Reverses `encode_piece`; the bytes are not copied.
-
-    Raises:
-        BadStreamError: it is none.
-    """
-    if not _PIECE.size < len(data) <= _PIECE.size + PIECE_BYTES:
-        raise BadStreamError(f"a piece has {len(data)} bytes, expected {_PIECE.size + 1} to 1 MiB more")
-    segment, offset = _PIECE.unpack_from(data)
-    if not 1 <= segment <= MAX_SEGMENT or offset > MAX_OFFSET:
-        raise BadStreamError(f"a piece begins at {segment}, {offset}: no position in a stream")
-    return Position(segment, offset), memoryview(data)[_PIECE.size :]
+    start = _FOLDER_BYTES + POSITION_BYTES
+    if not start < len(data) <= start + PIECE_BYTES:
+        raise BadStreamError(f"a piece has {len(data) - start} bytes, expected 1 byte to 1 MiB")
+    return key, decode_place(data[_FOLDER_BYTES:start]), memoryview(data)[start:]

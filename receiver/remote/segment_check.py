@@ -82,10 +82,11 @@ class SegmentCheck:
                 raise BadStreamError(
                     f"segment {self._number} has no chunk at {self._part_at}, where one must be"
                 )
-            stored = int(header["stored_bytes"])
-            if stored > MAX_CHUNK_BYTES:
-                raise BadStreamError(f"segment {self._number} has a chunk of {stored} bytes: too long")
-            self._go_on(self._part_at + layout.chunk_bytes(stored))
+            if header.stored_bytes > MAX_CHUNK_BYTES:
+                raise BadStreamError(
+                    f"segment {self._number} has a chunk of {header.stored_bytes} bytes: too long"
+                )
+            self._go_on(self._part_at + layout.chunk_bytes(header.stored_bytes))
 
     def _look_at_beginning(self) -> None:
         name = f"segment {self._number}"

@@ -26,7 +26,7 @@ from receiver.taplog.pending import Pending
 from receiver.taplog.segment_writer import SegmentWriter
 from receiver.wire import Flags
 
-FLUSH_BYTES = 128 << 10
+FLUSH_BYTES = 256 << 10
 FLUSH_SEC = 0.02
 SEGMENT_BYTES = 16 << 20
 PARTS = 8

@@ -87,7 +87,7 @@ class StoredRuns:
         except (NotATapLogError, OSError):
             return  # its beginning is not there yet, or was deleted
         # Descriptions that come before where to go on are read again.
-        is_known = reader is self._reader
+        is_known, known = reader is self._reader, 0
         self._reader, self._number = reader, number
         for item in reader.chunks(offset if is_known else 0):
             end = item.offset + item.nbytes if isinstance(item, Damage) else item.end
@@ -96,8 +96,10 @@ class StoredRuns:
             torn = item.torn if isinstance(item, Damage) else item.is_torn
             if torn and number == stored.segment:
                 break
-            for consumer_id, (_, described) in reader.consumers.items():
-                self._described.setdefault(consumer_id, described)
+            if len(reader.consumers) != known:
+                known = len(reader.consumers)
+                for consumer_id, (_, described) in reader.consumers.items():
+                    self._described.setdefault(consumer_id, described)
             for record in self._records(reader, item):
                 yield record, 0
             self.position = Position(number, end)

@@ -64,7 +64,7 @@ class StoredStream:
         if position.segment == known.segment:
             if position.offset > known.offset:
                 raise GapError(f"{self.key} goes on at {tuple(position)}, and is stored up to {tuple(known)}")
-            data = data[known.offset - position.offset :]
+            data = memoryview(data)[known.offset - position.offset :]
             if not data:
                 return False
         elif position.offset:

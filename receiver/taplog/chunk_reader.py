@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -14,7 +13,7 @@ from receiver.taplog.block import Block
 from receiver.taplog.checksums import PAGE_BYTES, page_checksums, page_count
 from receiver.taplog.compression import decompress
 from receiver.taplog.errors import Damage
-from receiver.taplog.layout import CHUNK_HEADER_BYTES, Codec, Kind
+from receiver.taplog.layout import CHUNK_HEADER_BYTES, ChunkHeader, Codec, Kind
 from receiver.wire import HEADER, MAGIC, VERSION
 
 Array = np.ndarray[Any, Any]
@@ -26,6 +25,9 @@ _LOOK = struct.Struct("<II36xIQQ")
 _RING_ONLY = 1 << 2 | 1 << 3 | 1 << 30 | 1 << 31
 
 
+_KINDS: dict[int, Kind] = {int(kind): kind for kind in Kind}
+
+
 class File(Protocol):
     """Where a chunk is."""
 
@@ -35,26 +37,10 @@ class File(Protocol):
         """Bytes of the file; fewer at its end."""
 
 
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """One chunk's header, see docs/tap-log.md.
+class Chunk(NamedTuple):
+    """One chunk: its header, see `layout.ChunkHeader`, and what the file has of it.
 
     Attributes:
-        kind: what it holds.
-        codec: how it is stored.
-        stream: of which device; -1 for none.
-        offset: of the header in the file.
-        stored_bytes: how long it is in the file.
-        raw_bytes: how long it is uncompressed.
-        messages: how many it holds or is about.
-        first_seq: sequence number of the first one.
-        last_seq: of the last one.
-        min_time_ns: when the earliest was emitted.
-        max_time_ns: when the latest was.
-        step_before: the step in force before the first message, or `NO_STEP`.
-        min_step: the smallest step.
-        max_step: the largest step.
-        consumers: bit n: it holds messages of a consumer whose number is n modulo 64.
         is_torn: whether the file ends before it does.
     """
 
@@ -76,13 +62,10 @@ class Chunk:
     is_torn: bool
 
     @classmethod
-    def of(cls, header: Any, file_bytes: int) -> Chunk:
-        """From a record of `layout.CHUNK`, in a file that is so long."""
-        fields = {name: int(header[name]) for name in cls.__slots__ if name != "is_torn"}
-        kind = fields["kind"]
-        end = fields["offset"] + layout.chunk_bytes(fields["stored_bytes"])
-        known = kind in Kind.__members__.values()
-        return cls(**{**fields, "kind": Kind(kind) if known else kind}, is_torn=end > file_bytes)
+    def of(cls, header: ChunkHeader, file_bytes: int) -> Chunk:
+        """From a header in a file that is so long."""
+        end = header.offset + layout.chunk_bytes(header.stored_bytes)
+        return cls(_KINDS.get(header.kind, header.kind), *header[1:], is_torn=end > file_bytes)
 
     @property
     def end(self) -> int:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import enum
 import struct
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgpack
-import numpy as np
 
 from receiver import wire
 from receiver.taplog.checksums import crc32, page_count
@@ -30,8 +29,6 @@ _TRAILER = struct.Struct("<8sQQ36xI")
 HEADER_BYTES = _FILE_HEADER.size
 TRAILER_BYTES = _TRAILER.size
 MAX_INFO_BYTES = 1 << 20
-
-Array = np.ndarray[Any, Any]
 
 
 class Kind(enum.IntEnum):
@@ -56,39 +53,50 @@ class Codec(enum.IntEnum):
     ZSTD = 1
 
 
-CHUNK = np.dtype(
-    [
-        ("magic", "S4"),
-        ("kind", "u1"),
-        ("codec", "u1"),
-        ("reserved", "<u2"),
-        ("stream", "<i4"),
-        ("reserved2", "<u4"),
-        ("offset", "<u8"),
-        ("stored_bytes", "<u8"),
-        ("raw_bytes", "<u8"),
-        ("messages", "<u8"),
-        ("first_seq", "<u8"),
-        ("last_seq", "<u8"),
-        ("min_time_ns", "<i8"),
-        ("max_time_ns", "<i8"),
-        ("step_before", "<i8"),
-        ("min_step", "<i8"),
-        ("max_step", "<i8"),
-        ("consumers", "<u8"),
-        ("reserved3", "<u8", (1,)),
-        ("reserved4", "<u4"),
-        ("crc", "<u4"),
-    ]
-)
-"""One chunk header of 128 bytes. `stream` is -1 and numbers are 0 where they mean nothing for the kind."""
+class ChunkHeader(NamedTuple):
+    """The header of a chunk, see docs/tap-log.md.
 
-CHUNK_HEADER_BYTES = CHUNK.itemsize
+    Attributes:
+        kind: what it holds.
+        codec: how it is stored.
+        stream: of which device; -1 for none.
+        offset: of the header in the file.
+        stored_bytes: how long it is in the file.
+        raw_bytes: how long it is uncompressed.
+        messages: how many it holds or is about.
+        first_seq: sequence number of the first one.
+        last_seq: of the last one.
+        min_time_ns: when the earliest was emitted.
+        max_time_ns: when the latest was.
+        step_before: the step in force before the first message, or `NO_STEP`.
+        min_step: the smallest step.
+        max_step: the largest step.
+        consumers: bit n: it holds messages of a consumer whose number is n modulo 64.
+    """
+
+    kind: int
+    codec: int
+    stream: int
+    offset: int
+    stored_bytes: int
+    raw_bytes: int
+    messages: int = 0
+    first_seq: int = 0
+    last_seq: int = 0
+    min_time_ns: int = 0
+    max_time_ns: int = 0
+    step_before: int = NO_STEP
+    min_step: int = NO_STEP
+    max_step: int = NO_STEP
+    consumers: int = 0
+
 
 _CHUNK_HEADER = struct.Struct("<4sBB2xi4xQQQQQQqqqqqQ12x")
-"""The same, but for the checksum behind it."""
+"""magic, the fields of `ChunkHeader`; a crc32 of these bytes follows."""
 
 _CRC = struct.Struct("<I")
+
+CHUNK_HEADER_BYTES = _CHUNK_HEADER.size + _CRC.size
 
 
 def align(nbytes: int) -> int:
@@ -176,40 +184,29 @@ def decode_info(data: bytes, info_bytes: int, crc: int, name: str) -> dict[str, 
     return info
 
 
-def encode_chunk_header(
-    kind: Kind,
-    codec: Codec,
-    offset: int,
-    stored_bytes: int,
-    raw_bytes: int,
-    *,
-    stream: int = -1,
-    messages: int = 0,
-    first_seq: int = 0,
-    last_seq: int = 0,
-    min_time_ns: int = 0,
-    max_time_ns: int = 0,
-    step_before: int = NO_STEP,
-    min_step: int = NO_STEP,
-    max_step: int = NO_STEP,
-    consumers: int = 0,
-) -> bytes:
-    """One chunk header; the fields are those of `CHUNK`."""
-    head = _CHUNK_HEADER.pack(
-        CHUNK_MAGIC, kind, codec, stream, offset, stored_bytes, raw_bytes, messages, first_seq, last_seq,
-        min_time_ns, max_time_ns, step_before, min_step, max_step, consumers,
-    )  # fmt: skip
+def encode_chunk_header(header: ChunkHeader) -> bytes:
+    """Its 128 bytes."""
+    head = _CHUNK_HEADER.pack(CHUNK_MAGIC, *header)
     return head + _CRC.pack(crc32(head))
 
 
-def decode_chunk_header(data: bytes, offset: int) -> Any:
-    """The header at `offset` of a file, or None if `data` is none. A record of `CHUNK`."""
+def decode_chunk_header(data: bytes, offset: int) -> ChunkHeader | None:
+    """The header at `offset` of a file, or None if `data` is none."""
     if len(data) < CHUNK_HEADER_BYTES or data[:4] != CHUNK_MAGIC:
         return None
-    header = np.frombuffer(data, CHUNK, 1)[0]
-    if int(header["crc"]) != crc32(data[: CHUNK_HEADER_BYTES - 4]) or int(header["offset"]) != offset:
+    head = data[: _CHUNK_HEADER.size]
+    if _CRC.unpack_from(data, len(head))[0] != crc32(head):
         return None
-    return header
+    header = ChunkHeader._make(_CHUNK_HEADER.unpack(head)[1:])
+    return header if header.offset == offset else None
+
+
+def decode_index(data: bytes) -> list[ChunkHeader]:
+    """The headers in the bytes of an index."""
+    return [
+        ChunkHeader._make(_CHUNK_HEADER.unpack_from(data, start)[1:])
+        for start in range(0, len(data), CHUNK_HEADER_BYTES)
+    ]
 
 
 def encode_trailer(index_offset: int, file_bytes: int) -> bytes:

@@ -15,7 +15,7 @@ from receiver.described import Described
 from receiver.taplog import layout
 from receiver.taplog.chunk_reader import Chunk, read_whole
 from receiver.taplog.errors import Damage, Lost, NotATapLogError
-from receiver.taplog.layout import CHUNK_HEADER_BYTES, HEADER_BYTES, TRAILER_BYTES, Kind
+from receiver.taplog.layout import CHUNK_HEADER_BYTES, HEADER_BYTES, TRAILER_BYTES, ChunkHeader, Kind
 
 SCAN_BYTES = 1 << 20
 """How much is looked through at a time for the next chunk behind a damaged stretch."""
@@ -141,19 +141,19 @@ class SegmentReader:
             return None
         return layout.decode_trailer(self.read_at(nbytes - TRAILER_BYTES, TRAILER_BYTES), nbytes)
 
-    def _read_index(self) -> list[Any] | None:
+    def _read_index(self) -> list[ChunkHeader] | None:
         offset = self._index_offset()
         if offset is None:
             return None
         header = layout.decode_chunk_header(self.read_at(offset, CHUNK_HEADER_BYTES), offset)
-        if header is None or header["kind"] != Kind.INDEX:
+        if header is None or header.kind != Kind.INDEX:
             return None
         data = read_whole(self, Chunk.of(header, self.nbytes))
         if isinstance(data, Damage) or len(data) % CHUNK_HEADER_BYTES:
             return None
-        return list(np.frombuffer(data, layout.CHUNK))
+        return layout.decode_index(data)
 
-    def _listed(self, headers: Sequence[Any]) -> Iterator[Chunk | Damage]:
+    def _listed(self, headers: Sequence[ChunkHeader]) -> Iterator[Chunk | Damage]:
         nbytes = self.nbytes
         for header in headers:
             yield Chunk.of(header, nbytes)

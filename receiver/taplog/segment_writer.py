@@ -22,7 +22,7 @@ from receiver.taplog.block import Block
 from receiver.taplog.checksums import page_checksums
 from receiver.taplog.compression import Compressor
 from receiver.taplog.errors import Lost
-from receiver.taplog.layout import NO_STEP, Codec, Kind
+from receiver.taplog.layout import NO_STEP, ChunkHeader, Codec, Kind
 
 Array = np.ndarray[Any, Any]
 
@@ -257,7 +257,10 @@ class SegmentWriter:
             codec, data = Codec.ZSTD, self._compressor(data)
         stored_bytes = memoryview(data).nbytes
         table = page_checksums(data).tobytes()
-        header = layout.encode_chunk_header(kind, codec, offset, stored_bytes, raw_bytes, **fields)
+        stream = fields.pop("stream", -1)
+        header = layout.encode_chunk_header(
+            ChunkHeader(kind, codec, stream, offset, stored_bytes, raw_bytes, **fields)
+        )
         parts = [header, table, layout.padding(len(table)), data, layout.padding(stored_bytes)]
         return header, parts
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import threading
 from collections.abc import Iterator
@@ -40,6 +41,11 @@ def send(address: str, *messages: bytes, token: str = "") -> tuple[list[bytes], 
         except grpc.RpcError as error:
             return found, error
     return found, None
+
+
+def messages(piece: Piece) -> tuple[bytes, ...]:
+    """A piece as a client sends it that says of each one where it belongs."""
+    return protocol.encode_place(piece.position), *protocol.encode_bytes(piece.data)
 
 
 def segment_bytes(folder: Path) -> tuple[StreamKey, bytes]:
@@ -89,12 +95,31 @@ def test_who_does_not_say_a_good_hello_is_sent_away(collector: CollectorProcess,
 def test_pieces_that_are_none_are_refused(
     collector: CollectorProcess, position: Position, data: bytes, code: Any
 ) -> None:
-    found, error = send(
-        collector.address, hello(epoch="a" * 16), protocol.encode_piece(Piece(position, data))
-    )
+    found, error = send(collector.address, hello(epoch="a" * 16), *messages(Piece(position, data)))
     assert len(found) == 1  # what is stored of it
     assert error.code() is code
     assert wait_for(lambda: [line for line in collector.errors if "a" * 16 in line], "a line about it")
+
+
+def test_bytes_without_a_place_are_refused(collector: CollectorProcess) -> None:
+    _, error = send(collector.address, hello(epoch="d" * 16), b"x" * 64)
+    assert error.code() is Code.INVALID_ARGUMENT
+    assert "before the position" in error.details()
+
+
+@pytest.mark.parametrize("cut", [1, 8, 16, 17, 64])
+def test_pieces_of_any_length_go_on_where_the_ones_before_end(
+    collector: CollectorProcess, tmp_path: Path, cut: int
+) -> None:
+    key, data = segment_bytes(tmp_path)
+    parts = [data[at : at + cut] for at in range(0, 20 * cut, cut)]  # a place has 16 bytes, too
+    sent = (message for part in [*parts, data[20 * cut :]] for message in protocol.encode_bytes(part))
+    found, error = send(
+        collector.address, protocol.encode_hello(key), protocol.encode_place(Position(1, 0)), *sent
+    )
+    assert error is None
+    assert protocol.decode_position(found[-1]) == Position(1, len(data))
+    assert (collector.log / "run" / key.segment_name(1)).read_bytes() == data
 
 
 def test_a_message_that_is_too_long_is_refused(collector: CollectorProcess) -> None:
@@ -107,19 +132,17 @@ def test_a_segment_of_another_stream_or_a_changed_one_is_refused(
 ) -> None:
     key, data = segment_bytes(tmp_path)
     other = hello(run=key.run, epoch="c" * 16)
-    _, error = send(collector.address, other, protocol.encode_piece(Piece(Position(1, 0), data)))
+    _, error = send(collector.address, other, *messages(Piece(Position(1, 0), data)))
     assert error.code() is Code.INVALID_ARGUMENT
     assert "says that it is" in error.details()
-    _, error = send(
-        collector.address, protocol.encode_hello(key), protocol.encode_piece(Piece(Position(2, 0), data))
-    )
+    _, error = send(collector.address, protocol.encode_hello(key), *messages(Piece(Position(2, 0), data)))
     assert error.code() is Code.INVALID_ARGUMENT
     headers = [found.start() for found in re.finditer(rb"\xb6HLC", data)]
     for at in (9, 30, headers[0] + 20, headers[1] + 100):  # in the beginning, and in the headers of chunks
         changed = bytearray(data)
         changed[at] ^= 1
-        piece = protocol.encode_piece(Piece(Position(3, 0), bytes(changed)))
-        _, error = send(collector.address, protocol.encode_hello(key), piece)
+        piece = Piece(Position(3, 0), bytes(changed))
+        _, error = send(collector.address, protocol.encode_hello(key), *messages(piece))
         assert error.code() is Code.INVALID_ARGUMENT, at
 
 
@@ -130,12 +153,14 @@ def test_what_is_sent_again_is_stored_once_and_what_is_left_out_is_noticed(
     half = len(data) // 2
     pieces = [Piece(Position(1, 0), data[:half]), Piece(Position(1, half), data[half:])]
     again = [pieces[0], pieces[0], pieces[1], pieces[0], Piece(Position(1, half - 10), data[half - 10 :])]
-    found, error = send(collector.address, protocol.encode_hello(key), *map(protocol.encode_piece, again))
+    found, error = send(
+        collector.address, protocol.encode_hello(key), *itertools.chain(*map(messages, again))
+    )
     assert error is None
     assert protocol.decode_position(found[-1]) == Position(1, len(data))
     assert (collector.log / "run" / key.segment_name(1)).read_bytes() == data
-    gap = protocol.encode_piece(Piece(Position(1, len(data) + 64), b"x" * 64))
-    _, error = send(collector.address, protocol.encode_hello(key), gap)
+    gap = Piece(Position(1, len(data) + 64), b"x" * 64)
+    _, error = send(collector.address, protocol.encode_hello(key), *messages(gap))
     assert error.code() is Code.FAILED_PRECONDITION
 
 
