@@ -67,7 +67,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--tls-key", metavar="FILE", help="its key")
     group.add_argument("--tls-ca", metavar="FILE", help="clients need a certificate signed by one of these")
     group.add_argument(
-        "--token-file", metavar="FILE", help="lines of a token, and the runs it is good for (default all)"
+        "--token-file",
+        metavar="FILE",
+        help="lines of a token, +control if it is for `hcb ctl --via`, and the runs it is good for (default all)",
+    )
+    group.add_argument(
+        "--no-control", action="store_true", help="have nobody control the processes by way of the collector"
     )
     group.add_argument(
         "--insecure", action="store_true", help="listen beyond this machine without TLS all the same"
@@ -82,6 +87,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Runs the command."""
     from receiver.remote.access import Access, is_loopback, server_credentials
     from receiver.remote.collector import Collector
+    from receiver.remote.control_service import ControlService
     from receiver.remote.delivery import Delivery
     from receiver.remote.limits import Limits
     from receiver.remote.memory import keep_freed_memory
@@ -141,7 +147,16 @@ def run(arguments: argparse.Namespace) -> int:
                         f"hcb: collecting at {host}:{port} into {arguments.log}", file=sys.stderr, flush=True
                     )
 
-                asyncio.run(serve(collector, arguments.listen, credentials, on_listening=listening))
+                control = ControlService(store.directory, access=access, limits=limits)
+                asyncio.run(
+                    serve(
+                        collector,
+                        arguments.listen,
+                        credentials,
+                        control=None if arguments.no_control else control,
+                        on_listening=listening,
+                    )
+                )
         delivery.close()
     sys.stdout.flush()
     for check in delivery.failed_checks():

@@ -6,6 +6,7 @@ import argparse
 import time
 from typing import Any
 
+from receiver.cli.reaching import add_reaching
 from receiver.cli.text_table import seconds_text, text_table
 from receiver.control.client import ControlClient, processes
 from receiver.control.rules import checked
@@ -17,6 +18,8 @@ examples:
   hcb ctl 4242 'layer*/grad' --every 100    of each message the first, and each 100th after it
   hcb ctl 4242 loss --rate 10 --truncate 8  at most 10 a second, of each array the first 8 elements
   hcb ctl 4242 '*' --reset                  everything is sent again
+  hcb ctl --via host:7070                   the processes of all hosts that forward to a collector
+  hcb ctl --via host:7070 'loss*' --every 10   in all of them, and in those that come later
 """
 
 
@@ -27,9 +30,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "pid",
         nargs="?",
-        type=int,
         metavar="PID",
-        help="the process; without it, all are listed",
+        help="the process; without it, all are listed. Not with --via",
     )
     parser.add_argument("pattern", nargs="?", metavar="PATTERN", help="name or glob of taps; quote it")
     parser.add_argument(
@@ -53,7 +55,23 @@ def configure(parser: argparse.ArgumentParser) -> None:
     switch = parser.add_mutually_exclusive_group()
     switch.add_argument("--disable", dest="enabled", action="store_false", default=None, help="send nothing")
     switch.add_argument("--enable", dest="enabled", action="store_true", default=None, help="send again")
+    group = parser.add_argument_group("or all processes that forward to a collector")
+    group.add_argument("--via", metavar="HOST:PORT", help="the collector; rules are remembered there")
+    add_reaching(group)
+    group.add_argument(
+        "--timeout", type=_seconds, default=5.0, metavar="S", help="wait so long for processes to answer (5)"
+    )
     parser.set_defaults(parser=parser)
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0.1 <= seconds <= 60:
+        raise argparse.ArgumentTypeError(f"{text!r} is no time to wait: expected seconds, 0.1 to 60")
+    return seconds
 
 
 _NOTHING = "none"
@@ -77,12 +95,21 @@ def run(arguments: argparse.Namespace) -> int:
     fields = ("enabled", "every", "rate", "truncate")
     settings = {field: value for field in fields if (value := getattr(arguments, field)) is not None}
     settings = {field: None if value == _NOTHING else value for field, value in settings.items()}
+    if arguments.via is not None and arguments.pattern is not None:
+        arguments.parser.error("--via is about all processes: give a pattern of taps, and no PID")
+    pattern = arguments.pid if arguments.via is not None else arguments.pattern
+    if pattern is None and (settings or arguments.reset):
+        arguments.parser.error("rules are for taps: give their name or a glob, such as '*'")
+    if arguments.via is not None:
+        from receiver.cli.ctl_via import control
+
+        return control(arguments, pattern, settings, reset=arguments.reset)
     if arguments.pid is None:
         _list_processes()
         return 0
-    if arguments.pattern is None and (settings or arguments.reset):
-        arguments.parser.error("rules are for taps: give their name or a glob, such as '*'")
-    with ControlClient(arguments.pid) as client:
+    if not arguments.pid.isdecimal():
+        arguments.parser.error(f"argument PID: {arguments.pid!r} is no process id; `hcb ctl` lists them")
+    with ControlClient(int(arguments.pid)) as client:
         if arguments.pattern is None:
             _list_taps(client.ask("taps"))
             return 0

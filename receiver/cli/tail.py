@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterable
 
 from receiver.cli import CommandError
+from receiver.cli.reaching import add_reaching, reaching
 from receiver.cli.selecting import add_selection, count, selection
 from receiver.cli.showing import Show, report_damage
 from receiver.cli.unmatched import report_unmatched
@@ -25,10 +26,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("log", nargs="*", metavar="LOG", help="a folder with a tap log, or segments of one")
     group = parser.add_argument_group("or what a collector has, and gets")
     group.add_argument("--from", dest="collector", metavar="HOST:PORT", help="follow it live, as with -f")
-    group.add_argument("--run", dest="of_run", metavar="RUN", default="*", help="of this run, or a pattern")
-    group.add_argument("--tls-ca", metavar="FILE", help="check the collector's certificate by these")
-    group.add_argument("--tls-cert", metavar="FILE", help="the certificate that it is to check")
-    group.add_argument("--tls-key", metavar="FILE", help="its key (a token is taken from HOSTCALLBACK_TOKEN)")
+    add_reaching(group)
     parser.add_argument(
         "-n", "--lines", type=count, default=10, metavar="N", help="the last N messages (default 10)"
     )
@@ -62,17 +60,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _follow_collector(arguments: argparse.Namespace, wanted: Selection) -> int:
     from receiver.remote.follower import ANSWER_SEC, RemoteLog
-    from receiver.remote.options import Forward
 
-    try:
-        reached = Forward(
-            arguments.collector,
-            tls_ca=arguments.tls_ca,
-            tls_cert=arguments.tls_cert,
-            tls_key=arguments.tls_key,
-        )
-    except ValueError as error:
-        raise CommandError(str(error)) from error
+    reached = reaching(arguments.collector, arguments)
     show = Show(as_json=arguments.json, full=arguments.full)
     with RemoteLog(reached, arguments.of_run) as log:
         log.wait(ANSWER_SEC)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from receiver.log import logger
 from receiver.remote.left_sender import LeftSender
@@ -11,8 +12,12 @@ from receiver.remote.options import Forward
 from receiver.remote.sender import Sender
 from receiver.remote.spool import Spool
 from receiver.remote.spool_folder import left_behind
+from receiver.remote.stream import StreamKey
 from receiver.remote.transport import Transport
 from receiver.sinks.record import Recorder
+
+if TYPE_CHECKING:
+    from receiver.remote.control_thread import ControlThread
 
 
 class Forwarder(Recorder):
@@ -52,6 +57,7 @@ class Forwarder(Recorder):
             raise
         super().__init__(self._spool)
         self._spool.on_closed = self._end
+        self._control = _control(options, self._transport, self._spool.key)
         self._sender = Sender(self._spool, self._transport, window_bytes=options.window_bytes)
         left = left_behind(options.folder, options.run)
         self._left = LeftSender(left, self._transport, window_bytes=options.window_bytes)
@@ -79,6 +85,8 @@ class Forwarder(Recorder):
         if sent:
             self._left.drain(deadline - time.monotonic())
         self._left.stop()
+        if self._control is not None:
+            self._control.stop()
         self._transport.close()
         self._spool.stop_reading()
         own = self._spool.folder
@@ -90,6 +98,15 @@ class Forwarder(Recorder):
             "%d bytes were not forwarded in time; they stay in %s, and the next process of the run %s sends them",
             self._spool.waiting_bytes, own.path, own.key.run,
         )  # fmt: skip
+
+
+def _control(options: Forward, transport: Transport, key: StreamKey) -> ControlThread | None:
+    if not options.control or options.is_nats:
+        return None
+    from receiver.remote.control_thread import ControlThread
+    from receiver.remote.grpc_link import GrpcTransport
+
+    return ControlThread(transport, key) if isinstance(transport, GrpcTransport) else None
 
 
 def _transport(options: Forward) -> Transport:

@@ -11,6 +11,7 @@ from typing import Any
 import grpc
 
 from receiver.remote import protocol
+from receiver.remote.control_protocol import CONTROL
 from receiver.remote.errors import BadStreamError, LinkError, LinkRefusedError
 from receiver.remote.link_trouble import explained
 from receiver.remote.options import Forward
@@ -73,8 +74,21 @@ def metadata_of(options: Forward) -> tuple[tuple[str, str], ...]:
     return (("authorization", f"Bearer {options.token}"),) if options.token else ()
 
 
+def translated(error: Any, address: str, *, tls: bool) -> LinkError:
+    """What a call to the collector at an address ended with; `tls`: whether that was spoken."""
+    code, details = error.code(), error.details()
+    said = explained(details or "no reason given", address, tls=tls)
+    text = f"{said} ({address}, {code.name})"
+    return LinkRefusedError(text) if code in REFUSALS else LinkError(text)
+
+
 class GrpcTransport:
-    """Streams to one collector. See `receiver.remote.transport.Transport`."""
+    """Streams to one collector. See `receiver.remote.transport.Transport`.
+
+    Attributes:
+        address: of the collector.
+        tls: whether it is reached by TLS.
+    """
 
     def __init__(self, options: Forward) -> None:
         """Connects when the first stream does.
@@ -83,15 +97,21 @@ class GrpcTransport:
             RemoteError: a file is no certificate or key.
             OSError: one cannot be read.
         """
-        self._address = options.address
-        self._tls = options.tls_ca is not None
+        self.address = options.address
+        self.tls = options.tls_ca is not None
         self._metadata = metadata_of(options)
         self._channel = make_channel(options)
         self._forward = self._channel.stream_stream(f"/{protocol.SERVICE}/{protocol.FORWARD}")
 
     def connect(self, key: StreamKey, on_ack: OnAck) -> GrpcLink:
         """Begins to send a stream, or goes on with it."""
-        return GrpcLink(self._forward, self._metadata, self._address, key, on_ack, tls=self._tls)
+        return GrpcLink(self._forward, self._metadata, self.address, key, on_ack, tls=self.tls)
+
+    def serve(self, messages: Iterator[bytes]) -> Any:
+        """Waits for requests of those who control: the call, which gives them, and sends `messages`."""
+        return self._channel.stream_stream(f"/{protocol.SERVICE}/{CONTROL}")(
+            messages, metadata=self._metadata
+        )
 
     def close(self) -> None:
         """Ends everything."""
@@ -164,14 +184,8 @@ class GrpcLink:
         except StopIteration:
             self._error = LinkError(f"the collector at {self._address} ended the stream")
         except grpc.RpcError as error:
-            self._error = self._translated(error)
+            self._error = translated(error, self._address, tls=self._tls)
         except BadStreamError as error:
             self._error = LinkRefusedError(f"there is no collector at {self._address}: {error}")
         finally:
             self._opened.set()
-
-    def _translated(self, error: Any) -> LinkError:
-        code, details = error.code(), error.details()
-        said = explained(details or "no reason given", self._address, tls=self._tls)
-        text = f"{said} ({self._address}, {code.name})"
-        return LinkRefusedError(text) if code in REFUSALS else LinkError(text)

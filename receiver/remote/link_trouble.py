@@ -69,6 +69,14 @@ _KNOWN: tuple[tuple[str, _Says], ...] = (
 """What gRPC's texts have in them, the first that fits counts."""
 
 
+def no_control(address: str) -> str:
+    """Of a collector that knows nothing of live control."""
+    return (
+        f"the collector at {address} has nobody control processes: it was started with --no-control, or is of an older "
+        "version"
+    )
+
+
 def explained(details: str, address: str, *, tls: bool) -> str:
     """What is wrong and what helps, before gRPC's own words; these alone if nothing is known of them.
 

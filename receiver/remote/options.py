@@ -48,6 +48,7 @@ class Forward:
         tls_cert: a file with this client's own certificate, and
         tls_key: its key, for a collector that wants one.
         token: the bearer token.
+        control: whether those whom the collector lets may rule this process's taps by way of it (`hcb ctl --via`).
     """
 
     address: str
@@ -64,6 +65,7 @@ class Forward:
     tls_cert: str | os.PathLike[str] | None = None
     tls_key: str | os.PathLike[str] | None = None
     token: str = ""
+    control: bool = True
 
     def __post_init__(self) -> None:
         """Raises ValueError for what is out of range."""

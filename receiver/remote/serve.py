@@ -10,6 +10,7 @@ from typing import Any
 import grpc.aio
 
 from receiver.remote.collector import SERVER_OPTIONS, Collector
+from receiver.remote.control_service import ControlService
 from receiver.remote.errors import RemoteError
 
 END_SEC = 2.0
@@ -21,6 +22,7 @@ async def serve(
     address: str,
     credentials: Any = None,
     *,
+    control: ControlService | None = None,
     on_listening: Callable[[int], None] = lambda port: None,
 ) -> None:
     """Serves until SIGTERM or SIGINT.
@@ -29,6 +31,7 @@ async def serve(
         collector: the service.
         address: to listen at, `host:port`; port 0 for any.
         credentials: for TLS; None for none.
+        control: hands on what is asked of the processes; None if nothing may be.
         on_listening: called with the port.
 
     Raises:
@@ -36,6 +39,8 @@ async def serve(
     """
     server = grpc.aio.server(options=SERVER_OPTIONS)
     server.add_generic_rpc_handlers((collector.handlers(),))
+    if control is not None:
+        server.add_generic_rpc_handlers((control.handlers(),))
     try:
         if credentials is None:
             port = server.add_insecure_port(address)

@@ -1,6 +1,6 @@
 """A process for others to control: runs taps until its standard input ends, and says what arrived.
 
-python controlled_program.py [PACE_SEC]
+python controlled_program.py [PACE_SEC [COLLECTOR SPOOL [CA]]]
 """
 
 from __future__ import annotations
@@ -39,6 +39,18 @@ def program(x: Any) -> Any:
 def main() -> None:
     """Runs the program again and again; a line on standard input is answered by what has arrived so far."""
     pace = float(sys.argv[1]) if len(sys.argv) > 1 else 0.002
+    if len(sys.argv) > 2:
+        forward = hcb.Forward(
+            sys.argv[2], spool=sys.argv[3], tls_ca=sys.argv[4] if len(sys.argv) > 4 else None
+        )
+        with hcb.outfeed_receiver(forward=forward):
+            go_on(pace)
+    else:
+        go_on(pace)
+
+
+def go_on(pace: float) -> None:
+    """Until the standard input ends."""
     ended = threading.Event()
 
     def listen() -> None:

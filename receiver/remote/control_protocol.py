@@ -1,0 +1,197 @@
+"""What processes, a collector and those who control say to each other, as bytes. Specified in docs/forwarding.md.
+
+Requests and answers are the lines of `receiver.control.protocol`, whichever way they go; here is what is around them.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from dataclasses import dataclass
+from typing import Any
+
+import msgpack
+
+from receiver.control.protocol import MAX_REQUEST
+from receiver.remote.errors import BadStreamError
+from receiver.remote.protocol import MAX_HELLO_BYTES, VERSION, decode_map, encode_map
+from receiver.remote.stream import PIECE_BYTES, StreamKey
+from receiver.taplog.plain_value import printable
+
+CONTROL = "Control"
+"""The method by which processes wait for requests."""
+
+ASK = "Ask"
+"""The method of those who control."""
+
+COMMANDS = ("process", "taps", "rules", "figures")
+"""What processes do for somebody elsewhere. The control socket has more."""
+
+MAX_ANSWER = PIECE_BYTES
+MAX_RUNS = 128
+MAX_HOST = 255
+MAX_COMMAND = 300
+MAX_SEC = 60.0
+"""The longest that a collector waits for processes."""
+
+_REQUEST = struct.Struct("<QQ")
+"""session, number; the request follows, or nothing: the session is over."""
+
+_ANSWER = struct.Struct("<Q")
+"""The request's number; the answer follows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Controlled:
+    """A process that a collector can reach. What it says of itself is checked, not believed.
+
+    Attributes:
+        key: of its stream.
+        host: the machine's name.
+        pid: its number there.
+        command: its command line.
+        started: when, in seconds since 1970.
+    """
+
+    key: StreamKey
+    host: str
+    pid: int
+    command: str
+    started: float
+
+    def __str__(self) -> str:
+        """For people."""
+        return f"{self.key.run} p{self.key.process} (process {self.pid} on {self.host})"
+
+    @property
+    def instance(self) -> tuple[str, int, str, int]:
+        """The same for all streams of one process."""
+        return self.key.run, self.key.process, self.host, self.pid
+
+
+def encode_process(key: StreamKey, about: dict[str, Any]) -> bytes:
+    """What a process begins with: its stream, and what it answers to the command `process`."""
+    return encode_map(version=VERSION, **_fields(_controlled(key, about)))
+
+
+def decode_process(data: bytes) -> Controlled:
+    """Reverses `encode_process`.
+
+    Raises:
+        BadStreamError: it is none, or of a newer version.
+    """
+    found = decode_map(data)
+    if found.get("version") != VERSION:
+        raise BadStreamError(
+            f"the client speaks version {str(found.get('version'))[:20]} of the protocol, this collector {VERSION}"
+        )
+    return _process_of(found)
+
+
+def _fields(process: Controlled) -> dict[str, Any]:
+    key = process.key
+    return {
+        "run": key.run, "process": key.process, "epoch": key.epoch, "host": process.host, "pid": process.pid,
+        "command": process.command, "started": process.started,
+    }  # fmt: skip
+
+
+def _process_of(found: dict[str, Any]) -> Controlled:
+    key = StreamKey(found.get("run"), found.get("process"), found.get("epoch"))  # type: ignore[arg-type]
+    return _controlled(key, found)
+
+
+def _controlled(key: StreamKey, found: dict[str, Any]) -> Controlled:
+    host, pid, command, started = (found.get(name) for name in ("host", "pid", "command", "started"))
+    if (
+        not isinstance(host, str)
+        or not isinstance(command, str)
+        or not isinstance(pid, int)
+        or not isinstance(started, int | float)
+        or not 0 <= pid < 1 << 32
+        or not math.isfinite(started)
+    ):
+        raise BadStreamError(
+            "a process says of itself what makes no sense, expected host, pid, command, started"
+        )
+    return Controlled(
+        key, printable(host[:MAX_HOST]), int(pid), printable(command[:MAX_COMMAND]), float(started)
+    )
+
+
+def encode_request(session: int, number: int, line: bytes) -> bytes:
+    """A request to a process, of a session of somebody who controls; without a line that session's end."""
+    return _REQUEST.pack(session, number) + line
+
+
+def decode_request(data: bytes) -> tuple[int, int, bytes]:
+    """Reverses `encode_request`.
+
+    Raises:
+        BadStreamError: it is none.
+    """
+    if not _REQUEST.size <= len(data) <= _REQUEST.size + MAX_REQUEST:
+        raise BadStreamError(f"a request has {len(data)} bytes, expected {_REQUEST.size} to 64 KiB more")
+    return *_REQUEST.unpack_from(data), data[_REQUEST.size :]
+
+
+def encode_answer(number: int, line: bytes) -> bytes:
+    """A process's answer to the request of that number."""
+    return _ANSWER.pack(number) + line
+
+
+def decode_answer(data: bytes) -> tuple[int, bytes]:
+    """Reverses `encode_answer`.
+
+    Raises:
+        BadStreamError: it is none.
+    """
+    if not _ANSWER.size < len(data) <= _ANSWER.size + MAX_ANSWER:
+        raise BadStreamError(f"an answer has {len(data)} bytes, expected {_ANSWER.size + 1} to 1 MiB more")
+    return *_ANSWER.unpack_from(data), data[_ANSWER.size :]
+
+
+def encode_asking(runs: str) -> bytes:
+    """What one who controls begins with: the run, or a pattern of runs."""
+    return encode_map(version=VERSION, run=runs)
+
+
+def decode_asking(data: bytes) -> str:
+    """Reverses `encode_asking`.
+
+    Raises:
+        BadStreamError: it is none, or of a newer version.
+    """
+    found = decode_map(data)
+    runs = found.get("run")
+    if found.get("version") != VERSION or not isinstance(runs, str) or not 0 < len(runs) <= MAX_RUNS:
+        raise BadStreamError(
+            f"expected version {VERSION} and a run, or a pattern of runs, of {MAX_RUNS} characters"
+        )
+    return runs
+
+
+def encode_told(process: Controlled | None, line: bytes | None) -> bytes:
+    """What one who controls is told: a process's answer, None for none in time; and at last the collector's own."""
+    data: bytes = msgpack.packb([None if process is None else _fields(process), line])
+    return data
+
+
+def decode_told(data: bytes) -> tuple[Controlled | None, bytes | None]:
+    """Reverses `encode_told`.
+
+    Raises:
+        BadStreamError: it is none.
+    """
+    try:
+        found = msgpack.unpackb(data) if len(data) <= MAX_ANSWER + MAX_HELLO_BYTES else None
+    except (ValueError, TypeError, RecursionError, msgpack.UnpackException):
+        found = None
+    if not isinstance(found, list) or len(found) != 2 or not isinstance(found[1], bytes | None):
+        raise BadStreamError(f"{len(data)} bytes are no answer of a collector")
+    about, line = found
+    if about is None:
+        return None, line
+    if not isinstance(about, dict):
+        raise BadStreamError(f"{len(data)} bytes are no answer of a collector")
+    return _process_of(about), line
