@@ -92,6 +92,7 @@ def run(arguments: argparse.Namespace) -> int:
     from receiver.remote.limits import Limits
     from receiver.remote.memory import keep_freed_memory
     from receiver.remote.nats_serve import wait_for_end
+    from receiver.remote.open_files import allow_many_files
     from receiver.remote.serve import serve
     from receiver.remote.store import Store
 
@@ -123,6 +124,7 @@ def run(arguments: argparse.Namespace) -> int:
     _log_to_stderr()
     make_safe()
     keep_freed_memory()
+    allow_many_files()
     with contextlib.ExitStack() as stack:
         if arguments.metrics is not None:
             sinks = [*sinks, metrics(stack.enter_context(JsonlWriter(arguments.metrics)))]
