@@ -1,4 +1,4 @@
-"""Many processes in one: `python many_clients_program.py ADDRESS SPOOL FIRST COUNT MESSAGES`. Each is a stream of its own."""
+"""Many processes in one, each a stream: `python many_clients_program.py ADDRESS SPOOL FIRST COUNT MESSAGES`."""
 
 from __future__ import annotations
 
