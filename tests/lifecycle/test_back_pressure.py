@@ -17,7 +17,7 @@ import hostcallback as hcb
 def run(body: str, **env: str) -> subprocess.CompletedProcess[str]:
     """Runs a program with queues of the given sizes, which are fixed once a process has made them."""
     prelude = """
-    import sys, threading, time, logging
+    import os, sys, threading, time, logging
     import jax, jax.numpy as jnp
     from jax import lax
     import hostcallback as hcb
@@ -113,12 +113,18 @@ def test_large_arrays_beyond_the_budget_wait_and_all_arrive() -> None:
 def test_a_stalled_ring_names_the_slow_tap_within_seconds() -> None:
     result = run(
         """
-        logging.basicConfig(level=logging.WARNING)
+        class Opens(logging.StreamHandler):
+            def emit(self, record):
+                super().emit(record)
+                gate.set()
+        logging.basicConfig(level=logging.WARNING, handlers=[Opens()])
         f = scan(3000)
-        threading.Timer(5, gate.set).start()
+        threading.Timer(60, gate.set).start()  # if nothing is said
         f(0)
         hcb.barrier_wait()
         print(len(seen))
+        sys.stdout.flush()
+        os._exit(0)  # not to wait for the timer
         """,
         **SMALL,
     )
