@@ -23,6 +23,7 @@ from jax._src import (
     config as _config,  # bool_flag, int_flag: flags that JAX has no more
     core as _core,  # eval_jaxpr, trace_ctx: not in jax.extend.core
     dispatch as _dispatch,  # runtime_tokens: what a thread's dispatched computations can be waited on by
+    distributed as _distributed,  # global_state.client: what the processes of a program share
     effects as _effects,  # effect types can be registered nowhere else
     ffi as _ffi,  # ffi_batching_rule
     shard_map as _shard_map,  # shard_map_p
@@ -634,6 +635,21 @@ def define_flag(name: str, default: bool | int, about: str, on_set: Callable[[An
     define: Any = _config.bool_flag if isinstance(default, bool) else _config.int_flag
     read: Any = _config.bool_env if isinstance(default, bool) else _config.int_env
     return define(name, read(name.upper(), default), help=about, update_hook=on_set)
+
+
+def shared_value(key: str, value: str, timeout_sec: float) -> str | None:
+    """What the first process of the program to call this gave for `key`; None in a program of one process.
+
+    Raises:
+        jax.errors.JaxRuntimeError: the coordinator of `jax.distributed` cannot be reached.
+    """
+    client: Any = _distributed.global_state.client
+    if client is None:
+        return None
+    with contextlib.suppress(jax.errors.JaxRuntimeError):  # another one was first; or the next call says what is wrong
+        client.key_value_set(key, value)
+    found: str = client.blocking_key_value_get(key, int(timeout_sec * 1000))
+    return found
 
 
 # ---- What may be tapped: references, and tracers whose trace is over -------------------------------------------------

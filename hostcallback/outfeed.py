@@ -15,6 +15,7 @@ import jax
 from hostcallback import inflight, monitoring, transport
 from hostcallback.barrier import wait_for_taps
 from hostcallback.devices import choose_devices
+from hostcallback.job import job, process_index
 from receiver.apart.process import ReceiverProcess
 from receiver.back_pressure import BackPressure, Policy
 from receiver.consumer import Sink
@@ -109,8 +110,7 @@ class OutfeedReceiver:
         if self._flight_recorder is not None:
             runtime.record_flight(self._flight_recorder)
         if self._record is not None and not isinstance(self._record, Recorder):
-            index = jax.process_index() if jax.process_count() > 1 else None
-            self._scope.record_with(record_to(self._record, process_index=index))
+            self._scope.record_with(record_to(self._record, process_index=process_index(), job=job()))
         elif self._record is not None:
             self._scope.record_with(self._record)
         if self._forward is not None:
@@ -181,9 +181,8 @@ class OutfeedReceiver:
         from receiver.remote import termination
         from receiver.remote.forwarder import Forwarder
 
-        index = jax.process_index() if jax.process_count() > 1 else None
         local = {name: place for place, name in enumerate(map(transport.device_name, jax.local_devices()))}
-        forwarder = Forwarder(options, process_index=index, local_devices=local)
+        forwarder = Forwarder(options, process_index=process_index(), local_devices=local, job=job())
         termination.watch.deliver = _deliver_before_the_end
         termination.watch.add(forwarder)
         return forwarder

@@ -33,6 +33,7 @@ class Forwarder(Recorder):
         *,
         process_index: int | None = None,
         local_devices: Mapping[str, int] | None = None,
+        job: str = "",
         transport: Transport | None = None,
     ) -> None:
         """Makes the spool, and begins to send what dead processes of the run left there.
@@ -41,6 +42,7 @@ class Forwarder(Recorder):
             options: how.
             process_index: of this process in a program of several.
             local_devices: by name, the number of each device among this process's own.
+            job: names one life of the program, alike in all its processes; see `receiver.jobs`.
             transport: where to; to the collector at the address in the options by default.
 
         Raises:
@@ -51,7 +53,7 @@ class Forwarder(Recorder):
         self.options = options
         self._transport = transport or _transport(options)
         try:
-            self._spool = Spool(options, process_index=process_index, local_devices=local_devices)
+            self._spool = Spool(options, process_index=process_index, local_devices=local_devices, job=job)
         except BaseException:
             self._transport.close()
             raise

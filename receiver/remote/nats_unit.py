@@ -126,7 +126,7 @@ class Unit:
         batch, part, parts = map(int, fields["batch"])
         return cls(
             StreamKey(run, process, epoch),
-            {name: fields["writer"].get(name) for name in ("host", "pid", "process_index", "local_devices")},
+            _known(fields["writer"]),
             fields["device"], block, steps,
             [(int(seq), int(count)) for seq, count in fields["folded"]],
             {found.consumer_id: found for found in described},
@@ -212,8 +212,14 @@ def _writer(run: Run | LostRun, local_devices: dict[str, int]) -> dict[str, Any]
         "host": found.host,
         "pid": found.pid,
         "process_index": found.process_index,
+        "job": found.job,
         "local_devices": local_devices,
     }
+
+
+def _known(writer: dict[str, Any]) -> dict[str, Any]:
+    found = {name: writer.get(name) for name in ("host", "pid", "process_index", "local_devices")}
+    return {**found, "job": writer.get("job", "")}
 
 
 def _packed(column: Array) -> bytes:

@@ -111,7 +111,7 @@ def check_info(info: dict[str, Any], key: StreamKey, number: int) -> None:
     if found != (key.run, key.process, key.epoch, number):
         raise BadStreamError(f"segment {number} of {key} says that it is {str(found)[:200]}")
     index = info.get("process_index")
-    texts = info.get("host"), info.get("hostcallback")
+    texts = info.get("host"), info.get("hostcallback"), info.get("job", "")
     if (
         (index is not None and index != key.process)
         or not isinstance(info.get("pid"), int)

@@ -63,6 +63,7 @@ class Spool(LogWriter):
         *,
         process_index: int | None = None,
         local_devices: Mapping[str, int] | None = None,
+        job: str = "",
     ) -> None:
         """Makes its folder and the first segment.
 
@@ -70,6 +71,7 @@ class Spool(LogWriter):
             options: how it is kept.
             process_index: of this process in a program of several.
             local_devices: by name, the number of each device among this process's own.
+            job: names one life of the program, alike in all its processes.
 
         Raises:
             SpoolError: the folder is somebody else's, or cannot be written to.
@@ -94,6 +96,7 @@ class Spool(LogWriter):
             process_index=process_index,
             flush_bytes=flush_bytes,
             flush_sec=FLUSH_SEC,
+            job=job,
         )
         try:
             with making(options.folder):
@@ -206,7 +209,7 @@ class Spool(LogWriter):
         }
         path = self.folder.segment(self._number)
         segment = SegmentWriter(
-            path, number=self._number, process_index=self.options.process_index, info=info
+            path, number=self._number, process_index=self.options.process_index, job=self.options.job, info=info
         )
         self._begun = time.monotonic()
         self._kept[self._number] = _Kept(self._number, segment.nbytes)

@@ -205,6 +205,7 @@ def record(
     compress: bool = False,
     fsync: bool = False,
     process_index: int | None = None,
+    job: str = "",
 ) -> Recorder:
     """A recorder that writes to a log in the folder `path`: for `outfeed_receiver(record=...)`, or as a sink.
 
@@ -219,11 +220,12 @@ def record(
         compress: compress messages with zstd (`pip install 'hostcallback[zstd]'`).
         fsync: wait with each write until it is on the disk: the log then outlives a crash of the machine.
         process_index: this process's number in a program of several, for whoever reads the logs.
+        job: names one life of that program, alike in all its processes: readers put its arrays together by it.
 
     Raises:
         OSError: the folder or the first file in it cannot be made.
         TapLogError: `compress` without the package zstandard.
         ValueError: a size or a time is not positive.
     """
-    options = LogOptions(segment_bytes, segment_sec, keep_bytes, compress, fsync, process_index)
+    options = LogOptions(segment_bytes, segment_sec, keep_bytes, compress, fsync, process_index, job=job)
     return Recorder(LogWriter(path, options))

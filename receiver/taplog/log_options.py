@@ -26,6 +26,7 @@ class LogOptions:
         process_index: of this process in a program of several.
         flush_bytes: messages of a device are written when they have so many bytes,
         flush_sec: or when the first of them has come so long ago.
+        job: names what this process is part of, alike in all processes; empty for a program of one.
     """
 
     segment_bytes: int = SEGMENT_BYTES
@@ -36,6 +37,7 @@ class LogOptions:
     process_index: int | None = None
     flush_bytes: int = FLUSH_BYTES
     flush_sec: float = FLUSH_SEC
+    job: str = ""
 
     def __post_init__(self) -> None:
         """Raises ValueError for sizes and times that are not positive."""

@@ -260,8 +260,9 @@ class LogWriter:
         self._number += 1
         path = self.directory / segment_name(time.time_ns(), self._number)
         segment = SegmentWriter(
-            path, number=self._number, process_index=self.options.process_index, compressor=self._compressor
-        )
+            path, number=self._number, process_index=self.options.process_index, job=self.options.job,
+            compressor=self._compressor,
+        )  # fmt: skip
         self._begun = time.monotonic()
         return segment
 

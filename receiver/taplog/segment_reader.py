@@ -29,12 +29,14 @@ class Writer(NamedTuple):
         host: the machine's name.
         pid: its process id there.
         process_index: its number in a program of several processes; None for a program of one.
+        job: names one life of that program, alike in all its processes; empty if that is not known.
     """
 
     process: str
     host: str
     pid: int
     process_index: int | None
+    job: str = ""
 
 
 class SegmentReader:
@@ -224,8 +226,8 @@ class SegmentReader:
 def _writer(info: dict[str, Any], name: str) -> Writer:
     try:
         index = info["process_index"]
-        return Writer(
-            str(info["process"]), str(info["host"]), int(info["pid"]), None if index is None else int(index)
-        )
+        index = None if index is None else int(index)
+        job = str(info.get("job", ""))
+        return Writer(str(info["process"]), str(info["host"]), int(info["pid"]), index, job)
     except (KeyError, TypeError, ValueError) as error:
         raise NotATapLogError(f"{name}: the header of this tap log is damaged: {error!r}") from error

@@ -37,7 +37,7 @@ def _renew_after_fork() -> None:
 os.register_at_fork(after_in_child=_renew_after_fork)
 
 
-def segment_info(number: int, created_ns: int, process_index: int | None) -> dict[str, Any]:
+def segment_info(number: int, created_ns: int, process_index: int | None, job: str = "") -> dict[str, Any]:
     """What a segment says of the process that writes it."""
     try:
         package = version("hostcallback")
@@ -48,6 +48,7 @@ def segment_info(number: int, created_ns: int, process_index: int | None) -> dic
         "pid": os.getpid(),
         "process": _process,
         "process_index": process_index,
+        "job": job,
         "created_ns": created_ns,
         "monotonic_ns": time.monotonic_ns(),
         "segment": number,
@@ -73,6 +74,7 @@ class SegmentWriter:
         *,
         number: int = 1,
         process_index: int | None = None,
+        job: str = "",
         compressor: Compressor | None = None,
         info: Mapping[str, Any] | None = None,
     ) -> None:
@@ -82,6 +84,7 @@ class SegmentWriter:
             path: of the file, which must not exist.
             number: of the segment among those of this process.
             process_index: of this process in a program of several.
+            job: names one life of that program, alike in all of them.
             compressor: compresses frames, if given.
             info: what is not to be said of this process but of another, whose messages they are; see `segment_info`.
 
@@ -97,7 +100,7 @@ class SegmentWriter:
         self._consumers: dict[int, int] = {}
         self._fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         try:
-            own = segment_info(number, time.time_ns(), process_index)
+            own = segment_info(number, time.time_ns(), process_index, job)
             self._write([layout.encode_file_header({**own, **(info or {})})])
         except OSError:
             self.abandon()
