@@ -646,7 +646,9 @@ def shared_value(key: str, value: str, timeout_sec: float) -> str | None:
     client: Any = _distributed.global_state.client
     if client is None:
         return None
-    with contextlib.suppress(jax.errors.JaxRuntimeError):  # another one was first; or the next call says what is wrong
+    with contextlib.suppress(
+        jax.errors.JaxRuntimeError
+    ):  # another one was first; or the next call says what is wrong
         client.key_value_set(key, value)
     found: str = client.blocking_key_value_get(key, int(timeout_sec * 1000))
     return found

@@ -21,8 +21,8 @@ def process_index() -> int | None:
 def job() -> str:
     """A text that is alike in all processes of the program, and in no other life of it; empty in a program of one.
 
-    The first process that asks makes it and leaves it with the coordinator of `jax.distributed`, where the others find it.
-    Blocks for one round trip to the coordinator.
+    The first process that asks makes it and leaves it with the coordinator of `jax.distributed`, where the others find
+    it. Blocks for one round trip to the coordinator.
     """
     if jax.process_count() == 1:
         return ""

@@ -212,6 +212,8 @@ class TapSpec:
         params = dict(self.params)
         if with_places and self.places:
             params["places"] = [[list(map(list, place.stack)), place.span] for place in self.places]
+        if shards is not None and self.device_index:
+            params["device_index"] = self.device_index
         return Described(
             name=self.name,
             source_line=str(self.source_line),

@@ -38,6 +38,20 @@ class Ahead(Exception):
     """A shard cannot be added now: its device is too far ahead of the others."""
 
 
+class Room:
+    """What incomplete values take, of one assembly, or of several together.
+
+    Attributes:
+        nbytes: the bytes of their arrays.
+    """
+
+    __slots__ = ("nbytes",)
+
+    def __init__(self) -> None:
+        """Nothing yet."""
+        self.nbytes = 0
+
+
 class _Device:
     # How far a device has come in its stream, as one partition of programs over the same devices.
 
@@ -132,6 +146,11 @@ class _Launch:
             self.first = last
 
 
+def is_pending(value: object) -> bool:
+    """Whether a value (see `Assembly.value_of`) is neither handed out nor given up."""
+    return isinstance(value, _Value) and value.arrays is not None
+
+
 class Assembly:
     """The values of one tap whose shards are coming in. Not thread-safe.
 
@@ -156,6 +175,7 @@ class Assembly:
         "_device_index",
         "_devices",
         "_launches",
+        "_room",
         "_shared",
         "_tidied",
         "_tidy_at",
@@ -167,9 +187,15 @@ class Assembly:
         "unfinished",
     )
 
-    def __init__(self, device_index: int = 0) -> None:
-        """`device_index`: see `receiver.shards.AssemblingSink`."""
+    def __init__(self, device_index: int = 0, room: Room | None = None) -> None:
+        """Makes one without values.
+
+        Args:
+            device_index: see `receiver.shards.AssemblingSink`.
+            room: shared with other assemblies; its own by default.
+        """
         self._device_index = device_index
+        self._room = Room() if room is None else room
         self._launches: dict[Key, _Launch] = {}
         self._devices: dict[Any, _Device] = {}  # by group, number of shards, partition and device
         self._begun = 0  # launches
@@ -249,6 +275,28 @@ class Assembly:
         whole = Message(message.consumer, value.arrays, *value.lead)
         self._release(value)
         return whole
+
+    def value_of(self, shard: Shard) -> object | None:
+        """Stands for the value of a shard that was just added: the same object for all of its shards; see `is_pending`.
+
+        None for a shard that came late.
+        """
+        launch = self._launches.get((shard.message.run_id, shard.layout.group, shard.layout.shards))
+        value = None if launch is None else launch.at.get(shard.layout.partition)
+        return value if value is not None and value.occurrence == shard.occurrence else None
+
+    def is_behind(self, group: int, shards: int, partition: int) -> bool:
+        """Whether the others have brought shards of a launch that this one has not."""
+        return any(
+            launch.is_behind(partition)
+            for key, launch in self._launches.items()
+            if key[1:] == (group, shards)
+        )
+
+    def give_up_all(self) -> None:
+        """Gives up what is pending."""
+        while self.unfinished:
+            self.give_up_oldest()
 
     def give_up_oldest(self) -> None:
         """Gives up the older half of the unfinished values, however soon their shards may come."""
@@ -349,6 +397,7 @@ class Assembly:
             value.begin(shard)
             self.pending_values += 1
             self.pending_bytes += value.nbytes
+            self._room.nbytes += value.nbytes
         else:
             self.given_up += 1
         value.next = at.next
@@ -368,7 +417,7 @@ class Assembly:
             raise Ahead
 
     def _is_full(self, part: float) -> bool:
-        return self.unfinished >= part * MAX_PENDING_VALUES or self.pending_bytes >= part * MAX_PENDING_BYTES
+        return self.unfinished >= part * MAX_PENDING_VALUES or self._room.nbytes >= part * MAX_PENDING_BYTES
 
     def _is_behind(self, partition: int) -> bool:
         # Whether others may be waiting for this device.
@@ -415,3 +464,4 @@ class Assembly:
         value.arrays = None
         self.pending_values -= 1
         self.pending_bytes -= value.nbytes
+        self._room.nbytes -= value.nbytes

@@ -40,6 +40,12 @@ class Described:
     shards: str | None
     sharding: str
 
+    @property
+    def device_index(self) -> int:
+        """Which of the program's devices a value put together from its shards is said to come from."""
+        index = self.params.get("device_index", 0)
+        return index if isinstance(index, int) else 0
+
     def pack(self) -> np.ndarray[Any, Any]:
         """As a message brings it: uint8, the msgpack of a map.
 

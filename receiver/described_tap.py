@@ -149,6 +149,7 @@ class DescribedTap:
         others_deliver: Callable[[], bool] = lambda: False,
         waits: bool = True,
         also: Sequence[Sink] = (),
+        joint: Callable[[Described, Sink], Sink] | None = None,
     ) -> None:
         """Makes the tap.
 
@@ -159,6 +160,8 @@ class DescribedTap:
             others_deliver: see `receiver.shards.AssemblingSink`.
             waits: see there.
             also: get every message, too, before the others.
+            joint: makes the sink of shards of which other processes have the rest, from what consumes the whole values;
+                without it shards are handed on by themselves.
 
         Raises:
             ValueError: its params do not go with its kind.
@@ -176,11 +179,14 @@ class DescribedTap:
             ) from error
         # What is bound may change while shards of a value are coming in: it is looked up when they are together.
         sink: Sink = self._deliver
-        if described.shards is not None:
+        if joint is not None and described.shards == "some" and described.sharding == "global":
+            sink = joint(described, sink)
+        elif described.shards is not None:
             assemble = described.shards == "all"
             sink = shard_sink(
-                sink, described.sharding, assemble=assemble, others_deliver=others_deliver, waits=waits
-            )
+                sink, described.sharding, assemble=assemble, device_index=described.device_index,
+                others_deliver=others_deliver, waits=waits,
+            )  # fmt: skip
         self.consumer = Consumer(
             described.consumer_id,
             described.name,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -13,6 +14,7 @@ from receiver.described import Described
 from receiver.described_tap import CHECKS, Binding, DescribedTap
 from receiver.dispatch import Dispatcher
 from receiver.exported import ExportedTaps
+from receiver.job import Stream
 from receiver.log_batches import LogBatch, ReplayedCalls
 from receiver.message import Message
 from receiver.registry import Lease, Registry
@@ -51,6 +53,7 @@ class RunDelivery:
         printers: bool = True,
         checks_only: bool = False,
         label: Callable[[Writer], str] = lambda writer: "",
+        stream_of: Callable[[Writer], Stream | None] = lambda writer: None,
     ) -> None:
         """Makes ready.
 
@@ -63,6 +66,8 @@ class RunDelivery:
             printers: whether what printed and logged does so.
             checks_only: whether only failures of checks are delivered.
             label: comes before the names of a process's devices.
+            stream_of: what a process brings to the values that are put together from the shards of several; None where
+                shards are delivered by themselves.
         """
         self.scope = scope
         self.skipped: Counter[str] = Counter()
@@ -76,13 +81,16 @@ class RunDelivery:
         self._printers = printers
         self._checks_only = checks_only
         self._label = label
+        self._stream_of = stream_of
         self._processes: dict[Writer, _ProcessTaps] = {}
 
     def deliver(self, run: Run, parts: Parts | None = None) -> None:
         """Delivers the messages of a run; `parts` says how many at a time."""
         taps = self._processes.get(run.writer)
         if taps is None:
-            taps = self._processes[run.writer] = _ProcessTaps(self, self._label(run.writer))
+            taps = self._processes[run.writer] = _ProcessTaps(
+                self, self._label(run.writer), self._stream_of(run.writer)
+            )
         dispatcher, block = taps.ready(run)
         start, stop = run.start, run.stop
         if self._checks_only:
@@ -95,8 +103,9 @@ class RunDelivery:
             batch: Batch = LogBatch(block, first, end, run.folded)
             dispatcher.deliver(dispatcher.decode(batch))
 
-    def make_tap(self, described: Described, binding: Binding | None) -> DescribedTap:
-        """A tap of the log, with what is bound to its name."""
+    def make_tap(self, stream: Stream | None, described: Described, binding: Binding | None) -> DescribedTap:
+        """A tap of the log, with what is bound to its name; `stream`: see `stream_of`."""
+        joint = None if stream is None or not stream.wants(described) else stream.sink
         self.names.add(described.name)
         for pattern, found in self.bindings.items():
             # A pattern takes no failures away from the report: a check is bound by its own name.
@@ -108,11 +117,20 @@ class RunDelivery:
         if not wanted or (binding is None and not self._printers and described.kind in ("print", "format")):
             ignored = replace(described, kind="undescribed")
             also = self._sinks if wanted else ()
-            tap = DescribedTap(ignored, Binding(_ignore), unbound=self._unbound, waits=False, also=also)
+            tap = DescribedTap(
+                ignored,
+                Binding(_ignore),
+                unbound=self._unbound,
+                waits=False,
+                also=also,
+                joint=joint if also else None,
+            )
             tap.consumer.describe = lambda: described
             return tap
         try:
-            return DescribedTap(described, binding, unbound=self._unbound, waits=False, also=self._sinks)
+            return DescribedTap(
+                described, binding, unbound=self._unbound, waits=False, also=self._sinks, joint=joint
+            )
         except ValueError as error:  # its messages are skipped
             self.scope.deferred.add_lost(str(error), 1)
             undescribed = replace(described, kind="undescribed")
@@ -134,12 +152,13 @@ def _ignore(*args: Any, **kwargs: Any) -> None:
 class _ProcessTaps:
     # The taps of one process, and a dispatcher for each of its devices.
 
-    def __init__(self, delivery: RunDelivery, label: str) -> None:
+    def __init__(self, delivery: RunDelivery, label: str, stream: Stream | None) -> None:
         self._delivery = delivery
         self._label = label
         self._registry = Registry()
         self._leases: list[Lease] = []
-        self._exported = ExportedTaps(self._registry, delivery.make_tap)
+        self._make_tap = functools.partial(delivery.make_tap, stream)
+        self._exported = ExportedTaps(self._registry, self._make_tap)
         self._devices: dict[str, tuple[Dispatcher, Block, Block]] = {}
 
     def ready(self, run: Run) -> tuple[Dispatcher, Block]:
@@ -156,7 +175,7 @@ class _ProcessTaps:
         for consumer_id in run.block.consumers:
             described = run.described.get(consumer_id)
             if described is not None and self._registry.find(consumer_id) is None:
-                tap = self._delivery.make_tap(described, None)
+                tap = self._make_tap(described, None)
                 self._leases.append(self._registry.lease(tap.consumer))
 
     def _dispatcher(self, device: str) -> Dispatcher:

@@ -61,6 +61,18 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--print-all", action="store_true", help="print every message, not only what programs print"
     )
     shown.add_argument("--quiet", action="store_true", help="print no messages")
+    add(
+        "--shards",
+        action="store_true",
+        help="deliver the shards of a program of several processes by themselves; do not put them together",
+    )
+    add(
+        "--wait",
+        type=float,
+        default=300.0,
+        metavar="SEC",
+        help="a process far ahead of others waits until nothing has come of them for so long (default 300)",
+    )
     add("--fsync", action="store_true", help="acknowledge only what is on the disk")
     group = parser.add_argument_group("who may send")
     group.add_argument("--tls-cert", metavar="FILE", help="the collector's certificate, PEM")
@@ -135,7 +147,13 @@ def run(arguments: argparse.Namespace) -> int:
         store = Store(arguments.log, fsync=arguments.fsync)
         stack.callback(store.close)
         delivery = Delivery(
-            store, bind=bind, sinks=sinks, prints=not arguments.quiet, everything=arguments.print_all
+            store,
+            bind=bind,
+            sinks=sinks,
+            prints=not arguments.quiet,
+            everything=arguments.print_all,
+            shards=arguments.shards,
+            patience_sec=arguments.wait,
         )
         with _fetching(arguments, store, delivery):
             if arguments.listen is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import Counter
@@ -13,8 +14,11 @@ from receiver.consumer import Sink
 from receiver.deferred import OnError
 from receiver.described import Described
 from receiver.failed_checks import FailedCheck
+from receiver.job import Stream
 from receiver.log import logger
-from receiver.remote.cursor import Cursor
+from receiver.message import Message
+from receiver.remote.cursor import Cursor, Waiting
+from receiver.remote.job_streams import PATIENCE_SEC, JobStreams
 from receiver.remote.store import Store
 from receiver.remote.stored_runs import StoredRuns
 from receiver.remote.stream import Position, StreamKey
@@ -24,6 +28,7 @@ from receiver.scope import Scope
 from receiver.steps import step_place
 from receiver.taplog.errors import Damage, Lost
 from receiver.taplog.merge import Run
+from receiver.taplog.segment_reader import Writer
 from receiver.taplog.selection import Selection
 
 TURN_BYTES = 1 << 20
@@ -39,9 +44,10 @@ OnLost = Callable[[StreamKey, Lost], Any]
 class _Delivered:
     # One stream.
 
-    def __init__(self, runs: StoredRuns, delivery: RunDelivery) -> None:
+    def __init__(self, runs: StoredRuns) -> None:
         self.runs = runs
-        self.delivery = delivery
+        self.delivery: RunDelivery
+        self.at = runs.position, ""  # where to go on to read what is delivered now, and its device
 
 
 class Delivery:
@@ -50,6 +56,7 @@ class Delivery:
     Attributes:
         scope: accounts for what is delivered, over all processes.
         lost: messages that streams say are missing, by reason.
+        incomplete: values that were not put together from the shards of several processes, by tap and reason.
     """
 
     def __init__(
@@ -60,6 +67,8 @@ class Delivery:
         sinks: Sequence[Sink] = (),
         prints: bool = True,
         everything: bool = False,
+        shards: bool = False,
+        patience_sec: float = PATIENCE_SEC,
     ) -> None:
         """Starts the thread with what is stored and was not delivered.
 
@@ -69,6 +78,8 @@ class Delivery:
             sinks: get every message.
             prints: whether what prints is printed.
             everything: whether all messages are.
+            shards: whether shards of programs of several processes are delivered by themselves, and not put together.
+            patience_sec: how long what is ahead waits for what is behind; see `receiver.remote.job_streams`.
         """
         self._store = store
         self._bind = dict(bind or {})
@@ -77,14 +88,18 @@ class Delivery:
         self._everything = everything
         self._cursor = Cursor(store.directory)
         self._streams: dict[StreamKey, _Delivered] = {}
+        self._jobs = None if shards else JobStreams(patience_sec)
+        self._held: dict[StreamKey, Position] = {}
         self.scope = Scope("collector", MAX_LINES, on_error=OnError.WARN)
         self.lost: Counter[str] = Counter()
+        self.incomplete: Counter[str] = Counter()
         self._changed = threading.Condition()  # protects what follows
         self._grown: dict[StreamKey, Position] = {}
+        self._new: set[StreamKey] = set()  # of these, those of which more has come
         self._stop = False
         self._busy = False
         for key, position in store.stored().items():
-            if position > self._cursor.position(key):
+            if position > self._cursor.position(key) or self._cursor.waiting(key) is not None:
                 self._grown[key] = position
         self._thread = threading.Thread(target=self._run, name="hostcallback-delivery", daemon=True)
         self._thread.start()
@@ -93,6 +108,7 @@ class Delivery:
         """More of a stream is stored. Any thread; does not wait."""
         with self._changed:
             self._grown[key] = position
+            self._new.add(key)
             self._changed.notify_all()
 
     def wait_idle(self, timeout_sec: float) -> bool:
@@ -114,57 +130,116 @@ class Delivery:
 
     def _run(self) -> None:
         save_at = time.monotonic() + SAVE_SEC
+        # First what is not in the cursor's positions: what is written down next has it.
+        for key in [key for key in self._grown if self._cursor.waiting(key) is not None]:
+            self._deliver_safely(key, self._cursor.position(key), math.inf)
         while True:
             with self._changed:
                 self._busy = False
                 self._changed.notify_all()
                 self._changed.wait_for(lambda: self._stop or self._grown, SAVE_SEC)
                 turn, self._grown = self._grown, {}
+                new, self._new = self._new, set()
                 self._busy = bool(turn)
                 stop = self._stop
             for key, stored in turn.items():
-                try:
-                    again = self._deliver(key, stored)
-                except Exception:  # whatever is wrong with one stream, the others are to be delivered
-                    logger.exception("messages of %s cannot be delivered", key)
-                    again = False
-                if again:
+                if self._jobs is not None and key in new:
+                    self._jobs.grew(key)
+                if self._deliver_safely(key, stored, TURN_BYTES):
                     with self._changed:
                         self._grown.setdefault(key, stored)
+            self._go_on()
             self._report()
             if stop or time.monotonic() >= save_at:
                 save_at = time.monotonic() + SAVE_SEC
                 self._save()
             if stop:
+                self._report_incomplete()
                 return
 
-    def _deliver(self, key: StreamKey, stored: Position) -> bool:
-        # Whether there is more.
+    def _deliver_safely(self, key: StreamKey, stored: Position, limit_bytes: float) -> bool:
+        try:
+            return self._deliver(key, stored, limit_bytes)
+        except Exception:  # whatever is wrong with one stream, the others are to be delivered
+            logger.exception("messages of %s cannot be delivered", key)
+            return False
+
+    def _go_on(self) -> None:
+        # With streams that had to wait, and need not any more.
+        jobs = self._jobs
+        if jobs is None:
+            return
+        try:
+            jobs.lose_patience()
+        except Exception:
+            logger.exception("a value cannot be delivered")
+        ready = {key: stored for key, stored in self._held.items() if not jobs.is_held(key)}
+        for key in ready:
+            del self._held[key]
+        with self._changed:
+            self._grown = {**ready, **self._grown}
+
+    def _deliver(self, key: StreamKey, stored: Position, limit_bytes: float) -> bool:
+        # Whether there is more that can be delivered now.
         stream = self._streams.get(key)
         if stream is None:
             stream = self._streams[key] = self._make(key)
+        jobs = self._jobs
+
+        def is_held() -> bool:
+            return jobs is not None and limit_bytes != math.inf and jobs.is_held(key)
+
+        if is_held():
+            self._held[key] = stored
+            return False
         before = stream.runs.position
-        for record in stream.runs.read(stored, TURN_BYTES):
+        for record in stream.runs.read(stored, limit_bytes, is_held):
             if isinstance(record, Run):
+                stream.at = stream.runs.position, record.device
                 stream.delivery.deliver(record)
             elif isinstance(record, Damage):
                 if not record.torn:
                     logger.warning("%s: %s", key, record)
             else:
                 self._note_lost(key, record.lost)
-        self._cursor.move(key, stream.runs.position)
-        return before != stream.runs.position and stream.runs.position < stored
+        self._cursor.move(key, max(stream.runs.position, self._cursor.position(key)))
+        if stream.runs.position >= stored:
+            return False
+        if is_held():
+            self._held[key] = stored
+            return False
+        return before != stream.runs.position
 
     def _make(self, key: StreamKey) -> _Delivered:
         folder = self._store.folder(key.run)
         runs = StoredRuns(
-            lambda number: folder / key.segment_name(number), self._cursor.position(key), self._wants
+            lambda number: folder / key.segment_name(number),
+            self._cursor.position(key),
+            self._wants,
+            self._cursor.waiting(key),
         )
+        stream = _Delivered(runs)
         sinks = list(self._sinks)
+        see: Callable[[Message, Sink], Sink] = _as_it_is
         if self._prints or self._everything:
-            sinks.append(StreamPrinter(key.process, runs.local_device, everything=self._everything))
+            printer = StreamPrinter(key.process, runs.local_device, everything=self._everything)
+            sinks.append(printer)
+            see = printer.see
         label = f"{key.run} p{key.process} "
-        delivery = RunDelivery(
+
+        def joint(writer: Writer) -> Stream | None:
+            if self._jobs is None:
+                return None
+            return self._jobs.stream(
+                key,
+                writer.job,
+                wants=self._wants,
+                devices=lambda: len(runs.local_devices) or 1,
+                mark=lambda message: Waiting(*stream.at, message.seq),
+                see=see,
+            )
+
+        stream.delivery = RunDelivery(
             self.scope,
             EVERYTHING,
             bind=self._bind,
@@ -172,8 +247,9 @@ class Delivery:
             printers=False,
             checks_only=not sinks and not self._bind,
             label=lambda writer: label,
+            stream_of=joint,
         )
-        return _Delivered(runs, delivery)
+        return stream
 
     def _wants(self, described: Described) -> bool:
         if self._everything or self._sinks or described.kind in CHECKS:
@@ -190,6 +266,9 @@ class Delivery:
         )  # fmt: skip
 
     def _report(self) -> None:
+        for reason, count in () if self._jobs is None else self._jobs.take_given_up():
+            self.incomplete[reason] += count
+            logger.warning("%d value(s) of %s", count, reason)
         checks = self.scope.deferred.take_checks()
         report = self.scope.deferred.take()
         self.scope.deferred.put_back(checks)
@@ -197,8 +276,21 @@ class Delivery:
             notes = "; ".join(getattr(error, "__notes__", []))
             logger.error("%s: %s%s", type(error).__name__, error, f" ({notes})" if notes else "")
 
+    def _report_incomplete(self) -> None:
+        if self._jobs is not None and self._jobs.pending_values:
+            logger.warning(
+                "%d value(s) are incomplete, because shards of other processes have not come. A collector that goes on "
+                "here delivers them when they do", self._jobs.pending_values,
+            )  # fmt: skip
+
     def _save(self) -> None:
+        if self._jobs is not None:
+            self._cursor.wait_for(self._jobs.pending())
         try:
             self._cursor.save()
         except OSError as error:
             logger.warning("how far was delivered cannot be written down: %s", error)
+
+
+def _as_it_is(message: Message, sink: Sink) -> Sink:
+    return sink

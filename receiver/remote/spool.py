@@ -209,7 +209,11 @@ class Spool(LogWriter):
         }
         path = self.folder.segment(self._number)
         segment = SegmentWriter(
-            path, number=self._number, process_index=self.options.process_index, job=self.options.job, info=info
+            path,
+            number=self._number,
+            process_index=self.options.process_index,
+            job=self.options.job,
+            info=info,
         )
         self._begun = time.monotonic()
         self._kept[self._number] = _Kept(self._number, segment.nbytes)

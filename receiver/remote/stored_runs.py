@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+
+import numpy as np
 
 from receiver.described import Described
 from receiver.remote.stream import Position
@@ -18,6 +21,19 @@ _UNKNOWN = 1 << 63
 """Set in chunks with messages of taps that are not described, whatever these are: all bits are."""
 
 
+@dataclass(frozen=True, slots=True)
+class Again:
+    """Messages that were read before, and are wanted once more.
+
+    Attributes:
+        since: before the first of them.
+        seqs: their numbers, by device.
+    """
+
+    since: Position
+    seqs: Mapping[str, Collection[int]]
+
+
 class StoredRuns:
     """One stream. One thread.
 
@@ -26,7 +42,11 @@ class StoredRuns:
     """
 
     def __init__(
-        self, path_of: Callable[[int], Path], position: Position, wants: Callable[[Described], bool]
+        self,
+        path_of: Callable[[int], Path],
+        position: Position,
+        wants: Callable[[Described], bool],
+        again: Again | None = None,
     ) -> None:
         """Goes on at `position`.
 
@@ -34,10 +54,12 @@ class StoredRuns:
             path_of: tells where a segment is.
             position: where to begin.
             wants: whether messages of a tap are wanted. Chunks that have none such are passed over.
+            again: messages before `position` that are read first.
         """
+        self._again, self._again_until = again, position
         self._wants = wants
         self._wanted = 0, 0  # of how many consumers of the segment, and their bits
-        self.position = position
+        self.position = position if again is None else again.since
         self._local_devices: dict[str, int] = {}
         self._path_of = path_of
         self._reader: SegmentReader | None = None
@@ -55,8 +77,14 @@ class StoredRuns:
         """The number of a device among its process's own; None if that is not known."""
         return self._local_devices.get(name)
 
-    def read(self, stored: Position, limit_bytes: int) -> Iterator[Record]:
-        """What is new up to `stored`, about as much as the limit says; afterwards `position` says how far it came."""
+    def read(
+        self, stored: Position, limit_bytes: float, is_held: Callable[[], bool] = lambda: False
+    ) -> Iterator[Record]:
+        """What is new up to `stored`, about as much as the limit says; afterwards `position` says how far it came.
+
+        While a record is handed out it says where to go on to read that once more. `is_held`: whether to stop, asked
+        behind each chunk.
+        """
         left = limit_bytes
         while self.position < stored and left > 0:
             at = self.position
@@ -64,7 +92,7 @@ class StoredRuns:
                 left -= nbytes
                 if record is not None:
                     yield record
-                if left <= 0:
+                if left <= 0 or (record is None and is_held()):
                     return
             if self.position.segment < stored.segment:
                 # What is left of it, if anything, was never sent.
@@ -100,10 +128,23 @@ class StoredRuns:
                 known = len(reader.consumers)
                 for consumer_id, (_, described) in reader.consumers.items():
                     self._described.setdefault(consumer_id, described)
+            before = Position(number, end) <= self._again_until
             for record in self._records(reader, item):
-                yield record, 0
+                chosen = self._chosen_again(record) if before else record
+                if chosen is not None:
+                    yield chosen, 0
             self.position = Position(number, end)
             yield None, end - item.offset
+
+    def _chosen_again(self, record: Record) -> Run | None:
+        if self._again is None or not isinstance(record, Run):
+            return None
+        seqs = self._again.seqs.get(record.device, ())
+        mask = np.isin(record.block.seqs, np.fromiter(seqs, np.uint64, len(seqs)))
+        if not mask.any():
+            return None
+        block = record.block.chosen(mask)
+        return record._replace(block=block, steps=record.steps[mask], stop=len(block))
 
     def _open(self, number: int) -> SegmentReader:
         if self._reader is not None and self._number == number:

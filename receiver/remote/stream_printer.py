@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import os
 import sys
 from collections.abc import Callable
 
 from receiver import tree
+from receiver.consumer import Sink
 from receiver.described import Described
 from receiver.message import Message
 from receiver.sinks.print import PrintSink, write_at_once
@@ -38,16 +40,10 @@ class StreamPrinter:
 
     def __call__(self, message: Message) -> None:
         """Prints one message."""
-        known = self._places.get(message.consumer.consumer_id)
+        known = self._see(message)
         if known is None:
-            if message.consumer.describe is None:
-                return
-            described = message.consumer.describe()
-            known = self._places[message.consumer.consumer_id] = described, step_place(described)
-        described, place = known
-        device = str(message.device).rpartition(" ")[2]
-        if place is not None:
-            self._see_step(message, place, device)
+            return
+        described, device = known
         prints = described.kind in PRINTS
         if not prints and not (self._everything and described.kind not in CHECKS):
             return
@@ -55,6 +51,36 @@ class StreamPrinter:
         start = self._start(described, device)
         between = "\n" if "\n" in text else " "
         write_at_once(sys.stdout, f"{start}{between}{text}\n")
+
+    def see(self, message: Message, sink: Sink) -> Sink:
+        """Gets a shard; returns a sink for the whole value: `sink`, at this place in the program.
+
+        The device may have gone further by the time when the value is whole.
+        """
+        self._see(message)
+        device = _device_of(message)
+        step = self._steps.get(device)
+        return sink if step is None else functools.partial(self._at_step, device, step, sink)
+
+    def _at_step(self, device: str, step: int, sink: Sink, message: Message) -> None:
+        now, self._steps[device] = self._steps[device], step
+        try:
+            sink(message)
+        finally:
+            self._steps[device] = now
+
+    def _see(self, message: Message) -> tuple[Described, str] | None:
+        known = self._places.get(message.consumer.consumer_id)
+        if known is None:
+            if message.consumer.describe is None:
+                return None
+            described = message.consumer.describe()
+            known = self._places[message.consumer.consumer_id] = described, step_place(described)
+        described, place = known
+        device = _device_of(message)
+        if place is not None:
+            self._see_step(message, place, device)
+        return described, device
 
     def _see_step(self, message: Message, place: StepPlace, device: str) -> None:
         if place.array < 0:
@@ -81,3 +107,7 @@ class StreamPrinter:
         stream = io.StringIO()
         PrintSink(described.kwargs, unflatten, stream, described.params["threshold"])(message)
         return stream.getvalue().rstrip("\n")
+
+
+def _device_of(message: Message) -> str:
+    return str(message.device).rpartition(" ")[2]

@@ -41,7 +41,6 @@ def test_taps_of_all_processes_arrive_once_and_in_order(tmp_path: Path, count: i
     first = sum(range(count))
     expected = [(step, float(first + count * step)) for step in range(steps)]
     assert found == dict.fromkeys(range(count), expected)
-    for n in range(count):
-        assert any(line.startswith(f"[p{n} d0") and "a whole one" in line for line in collector.lines), (
-            collector.lines
-        )
+    numbers = " ".join(f"{n}." for n in range(count))
+    whole = [line for line in collector.lines if "a whole one" in line]
+    assert whole == [f"[p0 d0 step {steps - 1} distributed_program.py:40] a whole one: [{numbers}]\n"]
