@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -14,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from collecting import CollectorProcess
+from ports import free_port
 
 PROGRAM = Path(__file__).with_name("sharded_program.py")
 CONSUMERS = """
@@ -27,13 +27,6 @@ def sink(message):
 
 SINKS = [sink]
 """
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("localhost", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def consumers(folder: Path) -> str:
