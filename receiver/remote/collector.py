@@ -13,6 +13,7 @@ import grpc.aio
 from receiver.log import logger
 from receiver.remote import protocol
 from receiver.remote.access import Access, known, may
+from receiver.remote.acknowledging import Acknowledging
 from receiver.remote.errors import BadStreamError, GapError
 from receiver.remote.following import Following, Growth
 from receiver.remote.limits import Limits, Places, Rate
@@ -30,12 +31,6 @@ SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.http2.max_ping_strikes", 0),
     ("grpc.so_reuseport", 0),
 )
-
-ACK_SEC = 0.002
-"""What is stored in that time is acknowledged together."""
-
-LONG_BYTES = 256 << 10
-"""So many take longer to be written than a thread to be woken."""
 
 Grown = Callable[[StreamKey, Position], None]
 """Called when more of a stream is stored; on the collector's thread, which must not wait."""
@@ -156,7 +151,7 @@ class Collector:
             await context.write(protocol.encode_position(stream.stored))
             logger.info("%s comes from %s, from %s on", key, context.peer(), tuple(stream.stored))
             decoder = protocol.PieceDecoder()
-            async with _acknowledged(stream, context) as came:
+            async with Acknowledging(stream, context.write) as acknowledging:
                 async for request in requests:
                     piece = decoder.take(request)
                     if piece is None:
@@ -167,7 +162,7 @@ class Collector:
                     if await self._append(stream, position, data):
                         self._growth.grown(key, stream.stored)
                         self._on_grown(key, stream.stored)
-                    came.set()
+                    acknowledging.stored(len(data))
                     wait_sec = rate.wait_sec(len(data))
                     if wait_sec:
                         await asyncio.sleep(wait_sec)
@@ -181,28 +176,6 @@ class Collector:
             ) from error
 
     async def _append(self, stream: StoredStream, position: Position, data: Any) -> bool:
-        if self._fsync or len(data) >= LONG_BYTES:  # the others go on meanwhile
+        if self._fsync:  # the others go on meanwhile
             return await asyncio.to_thread(stream.append, position, data)
         return stream.append(position, data)
-
-
-@contextlib.asynccontextmanager
-async def _acknowledged(stream: StoredStream, context: Any) -> AsyncIterator[asyncio.Event]:
-    # Says how far it is stored, for several pieces at once; whoever stores one sets the event. At the end once more.
-    came = asyncio.Event()
-
-    async def acknowledge() -> None:
-        while True:
-            await came.wait()
-            await asyncio.sleep(ACK_SEC)
-            came.clear()
-            await context.write(protocol.encode_position(stream.stored))
-
-    task = asyncio.ensure_future(acknowledge())
-    try:
-        yield came
-    finally:
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError, Exception):
-            await task
-    await context.write(protocol.encode_position(stream.stored))

@@ -34,6 +34,9 @@ from receiver.taplog.selection import Selection
 TURN_BYTES = 1 << 20
 """So much of one stream is delivered before it is another one's turn."""
 
+TURN_SEC = 0.02
+"""Turns begin no sooner after each other, but where streams are behind: waking up for a piece costs more than it."""
+
 SAVE_SEC = 1.0
 MAX_LINES = 10_000
 EVERYTHING = Selection()
@@ -93,6 +96,7 @@ class Delivery:
         self.scope = Scope("collector", MAX_LINES, on_error=OnError.WARN)
         self.lost: Counter[str] = Counter()
         self.incomplete: Counter[str] = Counter()
+        self._hurry = threading.Event()  # somebody waits until all is delivered
         self._changed = threading.Condition()  # protects what follows
         self._grown: dict[StreamKey, Position] = {}
         self._new: set[StreamKey] = set()  # of these, those of which more has come
@@ -113,8 +117,12 @@ class Delivery:
 
     def wait_idle(self, timeout_sec: float) -> bool:
         """Waits until all that is stored has been delivered; whether it has in that time."""
-        with self._changed:
-            return self._changed.wait_for(lambda: not self._grown and not self._busy, timeout_sec)
+        self._hurry.set()
+        try:
+            with self._changed:
+                return self._changed.wait_for(lambda: not self._grown and not self._busy, timeout_sec)
+        finally:
+            self._hurry.clear()
 
     def failed_checks(self) -> list[FailedCheck]:
         """The checks that failed in any process, by line, the first failure first."""
@@ -133,11 +141,15 @@ class Delivery:
         # First what is not in the cursor's positions: what is written down next has it.
         for key in [key for key in self._grown if self._cursor.waiting(key) is not None]:
             self._deliver_safely(key, self._cursor.position(key), math.inf)
+        turn_at = 0.0
         while True:
             with self._changed:
                 self._busy = False
                 self._changed.notify_all()
                 self._changed.wait_for(lambda: self._stop or self._grown, SAVE_SEC)
+            self._hurry.wait(turn_at - time.monotonic())
+            turn_at = time.monotonic() + TURN_SEC
+            with self._changed:
                 turn, self._grown = self._grown, {}
                 new, self._new = self._new, set()
                 self._busy = bool(turn)
@@ -146,6 +158,7 @@ class Delivery:
                 if self._jobs is not None and key in new:
                     self._jobs.grew(key)
                 if self._deliver_safely(key, stored, TURN_BYTES):
+                    turn_at = 0.0
                     with self._changed:
                         self._grown.setdefault(key, stored)
             self._go_on()

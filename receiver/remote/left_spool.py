@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
-
+from receiver.remote.piece_files import PieceFiles
 from receiver.remote.spool_folder import StreamFolder
-from receiver.remote.stream import PIECE_BYTES, Piece, Position
+from receiver.remote.stream import Piece, Position
 
 
 class LeftSpool:
@@ -19,6 +18,7 @@ class LeftSpool:
         """
         self.key = folder.key
         self._folder = folder
+        self._files = PieceFiles(folder)
         self._acked = Position(0, 0)
         self._sizes = {number: path.stat().st_size for number, path in folder.segments()}
 
@@ -29,8 +29,7 @@ class LeftSpool:
             if not later:
                 return None
             position = Position(later[0], 0)
-        with open(self._folder.segment(position.segment), "rb", buffering=0) as file:
-            return Piece(position, os.pread(file.fileno(), PIECE_BYTES, position.offset))
+        return self._files.read(position)
 
     def acked(self, position: Position) -> None:
         """What is stored elsewhere is deleted."""
@@ -46,6 +45,7 @@ class LeftSpool:
 
     def end(self) -> None:
         """Removes the folder if all is sent; else leaves it to others."""
+        self._files.close()
         if self.is_sent():
             self._folder.remove()
         else:

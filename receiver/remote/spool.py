@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 import uuid
@@ -16,6 +15,8 @@ from receiver.dtypes import Array
 from receiver.log import logger
 from receiver.remote.errors import SpoolError
 from receiver.remote.options import Forward, WhenFull
+from receiver.remote.pace import Pace
+from receiver.remote.piece_files import PieceFiles
 from receiver.remote.spool_folder import StreamFolder, making
 from receiver.remote.stream import PIECE_BYTES, Piece, Position, StreamKey
 from receiver.taplog.block import Block
@@ -87,9 +88,10 @@ class Spool(LogWriter):
         self._waited = False
         self._is_closing = False
         self._sampled = 0
-        self._fds: tuple[int, int] = (0, -1)
         segment_bytes = max(1 << 14, min(SEGMENT_BYTES, options.spool_bytes // PARTS))
         flush_bytes = min(FLUSH_BYTES, segment_bytes)
+        self._files = PieceFiles(self.folder)
+        self._pace = Pace(segment_bytes)
         log_options = LogOptions(
             segment_bytes=segment_bytes,
             fsync=options.fsync,
@@ -136,18 +138,25 @@ class Spool(LogWriter):
 
     def read(self, position: Position, timeout_sec: float) -> Piece | None:
         """See `receiver.remote.source.PieceSource`."""
+        deadline = time.monotonic() + timeout_sec
         with self._lock:
-            found = self._next(position)
-            if found is None:
-                self._changed.wait(timeout_sec)
+            while True:
                 found = self._next(position)
-            if found is None:
-                return None
+                if found is None:
+                    self._pace.has_nothing()
+                    wait_sec = deadline - time.monotonic()
+                    if wait_sec <= 0:
+                        return None
+                else:
+                    is_last = found[0].segment == max(self._kept) and not self._is_closing
+                    wait_sec = self._pace.wait_sec(found[1]) if is_last else 0.0
+                    if wait_sec <= 0:
+                        break
+                self._changed.wait(wait_sec)
             position, nbytes = found
             self._reading = position.segment
-        descriptor = self._descriptor(position.segment)
-        data = os.pread(descriptor, min(nbytes, PIECE_BYTES), position.offset)
-        return Piece(position, data)
+            self._pace.sends(everything=is_last and nbytes <= PIECE_BYTES)
+        return self._files.read(position, nbytes)
 
     def _next(self, position: Position) -> tuple[Position, int] | None:
         kept = self._kept.get(position.segment)
@@ -159,15 +168,6 @@ class Spool(LogWriter):
             if number > position.segment and self._kept[number].nbytes:
                 return Position(number, 0), self._kept[number].nbytes
         return None
-
-    def _descriptor(self, segment: int) -> int:
-        number, descriptor = self._fds
-        if number != segment:
-            if descriptor >= 0:
-                os.close(descriptor)
-            descriptor = os.open(self.folder.segment(segment), os.O_RDONLY | os.O_CLOEXEC)
-            self._fds = segment, descriptor
-        return descriptor
 
     def acked(self, position: Position) -> None:
         """See `receiver.remote.source.PieceSource`. What is stored elsewhere as a whole is deleted here."""
@@ -188,10 +188,7 @@ class Spool(LogWriter):
 
     def stop_reading(self) -> None:
         """Closes what is open for reading."""
-        _, descriptor = self._fds
-        self._fds = 0, -1
-        if descriptor >= 0:
-            os.close(descriptor)
+        self._files.close()
 
     def _forget(self, number: int) -> None:
         del self._kept[number]
@@ -234,14 +231,22 @@ class Spool(LogWriter):
         count = len(block) + sum(number for _, number in folded)
         before = kept.devices.get(device, (first, last, 0, 0))
         kept.devices[device] = before[0], last, before[2] + count, before[3] + block.data.size
-        kept.nbytes = segment.nbytes
-        self._changed.notify_all()
+        self._grew(kept, segment)
 
     def _flush(self) -> None:
         super()._flush()
         if self._segment is not None:  # notes of what was lost may have been written
-            self._kept[self._number].nbytes = self._segment.nbytes
+            self._grew(self._kept[self._number], self._segment)
+
+    def _grew(self, kept: _Kept, segment: SegmentWriter) -> None:
+        nbytes = segment.nbytes - kept.nbytes
+        kept.nbytes = segment.nbytes
+        if nbytes and self._pace.wrote(nbytes):
             self._changed.notify_all()
+
+    def _hasten(self) -> None:
+        self._pace.hurry()
+        self._changed.notify_all()
 
     def _open_segment(self) -> SegmentWriter:
         notes = list(self._lost.values())
@@ -267,6 +272,7 @@ class Spool(LogWriter):
                     "%s is full: %d bytes wait for the collector at %s; devices wait until there is room",
                     self.directory, self._waiting(), self._forward.shown_address,
                 )  # fmt: skip
+            self._hasten()
             self._changed.wait()
 
     def _drop_oldest(self) -> bool:

@@ -117,6 +117,8 @@ class LogWriter:
             if at_once or pending.nbytes >= self.options.flush_bytes:
                 self._write(device, pending)
                 self._rotate_if_due()
+                if at_once:
+                    self._hasten()
             elif self._flush_at is None:
                 self._flush_at = time.monotonic() + self.options.flush_sec
                 self._wake_timer()
@@ -136,6 +138,7 @@ class LogWriter:
         with self._lock:
             self._retry_at = min(self._retry_at, time.monotonic())
             self._flush()
+            self._hasten()
 
     def close(self) -> None:
         """Writes everything that has come and finishes the segment. What comes later begins another one."""
@@ -212,6 +215,9 @@ class LogWriter:
         self, segment: SegmentWriter, device: str, block: Block, folded: Sequence[tuple[int, int]]
     ) -> None:
         """Called when messages have been written."""
+
+    def _hasten(self) -> None:
+        """Called when something was written that must not wait."""
 
     def _rotate_if_due(self) -> None:
         segment = self._segment
