@@ -101,7 +101,7 @@ def _show_taps(answers: Answers, pattern: str) -> bool:
         print(f"hcb: no tap is called {pattern!r} in {len(answers.told)} process(es)", file=sys.stderr)
         return False
     rows = [
-        (name, kind, _places(where[name, line, kind]), _mixed(rules[name, line, kind]),
+        (name, kind, _places(where[name, line, kind]), mixed(rules[name, line, kind].elements()),
          f"{suppressed[name, line, kind]:,}", line)
         for name, line, kind in sorted(rules)
     ]  # fmt: skip
@@ -125,7 +125,7 @@ def _show_rules(answers: Answers, pattern: str, seconds: float) -> int:
         else:
             failed.append(told)
     if rules:
-        rows = [(name, _places(where[name]), _mixed(rules[name])) for name in sorted(rules)]
+        rows = [(name, _places(where[name]), mixed(rules[name].elements())) for name in sorted(rules)]
         print("\n".join(text_table(("tap", "processes", "rules"), rows, left=(0, 1, 2))))
     if not answers.told:
         print("no process is connected; remembered for those that come")
@@ -152,17 +152,23 @@ def _report(told: Sequence[Told], seconds: float) -> int:
     return 1 if failed else 0
 
 
-def _mixed(texts: Counter[str]) -> str:
-    if len(texts) == 1:
-        return next(iter(texts))
-    return ", ".join(f"{text} ({count})" for text, count in texts.most_common())
+def mixed(texts: Iterable[str]) -> str:
+    """Texts that may be one and the same: `every=10`, or `every=10 (3), - (1)`."""
+    counted = Counter(texts)
+    if len(counted) == 1:
+        return next(iter(counted))
+    return ", ".join(f"{text} ({count})" for text, count in counted.most_common())
 
 
 def _places(processes: Iterable[Controlled]) -> str:
+    return places((process.key.run, process.key.process) for process in processes)
+
+
+def places(processes: Iterable[tuple[str, int]]) -> str:
     """Of which runs, and which of their processes: `exp p0-3,7`; and how many if they are not told apart by that."""
     numbers: dict[str, list[int]] = defaultdict(list)
-    for process in processes:
-        numbers[process.key.run].append(process.key.process)
+    for run, process in processes:
+        numbers[run].append(process)
     return "; ".join(f"{run} p{_ranges(found)}" for run, found in sorted(numbers.items()))
 
 

@@ -6,9 +6,11 @@ import argparse
 import json
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 from receiver.cli.live_screen import live_screen
+from receiver.cli.reaching import add_reaching
 from receiver.cli.text_table import bytes_text, seconds_text, text_table
 from receiver.control.client import ControlClient
 
@@ -24,13 +26,17 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = EXAMPLES
     parser.add_argument(
-        "pid", type=int, metavar="PID", help="the process; `hcb ctl` lists those that there are"
+        "pid", nargs="?", type=int, metavar="PID", help="the process; `hcb ctl` lists those that there are"
     )
     parser.add_argument("--once", action="store_true", help="one interval as plain text, then end")
     parser.add_argument("--json", action="store_true", help="a line of JSON for each interval")
     parser.add_argument(
         "--interval", type=_interval, default=1.0, metavar="S", help="seconds between two looks (1)"
     )
+    group = parser.add_argument_group("or all processes that forward to a collector")
+    group.add_argument("--via", metavar="HOST:PORT", help="the collector")
+    add_reaching(group)
+    parser.set_defaults(parser=parser)
 
 
 def _interval(text: str) -> float:
@@ -45,25 +51,42 @@ def _interval(text: str) -> float:
 
 def run(arguments: argparse.Namespace) -> int:
     """Runs the command."""
+    if (arguments.pid is None) == (arguments.via is None):
+        arguments.parser.error("give a PID, or a collector with --via HOST:PORT")
+    if arguments.via is not None:
+        from receiver.cli.top_via import look
+
+        return look(arguments)
     with ControlClient(arguments.pid) as client:
         before = client.ask("figures")  # begins the counting
-        if arguments.json or arguments.once or not sys.stdout.isatty():
-            while True:
-                time.sleep(arguments.interval)
-                now = client.ask("figures")
-                shown = between(before, now)
-                print(json.dumps(shown) if arguments.json else "\n".join(lines(shown)), flush=True)
-                if arguments.once:
-                    return 0
-                if not arguments.json:
-                    print(flush=True)
-                before = now
-        with live_screen() as show:
-            while True:
-                time.sleep(arguments.interval)
-                now = client.ask("figures")
-                show(lines(between(before, now)))
-                before = now
+
+        def shown() -> dict[str, Any]:
+            nonlocal before
+            earlier, before = before, client.ask("figures")
+            return between(earlier, before)
+
+        return show(arguments, shown, lines)
+
+
+def show(
+    arguments: argparse.Namespace,
+    shown: Callable[[], dict[str, Any]],
+    lines: Callable[[dict[str, Any]], list[str]],
+) -> int:
+    """Shows the figures of one interval after the other, as the arguments say."""
+    if arguments.json or arguments.once or not sys.stdout.isatty():
+        while True:
+            time.sleep(arguments.interval)
+            now = shown()
+            print(json.dumps(now) if arguments.json else "\n".join(lines(now)), flush=True)
+            if arguments.once:
+                return 0
+            if not arguments.json:
+                print(flush=True)
+    with live_screen() as show_on_screen:
+        while True:
+            time.sleep(arguments.interval)
+            show_on_screen(lines(shown()))
 
 
 def between(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:

@@ -183,16 +183,18 @@ class ControlService:
         came: _Came = asyncio.Queue()
         waiting: dict[ProcessLink, None] = {}
         plain = pack({"command": command, "arguments": arguments})
+        behind: list[ProcessLink] = []
         for link in self._links.processes():
             if not session.includes(link.process.key.run):
                 continue
-            waiting[link] = None
             if command == "rules":
                 future = link.request(session.number, self._rules(link, arguments))
-            elif link.is_behind(session.number):
+            elif link.is_behind(session.number):  # it is known not to answer
+                behind.append(link)
                 continue
             else:
                 future = link.request(session.number, plain)
+            waiting[link] = None
             future.add_done_callback(functools.partial(_came, came, link))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds) as limit:
@@ -203,7 +205,7 @@ class ControlService:
                     limit.reschedule(None)  # the client's time is another one
                     await context.write(control_protocol.encode_told(link.process, line))
                     limit.reschedule(now)
-        for link in waiting:
+        for link in (*waiting, *behind):
             await context.write(control_protocol.encode_told(link.process, None))
 
     async def _say(self, session: _Session, arguments: dict[str, Any], peer: str) -> None:

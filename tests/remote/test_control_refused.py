@@ -225,7 +225,7 @@ def test_a_client_that_asks_too_much_at_a_time(collector: CollectorProcess, othe
 
 
 class NoCollector(grpc.GenericRpcHandler):
-    """Takes streams, and controls by what it is given."""
+    """Takes streams, and controls by what it is given; when all is answered it says something else."""
 
     def __init__(self, *requests: bytes) -> None:
         self.requests = requests
@@ -248,8 +248,10 @@ class NoCollector(grpc.GenericRpcHandler):
         self.connections += 1
         next(messages)
         yield from self.requests
-        for message in messages:
+        for number, message in enumerate(messages, 1):
             self.answers.put(message)
+            if number == len(self.requests):
+                yield b"no request"
 
 
 @contextmanager
@@ -279,7 +281,7 @@ def test_a_collector_that_asks_nonsense_is_answered_and_given_up(tmp_path: Path)
     ]  # fmt: skip
     requests = [request(number, line, session=number) for number, line in enumerate(asked, 1)]
     many = [request(100 + n, pack({"command": "process"}), session=100 + n) for n in range(60)]
-    with no_collector(*requests, *many, b"no request") as (handler, address):
+    with no_collector(*requests, *many) as (handler, address):
         with forwarder(address, tmp_path / "spool") as recorder:
             Emitter(recorder).losses(100)
             assert recorder.drain(60)

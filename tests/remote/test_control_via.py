@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import shutil
 import signal
 from collections.abc import Iterator
@@ -14,8 +15,12 @@ import pytest
 from certificates import Authority
 from collecting import CollectorProcess, wait_for
 
+import hostcallback
 from controlled import Controlled, controlled
 from receiver.cli import main
+from receiver.remote.control_client import CollectorControl
+from receiver.remote.options import Forward
+from receiver.runtime import runtime
 
 
 class Everywhere:
@@ -57,7 +62,12 @@ class Done(NamedTuple):
 
 def ctl(collector: CollectorProcess, *arguments: Any, token: str = "") -> Done:
     """`hcb ctl --via`."""
-    line = ["ctl", "--via", collector.address, *map(str, arguments)]
+    return run("ctl", "--via", collector.address, *arguments, token=token)
+
+
+def run(*arguments: Any, token: str = "") -> Done:
+    """`hcb`, in this process."""
+    line = [*map(str, arguments)]
     out, err = io.StringIO(), io.StringIO()
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
         patch.setenv("HOSTCALLBACK_TOKEN", token)
@@ -238,6 +248,53 @@ def test_a_token_that_may_write_may_not_control(everywhere: Everywhere, tmp_path
     ctl(collector, "loss", "--every", 3, token="root")
     assert "exp3" not in ctl(collector, "loss", token="boss").stdout
     check_sends(two, 3)
+
+
+def test_figures_of_all_processes(everywhere: Everywhere) -> None:
+    collector = everywhere.collect()
+    one, two = (everywhere.start(collector, name) for name in ("exp1", "exp2"))
+    wait_for_processes(collector, "exp1", "exp2")
+    top = ("top", "--via", collector.address, "--interval", 1, "--once")
+    done = run(*top)
+    assert (done.returncode, done.stderr) == (0, "")
+    head, processes, taps = (part.splitlines() for part in done.stdout.split("\n\n"))
+    assert head == ["2 process(es)"]
+    assert [row.split()[:2] for row in processes[1:]] == [["exp1", "p0"], ["exp2", "p0"]]
+    assert {row.split()[0] for row in taps[1:]} == {"layer1/grad", "loss", "sign"}
+    assert all("exp1 p0; exp2 p0" in row for row in taps[1:])
+
+    two.process.send_signal(signal.SIGSTOP)
+    try:
+        done = run(*top, "--json")
+        shown = json.loads(done.stdout)
+        assert [(process["run"], process["pid"]) for process in shown["processes"]] == [("exp1", one.pid)]
+        assert [(process["run"], process["pid"]) for process in shown["silent"]] == [("exp2", two.pid)]
+        rates = {tap["name"]: tap["messages_per_sec"] for tap in shown["processes"][0]["taps"]}
+        assert rates["loss"] > 0
+    finally:
+        two.process.send_signal(signal.SIGCONT)
+    done = run("top", "--via", collector.address, "--run", "exp2", "--once", "--interval", 0.1)
+    assert done.stdout.startswith("1 process(es)\n")
+    assert run("top").returncode == run("top", one.pid, "--via", collector.address).returncode == 2
+
+
+def test_figures_are_counted_while_somebody_looks(everywhere: Everywhere) -> None:
+    collector = everywhere.collect()
+    program = hostcallback.jit(lambda x: hostcallback.id_tap(lambda value: None, x, name="looked at"))
+    with hostcallback.outfeed_receiver(
+        forward=hostcallback.Forward(collector.address, spool=everywhere.folder / "spool")
+    ):
+        program(1.0)
+        wait_for_processes(collector, "run")
+        with CollectorControl(Forward(collector.address)) as control:
+            for count in (0, 1, 2):
+                (told,) = control.ask("figures", seconds=60.0).told
+                assert [tap["messages"] for tap in told.result["taps"] if tap["name"] == "looked at"] == [
+                    count
+                ]
+                program(1.0)
+                hostcallback.barrier_wait()
+        wait_for(lambda: not any(receiver.accounts for receiver in runtime.receivers()), "nobody counting")
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="makes certificates with openssl")
