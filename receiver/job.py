@@ -16,6 +16,9 @@ from receiver.shard_record import RecordReader, Shard
 PARKED_BYTES = 64 << 20
 """So much of one stream may be read beyond what there is room for, while others wait for what may be behind it."""
 
+OVERHEAD_BYTES = 1 << 10
+"""What a shard takes beside its arrays."""
+
 NOT_WHOLE = "values were given up, because shards of them were lost, or did not come in time"
 APART = (
     "values cannot be put together, because the processes number the launches of the program differently (one loaded "
@@ -39,8 +42,8 @@ class Parked(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Of its arrays."""
-        return sum(array.nbytes for array in self.shard.arrays)
+        """What it takes, roughly."""
+        return OVERHEAD_BYTES + sum(array.nbytes for array in self.shard.arrays)
 
 
 class Job:
@@ -58,8 +61,8 @@ class Job:
         self.given_up: Counter[str] = Counter()
         self._room = Room()
         self._taps: dict[int, JointTap] = {}
-        self._parked: dict[Hashable, deque[Parked]] = {}
-        self._parked_bytes: Counter[Hashable] = Counter()
+        self._parked: dict[Origin, deque[Parked]] = {}  # by the device of a stream
+        self._parked_bytes: Counter[Hashable] = Counter()  # by stream
 
     @property
     def pending_values(self) -> int:
@@ -80,15 +83,15 @@ class Job:
         Raises:
             Exception: what consumers raise, or ValueError, as `JointTap.add` does.
         """
-        stream = shard.message.device.stream
+        origin: Origin = shard.message.device
         try:
-            if self._parked.get(stream):
-                self._park(stream, tap, shard)
+            if origin in self._parked:
+                self._park(origin, tap, shard)
                 return
             try:
                 whole = tap.add(shard)
             except Ahead:
-                self._park(stream, tap, shard)
+                self._park(origin, tap, shard)
                 return
             if whole is not None:
                 whole.device.hand_on(whole._replace(device=whole.device.device))
@@ -99,15 +102,16 @@ class Job:
 
     def is_held(self, stream: Hashable, devices: int) -> bool:
         """Whether a stream is to be left where it is, which is of so many devices."""
-        parked = self._parked.get(stream)
-        if not parked:
+        if not self._parked_bytes[stream]:
             return False
-        return self._parked_bytes[stream] >= PARKED_BYTES or not parked[0].tap.is_behind(stream, devices)
+        if self._parked_bytes[stream] >= PARKED_BYTES:
+            return True
+        heads = [parked[0].tap for origin, parked in self._parked.items() if origin.stream == stream]
+        return not any(tap.is_behind(stream, devices) for tap in heads)
 
     def leaders(self) -> set[int]:
         """The processes that have brought what the held streams wait for: the others are behind."""
-        taps = {id(parked[0].tap): parked[0].tap for parked in self._parked.values() if parked}
-        return {origin.process for tap in taps.values() for origin in tap.oldest()}
+        return {origin.process for tap in self._heads() for origin in tap.oldest()}
 
     def relieve(self) -> None:
         """Gives up the older half of what held streams wait for, and takes in what there is room for now.
@@ -115,14 +119,11 @@ class Job:
         Raises:
             Exception: what consumers raise.
         """
-        heads = {id(parked[0].tap): parked[0].tap for parked in self._parked.values() if parked}
-        room = self._room.nbytes
-        before = sum(tap.assembly.unfinished for tap in heads.values())
-        for tap in heads.values():
+        heads = self._heads()
+        if not any(tap.assembly.unfinished for tap in heads):
+            heads = list(self._taps.values())  # it is for the sake of others that there is no room
+        for tap in heads:
             tap.give_up_oldest()
-        if room and self._room.nbytes == room and before == 0:
-            for tap in self._taps.values():  # it is for their sake that there is no room
-                tap.give_up_oldest()
         self._count_all()
         self._unpark()
 
@@ -132,7 +133,7 @@ class Job:
         Raises:
             Exception: what consumers raise.
         """
-        while self.pending_values or any(self._parked.values()):
+        while self.pending_values or self._parked:
             for tap in self._taps.values():
                 tap.give_up_all()
             self._count_all()
@@ -146,40 +147,52 @@ class Job:
             for item in parked:
                 yield item.shard.message.device
 
-    def _park(self, stream: Hashable, tap: JointTap, shard: Shard) -> None:
+    def _heads(self) -> list[JointTap]:
+        # What parked shards wait for.
+        return list({id(parked[0].tap): parked[0].tap for parked in self._parked.values()}.values())
+
+    def _park(self, origin: Origin, tap: JointTap, shard: Shard) -> None:
         parked = Parked(tap, shard, -1)
-        self._parked.setdefault(stream, deque()).append(parked)
-        self._parked_bytes[stream] += parked.nbytes
+        self._parked.setdefault(origin, deque()).append(parked)
+        self._parked_bytes[origin.stream] += parked.nbytes
 
     def _unpark(self) -> None:
         # What one stream brings may be what another one's next shard waits for.
         progress = True
         while progress:
             progress = False
-            for stream, parked in list(self._parked.items()):
-                while parked and self._has_changed(parked[0]) and self._take_in(stream, parked):
+            for origin, parked in list(self._parked.items()):
+                while self._has_changed(parked[0]) and self._take_in(origin, parked):
                     progress = True
-                if not parked:
-                    del self._parked[stream], self._parked_bytes[stream]
+                    if origin not in self._parked:
+                        break
 
     def _has_changed(self, parked: Parked) -> bool:
         # Whether it is worth while to try again; there is more to it than this.
         assembly = parked.tap.assembly
         return assembly.is_roomy or assembly.begun > parked.begun
 
-    def _take_in(self, stream: Hashable, parked: deque[Parked]) -> bool:
-        item = parked.popleft()
+    def _take_in(self, origin: Origin, parked: deque[Parked]) -> bool:
+        item = parked[0]
         try:
             whole = item.tap.add(item.shard)
         except Ahead:
-            parked.appendleft(item._replace(begun=item.tap.assembly.begun))
+            parked[0] = item._replace(begun=item.tap.assembly.begun)
             return False
+        except ValueError:  # it goes with no others, and is left out
+            self._unparked(origin, parked)
+            raise
         finally:
             self._count(item.tap)
-        self._parked_bytes[stream] -= item.nbytes
+        self._unparked(origin, parked)
         if whole is not None:
             whole.device.hand_on(whole._replace(device=whole.device.device))
         return True
+
+    def _unparked(self, origin: Origin, parked: deque[Parked]) -> None:
+        self._parked_bytes[origin.stream] -= parked.popleft().nbytes
+        if not parked:
+            del self._parked[origin]
 
     def _count_all(self) -> None:
         for tap in self._taps.values():
