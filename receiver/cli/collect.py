@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from receiver.remote.delivery import Delivery
     from receiver.remote.store import Store
 
+PATIENCE_SEC = 0.5
+"""After that a collector that is to end says what it waits for."""
+
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments."""
@@ -177,6 +180,13 @@ def run(arguments: argparse.Namespace) -> int:
                         on_listening=listening,
                     )
                 )
+        if not delivery.wait_idle(PATIENCE_SEC):
+            print(
+                "hcb: the consumers are behind, and get what is stored before this ends; once more, and they get the "
+                "rest next time",
+                file=sys.stderr,
+                flush=True,
+            )
         delivery.close()
     sys.stdout.flush()
     for check in delivery.failed_checks():

@@ -19,6 +19,7 @@ from receiver.log import logger
 from receiver.message import Message
 from receiver.remote.cursor import Cursor, Waiting
 from receiver.remote.job_streams import PATIENCE_SEC, JobStreams
+from receiver.remote.raised_log import RaisedLog
 from receiver.remote.store import Store
 from receiver.remote.stored_runs import StoredRuns
 from receiver.remote.stream import Position, StreamKey
@@ -33,6 +34,9 @@ from receiver.taplog.selection import Selection
 
 TURN_BYTES = 1 << 20
 """So much of one stream is delivered before it is another one's turn."""
+
+STREAM_SEC = 0.5
+"""And for no longer, where a consumer is slow, but at least what was written together."""
 
 TURN_SEC = 0.02
 """Turns begin no sooner after each other, but where streams are behind: waking up for a piece costs more than it."""
@@ -97,6 +101,7 @@ class Delivery:
         self.lost: Counter[str] = Counter()
         self.incomplete: Counter[str] = Counter()
         self._hurry = threading.Event()  # somebody waits until all is delivered
+        self._raised = RaisedLog()
         self._changed = threading.Condition()  # protects what follows
         self._grown: dict[StreamKey, Position] = {}
         self._new: set[StreamKey] = set()  # of these, those of which more has come
@@ -129,7 +134,7 @@ class Delivery:
         return self.scope.deferred.checks()
 
     def close(self, timeout_sec: float = 60.0) -> None:
-        """Delivers what is stored, and ends the thread."""
+        """Delivers what is stored, as far as there is time, and ends the thread."""
         self.wait_idle(timeout_sec)
         with self._changed:
             self._stop = True
@@ -155,12 +160,17 @@ class Delivery:
                 self._busy = bool(turn)
                 stop = self._stop
             for key, stored in turn.items():
+                if self._stop:  # there is no time for the rest
+                    break
                 if self._jobs is not None and key in new:
                     self._jobs.grew(key)
                 if self._deliver_safely(key, stored, TURN_BYTES):
                     turn_at = 0.0
                     with self._changed:
                         self._grown.setdefault(key, stored)
+                if time.monotonic() >= save_at:
+                    save_at = time.monotonic() + SAVE_SEC
+                    self._save()
             self._go_on()
             self._report()
             if stop or time.monotonic() >= save_at:
@@ -168,6 +178,7 @@ class Delivery:
                 self._save()
             if stop:
                 self._report_incomplete()
+                self._raised.end()
                 return
 
     def _deliver_safely(self, key: StreamKey, stored: Position, limit_bytes: float) -> bool:
@@ -205,8 +216,12 @@ class Delivery:
         if is_held():
             self._held[key] = stored
             return False
-        before = stream.runs.position
-        for record in stream.runs.read(stored, limit_bytes, is_held):
+        before, until = stream.runs.position, time.monotonic() + STREAM_SEC
+
+        def is_enough() -> bool:
+            return is_held() or (limit_bytes != math.inf and time.monotonic() >= until)
+
+        for record in stream.runs.read(stored, limit_bytes, is_enough):
             if isinstance(record, Run):
                 stream.at = stream.runs.position, record.device
                 stream.delivery.deliver(record)
@@ -285,9 +300,8 @@ class Delivery:
         checks = self.scope.deferred.take_checks()
         report = self.scope.deferred.take()
         self.scope.deferred.put_back(checks)
-        for error in () if report is None else report.exceptions:
-            notes = "; ".join(getattr(error, "__notes__", []))
-            logger.error("%s: %s%s", type(error).__name__, error, f" ({notes})" if notes else "")
+        if report is not None:
+            self._raised.log(report)
 
     def _report_incomplete(self) -> None:
         if self._jobs is not None and self._jobs.pending_values:

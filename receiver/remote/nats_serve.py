@@ -27,8 +27,11 @@ def fetching(collector: NatsCollector, on_connected: Callable[[], None]) -> Iter
 
 
 def wait_for_end() -> None:
-    """Waits for SIGTERM or SIGINT, which end a collector that does nothing else."""
+    """Waits for SIGTERM or SIGINT, which end a collector that does nothing else. Only from the main thread."""
     end = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: end.set())
+    before = {
+        number: signal.signal(number, lambda *_: end.set()) for number in (signal.SIGTERM, signal.SIGINT)
+    }
     end.wait()
+    for number, handler in before.items():  # the second time it ends at once
+        signal.signal(number, handler)

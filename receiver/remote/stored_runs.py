@@ -78,11 +78,11 @@ class StoredRuns:
         return self._local_devices.get(name)
 
     def read(
-        self, stored: Position, limit_bytes: float, is_held: Callable[[], bool] = lambda: False
+        self, stored: Position, limit_bytes: float, is_enough: Callable[[], bool] = lambda: False
     ) -> Iterator[Record]:
         """What is new up to `stored`, about as much as the limit says; afterwards `position` says how far it came.
 
-        While a record is handed out it says where to go on to read that once more. `is_held`: whether to stop, asked
+        While a record is handed out it says where to go on to read that once more. `is_enough`: whether to stop, asked
         behind each chunk.
         """
         left = limit_bytes
@@ -92,7 +92,7 @@ class StoredRuns:
                 left -= nbytes
                 if record is not None:
                     yield record
-                if left <= 0 or (record is None and is_held()):
+                if left <= 0 or (record is None and is_enough()):
                     return
             if self.position.segment < stored.segment:
                 # What is left of it, if anything, was never sent.
