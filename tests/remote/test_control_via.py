@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import random
 import shutil
 import signal
 from collections.abc import Iterator
@@ -18,7 +19,9 @@ from collecting import CollectorProcess, wait_for
 import hostcallback
 from controlled import Controlled, controlled
 from receiver.cli import main
+from receiver.control.rules import Rules, rule_settings, settings_text
 from receiver.remote.control_client import CollectorControl
+from receiver.remote.kept_statements import StatementsFile
 from receiver.remote.options import Forward
 from receiver.runtime import runtime
 
@@ -220,6 +223,52 @@ def test_what_holds_is_what_the_collector_remembers(everywhere: Everywhere) -> N
     check_sends(process, 5)
     ctl(collector, "loss", "--reset")
     check_sends(process, 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3))
+def test_processes_hold_what_is_remembered_whoever_was_killed_and_stopped(
+    everywhere: Everywhere, seed: int
+) -> None:
+    rng = random.Random(seed)
+    collector = everywhere.collect()
+    runs = ("exp1", "exp2")
+    processes = [everywhere.start(collector, name) for name in runs]
+    wait_for_processes(collector, *runs)
+
+    def kill() -> None:
+        collector.kill()
+        collector.start()
+
+    def stop_and_go_on() -> None:
+        stopped = rng.choice(processes).process
+        stopped.send_signal(signal.SIGSTOP)
+        say()
+        stopped.send_signal(signal.SIGCONT)
+
+    def say() -> None:
+        what = rng.choice([("--every", rng.randint(1, 9)), ("--truncate", rng.randint(1, 9)), ("--reset",)])
+        glob, of_run = rng.choice(["loss", "l*", "*", "layer1/grad"]), rng.choice([*runs, "exp*", "*"])
+        ctl(collector, glob, *what, "--run", of_run, "--timeout", 0.2)
+
+    for _ in range(10):
+        rng.choice([kill, stop_and_go_on, say, say])()
+
+    def held() -> dict[tuple[str, str], str]:
+        with CollectorControl(Forward(collector.address)) as control:
+            told = control.ask("taps", seconds=5.0).told
+        taps = [(one.process.key.run, tap) for one in told for tap in one.result or ()]
+        return {(name, tap["name"]): tap["rules"] for name, tap in taps if not tap["check"]}
+
+    kept = StatementsFile(collector.log).read()
+    expected = {}
+    for name in runs:
+        rules = Rules()
+        for pattern, settings in kept.about(name):
+            rules = rules.having(pattern, settings)
+        for tap in ("layer1/grad", "loss"):
+            expected[name, tap] = settings_text(rule_settings(rules.of(tap)))
+    wait_for(lambda: held() == expected, f"{expected}")
 
 
 def test_a_token_that_may_write_may_not_control(everywhere: Everywhere, tmp_path: Path) -> None:
