@@ -30,7 +30,8 @@ class ProcessLink:
         """It has just come."""
         self.process = process
         self.ended: asyncio.Future[Refused] = asyncio.get_running_loop().create_future()
-        self._outgoing: asyncio.Queue[bytes] = asyncio.Queue()
+        self._outgoing: asyncio.Queue[bytes | None] = asyncio.Queue()  # None: nothing more
+        self._is_gone = False
         self._last = 0
         self._unanswered: dict[int, tuple[int, asyncio.Future[bytes | None]]] = {}
         self._sessions: Counter[int] = Counter()  # requests without an answer, by session
@@ -82,15 +83,17 @@ class ProcessLink:
     def gone(self) -> None:
         """No answers come any more."""
         self.end(Code.UNAVAILABLE, "the process has gone")
+        self._is_gone = True
         for _, future in self._unanswered.values():
             if not future.done():
                 future.set_result(None)
         self._unanswered.clear()
+        self._outgoing.put_nowait(None)
 
     async def requests(self) -> AsyncIterator[bytes]:
-        """What is to be sent, as it comes."""
-        while True:
-            yield await self._outgoing.get()
+        """What is to be sent, as it comes, until it is gone."""
+        while (request := await self._outgoing.get()) is not None and not self._is_gone:
+            yield request
 
 
 class ProcessLinks:

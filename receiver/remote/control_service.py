@@ -26,6 +26,9 @@ from receiver.remote.refusal import Code, Refused
 
 MAX_CLIENTS = 64
 DEFAULT_SEC = 5.0
+END_SEC = 2.0
+"""How long a process that is sent away may take to take what is on its way to it."""
+
 TELL_SEC = 60.0
 """How long one who controls may take to hear all answers, beyond what the processes may take."""
 
@@ -108,24 +111,24 @@ class ControlService:
         # From here to the loop nothing waits: what is said meanwhile is either in the first request, or behind it.
         self._links.add(link)
         link.request(NOBODY, self._rules(link))
-        tasks: list[asyncio.Future[Any]] = [
-            asyncio.ensure_future(_send(link, context)),
-            asyncio.ensure_future(_receive(link, requests)),
-        ]
+        sending = asyncio.ensure_future(_send(link, context))
+        receiving = asyncio.ensure_future(_receive(link, requests))
         try:
-            await asyncio.wait((*tasks, link.ended), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((sending, receiving, link.ended), return_when=asyncio.FIRST_COMPLETED)
             if link.ended.done():
                 raise link.ended.result()
-            for task in tasks:
+            for task in (receiving, sending):
                 if task.done():
                     task.result()
         except BadStreamError as error:
             raise Refused(Code.INVALID_ARGUMENT, str(error)) from error
         finally:
             self._links.remove(link)
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            receiving.cancel()
+            # gRPC loses the status that ends a call whose write is cancelled: that has its time first.
+            await asyncio.wait((sending,), timeout=END_SEC)
+            sending.cancel()
+            await asyncio.gather(sending, receiving, return_exceptions=True)
 
     async def _ask(self, requests: AsyncIterator[bytes], context: Any) -> None:
         peer = context.peer()
