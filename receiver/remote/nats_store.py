@@ -15,15 +15,13 @@ from receiver.remote.store import Store
 from receiver.remote.stream import Position, StreamKey
 from receiver.taplog.block import Block
 from receiver.taplog.chunk_reader import Chunk, read_frames
+from receiver.taplog.copies import STREAM
 from receiver.taplog.errors import NotATapLogError
 from receiver.taplog.layout import Kind
 from receiver.taplog.segment_reader import SegmentReader
 from receiver.taplog.segment_writer import SegmentWriter
 
 SEGMENT_BYTES = 64 << 20
-
-STREAM = "stream"
-"""Where a segment's header says which stream its messages are of."""
 
 
 class _Series:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from receiver.taplog.chunk_reader import Chunk
+from receiver.taplog.copies import Copies
 from receiver.taplog.errors import CutOffLogError, Damage, DamagedLogError, NotATapLogError
 from receiver.taplog.layout import Kind
 from receiver.taplog.logged import LoggedMessage, RunDecoder
@@ -42,6 +43,7 @@ class LogReader:
         given = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
         found: dict[Writer, list[Path]] = {}
         self._cut_off: list[Path] = []
+        self._copies = Copies()
         problem: Exception = NotATapLogError("no tap log was given")
         for path in dict.fromkeys(segment for item in given for segment in segments_of(item)):
             try:
@@ -53,6 +55,7 @@ class LogReader:
                 problem = error
             else:
                 found.setdefault(segment.writer, []).append(path)
+                self._copies.note(segment.writer, segment.info, path)
                 segment.close()
         if not found:
             raise problem
@@ -103,6 +106,8 @@ class LogReader:
     def runs(self, selection: Selection = EVERYTHING, *, by_time: bool = True) -> Iterator[Record]:
         """Messages as they were recorded, some of one device at a time, and what is said to be lost or is damaged.
 
+        What is in several of the logs, as in those of several collectors, is there once.
+
         Those of exported programs, whose taps are not known before they are decoded, are there whatever their name.
 
         Args:
@@ -111,7 +116,7 @@ class LogReader:
         """
         for path in self._cut_off:
             yield Damage(path, 0, path.stat().st_size, 0, "ends in its header", torn=True)
-        yield from merged(self._processes, selection, by_time=by_time)
+        yield from self._copies.once(merged(self._processes, selection, by_time=by_time))
 
     def records(self, selection: Selection = EVERYTHING) -> Iterator[LoggedMessage | LostRun | Damage]:
         """The messages, and in their places what is said to be lost or is damaged."""

@@ -60,12 +60,12 @@ def losses(first: int, count: int, **numbers: int) -> Block:
     )
 
 
-def read(path: Path) -> tuple[list[LoggedMessage], list[LostRun], list[Damage]]:
-    """All that a log holds."""
+def read(*paths: Path) -> tuple[list[LoggedMessage], list[LostRun], list[Damage]]:
+    """All that logs hold."""
     messages: list[LoggedMessage] = []
     lost: list[LostRun] = []
     damaged: list[Damage] = []
-    for record in LogReader(path).records():
+    for record in LogReader(paths).records():
         if isinstance(record, LoggedMessage):
             messages.append(record)
         elif isinstance(record, LostRun):
