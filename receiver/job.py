@@ -54,20 +54,29 @@ class Job:
 
     Attributes:
         given_up: how many values were given up, by tap and reason. Whoever reports them clears it.
+        left: where the shards are from that belonged to such values, if that is kept. Likewise.
     """
 
-    def __init__(self) -> None:
-        """Nothing has come yet."""
+    def __init__(self, *, keeps_left: bool = False) -> None:
+        """Nothing has come yet. `keeps_left`: whether to keep `left`."""
+        self.left: list[Origin] = []
+        self._keeps_left = keeps_left
         self.given_up: Counter[str] = Counter()
         self._room = Room()
         self._taps: dict[int, JointTap] = {}
         self._parked: dict[Origin, deque[Parked]] = {}  # by the device of a stream
         self._parked_bytes: Counter[Hashable] = Counter()  # by stream
+        self._held: dict[Hashable, tuple[tuple[int, ...], bool]] = {}  # and what that was found from
 
     @property
     def pending_values(self) -> int:
         """How many values are incomplete."""
         return sum(tap.assembly.pending_values for tap in self._taps.values())
+
+    @property
+    def has_parked(self) -> bool:
+        """Whether there are shards that there was no room for."""
+        return bool(self._parked)
 
     def tap(self, described: Described) -> JointTap:
         """The tap that is described; it has the same id in all processes."""
@@ -102,12 +111,16 @@ class Job:
 
     def is_held(self, stream: Hashable, devices: int) -> bool:
         """Whether a stream is to be left where it is, which is of so many devices."""
-        if not self._parked_bytes[stream]:
-            return False
-        if self._parked_bytes[stream] >= PARKED_BYTES:
-            return True
+        nbytes = self._parked_bytes[stream]
+        if not nbytes or nbytes >= PARKED_BYTES:
+            return nbytes > 0
         heads = [parked[0].tap for origin, parked in self._parked.items() if origin.stream == stream]
-        return not any(tap.is_behind(stream, devices) for tap in heads)
+        state = nbytes, devices, *(tap.assembly.begun for tap in heads)
+        known, held = self._held.get(stream, ((), False))
+        if known != state:
+            held = not any(tap.is_behind(stream, devices) for tap in heads)
+            self._held[stream] = state, held
+        return held
 
     def leaders(self) -> set[int]:
         """The processes that have brought what the held streams wait for: the others are behind."""
@@ -201,7 +214,9 @@ class Job:
     def _count(self, tap: JointTap) -> None:
         if tap.is_apart and tap.assembly.unfinished:
             tap.give_up_all()
-        count = tap.take_given_up()
+        count, left = tap.take_given_up()
+        if self._keeps_left:
+            self.left += left
         if count:
             self.given_up[f"{tap.title}: {APART if tap.is_apart else NOT_WHOLE}"] += count
 

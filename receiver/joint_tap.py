@@ -58,6 +58,7 @@ class JointTap:
         self.assembly = Assembly(device_index, room)
         self.is_apart = False
         self._came: dict[object | None, list[Origin]] = {}  # by value, those that are pending
+        self._left: list[Origin] = []
         self._partitions: dict[Hashable, set[tuple[int, int, int]]] = {}
         # The launches of each process, until two were met in one.
         self._launches: dict[int, set[Launch]] | None = {}
@@ -80,15 +81,18 @@ class JointTap:
             self._came.pop(value, None)
         elif is_pending(value):
             self._came.setdefault(value, []).append(origin)
+        else:
+            self._left.append(origin)
         return whole
 
-    def take_given_up(self) -> int:
-        """How many values were given up since the last time."""
+    def take_given_up(self) -> tuple[int, list[Origin]]:
+        """How many values were given up since the last time, and where the shards are from that belonged to such."""
         count, self.assembly.given_up = self.assembly.given_up, 0
         if count:
             for value in [value for value in self._came if not is_pending(value)]:
-                del self._came[value]
-        return count
+                self._left += self._came.pop(value)
+        left, self._left = self._left, []
+        return count, left
 
     def give_up_oldest(self) -> None:
         """Gives up the older half of what is incomplete."""

@@ -15,6 +15,7 @@ from receiver.described_tap import Binding
 from receiver.failed_checks import FailedCheck
 from receiver.log import logger
 from receiver.log_batches import Pace
+from receiver.logged_jobs import LoggedJobs
 from receiver.run_delivery import RunDelivery
 from receiver.scope import Scope
 from receiver.stats import DeviceStats
@@ -35,6 +36,7 @@ class Replayed:
         lost: what the log says is missing.
         damaged: parts of the log that could not be read; without those that its process was killed in.
         failed_checks: the checks that failed, by line, the first failure first.
+        incomplete: values that could not be put together from the shards of several processes, by tap and reason.
         unmatched: names that were to be bound, of which the log has no taps.
     """
 
@@ -43,6 +45,7 @@ class Replayed:
     lost: list[Lost] = field(default_factory=list)
     damaged: list[Damage] = field(default_factory=list)
     failed_checks: list[FailedCheck] = field(default_factory=list)
+    incomplete: Counter[str] = field(default_factory=Counter)
     unmatched: list[str] = field(default_factory=list)
 
     @property
@@ -67,6 +70,7 @@ class Replay:
         sinks: Sequence[Sink] = (),
         printers: bool = True,
         checks_only: bool = False,
+        shards: bool = False,
         max_errors: int = MAX_KEPT,
         on_error: OnError = OnError.DEFER,
     ) -> None:
@@ -78,13 +82,21 @@ class Replay:
             sinks: get every message.
             printers: whether what printed and logged does so.
             checks_only: whether only failures of checks are delivered.
+            shards: whether shards of programs of several processes are delivered by themselves.
             max_errors: see `outfeed_receiver`.
             on_error: see there.
         """
         self._reader = reader
         self._checks_only = checks_only
+        self._jobs = None if shards else LoggedJobs()
         self._make_delivery = functools.partial(
-            RunDelivery, bind=bind, sinks=sinks, printers=printers, checks_only=checks_only, label=self._label
+            RunDelivery,
+            bind=bind,
+            sinks=sinks,
+            printers=printers,
+            checks_only=checks_only,
+            label=self._label,
+            stream_of=lambda writer: None if self._jobs is None else self._jobs.stream(writer),
         )
         self.scope = Scope("replay", max_errors, on_error=on_error)
         self.replayed = Replayed()
@@ -94,11 +106,13 @@ class Replay:
 
         What sinks and functions raise, and failed checks, are in `scope.deferred` then.
         """
+        if selection.devices:
+            self._jobs = None
         delivery = self._make_delivery(self.scope, selection)
         self.replayed.skipped = delivery.skipped
         parts = None if pace is None else Pace(pace).parts
         # Which checks failed first is told by their times.
-        for record in self._reader.runs(selection, by_time=not self._checks_only):
+        for record in self._reader.runs(selection, by_time=not self._checks_only, order=self._jobs):
             if isinstance(record, Damage):
                 self._note_damage(record)
             elif isinstance(record, Run):
@@ -121,6 +135,9 @@ class Replay:
         self.scope.deferred.add_lost(str(damage), max(1, damage.messages))
 
     def _finish(self, delivery: RunDelivery) -> None:
+        if self._jobs is not None:
+            self._jobs.finish()
+            self.replayed.incomplete = self._jobs.given_up()
         lost: Counter[str] = Counter()
         for note in self.replayed.lost:
             lost[note.device] += note.messages

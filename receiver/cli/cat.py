@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from receiver.cli.selecting import add_log, add_selection, count, selection
+from receiver.cli.selecting import add_log, add_selection, add_shards, count, selection
 from receiver.cli.showing import Show, report_damage
 from receiver.cli.unmatched import report_unmatched
 from receiver.taplog.errors import Damage
@@ -21,6 +21,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--full", action="store_true", help="values in full, however long")
     parser.add_argument("--limit", type=count, metavar="N", help="stop after N messages")
+    add_shards(parser)
     add_selection(parser)
 
 
@@ -32,7 +33,7 @@ def run(arguments: argparse.Namespace) -> int:
     show = Show(as_json=arguments.json, full=arguments.full)
     damaged: list[Damage] = []
     shown = 0
-    for record in reader.records(wanted):
+    for record in reader.records(wanted) if arguments.shards else reader.values(wanted):
         if isinstance(record, Damage):
             damaged.append(record)
         elif not isinstance(record, LoggedMessage):

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from receiver.cli import CommandError
-from receiver.cli.selecting import add_log, add_selection, selection, speed
+from receiver.cli.selecting import add_log, add_selection, add_shards, selection, speed
 from receiver.cli.showing import make_safe, report_damage
 from receiver.cli.unmatched import report_unmatched
 from receiver.consumer import Sink
@@ -40,6 +40,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--realtime", action="store_const", const=1.0, dest="speed", help="in the original timing"
     )
     pace.add_argument("--speed", type=speed, metavar="X", help="in the original timing, X times as fast")
+    add_shards(parser)
     add_selection(parser)
 
 
@@ -52,7 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
         sinks: list[Sink] = []
         if arguments.metrics is not None:
             sinks.append(metrics(stack.enter_context(JsonlWriter(arguments.metrics))))
-        replay = Replay(reader, bind=bind, sinks=sinks)
+        replay = Replay(reader, bind=bind, sinks=sinks, shards=arguments.shards)
         replayed = replay.run(selection(arguments), arguments.speed)
     sys.stdout.flush()
     damaged = {str(damage) for damage in replayed.damaged}
@@ -80,6 +81,8 @@ def _sum_up(replayed: Replayed) -> None:
         taps = ", ".join(f"{name} ({count:,})" for name, count in replayed.skipped.most_common(8))
         text += f"; nothing takes those of {taps}: --bind NAME=WHERE:FUNCTION"
     print(text, file=sys.stderr)
+    for reason, count in replayed.incomplete.items():
+        print(f"hcb: {count:,} value(s) of {reason}", file=sys.stderr)
 
 
 def _bound(text: str) -> tuple[str, Callable[..., Any]]:

@@ -29,6 +29,12 @@ def add_selection(parser: argparse.ArgumentParser) -> None:
     add("--until", type=time_ns, metavar="T", help="emitted before T")
 
 
+def add_shards(parser: argparse.ArgumentParser) -> None:
+    """Adds whether values are put together."""
+    about = "the shards of programs of several processes by themselves; do not put them together"
+    parser.add_argument("--shards", action="store_true", help=about)
+
+
 def selection(arguments: argparse.Namespace) -> Selection:
     """What the arguments choose."""
     first, last = arguments.step or (None, None)

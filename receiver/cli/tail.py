@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from receiver.cli import CommandError
 from receiver.cli.reaching import add_reaching, reaching
-from receiver.cli.selecting import add_selection, count, selection
+from receiver.cli.selecting import add_selection, add_shards, count, selection
 from receiver.cli.showing import Show, report_damage
 from receiver.cli.unmatched import report_unmatched
 from receiver.taplog.errors import Damage
@@ -36,6 +36,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--json", action="store_true", help="one JSON object a line, as `hcb cat` writes them"
     )
     parser.add_argument("--full", action="store_true", help="values in full, however long")
+    add_shards(parser)
     add_selection(parser)
 
 
@@ -46,7 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
     wanted = selection(arguments)
     if arguments.collector:
         return _follow_collector(arguments, wanted)
-    follower = Follower(arguments.log, wanted, wait=arguments.follow)
+    follower = Follower(arguments.log, wanted, wait=arguments.follow, shards=arguments.shards)
     show = Show(as_json=arguments.json, full=arguments.full)
     last = follower.last(arguments.lines)
     status = _show(follower, show, last)
@@ -65,7 +66,7 @@ def _follow_collector(arguments: argparse.Namespace, wanted: Selection) -> int:
     show = Show(as_json=arguments.json, full=arguments.full)
     with RemoteLog(reached, arguments.of_run) as log:
         log.wait(ANSWER_SEC)
-        follower = Follower([log.folder], wanted, wait=True)
+        follower = Follower([log.folder], wanted, wait=True, shards=arguments.shards)
         _show(follower, show, follower.last(arguments.lines))
         while True:
             finished = log.finished()

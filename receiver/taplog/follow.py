@@ -19,6 +19,7 @@ from receiver.taplog.segment_name import segments_of
 from receiver.taplog.segment_reader import SegmentReader, Writer
 from receiver.taplog.selection import Selection
 from receiver.taplog.step_columns import StepColumns
+from receiver.taplog.wholes import Wholes
 
 AT_ONCE = 64
 """How many chunks are decoded and put in order of time together."""
@@ -41,13 +42,21 @@ class Follower:
         writers: the processes whose segments were met.
     """
 
-    def __init__(self, paths: Sequence[str | os.PathLike[str]], selection: Selection, *, wait: bool) -> None:
+    def __init__(
+        self,
+        paths: Sequence[str | os.PathLike[str]],
+        selection: Selection,
+        *,
+        wait: bool,
+        shards: bool = False,
+    ) -> None:
         """Looks what there is.
 
         Args:
             paths: folders and segments.
             selection: which messages are wanted.
             wait: whether a folder may still be without segments.
+            shards: whether shards of programs of several processes are shown by themselves.
 
         Raises:
             NotATapLogError: one is no log.
@@ -59,6 +68,7 @@ class Follower:
         self._wait = wait
         self._followed: dict[Path, _Followed | None] = {}
         self._decoder = RunDecoder()
+        self._wholes = None if shards or selection.devices else Wholes(shows_incomplete=False)
         self._described: dict[Writer, tuple[dict[int, Described], StepColumns]] = {}
         self.writers: set[Writer] = set()
         self._refused: list[Damage] = []
@@ -67,15 +77,19 @@ class Follower:
             raise NotATapLogError(f"{self._paths[0]}: this tap log ends before its header does")
 
     def last(self, count: int) -> list[Found]:
-        """The last messages so far, those of all devices together; `poll` then goes on behind them."""
+        """The last messages so far, those of all devices together; `poll` then goes on behind them.
+
+        Shards whose values are incomplete are not among them.
+        """
         chunks = list(self._new_chunks())
         whole = [item for item in chunks if not isinstance(item, Damage)]
         self._decoded([item for item in whole if item[1].kind is Kind.FOLDED])
         messages = [item for item in whole if item[1].kind is Kind.FRAMES]
         messages.sort(key=lambda item: item[1].max_time_ns, reverse=True)
         kept: list[Found] = []
+        found: list[Found] = []
         taken, wanted = 0, count
-        while taken < len(messages) and len(kept) < count:
+        while taken < len(messages) and len(found) < count:
             # Of a chunk that reaches back behind them others may reach as far.
             start = taken
             total = 0
@@ -87,8 +101,8 @@ class Follower:
                 taken += 1
             kept += self._decoded(messages[start:taken])
             wanted *= 4
+            found = self._together_anew(kept)
         damaged = [item for item in chunks if isinstance(item, Damage)]
-        found = _by_time(kept)
         return [*damaged, *(found[-count:] if count else [])]
 
     def poll(self) -> Iterator[Found]:
@@ -103,9 +117,26 @@ class Follower:
                 continue
             portion.append(item)
             if len(portion) == AT_ONCE:
-                yield from _by_time(self._decoded(portion))
+                yield from self._together(_by_time(self._decoded(portion)))
                 portion.clear()
-        yield from _by_time(self._decoded(portion))
+        yield from self._together(_by_time(self._decoded(portion)))
+
+    def _together_anew(self, found: list[Found]) -> list[Found]:
+        # Of values that begin before these messages, some shards are missing.
+        if self._wholes is not None:
+            self._wholes = Wholes(shows_incomplete=False)
+        return list(self._together(_by_time(found)))
+
+    def _together(self, found: list[Found]) -> Iterator[Found]:
+        wholes = self._wholes
+        for item in found:
+            if wholes is None or not isinstance(item, LoggedMessage):
+                yield item
+                continue
+            yield from wholes.take(item)
+            while wholes.jobs.is_held(item.writer, 1):  # what comes is shown: nobody is waited for
+                wholes.jobs.relieve()
+                yield from wholes.found()
 
     def _look(self, *, first: bool) -> None:
         for given in self._paths:

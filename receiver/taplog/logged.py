@@ -14,7 +14,7 @@ from receiver.described import Described
 from receiver.exported import SHARDS_ID, WHOLE_ID
 from receiver.heads import take_heads
 from receiver.message import Message
-from receiver.shard_record import PLACES_FROM, RecordReader
+from receiver.shard_record import PLACES_FROM, RecordReader, Shard
 from receiver.taplog.errors import Damage
 from receiver.taplog.layout import NO_STEP
 from receiver.taplog.merge import Run
@@ -73,6 +73,7 @@ class LoggedMessage(NamedTuple):
         folded: how many failures of the same check were left out before it.
         writer: the process that logged it.
         tap: what the log knows of its tap.
+        shard: the same with its place among the others, of an array that was partitioned over devices.
     """
 
     message: Message
@@ -80,6 +81,7 @@ class LoggedMessage(NamedTuple):
     folded: int
     writer: Writer
     tap: LoggedTap
+    shard: Shard | None = None
 
     @property
     def value(self) -> Any:
@@ -115,6 +117,7 @@ class RunDecoder:
             arrays = take_heads(arrays, 0)
         tap, arrays = self._tap_of(run, consumer_id, arrays)
         message = Message(tap.consumer, arrays, seq, time_ns, run_id, run.device, None)
+        shard = None
         if tap.records is not None:
             shard = tap.records.read(message)
             message = message._replace(arrays=shard.arrays, shard_index=shard.layout.places)
@@ -124,6 +127,7 @@ class RunDecoder:
             run.folded.pop(seq, 0),
             run.writer,
             tap,
+            shard,
         )
 
     def _tap_of(self, run: Run, consumer_id: int, arrays: list[Any]) -> tuple[LoggedTap, list[Any]]:

@@ -8,7 +8,7 @@ import itertools
 from collections import deque
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -111,6 +111,11 @@ class _Process:
         self._steps = StepColumns(self.described.get)
         self.damage: list[Damage] = []
 
+    @property
+    def device_count(self) -> int:
+        """How many devices have had messages so far."""
+        return len(self._streams)
+
     def peek(self) -> int | None:
         """When the earliest message of the next segment was emitted; None if there is no further segment."""
         while self._next is None and self._paths:
@@ -202,12 +207,27 @@ def _of_file(path: Path, error: Exception) -> Damage:
     return Damage(path, 0, nbytes, 0 if torn else -1, str(error), torn)
 
 
+class Order(Protocol):
+    """Says, beside time, in which order processes are read."""
+
+    def is_held(self, writer: Writer, devices: int) -> bool:
+        """Whether a process, of which so many devices are known, is to be left until others were read on."""
+
+    def relieve(self) -> None:
+        """Only such are left: lets some of them go on, though it may take several times."""
+
+
 def merged(
-    processes: Sequence[tuple[Writer, Sequence[Path]]], selection: Selection, *, by_time: bool
+    processes: Sequence[tuple[Writer, Sequence[Path]]],
+    selection: Selection,
+    *,
+    by_time: bool,
+    order: Order | None = None,
 ) -> Iterator[Record]:
     """All that the segments of some processes hold, each device's messages in their order.
 
     `by_time` has the devices' runs end where messages of others come between; without it they are as long as they can.
+    `order` is asked before each run.
 
     Order among the devices of a process is that of time as far as a receiver was not behind by more than a segment.
     Memory is one chunk of each device and the headers of two segments of each process.
@@ -217,8 +237,18 @@ def merged(
     for writer, paths in processes:
         process = _Process(writer, paths, selection)
         yield from _feed(heap, count, process)
-    while heap:
-        _, _, process, stream = heapq.heappop(heap)
+    held: list[tuple[int, int, _Process, _Stream | None]] = []
+    while heap or held:
+        if order is not None and held:
+            if not heap:
+                order.relieve()
+            held = _let_go(heap, held, order)
+            if not heap:
+                continue
+        _, _, process, stream = top = heapq.heappop(heap)
+        if order is not None and order.is_held(process.writer, process.device_count):
+            held.append(top)
+            continue
         if stream is None:
             for ready in process.take():
                 if not ready.queued:
@@ -235,6 +265,16 @@ def merged(
         if not stream.is_empty:
             stream.queued = True
             heapq.heappush(heap, (stream.time_ns, next(count), process, stream))
+
+
+def _let_go(heap: list[Any], held: list[Any], order: Order) -> list[Any]:
+    left = []
+    for item in held:
+        if order.is_held(item[2].writer, item[2].device_count):
+            left.append(item)
+        else:
+            heapq.heappush(heap, item)
+    return left
 
 
 def _feed(heap: list[Any], count: Iterator[int], process: _Process) -> Iterator[Damage]:

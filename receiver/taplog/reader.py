@@ -12,10 +12,11 @@ from receiver.taplog.copies import Copies
 from receiver.taplog.errors import CutOffLogError, Damage, DamagedLogError, NotATapLogError
 from receiver.taplog.layout import Kind
 from receiver.taplog.logged import LoggedMessage, RunDecoder
-from receiver.taplog.merge import LostRun, Record, Run, merged
+from receiver.taplog.merge import LostRun, Order, Record, Run, merged
 from receiver.taplog.segment_name import segments_of
 from receiver.taplog.segment_reader import SegmentReader, Writer
 from receiver.taplog.selection import Selection
+from receiver.taplog.wholes import Wholes
 
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
@@ -103,7 +104,9 @@ class LogReader:
             segment.close()
         return names
 
-    def runs(self, selection: Selection = EVERYTHING, *, by_time: bool = True) -> Iterator[Record]:
+    def runs(
+        self, selection: Selection = EVERYTHING, *, by_time: bool = True, order: Order | None = None
+    ) -> Iterator[Record]:
         """Messages as they were recorded, some of one device at a time, and what is said to be lost or is damaged.
 
         What is in several of the logs, as in those of several collectors, is there once.
@@ -113,15 +116,34 @@ class LogReader:
         Args:
             selection: which are wanted.
             by_time: whether the messages of all devices are to be in order of time; if not, each device's are.
+            order: says, beside time, which processes are to be read first.
         """
         for path in self._cut_off:
             yield Damage(path, 0, path.stat().st_size, 0, "ends in its header", torn=True)
-        yield from self._copies.once(merged(self._processes, selection, by_time=by_time))
+        yield from self._copies.once(merged(self._processes, selection, by_time=by_time, order=order))
 
-    def records(self, selection: Selection = EVERYTHING) -> Iterator[LoggedMessage | LostRun | Damage]:
-        """The messages, and in their places what is said to be lost or is damaged."""
+    def values(self, selection: Selection = EVERYTHING) -> Iterator[LoggedMessage | LostRun | Damage]:
+        """As `records`, with shards of programs of several processes put together: a value is one message.
+
+        Shards whose values are incomplete come by themselves, late; if some devices only are wanted, all do.
+        """
+        if selection.devices:
+            yield from self.records(selection)
+            return
+        wholes = Wholes(shows_incomplete=True)
+        for record in self.records(selection, order=wholes.jobs):
+            if isinstance(record, LoggedMessage):
+                yield from wholes.take(record)
+            else:
+                yield record
+        yield from wholes.finish()
+
+    def records(
+        self, selection: Selection = EVERYTHING, *, order: Order | None = None
+    ) -> Iterator[LoggedMessage | LostRun | Damage]:
+        """The messages, and in their places what is said to be lost or is damaged; `order`: see `runs`."""
         decoder = RunDecoder()
-        for record in self.runs(selection):
+        for record in self.runs(selection, order=order):
             if not isinstance(record, Run):
                 yield record
                 continue
