@@ -137,6 +137,7 @@ class NatsCollector:
 
     def _take(self, messages: list[Any]) -> None:
         for message in messages:
+            self._connection.note_stored(message.metadata.sequence.stream)
             try:
                 unit = Unit.decode(message.data)
             except BadStreamError as error:

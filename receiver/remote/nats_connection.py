@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from receiver.errors import HostCallbackError
+from receiver.log import logger
 from receiver.remote.errors import LinkError, LinkRefusedError
 from receiver.remote.nats_subjects import ALL
 from receiver.remote.tls_files import check_tls_files
@@ -63,7 +64,11 @@ class NatsServer:
 
 
 class NatsConnection:
-    """Connects when it is first used, and again whenever the server is back. Any thread."""
+    """Connects when it is first used, and again whenever the server is back. Any thread.
+
+    Attributes:
+        losses: how often JetStream did not have any more what it had said it stored.
+    """
 
     def __init__(self, server: NatsServer) -> None:
         """Starts the thread.
@@ -84,6 +89,9 @@ class NatsConnection:
             ) from error
         self.server = server
         self.nats: Any = nats
+        self.losses = 0
+        self._created: Any = None
+        self._last_seq = 0
         self._client: Any = None
         self._jetstream: Any = None
         self._opening = asyncio.Lock()  # several streams begin at once, by one connection
@@ -148,13 +156,19 @@ class NatsConnection:
             return LinkRefusedError(text)
         return LinkError(text)
 
+    def note_stored(self, number: int) -> None:
+        """JetStream has said that it has a message by that number."""
+        self._last_seq = max(self._last_seq, number)
+
     def check(self) -> None:
         """Raises LinkError if there is no connection."""
         if self._client is None or not self._client.is_connected:
             raise LinkError(f"there is no NATS server at {self.server.shown} at present")
 
     def close(self) -> None:
-        """Ends it. Does not raise."""
+        """Ends it. Does not raise, also when it has ended."""
+        if self._loop.is_closed():
+            return
         with contextlib.suppress(Exception):
             self.start(self._end()).result(REQUEST_SEC)
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -182,15 +196,30 @@ class NatsConnection:
             self._jetstream = self._client.jetstream(timeout=REQUEST_SEC)
         errors = self.nats.js.errors
         try:
-            await self._jetstream.stream_info(self.server.stream)
+            info = await self._jetstream.stream_info(self.server.stream)
         except errors.NotFoundError:
-            await self._jetstream.add_stream(
+            info = await self._jetstream.add_stream(
                 name=self.server.stream, subjects=[ALL], duplicate_window=DUPLICATE_SEC, max_age=MAX_AGE_SEC
             )
         except (errors.ServiceUnavailableError, errors.NoStreamResponseError) as error:
             raise LinkError(
                 f"the NATS server at {self.server.shown} has no JetStream: start it with -js"
             ) from error
+        self._compare(info)
+
+    def _compare(self, info: Any) -> None:
+        # With what was there before: a server may come back with an empty folder, or with an old one.
+        before, self._created = self._created, info.created
+        last = info.state.last_seq
+        if before is not None and (info.created != before or last < self._last_seq):
+            self.losses += 1
+            self._last_seq = 0
+            logger.error(
+                "JetStream of the NATS server at %s has lost messages that it had said it stored: those that no "
+                "collector has fetched, and no spool holds any more, are missing. Give the server a folder that lasts "
+                "(-sd)", self.server.shown,
+            )  # fmt: skip
+        self._last_seq = max(self._last_seq, last)
 
     async def _connect(self) -> Any:
         server = self.server

@@ -37,17 +37,21 @@ class NatsTransport:
         """
         self._spool = spool
         self._connection = NatsConnection(server)
-        self._stored: dict[StreamKey, Position] = {}
+        self._stored: dict[StreamKey, tuple[int, Position]] = {}
 
     def connect(self, key: StreamKey, on_ack: OnAck) -> NatsLink:
         """Begins to send a stream, or goes on with it."""
         self._connection.open()
+        losses = self._connection.losses
 
         def acked(position: Position) -> None:
-            self._stored[key] = position
+            self._stored[key] = losses, position
             on_ack(position)
 
-        return NatsLink(self._connection, self._spool / key.folder, key, self._stored.get(key, START), acked)
+        known, stored = self._stored.get(key, (losses, START))
+        if known != losses:  # all that is still in the spool is published again
+            stored = START
+        return NatsLink(self._connection, self._spool / key.folder, key, stored, acked)
 
     def close(self) -> None:
         """Ends everything."""
@@ -140,13 +144,14 @@ class NatsLink:
         future.add_done_callback(answered)
 
     async def _send(self, subject: str, payload: bytes, message_id: str) -> None:
-        await self._connection.jetstream.publish(
+        answer = await self._connection.jetstream.publish(
             subject,
             payload,
             timeout=REQUEST_SEC,
             stream=self._connection.server.stream,
             headers={ID_HEADER: message_id},
         )
+        self._connection.note_stored(answer.seq)
 
     def _answered(self, number: int, done: concurrent.futures.Future[Any]) -> None:
         error = done.exception() if not done.cancelled() else TimeoutError("the connection was closed")

@@ -15,7 +15,8 @@ from typing import Any
 import nats
 import numpy as np
 import pytest
-from collecting import LOSS, WAIT_SEC, CollectorProcess, Emitter, forwarder, only, stored, wait_for
+from collecting import LOSS, WAIT_SEC, Emitter, forwarder, only, stored, wait_for
+from nats_collecting import NatsCollectorProcess, all_messages
 from nats_server import NatsServerProcess
 
 from receiver.remote.nats_unit import Unit
@@ -28,27 +29,6 @@ NORM = replace(LOSS, name="grad.norm *>", consumer_id=90, tree=["array"])
 def server(tmp_path: Path) -> Iterator[NatsServerProcess]:
     with NatsServerProcess(tmp_path) as started:
         yield started
-
-
-class NatsCollectorProcess(CollectorProcess):
-    """`hcb collect --nats`."""
-
-    def __init__(self, folder: Path, url: str, *arguments: str) -> None:
-        self.url = url
-        super().__init__(folder, *arguments)
-
-    def command(self) -> list[str]:
-        return ["--nats", self.url, "--log", str(self.log)]
-
-
-def all_messages(*logs: Path) -> list[int]:
-    """The numbers of what is in several collectors' logs."""
-    found: list[int] = []
-    for log in logs:
-        if (log / "run").is_dir():
-            numbers, _ = stored(log)
-            found += [seq for seqs in numbers.values() for seq in seqs]
-    return sorted(found)
 
 
 def published(url: str, subject: str) -> list[Any]:
