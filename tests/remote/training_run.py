@@ -73,6 +73,7 @@ class TrainingRun:
         collector: the address of its collector.
         count: of its processes.
         shares_spool: whether these have one folder, as on one host, or one each, as on several.
+        program: what they run.
         lives: all processes there were.
     """
 
@@ -80,6 +81,7 @@ class TrainingRun:
     collector: str
     count: int
     shares_spool: bool
+    program: Path = PROGRAM
     lives: list[Life] = field(default_factory=list)
 
     @property
@@ -97,7 +99,7 @@ class TrainingRun:
             arguments = (number, self.count, port, self.collector, spool, confirmed, steps, seed)
             with (self.folder / f"errors{place + number}").open("wb") as errors:
                 process = subprocess.Popen(
-                    [sys.executable, PROGRAM, *map(str, arguments)], env=environment,
+                    [sys.executable, self.program, *map(str, arguments)], env=environment,
                     stdout=subprocess.DEVNULL, stderr=errors,
                 )  # fmt: skip
             self.lives.append(Life(number, process, confirmed, spool))
