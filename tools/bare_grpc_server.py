@@ -1,29 +1,71 @@
-"""A gRPC server that does nothing with what it gets: the peer of the benchmarks of forwarding. Prints its port."""
+"""The peers of the benchmarks of forwarding: a gRPC server that takes what it gets. Prints its port.
+
+With a folder as its argument it writes what it gets to files there, as few bytes more than they are as can be, and
+keeps freed memory, as a collector does; otherwise it does nothing with it.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import os
+import sys
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import grpc
 import grpc.aio
 
+from receiver.remote.memory import keep_freed_memory
+
+SEGMENT_BYTES = 16 << 20
+
 
 async def _take(requests: AsyncIterator[bytes], context: Any) -> bytes:
     async for _ in requests:
         pass
-    return b"done"
+    return b""
+
+
+async def _store(requests: AsyncIterator[bytes], context: Any) -> bytes:
+    written, descriptor = 0, -1
+    async for message in requests:
+        if written % SEGMENT_BYTES == 0:
+            if descriptor >= 0:
+                os.close(descriptor)
+            path = Path(sys.argv[1], f"{written // SEGMENT_BYTES}.bin")
+            path.unlink(missing_ok=True)
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
+        written += os.write(descriptor, message)
+    os.close(descriptor)
+    return b""
+
+
+async def _answer(request: bytes, context: Any) -> bytes:
+    return b""
 
 
 async def _serve() -> None:
     server = grpc.aio.server(options=(("grpc.max_receive_message_length", 2 << 20),))
-    handlers = {"Take": grpc.stream_unary_rpc_method_handler(_take)}
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("bare.Bare", handlers),))
+    bare = {
+        "Take": grpc.stream_unary_rpc_method_handler(_take),
+        "Store": grpc.stream_unary_rpc_method_handler(_store),
+    }
+    export = {"Export": grpc.unary_unary_rpc_method_handler(_answer)}
+    otlp = "opentelemetry.proto.collector"
+    server.add_generic_rpc_handlers(
+        (
+            grpc.method_handlers_generic_handler("bare.Bare", bare),
+            grpc.method_handlers_generic_handler(f"{otlp}.logs.v1.LogsService", export),
+            grpc.method_handlers_generic_handler(f"{otlp}.metrics.v1.MetricsService", export),
+        )
+    )
     print(server.add_insecure_port("localhost:0"), flush=True)
     await server.start()
     await server.wait_for_termination()
 
 
 if __name__ == "__main__":
+    if len(sys.argv) > 1:
+        keep_freed_memory()
     asyncio.run(_serve())

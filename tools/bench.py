@@ -19,7 +19,9 @@ from pathlib import Path
 from time import perf_counter
 
 import bench_apart
+import bench_beyond
 import bench_checks
+import bench_clients
 import bench_compile
 import bench_dispatch
 import bench_flight
@@ -72,6 +74,9 @@ ROWS: dict[str, Callable[[int], Rows]] = {
     "ring_in_file": bench_flight.ring_in_file,
     "forwarding": bench_remote.forwarding,
     "forwarded_training_loop": bench_remote.forwarded_training_loop,
+    "many_clients": bench_clients.many_clients,
+    "forwarding_nats": bench_beyond.forwarding_nats,
+    "exporting_otlp": bench_beyond.exporting_otlp,
     "holding_check": bench_checks.holding_check,
     "holding_check_beside_checkify": bench_checks.holding_check_beside_checkify,
     "failing_check": bench_checks.failing_check,

@@ -2,91 +2,63 @@
 
 from __future__ import annotations
 
-import contextlib
-import subprocess
-import sys
-import tempfile
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from time import perf_counter
 
 import bench_training
 import grpc
-import numpy as np
 from bench_row import Figure, Row, measure
+from bench_servers import bare_server, collector, folder_in_memory, forget_stored
+from forwarded_blocks import TAP, block_with
 
 import hostcallback as hcb
-from receiver.described import Described
 from receiver.remote.forwarder import Forwarder
-from receiver.remote.grpc_link import GrpcTransport
+from receiver.remote.grpc_link import CHANNEL_OPTIONS, GrpcTransport
 from receiver.remote.left_spool import LeftSpool
 from receiver.remote.sender import Sender
 from receiver.remote.spool import FLUSH_BYTES, Spool
 from receiver.remote.spool_folder import StreamFolder
-from receiver.taplog.block import Block
-from receiver.wire import encode_frame
 
-ROOT = Path(__file__).resolve().parents[1]
 TOTAL_BYTES = 256 << 20
 PIECE_BYTES = 1 << 20
 WAIT_SEC = 300.0
 
-MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None
-"""Disks differ too much to be measured along."""
 
-TAP = Described(
-    name="bench", source_line="bench.py:1 (bench)", consumer_id=7, kind="tap", params={}, kwargs={}, transforms=(),
-    tree=["array"], shards=None, sharding="global",
-)  # fmt: skip
-
-
-def _block(message_bytes: int, nbytes: int) -> Block:
-    frame = encode_frame([np.zeros(message_bytes // 4, np.float32)], consumer_id=TAP.consumer_id)
-    count = -(-nbytes // len(frame))
-    return Block(np.frombuffer(bytearray(frame * count), np.uint8), np.arange(count) * len(frame))
-
-
-@contextlib.contextmanager
-def _collector(folder: Path) -> Iterator[str]:
-    arguments = ("collect", "--quiet", "--listen", "localhost:0", "--log", str(folder / "collected"))
-    with subprocess.Popen(
-        [sys.executable, "-u", "-m", "receiver.cli", *arguments], cwd=ROOT, stderr=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stderr is not None
-        line = process.stderr.readline()
-        yield line.split("collecting at ")[1].split()[0]
-        process.terminate()
-
-
-@contextlib.contextmanager
-def _bare_server() -> Iterator[str]:
-    program = Path(__file__).with_name("bare_grpc_server.py")
-    with subprocess.Popen([sys.executable, program], stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        yield f"localhost:{int(process.stdout.readline())}"
-        process.terminate()
-
-
-def _options(address: str, spool: Path) -> hcb.Forward:
+def options_for(address: str, spool: Path) -> hcb.Forward:
+    """A spool that is never full."""
     return hcb.Forward(address, spool=spool, spool_bytes=4 * TOTAL_BYTES, drain_sec=WAIT_SEC)
 
 
-def _bare(address: str) -> float:
-    piece = bytes(PIECE_BYTES)
-    with grpc.insecure_channel(address, options=(("grpc.max_send_message_length", 2 << 20),)) as channel:
+def _bare(address: str, method: str, pieces: Iterator[bytes]) -> float:
+    options = [*CHANNEL_OPTIONS, ("grpc.max_send_message_length", 2 << 20)]
+    with grpc.insecure_channel(address, options=options) as channel:
         grpc.channel_ready_future(channel).result(WAIT_SEC)
-        method = channel.stream_unary("/bare.Bare/Take")
+        call = channel.stream_unary(f"/bare.Bare/{method}")
         start = perf_counter()
-        method(iter([piece] * (TOTAL_BYTES // PIECE_BYTES)))
-        return _per_mib(start, TOTAL_BYTES)
+        call(pieces)
+        return _per_mib(start)
 
 
-def _per_mib(start: float, nbytes: int) -> float:
-    return (perf_counter() - start) / (nbytes / (1 << 20)) * 1e3
+def _same_piece() -> Iterator[bytes]:
+    piece = bytes(PIECE_BYTES)
+    return iter([piece] * (TOTAL_BYTES // PIECE_BYTES))
+
+
+def _file_pieces(path: Path) -> Iterator[bytes]:
+    descriptor = os.open(path, os.O_RDONLY)
+    for offset in range(0, TOTAL_BYTES, PIECE_BYTES):
+        yield os.pread(descriptor, PIECE_BYTES, offset)
+    os.close(descriptor)
+
+
+def _per_mib(start: float) -> float:
+    return (perf_counter() - start) / (TOTAL_BYTES / (1 << 20)) * 1e3
 
 
 def _fill(log: Spool, message_bytes: int, total_bytes: int) -> int:
-    block = _block(message_bytes, FLUSH_BYTES)
+    block = block_with(message_bytes, FLUSH_BYTES)
     log.describe(TAP)
     for _ in range(0, total_bytes, block.data.size):
         log.append("cpu:0", block)
@@ -95,76 +67,79 @@ def _fill(log: Spool, message_bytes: int, total_bytes: int) -> int:
 
 def _left(address: str, folder: Path) -> float:
     # What is in a spool already, as of a process that was killed.
-    log = Spool(_options(address, folder))
+    log = Spool(options_for(address, folder))
     _fill(log, 64 << 10, TOTAL_BYTES)
     log.close()
     log.folder.release()
     left = StreamFolder.take(log.folder.path)
     assert left is not None
     source = LeftSpool(left)
-    transport = GrpcTransport(_options(address, folder))
+    transport = GrpcTransport(options_for(address, folder))
     start = perf_counter()
     sender = Sender(source, transport, window_bytes=8 << 20, ends=True)
     assert sender.drain(WAIT_SEC)
-    taken = _per_mib(start, TOTAL_BYTES)
+    taken = _per_mib(start)
     sender.stop()
     transport.close()
     source.end()
     return taken
 
 
-def _through_spool(address: str, folder: Path, message_bytes: int) -> tuple[float, float]:
-    # Milliseconds for each MiB, and microseconds for each message.
-    recorder = Forwarder(_options(address, folder))
+def through_spool(address: str, folder: Path, message_bytes: int, total_bytes: int) -> tuple[float, float]:
+    """Milliseconds for each MiB, and microseconds for each message, until all is acknowledged."""
+    recorder = Forwarder(options_for(address, folder))
     assert recorder.drain(WAIT_SEC)
     start = perf_counter()
-    messages = _fill(recorder._log, message_bytes, TOTAL_BYTES)  # type: ignore[arg-type]
+    messages = _fill(recorder._log, message_bytes, total_bytes)  # type: ignore[arg-type]
     assert recorder.drain(WAIT_SEC)
     seconds = perf_counter() - start
     recorder.close()
-    return seconds / (TOTAL_BYTES / (1 << 20)) * 1e3, seconds / messages * 1e6
+    return seconds / (total_bytes / (1 << 20)) * 1e3, seconds / messages * 1e6
 
 
 def forwarding(rounds: int) -> list[Row]:
-    """256 MiB from a process to a collector in another one, stored and acknowledged there, beside a bare gRPC stream.
+    """256 MiB from a process to a collector in another one, stored and acknowledged there, beside bare gRPC streams.
 
-    Forwarded is what is in a spool already, and what is written to one meanwhile. The bare stream sends as many
-    pieces of 1 MiB as fast as gRPC takes them, to a server that drops them. The small messages are float32 scalars:
-    frames of 192 bytes.
+    Forwarded is what is in a spool already, and what is written to one meanwhile. The bare stream sends one piece of
+    1 MiB again and again, as fast as gRPC takes it, to a server that drops it; its channel has our options. The one
+    from a file to a file reads each piece, and its server, whose allocator is set like the collector's, writes it: what
+    no forwarding can do without. The small messages are float32 scalars: frames of 192 bytes.
     """
-    with tempfile.TemporaryDirectory(dir=MEMORY) as name, _bare_server() as bare:
-        folder = Path(name)
-        with _collector(folder) as address:
-            small: list[float] = []
+    with folder_in_memory() as folder, bare_server() as bare, bare_server(str(folder)) as storing:
+        source = folder / "source.bin"
+        source.write_bytes(bytes(TOTAL_BYTES))
+        spool = folder / "spool"
+        with collector(folder) as address:
 
-            def scalars() -> float:
-                small.append(_through_spool(address, folder / "spool", 4)[1])
-                return small[-1]
+            def whole(message_bytes: int) -> tuple[float, float]:
+                forget_stored(folder)
+                return through_spool(address, spool, message_bytes, TOTAL_BYTES)
 
             figures = measure(
                 [
-                    lambda: _left(address, folder / "spool"),
-                    lambda: _through_spool(address, folder / "spool", 64 << 10)[0],
-                    lambda: _bare(bare),
-                    scalars,
+                    lambda: _left(address, spool),
+                    lambda: whole(64 << 10)[0],
+                    lambda: _bare(bare, "Take", _same_piece()),
+                    lambda: _bare(storing, "Store", _file_pieces(source)),
+                    lambda: whole(4)[1],
                 ],
                 min(rounds, 5),
             )
-    left, whole, peer, message = figures
-    peer_name = "a bare gRPC stream"
+    left, both, dropped, stored, message = figures
+    peer, floor = "a bare gRPC stream", "a bare stream from a file to a file"
     return [
-        left.beside(peer, "forwarding what is in the spool", "ms/MiB", peer_name, 1.25),
-        whole.beside(peer, "forwarding, with writing the spool", "ms/MiB", peer_name, 2.0),
+        left.beside(dropped, "forwarding what is in the spool", "ms/MiB", peer, 1.25),
+        left.beside(stored, "the same", "ms/MiB", floor, None),
+        both.beside(dropped, "forwarding, with writing the spool", "ms/MiB", peer, 2.0),
+        both.beside(stored, "the same", "ms/MiB", floor, None),
         message.within(1.0, "small messages through the spool into one collector", "us/message"),
     ]
 
 
 def forwarded_training_loop(rounds: int) -> Row:
     """The training loop of the demo with 10 taps a step, forwarded to a collector on the same machine."""
-    with tempfile.TemporaryDirectory(dir=MEMORY) as name:
-        folder = Path(name)
-        with _collector(folder) as address:
-            with hcb.outfeed_receiver(forward=_options(address, folder / "spool")):
-                row = bench_training.training_loop(rounds)
+    with folder_in_memory() as folder, collector(folder) as address:
+        with hcb.outfeed_receiver(forward=options_for(address, folder / "spool")):
+            row = bench_training.training_loop(rounds)
     mine, peer = Figure(row.ours, row.spread), Figure(row.peer, 0.0)
     return mine.beside(peer, f"{row.name}, forwarded", row.unit, row.peer_name, 1.08)

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from receiver.remote import protocol
 from receiver.remote.stored_stream import StoredStream
 
-ACK_SEC = 0.005
+ACK_SEC = 0.02
 ACK_BYTES = 2 << 20
 """So long after the last time, or when so many bytes have been stored since; a quarter of a client's window."""
 

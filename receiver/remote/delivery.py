@@ -32,7 +32,7 @@ from receiver.taplog.merge import Run
 from receiver.taplog.segment_reader import Writer
 from receiver.taplog.selection import Selection
 
-TURN_BYTES = 1 << 20
+TURN_BYTES = 4 << 20
 """So much of one stream is delivered before it is another one's turn."""
 
 STREAM_SEC = 0.5

@@ -110,7 +110,8 @@ class SegmentReader:
 
     def read_at(self, offset: int, nbytes: int) -> bytes:
         """Bytes of the file; fewer at its end."""
-        nbytes = min(nbytes, max(0, self.nbytes - offset))  # whatever a header claims
+        if nbytes > SCAN_BYTES:
+            nbytes = min(nbytes, max(0, self.nbytes - offset))  # whatever a header claims
         data = os.pread(self._fd, nbytes, offset)
         while data and len(data) < nbytes:  # a read may return less than there is
             more = os.pread(self._fd, nbytes - len(data), offset + len(data))

@@ -1,0 +1,80 @@
+"""The servers of the benchmarks of forwarding, each in a process of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+
+MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None
+"""Disks differ too much to be measured along."""
+
+
+@contextlib.contextmanager
+def folder_in_memory() -> Iterator[Path]:
+    """A new folder, which is removed."""
+    with tempfile.TemporaryDirectory(dir=MEMORY) as name:
+        yield Path(name)
+
+
+@contextlib.contextmanager
+def collector(folder: Path, *arguments: str) -> Iterator[str]:
+    """`hcb collect`: its address. It stores in `collected` in the folder."""
+    given = (
+        "collect",
+        "--quiet",
+        "--log",
+        str(folder / "collected"),
+        *(arguments or ("--listen", "localhost:0")),
+    )
+    with subprocess.Popen(
+        [sys.executable, "-u", "-m", "receiver.cli", *given], cwd=ROOT, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stderr is not None
+        yield process.stderr.readline().split("collecting ")[1].split()[1]
+        process.terminate()
+
+
+def forget_stored(folder: Path) -> None:
+    """Removes what a collector has stored, which would fill the memory."""
+    for path in (folder / "collected").glob("*/*.hcblog"):
+        path.unlink()
+
+
+@contextlib.contextmanager
+def bare_server(*arguments: str) -> Iterator[str]:
+    """`bare_grpc_server.py`: its address."""
+    program = Path(__file__).with_name("bare_grpc_server.py")
+    with subprocess.Popen(
+        [sys.executable, program, *arguments], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        yield f"localhost:{int(process.stdout.readline())}"
+        process.terminate()
+
+
+def nats_server_program() -> str | None:
+    """Where it is, if it is installed."""
+    return shutil.which("nats-server") or shutil.which("nats-server", path="/usr/sbin:/usr/local/sbin")
+
+
+@contextlib.contextmanager
+def nats_server(program: str, folder: Path) -> Iterator[str]:
+    """A NATS server with JetStream: its address."""
+    command = [program, "-js", "-a", "127.0.0.1", "-p", "-1", "-sd", str(folder / "jetstream")]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        url = ""
+        for line in process.stderr:
+            if "Listening for client connections on" in line:
+                url = "nats://" + line.split()[-1]
+            if "Server is ready" in line:
+                break
+        yield url
+        process.terminate()

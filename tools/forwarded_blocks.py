@@ -1,0 +1,26 @@
+"""What the benchmarks of forwarding forward: blocks of frames of one tap."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from receiver.described import Described
+from receiver.taplog.block import Block
+from receiver.wire import encode_frame
+
+TAP = Described(
+    name="bench", source_line="bench.py:1 (bench)", consumer_id=7, kind="tap", params={}, kwargs={}, transforms=(),
+    tree=["array"], shards=None, sharding="global",
+)  # fmt: skip
+
+
+def block_of(message_bytes: int, count: int) -> Block:
+    """Frames with an array of float32 each."""
+    frame = encode_frame([np.zeros(message_bytes // 4, np.float32)], consumer_id=TAP.consumer_id)
+    return Block(np.frombuffer(bytearray(frame * count), np.uint8), np.arange(count) * len(frame))
+
+
+def block_with(message_bytes: int, nbytes: int) -> Block:
+    """As many frames as have so many bytes at least."""
+    frame_bytes = block_of(message_bytes, 1).data.size
+    return block_of(message_bytes, -(-nbytes // frame_bytes))

@@ -1,0 +1,105 @@
+"""Many forwarding streams in one process, for the benchmark of 64 clients: prints how long acknowledgements took."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from forwarded_blocks import TAP, block_of
+
+import hostcallback as hcb
+from receiver.remote.forwarder import Forwarder
+from receiver.remote.grpc_link import GrpcTransport
+from receiver.remote.stream import Position, StreamKey
+from receiver.remote.transport import Link, OnAck
+
+MESSAGES = 10
+DRAIN_SEC = 60.0
+
+
+class Client:
+    """One stream."""
+
+    def __init__(self, options: hcb.Forward, process: int) -> None:
+        self.seconds: list[float] = []
+        self._transport = GrpcTransport(options)
+        self._changed = threading.Condition()  # protects what follows
+        self._written: list[float] = []
+        with self._changed:  # the first acknowledgement comes before there is a spool to look at
+            self._forwarder = Forwarder(options, process_index=process, transport=self)
+            self._log: Any = self._forwarder._log
+        self._log.describe(TAP)
+
+    def connect(self, key: StreamKey, on_ack: OnAck) -> Link:
+        """See `receiver.remote.transport.Transport`."""
+
+        def acked(position: Position) -> None:
+            on_ack(position)
+            now = time.perf_counter()
+            with self._changed:
+                if not self._log.waiting_bytes:
+                    self.seconds += [now - written for written in self._written]
+                    self._written.clear()
+                    self._changed.notify_all()
+
+        return self._transport.connect(key, acked)
+
+    def send(self) -> None:
+        """Writes some messages to the spool, from where they must not wait."""
+        self._log.append("cpu:0", block_of(4, MESSAGES))
+        with self._changed:  # no acknowledgement is missed
+            self._log.flush()
+            self._written.append(time.perf_counter())
+
+    def drain(self) -> None:
+        """Until all is acknowledged."""
+        assert self._forwarder.drain(DRAIN_SEC)
+        with self._changed:
+            assert self._changed.wait_for(lambda: not self._written, DRAIN_SEC)
+
+    def close(self) -> None:
+        """Ends: as a transport, and the stream."""
+        self._transport.close()
+
+    def end(self) -> None:
+        """Ends the stream."""
+        self._forwarder.close()
+
+
+def main() -> None:
+    """Each client sends `--per-second` times a second, one after the other."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("address")
+    parser.add_argument("spool", type=Path)
+    for name in ("first", "clients", "per-second", "seconds"):
+        parser.add_argument(f"--{name}", type=int, required=True)
+    arguments = parser.parse_args()
+    options = hcb.Forward(arguments.address, spool=arguments.spool)
+    clients = [Client(options, arguments.first + number) for number in range(arguments.clients)]
+    for client in clients:
+        client.send()
+        client.drain()
+        client.seconds.clear()
+    print("ready", flush=True)
+    input()
+    start, rate = time.perf_counter(), arguments.clients * arguments.per_second
+    for number in range(rate * arguments.seconds):
+        time.sleep(max(0.0, start + number / rate - time.perf_counter()))
+        clients[number % len(clients)].send()
+    late_sec = time.perf_counter() - start - arguments.seconds
+    for client in clients:
+        client.drain()
+    seconds = np.concatenate([client.seconds for client in clients])
+    assert seconds.size == rate * arguments.seconds, "not everything was acknowledged"
+    print(json.dumps({"late_sec": late_sec, "seconds": seconds.tolist()}), flush=True)
+    for client in clients:
+        client.end()
+
+
+if __name__ == "__main__":
+    main()
