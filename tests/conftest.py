@@ -2,12 +2,14 @@
 
 `make test` runs the whole suite twice, with HOSTCALLBACK_TRANSPORT=native and =callback. A test that is about the
 native transport itself carries the `native_only` marker and is left out of the second run; so are those of what no
-transport has a part in. What the second run would run without jit, compiling one operation at a time, is slow there.
+transport has a part in. What would run without jit, compiling one operation at a time, is slow in the second run; in the
+first, too, in the rooms where it takes long, whose tests under `hcb.jit` are slow in the second.
 """
 
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -34,8 +36,15 @@ TRANSPORT = os.environ.get("HOSTCALLBACK_TRANSPORT") or "native"
 
 # Codecs, logs, assembling, forwarding of what was recorded, documents, packaging: no transport has a part in them.
 TESTS = Path(__file__).parent
-_ROOMS = ("receiver", "native", "taplog", "replay", "remote", "cli")
+_ROOMS = ("receiver", "native", "taplog", "replay", "remote", "cli", "compare", "convert")
 WITHOUT_TRANSPORT = (*(TESTS / room for room in _ROOMS), *TESTS.glob("test_*.py"))
+
+# Rooms whose tests compile much.
+LARGE = {TESTS / room for room in ("breakpoints", "libraries", "sharding", "transformations")}
+
+# Who starts tests in the background of a shell has Ctrl-C ignored, also in what the tests start.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Shared machines stall; pytest's own timeout ends what really hangs.
 hypothesis.settings.register_profile("hostcallback", deadline=None, print_blob=True)
@@ -52,11 +61,14 @@ def pytest_report_header() -> str:
 @pytest.hookimpl(tryfirst=True)  # before `-m` chooses by marker
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leaves the tests of the native transport, and those of none, out of a run on the other one."""
+    for item in items:
+        in_large = item.path.parent in LARGE
+        if "no jit" in item.name and (TRANSPORT != "native" or in_large):
+            item.add_marker(pytest.mark.slow)
+        if "hcb.jit" in item.name and TRANSPORT != "native" and in_large:
+            item.add_marker(pytest.mark.slow)
     if TRANSPORT == "native":
         return
-    for item in items:
-        if "no jit" in item.name:
-            item.add_marker(pytest.mark.slow)
 
     def runs_natively_only(item: pytest.Item) -> bool:
         parents = {item.path, *item.path.parents}

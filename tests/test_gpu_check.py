@@ -29,6 +29,7 @@ def test_without_a_gpu_it_says_so_and_exits_with_a_status_of_its_own() -> None:
     assert "|" not in done.stdout, "no table of nothing"
 
 
+@pytest.mark.slow
 def test_its_programs_pass_on_cpu() -> None:
     done = run(str(TOOLS / "gpu_check.py"), "--platform", "cpu", "--rounds", "0")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -36,6 +37,7 @@ def test_its_programs_pass_on_cpu() -> None:
     assert "everything arrived" in done.stdout
 
 
+@pytest.mark.slow
 def test_a_program_whose_messages_are_wrong_fails_the_check() -> None:
     program = """
 import sys, gpu_check

@@ -87,6 +87,7 @@ def test_the_reader_outlives_the_terminal() -> None:
     assert lines(done) == list(range(20000))
 
 
+@pytest.mark.slow
 def test_nobody_waits_forever_for_a_reader_whose_output_stands_still() -> None:
     script = """
 import jax, jax.numpy as jnp, hostcallback as hcb

@@ -215,6 +215,7 @@ def test_an_unknown_policy_is_refused() -> None:
         hcb.outfeed_receiver(on_error="raise")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("jit", COMPILED)
 def test_a_thousand_checks_in_one_program_are_collected(jit: Jit) -> None:
     def f(x: Any) -> Any:

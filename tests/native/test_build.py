@@ -55,6 +55,7 @@ def test_a_compiler_that_fails_leaves_nothing_behind(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 @needs_compiler
 def test_the_sources_compile_without_warnings(tmp_path):
     library = build_native.compile_native(tmp_path / "deep" / "lib.so", extra_flags=["-Werror", "-O0"])

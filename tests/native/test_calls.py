@@ -265,6 +265,7 @@ def test_closing_fails_the_calls_that_wait_and_those_to_come() -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 @needs_compiler
 def test_without_futures_the_handler_holds_its_thread_until_the_reply(tmp_path: Path) -> None:
     program = tmp_path / "handler"

@@ -649,6 +649,7 @@ def test_devices_ahead_wait_and_nothing_is_lost(devices: int, monkeypatch: pytes
     assert not sink._waiting
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small", "impatient_threads")
 @pytest.mark.parametrize("devices", [2, 4])
 def test_memory_is_bounded_also_when_much_is_lost(devices: int, monkeypatch: pytest.MonkeyPatch) -> None:

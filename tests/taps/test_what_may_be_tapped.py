@@ -258,6 +258,27 @@ def test_a_leaf_that_is_no_array_comes_back_in_its_place_and_is_delivered(
         assert out[0] is leaf
         assert out[1]["leaf"] is leaf
         assert out[2] is None
+        return out[1]["x"]
+
+    assert float(jit(f)(2.0)) == 2.0
+    hcb.barrier_wait()
+    ((first, second, third),) = rec.values
+    assert first is second["leaf"] is leaf
+    assert third is None
+
+
+@pytest.mark.parametrize("kind", ["function", "string", "object"])
+@pytest.mark.parametrize("jit", JITS)
+def test_a_leaf_that_is_no_array_is_the_same_under_transformations(
+    jit: Jit, kind: str, rec: Recorder
+) -> None:
+    leaf = STATIC[kind]
+
+    def f(x: Any) -> Any:
+        out = hcb.id_tap(rec, [leaf, {"x": x, "leaf": leaf}, None])
+        assert out[0] is leaf
+        assert out[1]["leaf"] is leaf
+        assert out[2] is None
         return out[1]["x"] ** 2
 
     assert float(jit(f)(2.0)) == 4.0
