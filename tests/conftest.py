@@ -2,8 +2,8 @@
 
 `make test` runs the whole suite twice, with HOSTCALLBACK_TRANSPORT=native and =callback. A test that is about the
 native transport itself carries the `native_only` marker and is left out of the second run; so are those of what no
-transport has a part in. What would run without jit, compiling one operation at a time, is slow in the second run; in the
-first, too, in the rooms where it takes long, whose tests under `hcb.jit` are slow in the second.
+transport has a part in. What would run without jit, compiling one operation at a time, is slow in the second run; in
+the first, too, in the rooms where it takes long, whose tests under `hcb.jit` are slow in the second.
 """
 
 from __future__ import annotations
