@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
+from time import monotonic
 from typing import Any
 
 import jax
@@ -269,11 +270,18 @@ def test_threads_that_end_leave_nothing_behind(jit: Any) -> None:
     def run() -> None:
         f(1.0).block_until_ready()
 
-    for _ in range(50):
+    def kept_after_another_thread() -> int:
         thread = threading.Thread(target=run)
         thread.start()
         thread.join()
-    assert len(inflight._tokens) + len(inflight._results) < 20
+        return len(inflight._tokens) + len(inflight._results)
+
+    for _ in range(50):
+        kept_after_another_thread()
+    deadline = monotonic() + 60
+    # XLA may take a while to say that a token is ready whose computation's result is.
+    while kept_after_another_thread() >= 20:
+        assert monotonic() < deadline
     hcb.barrier_wait()
 
 
