@@ -16,6 +16,7 @@ from hostcallback import inflight, monitoring, transport
 from hostcallback.barrier import wait_for_taps
 from hostcallback.devices import choose_devices
 from hostcallback.job import job, process_index
+from receiver.apart.keeping import Keeping
 from receiver.apart.process import ReceiverProcess
 from receiver.back_pressure import BackPressure, Policy
 from receiver.consumer import Sink
@@ -126,9 +127,7 @@ class OutfeedReceiver:
             for platform in {device.platform for device in self._devices}:
                 transport.start(platform)
             if self._in_process:
-                log = os.fspath(self._record) if isinstance(self._record, str | os.PathLike) else None
-                index = jax.process_index() if jax.process_count() > 1 else None
-                self._process = runtime.apart.start(self._names, self._scope, record=log, process_index=index)
+                self._process = self._start_process()
         except BaseException:
             runtime.release(self._names, self._scope)
             if self._forwarder is not None:
@@ -177,12 +176,26 @@ class OutfeedReceiver:
         error.add_note(f"meanwhile in the receiver: {report}")
         logger.error("while the receiver was closing: %s", "".join(traceback.format_exception(report)))
 
+    def _start_process(self) -> ReceiverProcess | None:
+        log = os.fspath(self._record) if isinstance(self._record, str | os.PathLike) else None
+        keeping = Keeping(log, self._forward, process_index(), _local_devices())
+        forwarder = self._forwarder
+        if forwarder is None:
+            return runtime.apart.start(self._names, self._scope, keeping=keeping)
+        process = runtime.apart.start(self._names, self._scope, keeping=keeping, on_death=forwarder.take_over)
+        if process is not None:
+            from receiver.remote import termination
+
+            termination.watch.add(process)
+        return process
+
     def _open_forwarder(self, options: Forward) -> Forwarder:
         from receiver.remote import termination
         from receiver.remote.forwarder import Forwarder
 
-        local = {name: place for place, name in enumerate(map(transport.device_name, jax.local_devices()))}
-        forwarder = Forwarder(options, process_index=process_index(), local_devices=local, job=job())
+        forwarder = Forwarder(
+            options, process_index=process_index(), local_devices=_local_devices(), job=job()
+        )
         termination.watch.deliver = _deliver_before_the_end
         termination.watch.add(forwarder)
         return forwarder
@@ -195,24 +208,25 @@ class OutfeedReceiver:
             return
         forwarder.close()
         termination.watch.remove(forwarder)
-        lost = forwarder.counters.lost_messages
-        if lost:
-            warnings.warn(
-                f"{lost} message(s) were not forwarded: {forwarder.counters.failure}. The collector is told which",
-                ForwardingWarning,
-                stacklevel=3,
-            )
-        if forwarder.unsent_bytes:
-            why = (
-                forwarder.refused
-                or f"the collector at {forwarder.options.shown_address} did not take them in time"
-            )
-            warnings.warn(
-                f"{forwarder.unsent_bytes} bytes of messages were not forwarded yet: {why}. They stay in "
-                f"{forwarder.directory}; the next process of the run {forwarder.options.run!r} sends them",
-                ForwardingWarning,
-                stacklevel=3,
-            )
+        outcomes = [forwarder.outcome()]
+        if self._process is not None:
+            termination.watch.remove(self._process)
+            outcomes += filter(None, [self._process.forwarded])
+        for outcome in outcomes:
+            if outcome.lost_messages:
+                warnings.warn(
+                    f"{outcome.lost_messages} message(s) were not forwarded: {outcome.failure}. The collector is told "
+                    "which",
+                    ForwardingWarning,
+                    stacklevel=3,
+                )
+            if outcome.unsent_bytes:
+                warnings.warn(
+                    f"{outcome.unsent_bytes} bytes of messages were not forwarded yet: {outcome.why}. They stay in "
+                    f"{outcome.folder}; the next process of the run {forwarder.options.run!r} sends them",
+                    ForwardingWarning,
+                    stacklevel=3,
+                )
 
     def _end_recording(self) -> None:
         recorder = self._scope.recorder
@@ -284,10 +298,10 @@ def outfeed_receiver(
 
         process: whether taps that need no function of this process (`id_print`, `hcb.print`, checks) are delivered by a
             process of its own, which takes nothing of this one's interpreter lock: it prints to the same standard
-            output, records, and gathers failed checks, which are raised here as ever. Either process may die: the
-            other delivers what was emitted (a message that was being delivered may come twice). Its messages keep
-            their order among themselves, not with those of taps with functions, which stay in this process. For CPU
-            devices on the native transport; others stay here, with a warning.
+            output, records, forwards, and gathers failed checks, which are raised here as ever. Either process may
+            die: the other delivers what was emitted (a message that was being delivered may come twice). Its messages
+            keep their order among themselves, not with those of taps with functions, which stay in this process. For
+            CPU devices on the native transport; others stay here, with a warning.
 
         forward: `host:port` of a collector (`hcb collect`), which all messages are sent to; or what `hcb.Forward(...)`
             returns, which has options.
@@ -346,10 +360,6 @@ def outfeed_receiver(
     options = Forward(forward, spool=spool) if isinstance(forward, str) else forward
     if options is not None and not isinstance(options, Forward):
         raise TypeError(f"forward is a {type(options).__name__}, expected 'host:port' or hcb.Forward(...)")
-    if process and options is not None:
-        raise ValueError(
-            "process=True cannot be had with forward=: what another process delivers is not forwarded"
-        )
     return OutfeedReceiver(
         scope, choose_devices(backends, devices), timeout_sec, record, flight_recorder, process, options
     )
@@ -383,6 +393,10 @@ def error_collector(
         receiver_name="error collector", on_error=on_error, max_errors=max_errors, timeout_sec=timeout_sec,
         devices=devices,
     )  # fmt: skip
+
+
+def _local_devices() -> dict[str, int]:
+    return {name: place for place, name in enumerate(map(transport.device_name, jax.local_devices()))}
 
 
 def _deliver_before_the_end(timeout_sec: float) -> None:

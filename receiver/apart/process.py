@@ -7,10 +7,11 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from receiver.apart.keeping import NOTHING, Keeping
 from receiver.apart.link import Link
 from receiver.apart.outside import OutsideRings
 from receiver.apart.reader import Order
@@ -19,6 +20,9 @@ from receiver.deferred import OnError
 from receiver.log import logger
 from receiver.registry import Registry
 from receiver.scope import Scope
+
+if TYPE_CHECKING:
+    from receiver.remote.forwarder import Outcome
 
 START_SEC = 60.0
 """How long the other process may take to start."""
@@ -32,6 +36,7 @@ class ReceiverProcess:
 
     Attributes:
         rings: what it reads.
+        forwarded: what has become of what it was to forward; None until it has ended.
     """
 
     def __init__(
@@ -40,8 +45,8 @@ class ReceiverProcess:
         registry: Registry,
         scope: Scope,
         *,
-        record: str | None = None,
-        process_index: int | None = None,
+        keeping: Keeping = NOTHING,
+        on_death: Callable[[], None] = lambda: None,
     ) -> None:
         """Starts it, and sends it what the taps emit from now on.
 
@@ -49,13 +54,16 @@ class ReceiverProcess:
             rings: what it is to read.
             registry: the consumers of this process.
             scope: accounts for what it delivers.
-            record: a tap log's folder, for what it delivers.
-            process_index: of this process in a program of several.
+            keeping: what else becomes of what it delivers.
+            on_death: called when it has ended without being told to.
 
         Raises:
             OSError: it cannot be started.
         """
         self.rings = rings
+        self.forwarded: Outcome | None = None
+        self._on_death = on_death
+        self._end_sec = ANSWER_SEC + (0.0 if keeping.forward is None else keeping.forward.drain_sec)
         self._scope = scope
         self._changed = threading.Condition()  # protects everything below
         self._reports = 0
@@ -63,8 +71,8 @@ class ReceiverProcess:
         self._ready = self._gone = self._ending = False
         files = [(name, str(file)) for name, file in rings.files.items()]
         order = Order(
-            str(rings.folder), os.getpid(), files, record, process_index, scope.deferred.max_kept,
-            str(scope.deferred.on_error), remove=True,
+            str(rings.folder), os.getpid(), files, keeping, scope.deferred.max_kept, str(scope.deferred.on_error),
+            remove=True,
         )  # fmt: skip
         try:
             self._process, self._link = _start(order)
@@ -97,14 +105,21 @@ class ReceiverProcess:
 
     def collect(self) -> None:
         """Has the other process report what came of the messages, into the scope."""
+        self.drain(0.0)
+
+    def drain(self, timeout_sec: float) -> bool:
+        """Likewise, and before has it wait until the collector has what it forwards, for so many seconds at most."""
         with self._changed:
             if self._gone:
-                return
+                return True
             self._reports += 1
             number = self._reports
-        if self._link.send("report", number=number):
+        if self._link.send("report", number=number, drain_sec=timeout_sec):
             with self._changed:
-                self._changed.wait_for(lambda: self._answered >= number or self._gone, ANSWER_SEC)
+                self._changed.wait_for(
+                    lambda: self._answered >= number or self._gone, ANSWER_SEC + timeout_sec
+                )
+        return self._answered >= number
 
     def stop(self) -> None:
         """Ends it: what is emitted from now on is delivered here."""
@@ -113,10 +128,10 @@ class ReceiverProcess:
         if not gone:
             self._link.send("end")
             with self._changed:
-                self._changed.wait_for(lambda: self._gone, ANSWER_SEC)
+                self._changed.wait_for(lambda: self._gone, self._end_sec)
         self._link.close()
         try:
-            self._process.wait(ANSWER_SEC)
+            self._process.wait(self._end_sec)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
@@ -139,6 +154,8 @@ class ReceiverProcess:
                 status,
             )
         self.rings.end()
+        if unexpected:
+            self._on_death()
         with self._changed:
             self._gone = True
             self._changed.notify_all()
@@ -147,6 +164,7 @@ class ReceiverProcess:
         if said["kind"] != "ready":
             self._scope.take_apart(self, said["stats"])
             self._scope.deferred.absorb(said["deferred"])
+        self.forwarded = said.get("forwarded")
         with self._changed:
             self._ready = self._ready or said["kind"] == "ready"
             self._answered = max(self._answered, said.get("number", 0))

@@ -12,11 +12,12 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from receiver.apart.described_registry import DescribedRegistry
+from receiver.apart.keeping import NOTHING, Keeping
 from receiver.apart.link import Link
 from receiver.deferred import OnError
 from receiver.device_receiver import DeviceReceiver
@@ -25,6 +26,10 @@ from receiver.log import logger
 from receiver.ring_source import RingSource
 from receiver.scope import Scope
 from receiver.sinks.record import Recorder, record
+
+if TYPE_CHECKING:
+    from receiver.remote.forwarder import Forwarder
+    from receiver.remote.options import Forward
 
 LOOK_SEC = 1.0
 """How often it looks whether the other process is there still, should nobody say so."""
@@ -41,8 +46,7 @@ class Order:
         folder: where the rings and the descriptions are.
         pid: of the process that writes them.
         devices: names and files of the rings.
-        record: a tap log's folder, or None.
-        process_index: of the process in a program of several.
+        keeping: what else becomes of the messages.
         max_errors: how many failures are kept whole.
         on_error: what becomes of checks that fail.
         remove: whether nobody needs the folder when the other process has died and all is delivered.
@@ -51,8 +55,7 @@ class Order:
     folder: str
     pid: int
     devices: Sequence[tuple[str, str]]
-    record: str | None = None
-    process_index: int | None = None
+    keeping: Keeping = NOTHING
     max_errors: int = 100
     on_error: str = OnError.DEFER
     remove: bool = False
@@ -66,13 +69,19 @@ class Reader:
 
         Raises:
             OSError: a ring cannot be opened, or the log cannot be made.
+            HostCallbackError: it cannot forward.
         """
         self.order = order
         self.scope = Scope("apart", order.max_errors, on_error=OnError(order.on_error))
+        keeping = order.keeping
         self._recorder: Recorder | None = None
-        if order.record is not None:
-            self._recorder = record(order.record, process_index=order.process_index)
+        if keeping.record is not None:
+            self._recorder = record(keeping.record, process_index=keeping.process_index)
             self.scope.record_with(self._recorder)
+        self._forwarder: Forwarder | None = None
+        if keeping.forward is not None:
+            self._forwarder = _forwarder(keeping, keeping.forward)
+            self.scope.forward_with(self._forwarder)
         self._sources = [RingSource.attach(Path(file)) for _, file in order.devices]
         registry = DescribedRegistry(Path(order.folder) / TAPS_FILE)
         self._receivers = [
@@ -86,6 +95,11 @@ class Reader:
         if self._recorder is not None:
             self._recorder.flush()
         return {"stats": self.scope.stats, "deferred": self.scope.deferred.hand_over()}
+
+    def drain(self, timeout_sec: float) -> None:
+        """Waits until the collector has what was delivered, for so many seconds at most."""
+        if self._forwarder is not None:
+            self._forwarder.drain(timeout_sec)
 
     def finish(self, *, drain: bool = False) -> dict[str, Any]:
         """Ends the receivers, which leave what they are not delivering yet to the other process, and reports.
@@ -107,6 +121,9 @@ class Reader:
         report = self.report()
         if self._recorder is not None:
             self._recorder.close()
+        if self._forwarder is not None:
+            self._forwarder.close()
+            report["forwarded"] = self._forwarder.outcome()
         return report
 
     def outlive(self) -> None:
@@ -121,9 +138,21 @@ class Reader:
             logger.error("what the process %d left behind: %s", self.order.pid, error)
 
 
+def _forwarder(keeping: Keeping, options: Forward) -> Forwarder:
+    from receiver.remote.forwarder import Forwarder
+
+    # The program's own process is controlled, and answers for its taps.
+    options = replace(options, control=False)
+    index, devices = keeping.process_index, keeping.local_devices
+    return Forwarder(options, process_index=index, local_devices=devices)
+
+
 def serve(order: Order, link: Link) -> None:
     """Delivers until the other process says that it is enough, or has died."""
     reader = Reader(order)
+    if order.keeping.forward is not None:
+        # Preempted, the program has this process send what there is; then it ends, and this one behind it.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
     link.send("ready")
     while True:
         try:
@@ -140,6 +169,7 @@ def serve(order: Order, link: Link) -> None:
                 reader.outlive()
             return
         if said["kind"] == "report":
+            reader.drain(said["drain_sec"])
             link.send("report", number=said["number"], **reader.report())
         else:
             link.send("end", **reader.finish())

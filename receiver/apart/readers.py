@@ -8,6 +8,7 @@ from time import perf_counter
 from typing import Protocol
 
 from receiver.apart.beside import BesideRings
+from receiver.apart.keeping import NOTHING, Keeping
 from receiver.apart.outside import OutsideRings
 from receiver.apart.process import ReceiverProcess
 from receiver.back_pressure import BackPressure
@@ -72,16 +73,16 @@ class Readers:
         names: Iterable[str],
         scope: Scope,
         *,
-        record: str | None = None,
-        process_index: int | None = None,
+        keeping: Keeping = NOTHING,
+        on_death: Callable[[], None] = lambda: None,
     ) -> ReceiverProcess | None:
         """Starts a process that delivers the taps of some devices that need nothing of this process.
 
         Args:
             names: of the devices.
             scope: accounts for them.
-            record: a tap log's folder, for what that process delivers.
-            process_index: of this process in a program of several.
+            keeping: what else becomes of what that process delivers.
+            on_death: called when it has ended without being told to.
 
         Returns:
             The process; None if no device has a ring that it could read.
@@ -100,9 +101,7 @@ class Readers:
         if rings is None:
             return None
         try:
-            process = ReceiverProcess(
-                rings, self._registry, scope, record=record, process_index=process_index
-            )
+            process = ReceiverProcess(rings, self._registry, scope, keeping=keeping, on_death=on_death)
         except BaseException:
             self._give_back(rings.names)
             raise

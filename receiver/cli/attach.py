@@ -8,6 +8,7 @@ import signal
 import sys
 from types import FrameType
 
+from receiver.apart.keeping import Keeping
 from receiver.apart.reader import Order, Reader, stays_alive
 from receiver.control.client import ControlClient
 from receiver.deferred import OnError
@@ -37,7 +38,7 @@ def run(arguments: argparse.Namespace) -> int:
             said["folder"],
             said["pid"],
             list(said["devices"].items()),
-            arguments.record,
+            Keeping(arguments.record),
             on_error=OnError.WARN,
         )
         reader = Reader(order)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from receiver.log import logger
@@ -18,6 +19,25 @@ from receiver.sinks.record import Recorder
 
 if TYPE_CHECKING:
     from receiver.remote.control_thread import ControlThread
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What has become of messages that were to be forwarded.
+
+    Attributes:
+        lost_messages: how many were not written to the spool.
+        failure: why not.
+        unsent_bytes: how much of what was written the collector does not have.
+        why: why not.
+        folder: where that is.
+    """
+
+    lost_messages: int
+    failure: str
+    unsent_bytes: int
+    why: str
+    folder: str
 
 
 class Forwarder(Recorder):
@@ -73,6 +93,16 @@ class Forwarder(Recorder):
     def refused(self) -> str:
         """Why the collector does not want the stream; empty if it does."""
         return self._sender.refused
+
+    def outcome(self) -> Outcome:
+        """What has become of the messages so far."""
+        counters, own = self.counters, self._spool.folder
+        why = self.refused or f"the collector at {self.options.shown_address} did not take them in time"
+        return Outcome(counters.lost_messages, counters.failure, self.unsent_bytes, why, str(own.path))
+
+    def take_over(self) -> None:
+        """Sends what processes left in the spool that have died since this one began."""
+        self._left.add(left_behind(self.options.folder, self.options.run))
 
     def drain(self, timeout_sec: float) -> bool:
         """Writes what has come and waits until the collector has all of it; whether it has in that time."""

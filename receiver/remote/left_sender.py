@@ -31,6 +31,17 @@ class LeftSender:
         self._ended = False
         self._go_on()
 
+    def add(self, folders: Sequence[StreamFolder]) -> None:
+        """Sends these, too."""
+        with self._changed:
+            if self._ended:
+                for folder in folders:
+                    folder.release()
+                return
+            self._waiting += folders
+            if self._sender is None:
+                self._go_on()
+
     def drain(self, timeout_sec: float) -> bool:
         """Waits until all are sent, or refused; whether they are in that time."""
         with self._changed:

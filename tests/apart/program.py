@@ -62,11 +62,13 @@ def leave_in_a_child() -> None:
     print(f"child {status}", file=sys.stderr, flush=True)
 
 
-if scenario == "terminal closes":
+if scenario in ("terminal closes", "preempted"):
     os.setsid()  # with a group of its own, which gets the signal
 
 print(f"pid {os.getpid()}", file=sys.stderr, flush=True)
-with hcb.outfeed_receiver(process=True, record=log) as receiver:
+collector = os.environ.get("COLLECTOR")
+forward = hcb.Forward(collector, spool=os.environ["SPOOL"], drain_sec=60.0) if collector else None
+with hcb.outfeed_receiver(process=True, record=log, forward=forward) as receiver:
     if scenario == "reader dies":
         threading.Thread(target=kill_reader).start()
     result = run(jnp.float32(0))
@@ -83,6 +85,10 @@ with hcb.outfeed_receiver(process=True, record=log) as receiver:
         kill_me()
     if scenario == "program dies emitting":
         kill_me()
+    if scenario == "preempted":
+        result.block_until_ready()
+        os.killpg(0, signal.SIGTERM)
+        threading.Event().wait(60)
 rows = {row.device: row for row in receiver.stats}
 print(
     "delivered",
