@@ -23,7 +23,8 @@ from receiver.remote.stored_stream import StoredStream
 from receiver.remote.stream import Position, StreamKey
 
 SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
-    ("grpc.max_receive_message_length", protocol.MAX_MESSAGE_BYTES),
+    # More than the protocol has: what is too long is to have a line in the log, and gRPC itself says nothing here.
+    ("grpc.max_receive_message_length", 4 * protocol.MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", protocol.MAX_MESSAGE_BYTES),
     ("grpc.keepalive_time_ms", 30_000),
     ("grpc.keepalive_timeout_ms", 10_000),

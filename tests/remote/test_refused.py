@@ -13,6 +13,7 @@ import grpc
 import msgpack
 import pytest
 from collecting import CollectorProcess, Emitter, forwarder, only, stored, wait_for
+from steady_client import SteadyClient
 
 from receiver.remote import protocol
 from receiver.remote.stream import Piece, Position, StreamKey
@@ -24,9 +25,22 @@ Code = grpc.StatusCode
 
 @pytest.fixture(scope="module")
 def collector(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CollectorProcess]:
-    """One for all of them: nothing that they do may disturb it."""
-    with CollectorProcess(tmp_path_factory.mktemp("refused"), "--quiet") as process:
-        yield process
+    """One for all of them: nothing that they do may disturb it, or a client that sends all the time."""
+    folder = tmp_path_factory.mktemp("refused")
+    with CollectorProcess(folder, "--quiet") as process:
+        with SteadyClient(process.address, folder / "spool") as steady:
+            yield process
+        assert process.stop() == 0
+    found, lost = stored(process.log, "steady")
+    assert only(found) == list(range(steady.sent))
+    assert not lost
+
+
+def wait_for_line(collector: CollectorProcess, *texts: str) -> None:
+    """Waits until the collector's log has a line with all of these."""
+    wait_for(
+        lambda: any(all(text in line for text in texts) for line in collector.errors), f"a line about {texts}"
+    )
 
 
 def send(address: str, *messages: bytes, token: str = "") -> tuple[list[bytes], Any]:
@@ -78,6 +92,7 @@ def test_who_does_not_say_a_good_hello_is_sent_away(collector: CollectorProcess,
     found, error = send(collector.address, first)
     assert not found
     assert error.code() is Code.INVALID_ARGUMENT
+    wait_for_line(collector, "a stream from ", error.details())
     assert not [path for path in collector.log.rglob("*") if "etc" in path.name or "hidden" in path.name]
 
 
@@ -98,7 +113,7 @@ def test_pieces_that_are_none_are_refused(
     found, error = send(collector.address, hello(epoch="a" * 16), *messages(Piece(position, data)))
     assert len(found) == 1  # what is stored of it
     assert error.code() is code
-    assert wait_for(lambda: [line for line in collector.errors if "a" * 16 in line], "a line about it")
+    wait_for_line(collector, "a" * 16, error.details())
 
 
 def test_bytes_without_a_place_are_refused(collector: CollectorProcess) -> None:
@@ -123,8 +138,12 @@ def test_pieces_of_any_length_go_on_where_the_ones_before_end(
 
 
 def test_a_message_that_is_too_long_is_refused(collector: CollectorProcess) -> None:
-    _, error = send(collector.address, hello(epoch="b" * 16), b"x" * (2 << 20))
-    assert error.code() is Code.RESOURCE_EXHAUSTED
+    for first in ((), (hello(epoch="b" * 16),)):
+        _, error = send(collector.address, *first, b"x" * (2 << 20))
+        assert error.code() is Code.INVALID_ARGUMENT
+        wait_for_line(collector, "b" * 16 if first else "a stream from", "2097152 bytes")
+        _, error = send(collector.address, *first, b"x" * (8 << 20))
+        assert error.code() is Code.RESOURCE_EXHAUSTED  # by gRPC, which does not take it in
 
 
 def test_a_segment_of_another_stream_or_a_changed_one_is_refused(
@@ -135,6 +154,7 @@ def test_a_segment_of_another_stream_or_a_changed_one_is_refused(
     _, error = send(collector.address, other, *messages(Piece(Position(1, 0), data)))
     assert error.code() is Code.INVALID_ARGUMENT
     assert "says that it is" in error.details()
+    wait_for_line(collector, "c" * 16, "says that it is")
     _, error = send(collector.address, protocol.encode_hello(key), *messages(Piece(Position(2, 0), data)))
     assert error.code() is Code.INVALID_ARGUMENT
     headers = [found.start() for found in re.finditer(rb"\xb6HLC", data)]
@@ -144,6 +164,7 @@ def test_a_segment_of_another_stream_or_a_changed_one_is_refused(
         piece = Piece(Position(3, 0), bytes(changed))
         _, error = send(collector.address, protocol.encode_hello(key), *messages(piece))
         assert error.code() is Code.INVALID_ARGUMENT, at
+        wait_for_line(collector, key.epoch, error.details())
 
 
 def test_what_is_sent_again_is_stored_once_and_what_is_left_out_is_noticed(
@@ -162,6 +183,7 @@ def test_what_is_sent_again_is_stored_once_and_what_is_left_out_is_noticed(
     gap = Piece(Position(1, len(data) + 64), b"x" * 64)
     _, error = send(collector.address, protocol.encode_hello(key), *messages(gap))
     assert error.code() is Code.FAILED_PRECONDITION
+    wait_for_line(collector, key.epoch, error.details())
 
 
 def test_a_newer_connection_fences_the_older(collector: CollectorProcess) -> None:
@@ -191,6 +213,7 @@ def test_a_newer_connection_fences_the_older(collector: CollectorProcess) -> Non
             next(older)
         assert error.value.code() is Code.ABORTED
         assert "newer" in error.value.details()
+        wait_for_line(collector, "d" * 16, "a newer connection sends")
         assert newer.is_active()
         raise_at_end.set()
 

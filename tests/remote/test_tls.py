@@ -8,53 +8,79 @@ from pathlib import Path
 import pytest
 from certificates import Authority
 from collecting import CollectorProcess, Emitter, forwarder, only, stored, wait_for
+from steady_client import SteadyClient
 
 from receiver.cli import main
 
 pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="makes certificates with openssl")
 
 
-def emit(address: str, spool: Path, **options: object) -> int:
-    """Emits ten messages; how many bytes of them did not arrive."""
-    with forwarder(address, spool, **options) as recorder:
+def said(address: str, spool: Path, caplog: pytest.LogCaptureFixture, **options: object) -> str:
+    """What is logged of a client whose messages do not arrive."""
+    caplog.clear()
+    with forwarder(address, spool, drain_sec=0.0, **options) as recorder:
         Emitter(recorder).losses(10)
-    return recorder.unsent_bytes
+        text: str = wait_for(
+            lambda: next((record.getMessage() for record in caplog.records), ""), "a line about it"
+        )
+    assert recorder.unsent_bytes
+    assert not recorder.refused  # certificates are renewed: it is tried again
+    return text
 
 
-def test_both_sides_check_each_others_certificates(tmp_path: Path) -> None:
+def test_both_sides_check_each_others_certificates(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     ours, others = Authority(tmp_path / "ours"), Authority(tmp_path / "others")
     cert, key = ours.sign("collector")
-    mine, my_key = ours.sign("client", "client")
-    wrong, wrong_key = others.sign("client", "client")
     ca = ours.certificate
     arguments = ["--quiet", "--tls-cert", cert, "--tls-key", key, "--tls-ca", ca]
+
+    def shown(name: str, authority: Authority = ours, **days: int) -> dict[str, Path]:
+        mine, my_key = authority.sign(name, "client", **days)
+        return {"tls_ca": ca, "tls_cert": mine, "tls_key": my_key}
+
+    good = shown("good")
+    hung_up, hung_up_tls = "it may want TLS (give tls_ca)", "does it want a client's certificate"
+    refused = {
+        "no TLS": ({}, hung_up, "WRONG_VERSION_NUMBER"),
+        "no certificate": ({"tls_ca": ca}, hung_up_tls, "PEER_DID_NOT_RETURN_A_CERTIFICATE"),
+        "another authority's": (shown("other", others), hung_up_tls, "unable to get local issuer"),
+        "expired": (shown("old", first_day=-3, last_day=-1), hung_up_tls, "certificate has expired"),
+        "not yet valid": (shown("new", first_day=1), hung_up_tls, "certificate is not yet valid"),
+        "a collector of another authority": (
+            {**good, "tls_ca": others.certificate}, "the certificate that is shown at", "",
+        ),
+    }  # fmt: skip
     with CollectorProcess(tmp_path, *map(str, arguments)) as collector:
-        good = {"tls_ca": ca, "tls_cert": mine, "tls_key": my_key}
-        refused = {
-            "no TLS": {},
-            "no certificate": {"tls_ca": ca},
-            "another authority's certificate": {"tls_ca": ca, "tls_cert": wrong, "tls_key": wrong_key},
-            "a collector of another authority": {**good, "tls_ca": others.certificate},
-        }
-        for name, options in refused.items():
-            assert emit(collector.address, tmp_path / name, drain_sec=1.0, **options), name
-        assert not emit(collector.address, tmp_path / "good", drain_sec=60.0, **good)
+        with SteadyClient(collector.address, tmp_path / "spool", **good) as steady:
+            for name, (options, here, there) in refused.items():
+                assert here in said(collector.address, tmp_path / name, caplog, **options), name
+                wait_for(
+                    lambda there=there: there in "".join(collector.errors), f"the collector's line: {name}"
+                )
         collector.stop()
-    assert only(stored(collector.log)[0]) == list(range(10))
+    assert only(stored(collector.log, "steady")[0]) == list(range(steady.sent))
+    assert not (collector.log / "run").exists()
 
 
-def test_an_expired_certificate_and_another_hosts_are_no_good(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("host", "days", "why"),
+    [
+        ("localhost", {"first_day": -3, "last_day": -1}, "certificate has expired"),
+        ("localhost", {"first_day": 1}, "certificate is not yet valid"),
+        ("collector.example", {}, "Hostname Verification Check failed"),
+    ],
+)
+def test_a_collector_whose_certificate_is_not_good_gets_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, host: str, days: dict[str, int], why: str
+) -> None:
     ours = Authority(tmp_path / "ours")
-    for name, host, days in (("expired", "localhost", -1), ("elsewhere", "collector.example", 2)):
-        cert, key = ours.sign(name, host, days=days)
-        with CollectorProcess(
-            tmp_path / name, "--quiet", "--tls-cert", str(cert), "--tls-key", str(key)
-        ) as collector:
-            unsent = emit(
-                collector.address, tmp_path / f"spool {name}", drain_sec=1.0, tls_ca=ours.certificate
-            )
-            assert unsent, name
-            assert not list((tmp_path / name / "collected").glob("*/*"))
+    cert, key = map(str, ours.sign("collector", host, **days))
+    with CollectorProcess(tmp_path, "--quiet", "--tls-cert", cert, "--tls-key", key) as collector:
+        text = said(collector.address, tmp_path / "spool", caplog, tls_ca=ours.certificate)
+        assert why in text
+        assert "it must be valid now, signed by one in tls_ca, and for the host in the address" in text
+        collector.stop()
+    assert not list(collector.log.glob("*/*"))
 
 
 def test_beyond_this_machine_only_with_tls_or_when_it_is_said_to_be_insecure(
