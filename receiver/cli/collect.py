@@ -135,6 +135,17 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.tls_cert is not None:
         credentials = server_credentials(arguments.tls_cert, arguments.tls_key, arguments.tls_ca)
     access = Access() if arguments.token_file is None else Access.from_file(arguments.token_file)
+    if (
+        arguments.listen
+        and arguments.token_file is None
+        and not arguments.no_control
+        and not is_loopback(host)
+    ):
+        print(
+            "hcb: whoever can connect there can also control the taps of all processes: give --token-file, or "
+            "--no-control",
+            file=sys.stderr,
+        )
     bind, sinks = _consumers(arguments.consumers)
     _log_to_stderr()
     make_safe()

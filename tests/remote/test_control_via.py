@@ -362,6 +362,20 @@ def test_over_tls(everywhere: Everywhere, tmp_path: Path) -> None:
     check_sends(process, 10)
 
 
+def test_beyond_this_machine_it_is_said_who_may_control(everywhere: Everywhere, tmp_path: Path) -> None:
+    tokens = tmp_path / "tokens"
+    tokens.write_text("secret\n")
+    tokens.chmod(0o600)
+    choices: dict[str, tuple[list[Any], bool]] = {
+        "open": ([], True),
+        "closed": (["--no-control"], False),
+        "with tokens": (["--token-file", tokens], False),
+    }
+    for name, (arguments, said) in choices.items():
+        collector = everywhere.collect("--insecure", "--listen", "0.0.0.0:0", *arguments, name=name)
+        assert any("can also control" in line for line in collector.errors) is said
+
+
 def test_a_collector_that_does_not_control(everywhere: Everywhere) -> None:
     collector = everywhere.collect("--no-control")
     process = everywhere.start(collector, "exp")
