@@ -23,7 +23,7 @@ NOT_WHOLE = "values were given up, because shards of them were lost, or did not 
 APART = (
     "values cannot be put together, because the processes number the launches of the program differently (one loaded "
     "it from a compilation cache, the other compiled it, or they run different programs): their shards are delivered "
-    "by themselves from now on. Give all processes one jax_compilation_cache_dir, or none"
+    "by themselves. Without jax_compilation_cache_dir all processes compile"
 )
 
 
@@ -187,6 +187,10 @@ class Job:
 
     def _take_in(self, origin: Origin, parked: deque[Parked]) -> bool:
         item = parked[0]
+        if item.tap.is_apart:
+            self._unparked(origin, parked)
+            _hand_on_alone(item.shard)
+            return True
         try:
             whole = item.tap.add(item.shard)
         except Ahead:
@@ -212,13 +216,24 @@ class Job:
             self._count(tap)
 
     def _count(self, tap: JointTap) -> None:
-        if tap.is_apart and tap.assembly.unfinished:
+        early = tap.take_early() if tap.is_apart else []
+        if tap.is_apart:
             tap.give_up_all()
         count, left = tap.take_given_up()
-        if self._keeps_left:
+        if self._keeps_left and not tap.is_apart:
             self.left += left
         if count:
             self.given_up[f"{tap.title}: {APART if tap.is_apart else NOT_WHOLE}"] += count
+        for shard in early:
+            _hand_on_alone(shard)
+
+
+def _hand_on_alone(shard: Shard) -> None:
+    message = shard.message
+    origin: Origin = message.device
+    origin.hand_on(
+        message._replace(device=origin.device, arrays=shard.arrays, shard_index=shard.layout.places)
+    )
 
 
 class Stream(NamedTuple):

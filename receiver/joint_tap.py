@@ -60,8 +60,10 @@ class JointTap:
         self._came: dict[object | None, list[Origin]] = {}  # by value, those that are pending
         self._left: list[Origin] = []
         self._partitions: dict[Hashable, set[tuple[int, int, int]]] = {}
-        # The launches of each process, until two were met in one.
+        # The launches of each process, until two were met in one; and what has come of these, to be handed on by itself
+        # if they never are.
         self._launches: dict[int, set[Launch]] | None = {}
+        self._early: list[Shard] = []
 
     def add(self, shard: Shard) -> Message | None:
         """Adds a shard, whose message's device is an `Origin`; returns the whole value if it was the last one.
@@ -75,6 +77,7 @@ class JointTap:
         layout = shard.layout
         self._partitions.setdefault(origin.stream, set()).add((layout.group, layout.shards, layout.partition))
         if self._launches is not None:
+            self._early.append(shard)
             self._compare(origin.process, (shard.message.run_id, layout.group, layout.shards))
         value = self.assembly.value_of(shard)
         if whole is not None:
@@ -94,8 +97,14 @@ class JointTap:
         left, self._left = self._left, []
         return count, left
 
+    def take_early(self) -> list[Shard]:
+        """What came before it was known that the tap is apart, in order."""
+        early, self._early = self._early, []
+        return early
+
     def give_up_oldest(self) -> None:
         """Gives up the older half of what is incomplete."""
+        self._early.clear()
         self.assembly.give_up_oldest()
 
     def give_up_all(self) -> None:
@@ -124,6 +133,7 @@ class JointTap:
         mine.add(launch)
         if any(launch in other for number, other in launches.items() if number != process):
             self._launches = None
+            self._early.clear()
         elif len(mine) % OVERTAKEN_BY == 0 and any(
             len(other) >= OVERTAKEN_BY and _far_apart(mine, other)
             for number, other in launches.items()

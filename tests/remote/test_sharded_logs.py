@@ -171,3 +171,15 @@ def test_tail_shows_values_or_shards(store: Store, capsys: pytest.CaptureFixture
     assert numbers([json.loads(line) for line in capsys.readouterr().out.splitlines()]) == [3, 4]
     assert main(["tail", "-n", "2", "--json", "--shards", folder(store)]) == 0
     assert all("index" in json.loads(line) for line in capsys.readouterr().out.splitlines())
+
+
+def test_processes_that_number_their_launches_differently_are_shown_shard_by_shard(
+    store: Store, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for number in range(2):
+        StoredProcess(store, number, base=number << 29).store(range(100))
+    rows = cat(store, capsys)
+    assert len(rows) == 200
+    for number in range(2):
+        found = [row["value"][0] for row in rows if row["process"] == f"process {number}"]
+        assert found == [1000.0 * k + 2 * number for k in range(100)]

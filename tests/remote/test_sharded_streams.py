@@ -181,7 +181,10 @@ def test_processes_that_number_their_launches_differently_are_noticed(
     (reason,) = delivery.incomplete
     assert "jax_compilation_cache_dir" in reason
     assert delivery.incomplete[reason] == 100 + 64
-    assert taken.parts == len(taken.wholes) == 36
+    assert taken.parts == len(taken.wholes) == 200
+    for number in range(2):
+        arrays = [array for _, device, array in taken.wholes if device == f"run p{number} cpu:0"]
+        assert [array[0] for array in arrays] == [1000.0 * k + 2 * number for k in range(100)]
 
 
 def test_a_second_stream_of_a_process_goes_on_with_the_program(store: Store, open_delivery: Open) -> None:
