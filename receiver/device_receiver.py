@@ -47,16 +47,16 @@ class DeviceReceiver:
         scope: Scope,
         make_calls: MakeCalls = CallThreads,
         *,
-        release_delivered: bool = False,
+        before_release: Callable[[], None] | None = None,
         continues_from: int | None = None,
     ) -> None:
         """Starts the thread at once, accounting to `scope`.
 
-        `release_delivered`: messages stay with the source until they are delivered, for another receiver to find if
-        this process dies; else only until they are decoded. `continues_from`: how many messages of the source another
-        receiver has had before.
+        `before_release`: messages stay with the source until they are delivered and this was called, for another
+        receiver to find if this process dies; else only until they are decoded. `continues_from`: how many messages of
+        the source another receiver has had before.
         """
-        self._release_delivered = release_delivered
+        self._before_release = before_release
         self.name = name
         self.source = source
         self.calls = make_calls(name, source, self._deliver)
@@ -225,10 +225,11 @@ class DeviceReceiver:
             batch.release()
             return
         # Decoded arrays are copies: however slow the taps are, the device has its room back at once.
-        if not self._release_delivered:
+        if self._before_release is None:
             batch.release()
         self._dispatcher.deliver(messages, share)
-        if self._release_delivered:
+        if self._before_release is not None:
+            self._before_release()
             batch.release()
 
     def _resynchronize(self) -> None:

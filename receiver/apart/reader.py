@@ -85,9 +85,16 @@ class Reader:
         self._sources = [RingSource.attach(Path(file)) for _, file in order.devices]
         registry = DescribedRegistry(Path(order.folder) / TAPS_FILE)
         self._receivers = [
-            DeviceReceiver(name, name, source, registry, self.scope, release_delivered=True, continues_from=0)
+            DeviceReceiver(
+                name, name, source, registry, self.scope, before_release=self._write, continues_from=0
+            )
             for (name, _), source in zip(order.devices, self._sources, strict=True)
         ]
+
+    def _write(self) -> None:
+        # What is given back the other process does not have any more.
+        for recorder in self.scope.recorders:
+            recorder.write()
 
     def report(self) -> dict[str, Any]:
         """What has come of the messages so far; failures are in one report only."""

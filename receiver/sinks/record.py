@@ -131,6 +131,10 @@ class Recorder(Closing):
             block = Block(np.frombuffer(bytearray(frame), np.uint8), np.zeros(1, np.int64))
             self._log.append(device_text(device), block, at_once=bool(flags))
 
+    def write(self) -> None:
+        """Writes everything that has come, so that it outlives this process."""
+        self._log.write()
+
     def flush(self) -> None:
         """Writes everything that has come."""
         self._log.flush()

@@ -133,6 +133,11 @@ class LogWriter:
                 self._flush_at = time.monotonic() + self.options.flush_sec
                 self._wake_timer()
 
+    def write(self) -> None:
+        """Writes everything that has come. What else there is to do with it may take its time."""
+        with self._lock:
+            self._flush()
+
     def flush(self) -> None:
         """Writes everything that has come."""
         with self._lock:

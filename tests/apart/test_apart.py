@@ -68,6 +68,16 @@ def test_the_program_goes_on_when_the_reader_dies() -> None:
     assert sum(count == 2 for count in counts.values()) <= 1024
 
 
+def test_what_a_killed_reader_has_given_back_is_in_its_log(tmp_path: Path) -> None:
+    done = run("reader dies", str(tmp_path), HOSTCALLBACK_RING_BYTES="65536", COUNT="30000")
+    assert done.returncode == 0, done.stderr
+    messages = LogReader([tmp_path]).messages()
+    counts = Counter(int(message.message.arrays[0]) for message in messages)
+    assert set(counts) == set(range(30000))
+    assert max(counts.values()) <= 2
+    assert sum(count == 2 for count in counts.values()) <= 1024
+
+
 @pytest.mark.parametrize("scenario", ["program dies", "program dies emitting"])
 def test_the_reader_delivers_what_a_killed_program_had_emitted(scenario: str) -> None:
     done = run(scenario, COUNT="20000")
