@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import threading
 import time
 from collections import Counter
@@ -18,6 +17,7 @@ from receiver.job import Stream
 from receiver.log import logger
 from receiver.message import Message
 from receiver.remote.cursor import Cursor, Waiting
+from receiver.remote.delivered_stream import DeliveredStream
 from receiver.remote.job_streams import PATIENCE_SEC, JobStreams
 from receiver.remote.raised_log import RaisedLog
 from receiver.remote.store import Store
@@ -32,29 +32,12 @@ from receiver.taplog.merge import Run
 from receiver.taplog.segment_reader import Writer
 from receiver.taplog.selection import Selection
 
-TURN_BYTES = 4 << 20
-"""So much of one stream is delivered before it is another one's turn."""
-
-STREAM_SEC = 0.5
-"""And for no longer, where a consumer is slow, but at least what was written together."""
-
 TURN_SEC = 0.02
 """Turns begin no sooner after each other, but where streams are behind: waking up for a piece costs more than it."""
 
 SAVE_SEC = 1.0
 MAX_LINES = 10_000
 EVERYTHING = Selection()
-
-OnLost = Callable[[StreamKey, Lost], Any]
-
-
-class _Delivered:
-    # One stream.
-
-    def __init__(self, runs: StoredRuns) -> None:
-        self.runs = runs
-        self.delivery: RunDelivery
-        self.at = runs.position, ""  # where to go on to read what is delivered now, and its device
 
 
 class Delivery:
@@ -94,7 +77,7 @@ class Delivery:
         self._prints = prints
         self._everything = everything
         self._cursor = Cursor(store.directory)
-        self._streams: dict[StreamKey, _Delivered] = {}
+        self._streams: dict[StreamKey, DeliveredStream] = {}
         self._jobs = None if shards else JobStreams(patience_sec)
         self._held: dict[StreamKey, Position] = {}
         self.scope = Scope("collector", MAX_LINES, on_error=OnError.WARN)
@@ -145,7 +128,7 @@ class Delivery:
         save_at = time.monotonic() + SAVE_SEC
         # First what is not in the cursor's positions: what is written down next has it.
         for key in [key for key in self._grown if self._cursor.waiting(key) is not None]:
-            self._deliver_safely(key, self._cursor.position(key), math.inf)
+            self._deliver_safely(key, self._cursor.position(key), everything=True)
         turn_at = 0.0
         while True:
             with self._changed:
@@ -164,7 +147,7 @@ class Delivery:
                     break
                 if self._jobs is not None and key in new:
                     self._jobs.grew(key)
-                if self._deliver_safely(key, stored, TURN_BYTES):
+                if self._deliver_safely(key, stored):
                     turn_at = 0.0
                     with self._changed:
                         self._grown.setdefault(key, stored)
@@ -176,14 +159,16 @@ class Delivery:
             if stop or time.monotonic() >= save_at:
                 save_at = time.monotonic() + SAVE_SEC
                 self._save()
+                for stream in self._streams.values():
+                    stream.rest_if_idle(time.monotonic())
             if stop:
                 self._report_incomplete()
                 self._raised.end()
                 return
 
-    def _deliver_safely(self, key: StreamKey, stored: Position, limit_bytes: float) -> bool:
+    def _deliver_safely(self, key: StreamKey, stored: Position, *, everything: bool = False) -> bool:
         try:
-            return self._deliver(key, stored, limit_bytes)
+            return self._deliver(key, stored, everything=everything)
         except Exception:  # whatever is wrong with one stream, the others are to be delivered
             logger.exception("messages of %s cannot be delivered", key)
             return False
@@ -203,7 +188,7 @@ class Delivery:
         with self._changed:
             self._grown = {**ready, **self._grown}
 
-    def _deliver(self, key: StreamKey, stored: Position, limit_bytes: float) -> bool:
+    def _deliver(self, key: StreamKey, stored: Position, *, everything: bool) -> bool:
         # Whether there is more that can be delivered now.
         stream = self._streams.get(key)
         if stream is None:
@@ -211,19 +196,14 @@ class Delivery:
         jobs = self._jobs
 
         def is_held() -> bool:
-            return jobs is not None and limit_bytes != math.inf and jobs.is_held(key)
+            return jobs is not None and not everything and jobs.is_held(key)
 
         if is_held():
             self._held[key] = stored
             return False
-        before, until = stream.runs.position, time.monotonic() + STREAM_SEC
-
-        def is_enough() -> bool:
-            return is_held() or (limit_bytes != math.inf and time.monotonic() >= until)
-
-        for record in stream.runs.read(stored, limit_bytes, is_enough):
+        before = stream.runs.position
+        for record in stream.everything(stored) if everything else stream.turn(stored, is_held):
             if isinstance(record, Run):
-                stream.at = stream.runs.position, record.device
                 stream.delivery.deliver(record)
             elif isinstance(record, Damage):
                 if not record.torn:
@@ -238,7 +218,7 @@ class Delivery:
             return False
         return before != stream.runs.position
 
-    def _make(self, key: StreamKey) -> _Delivered:
+    def _make(self, key: StreamKey) -> DeliveredStream:
         folder = self._store.folder(key.run)
         runs = StoredRuns(
             lambda number: folder / key.segment_name(number),
@@ -246,7 +226,7 @@ class Delivery:
             self._wants,
             self._cursor.waiting(key),
         )
-        stream = _Delivered(runs)
+        stream = DeliveredStream(runs)
         sinks = list(self._sinks)
         see: Callable[[Message, Sink], Sink] = _as_it_is
         if self._prints or self._everything:

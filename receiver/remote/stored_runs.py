@@ -100,6 +100,10 @@ class StoredRuns:
             elif self.position == at:
                 return
 
+    def rest(self) -> None:
+        """Closes the file that is open; whoever reads on opens it again."""
+        self._reader = None
+
     def _next(self, stored: Position) -> Position:
         number = self.position.segment + 1
         while number < stored.segment and not self._path_of(number).exists():
