@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
+from receiver.launches import Device, Launch, Value
 from receiver.message import Message
-from receiver.shard_record import Array, Shard
+from receiver.shard_record import Shard
 
 MAX_PENDING_BYTES = 256 << 20
 MAX_PENDING_VALUES = 4096
@@ -52,103 +51,9 @@ class Room:
         self.nbytes = 0
 
 
-class _Device:
-    # How far a device has come in its stream, as one partition of programs over the same devices.
-
-    __slots__ = ("begun", "shared")
-
-    def __init__(self) -> None:
-        self.begun = 0  # launches
-        self.shared = 0  # of these, the last that all devices have begun
-
-
-_NO_DEVICE = _Device()
-
-
-class _Value:
-    # A value of which shards have come, in its launch's list.
-
-    __slots__ = (
-        "arrays",
-        "begun",
-        "device",
-        "lead",
-        "lead_partition",
-        "missing",
-        "nbytes",
-        "next",
-        "occurrence",
-        "shapes",
-        "time_ns",
-    )
-
-    def __init__(self, occurrence: int, missing: int, device: _Device, time_ns: int) -> None:
-        self.occurrence = occurrence
-        self.missing = missing  # devices that have neither brought a shard of it nor passed it over
-        self.device, self.begun = device, device.begun  # whose shard came first, and in which of its launches
-        self.time_ns = time_ns
-        self.next: _Value | None = None
-        self.arrays: list[Array] | None = None  # None, too, once it is given up
-
-    def is_overtaken(self) -> bool:
-        return self.device.shared - self.begun >= OVERTAKEN_BY
-
-    def begin(self, shard: Shard) -> None:
-        self.shapes = shard.layout.shapes
-        self.arrays = [
-            # One that is whole in a message is taken over from there.
-            array if array.shape == shape else np.empty(shape, array.dtype)
-            for array, shape in zip(shard.arrays, self.shapes, strict=True)
-        ]
-        self.nbytes = sum([array.nbytes for array in self.arrays])
-        # What it takes from the message of one device: all but the consumer and the arrays.
-        self.lead: tuple[Any, ...] = shard.message[2:]
-        self.lead_partition = shard.layout.partition
-
-
-class _Launch:
-    # What the devices have emitted in one launch: a list linked in order of occurrence, in which each device has its
-    # place. What is behind all devices, nothing refers to any more.
-
-    __slots__ = ("at", "closed", "devices", "first", "moved", "number", "unfinished")
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-        self.first: _Value | None = _Value(-1, 0, _NO_DEVICE, 0)  # where devices begin; None when all have
-        self.at: dict[int, _Value] = {}  # by partition: the value that it brought or passed over last
-        self.devices: dict[
-            int, tuple[_Device, int]
-        ] = {}  # by partition, and which of the device's launches it is
-        self.unfinished = 0  # how many values are missing something
-        # Up to this occurrence, all values were given up while `moved` devices could still bring shards of them.
-        self.closed = -1
-        self.moved: frozenset[int] = frozenset()
-
-    def is_behind(self, partition: int) -> bool:
-        at = self.at.get(partition, self.first)
-        return at is not None and at.next is not None
-
-    def unfinished_values(self) -> Iterator[_Value]:
-        # In order.
-        value = self.first or min(self.at.values(), key=lambda value: value.occurrence)
-        while value.next is not None:
-            value = value.next
-            if value.missing:
-                yield value
-
-    def close(self, last: _Value) -> None:
-        # Moves all devices to `last`, unless they are beyond it.
-        self.closed = last.occurrence
-        behind = [partition for partition, at in self.at.items() if at.occurrence < last.occurrence]
-        self.at.update(dict.fromkeys(behind, last))
-        self.moved = self.moved.union(behind)
-        if self.first is not None:
-            self.first = last
-
-
 def is_pending(value: object) -> bool:
     """Whether a value (see `Assembly.value_of`) is neither handed out nor given up."""
-    return isinstance(value, _Value) and value.arrays is not None
+    return isinstance(value, Value) and value.arrays is not None
 
 
 class Assembly:
@@ -196,8 +101,8 @@ class Assembly:
         """
         self._device_index = device_index
         self._room = Room() if room is None else room
-        self._launches: dict[Key, _Launch] = {}
-        self._devices: dict[Any, _Device] = {}  # by group, number of shards, partition and device
+        self._launches: dict[Key, Launch] = {}
+        self._devices: dict[Any, Device] = {}  # by group, number of shards, partition and device
         self._begun = 0  # launches
         self._shared = 0  # of these, the last that all devices have begun
         self._tidied = 0  # `_shared` when there was no room and overtaken values were looked for
@@ -308,7 +213,7 @@ class Assembly:
             if not count:
                 return
 
-    def _begin(self, key: Key, shard: Shard) -> tuple[_Launch, _Value] | None:
+    def _begin(self, key: Key, shard: Shard) -> tuple[Launch, Value] | None:
         # Where a device stands that begins a launch, or one whose id was used before; None for shards that come late.
         partition, occurrence = shard.layout.partition, shard.occurrence
         if occurrence < 0:
@@ -332,14 +237,14 @@ class Assembly:
         del self._launches[key]
         return self._begin(key, shard)
 
-    def _begin_first(self, key: Key, shard: Shard) -> _Launch:
+    def _begin_first(self, key: Key, shard: Shard) -> Launch:
         if len(self._launches) >= self._tidy_at:
             self._tidy(shard.message.time_ns)
         self._begun += 1
-        launch = self._launches[key] = _Launch(self._begun)
+        launch = self._launches[key] = Launch(self._begun)
         return launch
 
-    def _join(self, launch: _Launch, shard: Shard) -> _Value:
+    def _join(self, launch: Launch, shard: Shard) -> Value:
         message, layout, _, _ = shard
         if launch.first is None:
             raise ValueError(
@@ -352,7 +257,7 @@ class Assembly:
         key = (layout.group, layout.shards, layout.partition, message.device)
         device = self._devices.get(key)
         if device is None:
-            device = self._devices[key] = _Device()
+            device = self._devices[key] = Device()
         device.begun += 1
         launch.devices[layout.partition] = device, device.begun
         if len(launch.at) == layout.shards:
@@ -362,7 +267,7 @@ class Assembly:
                 device.shared = max(device.shared, number)
         return at
 
-    def _pass_over(self, launch: _Launch, partition: int, value: _Value, occurrence: int) -> _Value:
+    def _pass_over(self, launch: Launch, partition: int, value: Value, occurrence: int) -> Value:
         # Gives up what is before `occurrence`, and returns the last of it.
         at, following = value, value.next
         self._give_up(at)
@@ -374,14 +279,14 @@ class Assembly:
         launch.at[partition] = at
         return at
 
-    def _come_by(self, launch: _Launch, value: _Value) -> None:
+    def _come_by(self, launch: Launch, value: Value) -> None:
         value.missing -= 1
         if not value.missing:
             launch.unfinished -= 1
             self.unfinished -= 1
             self.finished += 1
 
-    def _insert(self, launch: _Launch, at: _Value, shard: Shard) -> _Value:
+    def _insert(self, launch: Launch, at: Value, shard: Shard) -> Value:
         message, layout, occurrence, _ = shard
         missing = layout.shards
         if at.next is not None:
@@ -392,7 +297,7 @@ class Assembly:
         elif missing > 1 and self.unfinished >= 4 * MAX_PENDING_VALUES:
             raise Ahead
         device, _ = launch.devices[layout.partition]
-        value = _Value(occurrence, missing, device, message.time_ns)
+        value = Value(occurrence, missing, device, message.time_ns)
         if missing == layout.shards:
             value.begin(shard)
             self.pending_values += 1
@@ -439,12 +344,12 @@ class Assembly:
             if launch.unfinished:
                 values = []
                 for value in launch.unfinished_values():
-                    if not value.is_overtaken() or value.time_ns >= until_ns:
+                    if not value.is_overtaken(OVERTAKEN_BY) or value.time_ns >= until_ns:
                         break
                     values.append(value)
                 self._close(launch, values)
 
-    def _close(self, launch: _Launch, values: Sequence[_Value]) -> None:
+    def _close(self, launch: Launch, values: Sequence[Value]) -> None:
         # Gives up the first unfinished values of a launch and expects nothing more of them.
         if not values:
             return
@@ -455,12 +360,12 @@ class Assembly:
         launch.unfinished -= len(values)
         launch.close(values[-1])
 
-    def _give_up(self, value: _Value) -> None:
+    def _give_up(self, value: Value) -> None:
         if value.arrays is not None:
             self._release(value)
             self.given_up += 1
 
-    def _release(self, value: _Value) -> None:
+    def _release(self, value: Value) -> None:
         value.arrays = None
         self.pending_values -= 1
         self.pending_bytes -= value.nbytes

@@ -12,6 +12,7 @@ shard_map makes the program run once per group), `partition` the number of the e
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from types import EllipsisType
 from typing import Any, NamedTuple
@@ -127,6 +128,12 @@ def _layout(record: Array, parts: Sequence[Array]) -> Layout:
             "least one shard and nothing negative: the message is damaged"
         )
     numbers = iter(places)
+    for tile, size in zip(tiles, _sizes(tiles, places), strict=True):
+        if size > shards * math.prod(tile):  # nobody is to make room for what cannot come
+            raise ValueError(
+                f"a shard record says that {shards} shards of shape {tile} make an array of {size} elements: the "
+                "message is damaged"
+            )
     per_array = [list(_ranges(tile, numbers)) for tile in tiles]
     # With an ellipsis, since a number is no longer an array when it is indexed by nothing.
     inside: list[tuple[slice | EllipsisType, ...]] = [
@@ -142,6 +149,14 @@ def _layout(record: Array, parts: Sequence[Array]) -> Layout:
         tuple(tuple(slice(start, stop) for _, start, stop in ranges) for ranges in per_array),
         inside if padded else None,
     )
+
+
+def _sizes(tiles: Sequence[Shape], places: Sequence[int]) -> Iterator[int]:
+    # Of the whole arrays, in elements.
+    at = 0
+    for tile in tiles:
+        yield math.prod(places[at : at + 2 * len(tile) : 2])
+        at += 2 * len(tile)
 
 
 def _ranges(tile: Shape, numbers: Iterator[int]) -> Iterator[tuple[int, int, int]]:
