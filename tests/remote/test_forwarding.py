@@ -116,5 +116,3 @@ def test_bad_arguments_are_refused_before_anything_is_made(tmp_path: Path) -> No
         hcb.outfeed_receiver(spool=tmp_path)
     with pytest.raises(TypeError, match="forward is a int"):
         hcb.outfeed_receiver(forward=7070)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="process=True"):
-        hcb.outfeed_receiver(forward="localhost:7070", process=True)
