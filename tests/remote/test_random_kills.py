@@ -13,6 +13,8 @@ import pytest
 from collecting import CollectorProcess
 from training_run import LATE_SEC, PER_STEP, TrainingRun, messages_in
 
+from receiver.cli import main
+
 LAST_STEPS = 20
 
 MORE = int(os.environ.get("HOSTCALLBACK_TEST_KILLS", "0"))
@@ -62,6 +64,27 @@ def test_a_coordinator_that_dies_takes_the_others_along_and_no_message(tmp_path:
             assert not run.spools_are_empty()
             collector.start()
             finish(run, collector)
+
+
+@pytest.mark.slow
+@pytest.mark.native_only
+def test_what_no_spool_had_yet_is_in_the_flight_recorder(tmp_path: Path) -> None:
+    flights, recovered = tmp_path / "flights", tmp_path / "recovered"
+    with CollectorProcess(tmp_path, "--quiet") as collector:
+        with training(collector, tmp_path, 2, shares_spool=True) as run:
+            run.start(1_000_000, seed=2, HOSTCALLBACK_FLIGHT_RECORDER=str(flights))
+            run.wait_for_steps(10)
+            run.kill([0, 1])
+            run.wait_for_end()
+            assert main(["recover", str(flights), "--to", str(recovered)]) == 0
+            finish(run, collector)
+            forwarded = messages_in(collector.log / "run", 2)
+            emitted = messages_in(recovered, 2)
+            for life in run.lives[:2]:
+                pid = life.process.pid
+                found = {*forwarded.get(pid, ()), *emitted[pid]}
+                assert found == set(range(len(found)))
+                assert len(found) >= PER_STEP * life.steps()  # with none too young
 
 
 @pytest.mark.slow

@@ -89,10 +89,10 @@ class TrainingRun:
         """Those that were started last."""
         return self.lives[-self.count :]
 
-    def start(self, steps: int, seed: int = 0) -> None:
-        """Starts it once more."""
+    def start(self, steps: int, seed: int = 0, **variables: str) -> None:
+        """Starts it once more, with these variables in its environment."""
         port, place = str(free_port()), len(self.lives)
-        environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=1"}
+        environment = {**os.environ, **variables, "XLA_FLAGS": "--xla_force_host_platform_device_count=1"}
         for number in range(self.count):
             spool = self.folder / ("spool" if self.shares_spool else f"spool{number}")
             confirmed = self.folder / f"confirmed{place + number}"
