@@ -41,6 +41,11 @@ async def _store(requests: AsyncIterator[bytes], context: Any) -> bytes:
     return b""
 
 
+async def _echo(requests: AsyncIterator[bytes], context: Any) -> None:
+    async for _ in requests:
+        await context.write(b"stored")
+
+
 async def _answer(request: bytes, context: Any) -> bytes:
     return b""
 
@@ -51,6 +56,7 @@ async def _serve() -> None:
         "Take": grpc.stream_unary_rpc_method_handler(_take),
         "Store": grpc.stream_unary_rpc_method_handler(_store),
     }
+    bare["Echo"] = grpc.stream_stream_rpc_method_handler(_echo)
     export = {"Export": grpc.unary_unary_rpc_method_handler(_answer)}
     otlp = "opentelemetry.proto.collector"
     server.add_generic_rpc_handlers(

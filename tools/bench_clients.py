@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 from bench_row import Figure, Row
-from bench_servers import ROOT, collector, folder_in_memory
+from bench_servers import ROOT, bare_server, collector, folder_in_memory
 
 PROCESSES, STREAMS, PER_SECOND, SECONDS = 4, 16, 5, 10
 LIMIT_MS = 250.0
@@ -21,11 +21,26 @@ def many_clients(rounds: int) -> list[Row]:
     """64 streams from 4 processes to one collector, each writing 10 scalars to its spool 5 times a second, at once.
 
     Timed is from the moment when they are in the spool's file, and must not wait, until the client hears that the
-    collector has stored them; with everything on one machine.
+    collector has stored them; with everything on one machine. The peer is as many bare gRPC streams with messages of
+    the same length, which a server answers that does nothing else.
     """
-    with folder_in_memory() as folder, collector(folder) as address, contextlib.ExitStack() as stack:
+    with folder_in_memory() as folder, collector(folder) as address, bare_server() as bare:
+        taken = _seconds(address, folder / "spool")
+        answered = _seconds(bare, folder / "spool", "--bare")
+    p50, p99 = (Figure(float(value), 0.0) for value in np.percentile(taken, [50, 99]) * 1e3)
+    peer = Figure(float(np.percentile(answered, 99)) * 1e3, 0.0)
+    name = f"{PROCESSES * STREAMS} clients, each {PER_SECOND} writes a second: until a write is acknowledged"
+    return [
+        p99.within(LIMIT_MS, f"{name}, p99", "ms"),
+        p99.beside(peer, "the same", "ms", "bare gRPC streams that are answered, p99", None),
+        p50.within(LIMIT_MS, f"{name}, p50", "ms", None),
+    ]
+
+
+def _seconds(address: str, spool: Path, *arguments: str) -> Any:
+    with contextlib.ExitStack() as stack:
         clients = [
-            stack.enter_context(_clients(address, folder / "spool", number * STREAMS))
+            stack.enter_context(_clients(address, spool, number * STREAMS, arguments))
             for number in range(PROCESSES)
         ]
         for client in clients:
@@ -34,17 +49,14 @@ def many_clients(rounds: int) -> list[Row]:
             client.stdin.write("\n")
             client.stdin.flush()
         found = [json.loads(client.stdout.readline()) for client in clients]
-    taken = np.concatenate([each["seconds"] for each in found]) * 1e3
-    p50, p99 = (Figure(float(value), 0.0) for value in np.percentile(taken, [50, 99]))
-    name = f"{PROCESSES * STREAMS} clients, each {PER_SECOND} writes a second: until a write is acknowledged"
-    return [p99.within(LIMIT_MS, f"{name}, p99", "ms"), p50.within(LIMIT_MS, f"{name}, p50", "ms", None)]
+    return np.concatenate([each["seconds"] for each in found])
 
 
-def _clients(address: str, spool: Path, first: int) -> Any:
+def _clients(address: str, spool: Path, first: int, more: tuple[str, ...]) -> Any:
     arguments = {"first": first, "clients": STREAMS, "per-second": PER_SECOND, "seconds": SECONDS}
     return subprocess.Popen(
         [
-            sys.executable, ROOT / "tools" / "many_clients.py", address, spool,
+            sys.executable, ROOT / "tools" / "many_clients.py", address, spool, *more,
             *(part for name, value in arguments.items() for part in (f"--{name}", str(value))),
         ],
         cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,

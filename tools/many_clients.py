@@ -6,11 +6,13 @@ import argparse
 import json
 import threading
 import time
+from collections import deque
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from forwarded_blocks import TAP, block_of
+from many_bare_clients import BareClient
 
 import hostcallback as hcb
 from receiver.remote.forwarder import Forwarder
@@ -29,7 +31,7 @@ class Client:
         self.seconds: list[float] = []
         self._transport = GrpcTransport(options)
         self._changed = threading.Condition()  # protects what follows
-        self._written: list[float] = []
+        self._written: deque[tuple[Position, float]] = deque()
         with self._changed:  # the first acknowledgement comes before there is a spool to look at
             self._forwarder = Forwarder(options, process_index=process, transport=self)
             self._log: Any = self._forwarder._log
@@ -42,10 +44,9 @@ class Client:
             on_ack(position)
             now = time.perf_counter()
             with self._changed:
-                if not self._log.waiting_bytes:
-                    self.seconds += [now - written for written in self._written]
-                    self._written.clear()
-                    self._changed.notify_all()
+                while self._written and self._written[0][0] <= position:
+                    self.seconds.append(now - self._written.popleft()[1])
+                self._changed.notify_all()
 
         return self._transport.connect(key, acked)
 
@@ -54,7 +55,7 @@ class Client:
         self._log.append("cpu:0", block_of(4, MESSAGES))
         with self._changed:  # no acknowledgement is missed
             self._log.flush()
-            self._written.append(time.perf_counter())
+            self._written.append((self._log.end, time.perf_counter()))
 
     def drain(self) -> None:
         """Until all is acknowledged."""
@@ -78,9 +79,15 @@ def main() -> None:
     parser.add_argument("spool", type=Path)
     for name in ("first", "clients", "per-second", "seconds"):
         parser.add_argument(f"--{name}", type=int, required=True)
+    parser.add_argument("--bare", action="store_true", help="bare gRPC streams instead")
     arguments = parser.parse_args()
-    options = hcb.Forward(arguments.address, spool=arguments.spool)
-    clients = [Client(options, arguments.first + number) for number in range(arguments.clients)]
+    numbers = range(arguments.first, arguments.first + arguments.clients)
+    clients: list[Client | BareClient] = []
+    for number in numbers:
+        if arguments.bare:
+            clients.append(BareClient(arguments.address, block_of(4, MESSAGES).data.size))
+        else:
+            clients.append(Client(hcb.Forward(arguments.address, spool=arguments.spool), number))
     for client in clients:
         client.send()
         client.drain()

@@ -117,6 +117,13 @@ class Spool(LogWriter):
         with self._lock:
             return self._waiting()
 
+    @property
+    def end(self) -> Position:
+        """Behind all that was written."""
+        with self._lock:
+            number = max(self._kept, default=0)
+            return Position(number, self._kept[number].nbytes if number else 0)
+
     def _waiting(self) -> int:
         total = sum(kept.nbytes for kept in self._kept.values() if kept.number >= self._acked.segment)
         return total - (self._acked.offset if self._acked.segment in self._kept else 0)
