@@ -8,6 +8,9 @@ SEND_BYTES = 256 << 10
 SEND_SEC = 0.1
 """What is less waits so long after the last piece: each piece costs both sides some wake-ups of threads."""
 
+BUSY_SEC = 1.0
+"""And so long while that one is not acknowledged: a collector that has much to do gets fewer pieces that bring more."""
+
 
 class Pace:
     """Of one stream. Whoever owns it holds its lock."""
@@ -15,7 +18,7 @@ class Pace:
     def __init__(self, send_bytes: int = SEND_BYTES) -> None:
         """Nothing was sent; so many bytes are much, or `SEND_BYTES`."""
         self._send_bytes = min(send_bytes, SEND_BYTES)
-        self._sent_at = -SEND_SEC
+        self._sent_at = -BUSY_SEC
         self._hurries = False
         self._written = 0
         self._is_idle = True
@@ -29,12 +32,17 @@ class Pace:
         self._written += nbytes
         return self._is_idle or self._hurries or self._written >= self._send_bytes
 
-    def wait_sec(self, nbytes: int) -> float:
-        """How long so many bytes are to wait before they are sent, unless more come."""
+    def wait_sec(self, nbytes: int, *, acked: bool) -> float:
+        """How long so many bytes are to wait before they are sent, unless more come.
+
+        Args:
+            nbytes: how many.
+            acked: whether all that was sent is acknowledged.
+        """
         self._is_idle = False
         if self._hurries or nbytes >= self._send_bytes:
             return 0.0
-        return max(0.0, self._sent_at + SEND_SEC - time.monotonic())
+        return max(0.0, self._sent_at + (SEND_SEC if acked else BUSY_SEC) - time.monotonic())
 
     def sends(self, *, everything: bool) -> None:
         """A piece is sent now; whether it is the last there is."""

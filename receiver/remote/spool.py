@@ -149,17 +149,20 @@ class Spool(LogWriter):
         with self._lock:
             while True:
                 found = self._next(position)
+                left_sec = deadline - time.monotonic()
                 if found is None:
                     self._pace.has_nothing()
-                    wait_sec = deadline - time.monotonic()
-                    if wait_sec <= 0:
-                        return None
                 else:
                     is_last = found[0].segment == max(self._kept) and not self._is_closing
-                    wait_sec = self._pace.wait_sec(found[1]) if is_last else 0.0
+                    wait_sec = (
+                        self._pace.wait_sec(found[1], acked=self._acked >= position) if is_last else 0.0
+                    )
                     if wait_sec <= 0:
                         break
-                self._changed.wait(wait_sec)
+                    left_sec = min(left_sec, wait_sec)
+                if time.monotonic() >= deadline:
+                    return None
+                self._changed.wait(left_sec)
             position, nbytes = found
             self._reading = position.segment
             self._pace.sends(everything=is_last and nbytes <= PIECE_BYTES)

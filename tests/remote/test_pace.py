@@ -26,7 +26,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 def test_the_first_bytes_after_a_pause_are_sent_at_once(clock: list[float]) -> None:
     mine = Pace()
     assert mine.wrote(1)
-    assert mine.wait_sec(1) == 0.0
+    assert mine.wait_sec(1, acked=True) == 0.0
 
 
 def test_little_waits_until_the_last_piece_is_long_ago(clock: list[float]) -> None:
@@ -34,24 +34,34 @@ def test_little_waits_until_the_last_piece_is_long_ago(clock: list[float]) -> No
     mine.sends(everything=True)
     mine.has_nothing()
     assert mine.wrote(100)  # whoever sends is to look how long that may wait
-    assert mine.wait_sec(100) == pytest.approx(pace.SEND_SEC)
+    assert mine.wait_sec(100, acked=True) == pytest.approx(pace.SEND_SEC)
     assert not mine.wrote(100)
     clock[0] += pace.SEND_SEC
-    assert mine.wait_sec(200) == 0.0
+    assert mine.wait_sec(200, acked=True) == 0.0
+
+
+def test_little_waits_longer_while_the_last_piece_is_not_acknowledged(clock: list[float]) -> None:
+    mine = Pace()
+    mine.sends(everything=True)
+    clock[0] += pace.SEND_SEC
+    assert mine.wait_sec(1, acked=True) == 0.0
+    assert mine.wait_sec(1, acked=False) == pytest.approx(pace.BUSY_SEC - pace.SEND_SEC)
+    clock[0] += pace.BUSY_SEC
+    assert mine.wait_sec(1, acked=False) == 0.0
 
 
 def test_much_is_sent_at_once_and_so_is_what_must_not_wait(clock: list[float]) -> None:
     mine = Pace()
     mine.sends(everything=True)
-    assert mine.wait_sec(SEND_BYTES) == 0.0
+    assert mine.wait_sec(SEND_BYTES, acked=False) == 0.0
     assert mine.wrote(SEND_BYTES)
     mine.sends(everything=True)
     mine.hurry()
-    assert mine.wait_sec(1) == 0.0
+    assert mine.wait_sec(1, acked=True) == 0.0
     mine.sends(everything=False)
-    assert mine.wait_sec(1) == 0.0
+    assert mine.wait_sec(1, acked=True) == 0.0
     mine.sends(everything=True)
-    assert mine.wait_sec(1) > 0.0
+    assert mine.wait_sec(1, acked=True) > 0.0
 
 
 def test_many_small_writes_are_sent_in_few_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
