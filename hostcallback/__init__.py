@@ -49,7 +49,7 @@ from receiver.failed_checks import CheckError, FailedCheck
 from receiver.heads import Head
 from receiver.prometheus import register as prometheus_collector
 from receiver.remote.options import Forward
-from receiver.remote.otlp import OtlpExporter, otlp_exporter
+from receiver.remote.otlp.exporter import OtlpExporter, otlp_exporter
 from receiver.sinks.nonfinite import NonFiniteError
 from receiver.sinks.record import Recorder, record
 

@@ -16,9 +16,9 @@ from many_bare_clients import BareClient
 
 import hostcallback as hcb
 from receiver.remote.forwarder import Forwarder
-from receiver.remote.grpc_link import GrpcTransport
+from receiver.remote.sending.grpc_link import GrpcTransport
+from receiver.remote.sending.transport import Link, OnAck
 from receiver.remote.stream import Position, StreamKey
-from receiver.remote.transport import Link, OnAck
 
 MESSAGES = 10
 DRAIN_SEC = 60.0
@@ -38,7 +38,7 @@ class Client:
         self._log.describe(TAP)
 
     def connect(self, key: StreamKey, on_ack: OnAck) -> Link:
-        """See `receiver.remote.transport.Transport`."""
+        """See `receiver.remote.sending.transport.Transport`."""
 
         def acked(position: Position) -> None:
             on_ack(position)

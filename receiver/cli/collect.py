@@ -20,8 +20,8 @@ from receiver.log import logger
 from receiver.sinks.metrics import JsonlWriter, metrics
 
 if TYPE_CHECKING:
-    from receiver.remote.delivery import Delivery
-    from receiver.remote.store import Store
+    from receiver.remote.collecting.store import Store
+    from receiver.remote.delivering.delivery import Delivery
 
 PATIENCE_SEC = 0.5
 """After that a collector that is to end says what it waits for."""
@@ -100,16 +100,16 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Runs the command."""
-    from receiver.remote.access import Access, is_loopback, server_credentials
-    from receiver.remote.collector import Collector
-    from receiver.remote.control_service import ControlService
-    from receiver.remote.delivery import Delivery
-    from receiver.remote.limits import Limits
-    from receiver.remote.memory import keep_freed_memory
-    from receiver.remote.nats_serve import wait_for_end
-    from receiver.remote.open_files import allow_many_files
-    from receiver.remote.serve import serve
-    from receiver.remote.store import Store
+    from receiver.remote.collecting.access import Access, is_loopback, server_credentials
+    from receiver.remote.collecting.limits import Limits
+    from receiver.remote.collecting.memory import keep_freed_memory
+    from receiver.remote.collecting.open_files import allow_many_files
+    from receiver.remote.collecting.serve import serve
+    from receiver.remote.collecting.service import Collector
+    from receiver.remote.collecting.store import Store
+    from receiver.remote.control.service import ControlService
+    from receiver.remote.delivering.delivery import Delivery
+    from receiver.remote.jetstream.serve import wait_for_end
 
     if arguments.listen is None and arguments.nats is None:
         print("hcb: collect: give --listen HOST:PORT, or --nats URL, or both", file=sys.stderr)
@@ -155,7 +155,7 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.metrics is not None:
             sinks = [*sinks, metrics(stack.enter_context(JsonlWriter(arguments.metrics)))]
         if arguments.otlp is not None:
-            from receiver.remote.otlp import otlp_exporter
+            from receiver.remote.otlp.exporter import otlp_exporter
 
             sinks = [*sinks, stack.enter_context(otlp_exporter(arguments.otlp))]
         store = Store(arguments.log, fsync=arguments.fsync)
@@ -210,10 +210,10 @@ def _fetching(
 ) -> contextlib.AbstractContextManager[None]:
     if arguments.nats is None:
         return contextlib.nullcontext()
-    from receiver.remote.nats_collector import NatsCollector
-    from receiver.remote.nats_connection import NatsServer
-    from receiver.remote.nats_serve import fetching
-    from receiver.remote.nats_subjects import token
+    from receiver.remote.jetstream.collector import NatsCollector
+    from receiver.remote.jetstream.connection import NatsServer
+    from receiver.remote.jetstream.serve import fetching
+    from receiver.remote.jetstream.subjects import token
     from receiver.remote.options import TOKEN_VARIABLE
 
     secret = os.environ.get(TOKEN_VARIABLE, "").strip()

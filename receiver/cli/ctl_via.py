@@ -17,8 +17,8 @@ from receiver.control.rules import settings_text
 from receiver.taplog.plain_value import printable
 
 if TYPE_CHECKING:
-    from receiver.remote.control_client import Answers, Told
-    from receiver.remote.control_protocol import Controlled
+    from receiver.remote.control.client import Answers, Told
+    from receiver.remote.control.protocol import Controlled
 
 MAX_SAID = 20
 """So many processes that did not do what they were asked are named."""
@@ -32,7 +32,7 @@ def control(
     Raises:
         HostCallbackError: the collector cannot be reached, or does not want to.
     """
-    from receiver.remote.control_client import CollectorControl
+    from receiver.remote.control.client import CollectorControl
 
     make_safe()
     seconds = arguments.timeout

@@ -15,7 +15,7 @@ from receiver.cli.top import between, show
 from receiver.taplog.plain_value import printable
 
 if TYPE_CHECKING:
-    from receiver.remote.control_client import CollectorControl, Told
+    from receiver.remote.control.client import CollectorControl, Told
 
 ANSWER_SEC = 5.0
 """How long a process may take to answer for the first time; one that has not is not waited for again."""
@@ -29,7 +29,7 @@ def look(arguments: argparse.Namespace) -> int:
     Raises:
         HostCallbackError: the collector cannot be reached, or does not want to.
     """
-    from receiver.remote.control_client import CollectorControl
+    from receiver.remote.control.client import CollectorControl
 
     make_safe()
     with CollectorControl(reaching(arguments.via, arguments), arguments.of_run) as collector:

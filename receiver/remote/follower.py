@@ -14,9 +14,9 @@ import grpc
 from receiver.closing import Closing
 from receiver.remote import protocol
 from receiver.remote.errors import BadStreamError, LinkError
-from receiver.remote.grpc_link import make_channel, metadata_of
-from receiver.remote.link_trouble import explained
 from receiver.remote.options import Forward
+from receiver.remote.sending.grpc_link import make_channel, metadata_of
+from receiver.remote.sending.link_trouble import explained
 
 ANSWER_SEC = 60.0
 

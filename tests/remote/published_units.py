@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from receiver.described import Described
-from receiver.remote.nats_unit import Unit, units_of
+from receiver.remote.jetstream.unit import Unit, units_of
 from receiver.remote.stream import StreamKey
 from receiver.taplog.block import Block
 from receiver.taplog.merge import Run

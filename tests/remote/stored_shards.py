@@ -12,8 +12,8 @@ from collecting import LOSS
 
 from receiver.described import Described
 from receiver.message import Message
-from receiver.remote.delivery import Delivery
-from receiver.remote.store import Store
+from receiver.remote.collecting.store import Store
+from receiver.remote.delivering.delivery import Delivery
 from receiver.remote.stream import Position, StreamKey
 from receiver.taplog.block import Block
 from receiver.taplog.segment_writer import SegmentWriter

@@ -19,8 +19,8 @@ import pytest
 from collecting import CollectorProcess, Emitter, forwarder, only, stored, wait_for
 
 from receiver.control.protocol import pack
-from receiver.remote.control_client import CollectorControl, Told
-from receiver.remote.control_protocol import ASK, CONTROL, encode_asking
+from receiver.remote.control.client import CollectorControl, Told
+from receiver.remote.control.protocol import ASK, CONTROL, encode_asking
 from receiver.remote.forwarder import Forwarder
 from receiver.remote.options import Forward
 from receiver.remote.protocol import FORWARD, SERVICE, PieceDecoder, encode_position

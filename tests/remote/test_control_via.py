@@ -20,8 +20,8 @@ import hostcallback
 from controlled import Controlled, controlled
 from receiver.cli import main
 from receiver.control.rules import Rules, rule_settings, settings_text
-from receiver.remote.control_client import CollectorControl
-from receiver.remote.kept_statements import StatementsFile
+from receiver.remote.control.client import CollectorControl
+from receiver.remote.control.kept_statements import StatementsFile
 from receiver.remote.options import Forward
 from receiver.runtime import runtime
 

@@ -11,7 +11,14 @@ import pytest
 from hypothesis import given, strategies as st
 
 from receiver.control.rules import DEFAULT, Rules
-from receiver.remote.kept_statements import MAX_BYTES, NAME, KeptStatements, StatementsFile, covers, overlap
+from receiver.remote.control.kept_statements import (
+    MAX_BYTES,
+    NAME,
+    KeptStatements,
+    StatementsFile,
+    covers,
+    overlap,
+)
 
 NAMES = ["loss", "loss/a", "grad", "g"]
 globs = st.sampled_from([*NAMES, "*", "loss*", "*a*", "g?", "[lg]*", "none"])

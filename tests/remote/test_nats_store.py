@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from published_units import block_of, units
 
-from receiver.remote.nats_store import NatsStore
-from receiver.remote.nats_unit import Unit
-from receiver.remote.store import Store
+from receiver.remote.collecting.store import Store
+from receiver.remote.jetstream.store import NatsStore
+from receiver.remote.jetstream.unit import Unit
 from receiver.taplog.reader import LogReader
 
 

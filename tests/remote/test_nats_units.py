@@ -12,8 +12,8 @@ from hypothesis import given, strategies as st
 from published_units import KEY, block_of, units
 
 from receiver.remote.errors import BadStreamError
-from receiver.remote.nats_subjects import subject, token, untoken
-from receiver.remote.nats_unit import Unit, gathered
+from receiver.remote.jetstream.subjects import subject, token, untoken
+from receiver.remote.jetstream.unit import Unit, gathered
 from receiver.taplog.block import Block
 
 

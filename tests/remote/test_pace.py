@@ -9,9 +9,9 @@ from types import SimpleNamespace
 import pytest
 from collecting import CollectorProcess, Emitter, forwarder, only, stored, wait_for
 
-from receiver.remote import pace
-from receiver.remote.pace import SEND_BYTES, Pace
-from receiver.remote.spool import Spool
+from receiver.remote.spooling import pace
+from receiver.remote.spooling.pace import SEND_BYTES, Pace
+from receiver.remote.spooling.spool import Spool
 from receiver.remote.stream import Piece, Position
 
 

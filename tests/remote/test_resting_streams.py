@@ -9,9 +9,9 @@ import pytest
 from collecting import Emitter, forwarder, wait_for
 
 from receiver.message import Message
-from receiver.remote import delivered_stream
-from receiver.remote.delivery import Delivery
-from receiver.remote.store import Store
+from receiver.remote.collecting.store import Store
+from receiver.remote.delivering import delivered_stream
+from receiver.remote.delivering.delivery import Delivery
 from receiver.remote.stream import Position, StreamKey
 
 

@@ -13,7 +13,7 @@ from stored_shards import ALONE, OTHERS, PARTS, StoredProcess, Taken, whole_of
 
 from receiver import assembly
 from receiver.cli import main
-from receiver.remote.store import Store
+from receiver.remote.collecting.store import Store
 from receiver.replayer import Replay
 from receiver.taplog.errors import Damage
 from receiver.taplog.follow import Follower

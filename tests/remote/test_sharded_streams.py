@@ -11,8 +11,8 @@ from collecting import wait_for
 from stored_shards import ALONE, OTHERS, PARTS, StoredProcess, Taken
 
 from receiver import assembly
-from receiver.remote.delivery import Delivery
-from receiver.remote.store import Store
+from receiver.remote.collecting.store import Store
+from receiver.remote.delivering.delivery import Delivery
 
 IDLE_SEC = 60.0
 

@@ -1,0 +1,1 @@
+"""The collector: takes the streams of many processes and stores them."""

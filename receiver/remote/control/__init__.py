@@ -1,0 +1,1 @@
+"""Live control of taps in all processes, by way of their collector."""

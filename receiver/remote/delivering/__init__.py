@@ -1,0 +1,1 @@
+"""Delivers what a collector has stored to its consumers."""

@@ -1,0 +1,1 @@
+"""NATS JetStream between processes and collectors."""

@@ -1,0 +1,1 @@
+"""Export to an OpenTelemetry Collector."""

@@ -1,0 +1,275 @@
+"""Exports messages to an OpenTelemetry Collector: a sink with a bounded queue, and the thread that sends."""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+import time
+import weakref
+from collections import Counter, deque
+from dataclasses import dataclass, field
+from typing import Any
+
+from receiver.closing import Closing
+from receiver.consumer import Consumer
+from receiver.figures import figures
+from receiver.log import logger
+from receiver.message import Message
+from receiver.remote.otlp.events import Event, Point, Tap
+from receiver.remote.otlp.link import OtlpLink, Said
+from receiver.remote.otlp.options import OtlpOptions
+from receiver.runtime import runtime
+
+FIRST_BACK_OFF_SEC, LAST_BACK_OFF_SEC = 0.2, 10.0
+
+_random = random.Random()  # of its own: the program's may be seeded
+
+ROOM_FOR_FAILURES = 1_000
+"""So many failures of checks are taken when the queue is full of other messages."""
+
+MAX_TAPS = 4_096
+
+
+@dataclass(slots=True)
+class OtlpCounters:
+    """What an exporter did.
+
+    Attributes:
+        exported: log records and data points that the collector has taken.
+        lost: messages, log records and data points that it will never have, by the reason.
+        left_out: messages of which nothing is exported, by the reason.
+        failure: what went wrong last; empty if nothing did.
+    """
+
+    exported: int = 0
+    lost: Counter[str] = field(default_factory=Counter)
+    left_out: Counter[str] = field(default_factory=Counter)
+    failure: str = ""
+
+
+class OtlpExporter(Closing):
+    """A sink that exports to an OpenTelemetry Collector. It never waits for that and never raises. Any thread."""
+
+    def __init__(self, options: OtlpOptions) -> None:
+        """Use `otlp_exporter`."""
+        self._options = options
+        self._link = OtlpLink(options)
+        self._taps: dict[Consumer, Tap] = {}
+        self._changed = threading.Condition()  # protects everything below
+        self._queue: deque[tuple[Tap, Message, int]] = deque()
+        self._queued_bytes = 0
+        self._taken = self._done = 0  # messages, since the beginning
+        self._hurry = self._closing = False
+        self._counters = OtlpCounters()
+        self._give_up_at = float("inf")
+        self._thread = threading.Thread(target=self._run, name="hostcallback-otlp", daemon=True)
+        self._thread.start()
+        _exporters.add(self)
+
+    @property
+    def counters(self) -> OtlpCounters:
+        """A snapshot."""
+        with self._changed:
+            found = self._counters
+            return OtlpCounters(found.exported, Counter(found.lost), Counter(found.left_out), found.failure)
+
+    def __call__(self, message: Message) -> None:
+        """Takes one message."""
+        if message.consumer.describe is None:
+            return  # no tap: what calls and breakpoints bring
+        tap = self._taps.get(message.consumer)
+        if tap is None or not tap.takes(message):
+            tap = self._new_tap(message)
+        shortened = tap.shortened(message)
+        if shortened is None:
+            with self._changed:
+                self._counters.left_out["no scalar among its arrays"] += message.stacked or 1
+            return
+        nbytes = sum(array.nbytes for array in shortened.arrays if array is not None)
+        with self._changed:
+            limit = self._options.queue_messages + (ROOM_FOR_FAILURES if tap.is_check else 0)
+            if self._closing:
+                self._lose("the exporter was closed", message.stacked or 1)
+            elif len(self._queue) >= limit or self._queued_bytes + nbytes > self._options.queue_bytes:
+                self._lose("the queue was full", message.stacked or 1)
+            else:
+                self._queue.append((tap, shortened, nbytes))
+                self._queued_bytes += nbytes
+                self._taken += 1
+                if tap.is_check or len(self._queue) == self._options.batch_messages:
+                    self._hurry = True
+                    self._changed.notify_all()
+
+    def flush(self, timeout_sec: float | None = None) -> bool:
+        """Sends what has come so far; False if the collector did not take it in that time.
+
+        Args:
+            timeout_sec: seconds; `drain_sec` by default.
+        """
+        with self._changed:
+            wanted = self._taken
+            self._hurry = True
+            self._changed.notify_all()
+            timeout_sec = self._options.drain_sec if timeout_sec is None else timeout_sec
+            return self._changed.wait_for(lambda: self._done >= wanted, timeout_sec)
+
+    def close(self) -> None:
+        """Sends what has come, waiting `drain_sec` at most. What is left then is counted and logged."""
+        with self._changed:
+            if self._closing:
+                return
+            self._closing = self._hurry = True
+            self._give_up_at = time.monotonic() + self._options.drain_sec
+            self._changed.notify_all()
+        self._thread.join(self._options.drain_sec)
+        self._link.close()
+        self._thread.join(self._options.timeout_sec)
+        with self._changed:
+            left = len(self._queue)
+            if left:
+                self._lose("not sent before the exporter was closed", left)
+                self._queue.clear()
+            lost = dict(self._counters.lost)
+        if lost:
+            logger.warning(
+                "%s to %s were lost: %s (%s)", f"{sum(lost.values()):,} message(s)", self._options.endpoint,
+                ", ".join(f"{count:,} {reason}" for reason, count in lost.items()), self._counters.failure,
+            )  # fmt: skip
+
+    def after_fork_in_child(self) -> None:
+        """Leaves everything to the parent: the thread and the channel are its own."""
+        self._changed = threading.Condition()
+        self._queue.clear()
+        self._closing = True
+
+    def _new_tap(self, message: Message) -> Tap:
+        if len(self._taps) >= MAX_TAPS:
+            self._taps.clear()
+        tap = self._taps[message.consumer] = Tap(message.consumer, len(message.arrays))
+        return tap
+
+    def _lose(self, reason: str, count: int) -> None:
+        self._counters.lost[reason] += count
+
+    def _run(self) -> None:
+        health_at = time.monotonic() + self._options.health_sec
+        while True:
+            with self._changed:
+                left = min(self._options.flush_sec, health_at - time.monotonic())
+                self._changed.wait_for(lambda: self._hurry, max(0.0, left))
+                self._hurry = len(self._queue) > self._options.batch_messages
+                batch = [
+                    self._queue.popleft() for _ in range(min(len(self._queue), self._options.batch_messages))
+                ]
+                self._queued_bytes -= sum(nbytes for _, _, nbytes in batch)
+                closing = self._closing and not self._queue
+            self._export(batch)
+            if closing or time.monotonic() >= health_at:
+                self._send(self._link.figures_request(figures(runtime), time.time_ns()), 0)
+                health_at = time.monotonic() + self._options.health_sec
+            with self._changed:
+                self._done += len(batch)
+                self._changed.notify_all()
+                if closing or (self._closing and time.monotonic() >= self._give_up_at):
+                    return
+
+    def _export(self, batch: list[tuple[Tap, Message, int]]) -> None:
+        events: list[Event] = []
+        points: list[Point] = []
+        for tap, message, _ in batch:
+            try:
+                for made in tap.made_of(message):
+                    if isinstance(made, Event):
+                        events.append(made)
+                    else:
+                        points.append(made)
+            except Exception as error:  # whatever is wrong with this one, the others go on
+                with self._changed:
+                    self._lose("it cannot be made a record", 1)
+                    self._counters.failure = f"{tap.consumer.name}: {type(error).__name__}: {error}"
+        if events:
+            self._send(self._link.events_request(events, time.time_ns()), len(events))
+        if points:
+            self._send(self._link.points_request(points), len(points))
+
+    def _send(self, request: Any, count: int) -> None:
+        if request is None:
+            return
+        back_off, said = FIRST_BACK_OFF_SEC, False
+        while True:
+            answer = self._link.send(request)
+            with self._changed:
+                if answer.text:
+                    self._counters.failure = answer.text
+                if answer.said is Said.STORED:
+                    rejected = min(answer.rejected, count)
+                    self._counters.exported += count - rejected
+                    if rejected:
+                        self._lose("the collector rejected them", rejected)
+                    if said:
+                        logger.warning("export to %s works again", self._options.endpoint)
+                    return
+                if answer.said is Said.REFUSED:
+                    self._lose("the collector refused them", count)
+                    logger.error("%s does not take what is exported: %s", self._options.endpoint, answer.text)
+                    return
+                if not said:
+                    said = True
+                    logger.warning(
+                        "%s cannot be exported to at present: %s; it is tried again",
+                        self._options.endpoint, answer.text,
+                    )  # fmt: skip
+                wait = _random.uniform(0.5, 1.0) * back_off
+                until = min(time.monotonic() + wait, self._give_up_at)
+                # Closing ends no wait early: there is time until it gives up.
+                while time.monotonic() < until:
+                    self._changed.wait(until - time.monotonic())
+                    until = min(until, self._give_up_at)
+                if time.monotonic() >= self._give_up_at:
+                    self._lose("not sent before the exporter was closed", count)
+                    return
+            back_off = min(2 * back_off, LAST_BACK_OFF_SEC)
+
+
+def otlp_exporter(endpoint: str | None = None, **options: Any) -> OtlpExporter:
+    """A sink that exports to an OpenTelemetry Collector, over gRPC: `outfeed_receiver(sinks=[...])`, or of a replay.
+
+        with hcb.otlp_exporter("localhost:4317") as otlp, hcb.outfeed_receiver(sinks=[otlp]):
+            train()
+
+    Failures of checks become log records of severity ERROR with file and line, what is printed or logged becomes log
+    records, and scalars points of gauges, a metric for each leaf of a tap. The metrics of docs/metrics.md are exported
+    with them. A receiver never waits: what has no room in the queue is counted in `counters`. What the collector cannot
+    take now is sent again, at growing intervals. docs/otlp.md has every name.
+
+    Args:
+        endpoint: `host:port`, perhaps with `http://` or `https://` before it; by default that of the environment
+            variable `OTEL_EXPORTER_OTLP_ENDPOINT`, or `localhost:4317`.
+        **options: of `receiver.remote.otlp.options.OtlpOptions`: `tls_ca`, `tls_cert` and `tls_key` (paths; TLS is
+            spoken unless the collector is on this machine), `insecure` (never TLS), `headers` (a dict, such as one
+            with a token under `authorization`), `service_name`, `resource` (more attributes of this process),
+            `queue_messages`, `queue_bytes` (what may wait), `batch_messages`, `flush_sec` (how long a record waits for
+            others), `timeout_sec` (of one request), `health_sec` (between the runtime's metrics), `drain_sec` (how
+            long closing may take).
+
+    Raises:
+        HostCallbackError: the package opentelemetry-proto, or grpcio, is missing.
+        OSError: a file with a certificate or a key cannot be read.
+        TypeError: an option is none of these.
+        ValueError: an option is out of range.
+    """
+    if endpoint is None:
+        endpoint = os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT", "").strip() or OtlpOptions().endpoint
+    return OtlpExporter(OtlpOptions(endpoint=endpoint, **options))
+
+
+_exporters: weakref.WeakSet[OtlpExporter] = weakref.WeakSet()
+
+
+def _after_fork_in_child() -> None:
+    for exporter in list(_exporters):
+        exporter.after_fork_in_child()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

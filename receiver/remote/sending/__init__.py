@@ -1,0 +1,1 @@
+"""Sends streams to where they are stored, over one link after another."""

@@ -1,0 +1,157 @@
+"""Sends one stream: piece by piece, as many bytes ahead as the window has, over one link after another."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+
+from receiver.log import logger
+from receiver.remote.errors import LinkError, LinkRefusedError
+from receiver.remote.sending.back_off import LAST_BACK_OFF_SEC, BackOff
+from receiver.remote.sending.transport import Link, Transport
+from receiver.remote.spooling.source import PieceSource
+from receiver.remote.stream import START, Position
+
+LOOK_SEC = 0.25
+"""How long the sender waits for more to send before it looks whether the link is broken."""
+
+
+class Sender:
+    """A thread that sends one stream until it is told to end, or all of a dead process's is sent.
+
+    Attributes:
+        refused: why the stream is not wanted; empty while it is.
+    """
+
+    def __init__(
+        self,
+        source: PieceSource,
+        transport: Transport,
+        *,
+        window_bytes: int,
+        ends: bool = False,
+        on_end: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Starts the thread.
+
+        Args:
+            source: the stream.
+            transport: where it goes.
+            window_bytes: how much may be on its way.
+            ends: whether the stream ends where it ends now.
+            on_end: called by the thread, at last.
+        """
+        self._source = source
+        self._transport = transport
+        self._window_bytes = window_bytes
+        self._ends = ends
+        self._on_end = on_end
+        self.refused = ""
+        self._changed = threading.Condition()  # protects everything below
+        self._stored = START
+        self._on_way: deque[tuple[Position, int]] = deque()
+        self._on_way_bytes = 0
+        self._stop = False
+        self._thread = threading.Thread(target=self._run, name="hostcallback-forward", daemon=True)
+        self._thread.start()
+
+    def drain(self, timeout_sec: float) -> bool:
+        """Waits until everything is stored; False if it was not in time, or the stream is refused."""
+        deadline = time.monotonic() + timeout_sec
+        with self._changed:
+            while not self._source.is_sent() and not self.refused and self._thread.is_alive():
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    break
+                self._changed.wait(min(left, LOOK_SEC))
+        return self._source.is_sent()
+
+    def stop(self, timeout_sec: float = 5.0) -> None:
+        """Ends the thread, with what is not sent left where it is."""
+        with self._changed:
+            self._stop = True
+            self._changed.notify_all()
+        self._thread.join(timeout_sec)
+
+    def _run(self) -> None:
+        back_off, said = BackOff(), False
+        try:
+            while not self._is_over():
+                link: Link | None = None
+                began = time.monotonic()
+                try:
+                    link = self._transport.connect(self._source.key, self._acked)
+                    if said:
+                        logger.warning("forwarding of %s works again", self._source.key)
+                    back_off.reset()
+                    said = False
+                    self._send(link)
+                except LinkRefusedError as error:
+                    self.refused = str(error)
+                    logger.error(
+                        "%s is not forwarded any more: %s; what was not sent stays in the spool",
+                        self._source.key, error,
+                    )  # fmt: skip
+                    return
+                except (LinkError, OSError) as error:
+                    if not said:
+                        said = True
+                        logger.warning(
+                            "%s cannot be forwarded at present: %s; it is tried again",
+                            self._source.key,
+                            error,
+                        )
+                finally:
+                    if link is not None:
+                        link.close()
+                if time.monotonic() - began > LAST_BACK_OFF_SEC:
+                    back_off.reset()
+                self._wait(back_off.next_sec())
+        finally:
+            self._on_end()
+
+    def _is_over(self) -> bool:
+        return self._stop or (self._ends and self._source.is_sent())
+
+    def _wait(self, seconds: float) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._stop, seconds)
+
+    def _send(self, link: Link) -> None:
+        with self._changed:
+            self._on_way.clear()
+            self._on_way_bytes = 0
+        position = link.stored
+        self._acked(position)
+        while not self._is_over():
+            link.check()
+            piece = self._source.read(position, LOOK_SEC)
+            if piece is None:
+                if self._ends:
+                    self._wait_for_acks(link)
+                continue
+            with self._changed:
+                while self._on_way_bytes and self._on_way_bytes + len(piece.data) > self._window_bytes:
+                    self._changed.wait(LOOK_SEC)
+                    link.check()
+                    if self._stop:
+                        return
+                self._on_way.append((piece.end, len(piece.data)))
+                self._on_way_bytes += len(piece.data)
+            link.send(piece)
+            position = piece.end
+
+    def _wait_for_acks(self, link: Link) -> None:
+        with self._changed:
+            if self._on_way:
+                self._changed.wait(LOOK_SEC)
+
+    def _acked(self, position: Position) -> None:
+        self._source.acked(position)
+        with self._changed:
+            self._stored = position
+            while self._on_way and self._on_way[0][0] <= position:
+                self._on_way_bytes -= self._on_way.popleft()[1]
+            self._changed.notify_all()

@@ -1,0 +1,1 @@
+"""The spool: a tap log that is read behind the writing, and what dead processes left in theirs."""
