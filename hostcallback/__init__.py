@@ -16,10 +16,10 @@ from hostcallback.checked import checked
 from hostcallback.control import TapSelection, control_file, taps
 from hostcallback.debug import callback, log, print
 from hostcallback.export import bind, export_checks, unbind
+from hostcallback.forwarding import ForwardingWarning
 from hostcallback.jit import jit
 from hostcallback.nonfinite import Operation, watch_nonfinite
 from hostcallback.outfeed import (
-    ForwardingWarning,
     OutfeedReceiver,
     RecordingWarning,
     error_collector,

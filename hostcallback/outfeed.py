@@ -15,6 +15,7 @@ import jax
 from hostcallback import inflight, monitoring, transport
 from hostcallback.barrier import wait_for_taps
 from hostcallback.devices import choose_devices
+from hostcallback.forwarding import end_forwarding, local_devices, open_forwarder, send_at_termination
 from hostcallback.job import job, process_index
 from receiver.apart.keeping import Keeping
 from receiver.apart.process import ReceiverProcess
@@ -39,10 +40,6 @@ Record = str | os.PathLike[str] | Recorder
 
 class RecordingWarning(UserWarning):
     """A receiver delivered messages that it could not record."""
-
-
-class ForwardingWarning(UserWarning):
-    """A receiver delivered messages that its collector does not have, or not yet."""
 
 
 class OutfeedReceiver:
@@ -115,7 +112,7 @@ class OutfeedReceiver:
         elif self._record is not None:
             self._scope.record_with(self._record)
         if self._forward is not None:
-            self._forwarder = self._open_forwarder(self._forward)
+            self._forwarder = open_forwarder(self._forward)
             self._scope.forward_with(self._forwarder)
         try:
             runtime.claim(self._names, self._scope)
@@ -162,7 +159,8 @@ class OutfeedReceiver:
             if not finished:  # also when interrupted: what the taps raise belongs into the next report
                 runtime.report_later(self._scope)
             self._end_recording()
-            self._end_forwarding()
+            if self._forwarder is not None:
+                end_forwarding(self._forwarder, self._process)
             monitoring.record_receiver(self._scope.name, self.stats)
         deferred = self._scope.deferred.take()
         if problem is not None and deferred is not None:
@@ -178,55 +176,14 @@ class OutfeedReceiver:
 
     def _start_process(self) -> ReceiverProcess | None:
         log = os.fspath(self._record) if isinstance(self._record, str | os.PathLike) else None
-        keeping = Keeping(log, self._forward, process_index(), _local_devices())
+        keeping = Keeping(log, self._forward, process_index(), local_devices())
         forwarder = self._forwarder
         if forwarder is None:
             return runtime.apart.start(self._names, self._scope, keeping=keeping)
         process = runtime.apart.start(self._names, self._scope, keeping=keeping, on_death=forwarder.take_over)
         if process is not None:
-            from receiver.remote import termination
-
-            termination.watch.add(process)
+            send_at_termination(process)
         return process
-
-    def _open_forwarder(self, options: Forward) -> Forwarder:
-        from receiver.remote import termination
-        from receiver.remote.forwarder import Forwarder
-
-        forwarder = Forwarder(
-            options, process_index=process_index(), local_devices=_local_devices(), job=job()
-        )
-        termination.watch.deliver = _deliver_before_the_end
-        termination.watch.add(forwarder)
-        return forwarder
-
-    def _end_forwarding(self) -> None:
-        from receiver.remote import termination
-
-        forwarder = self._forwarder
-        if forwarder is None:
-            return
-        forwarder.close()
-        termination.watch.remove(forwarder)
-        outcomes = [forwarder.outcome()]
-        if self._process is not None:
-            termination.watch.remove(self._process)
-            outcomes += filter(None, [self._process.forwarded])
-        for outcome in outcomes:
-            if outcome.lost_messages:
-                warnings.warn(
-                    f"{outcome.lost_messages} message(s) were not forwarded: {outcome.failure}. The collector is told "
-                    "which",
-                    ForwardingWarning,
-                    stacklevel=3,
-                )
-            if outcome.unsent_bytes:
-                warnings.warn(
-                    f"{outcome.unsent_bytes} bytes of messages were not forwarded yet: {outcome.why}. They stay in "
-                    f"{outcome.folder}; the next process of the run {forwarder.options.run!r} sends them",
-                    ForwardingWarning,
-                    stacklevel=3,
-                )
 
     def _end_recording(self) -> None:
         recorder = self._scope.recorder
@@ -393,14 +350,3 @@ def error_collector(
         receiver_name="error collector", on_error=on_error, max_errors=max_errors, timeout_sec=timeout_sec,
         devices=devices,
     )  # fmt: skip
-
-
-def _local_devices() -> dict[str, int]:
-    return {name: place for place, name in enumerate(map(transport.device_name, jax.local_devices()))}
-
-
-def _deliver_before_the_end(timeout_sec: float) -> None:
-    try:
-        runtime.wait_delivered(deadline=perf_counter() + timeout_sec)
-    except TapTimeoutError as error:
-        logger.error("at SIGTERM: %s", error)

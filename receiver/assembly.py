@@ -141,6 +141,11 @@ class Assembly:
             ValueError: the shard does not go with the others. Its value is given up, and not counted.
         """
         message, layout, occurrence, arrays = shard
+        if not layout.can_be_whole:  # nobody is to make room for what cannot come
+            raise ValueError(
+                f"a shard record says that {layout.shards} shards of shapes {layout.tiles} make arrays of shapes "
+                f"{list(layout.shapes)}, which are larger: the message is damaged"
+            )
         partition = layout.partition
         key = (message.run_id, layout.group, layout.shards)
         launch = self._launches.get(key)

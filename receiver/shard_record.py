@@ -52,6 +52,7 @@ class Layout(NamedTuple):
         shapes: those of the whole arrays.
         places: where the arrays lie in them, without padding.
         inside: the index of what is no padding in each array; None if there is no padding at all.
+        can_be_whole: whether so many shards of these shapes make up the whole arrays. A log has shards by themselves, too.
     """
 
     shards: int
@@ -61,6 +62,7 @@ class Layout(NamedTuple):
     shapes: tuple[Shape, ...]
     places: Index
     inside: list[tuple[slice | EllipsisType, ...]] | None
+    can_be_whole: bool
 
 
 class Shard(NamedTuple):
@@ -128,12 +130,6 @@ def _layout(record: Array, parts: Sequence[Array]) -> Layout:
             "least one shard and nothing negative: the message is damaged"
         )
     numbers = iter(places)
-    for tile, size in zip(tiles, _sizes(tiles, places), strict=True):
-        if size > shards * math.prod(tile):  # nobody is to make room for what cannot come
-            raise ValueError(
-                f"a shard record says that {shards} shards of shape {tile} make an array of {size} elements: the "
-                "message is damaged"
-            )
     per_array = [list(_ranges(tile, numbers)) for tile in tiles]
     # With an ellipsis, since a number is no longer an array when it is indexed by nothing.
     inside: list[tuple[slice | EllipsisType, ...]] = [
@@ -148,6 +144,9 @@ def _layout(record: Array, parts: Sequence[Array]) -> Layout:
         tuple(tuple(size for size, _, _ in ranges) for ranges in per_array),
         tuple(tuple(slice(start, stop) for _, start, stop in ranges) for ranges in per_array),
         inside if padded else None,
+        all(
+            size <= shards * math.prod(tile) for tile, size in zip(tiles, _sizes(tiles, places), strict=True)
+        ),
     )
 
 

@@ -2,8 +2,9 @@
 
 `make test` runs the whole suite twice, with HOSTCALLBACK_TRANSPORT=native and =callback. A test that is about the
 native transport itself carries the `native_only` marker and is left out of the second run; so are those of what no
-transport has a part in. What would run without jit, compiling one operation at a time, is slow in the second run; in
-the first, too, in the rooms where it takes long, whose tests under `hcb.jit` are slow in the second.
+transport has a part in. What takes long to compile is slow, and left to CI: what would run without jit, one operation
+at a time, but for two rooms in the first run; `hcb.jit` beside `jax.jit` in the large rooms; the examples and libraries
+in the second run.
 """
 
 from __future__ import annotations
@@ -39,8 +40,9 @@ TESTS = Path(__file__).parent
 _ROOMS = ("receiver", "native", "taplog", "replay", "remote", "cli", "compare", "convert")
 WITHOUT_TRANSPORT = (*(TESTS / room for room in _ROOMS), *TESTS.glob("test_*.py"))
 
-# Rooms whose tests compile much.
+# Rooms whose tests compile much, and some that do not.
 LARGE = {TESTS / room for room in ("breakpoints", "libraries", "sharding", "transformations")}
+SMALL = {TESTS / room for room in ("drop_in", "taps")}
 
 # Who starts tests in the background of a shell has Ctrl-C ignored, also in what the tests start.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
@@ -61,13 +63,14 @@ def pytest_report_header() -> str:
 @pytest.hookimpl(tryfirst=True)  # before `-m` chooses by marker
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leaves the tests of the native transport, and those of none, out of a run on the other one."""
+    native = TRANSPORT == "native"
     for item in items:
-        in_large = item.path.parent in LARGE
-        if "no jit" in item.name and (TRANSPORT != "native" or in_large):
+        room = item.path.parent
+        eager = "no jit" in item.name and not (native and room in SMALL)
+        again = "hcb.jit" in item.name and (room.name == "breakpoints" or (room in LARGE and not native))
+        if eager or again or (not native and room.name in ("examples", "libraries")):
             item.add_marker(pytest.mark.slow)
-        if "hcb.jit" in item.name and TRANSPORT != "native" and in_large:
-            item.add_marker(pytest.mark.slow)
-    if TRANSPORT == "native":
+    if native:
         return
 
     def runs_natively_only(item: pytest.Item) -> bool:

@@ -49,13 +49,16 @@ def tapped(tap: Any, steps: int) -> Any:
 def test_a_receiver_that_others_contend_with_leaves_them_most_of_the_time() -> None:
     # The thread computes without the lock for a while in each call, as a dispatch does.
     receiver: list[int] = []
+    began = threading.Event()
 
     def tap(value: Any) -> None:
         receiver[:] = [threading.get_ident()]
+        began.set()
         busy_for(20e-6)
 
     program = tapped(tap, 30_000)
     program(jnp.float32(0)).block_until_ready()
+    assert began.wait(60)
     data, shares = bytes(50_000), []
     for _ in range(5):
         clock = time.pthread_getcpuclockid(receiver[0])

@@ -998,6 +998,7 @@ def test_a_launch_whose_id_comes_back_waits_for_the_devices_that_are_not_through
         ([np.array([0, 1, 0, 0, 2, -2]), np.zeros(2)], "nothing negative"),
         ([np.array([0, 1, 0, 0, -2, 2]), np.zeros(2)], "nothing negative"),
         ([np.array([-1, 2, 0, 0])], "occurrence -1"),
+        ([np.array([0, 2, 0, 0, 1 << 60, 0]), np.zeros(2)], "which are larger"),
     ],
 )
 def test_damaged_records_are_refused(arrays: list[Array], text: str) -> None:
