@@ -52,7 +52,7 @@ class Layout(NamedTuple):
         shapes: those of the whole arrays.
         places: where the arrays lie in them, without padding.
         inside: the index of what is no padding in each array; None if there is no padding at all.
-        can_be_whole: whether so many shards of these shapes make up the whole arrays. A log has shards by themselves, too.
+        can_be_whole: whether so many shards of these shapes make up the whole arrays. Logs have shards alone, too.
     """
 
     shards: int

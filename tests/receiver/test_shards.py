@@ -998,7 +998,6 @@ def test_a_launch_whose_id_comes_back_waits_for_the_devices_that_are_not_through
         ([np.array([0, 1, 0, 0, 2, -2]), np.zeros(2)], "nothing negative"),
         ([np.array([0, 1, 0, 0, -2, 2]), np.zeros(2)], "nothing negative"),
         ([np.array([-1, 2, 0, 0])], "occurrence -1"),
-        ([np.array([0, 2, 0, 0, 1 << 60, 0]), np.zeros(2)], "which are larger"),
     ],
 )
 def test_damaged_records_are_refused(arrays: list[Array], text: str) -> None:
@@ -1008,7 +1007,7 @@ def test_damaged_records_are_refused(arrays: list[Array], text: str) -> None:
         with pytest.raises(ValueError, match=text):
             sink(message)
     assert sink.pending_values == 0
-    if "occurrence" not in text:
+    if "occurrence" not in text and "2 shards of shape" not in text:  # alone these are as good as any
         with pytest.raises(ValueError, match=text):
             LocalShardSink(lambda message: pytest.fail("was handed on"))(message)
 
