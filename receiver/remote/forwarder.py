@@ -62,7 +62,7 @@ class Forwarder(Recorder):
             options: how.
             process_index: of this process in a program of several.
             local_devices: by name, the number of each device among this process's own.
-            job: names one life of the program, alike in all its processes; see `receiver.jobs`.
+            job: names one life of the program, alike in all its processes.
             transport: where to; to the collector at the address in the options by default.
 
         Raises:

@@ -48,6 +48,21 @@ def decode_map(data: bytes) -> dict[str, Any]:
     return found
 
 
+def decode_first(data: bytes) -> dict[str, Any]:
+    """What a client says first: a map with the version it speaks.
+
+    Raises:
+        BadStreamError: it is none, or of another version.
+    """
+    found = decode_map(data)
+    if found.get("version") != VERSION:
+        raise BadStreamError(
+            f"the client speaks version {str(found.get('version'))[:20]} of the protocol, this collector {VERSION}: "
+            "update hostcallback where it is older"
+        )
+    return found
+
+
 def encode_hello(key: StreamKey) -> bytes:
     """What a client begins a stream with."""
     return encode_map(version=VERSION, run=key.run, process=key.process, epoch=key.epoch)
@@ -59,12 +74,7 @@ def decode_hello(data: bytes) -> StreamKey:
     Raises:
         BadStreamError: it is none, or of a newer version.
     """
-    found = decode_map(data)
-    if found.get("version") != VERSION:
-        raise BadStreamError(
-            f"the client speaks version {str(found.get('version'))[:20]} of the protocol, this collector {VERSION}: "
-            "update hostcallback where it is older"
-        )
+    found = decode_first(data)
     return StreamKey(found.get("run"), found.get("process"), found.get("epoch"))  # type: ignore[arg-type]
 
 

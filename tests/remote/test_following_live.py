@@ -10,7 +10,11 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import grpc
+import pytest
 from collecting import CollectorProcess, Emitter, forwarder, wait_for
+
+from receiver.remote import protocol
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -89,6 +93,20 @@ def test_who_follows_sees_only_the_runs_that_its_token_is_good_for(tmp_path: Pat
         collector.stop()
         tail.end()
     assert len(tail.found) == 6
+
+
+def test_a_newer_version_of_the_protocol_is_refused(tmp_path: Path) -> None:
+    with (
+        CollectorProcess(tmp_path, "--quiet") as collector,
+        grpc.insecure_channel(collector.address) as channel,
+    ):
+        follow = channel.unary_stream(f"/{protocol.SERVICE}/{protocol.FOLLOW}")
+        with pytest.raises(
+            grpc.RpcError, match=r"speaks version 2 of the protocol, this collector 1: update"
+        ) as refused:
+            next(follow(protocol.encode_map(version=2, run="*")))
+        assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        collector.stop()
 
 
 def test_there_must_be_something_to_read(tmp_path: Path) -> None:

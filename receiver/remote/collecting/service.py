@@ -99,7 +99,7 @@ class Collector:
         try:
             with self._places.taken(context.peer()):
                 runs = known(self._access.runs_of(context.invocation_metadata() or ()))
-                pattern = str(protocol.decode_map(request).get("run") or "*")[:128]
+                pattern = str(protocol.decode_first(request).get("run") or "*")[:128]
                 following = Following(
                     self.store, self._growth, lambda run: may(runs, run) and may((pattern,), run)
                 )

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import queue
 from dataclasses import dataclass, field
-from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import grpc
 
+from receiver.closing import Closing
 from receiver.control.errors import ControlError
 from receiver.control.protocol import pack, unpack
 from receiver.remote.control.kept_statements import Statement
@@ -55,7 +55,7 @@ class Answers:
     kept: list[Statement] = field(default_factory=list)
 
 
-class CollectorControl:
+class CollectorControl(Closing):
     """A connection to a collector, whose processes it reaches; a context manager. One thread."""
 
     def __init__(self, options: Forward, runs: str = "*") -> None:
@@ -109,16 +109,6 @@ class CollectorControl:
         self._requests.put(None)
         self._call.cancel()
         self._channel.close()
-
-    def __enter__(self) -> Self:
-        """Nothing; for `with`."""
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
-    ) -> None:
-        """Closes it."""
-        self.close()
 
 
 def _told(process: Controlled, line: bytes | None) -> Told:

@@ -14,7 +14,7 @@ import msgpack
 
 from receiver.control.protocol import MAX_REQUEST
 from receiver.remote.errors import BadStreamError
-from receiver.remote.protocol import MAX_HELLO_BYTES, VERSION, decode_map, encode_map
+from receiver.remote.protocol import MAX_HELLO_BYTES, VERSION, decode_first, encode_map
 from receiver.remote.stream import PIECE_BYTES, StreamKey
 from receiver.taplog.plain_value import printable
 
@@ -80,12 +80,7 @@ def decode_process(data: bytes) -> Controlled:
     Raises:
         BadStreamError: it is none, or of a newer version.
     """
-    found = decode_map(data)
-    if found.get("version") != VERSION:
-        raise BadStreamError(
-            f"the client speaks version {str(found.get('version'))[:20]} of the protocol, this collector {VERSION}"
-        )
-    return _process_of(found)
+    return _process_of(decode_first(data))
 
 
 def _fields(process: Controlled) -> dict[str, Any]:
@@ -162,11 +157,10 @@ def decode_asking(data: bytes) -> str:
     Raises:
         BadStreamError: it is none, or of a newer version.
     """
-    found = decode_map(data)
-    runs = found.get("run")
-    if found.get("version") != VERSION or not isinstance(runs, str) or not 0 < len(runs) <= MAX_RUNS:
+    runs = decode_first(data).get("run")
+    if not isinstance(runs, str) or not 0 < len(runs) <= MAX_RUNS:
         raise BadStreamError(
-            f"expected version {VERSION} and a run, or a pattern of runs, of {MAX_RUNS} characters"
+            f"the run is {str(runs)[:80]!r}, expected a run, or a pattern of runs, of at most {MAX_RUNS} characters"
         )
     return runs
 
