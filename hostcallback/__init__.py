@@ -15,6 +15,7 @@ from hostcallback.check import check, disable_checks, enable_checks
 from hostcallback.checked import checked
 from hostcallback.control import TapSelection, control_file, taps
 from hostcallback.debug import callback, log, print
+from hostcallback.discharge import installed as _fast_dispatch  # noqa: F401, it installs itself
 from hostcallback.export import bind, export_checks, unbind
 from hostcallback.forwarding import ForwardingWarning
 from hostcallback.jit import jit

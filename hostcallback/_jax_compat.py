@@ -18,9 +18,11 @@ import jax
 import numpy as np
 from jax._src import (
     ad_checkpoint as _ad_checkpoint,  # remat_p
+    api as _api,  # _post_hook_state: what is called after each jitted call
+    api_util as _api_util,  # fun_sourceinfo
     array as _array,  # ArrayImpl: the type of concrete arrays, checked on the dispatch path
     callback as _callback,  # emit_python_callback: the transport of platforms without the native handler
-    config as _config,  # bool_flag, int_flag: flags that JAX has no more
+    config as _config,  # bool_flag, int_flag: flags that JAX has no more; debug_nans, which shares a hook with us
     core as _core,  # eval_jaxpr, trace_ctx: not in jax.extend.core
     dispatch as _dispatch,  # runtime_tokens: what a thread's dispatched computations can be waited on by
     distributed as _distributed,  # global_state.client: what the processes of a program share
@@ -40,7 +42,9 @@ from jax._src.interpreters import (
     pxla as _pxla,  # _discharge_internal_refs
 )
 from jax._src.lax.control_flow import loops as _loops  # _scan_known_hoisting
-from jax._src.lib import xla_client as _xla_client  # register_custom_call_partitioner, HloSharding
+from jax._src.lib import (  # jax_jit; register_custom_call_partitioner, HloSharding
+    xla_client as _xla_client,
+)
 from jax._src.lib.mlir import ir as _ir  # types of lowered values
 from jax._src.lib.mlir.dialects import func as _func, hlo as _hlo  # FuncOp; TokenType, PartitionIdOp
 
@@ -102,11 +106,6 @@ def ordered_tokens(tokens: dict[str, Any], effect: Any) -> list[jax.Array]:
     return [] if buffer is None else [buffer]
 
 
-def unordered_tokens(tokens: dict[str, Any]) -> list[Any]:
-    """The same for the thread's last computation with any effect on each device, for effects without an order."""
-    return [_RuntimeToken(token) for token in dict(tokens.get("output_runtime_tokens", {})).values()]
-
-
 def wait_for_runtime_tokens(tokens: dict[str, Any]) -> None:
     """Waits for the last program with any effect that a thread dispatched to each device; whether it failed or not."""
     for token in list(tokens.get("output_runtime_tokens", {}).values()):
@@ -124,27 +123,20 @@ def drop_failed_runtime_tokens(tokens: dict[str, Any]) -> None:
             del runtime_tokens[device]
 
 
-class _RuntimeToken:
-    # A runtime token, which can only be blocked on, with the methods of an array that waiting needs.
+def extend_effects_barrier(function: Callable[[], None]) -> None:
+    """Has `jax.effects_barrier` call `function` when it has waited for JAX's own effects; JAX's exit does so, too.
 
-    def __init__(self, token: Any) -> None:
-        self._token = token
-        self._over: threading.Event | None = None
+    Both end in `RuntimeTokenSet.block_until_ready` (0.8 to 0.12), which programs reach by several names.
+    """
+    tokens = type(_dispatch.runtime_tokens)
+    wait: Any = tokens.block_until_ready
 
-    def is_deleted(self) -> bool:
-        return False
+    @functools.wraps(wait)
+    def wait_for_both(self: Any) -> None:
+        wait(self)
+        function()
 
-    def is_ready(self) -> bool:
-        if self._over is None:
-            self._over = threading.Event()
-            threading.Thread(target=self._block, daemon=True).start()
-        return self._over.is_set()
-
-    def _block(self) -> None:
-        assert self._over is not None
-        with contextlib.suppress(Exception):  # a failed computation is over as well
-            self._token.block_until_ready()
-        self._over.set()
+    tokens.block_until_ready = wait_for_both  # type: ignore[method-assign]
 
 
 def drop_token(tokens: dict[str, Any], effect: Any) -> None:
@@ -172,12 +164,6 @@ def jit_is_disabled() -> bool:
 def eval_jaxpr(closed: Any, *args: Any) -> list[Any]:
     """Evaluates a closed jaxpr."""
     return _core.eval_jaxpr(closed.jaxpr, closed.consts, *args)
-
-
-def keep_when_unused(primitive: Any) -> None:
-    """Makes dead-code elimination keep every equation of an effect-free primitive."""
-    # 0.12 passes one argument more in front; the equation is last in every version.
-    _pe.dce_rules[primitive] = lambda *args: ([True] * len(args[-1].invars), args[-1])
 
 
 _SUBCOMP_TAKES_TRACEBACK = "outer_traceback" in inspect.signature(_mlir.jaxpr_subcomp).parameters  # from 0.9
@@ -229,6 +215,123 @@ def constants_to_inputs(closed: Any) -> tuple[Any, list[Any]]:
     """The same program with its constants as leading inputs, and those constants."""
     jaxpr = _pe.convert_constvars_jaxpr(closed.jaxpr)
     return _pe.close_jaxpr(jaxpr), list(closed.consts)
+
+
+PROGRAMS_IN_FLIGHT = 32
+"""Programs that XLA:CPU lets a device have in flight (its `max_inflight_computations`); counted on 0.8 to 0.12."""
+
+
+def dispatches_asynchronously() -> bool:
+    """Whether XLA:CPU comes back from a dispatch before the program is over."""
+    config: Any = jax.config
+    return bool(getattr(config, "jax_cpu_enable_async_dispatch", True))
+
+
+def traced_function(closed: Any) -> str | None:
+    """Name and source line of the function that a program was traced from, as `source_of` says them."""
+    name = getattr(closed.jaxpr.debug_info, "func_src_info", None)
+    return None if name is None else str(name)
+
+
+def source_of(function: Any) -> str:
+    """Name and source line of a function, jitted or not, as JAX's traces note them (0.8 to 0.12)."""
+    return str(_api_util.fun_sourceinfo(function))
+
+
+def call_after_each_jit(function: Callable[[Any], None]) -> Callable[[], None]:
+    """Has JAX call `function(jitted)` after each call on its fast path, on any thread. Returns what undoes that.
+
+    JAX has one such hook, which its NaN checks use (`_post_hook_state`, 0.8 to 0.12); the one there is called as well.
+    """
+    state: Any = _api._post_hook_state
+    before = state.get_global()
+
+    def hook(jitted: Any, args: Any, kwargs: Any, out: Any) -> None:
+        if before is not None:
+            before(jitted, args, kwargs, out)
+        function(jitted)
+
+    def undo() -> None:
+        if state.get_global() is hook:
+            state.set_global(before)
+
+    state.set_global(hook)
+    return undo
+
+
+@functools.cache
+def let_threads_have_the_hook() -> None:
+    """Keeps JAX from hiding the hook of `call_after_each_jit` from threads; and from this one, if it has done so.
+
+    JAX sets the hook of a thread to None whenever a NaN check may have ended there, as each jaxpr that it evaluates
+    does, and then the thread has none (0.8 to 0.12).
+    """
+    state: Any = _api._post_hook_state
+    nans, infs = _config.debug_nans, _config.debug_infs
+
+    def forget_none() -> None:
+        if state.get_local() is None and not (nans.get_global() or infs.get_global()):
+            state.set_local(_config.config_ext.unset)
+
+    def extended(update: Callable[[Any], None]) -> Callable[[Any], None]:
+        def update_thread(value: Any) -> None:
+            update(value)
+            forget_none()
+
+        return update_thread
+
+    for flag in (nans, infs):
+        checked: Any = flag
+        checked._update_thread_local_hook = extended(checked._update_thread_local_hook)
+    forget_none()
+
+
+FAST_DISPATCH_VARIABLE = "HOSTCALLBACK_FAST_DISPATCH"
+
+
+def wrap_outermost_lowering(wrap: Callable[[Any], Any]) -> None:
+    """Has JAX lower `wrap(closed)` where it lowers a program `closed` as a whole, whichever jit it is of.
+
+    Every outermost jit ends in `pxla.lower_sharding_computation`, and there in `_cached_lowering_to_hlo`, which gets
+    the program after dead code, references and donation have been dealt with (0.8 to 0.12). Programs that are exported
+    stay as they are: their effects tell the process that runs them that they hold taps.
+
+    Raises:
+        LookupError: this JAX lowers its programs in another way. Nothing has been changed then.
+    """
+    lower = getattr(_pxla, "_cached_lowering_to_hlo", None)
+    outer = inspect.unwrap(getattr(_pxla, "lower_sharding_computation", len))
+    calls = getattr(getattr(outer, "__code__", None), "co_names", ())
+    if lower is None or "_cached_lowering_to_hlo" not in calls:
+        raise LookupError("jax._src.interpreters.pxla does not lower through _cached_lowering_to_hlo")
+    # The cached function is C++ and does not tell its own signature.
+    parameters = list(inspect.signature(outer).parameters)
+    if parameters[:1] != ["closed_jaxpr"] or "lowering_parameters" not in parameters:
+        raise LookupError(f"pxla.lower_sharding_computation takes ({', '.join(parameters)})")
+
+    @functools.wraps(lower)
+    def lower_wrapped(closed_jaxpr: Any, *args: Any, **kwargs: Any) -> Any:
+        how = kwargs.get("lowering_parameters")
+        if how is not None and not how.for_export:
+            closed_jaxpr = wrap(closed_jaxpr)
+        return lower(closed_jaxpr, *args, **kwargs)
+
+    module: Any = _pxla
+    module._cached_lowering_to_hlo = lower_wrapped
+
+
+def as_one_equation(closed: Any, primitive: Any, effects: set[Any]) -> Any:
+    """A program that is one equation of `primitive`, with `closed` among its parameters, and has these effects."""
+    inner, _ = constants_to_inputs(closed)
+    operands = [*closed.jaxpr.constvars, *closed.jaxpr.invars]
+    results = [_core.Var(aval) for aval in inner.out_avals]
+    equation = _core.new_jaxpr_eqn(
+        operands, results, primitive, {"closed": inner}, effects, _source_info_util.new_source_info()
+    )
+    outer = closed.jaxpr.replace(
+        eqns=[equation], outvars=results, effects=effects, debug_info=closed.jaxpr.debug_info
+    )
+    return closed.replace(jaxpr=outer)
 
 
 def cache_weakly(key_type: type[Any]) -> None:
@@ -328,6 +431,14 @@ class LoweringContext:
                 return list(found)
         assigned = getattr(context, "device_assignment", None)
         return None if assigned is None else list(assigned)
+
+    def local_devices(self) -> list[Any]:
+        """This process's devices among the program's, or all of the platform's where JAX does not know them."""
+        devices = self.devices()
+        if devices is None:
+            return list(jax.local_devices(backend=self.platform)) if self._backend_is_here() else []
+        here = jax.process_index()
+        return [device for device in devices if device.process_index == here]
 
     def keep_alive(self, value: Any) -> None:
         """Keeps `value` alive as long as the compiled program."""
@@ -657,16 +768,6 @@ def shared_value(key: str, value: str, timeout_sec: float) -> str | None:
 # ---- What may be tapped: references, and tracers whose trace is over -------------------------------------------------
 
 
-def discharge_own_refs(closed: Any) -> Any:
-    """The same program with the references that it makes itself turned into values.
-
-    JAX (0.8 to 0.12) does so when it lowers a program, but knows no rule for an equation that holds one.
-    """
-    if any(isinstance(effect, _core.InternalMutableArrayEffect) for effect in closed.effects):
-        return _pxla._discharge_internal_refs(closed)
-    return closed
-
-
 def escaped_tracer_error(value: Any) -> Exception | None:
     """JAX's error for a tracer whose trace is over; None for every other value.
 
@@ -729,17 +830,6 @@ def wrap_scan_hoisting(wrapper: Callable[[Any], Any]) -> None:
     0.12). It is in no table of rules: two of JAX's rules call it by name.
     """
     _loops._scan_known_hoisting = wrapper(_loops._scan_known_hoisting)
-
-
-def lower_to_primitives(closed: Any) -> Any:
-    """The same program without "high-level" equations, which have no lowering rules.
-
-    They came with 0.8; `jax.lax.custom_root` is one since 0.12. What takes or returns high-level values stays as it is.
-    """
-    if not closed.jaxpr.is_high or any(aval.is_high for aval in (*closed.in_avals, *closed.out_avals)):
-        return closed
-    lower: Any = getattr(_pe, "lower_jaxpr2", _pe.lower_jaxpr)  # 0.8 has the second only
-    return lower(closed)
 
 
 # ---- Calls with results --------------------------------------------------------------------------------------------
@@ -879,17 +969,6 @@ def dispatch_synchronously(context: LoweringContext) -> None:
     """
     if not _discharging.depth:
         context.raw.module_context.add_host_callback(lambda *args: ())
-
-
-def has_primitive(closed: Any, primitive: Any) -> bool:
-    """Whether an equation of that primitive is in a closed jaxpr, or in one within it."""
-    jaxprs = [closed.jaxpr]
-    while jaxprs:
-        jaxpr = jaxprs.pop()
-        if any(equation.primitive is primitive for equation in jaxpr.eqns):
-            return True
-        jaxprs += _core.subjaxprs(jaxpr)
-    return False
 
 
 # ---- hostcallback.rewrite: programs evaluated equation by equation ---------------------------------------------------

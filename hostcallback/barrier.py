@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Sequence
 from time import perf_counter
 
-from hostcallback import inflight
+from hostcallback import _jax_compat as compat, effect_dispatch, inflight
 from receiver.errors import TapFunctionException
 from receiver.runtime import runtime
 
@@ -13,9 +14,8 @@ from receiver.runtime import runtime
 def barrier_wait(timeout_sec: float | None = None) -> None:
     """Waits until every tap of every computation dispatched before this call has been delivered.
 
-    Covers computations dispatched from any thread, on every device. Interruptible by Ctrl-C. (One kind cannot be
-    waited for: a computation whose results have all been deleted, or donated to programs without taps whose own
-    results are gone. Its messages are delivered when it ends.)
+    Covers computations dispatched from any thread, through any jit, on every device, whatever has become of their
+    results. Interruptible by Ctrl-C. It waits for computations without taps as well.
 
     Args:
         timeout_sec: seconds to wait at most; None for as long as it takes.
@@ -59,7 +59,7 @@ def wait_for_taps(
     # A stalled tap can hold a computation for ever: while computations run, look at the receivers too.
     inflight.wait(deadline, lambda: runtime.check_stalled(stall_sec))
     runtime.wait_delivered(names, deadline=deadline, stall_sec=stall_sec)
-    inflight.forget_failures()
+    effect_dispatch.forget_failures()
     if names is None:
         runtime.registry.forget(retired)
 
@@ -78,3 +78,21 @@ def merge(found: Sequence[TapFunctionException]) -> TapFunctionException | None:
         [f for error in found for f in error.failures],
         suppressed,
     )
+
+
+def _in_effects_barrier() -> None:
+    # Tap functions may call it: what they wait for then is JAX's own.
+    if not _exiting and not runtime.serves(threading.current_thread()):
+        barrier_wait()
+
+
+_exiting = False
+
+
+def leave_effects_barrier() -> None:
+    """Has JAX's exit wait for no taps: the process ends, and what they raised has been reported."""
+    global _exiting
+    _exiting = True
+
+
+compat.extend_effects_barrier(_in_effects_barrier)

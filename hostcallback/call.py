@@ -13,7 +13,7 @@ import numpy as np
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching
 
-from hostcallback import _jax_compat as compat, reentrant, transport
+from hostcallback import _jax_compat as compat, inflight, reentrant, transport
 from hostcallback.emit import Options, bind_spec
 from hostcallback.fingerprint import callable_name, describe_structure
 from hostcallback.primitive import CALL_EFFECT, TAP_EFFECT
@@ -169,9 +169,7 @@ def _impl(*args: Any, **params: Any) -> Any:
 @functools.lru_cache(maxsize=32)
 def _eager_program(params: tuple[tuple[str, Any], ...]) -> Callable[..., Any]:
     # A call outside jit is a program of one equation. The last few are kept, and with them what they captured.
-    from hostcallback.jit import jit
-
-    return jit(lambda *operands: call_p.bind(*operands, **dict(params)))
+    return jax.jit(lambda *operands: call_p.bind(*operands, **dict(params)))
 
 
 def _jvp(primals: Any, tangents: Any, *, call: TapSpec, **params: Any) -> Any:
@@ -241,6 +239,7 @@ def _lower(
     context = compat.LoweringContext(ctx)
     _check_program(context, call)
     transport.start(context.platform)
+    inflight.expect(context.local_devices())
     consumer = call.consumer(transforms, ())
     native = transport.calls_natively(context.platform)
     if native:

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from hostcallback import _jax_compat as compat, partition, transport
+from hostcallback import _jax_compat as compat, inflight, partition, transport
 from hostcallback.primitive import TAP_EFFECT, tap_p
 from hostcallback.tap_spec import Absent, Shards, TapSpec
 from receiver import exported
@@ -36,6 +36,7 @@ def _lower(ctx: Any, *operands: Any, tap: TapSpec, transforms: Any, absent: Abse
             "say their shapes beforehand: export the program for each shape that it is called with"
         )
     transport.start(context.platform)
+    inflight.expect(context.local_devices())
     native = transport.use_native(context.platform)
     if context.for_export and not native:
         raise NotImplementedError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import traceback
 import warnings
 from collections.abc import Sequence
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Self
 
 import jax
 
-from hostcallback import inflight, monitoring, transport
+from hostcallback import effect_dispatch, inflight, monitoring, raise_soon, transport
 from hostcallback.barrier import wait_for_taps
 from hostcallback.devices import choose_devices
 from hostcallback.forwarding import end_forwarding, local_devices, open_forwarder, send_at_termination
@@ -98,13 +99,14 @@ class OutfeedReceiver:
         return summarize(self._scope.name, self.stats)
 
     def __enter__(self) -> Self:
-        """Takes the devices over from the default receiver.
+        """Takes the devices over from the default receiver, when what was dispatched to them before is over.
 
         Raises:
             DeviceClaimedError: another open receiver has one of them.
             OSError: it is to record, and the log or the flight recorder's folder cannot be made.
             HostCallbackError: it is to forward, and the spool cannot be made, or a file is no certificate or key.
         """
+        self._wait_for_earlier_work()
         if self._flight_recorder is not None:
             runtime.record_flight(self._flight_recorder)
         if self._record is not None and not isinstance(self._record, Recorder):
@@ -174,6 +176,26 @@ class OutfeedReceiver:
         error.add_note(f"meanwhile in the receiver: {report}")
         logger.error("while the receiver was closing: %s", "".join(traceback.format_exception(report)))
 
+    def _wait_for_earlier_work(self) -> None:
+        # Its messages are the default receiver's.
+        if runtime.serves(
+            threading.current_thread()
+        ):  # a tap function that opens one: waiting would be for itself
+            return
+        try:
+            inflight.wait(
+                perf_counter() + self._timeout_sec,
+                lambda: runtime.check_stalled(self._timeout_sec),
+                self._devices,
+            )
+        except TapTimeoutError:
+            logger.warning(
+                "%s: computations that were dispatched before it was entered still run after %s s, and their messages "
+                "count as its own: wait for them first, or give more time (timeout_sec=)",
+                self._scope.name,
+                self._timeout_sec,
+            )
+
     def _start_process(self) -> ReceiverProcess | None:
         log = os.fspath(self._record) if isinstance(self._record, str | os.PathLike) else None
         keeping = Keeping(log, self._forward, process_index(), local_devices())
@@ -221,9 +243,10 @@ def outfeed_receiver(
 ) -> OutfeedReceiver:
     """A context manager that accounts for the taps of a stretch of the program, such as a training loop.
 
-    Messages are delivered with or without one (receivers start by themselves at the first tap). On exit it
-    waits for every computation dispatched so far, from any thread, sends the end-of-stream sentinel through every
-    device, waits until all its messages are delivered, and raises what tap functions raised.
+    Messages are delivered with or without one (receivers start by themselves at the first tap). On entry it waits for
+    the computations dispatched before, up to `timeout_sec`: their messages are not its own. On exit it waits for every
+    computation dispatched so far, from any thread, sends the end-of-stream sentinel through every device, waits until
+    all its messages are delivered, and raises what tap functions raised.
 
         with hcb.outfeed_receiver() as rx:
             train()
@@ -242,9 +265,10 @@ def outfeed_receiver(
             Drops are counted in `stats` and leave gaps in the sequence numbers.
         on_error: what becomes of checks that fail (see `check`): "defer" (they are raised on exit or by the next
             barrier), "warn" (they are logged, the first failure of each line at once, and not raised), "raise_soon"
-            (as "defer", but the next call of a tapped program, from any thread, raises them already), "abort" (as
-            "defer", and the program in which the check failed is ended: it raises `jax.errors.JaxRuntimeError`). On
-            several devices, "abort" ends the program on each at its next failing check or other tap.
+            (as "defer", but the next call of a tapped function raises them already; of other threads those that used
+            JAX first after this receiver was made), "abort" (as "defer", and the program in which the check failed is
+            ended: it raises `jax.errors.JaxRuntimeError`). On several devices, "abort" ends the program on each at its
+            next failing check or other tap.
         record: a folder; all messages are recorded there, in a tap log that `hcb cat` and `receiver.replay` read
             without this program. Or what `hcb.record(folder, ...)` made, which has options and may be used again.
 
@@ -292,7 +316,9 @@ def outfeed_receiver(
             f"on_error is {on_error!r}, expected one of {', '.join(repr(str(policy)) for policy in OnError)}"
         ) from None
     if on_error is OnError.ABORT:
-        inflight.expect_failures()
+        effect_dispatch.expect_failures()
+    if on_error is OnError.RAISE_SOON:
+        raise_soon.prepare()
     if process and record is not None and isinstance(record, Recorder):
         raise ValueError("process=True records with a process of its own: give record= the path of a folder")
     if process and back_pressure.policy is Policy.OVERWRITE_OLDEST:

@@ -14,16 +14,15 @@ import numpy as np
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching
 
-from hostcallback import _jax_compat as compat, inflight, loops, transport
+from hostcallback import _jax_compat as compat, effect_dispatch, inflight, loops, transport
 from hostcallback.tap_spec import Absent, TapSpec, Transform
 
 
 class TapEffect(compat.Effect):  # type: ignore[misc]
     """Keeps taps alive. Only its subclasses are instantiated.
 
-    JAX hashes an ordered effect whenever it dispatches a computation that has it (outside `hostcallback.jit`). The
-    hash notes the dispatching thread: a barrier must wait for what other threads dispatched, and JAX keeps each
-    thread's tokens where no other thread can find them.
+    Whole programs lose it when they are lowered (`hostcallback.discharge`). Where that is off, JAX hashes it whenever
+    it dispatches a program that has it.
     """
 
     def __str__(self) -> str:
@@ -35,8 +34,8 @@ class TapEffect(compat.Effect):  # type: ignore[misc]
         return type(self) is type(other)
 
     def __hash__(self) -> int:
-        """One value for all, after noting the calling thread."""
-        inflight.note_dispatching_thread()
+        """One value for all, after what is to be done before a dispatch."""
+        effect_dispatch.before_dispatch()
         return 0x746170  # not by address: JAX orders some effects by their hash, and programs must not vary
 
 
@@ -55,16 +54,12 @@ class ThreadedTapEffect(TapEffect):
         """As the base class's."""
         if not self._traced_here:
             transport.start(jax.default_backend())
+            inflight.expect(jax.local_devices())
         return super().__hash__()
 
 
 class RegionTapEffect(TapEffect):
     """Of taps where no token may be threaded: see `_effect`."""
-
-    def __hash__(self) -> int:
-        """As the base class's, after telling that there are such taps."""
-        inflight.expect_unordered()
-        return super().__hash__()
 
 
 class PassedTokenEffect(TapEffect):
@@ -84,7 +79,7 @@ class CallEffect(TapEffect):
     def __hash__(self) -> int:
         """As the base class's, after noting the call."""
         value = super().__hash__()
-        inflight.note_call()
+        effect_dispatch.before_call()
         return value
 
 
@@ -96,8 +91,8 @@ compat.register_effect(ThreadedTapEffect, ordered=True)
 compat.register_effect(CallEffect, ordered=True)
 compat.register_effect(RegionTapEffect, ordered=False)
 compat.register_effect(PassedTokenEffect, ordered=False)
-inflight.wait_for_effect(TAP_EFFECT)
-inflight.wait_for_effect(CALL_EFFECT)
+effect_dispatch.register(TAP_EFFECT)
+effect_dispatch.register(CALL_EFFECT)
 
 
 def _effect() -> TapEffect:
@@ -125,9 +120,7 @@ def _impl(*args: Any, tap: TapSpec, transforms: tuple[Transform, ...], absent: A
 @functools.lru_cache(maxsize=32)
 def _eager_program(tap: TapSpec, transforms: tuple[Transform, ...], absent: Absent) -> Callable[..., Any]:
     # A tap outside jit is a program of one equation. The last few are kept, and with them what their taps captured.
-    from hostcallback.jit import jit  # the boundary discharges this primitive's effect: it imports us
-
-    return jit(lambda *leaves: tap_p.bind(*leaves, tap=tap, transforms=transforms, absent=absent))
+    return jax.jit(lambda *leaves: tap_p.bind(*leaves, tap=tap, transforms=transforms, absent=absent))
 
 
 def _jvp(primals: Any, tangents: Any, *, tap: TapSpec, transforms: Any, absent: Absent) -> Any:

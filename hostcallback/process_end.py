@@ -10,8 +10,8 @@ from time import perf_counter
 
 # Before the handler below is registered: what receivers write to is closed at exit too, and handlers run in reverse.
 import hostcallback.outfeed  # noqa: F401
-from hostcallback import inflight, transport
-from hostcallback.barrier import merge, wait_for_taps
+from hostcallback import effect_dispatch, inflight, transport
+from hostcallback.barrier import leave_effects_barrier, merge, wait_for_taps
 from receiver import native_library, stops
 from receiver.control.live import live
 from receiver.errors import TapTimeoutError
@@ -25,6 +25,7 @@ EXIT_STALL_SEC = 10.0
 @atexit.register
 def _deliver_at_exit() -> None:
     # After the last line of the program and before JAX's own exit handlers: nothing emitted may be lost silently.
+    leave_effects_barrier()
     if not transport.started():
         return
     try:
@@ -37,7 +38,7 @@ def _deliver_at_exit() -> None:
         runtime.close_calls(
             "hostcallback: the process ends, and waiting for the host function was interrupted"
         )
-    inflight.forget_failures()
+    effect_dispatch.forget_failures()
     errors = merge(runtime.take_deferred())
     for receiver in runtime.receivers():
         if receiver.queued():

@@ -7,6 +7,7 @@ import logging
 import pickle
 import threading
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from types import TracebackType
 from typing import NamedTuple
@@ -99,6 +100,8 @@ class DeferredErrors:
             _log(group)
         elif self.on_error is OnError.RAISE_SOON:
             urgent.append(self)
+            for tell in _urgent_watchers:
+                tell()
 
     def checks(self) -> list[FailedCheck]:
         """The checks that failed so far and have not been raised, the first first."""
@@ -244,7 +247,14 @@ def _portable(failure: TapFailure) -> TapFailure:
 
 
 urgent: list[DeferredErrors] = []
-"""Those with failed checks that the next call of a tapped program is to raise. Looked at by every call: a list."""
+"""Those with failed checks that the next call of a tapped program is to raise."""
+
+_urgent_watchers: list[Callable[[], None]] = []
+
+
+def watch_urgent(tell: Callable[[], None]) -> None:
+    """Calls `tell` whenever something was added to `urgent`. On a receiver thread."""
+    _urgent_watchers.append(tell)
 
 
 def _log(group: FailedCheck) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from receiver.errors import NativeLibraryError
 
-ABI_VERSION = 7
+ABI_VERSION = 8
 DIRECTORY = Path(__file__).parent / "native"
 
 BATCH_FRAMES = 1024
@@ -205,6 +205,8 @@ _FUNCTIONS = {
     "hcb_gpu_prepare": (c_int32, (c_void_p, c_int32)),
     "hcb_gpu_ring": (c_int32, (c_int32,)),
     "hcb_default_float_mode": (None, ()),
+    "hcb_hold_begin": (None, ()),
+    "hcb_hold_end": (c_int32, ()),
     "hcb_after_fork_child": (None, ()),
     "hcb_test_produce": (c_uint64, (c_void_p, c_uint32, c_uint64, c_uint64)),
     "hcb_test_call": (c_int32, (c_void_p, c_char_p, c_uint64, *_ARRAYS, c_char_p, c_uint64)),
@@ -213,6 +215,7 @@ _FUNCTIONS = {
     "hcb_gpu_tap": (c_void_p, (c_void_p,)),
     "hcb_gpu_tap_shard": (c_void_p, (c_void_p,)),
     "hcb_call_host": (c_void_p, (c_void_p,)),
+    "hcb_hold": (c_void_p, (c_void_p,)),
 }
 
 

@@ -265,6 +265,16 @@ class Runtime:
             for receiver in list(self._receivers.values())
         )
 
+    def has_work(self) -> bool:
+        """Whether messages wait to be delivered, a tap or host function runs, or an emission waits for room."""
+        return any(
+            receiver.running_tap() is not None
+            or receiver.calls.running()
+            or receiver.queued() > 0
+            or receiver.source.counters().waiting_producers > 0
+            for receiver in self.receivers()
+        )
+
     def serves(self, thread: threading.Thread) -> bool:
         """Whether a thread is a receiver's, or runs a call's host function."""
         return any(r.thread is thread or r.calls.running_on(thread) is not None for r in self.receivers())

@@ -3,8 +3,7 @@
 `make test` runs the whole suite twice, with HOSTCALLBACK_TRANSPORT=native and =callback. A test that is about the
 native transport itself carries the `native_only` marker and is left out of the second run; so are those of what no
 transport has a part in. What takes long to compile is slow, and left to CI: what would run without jit, one operation
-at a time, but for two rooms in the first run; `hcb.jit` beside `jax.jit` in the large rooms; the examples and libraries
-in the second run.
+at a time, but for two rooms in the first run; the examples and libraries in the second run.
 """
 
 from __future__ import annotations
@@ -41,7 +40,6 @@ _ROOMS = ("receiver", "native", "taplog", "replay", "remote", "cli", "compare", 
 WITHOUT_TRANSPORT = (*(TESTS / room for room in _ROOMS), *TESTS.glob("test_*.py"))
 
 # Rooms whose tests compile much, and some that do not.
-LARGE = {TESTS / room for room in ("breakpoints", "libraries", "sharding", "transformations")}
 SMALL = {TESTS / room for room in ("drop_in", "taps")}
 
 # Who starts tests in the background of a shell has Ctrl-C ignored, also in what the tests start.
@@ -67,8 +65,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         room = item.path.parent
         eager = "no jit" in item.name and not (native and room in SMALL)
-        again = "hcb.jit" in item.name and (room.name == "breakpoints" or (room in LARGE and not native))
-        if eager or again or (not native and room.name in ("examples", "libraries")):
+        if eager or (not native and room.name in ("examples", "libraries")):
             item.add_marker(pytest.mark.slow)
     if native:
         return

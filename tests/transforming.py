@@ -22,10 +22,9 @@ def no_jit(fun: Callable[..., Any]) -> Callable[..., Any]:
 
 JITS = [
     pytest.param(jax.jit, id="jax.jit"),
-    pytest.param(hcb.jit, id="hcb.jit"),
     pytest.param(no_jit, id="no jit"),
 ]
-COMPILED = JITS[:2]
+COMPILED = JITS[:1]
 
 JVP = ("jvp", {})
 TRANSPOSE = ("transpose", {})

@@ -17,6 +17,7 @@
 #include "control.h"
 #include "encode.h"
 #include "gpu_driver.h"
+#include "hold.h"
 #include "occurrences.h"
 #include "ring.h"
 #include "ring_registry.h"
@@ -291,12 +292,17 @@ int32_t hcb_gpu_ring(int32_t ordinal) { return hcb::GpuRing(ordinal); }
 
 void hcb_default_float_mode(void) { std::fesetenv(FE_DFL_ENV); }
 
+void hcb_hold_begin(void) { hcb::BeginHold(); }
+
+int32_t hcb_hold_end(void) { return hcb::EndHold() ? 1 : 0; }
+
 void hcb_after_fork_child(void) {
   hcb::CloseGpuDriverAfterFork();
   hcb::ResetSwitchesAfterFork();
   hcb::ResetCallsAfterFork();
   hcb::ResetSupervisorAfterFork();
   hcb::ResetCompletersAfterFork();
+  hcb::ResetHoldAfterFork();
   hcb::ResetOccurrencesAfterFork();
   hcb::ResetRingsAfterFork();
 }

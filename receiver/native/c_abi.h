@@ -8,7 +8,7 @@
 
 #include <stdint.h>
 
-#define HCB_ABI_VERSION 7
+#define HCB_ABI_VERSION 8
 #define HCB_EXPORT __attribute__((visibility("default")))
 
 #ifdef __cplusplus
@@ -300,6 +300,11 @@ HCB_EXPORT int32_t hcb_gpu_ring(int32_t ordinal);
 /* Gives the calling thread the floating-point mode that threads start with. XLA flushes denormals in what it calls. */
 HCB_EXPORT void hcb_default_float_mode(void);
 
+/* From now on programs wait where they call the handler hcb_hold, until hcb_hold_end, which goes on with them on the calling thread
+ * and returns whether the hold was on. */
+HCB_EXPORT void hcb_hold_begin(void);
+HCB_EXPORT int32_t hcb_hold_end(void);
+
 /* In a forked child, before anything else: fresh locks and empty rings, since what is queued is the parent's to deliver. */
 HCB_EXPORT void hcb_after_fork_child(void);
 
@@ -326,6 +331,8 @@ HCB_EXPORT struct XLA_FFI_Error* hcb_gpu_tap(struct XLA_FFI_CallFrame* call_fram
 HCB_EXPORT struct XLA_FFI_Error* hcb_gpu_tap_shard(struct XLA_FFI_CallFrame* call_frame);
 /* Likewise, but the results are what hcb_call_reply brings; the prefix must have the flag CALL. */
 HCB_EXPORT struct XLA_FFI_Error* hcb_call_host(struct XLA_FFI_CallFrame* call_frame);
+/* Waits while a hold is on, without holding a thread of XLA; its results are zeros. Platform CPU. */
+HCB_EXPORT struct XLA_FFI_Error* hcb_hold(struct XLA_FFI_CallFrame* call_frame);
 
 #ifdef __cplusplus
 }

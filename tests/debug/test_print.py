@@ -24,7 +24,6 @@ Jit = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 JITS = [
     pytest.param(jax.jit, id="jax.jit"),
-    pytest.param(hcb.jit, id="hcb.jit"),
     pytest.param(lambda f: f, id="no jit"),
 ]
 
@@ -212,7 +211,7 @@ def test_numpys_print_options_are_those_of_the_trace(jit: Jit, printed: Printed)
         f = jit(lambda x: print("{} {!r} {!s} {:.5f}", x, x, x, x[0]))
         with np.printoptions(precision=2, suppress=True, threshold=3, edgeitems=1, linewidth=40):
             f(jnp.array([1.23456, 1e-7, 3.0, 4.0, 5.0]))
-        if jit is not JITS[2].values[0]:
+        if jit is not JITS[1].values[0]:
             f(jnp.array([9.87654, 1e-7, 3.0, 4.0, 5.0]))
 
     assert printed.alike(program)[0].startswith("[1.23 ... 5.  ]")
@@ -427,7 +426,7 @@ def test_a_batch_is_one_message_and_one_write(jit: Jit) -> None:
     assert sum(stats.delivered for stats in receiver.stats) == 1
 
 
-@pytest.mark.parametrize("jit", JITS[:2])
+@pytest.mark.parametrize("jit", JITS[:1])
 def test_a_program_does_not_grow_with_the_batch(jit: Jit) -> None:
     def program_lines(size: int) -> int:
         program: Any = jit(jax.vmap(lambda x: hcb.print("{}", x)))
@@ -459,7 +458,7 @@ def test_vmap_over_1024_elements_compiles_as_fast_as_without_the_print() -> None
     assert statistics.median(tapped) <= 1.5 * statistics.median(untapped)
 
 
-@pytest.mark.parametrize("jit", JITS[:2])
+@pytest.mark.parametrize("jit", JITS[:1])
 def test_shard_map_prints_on_every_device_in_its_order(jit: Jit, printed: Printed) -> None:
     mesh = Mesh(jax.devices(), ("i",))
 

@@ -32,7 +32,6 @@ def no_jit(fun: Callable[..., Any]) -> Callable[..., Any]:
 
 JITS = [
     pytest.param(jax.jit, id="jax.jit"),
-    pytest.param(hcb.jit, id="hcb.jit"),
     pytest.param(no_jit, id="no jit"),
 ]
 NNX_JITS = [pytest.param(nnx.jit, id="nnx.jit"), pytest.param(no_jit, id="no jit")]

@@ -38,11 +38,6 @@ def test_an_output_stream_without_write_is_refused() -> None:
         hcb.id_print(1.0, output_stream="log.txt")  # type: ignore[arg-type]
 
 
-def test_jit_of_something_else_is_refused() -> None:
-    with pytest.raises(TypeError, match=r"hostcallback.jit takes a function, got int 3"):
-        hcb.jit(3)  # type: ignore[call-overload]
-
-
 def test_an_unknown_transport_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     from hostcallback import transport
 

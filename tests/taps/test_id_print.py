@@ -14,7 +14,6 @@ import hostcallback as hcb
 
 JITS = [
     pytest.param(jax.jit, id="jax.jit"),
-    pytest.param(hcb.jit, id="hcb.jit"),
     pytest.param(lambda f: f, id="no jit"),
 ]
 

@@ -14,7 +14,7 @@ from jax.sharding import Mesh, PartitionSpec
 import hostcallback as hcb
 from recorder import Recorder
 
-JITS = [pytest.param(jax.jit, id="jax.jit"), pytest.param(hcb.jit, id="hcb.jit")]
+JITS = [pytest.param(jax.jit, id="jax.jit")]
 Jit = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 # XLA:CPU runs programs of at most 8 thunks or of buffers up to 512 bytes sequentially, which would hide disorder.

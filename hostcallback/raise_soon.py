@@ -1,0 +1,69 @@
+"""Failed checks that are to be raised by the next call of a program with taps (`on_error="raise_soon"`).
+
+Nothing of ours runs when JAX calls such a program. So while a failed check waits to be raised, and only then, JAX calls
+a hook after each call of a jitted function, which raises it if that function has taps.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from hostcallback import _jax_compat as compat
+from receiver.deferred import urgent, watch_urgent
+from receiver.runtime import runtime
+
+_lock = threading.Lock()  # protects _unhook
+_unhook: Any = None
+_tapped: set[str] = set()  # names and source lines of functions whose programs have taps
+
+
+def note_program(closed: Any) -> None:
+    """Notes that the function a program was traced from has taps."""
+    name = compat.traced_function(closed)
+    if name is not None:
+        _tapped.add(name)
+
+
+def prepare() -> None:
+    """Prepares for failed checks that the next call is to raise.
+
+    A thread that computed with JAX before, other than the calling one, may not raise them: a barrier does.
+    """
+    compat.let_threads_have_the_hook()
+
+
+def raise_now() -> None:
+    """Raises the failed checks that wait to be raised.
+
+    Not on a receiver's threads: what tap functions dispatch is none of the user's calls.
+
+    Raises:
+        TapFunctionException: there are some.
+    """
+    if runtime.serves(threading.current_thread()):
+        return
+    while urgent:
+        error = urgent.pop().take()
+        if error is not None:
+            raise error
+
+
+def _after_call(function: Any) -> None:
+    if not urgent:
+        _hook(False)
+    elif compat.source_of(function) in _tapped:
+        raise_now()
+
+
+def _hook(on: bool) -> None:
+    global _unhook
+    with _lock:
+        if on and _unhook is None:
+            _unhook = compat.call_after_each_jit(_after_call)
+        elif not on and not urgent and _unhook is not None:
+            _unhook()
+            _unhook = None
+
+
+watch_urgent(lambda: _hook(True))
