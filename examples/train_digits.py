@@ -142,7 +142,7 @@ def main():
     failures = None
     try:
         with hcb.outfeed_receiver(receiver_name="train_digits") as receiver:
-            params = hcb.jit(train)(params, train_key)
+            params = jax.jit(train)(params, train_key)
     except hcb.TapFunctionException as exception:
         failures = exception
 

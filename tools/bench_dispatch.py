@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import statistics
+import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
 from time import perf_counter, sleep
 from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 from bench_process import rows_of_process
@@ -42,20 +44,34 @@ def _medians_of_calls(functions: Sequence[Callable[[Any], Any]], x: Any) -> list
     return [statistics.median(its_times) * 1e6 for its_times in times]
 
 
-def one_call(rounds: int) -> Row:
-    """One call until its result is ready, with one tap and without; the message is delivered after the clock stops."""
-    count = Counter()
-    tapped, plain = hcb.jit(lambda x: untapped(hcb.id_tap(count, x))), jax.jit(untapped)
-    mine, peer = measure_together(lambda: _medians_of_calls([tapped, plain], jnp.ones(16)), rounds)
-    assert count.count == CALLS * (rounds + 1)
-    name = "one hcb.jit call, one tap (delivered between the timed calls)"
-    return mine.beside(peer, name, "us/call", "the untapped jax.jit call", 1.2)
+def one_call(rounds: int) -> list[Row]:
+    """One call until its result is ready, with one tap and without, under each jit; delivered after the clock stops."""
+    model = eqx.nn.MLP(4, 4, 8, 2, key=jax.random.key(0))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        from flax import nnx
+    layer = nnx.Linear(4, 4, rngs=nnx.Rngs(0))
+    jits: dict[str, Callable[[Any], Callable[[Any], Any]]] = {
+        "jax.jit": lambda tap: jax.jit(lambda x: untapped(tap(x))),
+        "eqx.filter_jit": lambda tap: partial(eqx.filter_jit(lambda model, x: tap(model(x))), model),
+        "nnx.jit": lambda tap: partial(nnx.jit(lambda layer, x: tap(layer(x))), layer),
+    }
+    rows = []
+    for jit, make in jits.items():
+        count = Counter()
+        tapped, plain = make(partial(hcb.id_tap, count)), make(lambda x: x)
+        x = jnp.ones(16 if jit == "jax.jit" else 4)
+        mine, peer = measure_together(partial(_medians_of_calls, [tapped, plain], x), rounds)
+        assert count.count == CALLS * (rounds + 1)
+        name = f"one {jit} call, one tap (delivered between the timed calls)"
+        rows.append(mine.beside(peer, name, "us/call", f"the untapped {jit} call", 1.1))
+    return rows
 
 
 def back_to_back(rounds: int) -> Row:
     """Calls as fast as they can be dispatched, while the receiver wants the interpreter lock as well, all delivered."""
     count, calls = Counter(), 5_000
-    tapped, plain = hcb.jit(lambda x: untapped(hcb.id_tap(count, x))), jax.jit(untapped)
+    tapped, plain = jax.jit(lambda x: untapped(hcb.id_tap(count, x))), jax.jit(untapped)
 
     def per_call(f: Callable[[Any], Any]) -> float:
         y = jnp.ones(16)
@@ -68,8 +84,8 @@ def back_to_back(rounds: int) -> Row:
 
     mine, peer = measure([lambda: per_call(tapped), lambda: per_call(plain)], rounds)
     assert count.count == calls * (rounds + 1)
-    name = "hcb.jit calls back to back, one tap each, all delivered"
-    return mine.beside(peer, name, "us/call", "the untapped jax.jit calls", None)
+    name = "jax.jit calls back to back, one tap each, all delivered"
+    return mine.beside(peer, name, "us/call", "the untapped jax.jit calls", 1.4)
 
 
 def four_devices(rounds: int) -> list[Row]:
@@ -86,7 +102,7 @@ def four_devices_here(rounds: int) -> list[Row]:
     x = jax.device_put(jnp.ones(64), NamedSharding(mesh, PartitionSpec("i")))
     count, theirs = Counter(), Counter()
     shard_map = partial(jax.shard_map, mesh=mesh, in_specs=PartitionSpec("i"), out_specs=PartitionSpec("i"))
-    tapped, plain = hcb.jit(shard_map(lambda x: untapped(hcb.id_tap(count, x)))), jax.jit(shard_map(untapped))
+    tapped, plain = jax.jit(shard_map(lambda x: untapped(hcb.id_tap(count, x)))), jax.jit(shard_map(untapped))
 
     def calling_back(x: Any) -> Any:
         io_callback(theirs, None, x, ordered=True)
@@ -99,7 +115,7 @@ def four_devices_here(rounds: int) -> list[Row]:
 
     mine, peer, io = measure_together(once, rounds)
     assert count.count == 4 * CALLS * (rounds + 1)
-    name = "one hcb.jit call, shard_map over 4 devices, ordered tap (delivered between the timed calls)"
+    name = "one jax.jit call, shard_map over 4 devices, ordered tap (delivered between the timed calls)"
     return [
         mine.beside(peer, name, "us/call", "the untapped jax.jit call", 1.3),
         mine.beside(io, "the same", "us/call", "io_callback(ordered=True)", None),
@@ -125,9 +141,9 @@ def eight_devices_here(rounds: int) -> list[Row]:
 
         return lambda x: lax.scan(step, x, None, length=steps)[0]
 
-    one = hcb.jit(program(steps * devices))
+    one = jax.jit(program(steps * devices))
     spec = PartitionSpec("i")
-    many = hcb.jit(jax.shard_map(program(steps), mesh=mesh, in_specs=spec, out_specs=spec))
+    many = jax.jit(jax.shard_map(program(steps), mesh=mesh, in_specs=spec, out_specs=spec))
     sharded, single = jax.device_put(jnp.ones(devices), NamedSharding(mesh, spec)), jnp.ones(1)
 
     def run(f: Callable[[Any], Any], x: Any) -> float:

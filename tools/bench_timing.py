@@ -35,7 +35,7 @@ class Gate(Counter):
         super().__init__()
         self._open, self._held = threading.Event(), threading.Event()
         self._open.set()
-        self._enter = hcb.jit(lambda x: hcb.id_tap(self, x) + 1)
+        self._enter = jax.jit(lambda x: hcb.id_tap(self, x) + 1)
 
     def __call__(self, value: Any) -> None:
         """Counts one message, when the gate is open."""
