@@ -8,7 +8,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import jax
 import pytest
 
 PROGRAM = Path(__file__).with_name("cached_program.py")
@@ -30,17 +29,12 @@ def test_a_second_process_hits_the_cache_and_its_taps_fire(tmp_path: Path) -> No
     # Another folder, as on another host.
     elsewhere = shutil.copy(PROGRAM, tmp_path / PROGRAM.name)
     second, cache_of_second = run(Path(elsewhere), tmp_path / "cache", "2")
-    assert len(cache_of_first) == 4
-    cached = [0, 1, 2, 3]
-    if (0, 8, 1) <= jax.__version_info__ < (0, 11):
-        # JAX's own entry to several devices is left out: jaxlib would crash. See `avoid_persistent_cache`.
-        cached.remove(1)
-        assert "hits 0" in cache_of_second[1]
-    assert all("misses 0" not in cache_of_first[i] for i in cached)
-    assert all("hits 0" not in cache_of_second[i] and "misses 0" in cache_of_second[i] for i in cached)
+    assert len(cache_of_first) == 2
+    assert all("misses 0" not in line for line in cache_of_first)
+    assert all("hits 0" not in line and "misses 0" in line for line in cache_of_second)
     assert second == first  # the texts' digests as well
-    assert sum(line.startswith("tap") for line in first) == 4 * (3 * 2 + 2)
-    assert sum(line.startswith("grads") for line in first) == 4
+    assert sum(line.startswith("tap") for line in first) == 2 * (3 * 2 + 2)
+    assert sum(line.startswith("grads") for line in first) == 2
 
 
 def test_programs_are_the_same_text_in_every_process(tmp_path: Path) -> None:
@@ -48,5 +42,5 @@ def test_programs_are_the_same_text_in_every_process(tmp_path: Path) -> None:
     elsewhere = shutil.copy(PROGRAM, tmp_path / PROGRAM.name)
     second, _ = run(Path(elsewhere), tmp_path / "two", "4")
     digests = [line for line in first if line.startswith("text")]
-    assert len(digests) == 4
+    assert len(digests) == 2
     assert [line for line in second if line.startswith("text")] == digests
