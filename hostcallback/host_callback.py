@@ -2,7 +2,8 @@
 
 Names, signatures and behaviour are that module's, as its own documentation describes them: primal values only under
 autodiff, one batched message under vmap, `transforms` as a list that is passed by position, one tap per device under
-pmap. Nothing here is deprecated, so no deprecation warning is emitted. Taps also work where that module's did not
+pmap. `install()` puts it in that module's place, for packages that cannot be edited. Nothing here is deprecated, so no
+deprecation warning is emitted. Taps also work where that module's did not
 (shard_map, custom derivatives of every kind), and messages travel as those of `hostcallback.id_tap` do: threads, order
 and waiting are documented there. docs/migrating.md lists every name, and what is different.
 """
@@ -11,18 +12,22 @@ from __future__ import annotations
 
 import enum
 import functools
+import sys
 import time
 import traceback
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 import jax
 import numpy as np
+from jax import experimental
 
 from hostcallback import _jax_compat as compat, barrier, inflight, leaves, legacy_flags
 from hostcallback.call import call as host_call
 from hostcallback.emit import Options, emit
 from hostcallback.fingerprint import callable_name
+from hostcallback.outfeed_internals import missing_name_error
 from hostcallback.source_line import user_source_line
 from hostcallback.tap_spec import Absent, TapSpec, Transform
 from receiver import errors
@@ -256,6 +261,48 @@ def id_tap_dce_sink(*results: Any) -> None:
 
     Taps are effects here, which neither JAX nor XLA drops.
     """
+
+
+def install() -> None:
+    """Puts this module where JAX had its own, so that packages which import that one run unedited.
+
+    From then on `jax.experimental.host_callback` is this module, however it is imported. Call it before those packages
+    are imported; a second call changes nothing. Names of that module's internals that packages use raise an error
+    which says what took their place.
+    """
+    here = sys.modules[__name__]
+    if sys.modules.get(_OLD_NAME) is here and getattr(experimental, _OLD_ATTRIBUTE, None) is here:
+        return
+    _replaced.setdefault("module", sys.modules.get(_OLD_NAME))
+    _replaced.setdefault("attribute", getattr(experimental, _OLD_ATTRIBUTE, None))
+    sys.modules[_OLD_NAME] = here
+    setattr(experimental, _OLD_ATTRIBUTE, here)
+
+
+def uninstall() -> None:
+    """Undoes `install`: the name is JAX's again, and what another package had put there is back.
+
+    Packages that were imported meanwhile keep this module. Without an `install` before it does nothing.
+    """
+    here = sys.modules[__name__]
+    module, attribute = _replaced.pop("module", None), _replaced.pop("attribute", None)
+    if sys.modules.get(_OLD_NAME) is here:
+        del sys.modules[_OLD_NAME]
+        if module is not None:
+            sys.modules[_OLD_NAME] = module
+    if getattr(experimental, _OLD_ATTRIBUTE, None) is here:
+        delattr(experimental, _OLD_ATTRIBUTE)
+        if attribute is not None:
+            setattr(experimental, _OLD_ATTRIBUTE, attribute)
+
+
+_OLD_ATTRIBUTE = "host_callback"
+_OLD_NAME = f"{experimental.__name__}.{_OLD_ATTRIBUTE}"
+_replaced: dict[str, ModuleType | None] = {}  # what another package had put there before `install`
+
+
+def __getattr__(name: str) -> Any:
+    raise missing_name_error(__name__, name, sys._getframe(1))
 
 
 def _options(name: str, device_index: int, **more: Any) -> Options:
