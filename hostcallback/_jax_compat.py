@@ -1072,3 +1072,29 @@ def vary_over(axes: frozenset[Any], value: Any) -> Any:
         return value
     lax: Any = jax.lax  # which has pcast from 0.9 on, where pvary is deprecated
     return lax.pcast(value, missing, to="varying") if hasattr(lax, "pcast") else lax.pvary(value, missing)
+
+
+# ---- hostcallback.kernels, custom_partitions, experimental_rules: where JAX expects no effects -----------------------
+
+KERNEL_PRIMITIVES = [
+    ("jax._src.pallas.pallas_call", "pallas_call_p"),  # 0.8 to 0.12
+    ("jax._src.pallas.core", "core_map_p"),  # until 0.11
+    ("jax._src.pallas.mpmd", "mpmd_map_p"),  # from 0.10 on; before, core_map_p becomes pallas_call_p
+]
+"""Modules, imported with Pallas, and their primitives that run kernels."""
+
+
+def kernel_jaxprs(params: dict[str, Any]) -> list[Any]:
+    """The kernels of an equation of such a primitive, and the index maps of their blocks (0.8 to 0.12)."""
+    blocks = getattr(params.get("grid_mapping"), "block_mappings", ())
+    kernels = params["jaxprs"] if "jaxprs" in params else (params["jaxpr"],)
+    return [*kernels, *(open_jaxpr(block.index_map_jaxpr)[0] for block in blocks)]
+
+
+def equations_of(jaxprs: Iterable[Any], primitives: Sequence[Any]) -> Iterator[Any]:
+    """Every equation of one of the primitives in the jaxprs, and in those within them."""
+    for jaxpr in jaxprs:
+        for equation in jaxpr.eqns:
+            if equation.primitive in primitives:
+                yield equation
+        yield from equations_of(_core.subjaxprs(jaxpr), primitives)

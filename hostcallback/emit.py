@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 
-from hostcallback import leaves
+from hostcallback import late_rules, leaves
 from hostcallback.primitive import tap_p
 from hostcallback.source_line import user_source_line
 from hostcallback.tap_spec import SinkFactory, TapSpec
@@ -115,6 +115,7 @@ def bind_spec(
     """Returns what `bind` returns for the spec of a tap or a call and the arrays of `arg`; see `emit` for the rest."""
     source_line = user_source_line()
     tap = f"{options.name} at {source_line}"
+    late_rules.register_imported()
     try:
         arrays, structure = leaves.take_apart(arg, "arg", tap, keep_objects=options.keep_objects)
         _check_kwargs(kwargs, options.name, tap)

@@ -1,0 +1,50 @@
+"""Taps in Pallas kernels: those of interpreted kernels are taps like any other, those of compiled ones are refused.
+
+JAX takes a kernel for a function without effects (0.8 to 0.12). In interpret mode a kernel becomes a loop over its grid
+in the program around it; here the equation has the kernel's tap effects, so JAX threads their token through that loop.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from hostcallback import _jax_compat as compat, late_rules
+from hostcallback.call import call_p
+from hostcallback.primitive import TapEffect, tap_p
+
+
+def _let_taps_in(name: str, module: Any) -> None:
+    """Makes the tap effects of its kernels those of the primitive that runs them. Not every version of JAX has each."""
+    primitive = getattr(module, name, None)
+    if primitive is None:
+        return
+    evaluate = primitive.abstract_eval
+
+    @functools.wraps(evaluate)
+    def evaluate_with_taps(*avals: Any, **params: Any) -> Any:
+        avals_out, effects = evaluate(*avals, **params)
+        kernels = compat.kernel_jaxprs(params)
+        taps = {e for kernel in kernels for e in kernel.effects if isinstance(e, TapEffect)}
+        if not taps:
+            return avals_out, effects
+        if not params.get("interpret"):
+            raise NotImplementedError(_refusal(kernels))
+        return avals_out, {*effects, *taps}
+
+    primitive.def_effectful_abstract_eval(evaluate_with_taps)
+
+
+def _refusal(kernels: Any) -> str:
+    equation = next(compat.equations_of(kernels, (tap_p, call_p)))
+    spec = equation.params["tap" if equation.primitive is tap_p else "call"]
+    what = "tap" if equation.primitive is tap_p else "call of"
+    return (
+        f"the {what} {spec.name} at {spec.source_line} is in a Pallas kernel that is compiled, and from inside of one "
+        "nothing reaches the host: run the kernel with interpret=True, let it write the values to an output and tap "
+        "that behind pallas_call, or use pl.debug_print"
+    )
+
+
+for module_name, primitive_name in compat.KERNEL_PRIMITIVES:
+    late_rules.when_imported(module_name, functools.partial(_let_taps_in, primitive_name))
