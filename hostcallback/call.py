@@ -176,15 +176,14 @@ def _jvp(primals: Any, tangents: Any, *, call: TapSpec, **params: Any) -> Any:
     differentiated = any(
         type(t) is not ad.Zero and getattr(t, "dtype", None) != jax.dtypes.float0 for t in tangents
     )
-    if differentiated and call.kind != BREAKPOINT:
-        raise ValueError(_cannot_be_differentiated(call))
+    if differentiated:
+        refuse_to_differentiate(call)
     outs = call_p.bind(*primals, call=call, **params)
     return outs, [compat.zero_tangent(out) for out in outs]
 
 
 def _transpose(cotangents: Any, *args: Any, call: TapSpec, **params: Any) -> Any:
-    if call.kind != BREAKPOINT:
-        raise ValueError(_cannot_be_differentiated(call))
+    refuse_to_differentiate(call)
     # It sends what it found, tangents in the rule of a custom derivative too. They have no values in transposed code;
     # the first operand says which those are.
     missing = [ad.is_undefined_primal(arg) for arg in args]
@@ -193,8 +192,15 @@ def _transpose(cotangents: Any, *args: Any, call: TapSpec, **params: Any) -> Any
     return [None] * len(args)
 
 
-def _cannot_be_differentiated(call: TapSpec) -> str:
-    return (
+def refuse_to_differentiate(call: TapSpec) -> None:
+    """Refuses to differentiate a call, unless it is a breakpoint's.
+
+    Raises:
+        ValueError: it is not.
+    """
+    if call.kind == BREAKPOINT:
+        return
+    raise ValueError(
         f"the call of {call.name} at {call.source_line} was differentiated, and JAX cannot look into "
         "a host function: put "
         "it into a function with jax.custom_vjp or jax.custom_jvp, whose rules may call the host "
