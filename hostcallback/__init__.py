@@ -6,6 +6,7 @@ decode them and call Python tap functions.
 
 from __future__ import annotations
 
+import hostcallback.custom_partitions
 import hostcallback.experimental_rules
 import hostcallback.kernels
 import hostcallback.lowering

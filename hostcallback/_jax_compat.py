@@ -24,6 +24,7 @@ from jax._src import (
     callback as _callback,  # emit_python_callback: the transport of platforms without the native handler
     config as _config,  # bool_flag, int_flag: flags that JAX has no more; debug_nans, which shares a hook with us
     core as _core,  # eval_jaxpr, trace_ctx: not in jax.extend.core
+    custom_partitioning as _custom_partitioning,  # its lowering rule
     dispatch as _dispatch,  # runtime_tokens: what a thread's dispatched computations can be waited on by
     distributed as _distributed,  # global_state.client: what the processes of a program share
     effects as _effects,  # effect types can be registered nowhere else
@@ -1091,6 +1092,19 @@ def kernel_jaxprs(params: dict[str, Any]) -> list[Any]:
     return [*kernels, *(open_jaxpr(block.index_map_jaxpr)[0] for block in blocks)]
 
 
+def add_effects(primitive: Any, effects_of: Callable[[dict[str, Any]], set[Any]]) -> None:
+    """Gives the equations of one of JAX's primitives more effects: those that `effects_of` finds for its parameters."""
+    evaluate = primitive.abstract_eval  # which returns effects as well, however it was registered
+
+    @functools.wraps(evaluate)
+    def evaluate_with_effects(*avals: Any, **params: Any) -> Any:
+        avals_out, effects = evaluate(*avals, **params)
+        more = effects_of(params)
+        return avals_out, {*effects, *more} if more else effects
+
+    primitive.def_effectful_abstract_eval(evaluate_with_effects)
+
+
 def equations_of(jaxprs: Iterable[Any], primitives: Sequence[Any]) -> Iterator[Any]:
     """Every equation of one of the primitives in the jaxprs, and in those within them."""
     for jaxpr in jaxprs:
@@ -1098,3 +1112,39 @@ def equations_of(jaxprs: Iterable[Any], primitives: Sequence[Any]) -> Iterator[A
             if equation.primitive in primitives:
                 yield equation
         yield from equations_of(_core.subjaxprs(jaxpr), primitives)
+
+
+custom_partitioning_p: Any = _custom_partitioning.custom_partitioning_p
+
+
+def wrap_custom_partitioning(wrapper: Callable[[Any], Any]) -> None:
+    """Replaces the lowering rule of functions with `jax.experimental.custom_partitioning`.
+
+    Where the compiler partitions, JAX's rule (0.8 to 0.12) makes a call without side effects and sets no tokens. Later,
+    while XLA compiles, it lowers what the function's `partition` returns, for a program without tokens, and keeps
+    nothing alive of that.
+    """
+    _mlir.register_lowering(
+        custom_partitioning_p, wrapper(_custom_partitioning._custom_partitioning_lowering_rule)
+    )
+
+
+def tokens_are_set(ctx: Any) -> bool:
+    """Whether a lowering rule has set the tokens of its equation's ordered effects."""
+    return ctx.tokens_out is not None
+
+
+def pass_tokens(ctx: Any) -> None:
+    """Hands an equation's tokens on as they are."""
+    ctx.set_tokens_out(ctx.tokens_in)
+
+
+def mark_side_effect(results: Sequence[Any]) -> None:
+    """Keeps XLA from dropping the custom call that has these results, if it is one with any."""
+    for result in results[:1]:
+        result.owner.attributes["has_side_effect"] = _ir.BoolAttr.get(True)
+
+
+def keeping_alive_in(ctx: Any, kept: list[Any]) -> Any:
+    """The lowering context, with `kept` in the place of what JAX keeps alive as long as the program."""
+    return ctx.replace(module_context=ctx.module_context.replace(keepalives=kept))

@@ -17,22 +17,16 @@ from hostcallback.primitive import TapEffect, tap_p
 def _let_taps_in(name: str, module: Any) -> None:
     """Makes the tap effects of its kernels those of the primitive that runs them. Not every version of JAX has each."""
     primitive = getattr(module, name, None)
-    if primitive is None:
-        return
-    evaluate = primitive.abstract_eval
+    if primitive is not None:
+        compat.add_effects(primitive, _tap_effects)
 
-    @functools.wraps(evaluate)
-    def evaluate_with_taps(*avals: Any, **params: Any) -> Any:
-        avals_out, effects = evaluate(*avals, **params)
-        kernels = compat.kernel_jaxprs(params)
-        taps = {e for kernel in kernels for e in kernel.effects if isinstance(e, TapEffect)}
-        if not taps:
-            return avals_out, effects
-        if not params.get("interpret"):
-            raise NotImplementedError(_refusal(kernels))
-        return avals_out, {*effects, *taps}
 
-    primitive.def_effectful_abstract_eval(evaluate_with_taps)
+def _tap_effects(params: dict[str, Any]) -> set[Any]:
+    kernels = compat.kernel_jaxprs(params)
+    effects = {effect for kernel in kernels for effect in kernel.effects if isinstance(effect, TapEffect)}
+    if effects and not params.get("interpret"):
+        raise NotImplementedError(_refusal(kernels))
+    return effects
 
 
 def _refusal(kernels: Any) -> str:
