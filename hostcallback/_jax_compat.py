@@ -651,6 +651,36 @@ def uint8_attribute(data: bytes) -> Any:
 REPLICATED: Any = _xla_client.HloSharding.replicate()
 
 
+def sharding_without(sharding: Any, rank: int, axes: Sequence[int]) -> Any:
+    """The sharding of an array of that rank that leaves some of its axes whole, and the others as they are."""
+    if not axes or not sharding.is_tiled():
+        return sharding
+    sizes = sharding.tile_assignment_dimensions()
+    if all(sizes[axis] == 1 for axis in axes):
+        return sharding
+    kinds: Any = _xla_client.OpSharding.Type
+    # What devices are tiled over: the array's axes, and then those of devices that hold the same shard, or are of
+    # different groups where some axes of the mesh are manual.
+    groups = [*sharding.subgroup_types()] or [kinds.REPLICATED] * (len(sizes) - rank)
+    devices = np.reshape(sharding.tile_assignment_devices(), sizes)
+    same = [*axes, *(rank + i for i, kind in enumerate(groups) if kind == kinds.REPLICATED)]
+    rest = [axis for axis in range(devices.ndim) if axis not in same]
+    devices = devices.transpose([*rest, *same])
+    left = [1 if axis in axes else sizes[axis] for axis in range(rank)]
+    other = [kind for kind in groups if kind != kinds.REPLICATED]
+    found = _xla_client.OpSharding()
+    found.type = kinds.OTHER
+    found.tile_assignment_dimensions = [
+        *left, *(sizes[axis] for axis in rest if axis >= rank), int(np.prod([sizes[axis] for axis in same]))
+    ]  # fmt: skip
+    found.tile_assignment_devices = devices.ravel().tolist()
+    if other:
+        found.last_tile_dims = [*other, kinds.REPLICATED]
+    else:
+        found.replicate_on_last_tile_dim = True
+    return _xla_client.HloSharding.from_proto(found)
+
+
 def register_partitioner(name: str, partition: Callable[..., Any]) -> None:
     """Lets `partition` say what each device runs of the side-effecting custom calls of that name.
 

@@ -72,7 +72,9 @@ def print(
         *args: pytrees for its placeholders, traced or not. What is no array stays on the host.
         ordered: whether messages of one device keep program order, on several devices too. JAX's default is False.
         partitioned: whether each device prints its shard of what the compiler partitions, rather than the whole
-            array being printed once. Under vmap: the elements of which all its shards have their part.
+            array being printed once. Under vmap: its shards of every element. For those the compiler brings the axes of
+            the batch together on each device, as for JAX's; nothing else of a tap moves data between devices. Inside a
+            shard_map over some axes only, where JAX prints the whole of the others, it prints shards as well.
         skip_format_check: whether to let arguments without placeholder pass. Those of a text without any
             placeholder follow it.
         output_stream: two-call form only. An object with `write(str)`, called on receiver threads; by default

@@ -16,10 +16,14 @@ from receiver import exported
 from receiver.consumer import Consumer
 from receiver.registry import Lease
 from receiver.runtime import runtime
+from receiver.sinks.unbatch import batch_axes, batchings_of
 from receiver.wire import ArraySpec, Flags, encode_prefix
 
 MAX_BRANCHES = 32
 """Checks of one program beyond so many taps have no branch around them: 0.1 us instead of 0.05."""
+
+BY_ELEMENT = ("format", "callback")
+"""The kinds of taps whose sinks take a batch apart."""
 
 
 def _lower(ctx: Any, *operands: Any, tap: TapSpec, transforms: Any, absent: Absent) -> Any:
@@ -61,7 +65,8 @@ def _lower(ctx: Any, *operands: Any, tap: TapSpec, transforms: Any, absent: Abse
     else:
         context.keep_alive(lease)
         context.avoid_persistent_cache()
-    emission = functools.partial(emit, context, token, arrays, avals, tap, consumer, consumer_id)
+    whole_axes = _whole_axes(context, tap, transforms, avals)
+    emission = functools.partial(emit, context, token, arrays, avals, tap, consumer, consumer_id, whole_axes)
     # The handler looks at a check's predicate itself. A branch around it costs less to run, and more to compile the
     # more there are. Where the compiler partitions, its condition would have to be brought together from all devices.
     # On a GPU the host would have to wait for it; there the receiver looks at the predicate.
@@ -87,6 +92,7 @@ def _emit_natively(
     tap: TapSpec,
     consumer: Consumer,
     consumer_id: int,
+    whole_axes: Sequence[Sequence[int]],
 ) -> Any:
     if context.automatic:
         target, prefix = transport.FFI_SHARD_TARGET, (consumer_id, int(_flags(tap)))
@@ -96,6 +102,7 @@ def _emit_natively(
             context.partly_manual_mesh,
             prefix=prefix,
             predicate=_predicate(context),
+            whole_axes=whole_axes,
         )
         return context.partitioned_call(partition.CALL_NAME, token, operands, config)
     attributes = {"prefix": compat.uint8_attribute(_prefix(context, consumer_id, tap, avals))}
@@ -110,6 +117,7 @@ def _emit_through_python(
     tap: TapSpec,
     consumer: Consumer,
     consumer_id: int,
+    whole_axes: Sequence[Sequence[int]],
 ) -> Any:
     dtypes = [np.dtype(aval.dtype) for aval in avals]
     platform, devices = context.platform, context.devices()
@@ -126,7 +134,9 @@ def _emit_through_python(
     target, index = context.add_python_callback(
         transport.callback_shard_emitter(platform, consumer, int(_flags(tap)), dtypes, devices)
     )
-    config = partition.call_config(target, context.device_count, context.partly_manual_mesh, index=index)
+    config = partition.call_config(
+        target, context.device_count, context.partly_manual_mesh, index=index, whole_axes=whole_axes
+    )
     return context.partitioned_call(partition.CALL_NAME, token, context.widen(operands, avals), config)
 
 
@@ -153,6 +163,21 @@ def _prefix(context: compat.LoweringContext, consumer_id: int, tap: TapSpec, ava
 def _predicate(context: compat.LoweringContext) -> int:
     # A check's is the first array but for the description of an exported tap.
     return int(context.for_export)
+
+
+def _whole_axes(
+    context: compat.LoweringContext, tap: TapSpec, transforms: Any, avals: Sequence[Any]
+) -> Sequence[Sequence[int]]:
+    # Who gets a device's shards of each element of a batch, as from JAX's callbacks, needs all elements on it.
+    batchings = batchings_of(transforms)
+    if not context.automatic or tap.sharding != "local" or tap.kind not in BY_ELEMENT or not batchings:
+        return ()
+    described = int(context.for_export)  # in front, without a batch
+    return [
+        [] if i < described
+        else sorted(batch_axes(len(aval.shape), [dims[i - described] for dims in batchings]).values())
+        for i, aval in enumerate(avals)
+    ]  # fmt: skip
 
 
 def _shards(context: compat.LoweringContext) -> Shards | None:

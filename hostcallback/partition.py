@@ -3,8 +3,8 @@
 Under automatic sharding a tap is a custom call of its own name, for which XLA asks `_partition` once it knows how the
 operands are sharded. The answer is what each device runs: the platform's tap on its shards, and before them the
 device's row of a table that says where its shards lie (a shard record, see `receiver.shard_record`). No operand is
-moved, so no collective is added. Everything the answer depends on is in the call's text: it is the same in every
-process.
+moved, so no collective is added, but for taps that ask for axes as a whole. Everything the answer depends on is in the
+call's text: it is the same in every process.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ def call_config(
     prefix: tuple[int, int] | None = None,
     index: int | None = None,
     predicate: int = 0,
+    whole_axes: Sequence[Sequence[int]] = (),
 ) -> str:
     """What XLA's partitioner has to know of a tap.
 
@@ -43,9 +44,13 @@ def call_config(
         prefix: consumer id and flags of the frame that a native handler emits.
         index: number of the program's Python callback.
         predicate: which of the tapped arrays is that of a check.
+        whole_axes: of each array, the axes that every device is to have as a whole; nothing for no axes of any.
     """
-    settings = {"target": target, "devices": devices, "mesh": mesh, "prefix": prefix, "index": index}
-    return json.dumps({**settings, "predicate": predicate})
+    settings: dict[str, Any] = {"target": target, "devices": devices, "mesh": mesh}
+    settings |= {"prefix": prefix, "index": index, "predicate": predicate}
+    if any(whole_axes):
+        settings["whole_axes"] = whole_axes
+    return json.dumps(settings)
 
 
 def split_mesh(devices: int, mesh: Mesh) -> tuple[list[int], list[int]]:
@@ -127,6 +132,11 @@ def _partition(
     # What lies on one device only is handed to all of them.
     shardings = [compat.REPLICATED if s.is_maximal() else s for s in shardings]
     shapes = [tuple(s.dimensions()) for s in arg_shapes[1:]]
+    if "whole_axes" in settings:
+        shardings = [
+            compat.sharding_without(sharding, len(shape), axes)
+            for sharding, shape, axes in zip(shardings, shapes, settings["whole_axes"], strict=True)
+        ]
     dtypes = [np.dtype(s.numpy_dtype()) for s in arg_shapes[1:]]
     tiles = [
         tuple(sharding.tile(shape).dimensions())

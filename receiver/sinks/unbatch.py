@@ -24,6 +24,18 @@ def batchings_of(transforms: Sequence[tuple[str, Any]]) -> Batchings:
     return [dims for name, dims in transforms if name == "batch"]
 
 
+def batch_axes(rank: int, dims: Sequence[int | None]) -> dict[int, int]:
+    """Which axis of an array of that rank each vmap added.
+
+    Args:
+        rank: with all batch axes.
+        dims: for each vmap, innermost first, the axis among those that the array had then; None for none.
+    """
+    axes = list(range(rank))
+    # The outermost vmap's axis refers to the array as it is; without it, the next one's does.
+    return {level: axes.pop(dim) for level, dim in reversed([*enumerate(dims)]) if dim is not None}
+
+
 def elements(
     arrays: Sequence[Array], batchings: Batchings, places: Index | None = None
 ) -> Iterator[tuple[tuple[int, ...], Sequence[Array]]]:
@@ -70,13 +82,8 @@ def _batch_first(
 ) -> tuple[Array, dict[int, _BatchAxis]]:
     # One array with its batch axes in front, innermost vmap first, and which of them is each vmap's.
     array = arrays[which]
-    axes = list(range(array.ndim))
-    # The outermost vmap's axis refers to the array as it is; without it, the next one's does.
-    taken = {
-        level: axes.pop(dim)
-        for level, dim in reversed([(level, dims[which]) for level, dims in enumerate(batchings)])
-        if dim is not None
-    }
+    taken = batch_axes(array.ndim, [dims[which] for dims in batchings])
+    axes = [axis for axis in range(array.ndim) if axis not in taken.values()]
     levels = sorted(taken)
     starts = [0 if place is None else place[taken[level]].start for level in levels]
     return array.transpose([*(taken[level] for level in levels), *axes]), {
