@@ -69,7 +69,9 @@ def _lowering(lower: Callable[..., Any]) -> Callable[..., Any]:
             return results
         ctx.module_context.add_keepalive(kept)
         if compat.has_effect(call, TapEffect):
-            _check_body(compat.LoweringContext(ctx), call)
+            context = compat.LoweringContext(ctx)
+            _check_body(context, call)
+            context.avoid_persistent_cache()
             compat.mark_side_effect(results)
             compat.pass_tokens(ctx)
         return results
