@@ -863,6 +863,17 @@ def wrap_scan_hoisting(wrapper: Callable[[Any], Any]) -> None:
     _loops._scan_known_hoisting = wrapper(_loops._scan_known_hoisting)
 
 
+def lower_to_primitives(closed: Any) -> Any:
+    """The same program without "high-level" equations, which have no lowering rules.
+
+    They came with 0.8; `jax.lax.custom_root` is one since 0.12. What takes or returns high-level values stays as it is.
+    """
+    if not closed.jaxpr.is_high or any(aval.is_high for aval in (*closed.in_avals, *closed.out_avals)):
+        return closed
+    lower: Any = getattr(_pe, "lower_jaxpr2", _pe.lower_jaxpr)  # 0.8 has the second only
+    return lower(closed)
+
+
 # ---- Calls with results --------------------------------------------------------------------------------------------
 
 
