@@ -11,6 +11,7 @@ import hostcallback.experimental_rules
 import hostcallback.kernels
 import hostcallback.lowering
 import hostcallback.process_end  # noqa: F401, it registers exit and fork handlers
+from hostcallback.accelerate import Acceleration, accelerate
 from hostcallback.barrier import barrier_wait
 from hostcallback.breakpoint import breakpoint
 from hostcallback.call import call
@@ -60,6 +61,7 @@ from receiver.sinks.record import Recorder, record
 __version__ = "0.1.0"
 
 __all__ = [
+    "Acceleration",
     "BackPressure",
     "BreakpointError",
     "BreakpointQuit",
@@ -89,6 +91,7 @@ __all__ = [
     "TapTimeoutError",
     "UnboundConsumerError",
     "UnknownConsumerError",
+    "accelerate",
     "barrier_wait",
     "bind",
     "breakpoint",

@@ -76,7 +76,7 @@ def template_of(fmt: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tem
     # numpy's arrays format as JAX's do; their attributes, elements and repr (which containers show) are others.
     alike = all(field.replace("_", "").isalnum() or not field for field in fields)
     alike = alike and jax.tree_util.all_leaves([*args, *kwargs.values()]) and bool(fields or not args)
-    return Template(fmt, bool(fields), np.get_printoptions(), None if alike else _as_jax_array)
+    return Template(fmt, bool(fields), np.get_printoptions(), None if alike else as_jax_array)
 
 
 def params_of(template: Template) -> dict[str, Any]:
@@ -87,6 +87,7 @@ def params_of(template: Template) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _as_jax_array(array: Array) -> Any:
+def as_jax_array(array: Array) -> Any:
+    """An array of a message as JAX hands it to callbacks: on the CPU, of the same dtype."""
     with jax.enable_x64(True):  # the tracing thread's setting may be another than the receiver's
         return jax.device_put(array, jax.local_devices(backend="cpu")[0])
