@@ -540,6 +540,16 @@ class LoweringContext:
         # JAX 0.8.0 hands packed elements of less than a byte to Python as they lie.
         return [_widen(operand, aval) for operand, aval in zip(operands, avals, strict=True)]
 
+    def sharding_of_one_device(self, avals: Sequence[Any]) -> Any:
+        """The sharding of a Python callback with such results that the program's first device calls (0.8 to 0.12).
+
+        XLA's partitioner takes no other custom call on one device.
+
+        Raises:
+            NotImplementedError: some axes of the mesh are manual.
+        """
+        return _callback._callback_op_sharding(self.axis_context, None, avals)
+
     def _run_on_every_device(self, op: Any) -> None:
         sharding = _sharding_of_per_device_calls([])
         set_sharding: Any = _mlir.set_sharding
@@ -553,7 +563,8 @@ class LoweringContext:
     ) -> Any:
         """Emits `function(partition, *operands)` on the device's execution thread; returns the new token.
 
-        `partition` is the index of the running device in the program's device list.
+        `partition` is the index of the running device in the program's device list. Where the compiler partitions, only
+        the first device calls, with whole arrays.
         """
         index_aval = _core.ShapedArray((), np.dtype(np.uint32))
         operands = self.widen(operands, avals)
@@ -562,6 +573,8 @@ class LoweringContext:
             self.raw, module_context=self._module(), avals_in=[index_aval, *avals], avals_out=[]
         )
         sharding = _sharding_of_per_device_calls([]) if self.manual else None
+        if self.automatic:
+            sharding = self.sharding_of_one_device([])
         _, token, _ = _callback.emit_python_callback(
             ctx, function, token, [self._partition(), *operands], [index_aval, *avals], [],
             has_side_effect=True, sharding=sharding,
@@ -953,7 +966,10 @@ def python_callback_with_results(
     avals: Sequence[Any],
     results: Sequence[Any],
 ) -> tuple[Any, list[Any]]:
-    """As `LoweringContext.python_callback`; the function returns arrays of the avals `results`, widened."""
+    """As `LoweringContext.python_callback`; the function returns arrays of the avals `results`, widened.
+
+    Without a token it is in no order, and returns none.
+    """
     index_aval = _core.ShapedArray((), np.dtype(np.uint32))
     operands = [_widen(operand, aval) for operand, aval in zip(operands, avals, strict=True)]
     avals_in = [index_aval, *(_core.ShapedArray(aval.shape, widened(aval.dtype)) for aval in avals)]
@@ -962,9 +978,12 @@ def python_callback_with_results(
         context.raw, module_context=context._module(), avals_in=avals_in, avals_out=avals_out
     )
     sharding = _sharding_of_per_device_calls(avals_out) if context.manual else None
+    if context.automatic:
+        sharding = context.sharding_of_one_device(avals_out)
+    extra = {"returns_token": token is not None} if _CALLBACK_RETURNS_TOKEN else {}
     outs, token_out, _ = _callback.emit_python_callback(
         ctx, function, token, [context._partition(), *operands], avals_in, avals_out,
-        has_side_effect=True, sharding=sharding,
+        has_side_effect=True, sharding=sharding, **extra,
     )  # fmt: skip
     narrowed = [
         out if widened(aval.dtype) == aval.dtype else _convert(_ir_type(context, aval), out)
@@ -1190,7 +1209,9 @@ def mark_side_effect(results: Sequence[Any]) -> None:
 def keeping_alive_in(ctx: Any, kept: list[Any]) -> Any:
     """The lowering context, with `kept` in the place of what JAX keeps alive as long as the program."""
     return ctx.replace(module_context=ctx.module_context.replace(keepalives=kept))
-# ---- hostcallback.accelerate: JAX's own callbacks, taken over where they are bound ------------------------------------
+
+
+# ---- hostcallback.accelerate: JAX's own callbacks, taken over where they are bound -----------------------------------
 
 _CALLBACKS: dict[str, tuple[Any, str, frozenset[str], frozenset[str]]] = {
     "jax.debug.callback": (
@@ -1205,7 +1226,7 @@ _CALLBACKS: dict[str, tuple[Any, str, frozenset[str], frozenset[str]]] = {
         _callback, "io_callback_p", frozenset({"callback", "result_avals", "sharding", "ordered"}), frozenset()
     ),
 }  # fmt: skip
-# By name: where the primitive is, and the parameters that its equations have in all versions, and in some (0.8 to 0.12).
+# By name: where the primitive is, and the parameters of its equations: in all versions, and in some (0.8 to 0.12).
 
 
 def callback_primitive(name: str) -> Any:
@@ -1279,6 +1300,17 @@ def is_batching() -> bool:
     while trace is not None and not isinstance(trace, _batching.BatchTrace):
         trace = getattr(trace, "parent_trace", None)
     return trace is not None
+
+
+def evaluated_frames() -> Iterator[tuple[str, int, str]]:
+    """As `equation_frames`, of the equation that the calling thread evaluates; none where it calls a user's function.
+
+    `eval_jaxpr` and JAX's rules put the equation's traceback where new equations get theirs from (0.8 to 0.12).
+    """
+    traceback = getattr(_source_info_util._source_info_context.context, "traceback", None)
+    for frame in traceback.frames if traceback else ():
+        if _source_info_util.is_user_filename(frame.file_name):
+            yield frame.file_name, frame.line_num, frame.function_name
 
 
 def tracing_for(frame: FrameType | None) -> str | None:

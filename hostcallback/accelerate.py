@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from hostcallback import _jax_compat as compat, takeover, transport
-from hostcallback.source_line import SourceLine, user_source_line
+from hostcallback.source_line import SourceLine, first_user_line, user_source_line
 from receiver.log import logger
 from receiver.runtime import runtime
 
@@ -119,7 +119,7 @@ def accelerate(*, arrays: Literal["numpy", "jax"] = "numpy", verbose: bool = Fal
     again. docs/accelerate.md has it all.
 
     What stays JAX's: callbacks outside of compiled code, which are called at once, after all that has been emitted was
-    delivered; `pure_callback`; what cannot be a tap, such as callbacks in Pallas kernels. `verbose` tells which and why.
+    delivered; `pure_callback`; what cannot be a tap, such as callbacks in Pallas kernels. `verbose` tells why.
 
     Args:
         arrays: what callbacks get: "numpy" for fresh numpy arrays, or "jax" for arrays on the CPU as from JAX.
@@ -198,13 +198,15 @@ def _bind(name: str, bind_jaxs: Callable[..., Any], *args: Any, **params: Any) -
         if transport.started() and not runtime.serves(threading.current_thread()):
             runtime.wait_delivered()
         return bind_jaxs(*args, **params)
+    results, reason = None, None
     try:
         results = takeover.take_over(name, args, params, active[-1].arrays)
-        reason = None
+    except takeover.StaysWithJaxError as error:
+        reason = str(error)
     except Exception as error:  # of whatever kind: JAX does it, or raises what is wrong
-        results = None
-        reason = str(error) or type(error).__name__
-    callback = Callback(name, user_source_line(), reason)
+        reason = f"it cannot be a tap ({type(error).__name__}: {error})"
+    line = first_user_line(compat.evaluated_frames()) or user_source_line()
+    callback = Callback(name, line, reason)
     for acceleration in active:
         acceleration.note(callback)
     return bind_jaxs(*args, **params) if results is None else results

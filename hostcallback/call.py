@@ -17,7 +17,7 @@ from hostcallback import _jax_compat as compat, inflight, reentrant, transport
 from hostcallback.emit import Options, bind_spec
 from hostcallback.fingerprint import callable_name, describe_structure
 from hostcallback.primitive import CALL_EFFECT, TAP_EFFECT
-from hostcallback.tap_spec import Absent, TapSpec, Transform
+from hostcallback.tap_spec import ON_ONE_DEVICE, Absent, TapSpec, Transform
 from receiver.consumer import Sink
 from receiver.described import Described
 from receiver.dtypes import wire_type_of
@@ -247,7 +247,8 @@ def _lower(
     transport.start(context.platform)
     inflight.expect(context.local_devices())
     consumer = call.consumer(transforms, ())
-    native = transport.calls_natively(context.platform)
+    # JAX's own callback gathers the operands on the device that calls, and spreads the results.
+    native = transport.calls_natively(context.platform) and not context.automatic
     if native:
         several = context.device_count > 1
         sink = reentrant.ReentrantSink(consumer.sink, several_devices=several)
@@ -270,8 +271,10 @@ def _lower(
     else:
         results = [ArraySpec.of(np.dtype(aval.dtype), aval.shape) for aval in ctx.avals_out]
         ask = transport.callback_caller(context.platform, prefix, dtypes, results, context.devices())
+        # Before 0.10, XLA refuses callbacks with results on one device that take a token.
+        ask_token = None if context.automatic and not call.ordered else token
         token_out, results = compat.python_callback_with_results(
-            context, ask, token, operands, ctx.avals_in, ctx.avals_out
+            context, ask, ask_token, operands, ctx.avals_in, ctx.avals_out
         )
     context.set_token_out(TAP_EFFECT, token_out if call.ordered else token)
     return results
@@ -290,7 +293,7 @@ def _check_program(context: compat.LoweringContext, call: TapSpec) -> None:
             "it and behind it, "
             "or compute what it returns with JAX"
         )
-    if context.automatic:
+    if context.automatic and (context.partially_manual or ON_ONE_DEVICE not in call.params):
         raise NotImplementedError(
             f"{where} the compiler partitions over {context.device_count} devices, where a call "
             "cannot run yet: put the code "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Sequence
 from typing import Any
@@ -11,9 +12,10 @@ import numpy as np
 
 from hostcallback import _jax_compat as compat, inflight, partition, transport
 from hostcallback.primitive import TAP_EFFECT, tap_p
-from hostcallback.tap_spec import Absent, Shards, TapSpec
+from hostcallback.tap_spec import ON_ONE_DEVICE, Absent, Shards, TapSpec
 from receiver import exported
-from receiver.consumer import Consumer
+from receiver.consumer import Consumer, Sink
+from receiver.message import Message
 from receiver.registry import Lease
 from receiver.runtime import runtime
 from receiver.sinks.unbatch import batch_axes, batchings_of
@@ -50,6 +52,9 @@ def _lower(ctx: Any, *operands: Any, tap: TapSpec, transforms: Any, absent: Abse
     emit = _emit_natively if native else _emit_through_python
     shards = _shards(context)
     consumer = tap.consumer(transforms, absent, shards, switchable=True)
+    if _on_one_device(context, tap):
+        emit, shards = _emit_on_one_device, None
+        consumer = _called(tap, transforms, absent)
     lease = runtime.registry.lease(consumer)
     consumer = lease.consumer
     runtime.switches.known(consumer, tap.without_devices)
@@ -178,6 +183,42 @@ def _whole_axes(
         else sorted(batch_axes(len(aval.shape), [dims[i - described] for dims in batchings]).values())
         for i, aval in enumerate(avals)
     ]  # fmt: skip
+
+
+def _on_one_device(context: compat.LoweringContext, tap: TapSpec) -> bool:
+    # Where some axes are manual, each of their places has devices of its own, and XLA knows no first one.
+    return ON_ONE_DEVICE in tap.params and context.automatic and not context.partially_manual
+
+
+def _called(tap: TapSpec, transforms: Any, absent: Absent) -> Consumer:
+    # The tap as a call without results. Another id than the tap's, since equal ids are equal consumers.
+    consumer = tap.consumer(transforms, absent)
+    consumer_id = tap.consumer_id((*transforms, ("call", None)), absent)
+    return dataclasses.replace(
+        consumer, consumer_id=consumer_id, sink=functools.partial(_call, consumer.sink)
+    )
+
+
+def _call(sink: Sink, message: Message) -> tuple[()]:
+    sink(message)
+    return ()
+
+
+def _emit_on_one_device(
+    context: compat.LoweringContext,
+    token: Any,
+    operands: Sequence[Any],
+    avals: Sequence[Any],
+    tap: TapSpec,
+    consumer: Consumer,
+    consumer_id: int,
+    whole_axes: Sequence[Sequence[int]],
+) -> Any:
+    dtypes = [np.dtype(aval.dtype) for aval in avals]
+    specs = [ArraySpec.of(dtype, aval.shape) for dtype, aval in zip(dtypes, avals, strict=True)]
+    prefix = encode_prefix(consumer_id, Flags.CALL | _flags(tap), specs)
+    ask = transport.callback_caller(context.platform, prefix, dtypes, [], context.devices())
+    return context.python_callback(ask, token, operands, avals)
 
 
 def _shards(context: compat.LoweringContext) -> Shards | None:

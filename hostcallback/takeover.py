@@ -16,7 +16,7 @@ from hostcallback import _jax_compat as compat
 from hostcallback.call import emit_call
 from hostcallback.emit import Options, emit
 from hostcallback.fingerprint import callable_name
-from hostcallback.tap_spec import Absent, TapSpec, Transform
+from hostcallback.tap_spec import ON_ONE_DEVICE, Absent, TapSpec, Transform
 from hostcallback.text import as_jax_array, params_of, template_of
 from receiver.consumer import Sink
 from receiver.sinks.callback import callback_sink
@@ -34,16 +34,6 @@ class StaysWithJaxError(Exception):
     """This call is not taken over; the text is the reason."""
 
 
-def check_place() -> None:
-    """Raises StaysWithJaxError where the calling thread traces code in which no tap can be."""
-    code = compat.tracing_for(sys._getframe(1))
-    if code is not None:
-        raise StaysWithJaxError(f"it is in {code}")
-    platform = jax.default_backend()
-    if platform not in PLATFORMS:
-        raise StaysWithJaxError(f"programs run on {platform}, where taps are Python callbacks as well")
-
-
 def take_over(name: str, args: Sequence[Any], params: dict[str, Any], arrays: Arrays) -> list[Any]:
     """Binds what `name` (a key of `FUNCTIONS`) was to bind, as a tap or a call; returns the results.
 
@@ -55,24 +45,42 @@ def take_over(name: str, args: Sequence[Any], params: dict[str, Any], arrays: Ar
 
     Raises:
         StaysWithJaxError: JAX must do it itself.
-        LookupError: this JAX's callbacks are made in another way than this code knows.
         Exception: what `emit` and `emit_call` raise of arguments that cannot be sent.
     """
-    check_place()
-    compat.check_callback_params(name, params)
+    _check_place()
+    try:
+        compat.check_callback_params(name, params)
+    except LookupError as error:
+        raise StaysWithJaxError(f"this JAX is not known: {error}") from error
     return FUNCTIONS[name](args, arrays, **params)
+
+
+def _check_place() -> None:
+    code = compat.tracing_for(sys._getframe(1))
+    if code is not None:
+        raise StaysWithJaxError(f"it is in {code}")
+    platform = jax.default_backend()
+    if platform not in PLATFORMS:
+        raise StaysWithJaxError(f"programs run on {platform}, where taps are Python callbacks as well")
+
+
+def _parts(callback: Any) -> tuple[Callable[..., Any], Any, Mapping[int, Any]]:
+    try:
+        return compat.callback_parts(callback)
+    except LookupError as error:
+        raise StaysWithJaxError(f"this JAX is not known: {error}") from error
 
 
 def _callback(
     args: Sequence[Any], arrays: Arrays, *, callback: Any, effect: Any, partitioned: bool
 ) -> list[Any]:
-    func, in_tree, static = compat.callback_parts(callback)
+    func, in_tree, static = _parts(callback)
     if (getattr(func, "__module__", None) or "").startswith("jax._src."):
         raise StaysWithJaxError(
             "it is JAX's own, such as of jax.debug.breakpoint, and may hold the device up on purpose"
         )
     ordered = compat.is_ordered_debug_effect(effect)
-    _emit_callback(func, _arguments(in_tree, args, static), arrays, ordered, partitioned)
+    _emit_callback(func, _arguments(in_tree, args, static), arrays, ordered, partitioned=partitioned)
     return []
 
 
@@ -129,14 +137,15 @@ def _io_callback(
 ) -> list[Any]:
     if sharding is not None:
         raise StaysWithJaxError("its sharding= says which device calls")
-    func, in_tree, static = compat.callback_parts(callback)
+    func, in_tree, static = _parts(callback)
     arguments = _arguments(in_tree, args, static)
     if not result_avals:
-        _emit_callback(func, arguments, arrays, ordered, partitioned=False)
+        # In the order of the calls with results, also where the compiler partitions.
+        _emit_callback(func, arguments, arrays, ordered, params={ON_ONE_DEVICE: True} if ordered else {})
         return []
     host_func = functools.partial(_leaves_of_call, func, arrays)
     announced = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in result_avals]
-    options = Options(callable_name(func), ordered, tap_tangents=False, keep_objects=True)
+    options = replace(_options(callable_name(func), ordered, partitioned=False), params={ON_ONE_DEVICE: True})
     return list(emit_call(host_func, arguments, {}, announced, "sequential", options))
 
 
@@ -155,7 +164,13 @@ def _as_from_jax(leaf: Any) -> Any:
 
 
 def _emit_callback(
-    func: Callable[..., Any], arguments: Any, arrays: Arrays, ordered: bool, partitioned: bool
+    func: Callable[..., Any],
+    arguments: Any,
+    arrays: Arrays,
+    ordered: bool,
+    *,
+    partitioned: bool = False,
+    params: Mapping[str, Any] | None = None,
 ) -> None:
     def make_sink(spec: TapSpec, transforms: tuple[Transform, ...], absent: Absent) -> Sink:
         unflatten = spec.structure.unflatten_with(absent)
@@ -166,8 +181,10 @@ def _emit_callback(
             functools.partial(_call_on_cpu, func), lambda a: unflatten([*map(as_jax_array, a)]), batchings
         )
 
-    options = replace(_options(callable_name(func), ordered, partitioned), kind="callback")
-    emit(arguments, (), {}, make_sink, identity=("jax callback", func, arrays), options=options)
+    params = params or {}
+    options = replace(_options(callable_name(func), ordered, partitioned), kind="callback", params=params)
+    identity = ("jax callback", func, arrays, *params)
+    emit(arguments, (), {}, make_sink, identity=identity, options=options)
 
 
 def _call_on_cpu(func: Callable[..., Any], *args: Any, **kwargs: Any) -> None:

@@ -24,6 +24,11 @@ Transform = tuple[str, Any]
 Absent = tuple[tuple[int, tuple[int, ...]], ...]
 """(leaf index, shape) of the float0 leaves, which have no bytes and stay on the host."""
 
+ON_ONE_DEVICE = "on_one_device"
+"""Among the `params` of a tap or call: where the compiler partitions the program, its first device calls with whole
+arrays and the program waits, as for JAX's own callbacks. Otherwise each device sends its shard of a tap, which is
+delivered when the last one has come, perhaps after a later call; and calls are refused."""
+
 Shards = Literal["all", "some"]
 """Which shards of a program's arrays this process sees: the others are with other processes."""
 

@@ -25,6 +25,7 @@ COMMANDS: dict[str, str] = {
     "collect": "take what many processes forward, store it, and show it",
     "recover": "show the last messages of processes that were killed, out of a flight recorder",
     "ctl": "rule the taps of a running process: every n-th, a rate, heads of arrays, off and on",
+    "run": "run a script whose jax.debug.print, jax.debug.callback and io_callback go through hostcallback",
     "top": "show what the taps of a running process do: rates, bytes, queues, time, drops and errors",
 }
 """The modules of this package that are commands, and what each does, in the order of the help.
