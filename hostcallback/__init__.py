@@ -11,7 +11,7 @@ import hostcallback.experimental_rules
 import hostcallback.kernels
 import hostcallback.lowering
 import hostcallback.process_end  # noqa: F401, it registers exit and fork handlers
-from hostcallback.accelerate import Acceleration, accelerate
+from hostcallback.accelerate import AcceleratedCallback, Acceleration, accelerate
 from hostcallback.barrier import barrier_wait
 from hostcallback.breakpoint import breakpoint
 from hostcallback.call import call
@@ -61,6 +61,7 @@ from receiver.sinks.record import Recorder, record
 __version__ = "0.1.0"
 
 __all__ = [
+    "AcceleratedCallback",
     "Acceleration",
     "BackPressure",
     "BreakpointError",

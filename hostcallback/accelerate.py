@@ -19,7 +19,7 @@ VARIABLE = "HOSTCALLBACK_ACCELERATE"
 
 
 @dataclass(frozen=True, slots=True)
-class Callback:
+class AcceleratedCallback:
     """One place where the program, or a library, calls a callback function of JAX's.
 
     Attributes:
@@ -47,7 +47,9 @@ class Acceleration:
         self.arrays = arrays
         self.verbose = verbose
         self.source_line = user_source_line()
-        self._callbacks: dict[Callback, None] = {}  # of any thread; a dict's own operations are atomic
+        self._callbacks: dict[
+            AcceleratedCallback, None
+        ] = {}  # of any thread; a dict's own operations are atomic
 
     def __repr__(self) -> str:
         """Whether it is active, since where, and with what."""
@@ -60,7 +62,7 @@ class Acceleration:
         return self in _active
 
     @property
-    def callbacks(self) -> list[Callback]:
+    def callbacks(self) -> list[AcceleratedCallback]:
         """What was traced since, each line and function once, in order: taken over or not."""
         return list(self._callbacks)
 
@@ -95,7 +97,7 @@ class Acceleration:
         """Undoes it, unless that was done within."""
         _deactivate(self)
 
-    def note(self, callback: Callback) -> None:
+    def note(self, callback: AcceleratedCallback) -> None:
         """Keeps a call, and tells of it if it is the first of its kind and line."""
         if callback in self._callbacks:
             return
@@ -189,15 +191,19 @@ def _deactivate(acceleration: Acceleration) -> bool:
         return True
 
 
+class _Outside(threading.local):
+    binding = False
+
+
+_outside = _Outside()  # whether the thread binds an io_callback outside of compiled code
+
+
 def _bind(name: str, bind_jaxs: Callable[..., Any], *args: Any, **params: Any) -> Any:
     active = _active
-    if not active:
+    if not active or _outside.binding:
         return bind_jaxs(*args, **params)
     if not (compat.is_staging() or compat.is_batching()):
-        # JAX calls it at once. What was emitted before it comes before it.
-        if transport.started() and not runtime.serves(threading.current_thread()):
-            runtime.wait_delivered()
-        return bind_jaxs(*args, **params)
+        return _bind_outside(name, bind_jaxs, *args, **params)
     results, reason = None, None
     try:
         results = takeover.take_over(name, args, params, active[-1].arrays)
@@ -206,10 +212,22 @@ def _bind(name: str, bind_jaxs: Callable[..., Any], *args: Any, **params: Any) -
     except Exception as error:  # of whatever kind: JAX does it, or raises what is wrong
         reason = f"it cannot be a tap ({type(error).__name__}: {error})"
     line = first_user_line(compat.evaluated_frames()) or user_source_line()
-    callback = Callback(name, line, reason)
+    callback = AcceleratedCallback(name, line, reason)
     for acceleration in active:
         acceleration.note(callback)
     return bind_jaxs(*args, **params) if results is None else results
+
+
+def _bind_outside(name: str, bind_jaxs: Callable[..., Any], *args: Any, **params: Any) -> Any:
+    # JAX calls it at once. What was emitted before it comes before it.
+    if transport.started() and not runtime.serves(threading.current_thread()):
+        runtime.wait_delivered()
+    # JAX compiles a program for an io_callback, and binds it a second time therein.
+    _outside.binding = name == "io_callback"
+    try:
+        return bind_jaxs(*args, **params)
+    finally:
+        _outside.binding = False
 
 
 def _accelerate_from_environment() -> None:

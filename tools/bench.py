@@ -18,6 +18,7 @@ from datetime import date
 from pathlib import Path
 from time import perf_counter
 
+import bench_accelerate
 import bench_apart
 import bench_beyond
 import bench_checks
@@ -56,6 +57,12 @@ ROWS: dict[str, Callable[[int], Rows]] = {
     "kept_arrays": bench_payload.kept,
     "array_in_scan": bench_payload.beside_callback,
     "one_call": bench_dispatch.one_call,
+    "accelerated_scan": bench_accelerate.accelerated_scan,
+    "accelerated_ordered_scan": bench_accelerate.accelerated_ordered_scan,
+    "accelerated_io_scan": bench_accelerate.accelerated_io_scan,
+    "accelerated_call": bench_accelerate.accelerated_call,
+    "accelerated_call_with_result": bench_accelerate.accelerated_call_with_result,
+    "accelerated_vmap": bench_accelerate.accelerated_vmap,
     "four_devices": bench_dispatch.four_devices,
     "calls_back_to_back": bench_dispatch.back_to_back,
     "first_call": bench_compile.first_call,

@@ -29,7 +29,7 @@ def untapped(x: Any) -> Any:
     return x * 0.5 + 1
 
 
-def _medians_of_calls(functions: Sequence[Callable[[Any], Any]], x: Any) -> list[float]:
+def medians_of_calls(functions: Sequence[Callable[[Any], Any]], x: Any) -> list[float]:
     """Microseconds of one call until its result is there: the functions in turn, at rest in between, medians."""
     times: list[list[float]] = [[] for _ in functions]
     for _ in range(CALLS):
@@ -60,7 +60,7 @@ def one_call(rounds: int) -> list[Row]:
         count = Counter()
         tapped, plain = make(partial(hcb.id_tap, count)), make(lambda x: x)
         x = jnp.ones(16 if jit == "jax.jit" else 4)
-        mine, peer = measure_together(partial(_medians_of_calls, [tapped, plain], x), rounds)
+        mine, peer = measure_together(partial(medians_of_calls, [tapped, plain], x), rounds)
         assert count.count == CALLS * (rounds + 1)
         name = f"one {jit} call, one tap (delivered between the timed calls)"
         rows.append(mine.beside(peer, name, "us/call", f"the untapped {jit} call", 1.1))
@@ -110,7 +110,7 @@ def four_devices_here(rounds: int) -> list[Row]:
     calling = jax.jit(shard_map(calling_back))
 
     def once() -> list[float]:
-        return [*_medians_of_calls([tapped, plain], x), *_medians_of_calls([calling], x)]
+        return [*medians_of_calls([tapped, plain], x), *medians_of_calls([calling], x)]
 
     mine, peer, io = measure_together(once, rounds)
     assert count.count == 4 * CALLS * (rounds + 1)

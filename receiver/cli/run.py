@@ -66,7 +66,8 @@ def run(arguments: argparse.Namespace) -> int:
     except SystemExit:
         raise
     except BaseException as error:  # as the interpreter does it, not as a problem of this command
-        sys.excepthook(type(error), error, _traceback_of_script(error.__traceback__))
+        error = error.with_traceback(_traceback_of_script(error.__traceback__))
+        sys.excepthook(type(error), error, error.__traceback__)
         return INTERRUPTED if isinstance(error, KeyboardInterrupt) else FAILED
     return 0
 

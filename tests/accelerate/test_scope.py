@@ -1,0 +1,192 @@
+"""How `hcb.accelerate()` begins and ends: undone, nested, from the environment, with wrong options."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+import hostcallback as hcb
+from hostcallback import _jax_compat as compat
+
+ROOT = Path(__file__).resolve().parents[2]
+X = np.float32(3)
+
+
+def is_taken_over() -> bool:
+    """Whether a callback that is traced now becomes a tap."""
+    jaxpr = jax.make_jaxpr(lambda x: jax.debug.callback(print, x))(X)
+    return any(str(equation.primitive) == "tap" for equation in jaxpr.eqns)
+
+
+def python(code: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": str(ROOT), **variables},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def test_a_block_ends_it() -> None:
+    with hcb.accelerate() as acceleration:
+        assert is_taken_over()
+        assert acceleration.active
+    assert not is_taken_over()
+    assert not acceleration.active
+
+
+def test_an_exception_ends_it_with_its_block() -> None:
+    with pytest.raises(KeyError), hcb.accelerate():
+        raise KeyError
+    assert not is_taken_over()
+
+
+def test_undo_ends_it() -> None:
+    acceleration = hcb.accelerate()
+    assert is_taken_over()
+    acceleration.undo()
+    assert not is_taken_over()
+
+
+def test_undone_within_its_block_it_stays_undone() -> None:
+    with hcb.accelerate() as acceleration:
+        acceleration.undo()
+        assert not is_taken_over()
+    assert not is_taken_over()
+
+
+def test_undone_twice_is_an_error_that_names_both_lines() -> None:
+    acceleration = hcb.accelerate()
+    acceleration.undo()
+    with pytest.raises(
+        RuntimeError, match=r"test_scope.py:\d+ .* undone already, again at .*test_scope.py:\d+"
+    ):
+        acceleration.undo()
+
+
+def test_entered_when_it_is_undone_is_an_error() -> None:
+    acceleration = hcb.accelerate()
+    acceleration.undo()
+    with pytest.raises(RuntimeError, match="call hcb.accelerate"), acceleration:
+        pass
+
+
+def test_twice_lasts_until_both_are_undone_in_any_order() -> None:
+    first, second = hcb.accelerate(), hcb.accelerate()
+    first.undo()
+    assert is_taken_over()
+    second.undo()
+    assert not is_taken_over()
+
+
+def test_of_several_the_last_one_says_what_callbacks_get() -> None:
+    kinds: list[Any] = []
+
+    def run() -> None:
+        jax.block_until_ready(
+            jax.jit(lambda x: [jax.debug.callback(lambda v: kinds.append(type(v)), x), x][1])(X)
+        )
+        hcb.barrier_wait()
+
+    with hcb.accelerate():
+        with hcb.accelerate(arrays="jax"):
+            run()
+        run()
+    assert issubclass(kinds[0], jax.Array)
+    assert kinds[1] is np.ndarray
+
+
+def test_what_was_traced_within_goes_on_after_it() -> None:
+    seen: list[Any] = []
+    f = jax.jit(lambda x: [jax.debug.callback(seen.append, x), x][1])
+    with hcb.accelerate():
+        jax.block_until_ready(f(X))
+    jax.block_until_ready(f(X))
+    hcb.barrier_wait()
+    assert len(seen) == 2
+
+
+def test_somebody_elses_replacement_of_bind_survives() -> None:
+    primitive = compat.callback_primitive("jax.debug.callback")
+    acceleration = hcb.accelerate()
+    ours = primitive.bind
+    bound: list[Any] = []
+
+    def bind(*args: Any, **params: Any) -> Any:
+        bound.append(args)
+        return ours(*args, **params)
+
+    primitive.bind = bind
+    try:
+        acceleration.undo()
+        assert not is_taken_over()
+        assert bound
+        with hcb.accelerate():
+            assert is_taken_over()
+    finally:
+        vars(primitive).pop("bind", None)
+    assert not is_taken_over()
+
+
+def test_in_traced_code_it_is_refused() -> None:
+    @jax.jit
+    def f(x: Any) -> Any:
+        hcb.accelerate()
+        return x
+
+    with pytest.raises(RuntimeError, match=r"in code that JAX is tracing, at .*test_scope.py"):
+        f(X)
+    assert not is_taken_over()
+
+
+def test_unknown_options_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"arrays='torch', expected 'numpy' .*test_scope.py"):
+        hcb.accelerate(arrays="torch")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="verbose is 1, expected True or False"):
+        hcb.accelerate(verbose=1)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="unexpected keyword argument 'fast'"):
+        hcb.accelerate(fast=True)  # type: ignore[call-arg]
+    assert not is_taken_over()
+
+
+def test_verbose_tells_each_line_once(capsys: pytest.CaptureFixture[str]) -> None:
+    with hcb.accelerate(verbose=True) as acceleration:
+        for _ in range(2):
+            is_taken_over()
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("hostcallback: taken over: jax.debug.callback at ")
+    assert "test_scope.py" in line
+    assert [str(callback) for callback in acceleration.callbacks] == [line.removeprefix("hostcallback: ")]
+
+
+PROGRAM = """
+import hostcallback, jax
+print(jax.make_jaxpr(lambda x: jax.debug.print("{}", x))(1.0).eqns[0].primitive)
+"""
+
+
+@pytest.mark.parametrize(("value", "primitive"), [("1", "tap"), ("0", "debug_print"), ("", "debug_print")])
+def test_the_environment_begins_it_at_import(value: str, primitive: str) -> None:
+    result = python(PROGRAM, HOSTCALLBACK_ACCELERATE=value)
+    assert result.stdout.split() == [primitive], result.stderr
+    assert not result.stderr
+
+
+def test_the_environment_can_ask_for_what_is_taken_over() -> None:
+    result = python(PROGRAM, HOSTCALLBACK_ACCELERATE="verbose")
+    assert "hostcallback: taken over: jax.debug.print at <string>:3" in result.stderr
+
+
+def test_another_value_of_the_variable_is_refused() -> None:
+    result = python(PROGRAM, HOSTCALLBACK_ACCELERATE="yes")
+    assert result.returncode == 1
+    assert "HOSTCALLBACK_ACCELERATE='yes', expected 1" in result.stderr
