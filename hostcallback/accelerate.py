@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import sys
@@ -12,6 +13,7 @@ from typing import Any, Literal, get_args
 
 from hostcallback import _jax_compat as compat, takeover, transport
 from hostcallback.source_line import SourceLine, first_user_line, user_source_line
+from receiver.errors import ReentrantWaitError
 from receiver.log import logger
 from receiver.runtime import runtime
 
@@ -220,8 +222,9 @@ def _bind(name: str, bind_jaxs: Callable[..., Any], *args: Any, **params: Any) -
 
 def _bind_outside(name: str, bind_jaxs: Callable[..., Any], *args: Any, **params: Any) -> Any:
     # JAX calls it at once. What was emitted before it comes before it.
-    if transport.started() and not runtime.serves(threading.current_thread()):
-        runtime.wait_delivered()
+    if transport.started():
+        with contextlib.suppress(ReentrantWaitError):  # called by a callback, which cannot wait for itself
+            runtime.wait_delivered()
     # JAX compiles a program for an io_callback, and binds it a second time therein.
     _outside.binding = name == "io_callback"
     try:

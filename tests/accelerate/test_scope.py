@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +77,7 @@ def test_undone_twice_is_an_error_that_names_both_lines() -> None:
 def test_entered_when_it_is_undone_is_an_error() -> None:
     acceleration = hcb.accelerate()
     acceleration.undo()
-    with pytest.raises(RuntimeError, match="call hcb.accelerate"), acceleration:
+    with pytest.raises(RuntimeError, match=r"call hcb\.accelerate"), acceleration:
         pass
 
 
@@ -146,6 +147,24 @@ def test_in_traced_code_it_is_refused() -> None:
     with pytest.raises(RuntimeError, match=r"in code that JAX is tracing, at .*test_scope.py"):
         f(X)
     assert not is_taken_over()
+
+
+def test_a_callback_that_takes_for_ever_is_named_and_holds_nothing_up() -> None:
+    entered, leave = threading.Event(), threading.Event()
+
+    def waits(x: Any) -> None:
+        entered.set()
+        leave.wait()
+
+    with hcb.accelerate():
+        f = jax.jit(lambda x: [jax.debug.callback(waits, x), x + 1][1])
+        assert float(f(X)) == 4
+    entered.wait()
+    with pytest.raises(hcb.TapTimeoutError, match="waits"):
+        hcb.barrier_wait(timeout_sec=0.2)
+    assert float(f(X)) == 4
+    leave.set()
+    hcb.barrier_wait()
 
 
 def test_unknown_options_are_refused() -> None:

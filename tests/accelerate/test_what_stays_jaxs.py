@@ -71,6 +71,16 @@ def test_a_callback_outside_of_compiled_code_comes_after_all_that_was_emitted() 
     assert order == ["update"] * 6 + ["close"]
 
 
+def test_a_callback_may_print_outside_of_compiled_code(capsys: pytest.CaptureFixture[str]) -> None:
+    def prints(x: Any) -> None:
+        jax.debug.print("from the callback {}", x)
+
+    with hcb.accelerate():
+        jax.block_until_ready(jax.jit(lambda x: [jax.debug.callback(prints, x), x][1])(X))
+        hcb.barrier_wait()
+    assert capsys.readouterr().out == "from the callback 3.0\n"
+
+
 def test_under_disable_jit_callbacks_are_called_at_once() -> None:
     calls = Calls()
     with hcb.accelerate(), jax.disable_jit():
