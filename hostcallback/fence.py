@@ -39,6 +39,10 @@ PAUSE_SEC = 0.002
 """How long it then leaves the places to others, at least; a quarter of its patience."""
 
 
+class NoFenceError(RuntimeError):
+    """No fence can be made in this process; the cause says why."""
+
+
 class _Programs(NamedTuple):
     hold: Callable[[Any], Any]
     follow: Callable[[Any], Any]
@@ -49,7 +53,7 @@ class Fence:
     """Runs fences on a thread of its own, for all who wait: a dispatch that finds no place cannot be interrupted."""
 
     def __init__(self) -> None:
-        """The thread starts with the first that waits."""
+        """Nobody waits yet."""
         self._changed = threading.Condition()  # protects everything below, but for _taken
         self._devices: set[jax.Device] = set()
         self._waiting = 0
@@ -58,6 +62,21 @@ class Fence:
         self._failure: BaseException | None = None
         self._thread: threading.Thread | None = None
         self._taken = 0  # places, over all fences: only the thread writes it
+
+    def start(self) -> None:
+        """Starts the thread unless it runs. Any thread.
+
+        Raises:
+            NoFenceError: the interpreter ends, and starts none.
+        """
+        with self._changed:
+            if self._thread is None:
+                thread = threading.Thread(target=self._run, name="hostcallback-fence", daemon=True)
+                try:
+                    thread.start()
+                except RuntimeError as error:
+                    raise NoFenceError("no thread can be started") from error
+                self._thread = thread
 
     def wait(
         self, devices: Iterable[jax.Device], look: Callable[[], None], is_busy: Callable[[], bool]
@@ -70,16 +89,14 @@ class Fence:
             is_busy: whether the host has work that programs may wait for: then a fence in the way is lifted at once.
 
         Raises:
-            RuntimeError: no fence can be made here, and why.
+            NoFenceError: no fence can be made here.
         """
+        self.start()
         with self._changed:
             self._devices.update(devices)
             self._asked += 1
             ticket = self._asked
             self._waiting += 1
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="hostcallback-fence", daemon=True)
-                self._thread.start()
             self._changed.notify_all()
         try:
             self._wait_for(ticket, look, is_busy)
@@ -90,7 +107,7 @@ class Fence:
             if nobody_waits:
                 native_library.load().hcb_hold_end()
         if self._failure is not None:
-            raise RuntimeError(f"no fence can be made here: {self._failure}") from self._failure
+            raise NoFenceError("a program of the fence could not be run") from self._failure
 
     def _wait_for(self, ticket: int, look: Callable[[], None], is_busy: Callable[[], bool]) -> None:
         patience = PATIENCE_SEC

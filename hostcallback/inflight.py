@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import cache
 from time import perf_counter, sleep
@@ -22,6 +23,14 @@ def expect(devices: Iterable[jax.Device]) -> None:
     """Notes that programs with taps may run on these devices from now on."""
     here = jax.process_index()
     _devices.update(device for device in devices if device.process_index == here)
+    if _has_fences() and any(device.platform == "cpu" for device in _devices):
+        # Now, since no thread can be started when the process ends and its last messages are waited for.
+        with contextlib.suppress(fence.NoFenceError):
+            fence.fence.start()
+
+
+def _has_fences() -> bool:
+    return native_library.available() and compat.dispatches_asynchronously()
 
 
 def wait(
@@ -52,13 +61,14 @@ def wait(
             )
 
     cpus = [device for device in devices if device.platform == "cpu"]
-    fenced = native_library.available() and compat.dispatches_asynchronously()
-    if cpus and fenced:
-        fence.fence.wait(cpus, look, runtime.has_work)
     others = [device for device in devices if device.platform != "cpu"]
+    if cpus and _has_fences():
+        with contextlib.suppress(fence.NoFenceError):
+            fence.fence.wait(cpus, look, runtime.has_work)
+            cpus = []
     if others:
         _wait_behind(others, look)
-    if others or (cpus and not fenced):
+    if others or cpus:
         # Of other threads, on platforms that begin programs in another order than they are dispatched in.
         _wait_all(jax.live_arrays(), look)
 
