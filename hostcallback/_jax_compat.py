@@ -141,6 +141,44 @@ def extend_effects_barrier(function: Callable[[], None]) -> None:
     tokens.block_until_ready = wait_for_both  # type: ignore[method-assign]
 
 
+def extend_block_until_ready(function: Callable[[], None]) -> Callable[[], None]:
+    """Has `jax.block_until_ready`, and the method of arrays, call `function` when what they wait for is ready.
+
+    The first takes several arrays to `xla_client.batched_block_until_ready`, and one to its method (0.8 to 0.12).
+
+    Returns:
+        What undoes it, unless somebody else has replaced the same since: theirs calls ours, which goes on.
+
+    Raises:
+        LookupError: this JAX has one of the two no more; nothing has changed then.
+    """
+    places = [(ArrayImpl, "block_until_ready"), (_xla_client, "batched_block_until_ready")]
+    for owner, name in places:
+        if not callable(vars(owner).get(name)):
+            raise LookupError(f"{owner.__name__} has no function {name}")
+
+    def extended(wait: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        @functools.wraps(wait, assigned=("__name__", "__doc__"))  # nanobind has no name for the rest
+        def wait_for_both(arrays: Any) -> Any:
+            result = wait(arrays)
+            function()
+            return result
+
+        return wait_for_both
+
+    replaced = [(owner, name, vars(owner)[name]) for owner, name in places]
+    ours = [extended(wait) for _, _, wait in replaced]
+    for (owner, name, _), wait_for_both in zip(replaced, ours, strict=True):
+        setattr(owner, name, wait_for_both)
+
+    def undo() -> None:
+        for (owner, name, wait), wait_for_both in zip(replaced, ours, strict=True):
+            if vars(owner).get(name) is wait_for_both:
+                setattr(owner, name, wait)
+
+    return undo
+
+
 def drop_token(tokens: dict[str, Any], effect: Any) -> None:
     """Makes a thread's next computation with `effect` begin with a new token."""
     tokens.get("current_tokens", {}).pop(effect, None)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from hostcallback import _jax_compat as compat, takeover, transport
+from hostcallback import _jax_compat as compat, readiness, takeover, transport
 from hostcallback.source_line import SourceLine, first_user_line, user_source_line
 from receiver.errors import ReentrantWaitError
 from receiver.log import logger
@@ -119,6 +119,8 @@ def accelerate(*, arrays: Literal["numpy", "jax"] = "numpy", verbose: bool = Fal
     Under `vmap` one message brings the batch, and callbacks are called for its elements in JAX's order; compile time
     does not grow with it. Callbacks without results run on a receiver thread, later than the program's point that
     calls them: `jax.effects_barrier()` and `barrier_wait` wait for them, and raise what they raised, with its line.
+    `jax.block_until_ready` and the method of arrays wait for those of programs whose results are ready, too, unless
+    there are prints only; they raise nothing.
     Callbacks with results are as `call`: the program waits. In what `jax.checkpoint` recomputes nothing is called
     again. docs/accelerate.md has it all.
 
@@ -177,6 +179,8 @@ def _activate(acceleration: Acceleration) -> None:
             bind = functools.partial(_bind, name, compat.own_bind(primitive))
             compat.replace_bind(primitive, bind)
             _replaced[name] = primitive, bind
+        if not _active:
+            readiness.begin()
         _active += (acceleration,)
 
 
@@ -190,6 +194,7 @@ def _deactivate(acceleration: Acceleration) -> bool:
             for primitive, bind in _replaced.values():
                 compat.restore_bind(primitive, bind)
             _replaced.clear()
+            readiness.end()
         return True
 
 

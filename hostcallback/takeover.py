@@ -12,7 +12,7 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
-from hostcallback import _jax_compat as compat
+from hostcallback import _jax_compat as compat, readiness
 from hostcallback.call import emit_call
 from hostcallback.emit import Options, emit
 from hostcallback.fingerprint import callable_name
@@ -185,6 +185,7 @@ def _emit_callback(
     options = replace(_options(callable_name(func), ordered, partitioned), kind="callback", params=params)
     identity = ("jax callback", func, arrays, *params)
     emit(arguments, (), {}, make_sink, identity=identity, options=options)
+    readiness.expect_callbacks()
 
 
 def _call_on_cpu(func: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
