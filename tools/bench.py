@@ -26,6 +26,7 @@ import bench_clients
 import bench_compile
 import bench_dispatch
 import bench_flight
+import bench_libraries
 import bench_payload
 import bench_receiver
 import bench_recording
@@ -63,6 +64,10 @@ ROWS: dict[str, Callable[[int], Rows]] = {
     "accelerated_call": bench_accelerate.accelerated_call,
     "accelerated_call_with_result": bench_accelerate.accelerated_call_with_result,
     "accelerated_vmap": bench_accelerate.accelerated_vmap,
+    "library_jax_tqdm": bench_libraries.jax_tqdm,
+    "library_diffrax": bench_libraries.diffrax,
+    "library_numpyro": bench_libraries.numpyro,
+    "library_blackjax": bench_libraries.blackjax,
     "four_devices": bench_dispatch.four_devices,
     "calls_back_to_back": bench_dispatch.back_to_back,
     "first_call": bench_compile.first_call,

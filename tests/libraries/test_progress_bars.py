@@ -1,0 +1,149 @@
+"""Libraries with progress bars of their own, unedited: under `hcb.accelerate()` they do what they do without it."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+
+WANTED = os.environ.get("HOSTCALLBACK_TEST_LIBRARIES") == "required"
+"""Set where a missing library is a failure."""
+
+
+class Library(NamedTuple):
+    """What a program of `bar_programs.py` needs, and has.
+
+    Attributes:
+        module: what must be installed.
+        callback: the functions of JAX's that it calls and that are taken over. `pure_callback` stays JAX's.
+        bars: how many of tqdm's it shows.
+    """
+
+    module: str
+    callback: str
+    bars: int
+
+
+PROGRAMS = {
+    "jax_tqdm_scan": Library("jax_tqdm", "jax.debug.callback", 3),
+    "jax_tqdm_loop": Library("jax_tqdm", "jax.debug.callback", 1),
+    "diffrax_tqdm": Library("diffrax", "io_callback", 2),
+    "diffrax_text": Library("diffrax", "io_callback", 0),
+    "numpyro_chains": Library("numpyro", "io_callback", 2),
+    "blackjax_nuts": Library("jaxtap", "jax.debug.callback", 1),
+}
+
+# JAX waits for callbacks where it dispatches, on the CPU. Accelerated it does not, and blackjax's bar ends with its
+# block, whatever still runs: as on a GPU, the block has to wait.
+WAITS_BY_ITSELF = [name for name in PROGRAMS if name != "blackjax_nuts"]
+
+RUN_SEC = 200
+"""Most of it is compilation."""
+
+# What is tested is late delivery; and a program takes seconds to compile.
+pytestmark = [pytest.mark.slow, pytest.mark.native_only, pytest.mark.timeout(2 * RUN_SEC + 60)]
+
+
+@pytest.fixture
+def library(program: str) -> Library:
+    """Skips the test, or fails it where the library must be there."""
+    library = PROGRAMS[program]
+    if importlib.util.find_spec(library.module) is None:
+        text = f"{library.module} is not installed: pip install -e '.[libraries]'"
+        if WANTED:
+            pytest.fail(text)
+        pytest.skip(text)
+    return library
+
+
+class Output(NamedTuple):
+    """What a program has written."""
+
+    stdout: str
+    stderr: str
+
+
+def ran(program: str, how: str, end: str = "blocking") -> Output:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    # numpyro shows no bar where it sees one of these.
+    environment = {k: v for k, v in environment.items() if k != "CI" and not k.startswith("PYTEST_")}
+    result = subprocess.run(
+        [sys.executable, str(HERE / "bar_programs.py"), program, how, end],
+        env=environment,
+        capture_output=True,
+        timeout=RUN_SEC,
+        check=False,
+    )
+    output = Output(result.stdout.decode(), result.stderr.decode())  # with its carriage returns
+    assert result.returncode == 0, output.stderr
+    for sign in ("Traceback", "Error", "Warning"):
+        assert sign not in output.stderr, output.stderr
+    return output
+
+
+def bars_on_screen(text: str) -> list[str]:
+    """The lines with bars that a terminal shows at last: those that are written over are gone."""
+    screen: list[str] = [""]
+    row = column = 0
+    for piece in re.split(r"(\x1b\[A|\r|\n)", text):
+        if piece == "\n":
+            row, column = row + 1, 0
+            screen += [""] * (row + 1 - len(screen))
+        elif piece == "\r":
+            column = 0
+        elif piece == "\x1b[A":
+            row = max(0, row - 1)
+        else:
+            line = screen[row].ljust(column)
+            screen[row] = line[:column] + piece + line[column + len(piece) :]
+            column += len(piece)
+    return [line.strip() for line in screen if "%|" in line]
+
+
+def assert_full(lines: list[str]) -> None:
+    for line in lines:
+        assert line.startswith("100.00%") or re.search(r"100%\|.*\| (\d+)/\1 ", line), line
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_bars_are_full_and_closed_when_the_results_are_ready(program: str, library: Library) -> None:
+    outputs = [ran(program, how) for how in ("accelerated", "plain")]
+    printed = [output.stdout.splitlines() for output in outputs]
+    ours, plain = (json.loads(lines[-1]) for lines in printed)
+
+    assert {line.split(" at ")[0] for line in ours["callbacks"]} == {f"taken over: {library.callback}"}
+    for found in (ours, plain):
+        assert len(found["bars"]) == library.bars
+        for bar in found["bars"]:
+            assert bar["n"] == bar["total"]
+            assert bar["closed"]
+        assert found["at the barrier"] == found["bars"]
+        assert found["shown late"] == 0
+    for output in outputs:
+        lines = bars_on_screen(output.stderr)
+        assert len(lines) == library.bars
+        assert_full(lines)
+    assert printed[0][:-1] == printed[1][:-1]  # of TextProgressMeter
+    for mine, theirs in zip(ours["results"], plain["results"], strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-6)
+
+
+@pytest.mark.parametrize("program", WAITS_BY_ITSELF)
+def test_bars_of_a_program_that_ends_at_once_end_at_their_totals(program: str, library: Library) -> None:
+    output = ran(program, "accelerated", "leaving")
+    lines = bars_on_screen(output.stderr)
+    assert len(lines) == library.bars
+    assert_full(lines)
+    if program == "diffrax_text":
+        assert output.stdout.splitlines()[-1] == "100.00%"
