@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from time import perf_counter, sleep
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from bench_handlers import pace
 from bench_process import rows_of_process
@@ -42,7 +43,7 @@ def apart_here(rounds: int) -> list[Row]:
             x = pace(carry, PACE_SEC)
             return lax.fori_loop(0, taps, lambda _, c: hcb.id_print(c * 1.0001, what="c"), x), None
 
-        return hcb.jit(lambda x: lax.scan(step, x, None, length=PACES)[0])
+        return jax.jit(lambda x: lax.scan(step, x, None, length=PACES)[0])
 
     tapped, untapped = program(TAPS), program(0)
     x = jnp.float32(1)

@@ -55,7 +55,7 @@ def _added(checked: Callable[[Any], Any], plain: Callable[[Any], Any], steps: in
 
 def holding_check(rounds: int) -> Row:
     """What a check that holds adds to a step of a scan."""
-    plain, ours, peer = jax.jit(_scan(lambda y: y)), hcb.jit(_scan(_ours)), jax.jit(_scan(_equinox))
+    plain, ours, peer = jax.jit(_scan(lambda y: y)), jax.jit(_scan(_ours)), jax.jit(_scan(_equinox))
     return compare(
         "a check that holds, in a scan: what it adds to a step", "ns", lambda: _added(ours, plain),
         lambda: _added(peer, plain), "equinox.error_if", 1.0, rounds,
@@ -64,7 +64,7 @@ def holding_check(rounds: int) -> Row:
 
 def holding_check_beside_checkify(rounds: int) -> Row:
     """The same beside checkify, whose errors are values that the program returns."""
-    plain, ours = jax.jit(_scan(lambda y: y)), hcb.jit(_scan(_ours))
+    plain, ours = jax.jit(_scan(lambda y: y)), jax.jit(_scan(_ours))
     peer = jax.jit(checkify.checkify(_scan(_checkify)))
     return compare(
         "the same",
@@ -95,7 +95,7 @@ def failing_check(rounds: int) -> Row:
         jax.debug.callback(count, y)
         return y
 
-    ours, peer = hcb.jit(_scan(fails, steps)), jax.jit(_scan(calls_back, steps))
+    ours, peer = jax.jit(_scan(fails, steps)), jax.jit(_scan(calls_back, steps))
 
     def run_ours() -> float:
         start = perf_counter()
@@ -138,10 +138,10 @@ def checked_call(rounds: int) -> Row:
             f(y)[0].block_until_ready()
         return (perf_counter() - start) / 2_000 * 1e6
 
-    ours = hcb.jit(lambda y: body(y, lambda ok, y: hcb.check(ok, "y is {}", y)))
+    ours = jax.jit(lambda y: body(y, lambda ok, y: hcb.check(ok, "y is {}", y)))
     plain = jax.jit(lambda y: body(y, lambda ok, y: None))
     return compare(
-        "one hcb.jit call with a check that holds (both compute its predicate)", "us/call", lambda: per_call(ours),
+        "one jax.jit call with a check that holds (both compute its predicate)", "us/call", lambda: per_call(ours),
         lambda: per_call(plain), "the unchecked jax.jit call", 1.2, rounds,
     )  # fmt: skip
 
@@ -219,10 +219,10 @@ def demo_checks(rounds: int) -> list[Row]:
     plain_step, arguments = training_step(lambda x: None)
     ours_step, _ = training_step(lambda x: hcb.check(jnp.isfinite(x).all(), "not finite"))
     checkify_step, _ = training_step(lambda x: checkify.check(jnp.isfinite(x).all(), "not finite"))
-    plain, ours = jax.jit(plain_step), hcb.jit(ours_step)
+    plain, ours = jax.jit(plain_step), jax.jit(ours_step)
     user_checks = jax.jit(checkify.checkify(checkify_step))
     nan_checks = jax.jit(checkify.checkify(plain_step, errors=checkify.nan_checks))
-    watched = hcb.jit(hcb.watch_nonfinite(plain_step))
+    watched = jax.jit(hcb.watch_nonfinite(plain_step))
     debugged = jax.jit(plain_step)
 
     def debug_nans() -> float:

@@ -20,7 +20,7 @@ def first_call(rounds: int) -> list[Row]:
     """What each of 1,000 taps of an array adds to the first call of a program: trace, lower, compile and the run.
 
     Each tap is a consumer of its own, as on a line of its own. The array is an argument, so that XLA compiles nothing
-    but the calls. Ours is `hcb.jit`, the peer `jax.debug.callback` under `jax.jit`.
+    but the calls. Ours is `jax.jit`, the peer `jax.debug.callback` under `jax.jit`.
     """
     mine, theirs = Counter(), Counter()
 
@@ -44,7 +44,7 @@ def first_call(rounds: int) -> list[Row]:
 
     def once() -> list[float]:
         ours, peer, bare = take(mine), take(theirs), first(jax.jit, lambda x, site: None)
-        tapped = first(hcb.jit, lambda x, site: hcb.id_tap(ours, x, site=site))
+        tapped = first(jax.jit, lambda x, site: hcb.id_tap(ours, x, site=site))
         called_back = first(jax.jit, lambda x, site: jax.debug.callback(peer, x, site=site, ordered=True))
         return [(t - bare) / TAPS * 1e3 for t in (tapped, called_back)]
 

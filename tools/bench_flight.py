@@ -33,7 +33,7 @@ def ring_in_file_here(rounds: int) -> list[Row]:
         def step(carry: Any, i: Any) -> Any:
             return hcb.id_tap(lambda value: None, carry + i), None
 
-        return hcb.jit(lambda x: lax.scan(step, x, jnp.arange(count, dtype=jnp.float32))[0])
+        return jax.jit(lambda x: lax.scan(step, x, jnp.arange(count, dtype=jnp.float32))[0])
 
     rows = []
     with tempfile.TemporaryDirectory(dir=folder) as directory, hcb.outfeed_receiver():

@@ -39,7 +39,7 @@ def _register() -> None:
         jax.ffi.register_ffi_target(target, jax.ffi.pycapsule(handler), platform="cpu")
 
 
-# With the effects of a tap and a lowering like a tap's: the program around it, `hcb.jit` included, is the same.
+# With the effects of a tap and a lowering like a tap's: the program around it, `jax.jit` included, is the same.
 empty_p = Primitive("bench_empty")
 empty_p.multiple_results = True
 empty_p.def_effectful_abstract_eval(lambda *avals: (list(avals), {TAP_EFFECT, PASSED_TOKEN_EFFECT}))

@@ -8,6 +8,7 @@ from time import perf_counter
 from typing import Any
 
 import bench_scan
+import jax
 import jax.numpy as jnp
 import numpy as np
 from bench_row import Row, measure
@@ -34,7 +35,7 @@ def _kept(nbytes: int, steps: int, rounds: int) -> Row:
     source = np.asarray(x)
     hold: deque[Any] = deque()
 
-    @hcb.jit
+    @jax.jit
     def program(x: Any, start: Any) -> Any:
         def step(carry: Any, _: Any) -> Any:
             hcb.id_tap(hold.append, x)

@@ -42,7 +42,7 @@ def latency(rounds: int) -> list[Row]:
         jax.debug.callback(arrive, x)
         return x + 1
 
-    ours, peer = hcb.jit(lambda x: hcb.id_tap(arrive, x) + 1), jax.jit(calling_back)
+    ours, peer = jax.jit(lambda x: hcb.id_tap(arrive, x) + 1), jax.jit(calling_back)
     x = jnp.float32(1)
     ours(x).block_until_ready(), peer(x).block_until_ready()
     hcb.barrier_wait()
@@ -129,7 +129,7 @@ def slow_consumer(rounds: int) -> list[Row]:
     below, beyond = round(0.8 * budget / frame), 2 * (budget // frame)
     tapped, plain = (
         [loop(jit, tap, steps) for steps in (below, beyond)]
-        for jit, tap in ((hcb.jit, lambda c: hcb.id_tap(slow, c)), (jax.jit, lambda c: None))
+        for jit, tap in ((jax.jit, lambda c: hcb.id_tap(slow, c)), (jax.jit, lambda c: None))
     )
 
     def run(program: Callable[[Any], Any]) -> float:
@@ -171,7 +171,7 @@ def idle_here(rounds: int) -> list[Row]:
         jax.device_put(1.0, device).block_until_ready()
     without = statistics.median(cpu_ms_per_sec() for _ in range(rounds))
     count = Counter()
-    tapped = hcb.jit(lambda x: hcb.id_tap(count, x) + 1)
+    tapped = jax.jit(lambda x: hcb.id_tap(count, x) + 1)
     for device in devices:
         tapped(jax.device_put(1.0, device)).block_until_ready()
     hcb.barrier_wait()
@@ -209,7 +209,7 @@ def busy_here(rounds: int) -> list[Row]:
         def step(carry: Any, _: Any) -> Any:
             return tap_often(pace(carry, PACE_SEC), taps), None
 
-        return hcb.jit(lambda x: lax.scan(step, x, None, length=PACES)[0])
+        return jax.jit(lambda x: lax.scan(step, x, None, length=PACES)[0])
 
     def dispatch_us() -> float:
         nonlocal y
@@ -228,7 +228,7 @@ def busy_here(rounds: int) -> list[Row]:
         with _emitting(loaded, start), _busy_share(emitting) as share:
             dispatch_us()
         taps = max(1, round(taps * 0.2 / share[0]))
-    loaded, flood = paced(taps), hcb.jit(lambda x: tap_often(x, 20_000))
+    loaded, flood = paced(taps), jax.jit(lambda x: tap_often(x, 20_000))
 
     shares: dict[Any, list[float]] = {loaded: [], flood: []}
 
@@ -293,7 +293,7 @@ def memory_here(messages: int) -> list[Row]:
             return int(f.read().split()[1]) * resource.getpagesize()
 
     count, steps = Counter(), 100_000
-    f = hcb.jit(lambda x: lax.scan(lambda c, _: (hcb.id_tap(count, c) + 1, None), x, None, length=steps)[0])
+    f = jax.jit(lambda x: lax.scan(lambda c, _: (hcb.id_tap(count, c) + 1, None), x, None, length=steps)[0])
     f(jnp.float32(0)).block_until_ready()
     hcb.barrier_wait()
     start = high = resident()

@@ -9,6 +9,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from bench_row import Figure, Row, figure
 from bench_scan import STREAM
@@ -27,7 +28,7 @@ def recording(rounds: int) -> list[Row]:
     `receiver.replay` to a Python function, and message by message as `hcb cat` reads it.
     """
     count = Counter()
-    program = scan(hcb.jit, lambda c: hcb.id_tap(count, c, name="bench recording"), STREAM)
+    program = scan(jax.jit, lambda c: hcb.id_tap(count, c, name="bench recording"), STREAM)
     x = jnp.float32(1)
 
     def run(recorder: Recorder | None) -> float:

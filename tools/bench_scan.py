@@ -46,8 +46,8 @@ def device_side(rounds: int) -> Row:
     they are delivered before the next one is timed.
     """
     gate = Gate()
-    bare, ours = scan(jax.jit, lambda c: c, STEPS), scan(hcb.jit, lambda c: hcb.id_tap(gate, c), STEPS)
-    empty = scan(hcb.jit, empty_call, STEPS)
+    bare, ours = scan(jax.jit, lambda c: c, STEPS), scan(jax.jit, lambda c: hcb.id_tap(gate, c), STEPS)
+    empty = scan(jax.jit, empty_call, STEPS)
     mine, peer = measure_together(lambda: _added_ns([ours, empty], bare, gate), rounds)
     assert gate.count == (STEPS + 3) * 5 * (rounds + 1)
     name = "scalar tap in a scan, device side: what it adds to a step"
@@ -65,8 +65,8 @@ def switched_off(rounds: int) -> list[Row]:
 def switched_off_here(rounds: int) -> list[Row]:
     """In this process; see `switched_off`."""
     count = Counter()
-    bare, empty = scan(jax.jit, lambda c: c, STEPS), scan(hcb.jit, empty_call, STEPS)
-    ours = scan(hcb.jit, lambda c: hcb.id_tap(count, c, name="bench switched off"), STEPS)
+    bare, empty = scan(jax.jit, lambda c: c, STEPS), scan(jax.jit, empty_call, STEPS)
+    ours = scan(jax.jit, lambda c: hcb.id_tap(count, c, name="bench switched off"), STEPS)
     jax.block_until_ready(ours(jnp.float32(1)))
     hcb.barrier_wait()
     tap = hcb.taps["bench switched off"]
@@ -90,7 +90,7 @@ def switched_off_here(rounds: int) -> list[Row]:
 
 def beside_callback(name: str, x: Any, steps: int, peer_steps: int, bound: float, rounds: int) -> Row:
     mine, theirs = Counter(), Counter()
-    ours = scan(hcb.jit, lambda c: hcb.id_tap(mine, c), steps)
+    ours = scan(jax.jit, lambda c: hcb.id_tap(mine, c), steps)
     peer = scan(jax.jit, lambda c: jax.debug.callback(theirs, c, ordered=True), peer_steps)
     figures = measure(
         [
@@ -130,7 +130,7 @@ def batched(rounds: int) -> list[Row]:
         nonlocal values
         values += len(stacked)
 
-    ours = scan(hcb.jit, lambda c: hcb.id_tap(take, c, batched=True), STREAM)
+    ours = scan(jax.jit, lambda c: hcb.id_tap(take, c, batched=True), STREAM)
     fields = np.dtype({"names": ["value"], "formats": ["<f4"], "offsets": [128], "itemsize": 192})
     frames = np.zeros(STREAM, fields)
 
@@ -164,7 +164,7 @@ def tap_sites(rounds: int) -> Row:
             for site in range(sites):
                 hcb.id_tap(take, carry, site=site)
 
-        return scan(hcb.jit, tap_all, STREAM // sites)
+        return scan(jax.jit, tap_all, STREAM // sites)
 
     many, one = program(1_000), program(1)
 

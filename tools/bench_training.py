@@ -61,7 +61,7 @@ def training_loop(rounds: int) -> Row:
     count, key = Counter(), jax.random.key(1)
     plain, tapped = (
         jax.jit(loop(lambda metric: None)),
-        hcb.jit(loop(lambda metric: hcb.id_tap(count, metric))),
+        jax.jit(loop(lambda metric: hcb.id_tap(count, metric))),
     )
 
     def per_step(train: Callable[[Any, Any], Any]) -> float:

@@ -73,7 +73,7 @@ def _forget_failures() -> None:
 
 def _scan_row(name: str, x: Any, steps: int, peer_steps: int, rounds: int) -> Row:
     mine, theirs = Counter(), Counter()
-    ours = scan(hcb.jit, lambda c: hcb.id_tap(mine, c), steps)
+    ours = scan(jax.jit, lambda c: hcb.id_tap(mine, c), steps)
     peer = scan(jax.jit, lambda c: jax.debug.callback(theirs, c, ordered=True), peer_steps)
     sides = [
         lambda: delivered_us(lambda: ours(x), hcb.barrier_wait, steps),
@@ -128,7 +128,7 @@ def training_loop(device: jax.Device, rounds: int) -> list[Row]:
 
     mine, theirs = Counter(), Counter()
     sides = [
-        (loop(hcb.jit, lambda metric: hcb.id_tap(mine, metric)), hcb.barrier_wait),
+        (loop(jax.jit, lambda metric: hcb.id_tap(mine, metric)), hcb.barrier_wait),
         (loop(jax.jit, lambda metric: jax.debug.callback(theirs, metric, ordered=True)), jax.effects_barrier),
         (loop(jax.jit, lambda metric: None), lambda: None),
     ]

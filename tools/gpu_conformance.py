@@ -46,7 +46,7 @@ class Received:
 def scalars_in_a_scan(device: jax.Device) -> int:
     """100,000 scalars, more than a ring holds, in order."""
     received, steps = Received(), 100_000
-    f = hcb.jit(
+    f = jax.jit(
         lambda x: lax.scan(lambda c, _: (hcb.id_tap(received, c) + 1, None), x, None, length=steps)[0]
     )
     f(jax.device_put(jnp.int32(0), device)).block_until_ready()
@@ -62,7 +62,7 @@ DTYPES = (
 def dtypes(device: jax.Device) -> int:
     """Arrays of every dtype, of none, one, several and many elements, in one message each."""
     received = Received()
-    f = hcb.jit(lambda tree: hcb.id_tap(received, tree))
+    f = jax.jit(lambda tree: hcb.id_tap(received, tree))
     sent = [
         {np.dtype(dtype).name: np.resize(np.array([1, 0, 1]), size).astype(dtype) for dtype in DTYPES}
         for size in (0, 1, 7, 1000)
@@ -76,7 +76,7 @@ def large_arrays(device: jax.Device) -> int:
     """Arrays of 16 MiB in a scan, each computed from the one before it, and all kept."""
     received, steps = Received(), 12
     x = jax.device_put(jnp.arange(4 << 20, dtype=jnp.int32), device)
-    f = hcb.jit(
+    f = jax.jit(
         lambda x: lax.scan(lambda c, _: (hcb.id_tap(received, c) + 1, None), x, None, length=steps)[0]
     )
     f(x).block_until_ready()
@@ -97,7 +97,7 @@ def control_flow(device: jax.Device) -> int:
         n = lax.while_loop(lambda c: c < 200, body, n)
         return hcb.id_tap(received, -n)
 
-    hcb.jit(program)(jax.device_put(jnp.int32(1), device)).block_until_ready()
+    jax.jit(program)(jax.device_put(jnp.int32(1), device)).block_until_ready()
     loop = [value for c in range(1, 200) for value in (c, (1000 if c % 2 == 0 else 2000) + c)]
     return received.are([-1, *loop, -200])
 
@@ -125,7 +125,7 @@ def eager_and_plain_jit(device: jax.Device) -> int:
 def threads(device: jax.Device) -> int:
     """Programs of several threads on one device: each thread's messages are in order, and none is lost."""
     received, steps, count = Received(), 200, 4
-    f = hcb.jit(
+    f = jax.jit(
         lambda x: lax.scan(lambda c, _: (hcb.id_tap(received, c) + 1, None), x, None, length=steps)[0]
     )
 
@@ -153,7 +153,7 @@ def checks(device: jax.Device) -> int:
         hcb.check(c % 10 != 3, "{} ends in three", c)
         return c + 1, None
 
-    f = hcb.jit(lambda x: lax.scan(step, x, None, length=steps)[0])
+    f = jax.jit(lambda x: lax.scan(step, x, None, length=steps)[0])
     errors: tuple[Any, ...] = ()
     try:
         with hcb.error_collector():
@@ -176,7 +176,7 @@ def calls(device: jax.Device) -> int:
         c = hcb.call(lambda x: (received(-x), x + 1)[1], c, result_shape=c)
         return hcb.id_tap(received, c), None
 
-    f = hcb.jit(lambda x: lax.scan(step, x, None, length=steps)[0])
+    f = jax.jit(lambda x: lax.scan(step, x, None, length=steps)[0])
     assert float(f(jax.device_put(jnp.float32(0), device))) == steps
     return received.are([value for n in range(steps) for value in (n, -n, n + 1)])
 
@@ -190,7 +190,7 @@ def slow_taps(device: jax.Device) -> int:
         received(value[0])
 
     x = jax.device_put(jnp.zeros(1 << 20, jnp.int32), device)
-    f = hcb.jit(lambda x: lax.scan(lambda c, _: (hcb.id_tap(slow, c) + 1, None), x, None, length=steps)[0])
+    f = jax.jit(lambda x: lax.scan(lambda c, _: (hcb.id_tap(slow, c) + 1, None), x, None, length=steps)[0])
     f(x).block_until_ready()
     return received.are(list(range(steps)))
 
