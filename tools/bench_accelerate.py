@@ -18,7 +18,7 @@ from jax.experimental import io_callback
 
 import hostcallback as hcb
 
-STEPS, JAXS_STEPS = 20_000, 1_000
+STEPS, JAXS_STEPS = 100_000, 2_000
 
 
 def accelerated(program: Callable[[Any], Any], x: Any) -> Callable[[Any], Any]:
