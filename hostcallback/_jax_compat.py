@@ -299,31 +299,37 @@ def call_after_each_jit(function: Callable[[Any], None]) -> Callable[[], None]:
     return undo
 
 
-@functools.cache
 def let_threads_have_the_hook() -> None:
     """Keeps JAX from hiding the hook of `call_after_each_jit` from threads; and from this one, if it has done so.
 
     JAX sets the hook of a thread to None whenever a NaN check may have ended there, as each jaxpr that it evaluates
     does, and then the thread has none (0.8 to 0.12).
     """
-    state: Any = _api._post_hook_state
-    nans, infs = _config.debug_nans, _config.debug_infs
-
-    def forget_none() -> None:
-        if state.get_local() is None and not (nans.get_global() or infs.get_global()):
-            state.set_local(_config.config_ext.unset)
-
-    def extended(update: Callable[[Any], None]) -> Callable[[Any], None]:
-        def update_thread(value: Any) -> None:
-            update(value)
-            forget_none()
-
-        return update_thread
-
-    for flag in (nans, infs):
+    for flag in (_config.debug_nans, _config.debug_infs):
         checked: Any = flag
-        checked._update_thread_local_hook = extended(checked._update_thread_local_hook)
-    forget_none()
+        update = checked._update_thread_local_hook
+        if not hasattr(update, "keeps_the_hook"):
+            checked._update_thread_local_hook = _KeepingTheHook(update)
+    _forget_that_there_is_no_hook()
+
+
+class _KeepingTheHook:
+    # What JAX calls when a thread's own setting of a NaN check changes.
+    keeps_the_hook = True
+
+    def __init__(self, update: Callable[[Any], None]) -> None:
+        self._update = update
+
+    def __call__(self, value: Any) -> None:
+        self._update(value)
+        _forget_that_there_is_no_hook()
+
+
+def _forget_that_there_is_no_hook() -> None:
+    state: Any = _api._post_hook_state
+    everywhere = _config.debug_nans.get_global() or _config.debug_infs.get_global()
+    if state.get_local() is None and not everywhere:
+        state.set_local(_config.config_ext.unset)
 
 
 FAST_DISPATCH_VARIABLE = "HOSTCALLBACK_FAST_DISPATCH"
