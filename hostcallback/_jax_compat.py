@@ -1067,14 +1067,13 @@ _CALLBACK_RETURNS_TOKEN = "returns_token" in inspect.signature(_callback.emit_py
 
 
 def dispatch_synchronously(context: LoweringContext) -> None:
-    """Has the calling thread run the program on CPU, and wait for its end, unless `hostcallback.jit` does that.
+    """Has the calling thread run the program on CPU, and wait for its end, where its arguments are there.
 
     XLA provides for it where programs have host callbacks, "to avoid deadlocks with reentrant callbacks" (0.8 to
     0.12): a thread holds no more than one of the 32 programs that a device has in flight, and those of a host
     function find their places. This callback is never called.
     """
-    if not _discharging.depth:
-        context.raw.module_context.add_host_callback(lambda *args: ())
+    context.raw.module_context.add_host_callback(lambda *args: ())
 
 
 # ---- hostcallback.rewrite: programs evaluated equation by equation ---------------------------------------------------

@@ -53,18 +53,29 @@ def call(
     have been delivered when `host_func` begins) and is kept if its result is unused. On several devices each calls with
     its own part of `arg`.
 
-    `host_func` runs on a thread of its own, several of them at a time where several devices or threads call. It may use
-    JAX, also on the device that waits, and run programs with taps and calls; it may not wait for a barrier. Called by
-    a program over several devices, it may run programs on one device at a time only: XLA starts those over several in
-    order, behind the program that waits.
+    A program on one CPU device whose arguments are computed runs on the thread that dispatches it, and `host_func` does
+    too; the dispatch comes back when the program is over. Other programs (over several devices, behind a computation
+    that still runs, large ones in part) call it on a thread of the library's. Several run at a time where several
+    devices or threads call. On the native transport a program that waits for another thread holds none of XLA's; on
+    the callback transport it does.
 
-    On the native transport a program that waits holds no thread of XLA; on the callback transport it does.
+    `host_func` may use JAX, also on the device that waits, and run programs with taps and calls; it may not wait for a
+    barrier. Called by a program over several devices, it may run programs on one device at a time only: XLA starts
+    those over several in order, behind the program that waits. XLA takes 32 programs at a time for each CPU device:
+    do not queue more of them behind a program whose `host_func` uses JAX there, but wait for results now and then (or
+    set `jax_cpu_enable_async_dispatch` to False before JAX starts); as with `jax.pure_callback`, it waits for ever
+    else.
 
-    What `host_func` raises ends the program: whoever uses its results gets a `jax.errors.JaxRuntimeError` that holds
-    the traceback, and `barrier_wait` or the end of the receiver raises the exception itself. A program that runs
-    after it is not affected.
+    What `host_func` raises ends the program, and `barrier_wait` or the end of the receiver raises the exception itself.
+    A program that runs after it is not affected. What the program's caller gets holds the traceback. It is JAX's to
+    say which type that has: of a program that runs on the dispatching thread, `ValueError("INTERNAL: ...")` from a
+    jitted function that has been called before, since JAX's fast dispatch raises nothing else (as it does for
+    `jax.pure_callback`); a `jax.errors.JaxRuntimeError` in every other case. Ctrl-C while the main thread runs
+    `host_func`, or waits for its turn, ends the program likewise, and raises KeyboardInterrupt there as soon as JAX
+    lets it.
 
-    A tap function must not wait for a program with calls on its own device: the call would wait for the tap.
+    A tap function must not wait for a program with calls on its own device: the call would wait for the tap. Where it
+    dispatches such a program that would run at once, the call fails.
 
     Args:
         host_func: called as `host_func(arg, **kwargs)`, and with `transforms=` (a tuple of (name, params)) and
@@ -163,7 +174,13 @@ def _abstract(*avals: Any, result_avals: Any, **_: Any) -> Any:
 
 def _impl(*args: Any, **params: Any) -> Any:
     with jax.disable_jit(False):
-        return _eager_program(tuple(sorted(params.items())))(*args)
+        try:
+            return _eager_program(tuple(sorted(params.items())))(*args)
+        except ValueError as error:
+            # JAX's fast dispatch raises another type than its other paths do.
+            if str(error).startswith("INTERNAL: "):
+                raise jax.errors.JaxRuntimeError(str(error)) from None
+            raise
 
 
 @functools.lru_cache(maxsize=32)

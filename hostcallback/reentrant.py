@@ -1,9 +1,11 @@
 """Host functions that may use JAX while programs wait for them, however many programs wait.
 
-XLA:CPU has one pool of threads for the programs that it runs asynchronously, as many as there are cores or devices. A
-program holds one of them until it ends, also while it waits for an FFI future. A host function whose own programs were
-put into that pool could wait for ever. But what a thread dispatches while it is inside a Python callback of JAX, XLA
-runs at once on that thread. So, where the pool may be taken, a host function is called from such a callback.
+XLA:CPU has one pool of threads for the programs that it runs asynchronously, as many as there are cores or devices, and
+takes 32 programs at a time for each device. A program holds a thread and a place until it ends, also while it waits for
+an FFI future, and so may those that are queued behind it. A host function whose own programs were put into that pool
+could wait for ever. But what a thread dispatches while it is inside a Python callback of JAX, XLA runs at once on that
+thread (from 0.12 on also if the device has no place). So a host function is called from such a callback, unless it runs
+on the thread that dispatched the program, which holds no thread of the pool and has queued nothing behind it.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from jax.extend.core import Primitive
 
 from hostcallback import _jax_compat as compat
 from receiver import native_library
+from receiver.calls import this_thread
 from receiver.consumer import Sink
 from receiver.log import logger
 from receiver.message import Message
@@ -27,11 +30,11 @@ inside_p = Primitive("inside_callback")
 inside_p.multiple_results = True
 
 
-class _ThisThread(threading.local):
+class _Inside(threading.local):
     function: Callable[[], None] | None = None  # what the program that the thread starts is to call
 
 
-_this_thread = _ThisThread()
+_inside = _Inside()
 _lock = threading.Lock()  # protects everything below
 _programs: dict[jax.Device, Callable[[], object]] = {}
 _running = 0
@@ -52,7 +55,7 @@ class ReentrantSink:
         global _running
         with _lock:
             _running += 1
-            inside = self._always or _running >= _pool_threads()
+            inside = self._always or not this_thread.dispatched or _running >= _pool_threads()
         try:
             if inside:
                 return call_inside_callback(message.device, functools.partial(self._sink, message))
@@ -77,12 +80,12 @@ def call_inside_callback(device: jax.Device, function: Callable[[], Any]) -> Any
         except BaseException as error:  # not through XLA, which would make a text of it
             raised.append(error)
 
-    _this_thread.function = call
+    _inside.function = call
     try:
         _program(device)()
     except Exception:
         logger.exception("a host function on %s may wait for ever if it uses JAX", device)
-    if _this_thread.function is not None:  # it was not called: better without the callback than not at all
+    if _inside.function is not None:  # it was not called: better without the callback than not at all
         _call()
     if raised:
         raise raised.pop()
@@ -98,7 +101,7 @@ def forget() -> None:
 
 
 def _call() -> None:
-    function, _this_thread.function = _this_thread.function, None
+    function, _inside.function = _inside.function, None
     if function is not None:
         function()
 
@@ -117,11 +120,11 @@ def _program(device: jax.Device) -> Callable[[], object]:
             with jax.disable_jit(False):
                 program = jax.jit(inside_p.bind, out_shardings=sharding)
                 # JAX lets no other thread into a program before its first call is over: this one calls nothing.
-                function, _this_thread.function = _this_thread.function, None
+                function, _inside.function = _inside.function, None
                 try:
                     program()
                 finally:
-                    _this_thread.function = function
+                    _inside.function = function
             _programs[device] = program
         return program
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from receiver.consumer import Consumer
 from receiver.errors import CallFailedError, TapFailure
+from receiver.interrupts import HeldInterrupts
 from receiver.log import logger
 from receiver.message import Message
 from receiver.queue_source import QueueSource
@@ -23,6 +24,11 @@ from receiver.wire import ALIGNMENT, decode_header
 
 IDLE_SEC = 10.0
 """A thread that runs host functions ends when it had none to run for so long."""
+
+LOOK_SEC = 0.05
+"""How often a thread that waits for its own call's turn looks whether it was interrupted."""
+
+_INTERRUPTED = "hostcallback: a call was interrupted (KeyboardInterrupt) before its host function ran"
 
 Array = np.ndarray[Any, Any]
 
@@ -41,11 +47,24 @@ class _Running:
     since: float
 
 
-class Calls:
-    """What both kinds of calls share: which of them run, and what becomes of what they raise.
+class _ThisThread(threading.local):
+    """The calling thread.
 
-    A host function never runs on the receiver thread, which goes on: so it may run programs with taps and calls itself.
-    `start` and `refuse` belong to whoever delivers, the rest is for any thread.
+    Attributes:
+        dispatched: whether it runs a host function for a program that it dispatched, and runs, itself.
+    """
+
+    dispatched = False
+
+
+this_thread = _ThisThread()
+
+
+class Calls:
+    """What all kinds of calls share: which of them run, and what becomes of what they raise.
+
+    A host function never runs on the device's receiver thread, which goes on: so it may run programs with taps and
+    calls itself. `start` and `refuse` belong to whoever delivers, the rest is for any thread.
     """
 
     def __init__(self, device_name: str, deliver: Callable[[Batch], None]) -> None:
@@ -118,16 +137,25 @@ class Calls:
             end()
         return taken.pop() if taken else None
 
-    def _run(self, call: Call) -> list[Array]:
-        """Runs the host function.
+    def _run(self, call: Call, interrupts: HeldInterrupts | None = None) -> list[Array]:
+        """Runs the host function, during which `interrupts` are let through.
 
         Raises:
             CallFailedError: it raised; that is accounted for.
         """
         consumer = call.message.consumer
         try:
-            results: list[Array] = consumer.sink(call.message)
+            if interrupts is None:
+                results: list[Array] = consumer.sink(call.message)
+            else:
+                interrupts.allow()
+                try:
+                    results = consumer.sink(call.message)
+                finally:
+                    interrupts.hold()
         except BaseException as error:  # whatever it is, it belongs to the program that waits
+            if interrupts is not None:
+                interrupts.note(error)
             failure = TapFailure(
                 error,
                 consumer.name,
@@ -159,19 +187,53 @@ class Calls:
 
 
 class CallThreads(Calls):
-    """The calls of programs that wait without a thread: daemon threads run them, as many as run at a time.
+    """The calls of programs that call through a ring.
 
-    Such a thread waits for the next call itself, and the program goes on on it: calls in a loop change threads once.
+    A program that runs on a Python thread, such as the one that dispatched it, has that thread run the host function.
+    One that runs on a thread of XLA waits without it: daemon threads run the host functions, as many as run at a time.
+    The program goes on on the one that did, which is a Python thread: calls in a loop change threads once.
     """
 
     def __init__(self, device_name: str, source: RingSource, deliver: Callable[[Batch], None]) -> None:
         """See `Calls`."""
         super().__init__(device_name, deliver)
         self._source = source
+        source.call_on_own_threads(self._call_here)
 
     def refuse(self, seq: int, consumer_id: int) -> None:
         """See `Calls`."""
         self._source.fail(seq, _unknown(consumer_id))
+
+    def _call_here(self, own: int, resumed: bool) -> bool:
+        # For a program that runs on this thread, and has emitted the call `own`. Interrupts would leave the books half
+        # kept: they come when the program has let go of the thread.
+        try:
+            interrupts = HeldInterrupts()
+        except KeyboardInterrupt:
+            return True
+        dispatched, this_thread.dispatched = this_thread.dispatched, not resumed
+        try:
+            call = self._take_own(own, interrupts)
+            if call is not None:
+                self._answer(call, interrupts)
+        except BaseException as error:
+            if not isinstance(error, CallFailedError):
+                logger.exception("a call could not be made")
+            self._source.withdraw_own_call(own, str(error))
+        this_thread.dispatched = dispatched
+        try:
+            interrupts.end()
+        except KeyboardInterrupt:
+            return True
+        return interrupts.noted
+
+    def _take_own(self, own: int, interrupts: HeldInterrupts) -> Call | None:
+        while (batch := self._source.read_own_call(own, LOOK_SEC)) is None:
+            if self._source.own_call_ended(own):
+                return None
+            if interrupts.noted and self._source.withdraw_own_call(own, _INTERRUPTED):
+                return None
+        return self._take(batch, self._source.end_read_call)
 
     def _start(self, call: Call) -> None:
         name = f"hostcallback-{self._device_name}-call"
@@ -193,10 +255,10 @@ class CallThreads(Calls):
                 self._answer(call)
             del batch, call
 
-    def _answer(self, call: Call) -> None:
+    def _answer(self, call: Call, interrupts: HeldInterrupts | None = None) -> None:
         seq = call.message.seq
         try:
-            replied = self._source.reply(seq, self._run(call))
+            replied = self._source.reply(seq, self._run(call, interrupts))
         except CallFailedError as error:
             self._source.fail(seq, str(error))
             return

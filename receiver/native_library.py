@@ -24,6 +24,8 @@ BATCH_GROUPS = 128
 EMITTED, DROPPED, QUEUED, NO_MEMORY = 0, 1, 2, -3
 INVALID, TOO_LARGE = -1, -2
 
+OWN_CALL_TAKEN, OWN_CALL_WAITS_FOR_ITSELF = 1, -1
+
 EVENT_STALL, EVENT_NEW_RING, EVENT_NOT_PINNED = 1, 2, 3
 
 COPY_FAILED = 7
@@ -144,6 +146,21 @@ class Event(ctypes.Structure):
     _fields_ = (("kind", c_int32), ("device", c_int32))
 
 
+class HostThreads(ctypes.Structure):
+    """`hcb_host_threads`."""
+
+    _fields_ = (
+        ("this_thread", c_void_p),
+        ("enter", c_void_p),
+        ("leave", c_void_p),
+        ("interrupted", c_void_p),
+        ("interrupt", c_void_p),
+    )
+
+
+HostCall = ctypes.CFUNCTYPE(c_int32, c_void_p, c_int32)
+"""`hcb_host_call`."""
+
 _ARRAYS = (c_uint64, POINTER(c_void_p), POINTER(c_uint64))  # count, addresses, lengths
 
 # name -> (result, arguments)
@@ -216,6 +233,11 @@ _FUNCTIONS = {
     "hcb_gpu_tap_shard": (c_void_p, (c_void_p,)),
     "hcb_call_host": (c_void_p, (c_void_p,)),
     "hcb_hold": (c_void_p, (c_void_p,)),
+    "hcb_set_host_threads": (None, (POINTER(HostThreads),)),
+    "hcb_ring_set_host_call": (None, (c_void_p, HostCall)),
+    "hcb_own_call_read": (c_int32, (c_void_p, c_void_p, c_int64, POINTER(CallFrame))),
+    "hcb_own_call_withdraw": (c_int32, (c_void_p, c_void_p, c_char_p)),
+    "hcb_own_call_ended": (c_int32, (c_void_p,)),
 }
 
 
@@ -231,7 +253,22 @@ def load() -> ctypes.CDLL:
     Raises:
         NativeLibraryError: it is missing, cannot be loaded here, or has another interface version.
     """
-    return load_from(path())
+    library = load_from(path())
+    library.hcb_set_host_threads(_host_threads())
+    return library
+
+
+def _host_threads() -> HostThreads:
+    # Of the interpreter: a thread that has a state can run Python.
+    names = (
+        "PyGILState_GetThisThreadState",
+        "PyGILState_Ensure",
+        "PyGILState_Release",
+        "PyOS_InterruptOccurred",
+        "PyErr_SetInterrupt",
+    )
+    addresses = [ctypes.cast(getattr(ctypes.pythonapi, name), c_void_p).value for name in names]
+    return HostThreads(*addresses)
 
 
 @functools.cache

@@ -34,6 +34,10 @@ def _c_text(message: str) -> bytes:
     return message.replace("\0", "").encode(errors="replace")
 
 
+# What programs call may be called as long as the process lives.
+_host_calls: list[Any] = []
+
+
 class RingSource:
     """Reads one device's ring. Rings belong to the process: any number of sources may follow one another on one.
 
@@ -270,14 +274,58 @@ class RingSource:
         taken = native.CallFrame()
         if not self._library.hcb_ring_read_call(self._ring, round(timeout_sec * 1e9), taken):
             return None
+        return self._taken(taken)
+
+    def end_read_call(self) -> None:
+        """Lets the reader go on. By the thread that `read_call` gave a frame, once it is delivered."""
+        self._quick.hcb_ring_end_read_call(self._ring)
+
+    def call_on_own_threads(self, call: Callable[[int, bool], bool]) -> None:
+        """Has programs that run on a Python thread call the host there.
+
+        Args:
+            call: what to do then, with the number of the call, and whether the thread goes on with a program that
+                another one began; it reads the call with `read_own_call` and replies. It returns whether the thread
+                was interrupted, and must not raise.
+        """
+        pointer = native.HostCall(call)
+        _host_calls.append(pointer)
+        self._library.hcb_ring_set_host_call(self._ring, pointer)
+
+    def read_own_call(self, own: int, timeout_sec: float) -> RingBatch | None:
+        """As `read_call`, for the call of the calling thread's own program.
+
+        Returns:
+            Its frame; None when `timeout_sec` passed, or the call has been failed.
+
+        Raises:
+            CallFailedError: the calling thread is the reader, which is to deliver what is before the call.
+        """
+        taken = native.CallFrame()
+        # Mostly it is its turn at once.
+        status = self._quick.hcb_own_call_read(self._ring, own, 0, taken)
+        if not status and timeout_sec:
+            status = self._library.hcb_own_call_read(self._ring, own, round(timeout_sec * 1e9), taken)
+        if status == native.OWN_CALL_WAITS_FOR_ITSELF:
+            raise CallFailedError(
+                "hostcallback: a tap function runs a program with a call on its own device, which would wait until the "
+                "tap function is over: run it on the thread that dispatches the computations"
+            )
+        return self._taken(taken) if status else None
+
+    def withdraw_own_call(self, own: int, message: str) -> bool:
+        """Fails a call that has not been read; False if its frame has to find room first."""
+        return bool(self._library.hcb_own_call_withdraw(self._ring, own, _c_text(message)))
+
+    def own_call_ended(self, own: int) -> bool:
+        """Whether the call has its reply, or has been failed."""
+        return bool(self._quick.hcb_own_call_ended(own))
+
+    def _taken(self, taken: native.CallFrame) -> RingBatch:
         payloads = {}
         if taken.memory is not None:
             payloads[0] = np.asarray(BlockMemory(self._library, taken.memory, taken.nbytes))
         return RingBatch(self, 1, (taken.offset,), (taken.end,), payloads)
-
-    def end_read_call(self) -> None:
-        """Lets the reader go on. By the thread that `read_call` gave a frame, once it is delivered."""
-        self._library.hcb_ring_end_read_call(self._ring)
 
     def reply(self, seq: int, results: Sequence[np.ndarray[Any, Any]]) -> int | None:
         """Gives the program that waits for the reply to message `seq` its results, contiguous arrays. Any thread.

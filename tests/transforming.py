@@ -26,6 +26,9 @@ JITS = [
 ]
 COMPILED = JITS[:1]
 
+PROGRAM_FAILED = (jax.errors.JaxRuntimeError, ValueError)
+"""What the caller of a program that failed gets: from JAX's fast dispatch a ValueError("INTERNAL: ...")."""
+
 JVP = ("jvp", {})
 TRANSPOSE = ("transpose", {})
 PRIMAL: tuple[Any, ...] = ()

@@ -78,6 +78,7 @@ ROWS: dict[str, Callable[[int], Rows]] = {
     "training_loop": bench_training.training_loop,
     "slow_consumer": bench_receiver.slow_consumer,
     "call_in_scan": bench_scan.call,
+    "one_call_of_the_host": bench_dispatch.one_call_of_the_host,
     "tap_sites": bench_scan.tap_sites,
     "eight_devices": bench_dispatch.eight_devices,
     "idle_receivers": bench_receiver.idle,

@@ -67,6 +67,27 @@ def one_call(rounds: int) -> list[Row]:
     return rows
 
 
+def one_call_of_the_host(rounds: int) -> Row:
+    """One call until its result is ready, of a program that calls a host function that does nothing."""
+    shape, count, theirs = jax.ShapeDtypeStruct((), jnp.float32), Counter(), Counter()
+
+    def program(call: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        return jax.jit(lambda x: untapped(call(x)))
+
+    def host(counter: Counter) -> Callable[[Any], Any]:
+        def nothing(x: Any) -> Any:
+            counter(x)
+            return x
+
+        return nothing
+
+    ours = program(lambda x: hcb.call(host(count), x, result_shape=shape))
+    peer = program(lambda x: jax.pure_callback(host(theirs), shape, x))
+    mine, other = measure_together(lambda: _medians_of_calls([ours, peer], jnp.float32(1)), rounds)
+    assert count.count == theirs.count == CALLS * (rounds + 1)
+    return mine.beside(other, "one jax.jit call, one `hcb.call`", "us/call", "jax.pure_callback", 1.0)
+
+
 def back_to_back(rounds: int) -> Row:
     """Calls as fast as they can be dispatched, while the receiver wants the interpreter lock as well, all delivered."""
     count, calls = Counter(), 5_000

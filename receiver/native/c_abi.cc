@@ -18,6 +18,7 @@
 #include "encode.h"
 #include "gpu_driver.h"
 #include "hold.h"
+#include "host_threads.h"
 #include "occurrences.h"
 #include "ring.h"
 #include "ring_registry.h"
@@ -289,6 +290,22 @@ int32_t hcb_gpu_open(int32_t vendor, const char* library, char* error, uint64_t 
 int32_t hcb_gpu_prepare(hcb_ring* ring, int32_t ordinal) { return Of(ring)->UseGpu(ordinal); }
 
 int32_t hcb_gpu_ring(int32_t ordinal) { return hcb::GpuRing(ordinal); }
+
+void hcb_set_host_threads(const hcb_host_threads* threads) { hcb::SetHostThreads(*threads); }
+
+void hcb_ring_set_host_call(hcb_ring* ring, hcb_host_call call) { Of(ring)->SetHostCall(call); }
+
+int32_t hcb_own_call_read(hcb_ring* ring, hcb_own_call* own, int64_t timeout_ns, hcb_call_frame* frame) {
+  return Of(ring)->ReadOwnCall(own, timeout_ns, frame);
+}
+
+int32_t hcb_own_call_withdraw(hcb_ring* ring, hcb_own_call* own, const char* message) {
+  std::unique_ptr<hcb::PendingCall> call = Of(ring)->WithdrawOwnCall(own);
+  if (call) call->Finish(message);
+  return call != nullptr;
+}
+
+int32_t hcb_own_call_ended(hcb_own_call* own) { return reinterpret_cast<hcb::ThreadCall::State*>(own)->Ended() ? 1 : 0; }
 
 void hcb_default_float_mode(void) { std::fesetenv(FE_DFL_ENV); }
 

@@ -17,6 +17,7 @@ extern "C" {
 
 typedef struct hcb_ring hcb_ring;
 typedef struct hcb_call hcb_call; /* answered, and not resumed yet */
+typedef struct hcb_own_call hcb_own_call; /* of a thread that takes its call out of the ring itself */
 
 typedef enum {
   HCB_BLOCK = 0,           /* wait for room; loses nothing */
@@ -333,6 +334,39 @@ HCB_EXPORT struct XLA_FFI_Error* hcb_gpu_tap_shard(struct XLA_FFI_CallFrame* cal
 HCB_EXPORT struct XLA_FFI_Error* hcb_call_host(struct XLA_FFI_CallFrame* call_frame);
 /* Waits while a hold is on, without holding a thread of XLA; its results are zeros. Platform CPU. */
 HCB_EXPORT struct XLA_FFI_Error* hcb_hold(struct XLA_FFI_CallFrame* call_frame);
+
+/* What the library has to know of the host's threads. `this_thread` is asked on any thread and returns null on one that is not the
+ * host's; `enter` is called before the others, and `leave` behind them with what it returned. */
+typedef struct {
+  void* (*this_thread)(void);
+  int32_t (*enter)(void);
+  void (*leave)(int32_t entered);
+  int32_t (*interrupted)(void); /* whether the user has interrupted this thread; takes note of it */
+  void (*interrupt)(void);      /* undoes that: the host acts on it when it can. Without `enter` */
+} hcb_host_threads;
+
+/* From now on, and for good. The functions must not vanish. */
+HCB_EXPORT void hcb_set_host_threads(const hcb_host_threads* threads);
+
+/* Runs the host function of a call on the host's own thread, which runs the program: takes the call's frame with hcb_own_call_read
+ * and answers it. `resumed`: the thread goes on with a program that another one began. Returns whether it was interrupted. */
+typedef int32_t (*hcb_host_call)(hcb_own_call* own, int32_t resumed);
+
+/* Has the calls of programs that run on the host's threads made by `call`, on these threads. Null: as all others, by whoever calls
+ * hcb_ring_read_call. `call` must not vanish. */
+HCB_EXPORT void hcb_ring_set_host_call(hcb_ring* ring, hcb_host_call call);
+
+enum {
+  HCB_OWN_CALL_TAKEN = 1,            /* as from hcb_ring_read_call: hcb_ring_end_read_call */
+  HCB_OWN_CALL_LATER = 0,            /* the time is over, or the call has been failed */
+  HCB_OWN_CALL_WAITS_FOR_ITSELF = -1 /* the calling thread is the ring's reader: what is before the call would never be read */
+};
+/* Waits until the call is the next frame, and all before it is delivered; takes that frame. */
+HCB_EXPORT int32_t hcb_own_call_read(hcb_ring* ring, hcb_own_call* own, int64_t timeout_ns, hcb_call_frame* frame);
+/* Fails a call that nobody has taken. 0 if its frame is not in the ring yet. */
+HCB_EXPORT int32_t hcb_own_call_withdraw(hcb_ring* ring, hcb_own_call* own, const char* message);
+/* Whether it has its reply, or has been failed. */
+HCB_EXPORT int32_t hcb_own_call_ended(hcb_own_call* own);
 
 #ifdef __cplusplus
 }

@@ -1,5 +1,5 @@
 // The XLA FFI handler of calls: emits its operands into the ring of the device that runs it, and makes the program wait for
-// the results that a reply brings.
+// the results that a reply brings; on a thread of the host by having it run the host function there.
 #include <memory>
 #include <string>
 #include <utility>
@@ -7,6 +7,7 @@
 #include "c_abi.h"
 #include "call_table.h"
 #include "ffi_frame.h"
+#include "host_threads.h"
 
 namespace hcb {
 namespace {
@@ -59,6 +60,11 @@ XLA_FFI_Error* Call(XLA_FFI_CallFrame* frame) {
                      "hostcallback: the metadata of this call exceeds half of the device's ring; pass fewer arrays at once "
                      "or make the ring larger");
   }
+  std::string error;
+  if (MayCallHere(*ring)) {
+    if (CallHere(ring, emission, std::move(results), &error)) return nullptr;
+    return MakeError(frame->api, XLA_FFI_Error_Code_INTERNAL, error.c_str());
+  }
   std::unique_ptr<PendingCall> call;
   std::shared_ptr<ThreadCall::State> waiting;
   if (std::unique_ptr<Future> future = Future::Make(frame)) {
@@ -69,7 +75,6 @@ XLA_FFI_Error* Call(XLA_FFI_CallFrame* frame) {
   }
   call->results = std::move(results);
   ring->Append(emission, std::move(call));
-  std::string error;
   if (waiting == nullptr || waiting->Wait(&error)) return nullptr;
   return MakeError(frame->api, XLA_FFI_Error_Code_INTERNAL, error.c_str());
 }

@@ -17,9 +17,11 @@ struct Entry {
   std::unique_ptr<PendingCall> call;
 };
 
+using Calls = std::map<std::pair<int32_t, uint64_t>, Entry>;
+
 struct Table {
   std::mutex mutex;  // protects everything below
-  std::map<std::pair<int32_t, uint64_t>, Entry> calls;  // by device and sequence number
+  Calls calls;  // by device and sequence number
   bool closed = false;
   std::string closed_error;
 };
@@ -28,6 +30,12 @@ struct Table {
 Table* TheTable() {
   static Table* table = new Table;
   return table;
+}
+
+Calls::iterator FindOwnLocked(Table* table, int32_t device, const void* owner) {
+  auto it = table->calls.lower_bound({device, 0});
+  while (it != table->calls.end() && it->first.first == device && it->second.call->owner != owner) ++it;
+  return it != table->calls.end() && it->first.first == device ? it : table->calls.end();
 }
 
 class Failure final : public Completion {
@@ -72,6 +80,11 @@ bool ThreadCall::State::Wait(std::string* error) {
   return !failed_;
 }
 
+bool ThreadCall::State::Ended() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return done_;
+}
+
 void ThreadCall::Finish(const char* error) {
   {
     std::lock_guard<std::mutex> lock(state_->mutex_);
@@ -93,6 +106,32 @@ void EnterCall(int32_t device, uint64_t seq, uint64_t position, std::unique_ptr<
   const std::string error = table->closed_error;
   lock.unlock();
   FailElsewhere(std::move(call), error);
+}
+
+const void* OwnerOfCall(int32_t device, uint64_t seq) {
+  Table* table = TheTable();
+  std::lock_guard<std::mutex> lock(table->mutex);
+  const auto found = table->calls.find({device, seq});
+  return found == table->calls.end() ? nullptr : found->second.call->owner;
+}
+
+bool FindOwnCall(int32_t device, const void* owner, uint64_t* position) {
+  Table* table = TheTable();
+  std::lock_guard<std::mutex> lock(table->mutex);
+  const auto found = FindOwnLocked(table, device, owner);
+  if (found == table->calls.end()) return false;
+  *position = found->second.position;
+  return true;
+}
+
+std::unique_ptr<PendingCall> TakeOwnCall(int32_t device, const void* owner) {
+  Table* table = TheTable();
+  std::lock_guard<std::mutex> lock(table->mutex);
+  const auto found = FindOwnLocked(table, device, owner);
+  if (found == table->calls.end()) return nullptr;
+  std::unique_ptr<PendingCall> call = std::move(found->second.call);
+  table->calls.erase(found);
+  return call;
 }
 
 std::unique_ptr<PendingCall> TakeCall(int32_t device, uint64_t seq) {
@@ -140,7 +179,7 @@ void FailCallsBetween(int32_t device, uint64_t start, uint64_t end, const char* 
 }
 
 void CloseCalls(const char* error) {
-  std::map<std::pair<int32_t, uint64_t>, Entry> calls;
+  Calls calls;
   Table* table = TheTable();
   {
     std::lock_guard<std::mutex> lock(table->mutex);

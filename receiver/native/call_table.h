@@ -35,6 +35,7 @@ class PendingCall {
 
   std::vector<Result> results;  // memory of the program, which stays valid until Finish
   int32_t device = -1;
+  const void* owner = nullptr;  // tells the thread that waits for it, if that takes its frame out of the ring itself
 };
 
 // Finishes a call that has its results: the program goes on on the calling thread, until it ends or waits again.
@@ -50,6 +51,8 @@ class ThreadCall final : public PendingCall {
    public:
     // Returns whether the results are in place; else `error` says why not.
     bool Wait(std::string* error);
+    // Whether it is known, which of the two.
+    bool Ended();
 
    private:
     friend class ThreadCall;
@@ -69,6 +72,14 @@ class ThreadCall final : public PendingCall {
 
 // Enters a call whose frame lies at `position` of its ring. Any thread, also with the ring's lock held.
 void EnterCall(int32_t device, uint64_t seq, uint64_t position, std::unique_ptr<PendingCall> call);
+
+// Who is to take the call's frame out of the ring; null: anybody, and also if there is no such call (any more). Any thread.
+const void* OwnerOfCall(int32_t device, uint64_t seq);
+
+// The position of the owner's frame; false if it has no call in the table.
+bool FindOwnCall(int32_t device, const void* owner, uint64_t* position);
+// As TakeCall, by the owner.
+std::unique_ptr<PendingCall> TakeOwnCall(int32_t device, const void* owner);
 
 // Takes a call out: the caller finishes it. Null if there is none, such as one that has been failed. Any thread.
 std::unique_ptr<PendingCall> TakeCall(int32_t device, uint64_t seq);

@@ -198,15 +198,21 @@ void Ring::AnnounceCall(uint64_t position) {
   std::lock_guard<std::mutex> lock(sleep_mutex_);
   urgent_end_ = std::max(urgent_end_, position + 1);
   const bool in_front = !turn_taken_ && cursor_ == position;
-  if (in_front && ResumedDevice() == device_) {
+  if (in_front && OwnerInFront() != nullptr) {
+    own_turn_.notify_all();  // its owner is on the way, or waits since another thread has written the frame
+  } else if (in_front && ResumedDevice() == device_) {
     // This thread looks for calls as soon as the program lets go of it. Should that take long, the reader comes in between.
     expected_ = position;
     expected_until_ = Clock::now() + kExpected;
-    if (control_->wake_from.load(std::memory_order_relaxed) == kAwake) return;
+    if (control_->wake_from.load(std::memory_order_relaxed) != kAwake) WakeReaderLocked();
   } else if (in_front && callers_ != 0) {
     call_arrived_.notify_one();
-    return;
+  } else {
+    WakeReaderLocked();
   }
+}
+
+void Ring::WakeReaderLocked() {
   control_->wake_from.store(kAwake, std::memory_order_seq_cst);
   sleep_.notify_one();
 }
@@ -228,6 +234,8 @@ void Ring::ResetAfterFork() {
   new (&sleep_mutex_) std::mutex;
   new (&sleep_) std::condition_variable;
   new (&call_arrived_) std::condition_variable;
+  new (&own_turn_) std::condition_variable;
+  host_call_ = nullptr;
   new (&waiters_) std::deque<Waiter*>;
   new (&outstanding_) std::deque<OutstandingBlock>;
   new (&copies_) std::deque<DeviceCopy>;
@@ -257,6 +265,7 @@ void Ring::ResetAfterFork() {
   control_->released_frames = released_frames_here_ = 0;
   waiting_ = 0;
   turn_taken_ = reader_turn_ = false;
+  turn_owner_ = nullptr;
   stream_end_ = {};
   callers_ = 0;
   control_->wake_from = kAwake;

@@ -20,6 +20,7 @@
 #include <deque>
 #include <memory>
 #include <mutex>
+#include <thread>
 #include <vector>
 
 #include "block_pool.h"
@@ -93,6 +94,16 @@ class Ring {
   // with all before it, waits in Read. Takes it: 1, or 0 if the time is over. The reader stands still until EndReadCall.
   uint32_t ReadCall(int64_t timeout_ns, hcb_call_frame* frame);
   void EndReadCall();
+
+  // For the thread that waits for a call and takes its frame itself: see hcb_own_call_read.
+  int32_t ReadOwnCall(const void* owner, int64_t timeout_ns, hcb_call_frame* frame);
+  // Ends a turn that its owner has not ended, and gives back what it took.
+  void LeaveOwnTurn(const void* owner);
+  // Takes the owner's call out of the table, if its frame is written and nobody has taken it.
+  std::unique_ptr<PendingCall> WithdrawOwnCall(const void* owner);
+  // What runs host functions on threads of the host; null: nothing does.
+  hcb_host_call host_call() const { return host_call_.load(std::memory_order_acquire); }
+  void SetHostCall(hcb_host_call call) { host_call_.store(call, std::memory_order_release); }
 
   // Any thread.
   void Wake();
@@ -194,6 +205,8 @@ class Ring {
   using Clock = std::chrono::steady_clock;
   bool Readable() const;
   bool CallInFront() const;
+  const void* OwnerInFront() const;
+  void DropBlockLocked(uint64_t position);  // with `mutex_`
   uint64_t QueuedBytes();
   bool TakeTurnLocked();
   void EndReaderTurn();
@@ -218,6 +231,7 @@ class Ring {
   bool AllCommittedLocked() const;
   int MoveInto(RingFile* file, uint8_t* copy, const char* name, uint64_t blocks_bytes);
   void WakeReader();
+  void WakeReaderLocked();  // with `sleep_mutex_`
   void AnnounceCall(uint64_t position);
   FrameHeader* At(uint64_t position) const {
     return reinterpret_cast<FrameHeader*>(memory_ + (position & (capacity_ - 1)));
@@ -239,6 +253,7 @@ class Ring {
   std::atomic<bool> overwrites_{false};      // whether that is the policy, for a look without `mutex_`
   std::atomic<bool> outside_{false};         // whether another process reads it
   std::atomic<Ring*> beside_{nullptr};
+  std::atomic<hcb_host_call> host_call_{nullptr};
   std::atomic<GpuDevice*> gpu_{nullptr};  // set once, with `mutex_`
   bool pinned_ = false;                   // written before `gpu_`
 
@@ -267,6 +282,7 @@ class Ring {
   std::atomic<uint64_t> discarded_{0};  // accepted frames that turned out to be no message: of a GPU's checks, and lost ones
   std::atomic<uint64_t> given_back_{0};  // those before the cursor, whose sequence numbers are not spent
   std::atomic<uint64_t> overwritten_{0};  // accepted frames that made way for later ones, likewise
+  std::atomic<bool> walking_{false};  // whether the reader looks at frames
   std::atomic<bool> holding_{false};  // whether a batch is out whose memory has not been given back: then the cursor is the reader's
   std::chrono::steady_clock::duration poll_ = kFirstPoll;  // the reader's own: until it next asks for a GPU's event
   uint64_t cursor_ = 0;         // of whoever holds a batch: the next position to look at
@@ -282,8 +298,11 @@ class Ring {
   alignas(64) std::mutex sleep_mutex_;  // protects everything below, and `cursor_` while nobody has the turn
   std::condition_variable sleep_;         // of the reader
   std::condition_variable call_arrived_;  // of the threads in ReadCall
+  std::condition_variable own_turn_;      // of the threads in ReadOwnCall
   bool wake_requested_ = false;
   bool turn_taken_ = false;    // somebody reads: nobody else may before what was read has been delivered
+  const void* turn_owner_ = nullptr;  // who took it in ReadOwnCall
+  std::thread::id reader_;     // the thread that called Read last
   uint32_t callers_ = 0;       // threads in ReadCall
   uint64_t urgent_end_ = 0;    // frames that lie before it must not rest
   uint64_t expected_ = ~0ull;  // position of a call that the thread that emitted it is about to take

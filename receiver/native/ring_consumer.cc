@@ -76,8 +76,11 @@ bool Ring::Readable() const {
 bool Ring::CallInFront() const {
   const uint64_t head = control_->head.load(std::memory_order_acquire);
   if (cursor_ == head || Check(cursor_, head) != HCB_INTACT) return false;
-  return (LoadFlags(At(cursor_)) & (kCall | kBusy)) == kCall;
+  return (LoadFlags(At(cursor_)) & (kCall | kBusy | kDiscarded)) == kCall;
 }
+
+// Of the call in front, who is to take it; null: whoever comes.
+const void* Ring::OwnerInFront() const { return OwnerOfCall(device_, At(cursor_)->seq); }
 
 uint64_t Ring::QueuedBytes() {
   std::lock_guard<std::mutex> lock(mutex_);
@@ -89,6 +92,10 @@ uint64_t Ring::QueuedBytes() {
 bool Ring::TakeTurnLocked() {
   if (turn_taken_ || !Readable()) return false;
   if (CallInFront()) {
+    if (OwnerInFront() != nullptr) {
+      own_turn_.notify_all();
+      return false;
+    }
     if (expected_ == cursor_ && Clock::now() < expected_until_) return false;
     if (callers_ != 0) {
       call_arrived_.notify_one();
@@ -96,6 +103,7 @@ bool Ring::TakeTurnLocked() {
     }
   }
   turn_taken_ = reader_turn_ = true;
+  walking_.store(true, std::memory_order_relaxed);
   holding_.store(true, std::memory_order_release);
   return true;
 }
@@ -143,6 +151,7 @@ void Ring::Sleep(std::unique_lock<std::mutex>* lock, Clock::time_point until, ui
 
 bool Ring::WaitTurn(Clock::time_point deadline) {
   std::unique_lock<std::mutex> lock(sleep_mutex_);
+  reader_ = std::this_thread::get_id();
   for (auto now = Clock::now(); now < stream_end_ && MayRestLocked(); now = Clock::now()) {
     Rest(&lock, std::min(deadline, now + rest_));
     if (CopyPending()) {
@@ -198,6 +207,7 @@ uint32_t Ring::Read(int64_t timeout_ns, hcb_batch* batch) {
   while (batch->frames == 0 && batch->damage == 0) {
     if (!WaitTurn(deadline)) return 0;
     Walk(batch);
+    walking_.store(false, std::memory_order_release);
     if (batch->frames != 0 || batch->damage != 0) break;
     EndReaderTurn();
     if (discarded() != 0 && !CopyPending()) return 0;  // somebody may wait for what turned out to be no message
@@ -217,7 +227,7 @@ uint32_t Ring::ReadCall(int64_t timeout_ns, hcb_call_frame* frame) {
   const Clock::time_point deadline = Deadline(timeout_ns);
   {
     std::unique_lock<std::mutex> lock(sleep_mutex_);
-    while (turn_taken_ || !CallInFront()) {
+    while (turn_taken_ || !CallInFront() || OwnerInFront() != nullptr) {
       if (Clock::now() >= deadline) return 0;
       ++callers_;
       call_arrived_.wait_until(lock, deadline);
@@ -229,6 +239,62 @@ uint32_t Ring::ReadCall(int64_t timeout_ns, hcb_call_frame* frame) {
   if (TakeCall(frame)) return 1;
   EndReadCall();
   return 0;
+}
+
+int32_t Ring::ReadOwnCall(const void* owner, int64_t timeout_ns, hcb_call_frame* frame) {
+  const Clock::time_point deadline = Deadline(timeout_ns);
+  {
+    std::unique_lock<std::mutex> lock(sleep_mutex_);
+    if (reader_ == std::this_thread::get_id()) return HCB_OWN_CALL_WAITS_FOR_ITSELF;
+    while (turn_taken_ || !CallInFront() || OwnerInFront() != owner) {
+      if (Clock::now() >= deadline) return HCB_OWN_CALL_LATER;
+      own_turn_.wait_until(lock, deadline);
+    }
+    turn_taken_ = true;
+    turn_owner_ = owner;
+    holding_.store(true, std::memory_order_release);
+  }
+  if (TakeCall(frame)) return HCB_OWN_CALL_TAKEN;
+  EndReadCall();
+  return HCB_OWN_CALL_LATER;
+}
+
+void Ring::LeaveOwnTurn(const void* owner) {
+  {
+    std::lock_guard<std::mutex> lock(sleep_mutex_);
+    if (turn_owner_ != owner) return;
+  }
+  if (released_here_.load(std::memory_order_relaxed) != cursor_ && Release(cursor_, 1)) AdmitWaiters();
+  EndReadCall();
+}
+
+// Its frame becomes one that is no message. Not while the reader looks at frames, nor while the frame is written, since that is done
+// from the program's memory.
+std::unique_ptr<PendingCall> Ring::WithdrawOwnCall(const void* owner) {
+  std::lock_guard<std::mutex> reader(sleep_mutex_);
+  uint64_t position;
+  if (walking_.load(std::memory_order_acquire) || !FindOwnCall(device_, owner, &position)) return nullptr;
+  if (position >= released_here_.load(std::memory_order_acquire)) {  // else it was read
+    const uint32_t flags = LoadFlags(At(position));
+    if (flags & kBusy) return nullptr;
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (flags & kExternal) DropBlockLocked(position);
+    --emitted_;
+    ++dropped_;
+    __atomic_store_n(&At(position)->flags, flags | kDiscarded, __ATOMIC_SEQ_CST);
+  }
+  std::unique_ptr<PendingCall> call = TakeOwnCall(device_, owner);
+  WakeReaderLocked();
+  return call;
+}
+
+void Ring::DropBlockLocked(uint64_t position) {
+  const auto block = std::find_if(outstanding_.begin(), outstanding_.end(),
+                                  [position](const OutstandingBlock& b) { return b.position == position; });
+  if (block == outstanding_.end()) return;
+  BlockPool::Free(block->memory);
+  outstanding_bytes_ -= block->nbytes;
+  outstanding_.erase(block);
 }
 
 // Takes the call in front. False if it turns out to be damaged, which the reader reports.
@@ -260,16 +326,19 @@ void Ring::EndReaderTurn() {
 void Ring::EndReadCall() {
   std::lock_guard<std::mutex> lock(sleep_mutex_);
   turn_taken_ = false;
+  turn_owner_ = nullptr;
   holding_.store(false, std::memory_order_release);
   if (!Readable()) return;
-  if (CallInFront() && callers_ != 0) {
+  if (CallInFront() && OwnerInFront() != nullptr) {
+    own_turn_.notify_all();
+  } else if (CallInFront() && callers_ != 0) {
     call_arrived_.notify_one();
   } else {
     sleep_.notify_one();
   }
 }
 
-// A call is the first of a batch, so that it can be left to others. The end of a stream is a batch of its own, so that a batch is
+// A call is the first of a batch, so that it can be left to others, as it must be if its own thread is to take it. The end of a stream is a batch of its own, so that a batch is
 // accounted for as a whole.
 void Ring::Walk(hcb_batch* batch) {
   const uint64_t head = SettledHead();
@@ -282,6 +351,7 @@ void Ring::Walk(hcb_batch* batch) {
     const uint32_t flags = LoadFlags(&header);
     if (damage == HCB_INTACT) {
       if ((flags & kBusy) || ((flags & (kCall | kEndOfStream)) && batch->frames != 0)) break;
+      if ((flags & (kCall | kDiscarded)) == kCall && OwnerOfCall(device_, header.seq) != nullptr) break;
       const bool message = !(flags & (kPad | kDiscarded));
       OutstandingBlock block = {};
       if (message && (flags & kExternal) && !TakeBlock(cursor_, &block)) damage = HCB_DAMAGED_BLOCK;

@@ -16,7 +16,7 @@ from jax.sharding import Mesh, PartitionSpec
 import hostcallback as hcb
 from receiver import native_library
 from receiver.runtime import runtime
-from transforming import COMPILED, JITS, Jit
+from transforming import COMPILED, JITS, PROGRAM_FAILED, Jit
 
 F32 = jax.ShapeDtypeStruct((), np.float32)
 
@@ -46,7 +46,7 @@ def deferred() -> hcb.TapFunctionException:
 def test_the_caller_gets_the_traceback_and_the_next_computation_works(jit: Jit) -> None:
     f = jit(lambda x: hcb.call(root, x, result_shape=x) + 1)
     for _ in range(3):
-        with pytest.raises(jax.errors.JaxRuntimeError) as caught:
+        with pytest.raises(PROGRAM_FAILED) as caught:
             jax.block_until_ready(f(jnp.float32(-4)))
         text = str(caught.value)
         assert "NotPositive: got -4.0" in text
@@ -71,7 +71,7 @@ def test_a_program_that_fails_half_way_runs_no_more_calls(jit: Jit) -> None:
         return i
 
     f = jit(lambda x: lax.fori_loop(0, 10, lambda i, c: c + hcb.call(host, i, result_shape=i), x))
-    with pytest.raises(jax.errors.JaxRuntimeError, match="enough"):
+    with pytest.raises(PROGRAM_FAILED, match="enough"):
         jax.block_until_ready(f(0))
     assert seen == [0, 1, 2, 3]
     deferred()
@@ -89,7 +89,7 @@ def test_a_call_on_one_of_several_devices_fails_the_program(jit: Jit) -> None:
     f = jit(
         jax.shard_map(lambda x: hcb.call(host, x, result_shape=x), mesh=mesh, in_specs=spec, out_specs=spec)
     )
-    with pytest.raises(jax.errors.JaxRuntimeError, match="on device 2"):
+    with pytest.raises(PROGRAM_FAILED, match="on device 2"):
         jax.block_until_ready(f(jnp.arange(4.0)))
     assert [failure.device for failure in deferred().failures] == ["cpu:2"]
     g = jit(lambda x: hcb.call(lambda x: x + 1, x, result_shape=x))
@@ -121,12 +121,12 @@ def test_after_a_failure_on_several_devices_neither_the_next_program_nor_jaxs_ba
     g = jit(jax.shard_map(lambda x: hcb.id_tap(lambda v: seen.append(float(v[0])), x), **manual))
     x = jnp.arange(4.0)
     threading.Timer(0.1, begun.set).start()
-    with contextlib.suppress(jax.errors.JaxRuntimeError):  # hcb.jit waits where it is called
+    with contextlib.suppress(*PROGRAM_FAILED):  # hcb.jit waits where it is called
         f(x)
     assert g(x).tolist() == x.tolist()
     assert isinstance(deferred().exceptions[0], NotPositive)
     assert sorted(seen) == [0, 1, 2, 3]
-    with contextlib.suppress(jax.errors.JaxRuntimeError):
+    with contextlib.suppress(*PROGRAM_FAILED):
         f(x).block_until_ready()
     deferred()
     jax.effects_barrier()
@@ -136,19 +136,19 @@ def test_after_a_failure_on_several_devices_neither_the_next_program_nor_jaxs_ba
 def test_a_nested_failure_reaches_the_outermost_caller(jit: Jit) -> None:
     inner = jit(lambda x: hcb.call(root, x, result_shape=x))
     outer = jit(lambda x: hcb.call(lambda x: np.asarray(inner(x)), x, result_shape=x))
-    with pytest.raises(jax.errors.JaxRuntimeError, match=r"NotPositive: got -1\.0"):
+    with pytest.raises(PROGRAM_FAILED, match=r"NotPositive: got -1\.0"):
         jax.block_until_ready(outer(jnp.float32(-1)))
     assert [type(e) for e in deferred().exceptions] == [NotPositive, jax.errors.JaxRuntimeError]
     assert float(outer(jnp.float32(9))) == 3
 
 
-@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), GeneratorExit()], ids=repr)
+@pytest.mark.parametrize("error", [SystemExit(3), GeneratorExit()], ids=repr)
 def test_what_is_no_ordinary_exception_ends_the_program_only(error: BaseException) -> None:
     def host(x: Any) -> Any:
         raise error
 
     f = hcb.jit(lambda x: hcb.call(host, x, result_shape=x))
-    with pytest.raises(jax.errors.JaxRuntimeError, match=type(error).__name__):
+    with pytest.raises(PROGRAM_FAILED, match=type(error).__name__):
         f(jnp.float32(1))
     assert type(error).__name__ in str(deferred().exceptions[0])
 
@@ -189,7 +189,7 @@ def test_a_result_other_than_announced_is_shown_beside_what_was(
     result_shape: Any, host: Any, text: str
 ) -> None:
     f = hcb.jit(lambda x: hcb.call(host, x, result_shape=result_shape, name="host"))
-    with pytest.raises(jax.errors.JaxRuntimeError, match=text) as caught:
+    with pytest.raises(PROGRAM_FAILED, match=text) as caught:
         jax.block_until_ready((f(jnp.float32(1)), 0))
     assert "the call of host at " in str(caught.value)
     assert "test_call_failures.py" in str(caught.value)
@@ -204,7 +204,7 @@ def test_an_array_that_cannot_be_had_is_named_with_the_reason() -> None:
             raise OSError("the disk is gone")
 
     f = hcb.jit(lambda x: hcb.call(lambda x: Broken(), x, result_shape=x))
-    with pytest.raises(jax.errors.JaxRuntimeError, match=r"Broken, which is no array as result") as caught:
+    with pytest.raises(PROGRAM_FAILED, match=r"Broken, which is no array as result") as caught:
         f(jnp.float32(1))
     assert "the disk is gone" in str(caught.value)
     deferred()
@@ -215,7 +215,7 @@ def test_failures_beyond_the_receivers_bound_are_counted() -> None:
     with pytest.raises(hcb.TapFunctionException) as caught:  # noqa: PT012, the block's end raises
         with hcb.outfeed_receiver(max_errors=2) as receiver:
             for _ in range(5):
-                with pytest.raises(jax.errors.JaxRuntimeError):
+                with pytest.raises(PROGRAM_FAILED):
                     f(jnp.float32(-1))
     assert len(caught.value.exceptions) == 2
     assert sum(caught.value.suppressed.values()) == 3
@@ -237,7 +237,7 @@ def test_a_failure_after_its_receiver_was_left_is_reported_by_it() -> None:
     def program() -> None:
         try:
             f(jnp.float32(1))
-        except jax.errors.JaxRuntimeError as error:
+        except PROGRAM_FAILED as error:
             errors.append(error)
 
     thread = threading.Thread(target=program)
@@ -282,7 +282,7 @@ def test_a_host_function_may_not_wait_for_the_program_that_waits_for_it(wait: An
         return x
 
     f = hcb.jit(lambda x: hcb.call(host, x, result_shape=x))
-    with pytest.raises(jax.errors.JaxRuntimeError, match="would wait for the program that waits for it"):
+    with pytest.raises(PROGRAM_FAILED, match="would wait for the program that waits for it"):
         f(jnp.float32(1))
     assert isinstance(deferred().exceptions[0], hcb.ReentrantWaitError)
 
@@ -290,7 +290,7 @@ def test_a_host_function_may_not_wait_for_the_program_that_waits_for_it(wait: An
 def test_nothing_is_left_behind(transport: str) -> None:
     f = hcb.jit(lambda x: hcb.call(root, x, result_shape=x))
     for x in (4.0, -4.0) * 10:
-        with contextlib.suppress(jax.errors.JaxRuntimeError):
+        with contextlib.suppress(*PROGRAM_FAILED):
             f(jnp.float32(x))
     assert len(deferred().exceptions) == 10
     for receiver in runtime.receivers():

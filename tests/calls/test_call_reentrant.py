@@ -133,7 +133,9 @@ def test_more_threads_than_xla_has(jit: Jit) -> None:
     x = np.ones((256, 256), np.float32)
     f(x)
     outs: dict[int, Any] = {}
-    threads = [threading.Thread(target=lambda i=i: outs.update({i: f(x + i)})) for i in range(12)]
+    threads = [
+        threading.Thread(target=lambda i=i: outs.update({i: f(x + i).block_until_ready()})) for i in range(12)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -144,13 +146,16 @@ def test_more_threads_than_xla_has(jit: Jit) -> None:
 
 @pytest.mark.parametrize("jit", COMPILED)
 def test_more_programs_than_a_device_takes_at_a_time(jit: Jit) -> None:
-    # XLA:CPU takes 32 for each device: those of a host function must find their place among those that wait for it.
+    # XLA:CPU takes 32 for each device: those of a host function must find their place among those that wait for it. So
+    # the dispatch of a program whose arguments are there comes back when it is over.
     f = jit(lambda x: hcb.call(lambda x: work(jit)(x) * np.ones_like(x), x, result_shape=x) * 0 + x + 1)
     x = jnp.ones((256, 256))
-    outs = [f(x + i) for i in range(50)]
+    arguments = jax.block_until_ready([x + i for i in range(20)])
+    outs = [f(argument) for _ in range(5) for argument in arguments]
+    assert all(out.is_ready() for out in outs)
     for _ in range(50):
-        x = f(x) * 1.0
-    assert [float(out[0, 0]) for out in outs] == [2.0 + i for i in range(50)]
+        x = f(x)
+    assert [float(out[0, 0]) for out in outs] == [2.0 + i for i in range(20)] * 5
     assert float(x[0, 0]) == 51
 
 
