@@ -83,7 +83,7 @@ def one_call_of_the_host(rounds: int) -> Row:
 
     ours = program(lambda x: hcb.call(host(count), x, result_shape=shape))
     peer = program(lambda x: jax.pure_callback(host(theirs), shape, x))
-    mine, other = measure_together(lambda: _medians_of_calls([ours, peer], jnp.float32(1)), rounds)
+    mine, other = measure_together(lambda: medians_of_calls([ours, peer], jnp.float32(1)), rounds)
     assert count.count == theirs.count == CALLS * (rounds + 1)
     return mine.beside(other, "one jax.jit call, one `hcb.call`", "us/call", "jax.pure_callback", 1.0)
 

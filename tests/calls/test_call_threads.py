@@ -265,15 +265,25 @@ def test_a_call_that_waits_for_a_tap_can_be_interrupted() -> None:
 
 @pytest.mark.native_only
 def test_interrupts_at_any_time_leave_the_books_in_order() -> None:
+    runs = threading.Event()
+
+    def count(c: Any) -> Any:
+        runs.set()
+        return c + 1
+
+    def interrupt(after_sec: float) -> None:
+        runs.wait()
+        threading.Event().wait(after_sec)
+        os.kill(os.getpid(), signal.SIGINT)
+
     f = jax.jit(
-        lambda x: lax.scan(lambda c, _: (hcb.call(lambda c: c + 1, c, result_shape=c), None), x, None, 10**7)[
-            0
-        ]
+        lambda x: lax.scan(lambda c, _: (hcb.call(count, c, result_shape=c), None), x, None, 10**7)[0]
     )
     g = jax.jit(lambda x: hcb.call(lambda v: v, hcb.id_tap(lambda v: None, x), result_shape=x))
     g(jnp.float32(1))
     for i in range(30):
-        timer = threading.Timer(0.01 + 0.0007 * i, os.kill, (os.getpid(), signal.SIGINT))
+        runs.clear()
+        timer = threading.Thread(target=interrupt, args=[0.0007 * i])
         timer.start()
         assert failing(f, jnp.float32(0))
         timer.join()
