@@ -34,6 +34,12 @@ def often(f: Any) -> None:
         f(1.0)
 
 
+def fail_and_go_on(f: Any) -> None:
+    """The call that fails may raise itself, where it is over when it returns."""
+    f(-1.0)
+    often(f)
+
+
 @pytest.mark.parametrize("jit", JITS)
 def test_failures_are_raised_on_leaving_a_collector_one_for_each_line(jit: Jit) -> None:
     def f(x: Any) -> Any:
@@ -95,8 +101,7 @@ def test_raise_soon_raises_in_the_next_call_of_a_tapped_program(jit: Jit) -> Non
     compiled = jit(positive)
     with hcb.outfeed_receiver(on_error="raise_soon"):
         with pytest.raises(hcb.TapFunctionException) as caught:
-            compiled(-1.0)  # may raise itself, where it is over when it returns
-            often(compiled)
+            fail_and_go_on(compiled)
         assert checks_of(caught.value)[0].explanation.text == "x is -1.0"
         compiled(2.0)
 
