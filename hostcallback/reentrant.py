@@ -21,7 +21,7 @@ from jax.extend.core import Primitive
 
 from hostcallback import _jax_compat as compat
 from receiver import native_library
-from receiver.calls import this_thread
+from receiver.calls import ThreadFor, this_thread
 from receiver.consumer import Sink
 from receiver.log import logger
 from receiver.message import Message
@@ -68,6 +68,10 @@ class ReentrantSink:
 def call_inside_callback(device: jax.Device, function: Callable[[], Any]) -> Any:
     """Calls a function on the calling thread, inside a callback of a program on `device`, a CPU.
 
+    Where XLA does not run that program at once, on another thread: XLA holds back what a thread dispatches until what
+    it dispatched before is over, and until JAX 0.12 takes a thread for another one that has ended, whose number it was
+    given. That one may have dispatched the very program that waits for the function.
+
     Returns:
         What the function returned; what it raises is raised.
     """
@@ -85,8 +89,32 @@ def call_inside_callback(device: jax.Device, function: Callable[[], Any]) -> Any
         _program(device)()
     except Exception:
         logger.exception("a host function on %s may wait for ever if it uses JAX", device)
-    if _inside.function is not None:  # it was not called: better without the callback than not at all
-        _call()
+        _call()  # unless it was called: better without the callback than not at all
+    if _take() is not None:
+        return _call_elsewhere(device, function)
+    if raised:
+        raise raised.pop()
+    return outcome.pop()
+
+
+def _call_elsewhere(device: jax.Device, function: Callable[[], Any]) -> Any:
+    outcome: list[Any] = []
+    raised: list[BaseException] = []
+
+    def call() -> None:
+        try:
+            outcome.append(call_inside_callback(device, function))
+        except BaseException as error:
+            raised.append(error)
+
+    thread = ThreadFor(call)
+    try:
+        thread.start()
+    except (
+        RuntimeError
+    ):  # an interpreter that ends starts no thread: better without the callback than not at all
+        return function()
+    thread.join()
     if raised:
         raise raised.pop()
     return outcome.pop()
@@ -100,8 +128,13 @@ def forget() -> None:
     _running = 0
 
 
-def _call() -> None:
+def _take() -> Callable[[], None] | None:
     function, _inside.function = _inside.function, None
+    return function
+
+
+def _call() -> None:
+    function = _take()
     if function is not None:
         function()
 

@@ -60,6 +60,15 @@ class _ThisThread(threading.local):
 this_thread = _ThisThread()
 
 
+class ThreadFor(threading.Thread):
+    """A thread that runs a host function for the one that makes it, which waits for it."""
+
+    def __init__(self, target: Callable[[], None]) -> None:
+        """`target` must not raise."""
+        self.waiting = threading.current_thread()
+        super().__init__(target=target, name=self.waiting.name, daemon=True)
+
+
 class Calls:
     """What all kinds of calls share: which of them run, and what becomes of what they raise.
 
@@ -110,6 +119,8 @@ class Calls:
 
     def running_on(self, thread: threading.Thread) -> Consumer | None:
         """The consumer whose host function runs on that thread."""
+        while isinstance(thread, ThreadFor):
+            thread = thread.waiting
         with self._changed:
             return next((r.consumer for r in self._running.values() if r.thread is thread), None)
 

@@ -15,6 +15,7 @@ from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 
 import hostcallback as hcb
+from hostcallback.reentrant import call_inside_callback
 from recorder import Recorder
 from transforming import COMPILED, Jit
 
@@ -157,6 +158,48 @@ def test_more_programs_than_a_device_takes_at_a_time(jit: Jit) -> None:
         x = f(x)
     assert [float(out[0, 0]) for out in outs] == [2.0 + i for i in range(20)] * 5
     assert float(x[0, 0]) == 51
+
+
+@pytest.mark.native_only
+def test_a_host_function_finds_another_thread_where_xla_holds_its_own_back() -> None:
+    held, go = threading.Event(), threading.Event()
+    errors: list[BaseException] = []
+
+    def hold(x: Any) -> Any:
+        held.set()
+        go.wait(60)
+        return x
+
+    # Behind this one XLA queues what the same thread dispatches.
+    holding = jax.jit(lambda x: hcb.call(hold, x[:1, 0], result_shape=x[:1, 0]))
+    large = jnp.ones((2048, 2048))
+    computed = jax.jit(lambda x: lax.fori_loop(0, 3, lambda _, c: jnp.sin(c @ c), x))
+    go.set()
+    holding(computed(large)).block_until_ready()
+    go.clear()
+    held.clear()
+
+    def function() -> Any:
+        try:
+            hcb.barrier_wait()
+        except hcb.ReentrantWaitError as error:
+            errors.append(error)
+        return np.asarray(work(jax.jit)(np.ones((256, 256), np.float32)))
+
+    def host(x: Any) -> Any:
+        holding(computed(large))  # its argument is still to be computed
+        held.wait(60)
+        made = call_inside_callback(jax.devices()[0], function)
+        return made[0] * 0 + x
+
+    f = jax.jit(lambda x: hcb.call(host, x, result_shape=x))
+    zeros = jnp.zeros(1)
+    try:
+        assert np.asarray(f(zeros)).tolist() == [0]
+    finally:
+        go.set()
+    assert len(errors) == 1
+    hcb.barrier_wait()
 
 
 def test_programs_that_follow_a_call_do_not_shut_out_its_host_function() -> None:
