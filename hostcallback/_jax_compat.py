@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import functools
 import inspect
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import FrameType
@@ -263,8 +264,8 @@ PROGRAMS_IN_FLIGHT = 32
 
 def dispatches_asynchronously() -> bool:
     """Whether XLA:CPU comes back from a dispatch before the program is over."""
-    config: Any = jax.config
-    return bool(getattr(config, "jax_cpu_enable_async_dispatch", True))
+    config: Any = jax.config  # whose flags are no attributes
+    return bool(config.read("jax_cpu_enable_async_dispatch"))
 
 
 def traced_function(closed: Any) -> str | None:
@@ -275,7 +276,20 @@ def traced_function(closed: Any) -> str | None:
 
 def source_of(function: Any) -> str:
     """Name and source line of a function, jitted or not, as JAX's traces note them (0.8 to 0.12)."""
-    return str(_api_util.fun_sourceinfo(function))
+    wrapped = inspect.unwrap(function)
+    while isinstance(wrapped, functools.partial):  # which hides what it wraps from JAX until 0.12
+        wrapped = inspect.unwrap(wrapped.func)
+    return str(_api_util.fun_sourceinfo(wrapped))
+
+
+def in_callback_of_jax() -> bool:
+    """Whether the calling thread is inside a host function that JAX calls for a program (0.8 to 0.12)."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_globals.get("__name__") == "jax._src.callback":
+            return True
+        frame = frame.f_back
+    return False
 
 
 def call_after_each_jit(function: Callable[[Any], None]) -> Callable[[], None]:
@@ -295,8 +309,15 @@ def call_after_each_jit(function: Callable[[Any], None]) -> Callable[[], None]:
         if state.get_global() is hook:
             state.set_global(before)
 
+    hook.undo = undo  # type: ignore[attr-defined]
     state.set_global(hook)
     return undo
+
+
+def is_hooked(undo: Callable[[], None]) -> bool:
+    """Whether the hook that `undo` undoes is there: setting a NaN check replaces it."""
+    hook: Any = _api._post_hook_state.get_global()
+    return getattr(hook, "undo", None) is undo
 
 
 def let_threads_have_the_hook() -> None:

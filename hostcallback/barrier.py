@@ -15,7 +15,9 @@ def barrier_wait(timeout_sec: float | None = None) -> None:
     """Waits until every tap of every computation dispatched before this call has been delivered.
 
     Covers computations dispatched from any thread, through any jit, on every device, whatever has become of their
-    results. Interruptible by Ctrl-C. It waits for computations without taps as well.
+    results. Interruptible by Ctrl-C. It waits for computations without taps as well. (Where other threads keep a CPU
+    device busy without an end, it gives those computations up after a minute whose results they have dropped, and logs
+    that.)
 
     Args:
         timeout_sec: seconds to wait at most; None for as long as it takes.
@@ -81,8 +83,10 @@ def merge(found: Sequence[TapFunctionException]) -> TapFunctionException | None:
 
 
 def _in_effects_barrier() -> None:
-    # Tap functions may call it: what they wait for then is JAX's own.
-    if not _exiting and not runtime.serves(threading.current_thread()):
+    # Tap functions may call it, and JAX's own callbacks: what they wait for then is JAX's own.
+    if _exiting or runtime.serves(threading.current_thread()) or compat.in_callback_of_jax():
+        return
+    if runtime.receivers():
         barrier_wait()
 
 

@@ -4,9 +4,10 @@ JAX dispatches without Python, and the results of a program may be gone before i
 one of a device's 32 places, from its dispatch to its end. A fence takes places one after the other and gives none back:
 once it has all of them at the same time, every program dispatched before is over.
 
-Its first program waits in a native handler, without a thread of XLA, and the others wait for its result. Programs that
-are in a fence's way may need a place themselves, for what a tap function or a host function dispatches. So a fence that
-gets on no more gives all places back, and begins again.
+Its first program waits in a native handler, and the others wait for its result; when it goes on, all need threads of
+XLA to end. Programs in a fence's way may wait for the host, which may need a place or a thread itself: for what a tap
+function dispatches, say. So a fence begins only where XLA has a thread to spare and no program waits for the host, and
+one that gets no further gives all back, leaves the device to others for a while, and begins again.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import numpy as np
 from hostcallback import _jax_compat as compat
 from receiver import native_library
 from receiver.log import logger
+from receiver.runtime import runtime
 
 TARGET = "hostcallback_hold"
 OPERAND_SIZE = 4096
@@ -32,11 +34,16 @@ OPERAND_SIZE = 4096
 
 LOOK_SEC = 0.005
 """How often one who waits looks whether the fence gets on."""
-PATIENCE_SEC = 0.01
-"""After how long without a new place a fence gives all back for the first time; twice as long each further time."""
+PATIENCE_SEC = 0.02
+"""After how long without a new place a fence gives all back."""
+SHORT_SEC = 2.0
+"""For how long that is so; behind it the patience doubles with each try, up to `MOST_PATIENCE_SEC`."""
 MOST_PATIENCE_SEC = 1.0
 PAUSE_SEC = 0.002
-"""How long it then leaves the places to others, at least; a quarter of its patience."""
+"""How long it then leaves the places to others; twice as long each further time, up to `MOST_PAUSE_SEC`."""
+MOST_PAUSE_SEC = 0.25
+GIVE_UP_SEC = 60.0
+"""For how long a fence is tried on a device that others keep busy; time in which programs wait for the host is free."""
 
 
 class NoFenceError(RuntimeError):
@@ -54,14 +61,18 @@ class Fence:
 
     def __init__(self) -> None:
         """Nobody waits yet."""
-        self._changed = threading.Condition()  # protects everything below, but for _taken
-        self._devices: set[jax.Device] = set()
+        self._changed = (
+            threading.Condition()
+        )  # protects everything below, but for _taken and _patience_sec; and who begins a hold
+        self._devices: set[jax.Device] = set()  # of those who asked since the last answer
         self._waiting = 0
         self._asked = 0
         self._answered = 0
         self._failure: BaseException | None = None
         self._thread: threading.Thread | None = None
-        self._taken = 0  # places, over all fences: only the thread writes it
+        self._taken = 0  # places, over all fences: only the thread writes it, and the next
+        self._patience_sec = PATIENCE_SEC
+        self._told = False
 
     def start(self) -> None:
         """Starts the thread unless it runs. Any thread.
@@ -78,15 +89,14 @@ class Fence:
                     raise NoFenceError("no thread can be started") from error
                 self._thread = thread
 
-    def wait(
-        self, devices: Iterable[jax.Device], look: Callable[[], None], is_busy: Callable[[], bool]
-    ) -> None:
+    def wait(self, devices: Iterable[jax.Device], look: Callable[[], None]) -> None:
         """Waits for what was dispatched to these devices before.
+
+        On a device that other threads keep busy without an end it gives up after `GIVE_UP_SEC`, and logs that once.
 
         Args:
             devices: this process's CPU devices.
             look: called now and then; may raise to give up.
-            is_busy: whether the host has work that programs may wait for: then a fence in the way is lifted at once.
 
         Raises:
             NoFenceError: no fence can be made here.
@@ -99,18 +109,17 @@ class Fence:
             self._waiting += 1
             self._changed.notify_all()
         try:
-            self._wait_for(ticket, look, is_busy)
+            self._wait_for(ticket, look)
         finally:
             with self._changed:
                 self._waiting -= 1
-                nobody_waits = not self._waiting and self._answered < self._asked
-            if nobody_waits:
-                native_library.load().hcb_hold_end()
-        if self._failure is not None:
-            raise NoFenceError("a program of the fence could not be run") from self._failure
+                failure, self._failure = self._failure, None
+                if not self._waiting:  # and no hold is begun for nobody: see `_take_all`
+                    native_library.load().hcb_hold_end()
+        if failure is not None:
+            raise NoFenceError("a program of the fence could not be run") from failure
 
-    def _wait_for(self, ticket: int, look: Callable[[], None], is_busy: Callable[[], bool]) -> None:
-        patience = PATIENCE_SEC
+    def _wait_for(self, ticket: int, look: Callable[[], None]) -> None:
         taken, since = self._taken, perf_counter()
         while True:
             with self._changed:
@@ -120,9 +129,8 @@ class Fence:
             now = perf_counter()
             if self._taken != taken:
                 taken, since = self._taken, now
-            elif now - since > (PATIENCE_SEC if is_busy() else patience):
-                if native_library.load().hcb_hold_end():
-                    patience = min(2 * patience, MOST_PATIENCE_SEC)
+            if now - since > self._patience_sec or runtime.holds_programs():
+                native_library.load().hcb_hold_end()
                 since = now
 
     def _run(self) -> None:
@@ -130,39 +138,87 @@ class Fence:
             with self._changed:
                 self._changed.wait_for(lambda: self._answered < self._asked)
                 ticket, devices = self._asked, sorted(self._devices, key=lambda device: device.id)
+                self._devices.clear()
+            failure: BaseException | None = None
             try:
                 for device in devices:
                     self._fence(device)
             except BaseException as error:  # whatever it is, nobody may wait for ever
                 logger.exception("a barrier could not find out what runs")
-                self._failure = error
+                failure = error
             with self._changed:
                 self._answered = ticket
+                self._failure = failure
                 self._changed.notify_all()
 
     def _fence(self, device: jax.Device) -> None:
-        pause = PAUSE_SEC
-        while not self._take_all(device):
-            with self._changed:
-                if not self._waiting:
+        tried_sec, pause, without_place = 0.0, PAUSE_SEC, 0
+        self._patience_sec = PATIENCE_SEC
+        while self._waiting:
+            if runtime.holds_programs():
+                time.sleep(PAUSE_SEC)
+                continue
+            begun, taken = perf_counter(), self._taken
+            if self._has_thread_to_spare(device):
+                if self._take_all(device):
                     return
+                # A device that runs its programs where they are dispatched holds the first of them there.
+                without_place = without_place + 1 if self._taken == taken else 0
+                if without_place > 1 and not runtime.holds_programs():
+                    return  # and then a program is over when its dispatch is
             time.sleep(pause)
-            pause = min(2 * pause, MOST_PATIENCE_SEC / 4)
+            pause = min(2 * pause, MOST_PAUSE_SEC)
+            tried_sec += perf_counter() - begun
+            if tried_sec > SHORT_SEC:
+                self._patience_sec = min(2 * self._patience_sec, MOST_PATIENCE_SEC)
+            if tried_sec > GIVE_UP_SEC:
+                self._tell(device)
+                return
+
+    def _has_thread_to_spare(self, device: jax.Device) -> bool:
+        # Else XLA may have none to end the fence's programs with, and they would stay in the way.
+        programs = _programs(device)
+        probe = programs.hold(programs.operand)
+        begun = perf_counter()
+        while not probe.is_ready():
+            if perf_counter() - begun > LOOK_SEC:
+                while self._waiting and not probe.is_ready():
+                    time.sleep(PAUSE_SEC)
+                return False
+            time.sleep(20e-6)
+        return True
 
     def _take_all(self, device: jax.Device) -> bool:
         """Whether all places of the device were taken before somebody lifted the fence."""
         programs = _programs(device)
         library = native_library.load()
-        library.hcb_hold_begin()
+        with self._changed:
+            if not self._waiting:
+                return False
+            library.hcb_hold_begin()
         try:
             held = programs.hold(programs.operand)
-            self._taken += 1
+            if not held.is_ready():
+                self._taken += 1
             for _ in range(compat.PROGRAMS_IN_FLIGHT - 1):
+                if held.is_ready():  # lifted
+                    return False
                 programs.follow(held)
                 self._taken += 1
         finally:
             holds = library.hcb_hold_end()
         return bool(holds)
+
+    def _tell(self, device: jax.Device) -> None:
+        if not self._told:
+            self._told = True
+            logger.warning(
+                "a barrier waited %s s for other threads, which keep %s:%s busy: taps may still come of what they "
+                "dispatched before and dropped the results of. Have them keep a result, or wait in those threads",
+                GIVE_UP_SEC,
+                device.platform,
+                device.id,
+            )
 
 
 @functools.cache
@@ -174,7 +230,7 @@ def _programs(device: jax.Device) -> _Programs:
     def hold(x: Any) -> Any:
         return jax.ffi.ffi_call(TARGET, flag, has_side_effect=True)(jnp.sum(x))
 
-    with jax.disable_jit(False):
+    with jax.disable_jit(False), jax.transfer_guard("allow"):
         operand = jax.device_put(np.zeros(OPERAND_SIZE, np.float32), device)
         held = jax.jit(hold).lower(operand).compile()
         follow = jax.jit(lambda x: x + jnp.uint8(1)).lower(jax.device_put(np.uint8(0), device)).compile()

@@ -14,7 +14,6 @@ import numpy as np
 from hostcallback import _jax_compat as compat, fence
 from receiver import native_library
 from receiver.errors import TapTimeoutError
-from receiver.runtime import runtime
 
 _devices: set[jax.Device] = set()  # of this process, that a program with taps was compiled for
 
@@ -62,14 +61,16 @@ def wait(
 
     cpus = [device for device in devices if device.platform == "cpu"]
     others = [device for device in devices if device.platform != "cpu"]
+    # What leads to a result that somebody has. It is less than all, and disturbs nobody.
+    _wait_all(jax.live_arrays(), look)
+    fenced = False
     if cpus and _has_fences():
-        with contextlib.suppress(fence.NoFenceError):
-            fence.fence.wait(cpus, look, runtime.has_work)
-            cpus = []
+        with contextlib.suppress(fence.NoFenceError):  # logged
+            fence.fence.wait(cpus, look)
+            fenced = True
     if others:
         _wait_behind(others, look)
-    if others or cpus:
-        # Of other threads, on platforms that begin programs in another order than they are dispatched in.
+    if cpus and not fenced:
         _wait_all(jax.live_arrays(), look)
 
 

@@ -59,7 +59,7 @@ def _after_call(function: Any) -> None:
 def _hook(on: bool) -> None:
     global _unhook
     with _lock:
-        if on and _unhook is None:
+        if on and (_unhook is None or not compat.is_hooked(_unhook)):
             _unhook = compat.call_after_each_jit(_after_call)
         elif not on and not urgent and _unhook is not None:
             _unhook()

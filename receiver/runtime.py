@@ -265,13 +265,10 @@ class Runtime:
             for receiver in list(self._receivers.values())
         )
 
-    def has_work(self) -> bool:
-        """Whether messages wait to be delivered, a tap or host function runs, or an emission waits for room."""
+    def holds_programs(self) -> bool:
+        """Whether a program waits for room in a queue, or for a host function."""
         return any(
-            receiver.running_tap() is not None
-            or receiver.calls.running()
-            or receiver.queued() > 0
-            or receiver.source.counters().waiting_producers > 0
+            receiver.calls.running() or receiver.source.counters().waiting_producers > 0
             for receiver in self.receivers()
         )
 
