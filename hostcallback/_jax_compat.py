@@ -13,7 +13,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import FrameType
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import jax
 import numpy as np
@@ -46,7 +46,7 @@ from jax._src.interpreters import (
 )
 from jax._src.lax.control_flow import loops as _loops  # _scan_known_hoisting
 from jax._src.lib import (  # jax_jit; register_custom_call_partitioner, HloSharding
-    xla_client as _xla_client,
+    xla_client as _xla_client,  # jax_jit, HloSharding, execution_stream_id
 )
 from jax._src.lib.mlir import ir as _ir  # types of lowered values
 from jax._src.lib.mlir.dialects import func as _func, hlo as _hlo  # FuncOp; TokenType, PartitionIdOp
@@ -260,6 +260,29 @@ def constants_to_inputs(closed: Any) -> tuple[Any, list[Any]]:
 
 PROGRAMS_IN_FLIGHT = 32
 """Programs that XLA:CPU lets a device have in flight (its `max_inflight_computations`); counted on 0.8 to 0.12."""
+
+
+def execution_stream(ident: int) -> contextlib.AbstractContextManager[None]:
+    """What is dispatched inside goes to the execution stream of the thread with this `threading.get_ident` (Linux).
+
+    jaxlib's CPU client gives a thread the stream `std::hash<std::thread::id>` (`PosixEnv::GetCurrentThreadId` of tsl,
+    0.8 to 0.12), which in libstdc++ is `_Hash_bytes` of the pthread's number. Where it is not, `streams` finds out.
+    """
+    stream = _xla_client.execution_stream_id(_hash_of_thread(ident))
+    return cast("contextlib.AbstractContextManager[None]", stream)
+
+
+@functools.lru_cache(maxsize=4096)
+def _hash_of_thread(ident: int) -> int:
+    # MurmurHash64A as in libstdc++'s hash_bytes.cc, of eight bytes.
+    factor, mask = 0xC6A4A7935BD1E995, 2**64 - 1
+
+    def mixed(value: int) -> int:
+        return value ^ value >> 47
+
+    value = (0xC70F6907 ^ (8 * factor & mask)) ^ (mixed(ident * factor & mask) * factor & mask)
+    value = mixed(mixed(value * factor & mask) * factor & mask)
+    return value - 2**64 if value >= 2**63 else value
 
 
 def dispatches_asynchronously() -> bool:

@@ -17,20 +17,15 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from hostcallback import _jax_compat as compat
-from receiver import native_library
+from hostcallback import _jax_compat as compat, hold
+from hostcallback.dispatch_thread import DispatchError, dispatch_thread
 from receiver.log import logger
 from receiver.runtime import runtime
-
-TARGET = "hostcallback_hold"
-OPERAND_SIZE = 4096
-"""Elements of the first program's operand. XLA runs a program of less work on the thread that dispatches it."""
 
 LOOK_SEC = 0.005
 """How often one who waits looks whether the fence gets on."""
@@ -46,18 +41,8 @@ GIVE_UP_SEC = 60.0
 """For how long a fence is tried on a device that others keep busy; time in which programs wait for the host is free."""
 
 
-class NoFenceError(RuntimeError):
-    """No fence can be made in this process; the cause says why."""
-
-
-class _Programs(NamedTuple):
-    hold: Callable[[Any], Any]
-    follow: Callable[[Any], Any]
-    operand: Any
-
-
 class Fence:
-    """Runs fences on a thread of its own, for all who wait: a dispatch that finds no place cannot be interrupted."""
+    """Fences for all who wait, made on the dispatch thread."""
 
     def __init__(self) -> None:
         """Nobody waits yet."""
@@ -69,55 +54,41 @@ class Fence:
         self._asked = 0
         self._answered = 0
         self._failure: BaseException | None = None
-        self._thread: threading.Thread | None = None
         self._taken = 0  # places, over all fences: only the thread writes it, and the next
         self._patience_sec = PATIENCE_SEC
-        self._told = False
+        self._given_up = 0  # how many fences
 
-    def start(self) -> None:
-        """Starts the thread unless it runs. Any thread.
-
-        Raises:
-            NoFenceError: the interpreter ends, and starts none.
-        """
-        with self._changed:
-            if self._thread is None:
-                thread = threading.Thread(target=self._run, name="hostcallback-fence", daemon=True)
-                try:
-                    thread.start()
-                except RuntimeError as error:
-                    raise NoFenceError("no thread can be started") from error
-                self._thread = thread
-
-    def wait(self, devices: Iterable[jax.Device], look: Callable[[], None]) -> None:
+    def wait(self, devices: Iterable[jax.Device], look: Callable[[], None]) -> bool:
         """Waits for what was dispatched to these devices before.
 
         On a device that other threads keep busy without an end it gives up after `GIVE_UP_SEC`, and logs that once.
+        Returns whether it did not have to.
 
         Args:
             devices: this process's CPU devices.
             look: called now and then; may raise to give up.
 
         Raises:
-            NoFenceError: no fence can be made here.
+            DispatchError: no fence can be made here.
+            NoThreadError: the interpreter ends.
         """
-        self.start()
         with self._changed:
             self._devices.update(devices)
             self._asked += 1
-            ticket = self._asked
+            ticket, given_up = self._asked, self._given_up
             self._waiting += 1
-            self._changed.notify_all()
         try:
+            dispatch_thread.submit(self._answer)
             self._wait_for(ticket, look)
         finally:
             with self._changed:
                 self._waiting -= 1
                 failure, self._failure = self._failure, None
                 if not self._waiting:  # and no hold is begun for nobody: see `_take_all`
-                    native_library.load().hcb_hold_end()
+                    hold.end()
         if failure is not None:
-            raise NoFenceError("a program of the fence could not be run") from failure
+            raise DispatchError("a program of the fence could not be run") from failure
+        return given_up == self._given_up
 
     def _wait_for(self, ticket: int, look: Callable[[], None]) -> None:
         taken, since = self._taken, perf_counter()
@@ -130,26 +101,25 @@ class Fence:
             if self._taken != taken:
                 taken, since = self._taken, now
             if now - since > self._patience_sec or runtime.holds_programs():
-                native_library.load().hcb_hold_end()
+                hold.end()
                 since = now
 
-    def _run(self) -> None:
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._answered < self._asked)
-                ticket, devices = self._asked, sorted(self._devices, key=lambda device: device.id)
-                self._devices.clear()
-            failure: BaseException | None = None
-            try:
-                for device in devices:
-                    self._fence(device)
-            except BaseException as error:  # whatever it is, nobody may wait for ever
-                logger.exception("a barrier could not find out what runs")
-                failure = error
-            with self._changed:
-                self._answered = ticket
-                self._failure = failure
-                self._changed.notify_all()
+    def _answer(self) -> None:
+        with self._changed:
+            if self._answered == self._asked:
+                return
+            ticket, devices = self._asked, sorted(self._devices, key=lambda device: device.id)
+            self._devices.clear()
+        failure: BaseException | None = None
+        try:
+            for device in devices:
+                self._fence(device)
+        except BaseException as error:  # whatever it is, nobody may wait for ever
+            failure = error
+        with self._changed:
+            self._answered = ticket
+            self._failure = failure
+            self._changed.notify_all()
 
     def _fence(self, device: jax.Device) -> None:
         tried_sec, pause, without_place = 0.0, PAUSE_SEC, 0
@@ -177,8 +147,7 @@ class Fence:
 
     def _has_thread_to_spare(self, device: jax.Device) -> bool:
         # Else XLA may have none to end the fence's programs with, and they would stay in the way.
-        programs = _programs(device)
-        probe = programs.hold(programs.operand)
+        probe = hold.held_program(device)()
         begun = perf_counter()
         while not probe.is_ready():
             if perf_counter() - begun > LOOK_SEC:
@@ -190,28 +159,27 @@ class Fence:
 
     def _take_all(self, device: jax.Device) -> bool:
         """Whether all places of the device were taken before somebody lifted the fence."""
-        programs = _programs(device)
-        library = native_library.load()
+        dispatch_held, follow = hold.held_program(device), _follower(device)
         with self._changed:
             if not self._waiting:
                 return False
-            library.hcb_hold_begin()
+            hold.begin()
         try:
-            held = programs.hold(programs.operand)
+            held = dispatch_held()
             if not held.is_ready():
                 self._taken += 1
             for _ in range(compat.PROGRAMS_IN_FLIGHT - 1):
                 if held.is_ready():  # lifted
                     return False
-                programs.follow(held)
+                follow(held)
                 self._taken += 1
         finally:
-            holds = library.hcb_hold_end()
-        return bool(holds)
+            holds = hold.end()
+        return holds
 
     def _tell(self, device: jax.Device) -> None:
-        if not self._told:
-            self._told = True
+        self._given_up += 1
+        if self._given_up == 1:
             logger.warning(
                 "a barrier waited %s s for other threads, which keep %s:%s busy: taps may still come of what they "
                 "dispatched before and dropped the results of. Have them keep a result, or wait in those threads",
@@ -222,25 +190,15 @@ class Fence:
 
 
 @functools.cache
-def _programs(device: jax.Device) -> _Programs:
-    # Compiled beforehand: under whatever settings of the user's they run, they are not traced again.
-    jax.ffi.register_ffi_target(TARGET, jax.ffi.pycapsule(native_library.load().hcb_hold), platform="cpu")
-    flag = jax.ShapeDtypeStruct((), np.dtype(np.uint8))
-
-    def hold(x: Any) -> Any:
-        return jax.ffi.ffi_call(TARGET, flag, has_side_effect=True)(jnp.sum(x))
-
+def _follower(device: jax.Device) -> Callable[[Any], Any]:
     with jax.disable_jit(False), jax.transfer_guard("allow"):
-        operand = jax.device_put(np.zeros(OPERAND_SIZE, np.float32), device)
-        held = jax.jit(hold).lower(operand).compile()
-        follow = jax.jit(lambda x: x + jnp.uint8(1)).lower(jax.device_put(np.uint8(0), device)).compile()
-    return _Programs(held, follow, operand)
+        return jax.jit(lambda x: x + np.uint8(1)).lower(jax.device_put(np.uint8(0), device)).compile()
 
 
 def forget() -> None:
-    """Forgets compiled programs and a thread: for a forked child, which has neither."""
+    """Forgets compiled programs and who waited: for a forked child."""
     global fence
-    _programs.cache_clear()
+    _follower.cache_clear()
     fence = Fence()
 
 

@@ -11,21 +11,34 @@ from typing import Any
 import jax
 import numpy as np
 
-from hostcallback import _jax_compat as compat, fence
+from hostcallback import _jax_compat as compat, fence, hold, streams
+from hostcallback.dispatch_thread import DispatchError, NoThreadError, dispatch_thread
+from hostcallback.dispatching_threads import DispatchingThreads
 from receiver import native_library
 from receiver.errors import TapTimeoutError
+from receiver.log import logger
 
 _devices: set[jax.Device] = set()  # of this process, that a program with taps was compiled for
+_several = False  # whether one was compiled for several CPU devices
+_threads: DispatchingThreads | None = None  # since the first one was compiled for a CPU device
 
 
 def expect(devices: Iterable[jax.Device]) -> None:
-    """Notes that programs with taps may run on these devices from now on."""
+    """Notes that a program with taps may run on these devices from now on."""
+    global _several, _threads
     here = jax.process_index()
-    _devices.update(device for device in devices if device.process_index == here)
-    if _has_fences() and any(device.platform == "cpu" for device in _devices):
+    local = {device for device in devices if device.process_index == here}
+    cpus = {device for device in local if device.platform == "cpu"}
+    _several = _several or len(cpus) > 1
+    if cpus and _has_fences():
+        _threads = _threads or DispatchingThreads()
+        new = cpus - _devices
         # Now, since no thread can be started when the process ends and its last messages are waited for.
-        with contextlib.suppress(fence.NoFenceError):
-            fence.fence.start()
+        with contextlib.suppress(NoThreadError):
+            dispatch_thread.start()
+            if new:
+                streams.prepare(new)
+    _devices.update(local)
 
 
 def _has_fences() -> bool:
@@ -61,17 +74,36 @@ def wait(
 
     cpus = [device for device in devices if device.platform == "cpu"]
     others = [device for device in devices if device.platform != "cpu"]
-    # What leads to a result that somebody has. It is less than all, and disturbs nobody.
-    _wait_all(jax.live_arrays(), look)
-    fenced = False
-    if cpus and _has_fences():
-        with contextlib.suppress(fence.NoFenceError):  # logged
-            fence.fence.wait(cpus, look)
-            fenced = True
     if others:
         _wait_behind(others, look)
-    if cpus and not fenced:
-        _wait_all(jax.live_arrays(), look)
+    if cpus:
+        try:
+            _wait_on_cpus(cpus, look)
+        except (NoThreadError, _UnknownError):
+            _wait_all(jax.live_arrays(), look)
+
+
+class _UnknownError(RuntimeError):
+    """What threads dispatched cannot be found out here."""
+
+
+def _wait_on_cpus(devices: Sequence[jax.Device], look: Callable[[], None]) -> None:
+    if _threads is None:
+        raise _UnknownError
+    threads = _threads.count()
+    try:
+        if threads.suspects is not None and streams.are_known(look):
+            streams.Sentinels(devices, threads, several=_several).wait(look)
+            complete = True
+        else:
+            # What leads to a result that somebody has. It is less than all, and disturbs nobody.
+            _wait_all(jax.live_arrays(), look)
+            complete = fence.fence.wait(devices, look)
+    except DispatchError as error:
+        logger.exception("a barrier could not find out what runs")
+        raise _UnknownError from error
+    if complete and _devices.issubset(devices):
+        _threads.waited(threads)
 
 
 def _wait_behind(devices: Sequence[jax.Device], look: Callable[[], None]) -> None:
@@ -109,6 +141,11 @@ def _is_ready(array: Any) -> bool:
 
 def forget() -> None:
     """Forgets everything: for a forked child, where no program runs; XLA's threads are the parent's."""
+    global _threads
     _devices.clear()
+    _threads = None
     _last_program.cache_clear()
+    dispatch_thread.forget()
+    streams.forget()
+    hold.forget()
     fence.forget()

@@ -1,0 +1,48 @@
+"""Programs on CPU devices that the host holds back, without a thread of XLA."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from receiver import native_library
+
+TARGET = "hostcallback_hold"
+OPERAND_SIZE = 4096
+"""Elements of its operand. XLA runs a program of less work on the thread that dispatches it."""
+
+
+def begin() -> None:
+    """From now on, programs of `held_program` wait where they come to it."""
+    native_library.load().hcb_hold_begin()
+
+
+def end() -> bool:
+    """Lets them go on. Returns whether they were held back."""
+    return bool(native_library.load().hcb_hold_end())
+
+
+@functools.cache
+def held_program(device: jax.Device) -> Callable[[], Any]:
+    """Dispatches a program that ends at once, or is held back; returns its result, a uint8 scalar."""
+    # Compiled beforehand: under whatever settings of the user's it runs, it is not traced again.
+    jax.ffi.register_ffi_target(TARGET, jax.ffi.pycapsule(native_library.load().hcb_hold), platform="cpu")
+    flag = jax.ShapeDtypeStruct((), np.dtype(np.uint8))
+
+    def hold(x: Any) -> Any:
+        return jax.ffi.ffi_call(TARGET, flag, has_side_effect=True)(jnp.sum(x))
+
+    with jax.disable_jit(False), jax.transfer_guard("allow"):
+        operand = jax.device_put(np.zeros(OPERAND_SIZE, np.float32), device)
+        compiled = jax.jit(hold).lower(operand).compile()
+    return functools.partial(compiled, operand)
+
+
+def forget() -> None:
+    """Forgets compiled programs: for a forked child."""
+    held_program.cache_clear()
