@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+import receiver
+
+ROOT = Path(receiver.__file__).resolve().parents[1]  # of the packages under test
 
 SCRIPT = """
 import os, sys
@@ -43,10 +45,12 @@ def script(tmp_path: Path) -> Path:
 
 
 def python(*arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
+    # With PYTHONSAFEPATH, as the matrix sets it for the tests, Python itself would not find what lies beside a script.
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"}
     return subprocess.run(
         [sys.executable, *map(str, arguments)],
         cwd=cwd,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**environment, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
         timeout=100,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import types
@@ -163,8 +164,9 @@ def test_an_old_package_runs_unedited(tmp_path: Path) -> None:
     for name, text in OLD_PACKAGE.items():
         (tmp_path / "old_package" / name).write_text(text)
     (tmp_path / "program.py").write_text(PROGRAM)  # its folder is where Python looks for packages first
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"}
     result = subprocess.run(
-        [sys.executable, "-W", "error", str(tmp_path / "program.py")],
+        [sys.executable, "-W", "error", str(tmp_path / "program.py")], env=environment,
         capture_output=True, text=True, timeout=90, check=False,
     )  # fmt: skip
     assert result.stderr == ""
