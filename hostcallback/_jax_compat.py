@@ -196,12 +196,6 @@ def outside_traces() -> bool:
     return trace_context.trace is eval_trace
 
 
-def jit_is_disabled() -> bool:
-    """Whether `jax.disable_jit` is in force on this thread."""
-    config: Any = jax.config  # the attribute exists in every version, and its annotation in none
-    return bool(config.jax_disable_jit)
-
-
 def eval_jaxpr(closed: Any, *args: Any) -> list[Any]:
     """Evaluates a closed jaxpr."""
     return _core.eval_jaxpr(closed.jaxpr, closed.consts, *args)

@@ -14,10 +14,10 @@ from receiver.runtime import runtime
 def barrier_wait(timeout_sec: float | None = None) -> None:
     """Waits until every tap of every computation dispatched before this call has been delivered.
 
-    Covers computations dispatched from any thread, through any jit, on every device, whatever has become of their
-    results. Interruptible by Ctrl-C. It waits for computations without taps as well. (Where other threads keep a CPU
-    device busy without an end, it gives those computations up after a minute whose results they have dropped, and logs
-    that.)
+    Covers computations that any thread dispatched (its call has returned), through any jit, on every device, whatever
+    has become of their results. Interruptible by Ctrl-C. It waits for computations without taps as well. (Where
+    threads that came and went since the last barrier left a CPU device busy that other threads keep busy without an
+    end, it gives those computations up after a minute whose results they have dropped, and logs that.)
 
     Args:
         timeout_sec: seconds to wait at most; None for as long as it takes.

@@ -17,6 +17,7 @@ from hostcallback.dispatching_threads import DispatchingThreads
 from receiver import native_library
 from receiver.errors import TapTimeoutError
 from receiver.log import logger
+from receiver.runtime import runtime
 
 _devices: set[jax.Device] = set()  # of this process, that a program with taps was compiled for
 _several = False  # whether one was compiled for several CPU devices
@@ -92,7 +93,8 @@ def _wait_on_cpus(devices: Sequence[jax.Device], look: Callable[[], None]) -> No
         raise _UnknownError
     threads = _threads.count()
     try:
-        if threads.suspects is not None and streams.are_known(look):
+        # A program that waits for a host function may run where another thread dispatches it, in no stream yet.
+        if threads.suspects is not None and not runtime.holds_programs() and streams.are_known(look):
             streams.Sentinels(devices, threads, several=_several).wait(look)
             complete = True
         else:

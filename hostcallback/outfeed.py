@@ -177,10 +177,8 @@ class OutfeedReceiver:
         logger.error("while the receiver was closing: %s", "".join(traceback.format_exception(report)))
 
     def _wait_for_earlier_work(self) -> None:
-        # Its messages are the default receiver's.
-        if runtime.serves(
-            threading.current_thread()
-        ):  # a tap function that opens one: waiting would be for itself
+        # Its messages are the default receiver's. (A tap function that opens a receiver would wait for itself.)
+        if runtime.serves(threading.current_thread()):
             return
         try:
             inflight.wait(
@@ -190,9 +188,9 @@ class OutfeedReceiver:
             )
         except TapTimeoutError:
             logger.warning(
-                "%s: computations that were dispatched before it was entered still run after %s s, and their messages "
-                "count as its own: wait for them first, or give more time (timeout_sec=)",
-                self._scope.name,
+                "outfeed_receiver%s: what was dispatched before it was entered is not through after %s s, and its "
+                "messages count as this one's: wait for it first, or give more time (timeout_sec=)",
+                f" {self._scope.name!r}" if self._scope.name else "",
                 self._timeout_sec,
             )
 

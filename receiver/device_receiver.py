@@ -131,6 +131,7 @@ class DeviceReceiver:
     def wait_consumed(self, emitted: int, timeout_sec: float) -> bool:
         """Waits until the first `emitted` frames were delivered; False when `timeout_sec` passed."""
         self.source.wake()  # in a busy stream the reader rests between two looks
+        self._share.forget()  # who waits was mostly who wanted it
         with self._progress:
             self._waiters += 1
             try:

@@ -94,6 +94,10 @@ class LockShare:
             self._waits += self._quick.hcb_waits(self._cpu) - self._began_waits
             self._off += worked - (self._cpu.value * 1e-9 - self._began_cpu)
 
+    def forget(self) -> None:
+        """Nobody is known to want the lock from now on. Any thread."""
+        self._contended = 0
+
     def due(self) -> float:
         """The `perf_counter()` value at which `pause` is due."""
         return self._began + (WORK_SEC if self._contended else ALONE_SEC) - self._worked

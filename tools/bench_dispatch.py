@@ -32,8 +32,10 @@ def untapped(x: Any) -> Any:
 def medians_of_calls(functions: Sequence[Callable[[Any], Any]], x: Any) -> list[float]:
     """Microseconds of one call until its result is there: the functions in turn, at rest in between, medians."""
     times: list[list[float]] = [[] for _ in functions]
-    for _ in range(CALLS):
-        for function, its_times in zip(functions, times, strict=True):
+    turns = list(zip(functions, times, strict=True))
+    for call in range(CALLS):
+        # There and back, for a call is quicker or slower by what was delivered just before: so each follows each.
+        for function, its_times in reversed(turns) if call % 2 else turns:
             start = perf_counter()
             function(x).block_until_ready()
             its_times.append(perf_counter() - start)
