@@ -124,8 +124,9 @@ def test_a_value_saved_while_a_receiver_delivered_does_not_stay_for_good() -> No
     program(jnp.float32(0))
     hcb.barrier_wait()
     nobody_delivers()
-    assert saved[-1] == pytest.approx(INTERVAL_SEC, abs=1.1e-6)
-    sys.setswitchinterval(saved[-1])
+    # The last messages may come in a batch so small that it is delivered without a change.
+    assert min(saved) == pytest.approx(INTERVAL_SEC, abs=1.1e-6)
+    sys.setswitchinterval(min(saved))
     program(jnp.float32(0))
     hcb.barrier_wait()
     nobody_delivers()
