@@ -31,9 +31,7 @@ from hostcallback.outfeed import (
     outfeed_receiver,
 )
 from hostcallback.tap import id_print, id_tap
-from receiver.back_pressure import BackPressure
 from receiver.control.errors import RuleFileError
-from receiver.deferred import OnError
 from receiver.errors import (
     BreakpointError,
     BreakpointQuit,
@@ -50,13 +48,15 @@ from receiver.errors import (
     UnboundConsumerError,
     UnknownConsumerError,
 )
-from receiver.failed_checks import CheckError, FailedCheck
-from receiver.heads import Head
-from receiver.prometheus import register as prometheus_collector
+from receiver.messages.check_report import CheckError, FailedCheck
+from receiver.messages.deferred_errors import OnError
 from receiver.remote.options import Forward
 from receiver.remote.otlp.exporter import OtlpExporter, otlp_exporter
+from receiver.runtime.prometheus import register as prometheus_collector
 from receiver.sinks.nonfinite import NonFiniteError
-from receiver.sinks.record import Recorder, record
+from receiver.sources.back_pressure import BackPressure
+from receiver.taplog.writing.recorder import Recorder, record
+from receiver.wire.truncation import Head
 
 __version__ = "0.1.0"
 

@@ -15,7 +15,7 @@ from hostcallback import _jax_compat as compat, readiness, takeover, transport
 from hostcallback.source_line import SourceLine, first_user_line, user_source_line
 from receiver.errors import ReentrantWaitError
 from receiver.log import logger
-from receiver.runtime import runtime
+from receiver.runtime.runtime import runtime
 
 VARIABLE = "HOSTCALLBACK_ACCELERATE"
 

@@ -8,7 +8,7 @@ from time import perf_counter
 
 from hostcallback import _jax_compat as compat, effect_dispatch, inflight
 from receiver.errors import TapFunctionException
-from receiver.runtime import runtime
+from receiver.runtime.runtime import runtime
 
 
 def barrier_wait(timeout_sec: float | None = None) -> None:

@@ -17,8 +17,8 @@ from hostcallback.emit import Options
 from hostcallback.frames import TakenFrame, take_frames
 from hostcallback.keeping import NotAvailable
 from hostcallback.source_line import SourceLine, user_source_line
-from receiver import stops
-from receiver.console import SupportsReadline, SupportsWriteAndFlush
+from receiver.sinks.debugger import sessions as stops
+from receiver.sinks.debugger.console import SupportsReadline, SupportsWriteAndFlush
 
 
 def breakpoint(

@@ -18,14 +18,14 @@ from hostcallback.emit import Options, bind_spec
 from hostcallback.fingerprint import callable_name, describe_structure
 from hostcallback.primitive import CALL_EFFECT, TAP_EFFECT
 from hostcallback.tap_spec import ON_ONE_DEVICE, Absent, TapSpec, Transform
-from receiver.consumer import Sink
-from receiver.described import Described
-from receiver.dtypes import wire_type_of
 from receiver.errors import CallResultError
-from receiver.runtime import runtime
+from receiver.messages.consumer import Sink
+from receiver.runtime.runtime import runtime
 from receiver.sinks.call import CallSink, Expected
 from receiver.sinks.tap import tap_sink
 from receiver.wire import ArraySpec, Flags, encode_prefix
+from receiver.wire.dtypes import wire_type_of
+from receiver.wire.tap_descriptor import Described
 
 VMAP_METHODS = ("sequential", "sequential_unrolled", "expand_dims", "broadcast_all", None)
 

@@ -14,8 +14,8 @@ from hostcallback.format_check import check_format
 from hostcallback.source_line import user_place, user_source_line
 from hostcallback.tap_spec import Absent, TapSpec, Transform
 from hostcallback.text import params_of, template_of
-from receiver.consumer import Sink
-from receiver.runtime import runtime
+from receiver.messages.consumer import Sink
+from receiver.runtime.runtime import runtime
 from receiver.sinks.check import CheckSink
 from receiver.sinks.unbatch import batchings_of
 

@@ -11,7 +11,7 @@ import jax
 from hostcallback import _jax_compat as compat
 from hostcallback.barrier import wait_for_taps
 from receiver.errors import TapFunctionException
-from receiver.runtime import runtime
+from receiver.runtime.runtime import runtime
 
 P = ParamSpec("P")
 R = TypeVar("R")

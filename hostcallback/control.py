@@ -6,11 +6,11 @@ import os
 from pathlib import Path
 from typing import Any
 
-from receiver.control.live import live
-from receiver.control.names import matching, no_such_tap, tap_names
-from receiver.control.rules import Predicate, When, rule_settings, settings_text
+from receiver.control.endpoints import live
 from receiver.log import logger
-from receiver.runtime import runtime
+from receiver.runtime.rules.names import matching, no_such_tap, tap_names
+from receiver.runtime.rules.rules import Predicate, When, rule_settings, settings_text
+from receiver.runtime.runtime import runtime
 
 
 class TapSelection:

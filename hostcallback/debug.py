@@ -12,7 +12,7 @@ from hostcallback.fingerprint import callable_name
 from hostcallback.source_line import SourceLine, user_source_line
 from hostcallback.tap_spec import Absent, TapSpec, Transform
 from hostcallback.text import emit_text
-from receiver.consumer import Sink
+from receiver.messages.consumer import Sink
 from receiver.sinks.callback import callback_sink
 from receiver.sinks.format import Deliver, PrintLines, log_records
 from receiver.sinks.print import SupportsWrite

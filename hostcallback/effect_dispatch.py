@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from hostcallback import _jax_compat as compat, raise_soon
-from receiver.deferred import urgent
+from receiver.messages.deferred_errors import urgent
 
 _effects: list[Any] = []
 _may_fail = False

@@ -13,7 +13,7 @@ from hostcallback import late_rules, leaves
 from hostcallback.primitive import tap_p
 from hostcallback.source_line import user_source_line
 from hostcallback.tap_spec import SinkFactory, TapSpec
-from receiver.place import Place, note_place
+from receiver.messages.call_site import Place, note_place
 
 TANGENTS_VARIABLE = "HOSTCALLBACK_TAP_TANGENTS"
 SHARDINGS = ("global", "local")
@@ -34,7 +34,7 @@ class Options:
         keep_objects: whether arrays that JAX cannot put on a device (of texts, say) stay on the host, as every leaf
             does that is no array; by default they are refused.
         kind: what the tap's messages are for, for processes that run the program without having traced it; a key of
-            `receiver.described_tap.SINKS`.
+            `receiver.sinks.factory.SINKS`.
         params: what a sink of that kind needs; plain data.
         check: whether the first array is a predicate, and a message is sent only where it does not hold.
         folds: whether of its failures in a row, of such a check, only the first and the last need be read.

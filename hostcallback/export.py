@@ -8,8 +8,8 @@ from typing import Any
 import jax.export
 
 from hostcallback import partition, transport
-from receiver.described_tap import Binding
-from receiver.runtime import runtime
+from receiver.runtime.runtime import runtime
+from receiver.sinks.factory import Binding
 
 
 def bind(name: str, func: Callable[..., Any], **kwargs: Any) -> None:
@@ -17,8 +17,8 @@ def bind(name: str, func: Callable[..., Any], **kwargs: Any) -> None:
 
     Such a program has no Python functions: its taps find their consumers by name, the `name=` of the tap or else the
     name of its function. `func` is called as the tap's function would be, see `id_tap`, with fresh numpy arrays in
-    their containers; a container of a class of the program's own arrives as a `receiver.tree.Node`, an object that
-    stayed on its host as a `receiver.tree.Opaque`, a typed PRNG key as its data. Taps of `id_print`, `print` and `log`
+    their containers; a container of a class of the program's own arrives as a `receiver.Node`, an object that stayed on
+    its host as a `receiver.Opaque`, a typed PRNG key as its data. Taps of `id_print`, `print` and `log`
     print and log without a binding, and checks that fail are reported; a function that is bound to a check gets the
     arguments of its text. Taps to which nothing is bound are reported by `barrier_wait` and at the
     receiver's end.

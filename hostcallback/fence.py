@@ -25,7 +25,7 @@ import numpy as np
 from hostcallback import _jax_compat as compat, hold
 from hostcallback.dispatch_thread import DispatchError, dispatch_thread
 from receiver.log import logger
-from receiver.runtime import runtime
+from receiver.runtime.runtime import runtime
 
 LOOK_SEC = 0.005
 """How often one who waits looks whether the fence gets on."""

@@ -10,11 +10,11 @@ import jax
 
 from hostcallback import transport
 from hostcallback.job import job, process_index
-from receiver.apart.process import ReceiverProcess
 from receiver.errors import TapTimeoutError
 from receiver.log import logger
 from receiver.remote.options import Forward
-from receiver.runtime import runtime
+from receiver.runtime.isolated.reader_process import ReceiverProcess
+from receiver.runtime.runtime import runtime
 
 if TYPE_CHECKING:
     from receiver.remote.forwarder import Forwarder
@@ -35,7 +35,7 @@ def open_forwarder(options: Forward) -> Forwarder:
     Raises:
         HostCallbackError: the spool cannot be made, or a file is no certificate or key.
     """
-    from receiver.remote import termination  # with grpc, which takes its time to load
+    from receiver.remote import sigterm as termination  # with grpc, which takes its time to load
     from receiver.remote.forwarder import Forwarder
 
     forwarder = Forwarder(options, process_index=process_index(), local_devices=local_devices(), job=job())
@@ -46,7 +46,7 @@ def open_forwarder(options: Forward) -> Forwarder:
 
 def send_at_termination(process: ReceiverProcess) -> None:
     """Has a receiver's process send what there is when SIGTERM comes."""
-    from receiver.remote import termination
+    from receiver.remote import sigterm as termination
 
     termination.watch.add(process)
 
@@ -58,7 +58,7 @@ def end_forwarding(forwarder: Forwarder, process: ReceiverProcess | None) -> Non
         forwarder: what forwarded.
         process: the receiver's process that forwarded as well, if there was one; it has ended.
     """
-    from receiver.remote import termination
+    from receiver.remote import sigterm as termination
 
     forwarder.close()
     termination.watch.remove(forwarder)

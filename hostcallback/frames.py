@@ -15,8 +15,8 @@ import jax
 from hostcallback import _jax_compat as compat
 from hostcallback.keeping import NotAvailable, is_harmless, weakly
 from hostcallback.source_line import is_user_frame
-from receiver.debugger import Frame
-from receiver.dtypes import wire_type_of
+from receiver.sinks.debugger.debugger import Frame
+from receiver.wire.dtypes import wire_type_of
 
 Restore = Callable[[Sequence[Any]], Any]
 """From the values that the device sent to what a variable held."""

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from receiver import native_library
+from receiver.native import bindings as native_library
 
 TARGET = "hostcallback_hold"
 OPERAND_SIZE = 4096

@@ -31,10 +31,10 @@ from hostcallback.outfeed_internals import missing_name_error
 from hostcallback.source_line import user_source_line
 from hostcallback.tap_spec import Absent, TapSpec, Transform
 from receiver import errors
-from receiver.consumer import Consumer, Sink
 from receiver.log import logger
-from receiver.message import Message
-from receiver.runtime import runtime
+from receiver.messages.consumer import Consumer, Sink
+from receiver.messages.message import Message
+from receiver.runtime.runtime import runtime
 from receiver.sinks.host_callback import call_and_log, logging_failures, positional_tap_sink
 from receiver.sinks.print import PrintSink, SupportsWrite
 from receiver.sinks.tap import Unflatten

@@ -14,10 +14,10 @@ import numpy as np
 from hostcallback import _jax_compat as compat, fence, hold, streams
 from hostcallback.dispatch_thread import DispatchError, NoThreadError, dispatch_thread
 from hostcallback.dispatching_threads import DispatchingThreads
-from receiver import native_library
 from receiver.errors import TapTimeoutError
 from receiver.log import logger
-from receiver.runtime import runtime
+from receiver.native import bindings as native_library
+from receiver.runtime.runtime import runtime
 
 _devices: set[jax.Device] = set()  # of this process, that a program with taps was compiled for
 _several = False  # whether one was compiled for several CPU devices

@@ -15,9 +15,9 @@ import numpy as np
 from hostcallback import _jax_compat as compat
 from hostcallback.fingerprint import describe_structure
 from hostcallback.tap_spec import Absent
-from receiver import tree
-from receiver.dtypes import wire_type_of
-from receiver.heads import Head
+from receiver.wire import pytree as tree
+from receiver.wire.dtypes import wire_type_of
+from receiver.wire.truncation import Head
 
 _ABSENT = object()
 _LEAF = jax.tree.structure(0)

@@ -13,11 +13,11 @@ import numpy as np
 from hostcallback import _jax_compat as compat, inflight, partition, transport
 from hostcallback.primitive import TAP_EFFECT, tap_p
 from hostcallback.tap_spec import ON_ONE_DEVICE, Absent, Shards, TapSpec
-from receiver import exported
-from receiver.consumer import Consumer, Sink
-from receiver.message import Message
-from receiver.registry import Lease
-from receiver.runtime import runtime
+from receiver.messages.consumer import Consumer, Sink
+from receiver.messages.message import Message
+from receiver.messages.registry import Lease
+from receiver.runtime.runtime import runtime
+from receiver.sinks import exported
 from receiver.sinks.unbatch import batch_axes, batchings_of
 from receiver.wire import ArraySpec, Flags, encode_prefix
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import jax.monitoring
 
 from receiver.log import logger
-from receiver.stats import DeviceStats
+from receiver.runtime.device_stats import DeviceStats
 
 PREFIX = "/hostcallback/receiver/"
 

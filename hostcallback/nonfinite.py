@@ -20,7 +20,7 @@ from hostcallback.emit import Options, emit
 from hostcallback.rewrite import Mark, Place, rewrite
 from hostcallback.source_line import SourceLine, first_user_line, user_source_line
 from hostcallback.tap_spec import Absent, TapSpec, Transform
-from receiver.consumer import Sink
+from receiver.messages.consumer import Sink
 from receiver.sinks.nonfinite import NonFiniteSink, Watched
 
 P = ParamSpec("P")

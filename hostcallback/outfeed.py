@@ -18,20 +18,20 @@ from hostcallback.barrier import wait_for_taps
 from hostcallback.devices import choose_devices
 from hostcallback.forwarding import end_forwarding, local_devices, open_forwarder, send_at_termination
 from hostcallback.job import job, process_index
-from receiver.apart.keeping import Keeping
-from receiver.apart.process import ReceiverProcess
-from receiver.back_pressure import BackPressure, Policy
-from receiver.consumer import Sink
-from receiver.deferred import MAX_KEPT, OnError
 from receiver.errors import DeviceClaimedError, TapTimeoutError
-from receiver.failed_checks import FailedCheck
 from receiver.log import logger
+from receiver.messages.check_report import FailedCheck
+from receiver.messages.consumer import Sink
+from receiver.messages.deferred_errors import MAX_KEPT, OnError
 from receiver.remote.options import Forward
-from receiver.runtime import runtime
-from receiver.scope import Scope
-from receiver.scope_sinks import ScopeSinks
-from receiver.sinks.record import Recorder, record as record_to
-from receiver.stats import DeviceStats, summarize
+from receiver.runtime.device_stats import DeviceStats, summarize
+from receiver.runtime.dispatch.scope import Scope
+from receiver.runtime.dispatch.scope_sinks import ScopeSinks
+from receiver.runtime.isolated.options import Keeping
+from receiver.runtime.isolated.reader_process import ReceiverProcess
+from receiver.runtime.runtime import runtime
+from receiver.sources.back_pressure import BackPressure, Policy
+from receiver.taplog.writing.recorder import Recorder, record as record_to
 
 if TYPE_CHECKING:
     from receiver.remote.forwarder import Forwarder
@@ -287,7 +287,7 @@ def outfeed_receiver(
         spool: the folder that messages are written to before they are sent; what was emitted is there when the process
             is killed, and the next one of the run sends it. A folder of the user's for temporary files by default.
 
-        sinks: callables that get every message, whichever tap it is of, as `receiver.message.Message`, on the
+        sinks: callables that get every message, whichever tap it is of, as `receiver.messages.message.Message`, on the
             device's receiver thread; whole values where these lie on several devices. What they raise is raised as
             what taps raise. `otlp_exporter` makes one.
 

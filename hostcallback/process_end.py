@@ -12,11 +12,12 @@ from time import perf_counter
 import hostcallback.outfeed  # noqa: F401
 from hostcallback import effect_dispatch, inflight, transport
 from hostcallback.barrier import leave_effects_barrier, merge, wait_for_taps
-from receiver import native_library, stops
-from receiver.control.live import live
+from receiver.control.endpoints import live
 from receiver.errors import TapTimeoutError
 from receiver.log import logger
-from receiver.runtime import runtime
+from receiver.native import bindings as native_library
+from receiver.runtime.runtime import runtime
+from receiver.sinks.debugger import sessions as stops
 
 EXIT_STALL_SEC = 10.0
 """At interpreter exit, how long one tap or computation may take before the rest is given up and counted."""

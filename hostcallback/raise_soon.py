@@ -10,8 +10,8 @@ import threading
 from typing import Any
 
 from hostcallback import _jax_compat as compat
-from receiver.deferred import urgent, watch_urgent
-from receiver.runtime import runtime
+from receiver.messages.deferred_errors import urgent, watch_urgent
+from receiver.runtime.runtime import runtime
 
 _lock = threading.Lock()  # protects _unhook
 _unhook: Any = None

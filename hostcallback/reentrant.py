@@ -20,11 +20,11 @@ import jax
 from jax.extend.core import Primitive
 
 from hostcallback import _jax_compat as compat
-from receiver import native_library
-from receiver.calls import ThreadFor, this_thread
-from receiver.consumer import Sink
 from receiver.log import logger
-from receiver.message import Message
+from receiver.messages.consumer import Sink
+from receiver.messages.message import Message
+from receiver.native import bindings as native_library
+from receiver.runtime.dispatch.calls import ThreadFor, this_thread
 
 inside_p = Primitive("inside_callback")
 inside_p.multiple_results = True

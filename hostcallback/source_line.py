@@ -12,7 +12,7 @@ from types import FrameType
 
 from jax.extend import source_info_util
 
-from receiver.place import Frame, Place
+from receiver.messages.call_site import Frame, Place
 
 MAX_FRAMES = 64
 

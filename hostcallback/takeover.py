@@ -18,7 +18,7 @@ from hostcallback.emit import Options, emit
 from hostcallback.fingerprint import callable_name
 from hostcallback.tap_spec import ON_ONE_DEVICE, Absent, TapSpec, Transform
 from hostcallback.text import as_jax_array, params_of, template_of
-from receiver.consumer import Sink
+from receiver.messages.consumer import Sink
 from receiver.sinks.callback import callback_sink
 from receiver.sinks.format import Deliver, FormatSink, PrintLines
 from receiver.sinks.unbatch import batchings_of

@@ -8,7 +8,7 @@ from typing import Any
 from hostcallback.emit import Options, emit
 from hostcallback.fingerprint import callable_name
 from hostcallback.tap_spec import Absent, TapSpec, Transform
-from receiver.consumer import Sink
+from receiver.messages.consumer import Sink
 from receiver.sinks.print import PrintSink, SupportsWrite
 from receiver.sinks.tap import tap_sink
 

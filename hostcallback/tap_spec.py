@@ -11,12 +11,12 @@ from typing import Any, Literal
 
 from hostcallback.fingerprint import Fingerprint, describe_structure, freeze
 from hostcallback.source_line import SourceLine
-from receiver.consumer import Consumer, Sink
-from receiver.described import Described
-from receiver.place import Place
-from receiver.runtime import runtime
-from receiver.shards import shard_sink
-from receiver.tree import is_plain
+from receiver.messages.call_site import Place
+from receiver.messages.consumer import Consumer, Sink
+from receiver.runtime.runtime import runtime
+from receiver.sinks.sharding.sinks import shard_sink
+from receiver.wire.pytree import is_plain
+from receiver.wire.tap_descriptor import Described
 
 Transform = tuple[str, Any]
 """("batch", dims) | ("jvp", None) | ("transpose", None): hashable, as equations carry it."""
@@ -50,7 +50,7 @@ class TapSpec:
         transposed: whether transposition taps the cotangents.
         sharding: "global" or "local": what its sink gets of arrays that the compiler partitions.
         device_index: which of the program's devices an array assembled from its shards is said to come from.
-        kind: what its messages are for; see `receiver.described_tap.SINKS`.
+        kind: what its messages are for; see `receiver.sinks.factory.SINKS`.
         params: what a sink of that kind needs, as plain data.
         check: whether the first array is a predicate, and a message is sent only where it does not hold.
         folds: whether of its failures in a row, of such a check, only the first and the last need be read.

@@ -13,10 +13,10 @@ from hostcallback.emit import Options, emit
 from hostcallback.format_check import check_format, placeholders
 from hostcallback.source_line import SourceLine, user_source_line
 from hostcallback.tap_spec import Absent, TapSpec, Transform
-from receiver.consumer import Sink
+from receiver.messages.consumer import Sink
 from receiver.sinks.format import Deliver, FormatSink, Template
 from receiver.sinks.unbatch import Array, batchings_of
-from receiver.tree import is_plain
+from receiver.wire.pytree import is_plain
 
 
 def emit_text(

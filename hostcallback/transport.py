@@ -14,22 +14,22 @@ import jax
 import numpy as np
 
 from hostcallback import _jax_compat as compat, reentrant
-from receiver import native_library
-from receiver.calls import CallsInPlace, CallThreads
-from receiver.consumer import Consumer
-from receiver.control.admission import Decisions
-from receiver.control.live import live
+from receiver.control.endpoints import live
 from receiver.errors import NativeLibraryError
-from receiver.flight import recorder as flight
-from receiver.heads import cut, shape_record
 from receiver.log import logger
-from receiver.queue_source import QueueSource
-from receiver.ring_config import RingConfig
-from receiver.ring_source import RingSource
-from receiver.runtime import runtime
-from receiver.source import Source
-from receiver.supervisor import Supervisor
+from receiver.messages.consumer import Consumer
+from receiver.native import bindings as native_library
+from receiver.runtime.dispatch.calls import CallsInPlace, CallThreads
+from receiver.runtime.rules.admission import Decisions
+from receiver.runtime.runtime import runtime
+from receiver.runtime.stall_watch import Supervisor
+from receiver.sources.queue import QueueSource
+from receiver.sources.ring import RingSource
+from receiver.sources.ring_config import RingConfig
+from receiver.sources.source import Source
+from receiver.taplog.flight import recorder as flight
 from receiver.wire import ArraySpec, Flags, decode_header, encode_prefix
+from receiver.wire.truncation import cut, shape_record
 
 FFI_TARGET = "hostcallback_tap"
 FFI_SHARD_TARGET = "hostcallback_tap_shard"

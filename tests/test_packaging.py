@@ -92,7 +92,7 @@ def test_sdist_then_wheel_for_every_python_that_loads(checkout: Path, tmp_path: 
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(tmp_path / "installed")
     script = (
-        "import receiver.native_library as n; n.load(); print(n.__file__); "
+        "import receiver.native.bindings as n; n.load(); print(n.__file__); "
         "import sys; assert 'jax' not in sys.modules"
     )
     loaded = subprocess.run(

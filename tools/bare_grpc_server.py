@@ -16,7 +16,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from receiver.remote.collecting.memory import keep_freed_memory
+from receiver.remote.collector.os_limits import keep_freed_memory
 
 SEGMENT_BYTES = 16 << 20
 

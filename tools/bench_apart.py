@@ -18,7 +18,7 @@ from bench_row import Row, figure
 from jax import lax
 
 import hostcallback as hcb
-from receiver.runtime import runtime
+from receiver.runtime.runtime import runtime
 
 PACE_SEC, PACES = 0.001, 50
 TAPS = 400

@@ -20,8 +20,8 @@ from bench_servers import (
 from forwarded_blocks import TAP
 
 import hostcallback as hcb
-from receiver.consumer import Consumer
-from receiver.message import Message
+from receiver.messages.consumer import Consumer
+from receiver.messages.message import Message
 
 NATS_BYTES = 32 << 20
 EXPORTED = 50_000

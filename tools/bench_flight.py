@@ -15,8 +15,8 @@ from bench_timing import seconds
 from jax import lax
 
 import hostcallback as hcb
-from receiver.flight.recorder import BLOCK_BYTES
-from receiver.runtime import runtime
+from receiver.runtime.runtime import runtime
+from receiver.taplog.flight.recorder import BLOCK_BYTES
 
 
 def ring_in_file(rounds: int) -> list[Row]:

@@ -20,8 +20,8 @@ from bench_timing import Counter, seconds
 from jax import lax
 
 import hostcallback as hcb
-from receiver.ring_config import RingConfig
-from receiver.runtime import runtime
+from receiver.runtime.runtime import runtime
+from receiver.sources.ring_config import RingConfig
 
 
 def latency(rounds: int) -> list[Row]:

@@ -17,8 +17,8 @@ from bench_timing import Counter, delivered_us, scan
 
 import hostcallback as hcb
 import receiver
-from receiver.sinks.record import Recorder
-from receiver.taplog.reader import LogReader
+from receiver.taplog.reading.reader import LogReader
+from receiver.taplog.writing.recorder import Recorder
 
 
 def recording(rounds: int) -> list[Row]:

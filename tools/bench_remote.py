@@ -15,11 +15,11 @@ from forwarded_blocks import TAP, block_with
 
 import hostcallback as hcb
 from receiver.remote.forwarder import Forwarder
-from receiver.remote.sending.grpc_link import CHANNEL_OPTIONS, GrpcTransport
+from receiver.remote.sending.grpc_transport import CHANNEL_OPTIONS, GrpcTransport
 from receiver.remote.sending.sender import Sender
-from receiver.remote.spooling.left_spool import LeftSpool
-from receiver.remote.spooling.spool import FLUSH_BYTES, Spool
-from receiver.remote.spooling.spool_folder import StreamFolder
+from receiver.remote.spool.directory import StreamFolder
+from receiver.remote.spool.orphan_spool import LeftSpool
+from receiver.remote.spool.spool import FLUSH_BYTES, Spool
 
 TOTAL_BYTES = 256 << 20
 PIECE_BYTES = 1 << 20

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from receiver.described import Described
-from receiver.taplog.block import Block
+from receiver.taplog.format.block import Block
 from receiver.wire import encode_frame
+from receiver.wire.tap_descriptor import Described
 
 TAP = Described(
     name="bench", source_line="bench.py:1 (bench)", consumer_id=7, kind="tap", params={}, kwargs={}, transforms=(),

@@ -27,7 +27,7 @@ from gpu_conformance import CASES, uses_native_transport
 from jax import lax
 
 import hostcallback as hcb
-from receiver.runtime import runtime
+from receiver.runtime.runtime import runtime
 
 NO_GPU = 3
 REPORT = Path(__file__).resolve().parent.parent / "docs" / "gpu.md"

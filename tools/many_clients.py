@@ -16,9 +16,9 @@ from many_bare_clients import BareClient
 
 import hostcallback as hcb
 from receiver.remote.forwarder import Forwarder
-from receiver.remote.sending.grpc_link import GrpcTransport
+from receiver.remote.sending.grpc_transport import GrpcTransport
 from receiver.remote.sending.transport import Link, OnAck
-from receiver.remote.stream import Position, StreamKey
+from receiver.remote.streams import Position, StreamKey
 
 MESSAGES = 10
 DRAIN_SEC = 60.0

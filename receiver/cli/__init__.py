@@ -49,7 +49,7 @@ def _parser(chosen: str | None) -> argparse.ArgumentParser:
     for name, summary in COMMANDS.items():
         added = commands.add_parser(name, help=summary, description=summary)
         if name == chosen:  # only this one's module is loaded
-            module = importlib.import_module(f"receiver.cli.{name}")
+            module = importlib.import_module(f"receiver.cli.commands.{name}")
             module.configure(added)
             added.set_defaults(run=module.run, failed=getattr(module, "FAILED", FAILED))
     return parser

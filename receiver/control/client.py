@@ -8,8 +8,8 @@ from typing import Any
 
 from receiver.closing import Closing
 from receiver.control import protocol
-from receiver.control.address import may_control, peer_of, refuse_others, sockets
 from receiver.control.errors import ControlError, ControlSocketError, NoSuchTapError
+from receiver.control.socket_path import may_control, peer_of, refuse_others, sockets
 
 TIMEOUT_SEC = 10.0
 

@@ -10,13 +10,13 @@ import weakref
 from collections.abc import Mapping
 from typing import Any
 
-from receiver.consumer import Consumer
-from receiver.control.answering import Client, Handler
 from receiver.control.errors import ControlError, NoSuchTapError
-from receiver.control.names import matching, no_such_tap, tap_names
-from receiver.control.rules import rule_settings, settings_text
-from receiver.device_receiver import DeviceReceiver
-from receiver.runtime import Runtime
+from receiver.control.request import Client, Handler
+from receiver.messages.consumer import Consumer
+from receiver.runtime.device_receiver import DeviceReceiver
+from receiver.runtime.rules.names import matching, no_such_tap, tap_names
+from receiver.runtime.rules.rules import rule_settings, settings_text
+from receiver.runtime.runtime import Runtime
 
 _STARTED = time.time()
 

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from receiver.control.errors import RuleFileError
-from receiver.control.names import matching, no_such_tap, tap_names
-from receiver.control.rules import FILE, Rules
 from receiver.log import logger
-from receiver.registry import Registry
-from receiver.switches import Switches
+from receiver.messages.registry import Registry
+from receiver.runtime.rules.names import matching, no_such_tap, tap_names
+from receiver.runtime.rules.rule_table import Switches
+from receiver.runtime.rules.rules import FILE, Rules
 
 POLL_SEC = 1.0
 """How often the file is looked at."""

@@ -11,7 +11,9 @@ import time
 from pathlib import Path
 
 from receiver.control import protocol
-from receiver.control.address import (
+from receiver.control.errors import ControlSocketError
+from receiver.control.request import Client, Handler, answer
+from receiver.control.socket_path import (
     SUFFIX,
     Peer,
     make_directory,
@@ -19,8 +21,6 @@ from receiver.control.address import (
     peer_of,
     remove_stale,
 )
-from receiver.control.answering import Client, Handler, answer
-from receiver.control.errors import ControlSocketError
 from receiver.log import logger
 
 MAX_CONNECTIONS = 64

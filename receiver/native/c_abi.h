@@ -1,4 +1,4 @@
-/* The library's whole interface: plain C, called through ctypes by receiver/native_library.py.
+/* The library's whole interface: plain C, called through ctypes by receiver/native/bindings.py.
  *
  * Handles and functions are usable from any thread, except that one ring has one reader at a time. Rings live as long as
  * the process: a compiled program may emit into one at any time.

@@ -54,7 +54,7 @@ void PassThrough(const XLA_FFI_CallFrame& frame) {
   }
 }
 
-// The shard record that a message of shards begins with (receiver/shards.py) is int64, its first number the occurrence. Puts a
+// The shard record that a message of shards begins with (receiver/sinks/sharding/sinks.py) is int64, its first number the occurrence. Puts a
 // copy in `record`, with `occurrence` filled in, in its place at the front of `arrays`.
 void StampShardRecord(int64_t occurrence, ArrayList* arrays, std::vector<int64_t>* record) {
   ArrayRef& front = arrays->front();

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING
 
 from receiver.log import logger
 from receiver.remote.options import Forward
-from receiver.remote.sending.left_sender import LeftSender
+from receiver.remote.sending.orphan_sender import LeftSender
 from receiver.remote.sending.sender import Sender
 from receiver.remote.sending.transport import Transport
-from receiver.remote.spooling.spool import Spool
-from receiver.remote.spooling.spool_folder import left_behind
-from receiver.remote.stream import StreamKey
-from receiver.sinks.record import Recorder
+from receiver.remote.spool.directory import left_behind
+from receiver.remote.spool.spool import Spool
+from receiver.remote.streams import StreamKey
+from receiver.taplog.writing.recorder import Recorder
 
 if TYPE_CHECKING:
-    from receiver.remote.control.thread import ControlThread
+    from receiver.remote.control.agent import ControlThread
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,22 +135,22 @@ class Forwarder(Recorder):
 def _control(options: Forward, transport: Transport, key: StreamKey) -> ControlThread | None:
     if not options.control or options.is_nats:
         return None
-    from receiver.remote.control.thread import ControlThread
-    from receiver.remote.sending.grpc_link import GrpcTransport
+    from receiver.remote.control.agent import ControlThread
+    from receiver.remote.sending.grpc_transport import GrpcTransport
 
     return ControlThread(transport, key) if isinstance(transport, GrpcTransport) else None
 
 
 def _transport(options: Forward) -> Transport:
     if options.is_nats:
-        from receiver.remote.jetstream.connection import NatsServer
-        from receiver.remote.jetstream.link import NatsTransport
+        from receiver.remote.nats.connection import NatsServer
+        from receiver.remote.nats.transport import NatsTransport
 
         server = NatsServer(
             url=options.address, token=options.token, tls_ca=options.tls_ca, tls_cert=options.tls_cert,
             tls_key=options.tls_key,
         )  # fmt: skip
         return NatsTransport(server, options.folder)
-    from receiver.remote.sending.grpc_link import GrpcTransport  # grpc takes its time to load
+    from receiver.remote.sending.grpc_transport import GrpcTransport  # grpc takes its time to load
 
     return GrpcTransport(options)

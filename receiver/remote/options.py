@@ -11,7 +11,7 @@ from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 
 from receiver.remote.errors import SpoolError
-from receiver.remote.stream import is_run
+from receiver.remote.streams import is_run
 
 RUN_VARIABLE = "HOSTCALLBACK_RUN"
 TOKEN_VARIABLE = "HOSTCALLBACK_TOKEN"

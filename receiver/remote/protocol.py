@@ -8,7 +8,7 @@ from typing import Any
 import msgpack
 
 from receiver.remote.errors import BadStreamError
-from receiver.remote.stream import MAX_OFFSET, MAX_SEGMENT, PIECE_BYTES, Piece, Position, StreamKey
+from receiver.remote.streams import MAX_OFFSET, MAX_SEGMENT, PIECE_BYTES, Piece, Position, StreamKey
 
 VERSION = 1
 SERVICE = "hostcallback.Collector"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from receiver.consumer import Sink
+from receiver.messages.consumer import Sink
 from receiver.sinks.tap import Unflatten
 from receiver.sinks.unbatch import Batchings, for_each_element
 

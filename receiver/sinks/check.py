@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from receiver.failed_checks import CheckFailed, Explanation
-from receiver.message import Message
-from receiver.place import Place
+from receiver.messages.call_site import Place
+from receiver.messages.check_report import CheckFailed, Explanation
+from receiver.messages.message import Message
 from receiver.sinks.format import Template
 from receiver.sinks.tap import Unflatten
 from receiver.sinks.unbatch import Array, Batchings, elements

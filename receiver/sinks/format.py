@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from receiver.message import Message
+from receiver.messages.message import Message
 from receiver.sinks.print import SupportsWrite, write_at_once
 from receiver.sinks.tap import Unflatten
 from receiver.sinks.unbatch import Array, Batchings, for_each_element

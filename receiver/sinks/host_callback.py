@@ -6,9 +6,9 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from receiver.consumer import Sink
 from receiver.log import logger
-from receiver.message import Message
+from receiver.messages.consumer import Sink
+from receiver.messages.message import Message
 from receiver.sinks.tap import Unflatten
 
 

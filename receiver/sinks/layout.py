@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from receiver.heads import Head
+from receiver.wire.truncation import Head
 
 WIDTH = 80
 """Columns that a container may take on one line."""

@@ -11,13 +11,13 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from receiver import tree
 from receiver.closing import Closing
-from receiver.consumer import Consumer, Sink
-from receiver.described import Described
-from receiver.leaf_names import by_name, named_leaves
-from receiver.message import Message
-from receiver.steps import NAME, StepPlace, step_place
+from receiver.messages.consumer import Consumer, Sink
+from receiver.messages.leaf_names import by_name, named_leaves
+from receiver.messages.message import Message
+from receiver.messages.steps import NAME, StepPlace, step_place
+from receiver.wire import pytree as tree
+from receiver.wire.tap_descriptor import Described
 
 NO_METRICS = ("check", "nonfinite", "breakpoint")
 """Kinds of taps whose values are no metrics."""
@@ -73,7 +73,7 @@ def _number(leaf: Any) -> float | None:
 def metrics(writer: MetricWriter) -> Sink:
     """The sink that writes the scalars of messages: `name` of a tap of one scalar, `name/key` in a pytree.
 
-    Arrays that are no scalars, texts and failed checks are left out. The step is that of `receiver.steps`: the integer
+    Arrays that are no scalars, texts and failed checks are left out. The step is that of `messages.steps`: the integer
     called `step` in the message, or else that of the last one before it on its device that had one; 0 before any had.
     Several threads may call it; the writer is called by one at a time.
 

@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from receiver.consumer import Consumer
-from receiver.deferred import FailureOf, SeveralFailures
-from receiver.failed_checks import CheckError, CheckFailed, Explanation, FailedCheck
-from receiver.message import Message
-from receiver.place import Frame, Place
+from receiver.messages.call_site import Frame, Place
+from receiver.messages.check_report import CheckError, CheckFailed, Explanation, FailedCheck
+from receiver.messages.consumer import Consumer
+from receiver.messages.deferred_errors import FailureOf, SeveralFailures
+from receiver.messages.message import Message
 from receiver.sinks.tap import Unflatten
 
 

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from receiver.message import Message
+from receiver.messages.message import Message
 from receiver.sinks.layout import format_value
 from receiver.sinks.tap import Unflatten
 

@@ -6,9 +6,9 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from receiver.consumer import Sink
-from receiver.heads import stack_of_one
-from receiver.message import Message
+from receiver.messages.consumer import Sink
+from receiver.messages.message import Message
+from receiver.wire.truncation import stack_of_one
 
 Unflatten = Callable[[Sequence[Any]], Any]
 

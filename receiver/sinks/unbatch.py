@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from receiver.deferred import SeveralFailures
-from receiver.heads import is_truncated
-from receiver.message import Index, Message
+from receiver.messages.deferred_errors import SeveralFailures
+from receiver.messages.message import Index, Message
+from receiver.wire.truncation import is_truncated
 
 Array = np.ndarray[Any, Any]
 

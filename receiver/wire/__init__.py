@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from receiver.dtypes import pack_subbyte, unpack_subbyte
 from receiver.wire.decode import Decoded, Decoder, decode_frame
+from receiver.wire.dtypes import pack_subbyte, unpack_subbyte
 from receiver.wire.encode import encode_frame, encode_prefix, frame_from_prefix
 from receiver.wire.errors import (
     CorruptFrameError,

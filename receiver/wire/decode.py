@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 
-from receiver.dtypes import Array, Dtype
+from receiver.wire.dtypes import Array, Dtype
 from receiver.wire.frame import check_payload, make_arrays, read_start
 from receiver.wire.header import ALIGNMENT, EVERYWHERE, MAGIC, VERSION, Buffer, Flags, Header, align
 from receiver.wire.plan import Plan, make_plan, ndarray

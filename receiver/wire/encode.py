@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from receiver.dtypes import Array, pack_subbyte, wire_type_of
+from receiver.wire.dtypes import Array, pack_subbyte, wire_type_of
 from receiver.wire.errors import CorruptFrameError
 from receiver.wire.frame import read_metadata
 from receiver.wire.header import EVERYWHERE, HEADER, Flags, Header, align, decode_header, encode_header

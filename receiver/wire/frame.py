@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from receiver.dtypes import Array, unpack_subbyte
+from receiver.wire.dtypes import Array, unpack_subbyte
 from receiver.wire.errors import CorruptFrameError
 from receiver.wire.header import HEADER, NO_MESSAGE, Buffer, Flags, Header, decode_header, truncated
 from receiver.wire.plan import Plan, ndarray

@@ -40,7 +40,7 @@ class Flags(enum.IntFlag):
     BATCHED = 1 << 8
     """Its consumer takes stacks of its messages."""
     TRUNCATED = 1 << 9
-    """Of its arrays only the first elements; the first array is a shape record, see `receiver.heads`."""
+    """Of its arrays only the first elements; the first array is a shape record, see `receiver.wire.truncation`."""
     DISCARDED = 1 << 30
     """Ring only: no message, reserved and given up."""
     BUSY = 1 << 31

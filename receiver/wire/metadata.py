@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import msgpack
 
-from receiver.dtypes import BY_CODE, Dtype, dtype_of, wire_type_of
+from receiver.wire.dtypes import BY_CODE, Dtype, dtype_of, wire_type_of
 from receiver.wire.errors import CorruptFrameError, UnsupportedDtypeError
 from receiver.wire.header import ALIGNMENT
 
@@ -20,7 +20,7 @@ class ArraySpec:
     """What the metadata says of one array.
 
     Attributes:
-        type_code: see `receiver.dtypes`.
+        type_code: see `receiver.wire.dtypes`.
         shape: in elements.
     """
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from receiver.dtypes import BY_CODE, Array, Dtype
+from receiver.wire.dtypes import BY_CODE, Array, Dtype
 from receiver.wire.errors import UnsupportedDtypeError
 from receiver.wire.header import HEADER, align
 from receiver.wire.metadata import ArraySpec, decode_metadata, payload_layout

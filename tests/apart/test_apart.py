@@ -18,8 +18,8 @@ import pytest
 from jax import lax
 
 import hostcallback as hcb
-from receiver.runtime import runtime
-from receiver.taplog.reader import LogReader
+from receiver.runtime.runtime import runtime
+from receiver.taplog.reading.reader import LogReader
 
 pytestmark = pytest.mark.native_only
 

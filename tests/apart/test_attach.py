@@ -14,7 +14,7 @@ import pytest
 
 from receiver import wire
 from receiver.cli import main
-from receiver.taplog.reader import LogReader
+from receiver.taplog.reading.reader import LogReader
 
 pytestmark = pytest.mark.native_only
 

@@ -17,9 +17,9 @@ import pytest
 from jax import lax
 
 import hostcallback as hcb
-from receiver import native_library
-from receiver.runtime import runtime
-from receiver.taplog.reader import LogReader
+from receiver.native import bindings as native_library
+from receiver.runtime.runtime import runtime
+from receiver.taplog.reading.reader import LogReader
 from transforming import COMPILED, PROGRAM_FAILED, Jit
 
 

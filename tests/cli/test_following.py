@@ -17,7 +17,7 @@ import pytest
 from hcb_command import hcb, start
 from test_reading import LOSS, Program, objects
 
-from receiver.sinks.record import record
+from receiver.taplog.writing.recorder import record
 
 
 def emit(program: Program, count: int, **where: Any) -> None:

@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 from hcb_command import environment, hcb
 
-from receiver.consumer import Consumer
-from receiver.described import Described
-from receiver.message import Message
-from receiver.sinks.record import Recorder, record
+from receiver.messages.consumer import Consumer
+from receiver.messages.message import Message
+from receiver.taplog.writing.recorder import Recorder, record
+from receiver.wire.tap_descriptor import Described
 
 BEGIN_NS = 1_700_000_000 * 10**9
 LOSS = Described(

@@ -12,7 +12,7 @@ import pytest
 from hcb_command import hcb
 from test_reading import BEGIN_NS, CHECK, LOSS, TEXT, Program
 
-from receiver.sinks.record import record
+from receiver.taplog.writing.recorder import record
 
 FUNCTIONS = """
 def take(value, run):

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from hcb_command import hcb, start
 
-from receiver.consumer import Consumer
-from receiver.described import Described
-from receiver.message import Message
-from receiver.sinks.record import record
+from receiver.messages.consumer import Consumer
+from receiver.messages.message import Message
+from receiver.taplog.writing.recorder import record
+from receiver.wire.tap_descriptor import Described
 
 LOSS = Described(
     name="loss", source_line="train.py:12 (step)", consumer_id=77, kind="tap", params={}, kwargs={}, transforms=(),

@@ -18,7 +18,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import hostcallback as hcb
 from receiver.cli import main
-from receiver.compare.arrays import Tolerance, array_difference
+from receiver.taplog.diff.arrays import Tolerance, array_difference
 
 STEPS = 20
 

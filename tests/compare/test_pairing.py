@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 
 from receiver.cli import main
-from receiver.compare import pairing
-from receiver.described import Described
-from receiver.exported import WHOLE_ID
-from receiver.taplog.block import Block
-from receiver.taplog.errors import Lost
-from receiver.taplog.segment_writer import SegmentWriter
+from receiver.sinks.exported import WHOLE_ID
+from receiver.taplog.diff import pairing
+from receiver.taplog.format.block import Block
+from receiver.taplog.format.errors import Lost
+from receiver.taplog.writing.segment_writer import SegmentWriter
 from receiver.wire import Flags, encode_frame
+from receiver.wire.tap_descriptor import Described
 
 X = Described(
     name="x", source_line="run.py:1 (f)", consumer_id=1, kind="tap", params={}, kwargs={}, transforms=(),

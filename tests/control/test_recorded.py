@@ -10,10 +10,10 @@ import numpy as np
 from jax import lax
 
 import hostcallback as hcb
-from receiver.consumer import Consumer
-from receiver.heads import head_of
-from receiver.message import Message
-from receiver.taplog.reader import LogReader
+from receiver.messages.consumer import Consumer
+from receiver.messages.message import Message
+from receiver.taplog.reading.reader import LogReader
+from receiver.wire.truncation import head_of
 
 
 def test_heads_are_recorded_and_read_as_heads(tmp_path: Path) -> None:

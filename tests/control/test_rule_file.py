@@ -16,8 +16,8 @@ import pytest
 
 import hostcallback as hcb
 from controlled import ROOT, controlled
+from receiver.control.endpoints import live
 from receiver.control.errors import RuleFileError
-from receiver.control.live import live
 from receiver.control.rule_file import read_rules
 from recorder import Recorder
 
@@ -98,7 +98,7 @@ def test_a_forked_child_follows_the_file_too(tmp_path: Path) -> None:
 import os, sys, threading, time
 from pathlib import Path
 import hostcallback as hcb
-from receiver.control.live import live
+from receiver.control.endpoints import live
 path = Path(sys.argv[1])
 path.write_text("[loss]\\nevery = 3\\n")
 hcb.control_file(path)

@@ -19,12 +19,12 @@ import pytest
 
 import hostcallback as hcb
 from controlled import ROOT, controlled
-from receiver.control.address import sockets
 from receiver.control.client import ControlClient, processes
+from receiver.control.endpoints import live
 from receiver.control.errors import ControlError, ControlSocketError, NoSuchTapError
-from receiver.control.live import live
 from receiver.control.protocol import MAX_REQUEST
-from receiver.runtime import runtime
+from receiver.control.socket_path import sockets
+from receiver.runtime.runtime import runtime
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only the superuser can be somebody else")
 NOBODY = 65534
@@ -180,7 +180,7 @@ def test_a_child_answers_for_itself_and_not_for_its_parent(folder: Path) -> None
 import os, sys
 import hostcallback as hcb, jax.numpy as jnp
 from receiver.control.client import ControlClient
-from receiver.control.live import live
+from receiver.control.endpoints import live
 live.start()
 path = live.socket_path
 child = os.fork()

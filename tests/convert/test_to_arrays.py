@@ -16,7 +16,7 @@ from logged_runs import STEPS, nothing, record_odd, record_train, recorded
 
 import hostcallback as hcb
 from receiver.cli import main
-from receiver.convert import npz, parquet
+from receiver.taplog.convert import npz, parquet
 
 
 def convert(log: Path, to: str, output: Path, *options: str) -> None:

@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 
 import hostcallback as hcb
-from receiver import native_library
-from receiver.ring_source import RingSource
+from receiver.native import bindings as native_library
+from receiver.sources.ring import RingSource
 from receiver.wire import encode_prefix
 
 how, directory = sys.argv[1], sys.argv[2] if len(sys.argv) > 2 else None

@@ -6,9 +6,9 @@ import os
 import sys
 import threading
 
-from receiver import native_library as native
-from receiver.ring_config import RingConfig
-from receiver.ring_source import RingSource
+from receiver.native import bindings as native
+from receiver.sources.ring import RingSource
+from receiver.sources.ring_config import RingConfig
 
 path, capacity, threads, nbytes, reads = sys.argv[1], *map(int, sys.argv[2:])
 library = native.load()

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from receiver import wire
-from receiver.flight.ring_file import RingContents, read_ring
+from receiver.taplog.flight.ring_file import RingContents, read_ring
 
 pytestmark = pytest.mark.native_only
 

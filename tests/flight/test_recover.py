@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from receiver.cli import main
-from receiver.flight.recovery import find_flights
-from receiver.flight.ring_file import RingFileError, read_ring
+from receiver.taplog.flight.recovery import find_flights
+from receiver.taplog.flight.ring_file import RingFileError, read_ring
 
 pytestmark = pytest.mark.native_only
 

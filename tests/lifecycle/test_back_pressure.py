@@ -154,8 +154,8 @@ def test_tap_functions_may_call_jax_on_a_device_that_waits_for_room() -> None:
 def test_the_callback_queue_follows_the_same_policies() -> None:
     import numpy as np
 
-    from receiver.back_pressure import BackPressure
-    from receiver.queue_source import QueueSource
+    from receiver.sources.back_pressure import BackPressure
+    from receiver.sources.queue import QueueSource
     from receiver.wire import ArraySpec, decode_header, encode_prefix
 
     prefix = encode_prefix(7, 0, [ArraySpec.of(np.dtype(np.float32), ())])

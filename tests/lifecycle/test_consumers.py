@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import pytest
 
 import hostcallback as hcb
-from receiver.runtime import runtime
+from receiver.runtime.runtime import runtime
 from recorder import Recorder
 
 

@@ -10,7 +10,7 @@ import jax
 import pytest
 
 from hostcallback import _jax_compat as compat, fence, hold
-from receiver import native_library
+from receiver.native import bindings as native_library
 
 if not native_library.available():
     pytest.skip("fences are made by the native library", allow_module_level=True)

@@ -15,8 +15,9 @@ import pytest
 from jax import lax
 
 import hostcallback as hcb
-from receiver import lock_share, native_library as native
-from receiver.lock_share import INTERVAL_SEC, LockShare
+from receiver.native import bindings as native
+from receiver.runtime.dispatch import gil_share as lock_share
+from receiver.runtime.dispatch.gil_share import INTERVAL_SEC, LockShare
 
 DEFAULT = sys.getswitchinterval()
 

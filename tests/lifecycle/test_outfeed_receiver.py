@@ -13,8 +13,8 @@ import pytest
 from jax import lax
 
 import hostcallback as hcb
-from receiver.runtime import runtime
-from receiver.taplog.reader import LogReader
+from receiver.runtime.runtime import runtime
+from receiver.taplog.reading.reader import LogReader
 from recorder import Recorder
 
 
@@ -78,7 +78,7 @@ def test_tap_exceptions_are_deferred_and_raised_together_at_the_end() -> None:
     assert "cannot take 0" in text
     assert "raise ValueError" in text  # the original traceback shows the tap's own line
     assert "phase='train'" in text
-    assert "receiver/dispatch.py" not in text
+    assert "receiver/runtime/dispatch/dispatcher.py" not in text
     values, rest = group.split(ValueError)  # what `except*` does
     assert isinstance(values, hcb.TapFunctionException)
     assert [len(values.exceptions), len(values.failures)] == [3, 3]

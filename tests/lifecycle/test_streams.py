@@ -17,7 +17,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 import hostcallback as hcb
 from hostcallback import _jax_compat as compat, fence, streams
 from hostcallback.dispatching_threads import DispatchingThreads
-from receiver import native_library
+from receiver.native import bindings as native_library
 from recorder import Recorder
 
 if not native_library.available():

@@ -13,7 +13,7 @@ import pytest
 
 import hostcallback as hcb
 from hostcallback import monitoring
-from receiver.stats import DeviceStats
+from receiver.runtime.device_stats import DeviceStats
 
 ROOT = Path(__file__).resolve().parents[2]
 Heard = list[tuple[str, object, dict[str, object]]]

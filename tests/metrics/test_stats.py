@@ -10,8 +10,8 @@ import pytest
 from jax import lax
 
 import hostcallback as hcb
-from receiver.scope import Scope
-from receiver.totals import Totals
+from receiver.runtime.dispatch.scope import Scope
+from receiver.runtime.totals import Totals
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -16,10 +16,11 @@ import numpy as np
 import pytest
 from fake_gpu import Driver, build
 
-from receiver import native_library as native, wire
-from receiver.ring_batch import RingBatch
-from receiver.ring_config import RingConfig
-from receiver.ring_source import RingSource
+from receiver import wire
+from receiver.native import bindings as native
+from receiver.sources.ring import RingSource
+from receiver.sources.ring_batch import RingBatch
+from receiver.sources.ring_config import RingConfig
 
 # Rings live as long as the process, so that every test takes a new device. Real ordinals are far from these.
 _devices = itertools.count(1_000_000)

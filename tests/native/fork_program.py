@@ -8,9 +8,10 @@ import threading
 
 import numpy as np
 
-from receiver import native_library as native, wire
-from receiver.ring_config import RingConfig
-from receiver.ring_source import RingSource
+from receiver import wire
+from receiver.native import bindings as native
+from receiver.sources.ring import RingSource
+from receiver.sources.ring_config import RingConfig
 
 
 def send(library, device, payload):

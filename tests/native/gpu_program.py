@@ -11,11 +11,12 @@ from pathlib import Path
 import numpy as np
 from fake_gpu import Driver, Gpu
 
-from receiver import native_library as native, wire
+from receiver import wire
 from receiver.errors import CallFailedError, NativeLibraryError
-from receiver.ring_errors import LostCopiesError
-from receiver.runtime import runtime
-from receiver.supervisor import Supervisor
+from receiver.native import bindings as native
+from receiver.runtime.runtime import runtime
+from receiver.runtime.stall_watch import Supervisor
+from receiver.sources.ring_errors import LostCopiesError
 
 
 def value(number):
@@ -116,7 +117,7 @@ def start(driver):
     import jax
 
     from hostcallback import transport
-    from receiver.consumer import Consumer
+    from receiver.messages.consumer import Consumer
 
     class Device:
         platform, id, local_hardware_id = "gpu", 1027, 3

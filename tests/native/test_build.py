@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from receiver import native_library as native
+from receiver.native import bindings as native
 
 ROOT = Path(__file__).parents[2]
 SOURCES = ROOT / "receiver" / "native"

@@ -13,13 +13,14 @@ import numpy as np
 import pytest
 from test_build import SOURCES, compile_program, needs_compiler
 
-from receiver import native_library as native, wire
-from receiver.back_pressure import Policy
-from receiver.consumer import Consumer
-from receiver.device_receiver import DeviceReceiver
+from receiver import wire
 from receiver.errors import UnknownConsumerError
-from receiver.registry import Registry
-from receiver.scope import Scope
+from receiver.messages.consumer import Consumer
+from receiver.messages.registry import Registry
+from receiver.native import bindings as native
+from receiver.runtime.device_receiver import DeviceReceiver
+from receiver.runtime.dispatch.scope import Scope
+from receiver.sources.back_pressure import Policy
 
 pytestmark = pytest.mark.native_only
 
@@ -244,7 +245,7 @@ def test_a_call_without_a_consumer_fails_and_is_reported(make_ring: Any) -> None
 CLOSED = """
 import sys; sys.path[:0] = sys.argv[1:]
 from conftest import TestRing
-from receiver.ring_config import RingConfig
+from receiver.sources.ring_config import RingConfig
 from test_calls import Caller
 ring = TestRing(RingConfig())
 before = Caller(ring)

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
-from receiver import native_library as native, wire
-from receiver.batch_decoder import BatchDecoder, Deliveries
+from receiver import wire
+from receiver.native import bindings as native
+from receiver.sources.batch_decoder import BatchDecoder, Deliveries
 from receiver.wire import Decoder, Flags, WireError
 
 pytestmark = pytest.mark.native_only

@@ -12,10 +12,10 @@ import pytest
 from fake_gpu import Driver, Gpu
 from test_build import needs_compiler
 
-from receiver import native_library as native
-from receiver.heads import Head, take_heads
-from receiver.ring_config import RingConfig
+from receiver.native import bindings as native
+from receiver.sources.ring_config import RingConfig
 from receiver.wire import Flags
+from receiver.wire.truncation import Head, take_heads
 
 pytestmark = [pytest.mark.native_only, needs_compiler]
 

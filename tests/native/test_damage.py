@@ -7,9 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from receiver import native_library as native
-from receiver.back_pressure import Policy
-from receiver.ring_errors import CorruptRingError
+from receiver.native import bindings as native
+from receiver.sources.back_pressure import Policy
+from receiver.sources.ring_errors import CorruptRingError
 
 pytestmark = pytest.mark.native_only
 

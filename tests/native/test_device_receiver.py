@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from receiver import native_library as native
-from receiver.back_pressure import Policy
-from receiver.consumer import Consumer
-from receiver.device_receiver import DeviceReceiver
 from receiver.errors import LostMessagesError, TapFunctionException
-from receiver.registry import Registry
-from receiver.scope import Scope
+from receiver.messages.consumer import Consumer
+from receiver.messages.registry import Registry
+from receiver.native import bindings as native
+from receiver.runtime.device_receiver import DeviceReceiver
+from receiver.runtime.dispatch.scope import Scope
+from receiver.sources.back_pressure import Policy
 
 pytestmark = pytest.mark.native_only
 

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis.extra import numpy as npst
 
-from receiver import native_library as native, wire
+from receiver import wire
+from receiver.native import bindings as native
 
 pytestmark = pytest.mark.native_only
 

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from receiver import native_library as native, wire
+from receiver import wire
+from receiver.native import bindings as native
 
 pytestmark = pytest.mark.native_only
 

@@ -10,11 +10,11 @@ import pytest
 from fake_gpu import Driver, Gpu
 from test_build import needs_compiler
 
-from receiver.consumer import Consumer
-from receiver.device_receiver import DeviceReceiver
-from receiver.registry import Registry
-from receiver.ring_config import RingConfig
-from receiver.scope import Scope
+from receiver.messages.consumer import Consumer
+from receiver.messages.registry import Registry
+from receiver.runtime.device_receiver import DeviceReceiver
+from receiver.runtime.dispatch.scope import Scope
+from receiver.sources.ring_config import RingConfig
 from receiver.wire import ArraySpec, Flags, encode_prefix
 
 pytestmark = [pytest.mark.native_only, needs_compiler]

@@ -12,14 +12,14 @@ from fake_gpu import Driver, Gpu
 from test_build import compile_program, needs_compiler
 
 from hostcallback import transport
-from receiver import native_library as native
-from receiver.consumer import Consumer
-from receiver.device_receiver import DeviceReceiver
 from receiver.errors import LostMessagesError, NativeLibraryError
-from receiver.registry import Registry
-from receiver.ring_config import RingConfig
-from receiver.ring_errors import CorruptRingError, LostCopiesError
-from receiver.scope import Scope
+from receiver.messages.consumer import Consumer
+from receiver.messages.registry import Registry
+from receiver.native import bindings as native
+from receiver.runtime.device_receiver import DeviceReceiver
+from receiver.runtime.dispatch.scope import Scope
+from receiver.sources.ring_config import RingConfig
+from receiver.sources.ring_errors import CorruptRingError, LostCopiesError
 
 pytestmark = [pytest.mark.native_only, needs_compiler]
 

@@ -12,8 +12,8 @@ import pytest
 from fake_gpu import Driver, Gpu, Stream
 from test_build import needs_compiler
 
-from receiver.back_pressure import Policy
-from receiver.ring_config import RingConfig
+from receiver.sources.back_pressure import Policy
+from receiver.sources.ring_config import RingConfig
 from receiver.wire import ArraySpec, Flags, encode_prefix
 
 pytestmark = [pytest.mark.native_only, needs_compiler]

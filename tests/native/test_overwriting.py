@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from receiver import native_library as native, wire
-from receiver.back_pressure import Policy
-from receiver.ring_config import RingConfig
+from receiver import wire
+from receiver.native import bindings as native
+from receiver.sources.back_pressure import Policy
+from receiver.sources.ring_config import RingConfig
 
 pytestmark = pytest.mark.native_only
 

@@ -14,16 +14,16 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from receiver import described_tap, exported
-from receiver.consumer import Consumer
-from receiver.deferred import DeferredErrors, FailureOf
-from receiver.described import Described
-from receiver.described_tap import Binding
 from receiver.errors import IncompleteValueError, TapFailure, TapFunctionException, UnboundConsumerError
-from receiver.exported import SHARDS_ID, WHOLE_ID, ExportedTaps
-from receiver.message import Message
-from receiver.registry import Registry
-from receiver.shard_record import shard_record
+from receiver.messages.consumer import Consumer
+from receiver.messages.deferred_errors import DeferredErrors, FailureOf
+from receiver.messages.message import Message
+from receiver.messages.registry import Registry
+from receiver.sinks import exported, factory as described_tap
+from receiver.sinks.exported import SHARDS_ID, WHOLE_ID, ExportedTaps
+from receiver.sinks.factory import Binding
+from receiver.sinks.sharding.shard_record import shard_record
+from receiver.wire.tap_descriptor import Described
 
 TAP = Described(
     name="loss",

@@ -18,14 +18,14 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
-from receiver import assembly, launches, shards
-from receiver.consumer import Consumer
-from receiver.deferred import DeferredErrors, SeveralFailures
 from receiver.errors import IncompleteValueError, TapFailure
-from receiver.message import Message
-from receiver.shard_record import MAX_KNOWN, RecordReader, shard_record
-from receiver.shards import AssemblingSink, LocalShardSink, shard_sink
-from receiver.turns import Turns
+from receiver.messages.consumer import Consumer
+from receiver.messages.deferred_errors import DeferredErrors, SeveralFailures
+from receiver.messages.message import Message
+from receiver.sinks.sharding import assembly, launches, sinks as shards
+from receiver.sinks.sharding.shard_record import MAX_KNOWN, RecordReader, shard_record
+from receiver.sinks.sharding.sinks import AssemblingSink, LocalShardSink, shard_sink
+from receiver.sinks.sharding.ticket_queue import Turns
 
 CONSUMER = Consumer(1, "tap", "here:1 (f)", lambda message: None)
 GARBAGE = -1.0
@@ -582,9 +582,9 @@ def test_a_forked_child_does_not_wait_for_turns_of_its_parent() -> None:
     program = """if True:
         import os, sys
         import numpy as np
-        from receiver.message import Message
-        from receiver.shard_record import shard_record
-        from receiver.shards import AssemblingSink, turns
+        from receiver.messages.message import Message
+        from receiver.sinks.sharding.shard_record import shard_record
+        from receiver.sinks.sharding.sinks import AssemblingSink, turns
 
         def hand_on(name):
             record = np.array(shard_record([], shards=1, group=0, partition=0), np.int64)

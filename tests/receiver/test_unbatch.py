@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from receiver.consumer import Consumer
-from receiver.deferred import DeferredErrors, SeveralFailures
 from receiver.errors import TapFailure
-from receiver.message import Message
+from receiver.messages.consumer import Consumer
+from receiver.messages.deferred_errors import DeferredErrors, SeveralFailures
+from receiver.messages.message import Message
 from receiver.sinks.unbatch import elements, for_each_element
 
 

@@ -21,8 +21,6 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from receiver import dtypes
-from receiver.dtypes import WIRE_TYPES, WireType, dtype_of, wire_type_of
 from receiver.wire import (
     HEADER,
     ArraySpec,
@@ -38,6 +36,7 @@ from receiver.wire import (
     decode_frame,
     decode_header,
     decode_metadata,
+    dtypes,
     encode_frame,
     encode_metadata,
     encode_prefix,
@@ -46,6 +45,7 @@ from receiver.wire import (
     payload_layout,
     unpack_subbyte,
 )
+from receiver.wire.dtypes import WIRE_TYPES, WireType, dtype_of, wire_type_of
 
 ROOT = Path(__file__).resolve().parents[2]
 GOLDEN = ROOT / "tests" / "receiver" / "golden"
@@ -857,7 +857,7 @@ def native_encode(
     **stamp: int,
 ) -> bytes:
     """`encode_frame` by the native library."""
-    from receiver import native_library
+    from receiver.native import bindings as native_library
 
     library = native_library.load()
     prefix = encode_prefix(consumer_id, flags, [ArraySpec.of(a.dtype, a.shape) for a in arrays])

@@ -6,9 +6,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from receiver.taplog.logged import LoggedMessage
-from receiver.taplog.merge import LostRun
-from receiver.taplog.reader import LogReader
+from receiver.taplog.reading.logged_message import LoggedMessage
+from receiver.taplog.reading.merge import LostRun
+from receiver.taplog.reading.reader import LogReader
 
 PROGRAM = """
 import resource, sys, warnings

@@ -18,9 +18,9 @@ from jax.sharding import NamedSharding, PartitionSpec as P
 
 import hostcallback as hcb
 import receiver
-from receiver.taplog.logged import LoggedMessage
-from receiver.taplog.merge import LostRun
-from receiver.taplog.reader import LogReader
+from receiver.taplog.reading.logged_message import LoggedMessage
+from receiver.taplog.reading.merge import LostRun
+from receiver.taplog.reading.reader import LogReader
 
 
 def logged(path: Path) -> list[LoggedMessage]:

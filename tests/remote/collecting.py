@@ -16,15 +16,15 @@ from typing import Any
 import numpy as np
 from ports import free_port
 
-from receiver.consumer import Consumer
-from receiver.described import Described
-from receiver.message import Message
+from receiver.messages.consumer import Consumer
+from receiver.messages.message import Message
 from receiver.remote.forwarder import Forwarder
 from receiver.remote.options import Forward
-from receiver.sinks.record import Recorder
-from receiver.taplog.errors import Damage, Lost
-from receiver.taplog.merge import LostRun
-from receiver.taplog.reader import LogReader
+from receiver.taplog.format.errors import Damage, Lost
+from receiver.taplog.reading.merge import LostRun
+from receiver.taplog.reading.reader import LogReader
+from receiver.taplog.writing.recorder import Recorder
+from receiver.wire.tap_descriptor import Described
 
 LOSS = Described(
     name="loss", source_line="/home/me/train.py:12 (step)", consumer_id=77, kind="tap", params={}, kwargs={},

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from collecting import CollectorProcess, stored
 
-from receiver.taplog.errors import NotATapLogError
-from receiver.taplog.reader import LogReader
+from receiver.taplog.format.errors import NotATapLogError
+from receiver.taplog.reading.reader import LogReader
 
 
 class NatsCollectorProcess(CollectorProcess):

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from receiver.described import Described
-from receiver.remote.jetstream.unit import Unit, units_of
-from receiver.remote.stream import StreamKey
-from receiver.taplog.block import Block
-from receiver.taplog.merge import Run
-from receiver.taplog.segment_reader import Writer
+from receiver.remote.nats.publication import Unit, units_of
+from receiver.remote.streams import StreamKey
+from receiver.taplog.format.block import Block
+from receiver.taplog.reading.merge import Run
+from receiver.taplog.reading.segment_reader import Writer
 from receiver.wire import encode_frame
+from receiver.wire.tap_descriptor import Described
 
 KEY = StreamKey("run", 3, "0123456789abcdef")
 

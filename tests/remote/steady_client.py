@@ -10,9 +10,9 @@ from collecting import Emitter
 
 from receiver.remote.forwarder import Forwarder
 from receiver.remote.options import Forward
-from receiver.remote.sending.grpc_link import GrpcLink, GrpcTransport
+from receiver.remote.sending.grpc_transport import GrpcLink, GrpcTransport
 from receiver.remote.sending.transport import OnAck
-from receiver.remote.stream import StreamKey
+from receiver.remote.streams import StreamKey
 
 PAUSE_SEC = 0.01
 

@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 from collecting import LOSS
 
-from receiver.described import Described
-from receiver.message import Message
-from receiver.remote.collecting.store import Store
-from receiver.remote.delivering.delivery import Delivery
-from receiver.remote.stream import Position, StreamKey
-from receiver.taplog.block import Block
-from receiver.taplog.segment_writer import SegmentWriter
+from receiver.messages.message import Message
+from receiver.remote.collector.store import Store
+from receiver.remote.delivery.delivery import Delivery
+from receiver.remote.streams import Position, StreamKey
+from receiver.taplog.format.block import Block
+from receiver.taplog.writing.segment_writer import SegmentWriter
 from receiver.wire import Flags, encode_frame
+from receiver.wire.tap_descriptor import Described
 
 JOB = "0123456789abcdef0123456789abcdef"
 PARTS = replace(LOSS, name="parts", consumer_id=501, tree=["array"], shards="some")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from collecting import CollectorProcess, stored
 
-from receiver.taplog.reader import LogReader
+from receiver.taplog.reading.reader import LogReader
 
 PROGRAM = Path(__file__).with_name("many_clients_program.py")
 ROOT = PROGRAM.parents[2]

@@ -24,7 +24,7 @@ from receiver.remote.control.protocol import ASK, CONTROL, encode_asking
 from receiver.remote.forwarder import Forwarder
 from receiver.remote.options import Forward
 from receiver.remote.protocol import FORWARD, SERVICE, PieceDecoder, encode_position
-from receiver.remote.stream import Position
+from receiver.remote.streams import Position
 
 Code = grpc.StatusCode
 EPOCH = "0123456789abcdef"

@@ -19,11 +19,11 @@ from collecting import CollectorProcess, wait_for
 import hostcallback
 from controlled import Controlled, controlled
 from receiver.cli import main
-from receiver.control.rules import Rules, rule_settings, settings_text
 from receiver.remote.control.client import CollectorControl
-from receiver.remote.control.kept_statements import StatementsFile
+from receiver.remote.control.rule_store import StatementsFile
 from receiver.remote.options import Forward
-from receiver.runtime import runtime
+from receiver.runtime.rules.rules import Rules, rule_settings, settings_text
+from receiver.runtime.runtime import runtime
 
 
 class Everywhere:

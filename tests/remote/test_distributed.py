@@ -12,7 +12,7 @@ import pytest
 from collecting import CollectorProcess
 from ports import free_port
 
-from receiver.taplog.reader import LogReader
+from receiver.taplog.reading.reader import LogReader
 
 PROGRAM = Path(__file__).with_name("distributed_program.py")
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from collecting import CollectorProcess
 
-from receiver.remote.stream import StreamKey
-from receiver.taplog.reader import LogReader
+from receiver.remote.streams import StreamKey
+from receiver.taplog.reading.reader import LogReader
 
 pytestmark = pytest.mark.native_only
 

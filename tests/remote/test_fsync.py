@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from collecting import Emitter, forwarder
 
-from receiver.remote.collecting.store import Store
-from receiver.remote.stream import Position, StreamKey
+from receiver.remote.collector.store import Store
+from receiver.remote.streams import Position, StreamKey
 
 
 @pytest.mark.parametrize("fsync", [True, False])

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from receiver.control.rules import DEFAULT, Rules
-from receiver.remote.control.kept_statements import (
+from receiver.remote.control.rule_store import (
     MAX_BYTES,
     NAME,
     KeptStatements,
@@ -19,6 +18,7 @@ from receiver.remote.control.kept_statements import (
     covers,
     overlap,
 )
+from receiver.runtime.rules.rules import DEFAULT, Rules
 
 NAMES = ["loss", "loss/a", "grad", "g"]
 globs = st.sampled_from([*NAMES, "*", "loss*", "*a*", "g?", "[lg]*", "none"])

@@ -19,7 +19,7 @@ from collecting import LOSS, WAIT_SEC, Emitter, forwarder, only, stored, wait_fo
 from nats_collecting import NatsCollectorProcess, all_messages
 from nats_server import NatsServerProcess
 
-from receiver.remote.jetstream.unit import Unit
+from receiver.remote.nats.publication import Unit
 
 ROOT = Path(__file__).resolve().parents[2]
 NORM = replace(LOSS, name="grad.norm *>", consumer_id=90, tree=["array"])

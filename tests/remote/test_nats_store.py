@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from published_units import block_of, units
 
-from receiver.remote.collecting.store import Store
-from receiver.remote.jetstream.store import NatsStore
-from receiver.remote.jetstream.unit import Unit
-from receiver.taplog.reader import LogReader
+from receiver.remote.collector.store import Store
+from receiver.remote.nats.publication import Unit
+from receiver.remote.nats.store import NatsStore
+from receiver.taplog.reading.reader import LogReader
 
 
 def parts(first: int, stop: int) -> list[Unit]:

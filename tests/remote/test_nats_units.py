@@ -12,9 +12,9 @@ from hypothesis import given, strategies as st
 from published_units import KEY, block_of, units
 
 from receiver.remote.errors import BadStreamError
-from receiver.remote.jetstream.subjects import subject, token, untoken
-from receiver.remote.jetstream.unit import Unit, gathered
-from receiver.taplog.block import Block
+from receiver.remote.nats.publication import Unit, gathered
+from receiver.remote.nats.subjects import subject, token, untoken
+from receiver.taplog.format.block import Block
 
 
 @given(st.text())

@@ -9,10 +9,10 @@ from types import SimpleNamespace
 import pytest
 from collecting import CollectorProcess, Emitter, forwarder, only, stored, wait_for
 
-from receiver.remote.spooling import pace
-from receiver.remote.spooling.pace import SEND_BYTES, Pace
-from receiver.remote.spooling.spool import Spool
-from receiver.remote.stream import Piece, Position
+from receiver.remote.spool import flush_policy as pace
+from receiver.remote.spool.flush_policy import SEND_BYTES, Pace
+from receiver.remote.spool.spool import Spool
+from receiver.remote.streams import Piece, Position
 
 
 @pytest.fixture

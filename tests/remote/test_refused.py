@@ -16,7 +16,7 @@ from collecting import CollectorProcess, Emitter, forwarder, only, stored, wait_
 from steady_client import SteadyClient
 
 from receiver.remote import protocol
-from receiver.remote.stream import Piece, Position, StreamKey
+from receiver.remote.streams import Piece, Position, StreamKey
 
 KEY = StreamKey("run", 0, "0123456789abcdef")
 METHOD = f"/{protocol.SERVICE}/{protocol.FORWARD}"

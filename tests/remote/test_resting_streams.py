@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from collecting import Emitter, forwarder, wait_for
 
-from receiver.message import Message
-from receiver.remote.collecting.store import Store
-from receiver.remote.delivering import delivered_stream
-from receiver.remote.delivering.delivery import Delivery
-from receiver.remote.stream import Position, StreamKey
+from receiver.messages.message import Message
+from receiver.remote.collector.store import Store
+from receiver.remote.delivery import stream as delivered_stream
+from receiver.remote.delivery.delivery import Delivery
+from receiver.remote.streams import Position, StreamKey
 
 
 def is_open(path: Path) -> bool:

@@ -15,7 +15,7 @@ import pytest
 from collecting import CollectorProcess
 from training_run import TrainingRun
 
-from receiver.taplog.reader import LogReader
+from receiver.taplog.reading.reader import LogReader
 
 PROGRAM = Path(__file__).with_name("sharded_stepping_program.py")
 CONSUMERS = """

@@ -11,15 +11,15 @@ import numpy as np
 import pytest
 from stored_shards import ALONE, OTHERS, PARTS, StoredProcess, Taken, whole_of
 
-from receiver import assembly
 from receiver.cli import main
-from receiver.remote.collecting.store import Store
-from receiver.replayer import Replay
-from receiver.taplog.errors import Damage
-from receiver.taplog.follow import Follower
-from receiver.taplog.logged import LoggedMessage
-from receiver.taplog.reader import LogReader
-from receiver.taplog.selection import Selection
+from receiver.remote.collector.store import Store
+from receiver.replayer.replay import Replay
+from receiver.sinks.sharding import assembly
+from receiver.taplog.format.errors import Damage
+from receiver.taplog.reading.follow import Follower
+from receiver.taplog.reading.logged_message import LoggedMessage
+from receiver.taplog.reading.reader import LogReader
+from receiver.taplog.reading.selection import Selection
 
 HOUR_NS = 3_600_000_000_000
 

@@ -10,9 +10,9 @@ import pytest
 from collecting import wait_for
 from stored_shards import ALONE, OTHERS, PARTS, StoredProcess, Taken
 
-from receiver import assembly
-from receiver.remote.collecting.store import Store
-from receiver.remote.delivering.delivery import Delivery
+from receiver.remote.collector.store import Store
+from receiver.remote.delivery.delivery import Delivery
+from receiver.sinks.sharding import assembly
 
 IDLE_SEC = 60.0
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from receiver.remote.collecting.access import Access, may
+from receiver.remote.collector.access import Access, may
 from receiver.remote.errors import RemoteError
 
 

@@ -15,9 +15,9 @@ import numpy as np
 from collecting import WAIT_SEC, wait_for
 from ports import free_port
 
-from receiver.taplog.errors import CutOffLogError, Damage, NotATapLogError
-from receiver.taplog.merge import LostRun
-from receiver.taplog.reader import LogReader
+from receiver.taplog.format.errors import CutOffLogError, Damage, NotATapLogError
+from receiver.taplog.reading.merge import LostRun
+from receiver.taplog.reading.reader import LogReader
 
 PROGRAM = Path(__file__).with_name("stepping_program.py")
 PER_STEP = 3

@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 
 import receiver
-from receiver.consumer import Consumer
-from receiver.described import Described
 from receiver.errors import LostMessagesError, TapFunctionException
-from receiver.failed_checks import CheckError
-from receiver.message import Message
+from receiver.messages.check_report import CheckError
+from receiver.messages.consumer import Consumer
+from receiver.messages.message import Message
 from receiver.sinks.metrics import JsonlWriter, metrics
-from receiver.sinks.record import record
-from receiver.tree import Node, Opaque
+from receiver.taplog.writing.recorder import record
+from receiver.wire.pytree import Node, Opaque
+from receiver.wire.tap_descriptor import Described
 
 BEGIN_NS = 1_700_000_000 * 10**9
 LOSS = Described(
@@ -281,8 +281,8 @@ import resource, sys, time
 sys.path[:0] = sys.argv[3:]
 import numpy as np
 from logged_frames import LOSS, NORM, block_of, frame, losses
-from receiver.taplog.log_options import LogOptions
-from receiver.taplog.log_writer import LogWriter
+from receiver.taplog.writing.options import LogOptions
+from receiver.taplog.writing.log_writer import LogWriter
 wanted = int(sys.argv[2])
 log = LogWriter(sys.argv[1], LogOptions(segment_bytes=256 << 20))
 log.describe(LOSS)
@@ -297,7 +297,7 @@ log.append("cpu:0", losses(seq[0], 100))
 log.close()
 messages = sum(seq) + 100
 import receiver
-from receiver.taplog.reader import LogReader
+from receiver.taplog.reading.reader import LogReader
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 count = 0
 def take(message):

@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from receiver.described import Described
-from receiver.taplog.block import Block
-from receiver.taplog.errors import Damage
-from receiver.taplog.logged import LoggedMessage
-from receiver.taplog.merge import LostRun
-from receiver.taplog.reader import LogReader
+from receiver.taplog.format.block import Block
+from receiver.taplog.format.errors import Damage
+from receiver.taplog.reading.logged_message import LoggedMessage
+from receiver.taplog.reading.merge import LostRun
+from receiver.taplog.reading.reader import LogReader
 from receiver.wire import Flags, encode_frame
+from receiver.wire.tap_descriptor import Described
 
 LOSS = Described(
     name="loss",

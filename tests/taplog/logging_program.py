@@ -12,8 +12,8 @@ from itertools import count
 import numpy as np
 from logged_frames import LOSS, NORM, block_of, frame, losses
 
-from receiver.taplog.log_options import LogOptions
-from receiver.taplog.log_writer import LogWriter
+from receiver.taplog.writing.log_writer import LogWriter
+from receiver.taplog.writing.options import LogOptions
 
 DEVICES = 3
 

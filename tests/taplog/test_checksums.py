@@ -9,9 +9,9 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from receiver import native_library
-from receiver.taplog import checksums
-from receiver.taplog.checksums import PAGE_BYTES, page_checksums
+from receiver.native import bindings as native_library
+from receiver.taplog.format import checksums
+from receiver.taplog.format.checksums import PAGE_BYTES, page_checksums
 
 LENGTHS = [
     *range(200),

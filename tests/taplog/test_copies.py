@@ -11,11 +11,11 @@ from hypothesis import given, strategies as st
 from logged_frames import DESCRIBED, LOSS, NORM, block_of, frame, losses, read
 
 from receiver.cli import main
-from receiver.taplog.copies import STREAM, Numbers
-from receiver.taplog.errors import Lost
-from receiver.taplog.reader import LogReader
-from receiver.taplog.segment_writer import SegmentWriter
-from receiver.taplog.selection import Selection
+from receiver.taplog.format.errors import Lost
+from receiver.taplog.reading.dedup import STREAM, Numbers
+from receiver.taplog.reading.reader import LogReader
+from receiver.taplog.reading.selection import Selection
+from receiver.taplog.writing.segment_writer import SegmentWriter
 
 
 @given(st.lists(st.lists(st.integers(0, 60), min_size=1, max_size=20, unique=True).map(sorted), max_size=12))

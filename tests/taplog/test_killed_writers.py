@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from logged_frames import LOSS, read, seqs
 
-from receiver.taplog.reader import LogReader
+from receiver.taplog.reading.reader import LogReader
 
 PROGRAM = Path(__file__).with_name("logging_program.py")
 

@@ -13,16 +13,16 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from logged_frames import BEGIN_NS, DESCRIBED, LOSS, NORM, SECOND, block_of, frame, losses, read, seqs
 
-from receiver.taplog import layout
-from receiver.taplog.checksums import PAGE_BYTES
-from receiver.taplog.chunk_reader import Chunk
-from receiver.taplog.compression import Compressor
-from receiver.taplog.errors import CutOffLogError, Damage, DamagedLogError, Lost, NotATapLogError
-from receiver.taplog.layout import CHUNK_HEADER_BYTES, Kind
-from receiver.taplog.reader import LogReader
-from receiver.taplog.segment_reader import SegmentReader
-from receiver.taplog.segment_writer import SegmentWriter
-from receiver.taplog.step_columns import StepColumns
+from receiver.taplog.format import layout
+from receiver.taplog.format.checksums import PAGE_BYTES
+from receiver.taplog.format.compression import Compressor
+from receiver.taplog.format.errors import CutOffLogError, Damage, DamagedLogError, Lost, NotATapLogError
+from receiver.taplog.format.layout import CHUNK_HEADER_BYTES, Kind
+from receiver.taplog.format.step_columns import StepColumns
+from receiver.taplog.reading.chunk_reader import Chunk
+from receiver.taplog.reading.reader import LogReader
+from receiver.taplog.reading.segment_reader import SegmentReader
+from receiver.taplog.writing.segment_writer import SegmentWriter
 from receiver.wire import UnsupportedVersionError
 
 COMPRESSED = [pytest.param(False, id="plain"), pytest.param(True, id="zstd")]

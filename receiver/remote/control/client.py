@@ -11,14 +11,14 @@ import grpc
 from receiver.closing import Closing
 from receiver.control.errors import ControlError
 from receiver.control.protocol import pack, unpack
-from receiver.remote.control.kept_statements import Statement
 from receiver.remote.control.protocol import ASK, Controlled, decode_told, encode_asking
+from receiver.remote.control.rule_store import Statement
 from receiver.remote.errors import BadStreamError, LinkError
 from receiver.remote.options import Forward
 from receiver.remote.protocol import SERVICE
-from receiver.remote.sending.grpc_link import make_channel, metadata_of, translated
-from receiver.remote.sending.link_trouble import no_control
-from receiver.taplog.plain_value import printable
+from receiver.remote.sending.grpc_diagnostics import no_control
+from receiver.remote.sending.grpc_transport import make_channel, metadata_of, translated
+from receiver.taplog.render.json_value import printable
 
 
 class Told(NamedTuple):

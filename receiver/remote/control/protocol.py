@@ -15,8 +15,8 @@ import msgpack
 from receiver.control.protocol import MAX_REQUEST
 from receiver.remote.errors import BadStreamError
 from receiver.remote.protocol import MAX_HELLO_BYTES, VERSION, decode_first, encode_map
-from receiver.remote.stream import PIECE_BYTES, StreamKey
-from receiver.taplog.plain_value import printable
+from receiver.remote.streams import PIECE_BYTES, StreamKey
+from receiver.taplog.render.json_value import printable
 
 CONTROL = "Control"
 """The method by which processes wait for requests."""

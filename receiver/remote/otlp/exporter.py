@@ -12,14 +12,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from receiver.closing import Closing
-from receiver.consumer import Consumer
-from receiver.figures import figures
 from receiver.log import logger
-from receiver.message import Message
-from receiver.remote.otlp.events import Event, Point, Tap
-from receiver.remote.otlp.link import OtlpLink, Said
+from receiver.messages.consumer import Consumer
+from receiver.messages.message import Message
+from receiver.remote.otlp.client import OtlpLink, Said
+from receiver.remote.otlp.mapping import Event, Point, Tap
 from receiver.remote.otlp.options import OtlpOptions
-from receiver.runtime import runtime
+from receiver.runtime.metrics import figures
+from receiver.runtime.runtime import runtime
 
 FIRST_BACK_OFF_SEC, LAST_BACK_OFF_SEC = 0.2, 10.0
 

@@ -9,10 +9,10 @@ from collections.abc import Callable
 
 from receiver.log import logger
 from receiver.remote.errors import LinkError, LinkRefusedError
-from receiver.remote.sending.back_off import LAST_BACK_OFF_SEC, BackOff
+from receiver.remote.sending.backoff import LAST_BACK_OFF_SEC, BackOff
 from receiver.remote.sending.transport import Link, Transport
-from receiver.remote.spooling.source import PieceSource
-from receiver.remote.stream import START, Position
+from receiver.remote.spool.chunk_source import PieceSource
+from receiver.remote.streams import START, Position
 
 LOOK_SEC = 0.25
 """How long the sender waits for more to send before it looks whether the link is broken."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from receiver.remote.stream import Piece, Position, StreamKey
+from receiver.remote.streams import Piece, Position, StreamKey
 
 OnAck = Callable[[Position], None]
 """Called with how far a stream is safely stored, on any thread; never backwards."""

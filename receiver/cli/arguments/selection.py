@@ -1,0 +1,88 @@
+"""The arguments by which commands choose messages of a log, and what they read in them."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from datetime import datetime
+
+from receiver.taplog.reading.selection import Selection
+
+
+def add_log(parser: argparse.ArgumentParser) -> None:
+    """Adds the logs."""
+    parser.add_argument("log", nargs="+", metavar="LOG", help="a folder with a tap log, or segments of one")
+
+
+def add_selection(parser: argparse.ArgumentParser) -> None:
+    """Adds what chooses messages."""
+    group = parser.add_argument_group("which messages (all conditions must hold)")
+    add = group.add_argument
+    name = "of taps of this name, such as 'layer*/grad'; repeat it for several"
+    add("--name", action="append", default=[], metavar="GLOB", help=name)
+    step = "of the steps from A to B, both included; A: and :B are open, A is one step"
+    add("--step", type=steps, metavar="A:B", help=step)
+    device = "of this device, such as cpu:0 or 'gpu:*'; repeat it for several"
+    add("--device", action="append", default=[], metavar="D", help=device)
+    since = "emitted at T or later: 2026-11-21T20:15:00 (local time, or with an offset), 20:15 today, or Unix seconds"
+    add("--since", type=time_ns, metavar="T", help=since)
+    add("--until", type=time_ns, metavar="T", help="emitted before T")
+
+
+def add_shards(parser: argparse.ArgumentParser) -> None:
+    """Adds whether values are put together."""
+    about = "the shards of programs of several processes by themselves; do not put them together"
+    parser.add_argument("--shards", action="store_true", help=about)
+
+
+def selection(arguments: argparse.Namespace) -> Selection:
+    """What the arguments choose."""
+    first, last = arguments.step or (None, None)
+    return Selection(
+        tuple(arguments.name), first, last, tuple(arguments.device), arguments.since, arguments.until
+    )
+
+
+def steps(text: str) -> tuple[int | None, int | None]:
+    """Reads `A:B`, `A:`, `:B` or `A`."""
+    match = re.fullmatch(r"(-?\d+)?(:)?(-?\d+)?", text)
+    if match is None or text in ("", ":") or (match[2] is None and match[3] is not None):
+        raise argparse.ArgumentTypeError(f"got {text!r}, expected steps such as 100:200, 100:, :200 or 100")
+    first = None if match[1] is None else int(match[1])
+    last = first if match[2] is None else None if match[3] is None else int(match[3])
+    return first, last
+
+
+def time_ns(text: str) -> int:
+    """Reads a point in time: Unix nanoseconds."""
+    try:
+        if re.fullmatch(r"\d+(\.\d+)?", text):
+            seconds, _, fraction = text.partition(".")
+            return int(seconds) * 10**9 + int(fraction[:9].ljust(9, "0") or 0)
+        if re.fullmatch(r"\d{1,2}:\d\d(:\d\d(\.\d+)?)?", text):
+            text = f"{datetime.now():%Y-%m-%d}T{text:0>5}"
+        at = datetime.fromisoformat(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"got {text!r}, expected a time such as 2026-11-21T20:15:00, 20:15:00 or 1795291200.5"
+        ) from None
+    whole = at.replace(microsecond=0).timestamp()
+    return int(whole) * 10**9 + at.microsecond * 1000
+
+
+def count(text: str) -> int:
+    """Reads a number of messages."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"got {text!r}, expected a number of messages, 0 or more")
+    return int(text)
+
+
+def speed(text: str) -> float:
+    """Reads how fast something is to go."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"got {text!r}, expected a number above 0, such as 1 or 0.5")
+    return value

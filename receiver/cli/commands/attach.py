@@ -1,0 +1,55 @@
+"""`hcb attach`: takes over what the taps of a running process print."""
+
+from __future__ import annotations
+
+import argparse
+import select
+import signal
+import sys
+from types import FrameType
+
+from receiver.cli.reader_process.reader import Order, Reader, stays_alive
+from receiver.control.client import ControlClient
+from receiver.messages.deferred_errors import OnError
+from receiver.runtime.isolated.options import Keeping
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments."""
+    parser.add_argument(
+        "pid", type=int, metavar="PID", help="of a process on this machine (`hcb ctl` lists them)"
+    )
+    parser.add_argument("--record", metavar="LOG", help="record it, too, in a tap log in this folder")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Runs the command: until Ctrl-C, or until the process ends."""
+    stopped = False
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        nonlocal stopped
+        stopped = True
+
+    with ControlClient(arguments.pid) as client:
+        said = client.ask("attach")
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, stop)
+        order = Order(
+            said["folder"],
+            said["pid"],
+            list(said["devices"].items()),
+            Keeping(arguments.record),
+            on_error=OnError.WARN,
+        )
+        reader = Reader(order)
+        print(f"attached to {arguments.pid}: {', '.join(said['devices'])}; Ctrl-C detaches", file=sys.stderr)
+        ended = False
+        while not stopped and not ended:
+            ready, _, _ = select.select([client.socket], [], [], 0.2)
+            ended = bool(ready)
+        if ended and not stays_alive(arguments.pid):
+            reader.outlive()
+            print(f"process {arguments.pid} has ended", file=sys.stderr)
+        else:
+            reader.finish()
+    return 0

@@ -1,0 +1,256 @@
+"""`hcb collect`: takes what many processes forward, stores it, and shows it."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import logging
+import os
+import runpy
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from receiver.cli import USAGE, CommandError
+from receiver.cli.output.messages import make_safe
+from receiver.log import logger
+from receiver.messages.consumer import Sink
+from receiver.sinks.metrics import JsonlWriter, metrics
+
+if TYPE_CHECKING:
+    from receiver.remote.collector.store import Store
+    from receiver.remote.delivery.delivery import Delivery
+
+PATIENCE_SEC = 0.5
+"""After that a collector that is to end says what it waits for."""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments."""
+    add = parser.add_argument
+    add(
+        "--listen",
+        metavar="HOST:PORT",
+        help="where processes reach it; port 0 for any that is free",
+    )
+    add(
+        "--nats",
+        metavar="URL",
+        help="take what processes publish to NATS JetStream, nats://HOST:PORT; collectors share it",
+    )
+    add("--nats-run", default="", metavar="RUN", help="only of this run (default all)")
+    add("--nats-ca", metavar="FILE", help="check the NATS server by these certificates")
+    add(
+        "--log",
+        required=True,
+        metavar="DIR",
+        help="store there, a tap log for each run, before it is acknowledged",
+    )
+    add(
+        "--consumers",
+        metavar="FILE",
+        help="a .py file: TAPS = {name or pattern: function}, SINKS = [sink, ...]",
+    )
+    add("--metrics", metavar="FILE", help="write the scalars of messages to this file, as JSON lines")
+    add(
+        "--otlp",
+        metavar="HOST:PORT",
+        help="export to an OpenTelemetry Collector; http:// before it for no TLS beyond this machine",
+    )
+    shown = parser.add_mutually_exclusive_group()
+    shown.add_argument(
+        "--print-all", action="store_true", help="print every message, not only what programs print"
+    )
+    shown.add_argument("--quiet", action="store_true", help="print no messages")
+    add(
+        "--shards",
+        action="store_true",
+        help="deliver the shards of a program of several processes by themselves; do not put them together",
+    )
+    add(
+        "--wait",
+        type=float,
+        default=300.0,
+        metavar="SEC",
+        help="a process far ahead of others waits until nothing has come of them for so long (default 300)",
+    )
+    add("--fsync", action="store_true", help="acknowledge only what is on the disk")
+    group = parser.add_argument_group("who may send")
+    group.add_argument("--tls-cert", metavar="FILE", help="the collector's certificate, PEM")
+    group.add_argument("--tls-key", metavar="FILE", help="its key")
+    group.add_argument("--tls-ca", metavar="FILE", help="clients need a certificate signed by one of these")
+    group.add_argument(
+        "--token-file",
+        metavar="FILE",
+        help="lines of a token, +control if it is for `hcb ctl --via`, and the runs it is good for (default all)",
+    )
+    group.add_argument(
+        "--no-control", action="store_true", help="have nobody control the processes by way of the collector"
+    )
+    group.add_argument(
+        "--insecure", action="store_true", help="listen beyond this machine without TLS all the same"
+    )
+    group.add_argument("--max-streams", type=int, default=4096, metavar="N", help="at a time (default 4096)")
+    group.add_argument(
+        "--max-rate", type=float, default=0.0, metavar="B", help="bytes a second of a stream (default any)"
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Runs the command."""
+    from receiver.remote.collector.access import Access, is_loopback, server_credentials
+    from receiver.remote.collector.limits import Limits
+    from receiver.remote.collector.open_files import allow_many_files
+    from receiver.remote.collector.os_limits import keep_freed_memory
+    from receiver.remote.collector.service import Collector
+    from receiver.remote.collector.store import Store
+    from receiver.remote.collector_server import serve
+    from receiver.remote.control.relay import ControlService
+    from receiver.remote.delivery.delivery import Delivery
+    from receiver.remote.nats.server import wait_for_end
+
+    if arguments.listen is None and arguments.nats is None:
+        print("hcb: collect: give --listen HOST:PORT, or --nats URL, or both", file=sys.stderr)
+        return USAGE
+    host, colon, port = (arguments.listen or "localhost:0").rpartition(":")
+    if not colon or not host or not port.isdecimal():
+        print(
+            f"hcb: --listen {arguments.listen!r}: expected HOST:PORT, such as localhost:7070", file=sys.stderr
+        )
+        return USAGE
+    if (arguments.tls_cert is None) != (arguments.tls_key is None):
+        raise CommandError("--tls-cert and --tls-key belong together: give both, or neither")
+    if arguments.tls_ca is not None and arguments.tls_cert is None:
+        raise CommandError(
+            "--tls-ca asks clients for certificates, which needs TLS: give --tls-cert and --tls-key"
+        )
+    if arguments.tls_cert is None and not is_loopback(host) and not arguments.insecure:
+        raise CommandError(
+            f"--listen {arguments.listen}: others than this machine reach that, and anybody could write there: "
+            "give --tls-cert and --tls-key, or --insecure if the network is trusted"
+        )
+    credentials = None
+    if arguments.tls_cert is not None:
+        credentials = server_credentials(arguments.tls_cert, arguments.tls_key, arguments.tls_ca)
+    access = Access() if arguments.token_file is None else Access.from_file(arguments.token_file)
+    if (
+        arguments.listen
+        and arguments.token_file is None
+        and not arguments.no_control
+        and not is_loopback(host)
+    ):
+        print(
+            "hcb: whoever can connect there can also control the taps of all processes: give --token-file, or "
+            "--no-control",
+            file=sys.stderr,
+        )
+    bind, sinks = _consumers(arguments.consumers)
+    _log_to_stderr()
+    make_safe()
+    keep_freed_memory()
+    allow_many_files()
+    with contextlib.ExitStack() as stack:
+        if arguments.metrics is not None:
+            sinks = [*sinks, metrics(stack.enter_context(JsonlWriter(arguments.metrics)))]
+        if arguments.otlp is not None:
+            from receiver.remote.otlp.exporter import otlp_exporter
+
+            sinks = [*sinks, stack.enter_context(otlp_exporter(arguments.otlp))]
+        store = Store(arguments.log, fsync=arguments.fsync)
+        stack.callback(store.close)
+        delivery = Delivery(
+            store,
+            bind=bind,
+            sinks=sinks,
+            prints=not arguments.quiet,
+            everything=arguments.print_all,
+            shards=arguments.shards,
+            patience_sec=arguments.wait,
+        )
+        with _fetching(arguments, store, delivery):
+            if arguments.listen is None:
+                wait_for_end()
+            else:
+                limits = Limits(streams=arguments.max_streams, bytes_per_sec=arguments.max_rate)
+                collector = Collector(store, access=access, limits=limits, on_grown=delivery.grown)
+
+                def listening(port: int) -> None:
+                    print(
+                        f"hcb: collecting at {host}:{port} into {arguments.log}", file=sys.stderr, flush=True
+                    )
+
+                control = ControlService(store.directory, access=access, limits=limits)
+                asyncio.run(
+                    serve(
+                        collector,
+                        arguments.listen,
+                        credentials,
+                        control=None if arguments.no_control else control,
+                        on_listening=listening,
+                    )
+                )
+        if not delivery.wait_idle(PATIENCE_SEC):
+            print(
+                "hcb: the consumers are behind, and get what is stored before this ends; once more, and they get the "
+                "rest next time",
+                file=sys.stderr,
+                flush=True,
+            )
+        delivery.close()
+    sys.stdout.flush()
+    for check in delivery.failed_checks():
+        print(check.report(), file=sys.stderr)
+    return 0
+
+
+def _fetching(
+    arguments: argparse.Namespace, store: Store, delivery: Delivery
+) -> contextlib.AbstractContextManager[None]:
+    if arguments.nats is None:
+        return contextlib.nullcontext()
+    from receiver.remote.nats.collector import NatsCollector
+    from receiver.remote.nats.connection import NatsServer
+    from receiver.remote.nats.server import fetching
+    from receiver.remote.nats.subjects import token
+    from receiver.remote.options import TOKEN_VARIABLE
+
+    secret = os.environ.get(TOKEN_VARIABLE, "").strip()
+    try:
+        server = NatsServer(url=arguments.nats, token=secret, tls_ca=arguments.nats_ca)
+    except ValueError as error:
+        raise CommandError(f"--nats: {error}") from error
+    durable = f"hcb-collect-{token(arguments.nats_run)}" if arguments.nats_run else "hcb-collect"
+    collector = NatsCollector(store, server, durable=durable, run=arguments.nats_run, on_grown=delivery.grown)
+
+    def connected() -> None:
+        print(f"hcb: collecting from {server.shown} into {arguments.log}", file=sys.stderr, flush=True)
+
+    return fetching(collector, connected)
+
+
+def _consumers(path: str | None) -> tuple[dict[str, Callable[..., Any]], Sequence[Sink]]:
+    if path is None:
+        return {}, []
+    try:
+        found = runpy.run_path(path)
+    except Exception as error:
+        raise CommandError(f"--consumers {path}: {type(error).__name__}: {error}") from error
+    taps, sinks = found.get("TAPS", {}), found.get("SINKS", [])
+    good = isinstance(taps, dict) and all(
+        isinstance(name, str) and callable(func) for name, func in taps.items()
+    )
+    if not good or not isinstance(sinks, Sequence) or not all(map(callable, sinks)) or not (taps or sinks):
+        raise CommandError(
+            f"--consumers {Path(path).name}: expected TAPS = {{name or pattern of taps: function}}, or "
+            "SINKS = [sink, ...]"
+        )
+    return taps, sinks
+
+
+def _log_to_stderr() -> None:
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("hcb: %(message)s"))
+    logger.addHandler(handler)
+    logger.propagate = False

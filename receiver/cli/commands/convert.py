@@ -1,0 +1,134 @@
+"""`hcb convert`: a log in the formats of other tools."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Protocol
+
+from receiver.cli import CommandError
+from receiver.cli.arguments.selection import add_log, add_selection, selection
+from receiver.cli.output.messages import make_safe, report_damage
+from receiver.taplog.convert.jax_profile import JaxProfile, read_profile
+from receiver.taplog.convert.jsonl import JsonlConversion
+from receiver.taplog.convert.npz import NpzConversion
+from receiver.taplog.convert.output import STDOUT, new_file, new_folder, new_text
+from receiver.taplog.convert.parquet import ParquetConversion
+from receiver.taplog.convert.perfetto import TraceConversion
+from receiver.taplog.convert.tensorboard import SUFFIX, TensorBoardConversion
+from receiver.taplog.format.errors import Damage
+from receiver.taplog.reading.logged_message import LoggedMessage
+from receiver.taplog.reading.merge import LostRun
+from receiver.taplog.reading.reader import LogReader
+from receiver.taplog.reading.selection import Selection
+
+FORMATS = ("jsonl", "npz", "parquet", "tensorboard", "trace")
+
+TEXTS = ("jsonl", "trace")
+"""Formats that may go to the standard output, and be compressed by gzip."""
+
+
+class Conversion(Protocol):
+    """What writes a log in another format."""
+
+    def message(self, logged: LoggedMessage) -> None:
+        """Writes a message."""
+
+    def lost(self, run: LostRun) -> None:
+        """Writes a note of lost messages."""
+
+    def finish(self) -> None:
+        """Writes what is left."""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments."""
+    add_log(parser)
+    add = parser.add_argument
+    add(
+        "--to",
+        required=True,
+        choices=FORMATS,
+        metavar="FORMAT",
+        help=f"one of {', '.join(FORMATS)}; docs/convert.md",
+    )
+    output = "the file to write, or the folder of tensorboard; - is the standard output, for jsonl and trace"
+    add(
+        "-o",
+        "--output",
+        required=True,
+        metavar="OUT",
+        help=f"{output}; these are compressed if it ends in .gz",
+    )
+    add("--force", action="store_true", help="replace OUT if it is there")
+    beside = "for trace: take in the profile that jax.profiler.trace wrote to this folder, and the messages of its time"
+    add("--beside", type=Path, metavar="PROFILE", help=beside)
+    add_selection(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Runs the command."""
+    if arguments.beside is not None and arguments.to != "trace":
+        raise CommandError(f"--beside is for --to trace, got --to {arguments.to}")
+    if arguments.output == STDOUT:
+        if arguments.to not in TEXTS:
+            raise CommandError(f"{arguments.to} cannot go to the standard output: give a name to -o")
+        make_safe()
+    elif arguments.output.endswith(".gz") and arguments.to not in TEXTS:
+        raise CommandError(f"gzip is for {' and '.join(TEXTS)}: give {arguments.to} a name without .gz")
+    reader = LogReader(arguments.log)
+    wanted = selection(arguments)
+    profile = None if arguments.beside is None else read_profile(arguments.beside)
+    if profile is not None:
+        wanted = _within(wanted, profile)
+    damaged: list[Damage] = []
+    messages = 0
+    with _conversion(arguments, reader, profile) as conversion:
+        for record in reader.records(wanted):
+            if isinstance(record, Damage):
+                damaged.append(record)
+            elif isinstance(record, LoggedMessage):
+                conversion.message(record)
+                messages += 1
+            elif wanted.wants_device(record.lost.device):
+                conversion.lost(record)
+        conversion.finish()
+        if profile is not None and not messages:
+            raise CommandError(f"no message of the log is of the time of the profile {arguments.beside}")
+    if isinstance(conversion, TensorBoardConversion):
+        for reason, count in conversion.left_out.items():
+            print(f"hcb: left out: {count:,} of {reason}", file=sys.stderr)
+    return report_damage(damaged)
+
+
+def _within(wanted: Selection, profile: JaxProfile) -> Selection:
+    since = profile.start_ns if wanted.since_ns is None else wanted.since_ns
+    until = profile.stop_ns if wanted.until_ns is None else wanted.until_ns
+    return dataclasses.replace(wanted, since_ns=since, until_ns=until)
+
+
+@contextmanager
+def _conversion(
+    arguments: argparse.Namespace, reader: LogReader, profile: JaxProfile | None
+) -> Iterator[Conversion]:
+    output, force = Path(arguments.output), arguments.force
+    if arguments.to == "jsonl":
+        with new_text(arguments.output, force=force) as file:
+            yield JsonlConversion(file)
+    elif arguments.to == "trace":
+        with new_text(arguments.output, force=force) as file:
+            yield TraceConversion(file, profile)
+    elif arguments.to == "npz":
+        with new_file(output, force=force) as path, tempfile.TemporaryDirectory(dir=path.parent) as scratch:
+            yield NpzConversion(path, Path(scratch))
+    elif arguments.to == "parquet":
+        with new_file(output, force=force) as path:
+            yield ParquetConversion(path)
+    else:
+        with new_folder(output, f"*{SUFFIX}", force=force) as folder:
+            yield TensorBoardConversion(folder, several=len(reader.devices(selection(arguments))) > 1)

@@ -1,0 +1,152 @@
+"""`hcb ctl`: lists the processes that can be controlled, their taps, and sets the rules of these."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from typing import Any
+
+from receiver.cli.arguments.collector import add_reaching
+from receiver.cli.output.tables import seconds_text, text_table
+from receiver.control.client import ControlClient, processes
+from receiver.runtime.rules.rules import checked
+
+EXAMPLES = """\
+examples:
+  hcb ctl                                   the processes that can be controlled
+  hcb ctl 4242                              the taps of one, and their rules
+  hcb ctl 4242 'layer*/grad' --every 100    of each message the first, and each 100th after it
+  hcb ctl 4242 loss --rate 10 --truncate 8  at most 10 a second, of each array the first 8 elements
+  hcb ctl 4242 '*' --reset                  everything is sent again
+  hcb ctl --via host:7070                   the processes of all hosts that forward to a collector
+  hcb ctl --via host:7070 'loss*' --every 10   in all of them, and in those that come later
+"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments."""
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = EXAMPLES
+    parser.add_argument(
+        "pid",
+        nargs="?",
+        metavar="PID",
+        help="the process; without it, all are listed. Not with --via",
+    )
+    parser.add_argument("pattern", nargs="?", metavar="PATTERN", help="name or glob of taps; quote it")
+    parser.add_argument(
+        "--every", type=_setting("every", int), metavar="N", help="send each N-th message; 1 for all"
+    )
+    parser.add_argument(
+        "--rate",
+        type=_setting("rate", float),
+        metavar="R",
+        help="send at most R a second; none: no limit",
+    )
+    parser.add_argument(
+        "--truncate",
+        type=_setting("truncate", int),
+        metavar="N",
+        help="send the first N elements of each array; none: all",
+    )
+    parser.add_argument(
+        "--reset", action="store_true", help="take every rule back, before those given here are set"
+    )
+    switch = parser.add_mutually_exclusive_group()
+    switch.add_argument("--disable", dest="enabled", action="store_false", default=None, help="send nothing")
+    switch.add_argument("--enable", dest="enabled", action="store_true", default=None, help="send again")
+    group = parser.add_argument_group("or all processes that forward to a collector")
+    group.add_argument("--via", metavar="HOST:PORT", help="the collector; rules are remembered there")
+    add_reaching(group)
+    group.add_argument(
+        "--timeout", type=_seconds, default=5.0, metavar="S", help="wait so long for processes to answer (5)"
+    )
+    parser.set_defaults(parser=parser)
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0.1 <= seconds <= 60:
+        raise argparse.ArgumentTypeError(f"{text!r} is no time to wait: expected seconds, 0.1 to 60")
+    return seconds
+
+
+_NOTHING = "none"
+
+
+def _setting(field: str, kind: Any) -> Any:
+    def convert(text: str) -> Any:
+        if text == _NOTHING and field != "every":
+            return _NOTHING
+        try:
+            return checked(field, kind(text))
+        except ValueError as error:
+            said = str(error) if str(error).startswith(field) else f"{text!r} is no number"
+            raise argparse.ArgumentTypeError(said) from None
+
+    return convert
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Runs the command."""
+    fields = ("enabled", "every", "rate", "truncate")
+    settings = {field: value for field in fields if (value := getattr(arguments, field)) is not None}
+    settings = {field: None if value == _NOTHING else value for field, value in settings.items()}
+    if arguments.via is not None and arguments.pattern is not None:
+        arguments.parser.error("--via is about all processes: give a pattern of taps, and no PID")
+    pattern = arguments.pid if arguments.via is not None else arguments.pattern
+    if pattern is None and (settings or arguments.reset):
+        arguments.parser.error("rules are for taps: give their name or a glob, such as '*'")
+    if arguments.via is not None:
+        from receiver.cli.commands.ctl_via import control
+
+        return control(arguments, pattern, settings, reset=arguments.reset)
+    if arguments.pid is None:
+        _list_processes()
+        return 0
+    if not arguments.pid.isdecimal():
+        arguments.parser.error(f"argument PID: {arguments.pid!r} is no process id; `hcb ctl` lists them")
+    with ControlClient(int(arguments.pid)) as client:
+        if arguments.pattern is None:
+            _list_taps(client.ask("taps"))
+            return 0
+        answer = client.ask("rules", pattern=arguments.pattern, settings=settings, reset=arguments.reset)
+    rows = [(name, answer["rules"][name] or "-") for name in answer["names"]]
+    print("\n".join(text_table(("tap", "rules"), rows, left=(0, 1))))
+    return 0
+
+
+def _list_processes() -> None:
+    found = processes()
+    if not found:
+        print("no process can be controlled here: none runs taps, or they are other users'")
+        return
+    rows = [(str(p["pid"]), seconds_text(time.time() - p["started"]), p["command"][:100]) for p in found]
+    print("\n".join(text_table(("pid", "up", "command"), rows, left=(2,))))
+
+
+def _list_taps(taps: list[dict[str, Any]]) -> None:
+    if not taps:
+        print("no tap has been traced in this process yet")
+        return
+    rows = [
+        (
+            tap["name"],
+            "check" if tap["check"] else "tap",
+            _rules_text(tap),
+            f"{tap['suppressed']:,}",
+            tap["source_line"],
+        )
+        for tap in taps
+    ]
+    print("\n".join(text_table(("tap", "kind", "rules", "suppressed", "line"), rows, left=(0, 1, 2, 4))))
+
+
+def _rules_text(tap: dict[str, Any]) -> str:
+    # A check may be off by itself, whatever the rules say.
+    if not tap["enabled"]:
+        return "enabled=false"
+    return tap["rules"] or "-"

@@ -1,0 +1,183 @@
+"""`hcb ctl --via`: the processes of all hosts that forward to a collector, their taps, and the rules of these."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from receiver.cli.arguments.collector import reaching
+from receiver.cli.output.messages import make_safe
+from receiver.cli.output.tables import seconds_text, text_table
+from receiver.runtime.rules.names import matching
+from receiver.runtime.rules.rules import settings_text
+from receiver.taplog.render.json_value import printable
+
+if TYPE_CHECKING:
+    from receiver.remote.control.client import Answers, Told
+    from receiver.remote.control.protocol import Controlled
+
+MAX_SAID = 20
+"""So many processes that did not do what they were asked are named."""
+
+
+def control(
+    arguments: argparse.Namespace, pattern: str | None, settings: dict[str, Any], *, reset: bool
+) -> int:
+    """Asks all processes, and shows what they answered; the exit status says whether all did what they were to do.
+
+    Raises:
+        HostCallbackError: the collector cannot be reached, or does not want to.
+    """
+    from receiver.remote.control.client import CollectorControl
+
+    make_safe()
+    seconds = arguments.timeout
+    with CollectorControl(reaching(arguments.via, arguments), arguments.of_run) as collector:
+        if pattern is None:
+            _show_processes(answers := collector.ask("process", seconds=seconds))
+        elif settings or reset:
+            answers = collector.ask("rules", seconds=seconds, pattern=pattern, settings=settings, reset=reset)
+            return _show_rules(answers, pattern, seconds)
+        else:
+            answers = collector.ask("taps", seconds=seconds, pattern=pattern)
+            if not _show_taps(answers, pattern):
+                return _report(answers.told, seconds) or 1
+    return _report(answers.told, seconds)
+
+
+def _show_processes(answers: Answers) -> None:
+    if not answers.told:
+        print("no process can be controlled there: none is connected, or their runs are others")
+    rows = [_process_row(told) for told in answers.told]
+    if rows:
+        print("\n".join(text_table(("run", "process", "host", "pid", "up", "command"), rows, left=(0, 2, 5))))
+    if answers.kept:
+        said: dict[tuple[str, str], dict[str, Any]] = {}
+        for statement in answers.kept:
+            said.setdefault((statement.run, statement.pattern), {})[statement.field] = statement.value
+        kept = [(run, pattern, printable(settings_text(s))) for (run, pattern), s in said.items()]
+        print("\nremembered for processes that come later:")
+        print("\n".join(text_table(("run", "tap", "rules"), kept, left=(0, 1, 2))))
+
+
+def _process_row(told: Told) -> tuple[str, ...]:
+    process = told.process
+    up = seconds_text(max(0.0, time.time() - process.started))
+    key = process.key
+    return key.run, f"p{key.process}", process.host, str(process.pid), up, process.command[:100]
+
+
+def _show_taps(answers: Answers, pattern: str) -> bool:
+    # By name and line: in how many processes it is, and what holds there.
+    rules: dict[tuple[str, str, str], Counter[str]] = defaultdict(Counter)
+    suppressed: Counter[tuple[str, str, str]] = Counter()
+    where: dict[tuple[str, str, str], list[Controlled]] = defaultdict(list)
+    for told in answers.told:
+        for tap in told.result if isinstance(told.result, list) else ():
+            try:
+                name, line, kind = printable(tap["name"]), printable(tap["source_line"]), bool(tap["check"])
+                text, count = (
+                    ("enabled=false" if not tap["enabled"] else tap["rules"] or "-"),
+                    int(tap["suppressed"]),
+                )
+                if not matching(pattern, [name]):
+                    continue
+                key = name, line, "check" if kind else "tap"
+                rules[key][printable(text)] += 1
+            except (
+                LookupError,
+                TypeError,
+                ValueError,
+                AttributeError,
+            ):  # of some other version, or by somebody else
+                continue
+            suppressed[key] += count
+            where[key].append(told.process)
+    if not rules:
+        print(f"hcb: no tap is called {pattern!r} in {len(answers.told)} process(es)", file=sys.stderr)
+        return False
+    rows = [
+        (name, kind, _places(where[name, line, kind]), mixed(rules[name, line, kind].elements()),
+         f"{suppressed[name, line, kind]:,}", line)
+        for name, line, kind in sorted(rules)
+    ]  # fmt: skip
+    head = ("tap", "kind", "processes", "rules", "suppressed", "line")
+    print("\n".join(text_table(head, rows, left=(0, 1, 2, 3, 5))))
+    return True
+
+
+def _show_rules(answers: Answers, pattern: str, seconds: float) -> int:
+    rules: dict[str, Counter[str]] = defaultdict(Counter)
+    where: dict[str, list[Controlled]] = defaultdict(list)
+    without, failed = [], []
+    for told in answers.told:
+        found = told.result.get("rules") if isinstance(told.result, dict) else None
+        if isinstance(found, dict):
+            for name, text in found.items():
+                rules[printable(name)][printable(str(text)) or "-"] += 1
+                where[printable(name)].append(told.process)
+        elif told.kind == "NoSuchTapError":
+            without.append(told)
+        else:
+            failed.append(told)
+    if rules:
+        rows = [(name, _places(where[name]), mixed(rules[name].elements())) for name in sorted(rules)]
+        print("\n".join(text_table(("tap", "processes", "rules"), rows, left=(0, 1, 2))))
+    if not answers.told:
+        print("no process is connected; remembered for those that come")
+    elif without and rules:
+        print(f"no such tap so far: {_places([told.process for told in without])}")
+    status = _report(failed, seconds)
+    if without and not rules:  # a name that is wrong, or too early
+        print(
+            f"hcb: {without[0].error}; remembered for taps to come (--reset takes it back)", file=sys.stderr
+        )
+        return 1
+    return status
+
+
+def _report(told: Sequence[Told], seconds: float) -> int:
+    # Names those that did not answer, or not what they should have.
+    failed = [one for one in told if one.result is None]
+    for one in failed[:MAX_SAID]:
+        why = f"did not answer within {seconds:g} s" if one.is_silent else one.error
+        print(f"hcb: {one.process}: {why}", file=sys.stderr)
+    if len(failed) > MAX_SAID:
+        others = _places([one.process for one in failed[MAX_SAID:]])
+        print(f"hcb: and {len(failed) - MAX_SAID} more: {others}", file=sys.stderr)
+    return 1 if failed else 0
+
+
+def mixed(texts: Iterable[str]) -> str:
+    """Texts that may be one and the same: `every=10`, or `every=10 (3), - (1)`."""
+    counted = Counter(texts)
+    if len(counted) == 1:
+        return next(iter(counted))
+    return ", ".join(f"{text} ({count})" for text, count in counted.most_common())
+
+
+def _places(processes: Iterable[Controlled]) -> str:
+    return places((process.key.run, process.key.process) for process in processes)
+
+
+def places(processes: Iterable[tuple[str, int]]) -> str:
+    """Of which runs, and which of their processes: `exp p0-3,7`; and how many if they are not told apart by that."""
+    numbers: dict[str, list[int]] = defaultdict(list)
+    for run, process in processes:
+        numbers[run].append(process)
+    return "; ".join(f"{run} p{_ranges(found)}" for run, found in sorted(numbers.items()))
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    ranges: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if ranges and ranges[-1][1] == number - 1:
+            ranges[-1][1] = number
+        else:
+            ranges.append([number, number])
+    text = ",".join(str(first) if first == last else f"{first}-{last}" for first, last in ranges)
+    return text if len(set(numbers)) == len(numbers) else f"{text} ({len(numbers)})"

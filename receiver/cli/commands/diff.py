@@ -1,0 +1,170 @@
+"""`hcb diff`: the first message in which two runs differ."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from typing import Any
+
+import numpy as np
+
+from receiver.cli.arguments.selection import steps
+from receiver.cli.output.messages import make_safe, report_damage
+from receiver.taplog.diff.arrays import Tolerance
+from receiver.taplog.diff.comparison import Comparison, Difference, Outcome
+from receiver.taplog.diff.device_log import ComparedLog
+from receiver.taplog.diff.messages import value_text
+from receiver.taplog.reading.logged_message import LoggedMessage
+from receiver.taplog.reading.selection import Selection
+from receiver.taplog.render.json_value import plain_value, printable
+from receiver.wire.dtypes import Array
+
+SAME, DIFFERENT, FAILED = 0, 1, 2
+"""Exit statuses, as those of diff; `receiver.cli.main` returns the last one for errors."""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments."""
+    parser.description = (
+        "Shows the first message in which two runs differ. Messages are compared by device and tap (name, source line, "
+        "transformations), the n-th with the n-th, whenever they were sent. Status: 0 the same, 1 different, 2 trouble."
+    )
+    add = parser.add_argument
+    add("a", metavar="A", help="a folder with a tap log, or a segment of one")
+    add("b", metavar="B", help="another one")
+    add(
+        "--rtol",
+        type=_tolerance,
+        default=0.0,
+        metavar="R",
+        help="floats are alike if |a - b| <= ATOL + RTOL * |b|",
+    )
+    add("--atol", type=_tolerance, default=0.0, metavar="A", help="see --rtol; both are 0 unless given")
+    add("--all", action="store_true", help="all differences, device by device, not only the first")
+    add("--ignore-lines", action="store_true", help="taps of one name are one, whatever their source lines")
+    add(
+        "--json",
+        action="store_true",
+        help="a JSON object for each difference, then one with counts; docs/diff.md",
+    )
+    group = parser.add_argument_group("which messages to compare")
+    group.add_argument("--name", action="append", default=[], metavar="GLOB", help="of taps of this name")
+    group.add_argument("--device", action="append", default=[], metavar="D", help="of this device")
+    group.add_argument("--step", type=steps, metavar="A:B", help="of the steps from A to B, both included")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Runs the command."""
+    make_safe()
+    a = ComparedLog(arguments.a, ignore_lines=arguments.ignore_lines)
+    b = ComparedLog(arguments.b, ignore_lines=arguments.ignore_lines)
+    first, last = arguments.step or (None, None)
+    wanted = Selection(tuple(arguments.name), first, last, tuple(arguments.device))
+    comparison = Comparison(a, b, Tolerance(arguments.rtol, arguments.atol), wanted)
+    found = 0
+    if arguments.all:
+        for difference in comparison.all():
+            _show(difference, arguments.json)
+            found += 1
+    elif (difference_ := comparison.first()) is not None:
+        _show(difference_, arguments.json)
+        found = 1
+    _conclude(comparison.outcome, found, arguments)
+    sys.stdout.flush()
+    trouble = report_damage([*a.damaged, *b.damaged]) or comparison.outcome.unaligned
+    if not found and not comparison.outcome.compared and (a.devices or b.devices):
+        print(
+            "hcb: no messages to compare: none is of these names, devices and steps in both logs",
+            file=sys.stderr,
+        )
+        trouble = 1
+    return DIFFERENT if found else FAILED if trouble else SAME
+
+
+def _tolerance(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not value >= 0:
+        raise argparse.ArgumentTypeError(f"got {text!r}, expected a number, 0 or more, such as 1e-6")
+    return value
+
+
+def _show(difference: Difference, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(_as_dict(difference), allow_nan=False))
+        return
+    logged, found = difference.logged, difference.found
+    consumer = logged.message.consumer
+    seqs = [
+        f"{item.message.seq} in {log}" for log, item in (("A", difference.a), ("B", difference.b)) if item
+    ]
+    step = "no step" if logged.step is None else f"step {logged.step}"
+    where = f"{difference.device.device}, process {difference.device.process}, message {', '.join(seqs)}"
+    print(f"{step}: {printable(consumer.name)} at {printable(consumer.source_line)}, {where}")
+    print(f"  {printable(found.text)}")
+    for leaf in found.leaves[1:]:
+        print(f"  {printable(value_text(leaf))}")
+
+
+def _as_dict(difference: Difference) -> dict[str, Any]:
+    logged, found = difference.logged, difference.found
+    consumer = logged.message.consumer
+    return {
+        "what": found.what,
+        "text": found.text,
+        "step": logged.step,
+        "name": consumer.name,
+        "source_line": consumer.source_line,
+        "transforms": [[name, plain_value(params)] for name, params in consumer.transforms],
+        "process": difference.device.process,
+        "device": difference.device.device,
+        "a": _message(difference.a),
+        "b": _message(difference.b),
+        "leaves": [
+            {
+                "leaf": leaf.leaf,
+                "index": list(leaf.found.index),
+                "a": _element(leaf.a, leaf.found.index),
+                "b": _element(leaf.b, leaf.found.index),
+                "max_absolute": plain_value(leaf.found.max_absolute),
+                "max_relative": plain_value(leaf.found.max_relative),
+                "differing": leaf.found.count,
+                "elements": leaf.a.size,
+            }
+            for leaf in found.leaves
+        ],
+    }
+
+
+def _element(array: Array, index: tuple[int, ...]) -> Any:
+    return plain_value(np.asarray(array[index]))
+
+
+def _message(logged: LoggedMessage | None) -> dict[str, int] | None:
+    return None if logged is None else {"seq": logged.message.seq, "time_ns": logged.message.time_ns}
+
+
+def _conclude(outcome: Outcome, found: int, arguments: argparse.Namespace) -> None:
+    for device, unaligned in outcome.unaligned:
+        print(
+            f"hcb: process {device.process}, {device.device}: not compared from message {unaligned.a.message.seq} in A "
+            f"and {unaligned.b.message.seq} in B on: messages before these were lost, and which ones belong together "
+            "is not known",
+            file=sys.stderr,
+        )
+    if arguments.json:
+        counts = {"compared": outcome.compared, "different": found, "passed_over": outcome.passed_over}
+        print(json.dumps({"what": "summary", **counts, "unaligned": len(outcome.unaligned)}))
+        return
+    for (in_a, key), count in outcome.more.items():
+        print(f"{count:,} more message(s) of {printable(key[0])} only in {'A' if in_a else 'B'}")
+    if outcome.passed_over:
+        print(
+            f"{outcome.passed_over:,} message(s) not compared: their counterparts were dropped, damaged or folded"
+        )
+    if not found and outcome.compared:
+        print(f"{outcome.compared:,} message(s) compared: no difference")

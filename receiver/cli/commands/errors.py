@@ -1,0 +1,43 @@
+"""`hcb errors`: the checks that failed, by line, as the program would have reported them."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+
+from receiver.cli.arguments.selection import add_log, add_selection, selection
+from receiver.cli.output.messages import make_safe, report_damage
+from receiver.cli.output.unmatched import report_unmatched
+from receiver.replayer.replay import Replay
+from receiver.taplog.reading.reader import LogReader
+from receiver.taplog.render.json_value import plain_value
+
+MAX_LINES = 10_000
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments."""
+    add_log(parser)
+    parser.add_argument(
+        "--json", action="store_true", help="one JSON object for each line with failing checks"
+    )
+    add_selection(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Runs the command."""
+    reader = LogReader(arguments.log)
+    replay = Replay(reader, printers=False, checks_only=True, max_errors=MAX_LINES)
+    replayed = replay.run(selection(arguments))
+    make_safe()
+    for number, check in enumerate(replayed.failed_checks):
+        if arguments.json:
+            print(json.dumps(plain_value(check.as_dict()), allow_nan=False))
+        else:
+            print(f"{chr(10) if number else ''}{check.report()}")
+    if not replayed.failed_checks and not arguments.json:
+        print("no check failed")
+    sys.stdout.flush()
+    status = report_damage(replayed.damaged)
+    return status or (0 if replayed.failed_checks else report_unmatched(reader, selection(arguments)))

@@ -1,0 +1,98 @@
+"""`hcb recover`: the last messages of processes that were killed."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from collections import deque
+from pathlib import Path
+
+from receiver.cli.arguments.selection import add_selection, count, selection
+from receiver.cli.output.messages import Show, report_damage
+from receiver.taplog.flight.recovery import Flight, find_flights, write_log
+from receiver.taplog.flight.ring_file import RingContents
+from receiver.taplog.format.errors import Damage
+from receiver.taplog.reading.logged_message import LoggedMessage
+from receiver.taplog.reading.reader import LogReader
+from receiver.taplog.reading.selection import Selection
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments."""
+    parser.add_argument(
+        "directory",
+        type=Path,
+        metavar="DIR",
+        help="the folder that HOSTCALLBACK_FLIGHT_RECORDER named, or that of one process in it",
+    )
+    parser.add_argument("--undelivered", action="store_true", help="only what no tap function has had")
+    parser.add_argument("--last", type=count, metavar="N", help="only the last N messages of each process")
+    parser.add_argument("--to", type=Path, metavar="LOG", help="write a tap log there, and show no messages")
+    parser.add_argument("--json", action="store_true", help="one JSON object a line, as `hcb cat --json`")
+    parser.add_argument("--full", action="store_true", help="values in full, however long")
+    add_selection(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Runs the command."""
+    flights = find_flights(arguments.directory)
+    damaged: list[Damage] = []
+    for flight in flights:
+        if not arguments.json:
+            _introduce(flight)
+        if arguments.to is not None:
+            path = write_log(flight, arguments.to, delivered=not arguments.undelivered)
+            print(f"  written to {path}")
+            continue
+        with tempfile.TemporaryDirectory(prefix="hcb-recover-") as folder:
+            write_log(flight, Path(folder), delivered=not arguments.undelivered)
+            damaged += _show(flight, Path(folder), arguments, selection(arguments))
+    sys.stdout.flush()
+    problems = [problem for flight in flights for problem in flight.problems]
+    for problem in problems:
+        print(f"hcb: {problem}", file=sys.stderr)
+    return report_damage(damaged) or bool(problems)
+
+
+def _introduce(flight: Flight) -> None:
+    print(f"{flight.title}")
+    for ring in flight.rings:
+        print(f"  {ring.name}: {_describe(ring)}")
+
+
+def _describe(ring: RingContents) -> str:
+    waiting = sum(not message.delivered for message in ring.frames)
+    parts = [f"{len(ring.frames) - waiting:,} message(s) that had been delivered, {waiting:,} that had not"]
+    if ring.unfinished:
+        parts.append(f"{ring.unfinished} still being written")
+    if ring.without_payload:
+        parts.append(f"{ring.without_payload} whose arrays were too large to be kept")
+    if ring.damaged:
+        parts.append(
+            f"{len(ring.damaged)} damaged stretch(es): the process wrote into memory that it did not own"
+        )
+    return "; ".join(parts)
+
+
+def _show(flight: Flight, log: Path, arguments: argparse.Namespace, wanted: Selection) -> list[Damage]:
+    delivered = {
+        (ring.name, message.header.seq)
+        for ring in flight.rings
+        for message in ring.frames
+        if message.delivered
+    }
+    damaged: list[Damage] = []
+    last: deque[LoggedMessage] = deque(maxlen=arguments.last)
+    show = Show(as_json=arguments.json, full=arguments.full)
+    for record in LogReader([log]).records(wanted):
+        if isinstance(record, Damage):
+            damaged.append(record)
+        elif isinstance(record, LoggedMessage):
+            last.append(record)
+        else:
+            show.lost(record, several=False)
+    for logged in last:
+        had = (logged.message.device, logged.message.seq) in delivered
+        show.message(logged, several=False, delivered=had)
+    return damaged

@@ -1,0 +1,105 @@
+"""`hcb replay`: a log's messages once more, to its printers and to functions of one's own."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib
+import runpy
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from receiver.cli import CommandError
+from receiver.cli.arguments.selection import add_log, add_selection, add_shards, selection, speed
+from receiver.cli.output.messages import make_safe, report_damage
+from receiver.cli.output.unmatched import report_unmatched
+from receiver.messages.check_report import CheckError
+from receiver.messages.consumer import Sink
+from receiver.replayer.replay import Replay, Replayed
+from receiver.sinks.metrics import JsonlWriter, metrics
+from receiver.taplog.reading.reader import LogReader
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments."""
+    add_log(parser)
+    parser.add_argument(
+        "--bind",
+        action="append",
+        default=[],
+        metavar="NAME=WHERE:FUNCTION",
+        help="a function that takes messages of the taps of that name (or pattern); WHERE is a module or a .py file",
+    )
+    parser.add_argument(
+        "--metrics", metavar="FILE", help="write the scalars of messages to this file, as JSON lines"
+    )
+    pace = parser.add_mutually_exclusive_group()
+    pace.add_argument(
+        "--realtime", action="store_const", const=1.0, dest="speed", help="in the original timing"
+    )
+    pace.add_argument("--speed", type=speed, metavar="X", help="in the original timing, X times as fast")
+    add_shards(parser)
+    add_selection(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Runs the command."""
+    bind = dict(_bound(text) for text in arguments.bind)
+    reader = LogReader(arguments.log)
+    make_safe()
+    with contextlib.ExitStack() as stack:
+        sinks: list[Sink] = []
+        if arguments.metrics is not None:
+            sinks.append(metrics(stack.enter_context(JsonlWriter(arguments.metrics))))
+        replay = Replay(reader, bind=bind, sinks=sinks, shards=arguments.shards)
+        replayed = replay.run(selection(arguments), arguments.speed)
+    sys.stdout.flush()
+    damaged = {str(damage) for damage in replayed.damaged}
+    report = replay.scope.deferred.take()
+    status = report_damage(replayed.damaged)
+    for error in () if report is None else report.exceptions:
+        if not damaged or not any(text in str(error) for text in damaged):
+            print(f"hcb: {_described(error)}", file=sys.stderr)
+            status = 1
+    _sum_up(replayed)
+    nothing = not replayed.messages and not replayed.skipped
+    return status or (report_unmatched(reader, selection(arguments)) if nothing else 0)
+
+
+def _described(error: BaseException) -> str:
+    if isinstance(error, CheckError):
+        return f"check failed: {error}"
+    notes = "; ".join(getattr(error, "__notes__", []))
+    return f"{type(error).__name__}: {error}" + (f" ({notes})" if notes else "")
+
+
+def _sum_up(replayed: Replayed) -> None:
+    text = f"replayed {replayed.messages:,} message(s)"
+    if replayed.skipped:
+        taps = ", ".join(f"{name} ({count:,})" for name, count in replayed.skipped.most_common(8))
+        text += f"; nothing takes those of {taps}: --bind NAME=WHERE:FUNCTION"
+    print(text, file=sys.stderr)
+    for reason, count in replayed.incomplete.items():
+        print(f"hcb: {count:,} value(s) of {reason}", file=sys.stderr)
+
+
+def _bound(text: str) -> tuple[str, Callable[..., Any]]:
+    name, equals, rest = text.partition("=")
+    where, colon, attribute = rest.rpartition(":")
+    if not name or not equals or not colon or not attribute:
+        raise CommandError(
+            f"--bind {text!r}: expected NAME=MODULE:FUNCTION, such as loss=myproject.plots:draw"
+        )
+    try:
+        if where.endswith(".py"):
+            found = runpy.run_path(where)[attribute]
+        else:
+            sys.path.insert(0, str(Path.cwd()))
+            found = getattr(importlib.import_module(where), attribute)
+    except (ImportError, OSError, KeyError, AttributeError) as error:
+        raise CommandError(f"--bind {text!r}: {type(error).__name__}: {error}") from error
+    if not callable(found):
+        raise CommandError(f"--bind {text!r}: {attribute} is a {type(found).__name__}, expected a function")
+    return name, found

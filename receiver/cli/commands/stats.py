@@ -1,0 +1,86 @@
+"""`hcb stats`: what a log holds, by tap."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+
+from receiver.cli.arguments.selection import add_log, add_selection, selection
+from receiver.cli.output.messages import lost_text, make_safe, report_damage, time_text
+from receiver.cli.output.unmatched import report_unmatched
+from receiver.taplog.format.errors import Damage
+from receiver.taplog.reading.reader import LogReader
+from receiver.taplog.render.json_message import process_text
+from receiver.taplog.render.json_value import printable
+from receiver.taplog.render.tap_stats import TapStats, gather
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments."""
+    add_log(parser)
+    parser.add_argument(
+        "--json", action="store_true", help="one JSON object for each tap, and for each note of loss"
+    )
+    add_selection(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Runs the command."""
+    reader = LogReader(arguments.log)
+    found = gather(reader.runs(selection(arguments), by_time=False), selection(arguments))
+    make_safe()
+    taps = sorted(found.taps.values(), key=lambda tap: (-tap.messages, tap.name))
+    if arguments.json:
+        for tap in taps:
+            print(json.dumps(tap.as_dict()))
+        for note in found.lost:
+            print(json.dumps({"process": process_text(note.writer), "lost": note.lost._asdict()}))
+    else:
+        _print(taps)
+        for note in found.lost:
+            print(f"{process_text(note.writer)}, {note.lost.device}: {lost_text(note.lost)}")
+        for damage in found.damaged:
+            if damage.torn:
+                print(f"{_torn(damage)}")
+    sys.stdout.flush()
+    return report_damage(found.damaged) or (0 if taps else report_unmatched(reader, selection(arguments)))
+
+
+def _torn(damage: Damage) -> str:
+    count = f", {damage.messages} message(s) are incomplete" if damage.messages > 0 else ""
+    return f"{damage.path.name} ends where its process was killed, or is still writing{count}"
+
+
+def _print(taps: list[TapStats]) -> None:
+    if not taps:
+        print("no messages")
+        return
+    head = ("tap", "messages", "bytes", "rate", "steps", "first", "last", "devices", "line")
+    rows = [
+        (
+            printable(tap.name),
+            f"{tap.messages:,}",
+            f"{tap.nbytes:,}",
+            f"{tap.messages_per_sec:,.1f}/s",
+            "-" if tap.first_step is None else f"{tap.first_step}:{tap.last_step}",
+            time_text(tap.first_time_ns),
+            time_text(tap.last_time_ns),
+            _devices(tap),
+            printable(tap.source_line),
+        )
+        for tap in taps
+    ]
+    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+    right = (1, 2, 3)
+    for row in (head, *rows):
+        cells = (
+            cell.rjust(width) if place in right else cell.ljust(width)
+            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        print("  ".join(cells).rstrip())
+
+
+def _devices(tap: TapStats) -> str:
+    names = sorted(tap.devices)
+    return ",".join(names) if len(names) <= 3 else f"{len(names)} devices"

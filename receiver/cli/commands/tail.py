@@ -1,0 +1,90 @@
+"""`hcb tail`: the last messages of a log, and with -f those that come."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Iterable
+
+from receiver.cli import CommandError
+from receiver.cli.arguments.collector import add_reaching, reaching
+from receiver.cli.arguments.selection import add_selection, add_shards, count, selection
+from receiver.cli.output.messages import Show, report_damage
+from receiver.cli.output.unmatched import report_unmatched
+from receiver.taplog.format.errors import Damage
+from receiver.taplog.reading.follow import Follower, Found
+from receiver.taplog.reading.logged_message import LoggedMessage
+from receiver.taplog.reading.reader import LogReader
+from receiver.taplog.reading.selection import Selection
+
+POLL_SEC = 0.1
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments."""
+    parser.add_argument("log", nargs="*", metavar="LOG", help="a folder with a tap log, or segments of one")
+    group = parser.add_argument_group("or what a collector has, and gets")
+    group.add_argument("--from", dest="collector", metavar="HOST:PORT", help="follow it live, as with -f")
+    add_reaching(group)
+    parser.add_argument(
+        "-n", "--lines", type=count, default=10, metavar="N", help="the last N messages (default 10)"
+    )
+    follow = "then go on as the log grows, with new segments and processes, until interrupted"
+    parser.add_argument("-f", "--follow", action="store_true", help=follow)
+    parser.add_argument(
+        "--json", action="store_true", help="one JSON object a line, as `hcb cat` writes them"
+    )
+    parser.add_argument("--full", action="store_true", help="values in full, however long")
+    add_shards(parser)
+    add_selection(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Runs the command."""
+    if bool(arguments.log) == bool(arguments.collector):
+        raise CommandError("give a LOG to read, or a collector with --from HOST:PORT")
+    wanted = selection(arguments)
+    if arguments.collector:
+        return _follow_collector(arguments, wanted)
+    follower = Follower(arguments.log, wanted, wait=arguments.follow, shards=arguments.shards)
+    show = Show(as_json=arguments.json, full=arguments.full)
+    last = follower.last(arguments.lines)
+    status = _show(follower, show, last)
+    if not last and arguments.lines and not arguments.follow:
+        status = status or report_unmatched(LogReader(arguments.log), wanted)
+    while arguments.follow:
+        status = _show(follower, show, follower.poll()) or status
+        time.sleep(POLL_SEC)
+    return status
+
+
+def _follow_collector(arguments: argparse.Namespace, wanted: Selection) -> int:
+    from receiver.remote.follow_client import ANSWER_SEC, RemoteLog
+
+    reached = reaching(arguments.collector, arguments)
+    show = Show(as_json=arguments.json, full=arguments.full)
+    with RemoteLog(reached, arguments.of_run) as log:
+        log.wait(ANSWER_SEC)
+        follower = Follower([log.folder], wanted, wait=True, shards=arguments.shards)
+        _show(follower, show, follower.last(arguments.lines))
+        while True:
+            finished = log.finished()
+            _show(follower, show, follower.poll())
+            log.remove(finished)
+            log.check()
+            time.sleep(POLL_SEC)
+
+
+def _show(follower: Follower, show: Show, found: Iterable[Found]) -> int:
+    damaged: list[Damage] = []
+    for item in found:
+        several = len(follower.writers) > 1
+        if isinstance(item, Damage):
+            damaged.append(item)
+        elif isinstance(item, LoggedMessage):
+            show.message(item, several=several)
+        else:
+            show.lost(item, several=several)
+    sys.stdout.flush()
+    return report_damage(damaged)

@@ -1,0 +1,96 @@
+"""How commands show messages of a log: a line for people, or an object of JSON."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Collection
+from datetime import datetime
+
+from receiver.taplog.format.errors import Damage, Lost
+from receiver.taplog.reading.logged_message import LoggedMessage
+from receiver.taplog.reading.merge import LostRun
+from receiver.taplog.render.json_message import as_dict, process_text
+from receiver.taplog.render.json_value import printable, short_text
+from receiver.taplog.render.text import message_text
+
+VALUE_CHARS = 160
+"""Values that are longer are cut, in lines for people."""
+
+
+class Show:
+    """Writes messages to the standard output."""
+
+    def __init__(self, *, as_json: bool, full: bool = False) -> None:
+        """`full`: lines for people are not cut."""
+        self._as_json = as_json
+        self._limit = None if full else VALUE_CHARS
+        make_safe()
+
+    def message(self, logged: LoggedMessage, *, several: bool, delivered: bool | None = None) -> None:
+        """Writes one message; `several`: and of which process it is; and whether it was delivered, if that is known."""
+        if self._as_json:
+            known = {} if delivered is None else {"delivered": delivered}
+            print(json.dumps({**as_dict(logged), **known}, allow_nan=False))
+            return
+        message = logged.message
+        step = "-" if logged.step is None else str(logged.step)
+        parts = [time_text(message.time_ns), *([process_text(logged.writer)] if several else [])]
+        parts += [message.device, step, printable(message.consumer.name), self._value(logged)]
+        if message.shard_index is not None:
+            parts.append(" ".join(_place(place) for place in message.shard_index if place))
+        if logged.folded:
+            parts.append(f"(and {logged.folded:,} more before it)")
+        parts.append(printable(message.consumer.source_line))
+        print("  ".join([*parts, *(["not delivered"] if delivered is False else [])]))
+
+    def lost(self, run: LostRun, *, several: bool) -> None:
+        """Writes a note of lost messages, for people only."""
+        if not self._as_json:
+            where = [process_text(run.writer)] if several else []
+            print("  ".join([time_text(run.lost.time_ns), *where, run.lost.device, "-", lost_text(run.lost)]))
+
+    def _value(self, logged: LoggedMessage) -> str:
+        try:
+            text = message_text(logged)
+            if text is None:
+                return short_text(logged.value, self._limit)
+        except Exception as error:  # whatever is wrong with this one, the others are to be shown
+            return f"(cannot be shown: {printable(str(error))})"
+        text = printable(text)
+        return text if self._limit is None or len(text) <= self._limit else text[: self._limit - 3] + "..."
+
+
+def _place(place: tuple[slice, ...]) -> str:
+    return "[" + ", ".join(f"{part.start}:{part.stop}" for part in place) + "]"
+
+
+def time_text(time_ns: int) -> str:
+    """Local time, to the microsecond."""
+    seconds, rest = divmod(time_ns, 10**9)
+    try:
+        return datetime.fromtimestamp(seconds).strftime("%Y-%m-%dT%H:%M:%S") + f".{rest // 1000:06d}"
+    except (OverflowError, ValueError, OSError):
+        return f"@{time_ns}ns"
+
+
+def lost_text(lost: Lost) -> str:
+    """One phrase."""
+    return f"{lost.messages:,} message(s) lost: {printable(lost.reason)}"
+
+
+def make_safe() -> None:
+    """Lets the standard output take any text, whatever its encoding."""
+    reconfigure = getattr(sys.stdout, "reconfigure", None)
+    if reconfigure is not None:
+        reconfigure(errors="backslashreplace")
+
+
+def report_damage(damaged: Collection[Damage]) -> int:
+    """Says on standard error what of a log could not be read; returns the exit status."""
+    real = [damage for damage in damaged if not damage.torn]
+    for damage in real[:20]:
+        print(f"hcb: {damage}", file=sys.stderr)
+    if len(real) > 20:
+        print(f"hcb: and {len(real) - 20} more damaged parts", file=sys.stderr)
+    return 1 if real else 0

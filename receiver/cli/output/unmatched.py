@@ -1,0 +1,34 @@
+"""Says so when no tap, or no device, of a log has the name that was asked for."""
+
+from __future__ import annotations
+
+import difflib
+import sys
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+
+from receiver.taplog.reading.reader import LogReader
+from receiver.taplog.reading.selection import Selection
+from receiver.taplog.render.json_value import printable
+
+
+def report_unmatched(reader: LogReader, wanted: Selection) -> int:
+    """Says on standard error which patterns match no tap or device, where no message was found; the exit status."""
+    status = 0
+    if wanted.names:
+        status = _report("tap", wanted.names, sorted(reader.tap_names()))
+    if wanted.devices:
+        status = _report("device", wanted.devices, sorted({name for _, name in reader.devices()})) or status
+    return status
+
+
+def _report(kind: str, patterns: Sequence[str], names: Sequence[str]) -> int:
+    status = 0
+    for pattern in patterns:
+        if any(fnmatchcase(name, pattern) for name in names):
+            continue
+        near = difflib.get_close_matches(pattern, names, n=3) or names[:3]
+        others = f"; there are {', '.join(printable(repr(name)) for name in near)}" if near else ""
+        print(f"hcb: no {kind} of the log is called {printable(repr(pattern))}{others}", file=sys.stderr)
+        status = 1
+    return status

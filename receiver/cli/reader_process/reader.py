@@ -1,0 +1,220 @@
+"""The process that reads: delivers what is in the rings of another one, until that says that it is enough, or dies."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import shutil
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from receiver.cli.reader_process.descriptor_registry import DescribedRegistry
+from receiver.log import logger
+from receiver.messages.deferred_errors import OnError
+from receiver.runtime.device_receiver import DeviceReceiver
+from receiver.runtime.dispatch.scope import Scope
+from receiver.runtime.isolated.ipc import Link
+from receiver.runtime.isolated.options import NOTHING, Keeping
+from receiver.sources.ring import RingSource
+from receiver.taplog.flight.recorder import TAPS_FILE
+from receiver.taplog.writing.recorder import Recorder, record
+
+if TYPE_CHECKING:
+    from receiver.remote.forwarder import Forwarder
+    from receiver.remote.options import Forward
+
+LOOK_SEC = 1.0
+"""How often it looks whether the other process is there still, should nobody say so."""
+
+DRAIN_SEC = 30.0
+"""How long one message of a dead process may take before the rest is given up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What the reading process is to do.
+
+    Attributes:
+        folder: where the rings and the descriptions are.
+        pid: of the process that writes them.
+        devices: names and files of the rings.
+        keeping: what else becomes of the messages.
+        max_errors: how many failures are kept whole.
+        on_error: what becomes of checks that fail.
+        remove: whether nobody needs the folder when the other process has died and all is delivered.
+    """
+
+    folder: str
+    pid: int
+    devices: Sequence[tuple[str, str]]
+    keeping: Keeping = NOTHING
+    max_errors: int = 100
+    on_error: str = OnError.DEFER
+    remove: bool = False
+
+
+class Reader:
+    """Receivers for the rings of another process."""
+
+    def __init__(self, order: Order) -> None:
+        """Starts them.
+
+        Raises:
+            OSError: a ring cannot be opened, or the log cannot be made.
+            HostCallbackError: it cannot forward.
+        """
+        self.order = order
+        self.scope = Scope("apart", order.max_errors, on_error=OnError(order.on_error))
+        keeping = order.keeping
+        self._recorder: Recorder | None = None
+        if keeping.record is not None:
+            self._recorder = record(keeping.record, process_index=keeping.process_index)
+            self.scope.record_with(self._recorder)
+        self._forwarder: Forwarder | None = None
+        if keeping.forward is not None:
+            self._forwarder = _forwarder(keeping, keeping.forward)
+            self.scope.forward_with(self._forwarder)
+        self._sources = [RingSource.attach(Path(file)) for _, file in order.devices]
+        registry = DescribedRegistry(Path(order.folder) / TAPS_FILE)
+        self._receivers = [
+            DeviceReceiver(
+                name, name, source, registry, self.scope, before_release=self._write, continues_from=0
+            )
+            for (name, _), source in zip(order.devices, self._sources, strict=True)
+        ]
+
+    def _write(self) -> None:
+        # What is given back the other process does not have any more.
+        for recorder in self.scope.recorders:
+            recorder.write()
+
+    def report(self) -> dict[str, Any]:
+        """What has come of the messages so far; failures are in one report only."""
+        sys.stdout.flush()
+        if self._recorder is not None:
+            self._recorder.flush()
+        return {"stats": self.scope.stats, "deferred": self.scope.deferred.hand_over()}
+
+    def drain(self, timeout_sec: float) -> None:
+        """Waits until the collector has what was delivered, for so many seconds at most."""
+        if self._forwarder is not None:
+            self._forwarder.drain(timeout_sec)
+
+    def finish(self, *, drain: bool = False) -> dict[str, Any]:
+        """Ends the receivers, which leave what they are not delivering yet to the other process, and reports.
+
+        `drain`: they deliver it, too.
+        """
+        for receiver, source in zip(self._receivers, self._sources, strict=True):
+            left = -1
+            while not receiver.stop(DRAIN_SEC, drain=drain):
+                before, left = left, source.counters().queued_bytes
+                if left == before:
+                    logger.error(
+                        "%s: a tap has been running for %.0f s: %d bytes of messages are given up",
+                        receiver.name,
+                        DRAIN_SEC,
+                        left,
+                    )
+                    break
+        report = self.report()
+        if self._recorder is not None:
+            self._recorder.close()
+        if self._forwarder is not None:
+            self._forwarder.close()
+            report["forwarded"] = self._forwarder.outcome()
+        return report
+
+    def outlive(self) -> None:
+        """The other process is dead: delivers what it has left."""
+        for source in self._sources:
+            source.abandon()
+        self.finish(drain=True)
+        if self.order.remove:
+            shutil.rmtree(self.order.folder, ignore_errors=True)
+        error = self.scope.deferred.take()
+        if error is not None:
+            logger.error("what the process %d left behind: %s", self.order.pid, error)
+
+
+def _forwarder(keeping: Keeping, options: Forward) -> Forwarder:
+    from receiver.remote.forwarder import Forwarder
+
+    # The program's own process is controlled, and answers for its taps.
+    options = replace(options, control=False)
+    index, devices = keeping.process_index, keeping.local_devices
+    return Forwarder(options, process_index=index, local_devices=devices)
+
+
+def serve(order: Order, link: Link) -> None:
+    """Delivers until the other process says that it is enough, or has died."""
+    reader = Reader(order)
+    if order.keeping.forward is not None:
+        # Preempted, the program has this process send what there is; then it ends, and this one behind it.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    link.send("ready")
+    while True:
+        try:
+            said = link.receive(LOOK_SEC)
+        except TimeoutError:
+            if os.getppid() == order.pid:
+                continue
+            said = None
+        if said is None:
+            # The other end may also have been closed by a process that lives, and reads its rings itself from now on.
+            if stays_alive(order.pid):
+                reader.finish()
+            else:
+                reader.outlive()
+            return
+        if said["kind"] == "report":
+            reader.drain(said["drain_sec"])
+            link.send("report", number=said["number"], **reader.report())
+        else:
+            link.send("end", **reader.finish())
+            return
+
+
+def stays_alive(pid: int) -> bool:
+    """Whether a process that has closed its end of a connection goes on; one that dies does that a moment before."""
+    deadline = time.monotonic() + LOOK_SEC
+    while is_alive(pid):
+        if time.monotonic() > deadline:
+            return True
+        time.sleep(0.01)
+    return False
+
+
+def is_alive(pid: int) -> bool:
+    """Whether there is a process of that number, other than one that is dead and that nobody has asked after."""
+    try:
+        os.kill(pid, 0)
+        with contextlib.suppress(OSError, IndexError):
+            return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(") ")[2][0] not in "ZX"
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def main(descriptor: int) -> None:
+    """Takes its order from a socket, which it was started with."""
+    # What is pressed at the terminal, and that it was closed, is for the program. This one ends when that has
+    # nothing more to say.
+    for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    logging.basicConfig(format="%(levelname)s:%(name)s:%(message)s", level=logging.WARNING)
+    link = Link(socket.socket(fileno=descriptor))
+    said = link.receive()
+    if said is not None:
+        threading.current_thread().name = "hostcallback-apart"
+        serve(said["order"], link)

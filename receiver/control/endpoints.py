@@ -1,0 +1,123 @@
+"""The ways by which a running process is ruled from outside: its control file and its control socket."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import os
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+
+from receiver.control.attach import attach
+from receiver.control.commands import commands
+from receiver.control.errors import ControlError, RuleFileError
+from receiver.control.request import Handler
+from receiver.control.rule_file import POLL_SEC, RuleFile
+from receiver.control.server import ControlServer
+from receiver.log import logger
+from receiver.runtime.runtime import Runtime, runtime
+
+FILE_VARIABLE = "HOSTCALLBACK_CONTROL_FILE"
+SOCKET_VARIABLE = "HOSTCALLBACK_CONTROL_SOCKET"
+
+
+class LiveControl:
+    """The control file and the control socket of a process. Any thread."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        """Nothing is opened until `start`."""
+        self._runtime = runtime
+        self._lock = threading.Lock()  # protects everything below
+        self._started = False
+        self._file: RuleFile | None = None
+        self._server: ControlServer | None = None
+        self._followed: Path | None = None  # by the parent, for a forked child to go on with
+        self._handlers = commands(runtime)
+        self._handlers["attach"] = functools.partial(attach, runtime)
+
+    @property
+    def socket_path(self) -> Path | None:
+        """Where the control socket is; None if there is none."""
+        return None if self._server is None else self._server.path
+
+    @property
+    def handlers(self) -> Mapping[str, Handler]:
+        """What answers those who control this process, by command."""
+        return self._handlers
+
+    def add_command(self, name: str, handler: Handler) -> None:
+        """Has the control socket answer another command."""
+        self._handlers[name] = handler
+
+    def start(self) -> None:
+        """Opens what the environment asks for, once: called when receivers start. What cannot be opened is logged."""
+        with self._lock:
+            if self._started:
+                return
+            self._started = True
+            named = os.environ.get(FILE_VARIABLE, "").strip()
+            path = self._followed or (Path(named) if named else None)
+            if path is not None and self._file is None:
+                self._file = RuleFile(path, self._runtime.switches, self._runtime.registry)
+                self._file.start()
+            choice = os.environ.get(SOCKET_VARIABLE, "").strip()
+            if choice not in ("", "0", "1"):
+                logger.warning(
+                    "%s=%r: expected 1 (the default) or 0, for no control socket", SOCKET_VARIABLE, choice
+                )
+            elif choice != "0":
+                self._open_socket()
+
+    def _open_socket(self) -> None:
+        try:
+            self._server = ControlServer(self._handlers)
+        except (ControlError, OSError) as error:
+            logger.warning("`hcb ctl` and `hcb top` cannot reach this process: %s", error)
+        else:
+            atexit.register(self._server.stop)
+
+    def watch(self, path: Path | None, poll_sec: float = POLL_SEC) -> None:
+        """Keeps the rules as a file says from now on, in place of the file before; None: of none.
+
+        Raises:
+            RuleFileError: what the file says makes no sense; it is watched all the same.
+        """
+        with self._lock:
+            self._followed = None
+            if self._file is not None:
+                self._file.stop()
+                self._file = None
+            if path is None:
+                return
+            self._file = RuleFile(path, self._runtime.switches, self._runtime.registry, poll_sec)
+            self._file.start()
+            if self._file.problem:
+                raise RuleFileError(self._file.problem)
+
+    def close(self) -> None:
+        """Ends both; `start` opens them again."""
+        with self._lock:
+            if self._server is not None:
+                atexit.unregister(self._server.stop)
+                self._server.stop()
+                self._server = None
+            if self._file is not None:
+                self._file.stop()
+                self._file = None
+            self._started = False
+
+    def after_fork_in_child(self) -> None:
+        """The child has no threads and must not answer for its parent; its own receivers will open what is its own."""
+        self._lock = threading.Lock()
+        if self._server is not None:
+            atexit.unregister(self._server.stop)
+            self._server.forget()
+        self._followed = None if self._file is None else self._file.path
+        self._server = None
+        self._file = None
+        self._started = False
+
+
+live = LiveControl(runtime)
+"""This process's."""

@@ -1,0 +1,1 @@
+"""What a message is, which tap it is of, and what went wrong with it."""

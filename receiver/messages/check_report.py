@@ -1,0 +1,274 @@
+"""Checks that failed: one group for each place in the user's code, and the report that people read."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from receiver.errors import HostCallbackError
+from receiver.messages.call_site import Place
+
+if TYPE_CHECKING:
+    from receiver.messages.consumer import Consumer
+    from receiver.messages.message import Message
+
+
+class Occurrence(NamedTuple):
+    """One message of a check that failed.
+
+    Attributes:
+        device: where, such as `cpu:0`.
+        seq: the message's sequence number on that device.
+        time_ns: Unix time of the failure in nanoseconds.
+        run_id: the launch of the program, equal on all its devices.
+    """
+
+    device: str
+    seq: int
+    time_ns: int
+    run_id: int
+
+    def __str__(self) -> str:
+        """One phrase."""
+        time = datetime.fromtimestamp(self.time_ns // 1_000_000_000).strftime("%H:%M:%S")
+        return f"{time}.{self.time_ns // 1000 % 1_000_000:06d} on {self.device}, message {self.seq}"
+
+
+class Explanation(NamedTuple):
+    """What the values of one failure say.
+
+    Attributes:
+        text: the check's message with its values.
+        values: the format arguments as short texts, by position ("0") or name.
+        where: which elements failed, as a phrase; empty if there is only one.
+        elements: the index of the first one: in the batches of the vmaps around the check, the outermost first, then in
+            the predicate itself.
+        places: where the check was traced: the same line, reached in different ways.
+        problem: what went wrong while the text was made; empty if nothing did.
+        error: the type of the error that reports it: a `CheckError`.
+        details: more for that error.
+    """
+
+    text: str
+    values: Mapping[str, str]
+    where: str
+    elements: tuple[int, ...]
+    places: Sequence[Place]
+    problem: str = ""
+    error: type[CheckError] | None = None
+    details: Mapping[str, Any] = {}
+
+
+class Explains(Protocol):
+    """What can tell of a message what failed in it."""
+
+    def __call__(self, message: Message) -> None:
+        """As a sink."""
+
+    def explain(self, message: Message) -> Explanation:
+        """Never raises. Receiver threads."""
+
+
+class CheckFailed(BaseException):
+    """What the sink of a check raises. Nothing is wrong with the sink: who accounts for it counts a failed check."""
+
+    def __init__(self, message: Message, sink: Explains) -> None:
+        """`sink` explains the message when it is worth it."""
+        super().__init__()
+        self.message = message
+        self.sink = sink
+
+
+@dataclass(slots=True)
+class FailedCheck:
+    """All failures of the checks on one line.
+
+    Attributes:
+        name: the check's name.
+        source_line: `file:line (function)`.
+        transforms: the transformations applied to the check that failed first, as tap functions see them.
+        explanation: what the first failure's values say.
+        count: how many messages it sent.
+        by_device: the same for each device.
+        first: the first of them, over all devices.
+        last: the last of them.
+    """
+
+    name: str
+    source_line: str
+    transforms: tuple[tuple[str, dict[str, Any]], ...]
+    explanation: Explanation
+    first: Occurrence
+    last: Occurrence
+    count: int = 0
+    by_device: Counter[str] = field(default_factory=Counter)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The report as plain data, for tools: texts, numbers, lists and dictionaries."""
+        return {
+            "name": self.name,
+            "message": self.explanation.text,
+            "source_line": self.source_line,
+            "source": self.source(),
+            "stacks": [[frame._asdict() for frame in place.stack] for place in self.explanation.places],
+            "values": dict(self.explanation.values),
+            "elements": list(self.explanation.elements),
+            "where": self.explanation.where,
+            "problem": self.explanation.problem,
+            "details": {key: _plain_value(value) for key, value in self.explanation.details.items()},
+            "transforms": [[name, _plain(params)] for name, params in self.transforms],
+            "count": self.count,
+            "by_device": dict(self.by_device),
+            "first": self.first._asdict(),
+            "last": self.last._asdict(),
+        }
+
+    def source(self) -> list[str]:
+        """The lines of the check, marked where its predicate stands; empty if they cannot be read."""
+        return self.explanation.places[0].source() if self.explanation.places else []
+
+    def report(self) -> str:
+        """The report, several lines."""
+        explained = self.explanation
+        lines = [f"{explained.text or 'a check failed'}, at {self.source_line}"]
+        lines += [f"    {line}" for line in self.source()]
+        if explained.where:
+            lines.append(f"  {explained.where}")
+        if explained.values:
+            lines.append("  with " + ", ".join(f"{_called(k)} = {v}" for k, v in explained.values.items()))
+        run = f", run {self.first.run_id & (2**64 - 1):#x}" if self.first.run_id else ""
+        lines.append(f"  first at {self.first}{run}")
+        if self.count > 1:
+            devices = ", ".join(f"{count:,} on {device}" for device, count in sorted(self.by_device.items()))
+            lines.append(f"  {self.count:,} failures ({devices}), the last at {self.last}")
+        if self.transforms:
+            lines.append("  under " + ", ".join(f"{n} {p}" if p else n for n, p in self.transforms))
+        if explained.problem:
+            lines.append(f"  {explained.problem}")
+        stacks = [place.stack[1:] for place in explained.places if len(place.stack) > 1]
+        for number, stack in enumerate(stacks):
+            lines.append("  and from:" if number else "  traced from (innermost first):")
+            for frame in stack:
+                lines += [f"    {line}" for line in str(frame).splitlines()]
+        return "\n".join(lines)
+
+
+class CheckError(HostCallbackError, AssertionError):
+    """A check failed on a device. One error stands for all failures of the checks on one line.
+
+    Attributes:
+        check: what is known of them.
+    """
+
+    def __init__(self, check: FailedCheck, also: str = "") -> None:
+        """`also` is a line on what else failed."""
+        super().__init__(check.report() + (f"\n  {also}" if also else ""))
+        self.check = check
+
+
+class FailedChecks:
+    """The failed checks of one scope, bounded. Whoever owns it holds its lock."""
+
+    def __init__(self, max_kept: int) -> None:
+        """`max_kept` bounds the groups; failures that belong to none of them are counted."""
+        self._max_kept = max_kept
+        self._groups: dict[tuple[str, str], FailedCheck] = {}
+        self._beyond: Counter[str] = Counter()
+
+    def __bool__(self) -> bool:
+        return bool(self._groups)
+
+    def groups(self) -> list[FailedCheck]:
+        """Copies, in the order of their first failures."""
+        return sorted(map(_copy, self._groups.values()), key=lambda group: group.first.time_ns)
+
+    def add(self, consumer: Consumer, failed: CheckFailed, device: str, count: int) -> FailedCheck | None:
+        """Counts `count` failures, of which `failed` is the first or the last.
+
+        Returns:
+            Its group if it is the first of it.
+        """
+        message = failed.message
+        occurrence = Occurrence(device, message.seq, message.time_ns, message.run_id)
+        key = (consumer.source_line, consumer.name)
+        group = self._groups.get(key)
+        new = group is None
+        if group is None:
+            if len(self._groups) >= self._max_kept:
+                self._beyond[consumer.source_line] += count
+                return None
+            explained = failed.sink.explain(message)
+            group = self._groups[key] = FailedCheck(
+                consumer.name, consumer.source_line, consumer.transforms, explained, occurrence, occurrence
+            )
+        elif occurrence.time_ns < group.first.time_ns:  # of another device, whose messages come later
+            group.first = occurrence
+            group.explanation = failed.sink.explain(message)
+            group.transforms = consumer.transforms
+        if occurrence.time_ns >= group.last.time_ns:
+            group.last = occurrence
+        group.count += count
+        group.by_device[device] += count
+        return group if new else None
+
+    def merge(self, earlier: FailedChecks) -> None:
+        """Adds what another one gathered before this one."""
+        self._beyond += earlier._beyond
+        for key, group in earlier._groups.items():
+            later = self._groups.get(key)
+            if later is not None:
+                group.count += later.count
+                group.by_device += later.by_device
+                group.last = max(group.last, later.last, key=lambda occurrence: occurrence.time_ns)
+            self._groups[key] = group
+
+    def errors(self) -> list[CheckError]:
+        """An error for each group, that of the first failure first."""
+        groups = self.groups()
+        beyond = ", ".join(f"{count:,} at {line}" for line, count in self._beyond.most_common(8))
+        errors = []
+        for number, group in enumerate(groups):
+            also = []
+            if number:
+                later = f"{(group.first.time_ns - groups[0].first.time_ns) / 1e6:,.3f} ms"
+                also.append(f"{later} after the first failure, of the check at {groups[0].source_line}")
+            elif len(groups) > 1:
+                also.append(f"this was the first of {len(groups)} checks that failed")
+            if beyond and number == 0:
+                also.append(
+                    f"beyond the {self._max_kept} checks that are kept, failures were counted: {beyond}"
+                )
+            error = group.explanation.error or CheckError
+            errors.append(error(group, "; ".join(also)))
+        return errors
+
+    def headline(self) -> str:
+        """One line for all."""
+        groups = self.groups()
+        total = sum(group.count for group in groups) + self._beyond.total()
+        first = f"the first: {groups[0].explanation.text}, at {groups[0].source_line}"
+        return f"{len(groups)} check(s) failed, {total:,} time(s) in all; {first}"
+
+
+def _copy(group: FailedCheck) -> FailedCheck:
+    return FailedCheck(
+        group.name, group.source_line, group.transforms, group.explanation, group.first, group.last, group.count,
+        Counter(group.by_device),
+    )  # fmt: skip
+
+
+def _called(name: str) -> str:
+    return f"argument {name}" if name.isdecimal() else name
+
+
+def _plain_value(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return list(value)
+    return value if isinstance(value, str | int | float | bool | None) else str(value)
+
+
+def _plain(params: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: list(value) if isinstance(value, tuple) else value for key, value in params.items()}

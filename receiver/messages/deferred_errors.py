@@ -1,0 +1,311 @@
+"""Collects what must not stop the stream: tap exceptions, unknown consumers, lost messages."""
+
+from __future__ import annotations
+
+import enum
+import logging
+import pickle
+import threading
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from types import TracebackType
+from typing import NamedTuple
+
+from receiver.errors import (
+    IncompleteValueError,
+    LostMessagesError,
+    TapFailure,
+    TapFunctionException,
+    UnboundConsumerError,
+    UnknownConsumerError,
+)
+from receiver.log import logger
+from receiver.messages.check_report import CheckFailed, FailedCheck, FailedChecks
+from receiver.messages.consumer import Consumer
+
+MAX_KEPT = 100
+
+
+class OnError(enum.StrEnum):
+    """What becomes of checks that fail."""
+
+    DEFER = "defer"
+    """They are raised by the next barrier, or when the receiver is left."""
+    WARN = "warn"
+    """They are logged, and never raised."""
+    RAISE_SOON = "raise_soon"
+    """As DEFER; and the next call of a tapped program raises too."""
+    ABORT = "abort"
+    """As DEFER; and the program that runs is ended."""
+
+
+class SeveralFailures(BaseExceptionGroup[BaseException]):
+    """What a sink raises when it made several calls for one message, and some failed: each counts by itself."""
+
+
+class FailureOf(BaseException):
+    """What a sink raises that delivers for other consumers: the failure is theirs."""
+
+    def __init__(self, consumer: Consumer, error: BaseException) -> None:
+        """`error` is what the consumer's own sink raised."""
+        super().__init__(consumer, error)
+        self.consumer = consumer
+        self.error = error
+
+
+class Deferred(NamedTuple):
+    """Everything that `DeferredErrors` collects, as it goes from one process to another."""
+
+    failures: list[TapFailure]
+    suppressed: Counter[str]
+    unknown: Counter[int]
+    unbound: Counter[str]
+    incomplete: Counter[str]
+    lost: Counter[str]
+    checks: FailedChecks | None = None
+
+
+class DeferredErrors:
+    """Everything that went wrong while messages were delivered, bounded, until somebody raises it.
+
+    Safe from any thread; receiver threads add, whoever leaves a scope or waits at a barrier takes.
+    """
+
+    def __init__(self, max_kept: int = MAX_KEPT, on_error: OnError = OnError.DEFER) -> None:
+        """`max_kept` bounds the exceptions that are kept whole, and the checks; those beyond it are counted."""
+        self.on_error = on_error
+        self._lock = threading.Lock()  # protects everything below
+        self._max_kept = max_kept
+        self._failures: list[TapFailure] = []
+        self._suppressed: Counter[str] = Counter()
+        self._unknown: Counter[int] = Counter()
+        self._unbound: Counter[str] = Counter()
+        self._incomplete: Counter[str] = Counter()
+        self._lost: Counter[str] = Counter()
+        self._checks = FailedChecks(max_kept)
+
+    @property
+    def max_kept(self) -> int:
+        """How many exceptions and checks are kept whole."""
+        return self._max_kept
+
+    def add_check(self, consumer: Consumer, failed: CheckFailed, device: str, count: int = 1) -> None:
+        """Counts a check that failed `count` times, and says so at once where `on_error` wants it."""
+        with self._lock:
+            group = self._checks.add(consumer, failed, device, count)
+        if group is None:
+            return
+        if self.on_error is OnError.WARN:
+            _log(group)
+        elif self.on_error is OnError.RAISE_SOON:
+            urgent.append(self)
+            for tell in _urgent_watchers:
+                tell()
+
+    def checks(self) -> list[FailedCheck]:
+        """The checks that failed so far and have not been raised, the first first."""
+        with self._lock:
+            return self._checks.groups()
+
+    def take_checks(self) -> FailedChecks:
+        """Removes and returns them."""
+        with self._lock:
+            checks, self._checks = self._checks, FailedChecks(self._max_kept)
+        while self in urgent:
+            urgent.remove(self)
+        return checks
+
+    def put_back(self, checks: FailedChecks) -> None:
+        """Puts back what `take_checks` returned, before what failed since."""
+        with self._lock:
+            self._checks.merge(checks)
+
+    def add_failure(self, failure: TapFailure) -> None:
+        """Keeps what a tap raised, or counts it when enough are kept."""
+        if isinstance(failure.exception, SeveralFailures):
+            for error in failure.exception.exceptions:
+                self.add_failure(replace(failure, exception=error))
+            return
+        if isinstance(failure.exception, FailureOf):
+            consumer, error = failure.exception.consumer, failure.exception.error
+            self.add_failure(
+                replace(
+                    failure, exception=error, tap=consumer.name, source_line=consumer.source_line,
+                    transforms=consumer.transforms, kwargs=consumer.kwargs,
+                )
+            )  # fmt: skip
+            return
+        error = failure.exception
+        if isinstance(error, CheckFailed):
+            consumer = Consumer(
+                0, failure.tap, failure.source_line, error.sink, failure.transforms, failure.kwargs
+            )
+            self.add_check(consumer, error, failure.device)
+            return
+        if isinstance(error, UnboundConsumerError):
+            with self._lock:
+                self._unbound[str(error)] += 1
+            return
+        if isinstance(error, IncompleteValueError):
+            with self._lock:
+                self._incomplete[f"{failure.tap} at {failure.source_line}"] += error.count
+            return
+        error.__traceback__ = _without_receiver_frames(error.__traceback__)
+        with self._lock:
+            if len(self._failures) < self._max_kept:
+                failure.exception.add_note(f"raised by {failure.describe()}")
+                self._failures.append(failure)
+            else:
+                self._suppressed[failure.source_line] += 1
+
+    def add_unknown(self, consumer_id: int) -> None:
+        """Counts a message whose consumer id is not registered."""
+        with self._lock:
+            self._unknown[consumer_id] += 1
+
+    def add_lost(self, reason: str, count: int) -> None:
+        """Counts messages that will never be delivered."""
+        with self._lock:
+            self._lost[reason] += count
+
+    def hand_over(self) -> Deferred:
+        """Removes and returns everything collected so far, for those of another process."""
+        with self._lock:
+            found = Deferred(
+                self._failures, self._suppressed, self._unknown, self._unbound, self._incomplete, self._lost
+            )
+            self._failures, self._suppressed, self._unknown = [], Counter(), Counter()
+            self._unbound, self._incomplete, self._lost = Counter(), Counter(), Counter()
+        return found._replace(failures=list(map(_portable, found.failures)), checks=self.take_checks())
+
+    def absorb(self, found: Deferred) -> None:
+        """Adds what those of another process handed over."""
+        with self._lock:
+            room = max(0, self._max_kept - len(self._failures))
+            self._failures += found.failures[:room]
+            self._suppressed += found.suppressed
+            self._suppressed.update(failure.source_line for failure in found.failures[room:])
+            self._unknown += found.unknown
+            self._unbound += found.unbound
+            self._incomplete += found.incomplete
+            self._lost += found.lost
+            if found.checks is not None:
+                earlier, self._checks = self._checks, found.checks
+                self._checks.merge(earlier)
+
+    def take(self) -> TapFunctionException | None:
+        """Removes everything collected so far and makes the exception that reports it, if any."""
+        with self._lock:
+            failures, self._failures = self._failures, []
+            suppressed, self._suppressed = self._suppressed, Counter()
+            unknown, self._unknown = self._unknown, Counter()
+            unbound, self._unbound = self._unbound, Counter()
+            incomplete, self._incomplete = self._incomplete, Counter()
+            lost, self._lost = self._lost, Counter()
+        checks = self.take_checks()
+        exceptions: list[Exception] = []
+        if self.on_error is not OnError.WARN:
+            exceptions += checks.errors()
+        elif checks:
+            logger.warning("%s", checks.headline())
+        failed_checks = len(exceptions)
+        for failure in failures:
+            error = failure.exception
+            if not isinstance(error, Exception):
+                # A tap that raises SystemExit or KeyboardInterrupt must not end the program from a
+                # receiver thread, and an ExceptionGroup holds Exceptions only.
+                wrapped = RuntimeError(f"a tap function raised {type(error).__name__}: {error}")
+                wrapped.__cause__ = error
+                wrapped.__notes__ = list(getattr(error, "__notes__", []))
+                error = wrapped
+            exceptions.append(error)
+        if unknown:
+            exceptions.append(UnknownConsumerError(_describe_unknown(unknown)))
+        exceptions += [UnboundConsumerError(f"{count} {text}") for text, count in unbound.most_common()]
+        if incomplete:
+            exceptions.append(IncompleteValueError(_describe_incomplete(incomplete), incomplete.total()))
+        if lost:
+            exceptions.append(LostMessagesError(_describe_lost(lost)))
+        if not exceptions:
+            return None
+        headline = _headline(len(failures), suppressed) if len(exceptions) > failed_checks else ""
+        headline = "; ".join(filter(None, (checks.headline() if failed_checks else "", headline)))
+        return TapFunctionException(headline, exceptions, failures, suppressed)
+
+
+def _portable(failure: TapFailure) -> TapFailure:
+    # Exceptions and keyword arguments may be anything, and so may what comes of them in another process.
+    try:
+        pickle.loads(pickle.dumps(failure))
+    except Exception:
+        error = RuntimeError(f"{type(failure.exception).__name__}: {failure.exception}")
+        error.__notes__ = list(getattr(failure.exception, "__notes__", []))
+        kwargs = {key: repr(value) for key, value in failure.kwargs.items()}
+        return replace(failure, exception=error, kwargs=kwargs)
+    return failure
+
+
+urgent: list[DeferredErrors] = []
+"""Those with failed checks that the next call of a tapped program is to raise."""
+
+_urgent_watchers: list[Callable[[], None]] = []
+
+
+def watch_urgent(tell: Callable[[], None]) -> None:
+    """Calls `tell` whenever something was added to `urgent`. On a receiver thread."""
+    _urgent_watchers.append(tell)
+
+
+def _log(group: FailedCheck) -> None:
+    stack = group.explanation.places[0].stack if group.explanation.places else ()
+    file, line, function = stack[0] if stack else ("(unknown file)", 0, "(unknown function)")
+    record = logger.makeRecord(
+        logger.name, logging.WARNING, file, line, "check failed: %s", (group.report(),), None, function,
+        {"check": group.as_dict()},
+    )  # fmt: skip
+    if logger.isEnabledFor(logging.WARNING):
+        logger.handle(record)
+
+
+def _without_receiver_frames(traceback: TracebackType | None) -> TracebackType | None:
+    # The traceback begins in these packages; the reader wants their own code.
+    while traceback is not None and traceback.tb_next is not None:
+        if not traceback.tb_frame.f_globals.get("__name__", "").startswith(("receiver.", "hostcallback.")):
+            break
+        traceback = traceback.tb_next
+    return traceback
+
+
+def _headline(kept: int, suppressed: Counter[str]) -> str:
+    if not kept:
+        return "messages could not be delivered"
+    text = f"{kept + suppressed.total()} tap function call(s) raised; the stream went on without them"
+    if suppressed:
+        lines = ", ".join(f"{count} at {line}" for line, count in suppressed.most_common())
+        text += f"; the first {kept} are kept, beyond them: {lines}"
+    return text
+
+
+def _describe_unknown(unknown: Counter[int]) -> str:
+    ids = ", ".join(f"{consumer_id:#018x} ({count})" for consumer_id, count in unknown.most_common(8))
+    more = f" and {len(unknown) - 8} more ids" if len(unknown) > 8 else ""
+    return (
+        f"{unknown.total()} message(s) for consumer ids that this process has not registered: {ids}{more}. "
+        "Their program was compiled elsewhere, or its function was deleted while it still ran: keep the "
+        "jitted function alive until barrier_wait(), or trace the program in this process"
+    )
+
+
+def _describe_incomplete(incomplete: Counter[str]) -> str:
+    taps = ", ".join(f"{count} of the tap {tap}" for tap, count in incomplete.most_common(8))
+    more = f" and of {len(incomplete) - 8} more taps" if len(incomplete) > 8 else ""
+    return (
+        f"{incomplete.total()} value(s) of arrays that lie on several devices were given up, {taps}{more}: shards of "
+        "them were lost, or came much too late. The receiver's stats say how many messages its back_pressure policy "
+        "dropped on each device"
+    )
+
+
+def _describe_lost(lost: Counter[str]) -> str:
+    return "; ".join(f"{count} message(s) lost: {reason}" for reason, count in lost.most_common())

@@ -1,0 +1,70 @@
+"""Tells a client how far its stream is stored: at once after a pause, for many pieces together when they come fast."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+
+from receiver.remote import protocol
+from receiver.remote.collector.stored_stream import StoredStream
+
+ACK_SEC = 0.02
+ACK_BYTES = 2 << 20
+"""So long after the last time, or when so many bytes have been stored since; a quarter of a client's window."""
+
+
+class Acknowledging:
+    """Of one stream, while it is entered. In the collector's event loop."""
+
+    def __init__(self, stream: StoredStream, write: Callable[[bytes], Awaitable[None]]) -> None:
+        """`write` sends a message to the client."""
+        self._stream = stream
+        self._write = write
+        self._loop = asyncio.get_running_loop()
+        self._due = asyncio.Event()
+        self._timer: asyncio.TimerHandle | None = None
+        self._last = 0.0
+        self._nbytes = 0
+        self._ends = False
+
+    async def __aenter__(self) -> Acknowledging:
+        """Begins."""
+        self._task = asyncio.ensure_future(self._run())
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, *exception: object) -> None:
+        """Ends; says it once more if nothing went wrong."""
+        if kind is None:
+            self._ends = True
+            self._due.set()
+            await self._task  # it may be writing: gRPC takes one message at a time
+            return
+        self._task.cancel()
+        with contextlib.suppress(asyncio.CancelledError, Exception):
+            await self._task
+        self._forget_timer()
+
+    def stored(self, nbytes: int) -> None:
+        """So much more of it is stored, or was before."""
+        self._nbytes += nbytes
+        if self._nbytes >= ACK_BYTES:
+            self._due.set()
+        elif self._timer is None:
+            self._timer = self._loop.call_at(self._last + ACK_SEC, self._due.set)
+
+    async def _run(self) -> None:
+        ends = False
+        while not ends:
+            await self._due.wait()
+            self._due.clear()
+            ends = self._ends
+            self._forget_timer()
+            self._nbytes = 0
+            self._last = self._loop.time()
+            await self._write(protocol.encode_position(self._stream.stored))
+
+    def _forget_timer(self) -> None:
+        timer, self._timer = self._timer, None
+        if timer is not None:
+            timer.cancel()

@@ -1,0 +1,134 @@
+"""Checks the bytes of a segment as they come, before they are stored: its beginning, and the header of each chunk."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+from typing import Any
+
+from receiver.remote.errors import BadStreamError
+from receiver.remote.streams import StreamKey
+from receiver.taplog.format import layout
+from receiver.taplog.format.errors import TapLogError
+from receiver.taplog.format.layout import CHUNK_HEADER_BYTES, HEADER_BYTES, TRAILER_BYTES
+from receiver.wire import UnsupportedVersionError
+
+MAX_CHUNK_BYTES = 1 << 34
+"""No device has more in one message."""
+
+_INFO_BYTES = struct.Struct("<12xI")
+
+
+class SegmentCheck:
+    """Of one segment, from its first byte on. What it checks is where parts begin and end, and whose they are.
+
+    What is in a chunk has checksums of its own, which whoever reads it compares.
+    """
+
+    def __init__(self, key: StreamKey, number: int) -> None:
+        """Nothing of it has come."""
+        self._key = key
+        self._number = number
+        self._nbytes = 0
+        self._part_at = 0  # where the next header is
+        self._head = b""  # what has come of it
+        self._in_header = True
+        self._is_complete = False
+
+    def take(self, data: Any) -> None:
+        """The next bytes.
+
+        Raises:
+            BadStreamError: they are no segment's, or those of another stream. Nothing more can be taken.
+        """
+        start, end = self._nbytes, self._nbytes + len(data)
+        while True:
+            if self._is_complete and end > self._part_at:
+                raise BadStreamError(f"segment {self._number} goes on behind its end at {self._part_at}")
+            have = self._part_at + len(self._head)
+            if have >= end:
+                break
+            wanted = self._wanted()
+            self._head += bytes(data[have - start : self._part_at + wanted - start])
+            if len(self._head) < wanted:
+                break
+            self._look()
+        self._nbytes = end
+
+    def _wanted(self) -> int:
+        # How long the header is, as far as can be told.
+        if not self._in_header:
+            ended = self._head[:8] == layout.END_MAGIC if len(self._head) >= 8 else False
+            return 8 if len(self._head) < 8 else TRAILER_BYTES if ended else CHUNK_HEADER_BYTES
+        if len(self._head) < HEADER_BYTES:
+            return HEADER_BYTES
+        (info_bytes,) = _INFO_BYTES.unpack_from(self._head)  # is checked when all of it is there
+        return HEADER_BYTES + int(min(info_bytes, layout.MAX_INFO_BYTES))
+
+    def _look(self) -> None:
+        if self._in_header:
+            self._look_at_beginning()
+        elif len(self._head) == 8:
+            return  # which of the two it is has just been seen
+        elif self._head[:8] == layout.END_MAGIC:
+            end = self._part_at + TRAILER_BYTES
+            if layout.decode_trailer(self._head, end) is None:
+                raise BadStreamError(f"segment {self._number} ends in a damaged trailer")
+            self._is_complete = True
+            self._go_on(end)
+        else:
+            header = layout.decode_chunk_header(self._head, self._part_at)
+            if header is None:
+                raise BadStreamError(
+                    f"segment {self._number} has no chunk at {self._part_at}, where one must be"
+                )
+            if header.stored_bytes > MAX_CHUNK_BYTES:
+                raise BadStreamError(
+                    f"segment {self._number} has a chunk of {header.stored_bytes} bytes: too long"
+                )
+            self._go_on(self._part_at + layout.chunk_bytes(header.stored_bytes))
+
+    def _look_at_beginning(self) -> None:
+        name = f"segment {self._number}"
+        try:
+            info_bytes, crc = layout.decode_file_header(self._head[:HEADER_BYTES], name)
+            if len(self._head) < HEADER_BYTES + info_bytes:
+                return
+            info = layout.decode_info(self._head[HEADER_BYTES:], info_bytes, crc, name)
+        except (TapLogError, UnsupportedVersionError) as error:
+            raise BadStreamError(str(error)) from error
+        check_info(info, self._key, self._number)
+        self._in_header = False
+        self._go_on(HEADER_BYTES + layout.align(info_bytes))
+
+    def _go_on(self, part_at: int) -> None:
+        self._part_at, self._head = part_at, b""
+
+
+def check_info(info: dict[str, Any], key: StreamKey, number: int) -> None:
+    """Raises BadStreamError if a segment's beginning does not say that it is this one of this stream."""
+    found = info.get("run"), info.get("stream_process"), info.get("process"), info.get("segment")
+    if found != (key.run, key.process, key.epoch, number):
+        raise BadStreamError(f"segment {number} of {key} says that it is {str(found)[:200]}")
+    index = info.get("process_index")
+    texts = info.get("host"), info.get("hostcallback"), info.get("job", "")
+    if (
+        (index is not None and index != key.process)
+        or not isinstance(info.get("pid"), int)
+        or not all(isinstance(text, str) and len(text) <= 255 for text in texts)
+    ):
+        raise BadStreamError(f"segment {number} of {key} does not say what process wrote it")
+
+
+def check_file(path: Path, key: StreamKey, number: int, piece_bytes: int = 1 << 20) -> SegmentCheck:
+    """The check of a segment that is stored, as far as it is.
+
+    Raises:
+        BadStreamError: it is damaged.
+        OSError: it cannot be read.
+    """
+    check = SegmentCheck(key, number)
+    with path.open("rb") as file:
+        while data := file.read(piece_bytes):
+            check.take(data)
+    return check

@@ -1,0 +1,182 @@
+"""The collector: takes the streams of many processes over gRPC, stores them, and says so."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from receiver.log import logger
+from receiver.remote import protocol
+from receiver.remote.collector.access import Access, known, may
+from receiver.remote.collector.ack_batcher import Acknowledging
+from receiver.remote.collector.follow_server import Following, Growth
+from receiver.remote.collector.limits import Limits, Places, Rate
+from receiver.remote.collector.refusal import Code, Refused
+from receiver.remote.collector.store import Store
+from receiver.remote.collector.stored_stream import StoredStream
+from receiver.remote.errors import BadStreamError, GapError
+from receiver.remote.streams import Position, StreamKey
+
+SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
+    # More than the protocol has: what is too long is to have a line in the log, and gRPC itself says nothing here.
+    ("grpc.max_receive_message_length", 4 * protocol.MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", protocol.MAX_MESSAGE_BYTES),
+    ("grpc.keepalive_time_ms", 30_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+    ("grpc.http2.max_ping_strikes", 0),
+    ("grpc.so_reuseport", 0),
+)
+
+Grown = Callable[[StreamKey, Position], None]
+"""Called when more of a stream is stored; on the collector's thread, which must not wait."""
+
+
+class Collector:
+    """The service. Everything runs in one event loop.
+
+    Attributes:
+        store: where streams are stored.
+        streams: those that come at present.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        access: Access | None = None,
+        limits: Limits | None = None,
+        on_grown: Grown = lambda key, position: None,
+    ) -> None:
+        """Makes the service.
+
+        Args:
+            store: where streams are stored.
+            access: who may send.
+            limits: how much.
+            on_grown: called when more of a stream is stored.
+        """
+        self.store = store
+        self.streams: dict[StreamKey, asyncio.Future[None]] = {}
+        self._access = access or Access()
+        self._limits = limits or Limits()
+        self._on_grown = on_grown
+        self._places = Places(self._limits)
+        self._fsync = store.fsync
+        self._growth = Growth()
+
+    def handlers(self) -> Any:
+        """For `grpc.aio.Server.add_generic_rpc_handlers`."""
+        return grpc.method_handlers_generic_handler(
+            protocol.SERVICE,
+            {
+                protocol.FORWARD: grpc.stream_stream_rpc_method_handler(self._forward),
+                protocol.FOLLOW: grpc.unary_stream_rpc_method_handler(self._follow),
+            },
+        )
+
+    def end(self) -> None:
+        """Lets those who follow go, once they have what is stored."""
+        self._growth.end()
+
+    async def _forward(self, requests: AsyncIterator[bytes], context: Any) -> None:
+        peer = context.peer()
+        key: StreamKey | None = None
+        try:
+            with self._places.taken(peer):
+                key = await self._hello(requests, context)
+                await self._serve(key, requests, context)
+        except Refused as refused:
+            logger.warning("%s from %s: %s", key or "a stream", peer, refused)
+            await context.abort(refused.code, str(refused))
+
+    async def _follow(self, request: bytes, context: Any) -> None:
+        try:
+            with self._places.taken(context.peer()):
+                runs = known(self._access.runs_of(context.invocation_metadata() or ()))
+                pattern = str(protocol.decode_first(request).get("run") or "*")[:128]
+                following = Following(
+                    self.store, self._growth, lambda run: may(runs, run) and may((pattern,), run)
+                )
+                async for item in following.pieces():
+                    await context.write(b"" if item is None else protocol.encode_followed(*item))
+        except BadStreamError as error:
+            await context.abort(Code.INVALID_ARGUMENT, str(error))
+        except Refused as refused:
+            logger.warning("%s wants to follow: %s", context.peer(), refused)
+            await context.abort(refused.code, str(refused))
+
+    async def _hello(self, requests: AsyncIterator[bytes], context: Any) -> StreamKey:
+        runs = known(self._access.runs_of(context.invocation_metadata() or ()))
+        try:
+            async with asyncio.timeout(self._limits.hello_sec):
+                key = protocol.decode_hello(await anext(aiter(requests)))
+        except (TimeoutError, StopAsyncIteration):
+            raise Refused(Code.DEADLINE_EXCEEDED, "the client did not say what it sends") from None
+        except BadStreamError as error:
+            raise Refused(Code.INVALID_ARGUMENT, str(error)) from error
+        if not may(runs, key.run):
+            raise Refused(Code.PERMISSION_DENIED, f"this token is not good for the run {key.run}")
+        return key
+
+    async def _serve(self, key: StreamKey, requests: AsyncIterator[bytes], context: Any) -> None:
+        older = self.streams.get(key)
+        if older is not None and not older.done():
+            older.set_result(None)
+        fenced = self.streams[key] = asyncio.get_running_loop().create_future()
+        taking = asyncio.ensure_future(self._take(key, requests, context, fenced))
+        try:
+            await asyncio.wait((taking, fenced), return_when=asyncio.FIRST_COMPLETED)
+            if fenced.done():
+                raise Refused(Code.ABORTED, f"a newer connection sends {key}")
+            taking.result()
+        finally:
+            taking.cancel()
+            with contextlib.suppress(asyncio.CancelledError, Exception):
+                await taking
+            if self.streams.get(key) is fenced:
+                del self.streams[key]
+                self.store.forget(key)
+
+    async def _take(
+        self, key: StreamKey, requests: AsyncIterator[bytes], context: Any, fenced: asyncio.Future[None]
+    ) -> None:
+        rate = Rate(self._limits.bytes_per_sec)
+        try:
+            stream = self.store.open(key)
+            await context.write(protocol.encode_position(stream.stored))
+            logger.info("%s comes from %s, from %s on", key, context.peer(), tuple(stream.stored))
+            decoder = protocol.PieceDecoder()
+            async with Acknowledging(stream, context.write) as acknowledging:
+                async for request in requests:
+                    piece = decoder.take(request)
+                    if piece is None:
+                        continue
+                    position, data = piece
+                    if fenced.done():
+                        return
+                    if await self._append(stream, position, data):
+                        self._growth.grown(key, stream.stored)
+                        self._on_grown(key, stream.stored)
+                    acknowledging.stored(len(data))
+                    wait_sec = rate.wait_sec(len(data))
+                    if wait_sec:
+                        await asyncio.sleep(wait_sec)
+        except GapError as error:
+            raise Refused(Code.FAILED_PRECONDITION, str(error)) from error
+        except BadStreamError as error:
+            raise Refused(Code.INVALID_ARGUMENT, str(error)) from error
+        except OSError as error:
+            raise Refused(
+                Code.RESOURCE_EXHAUSTED, f"the collector cannot store it: {error.strerror}"
+            ) from error
+
+    async def _append(self, stream: StoredStream, position: Position, data: Any) -> bool:
+        if self._fsync:  # the others go on meanwhile
+            return await asyncio.to_thread(stream.append, position, data)
+        return stream.append(position, data)

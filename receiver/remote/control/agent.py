@@ -1,0 +1,143 @@
+"""Has this process answer those who control it by way of its collector: a thread that waits for their requests."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+import grpc
+
+from receiver.control.commands import process
+from receiver.control.endpoints import live
+from receiver.control.protocol import pack
+from receiver.control.pushed_rules import KeptRules
+from receiver.control.request import Client, Handler, answer
+from receiver.log import logger
+from receiver.remote.control.protocol import (
+    COMMANDS,
+    MAX_ANSWER,
+    decode_request,
+    encode_answer,
+    encode_process,
+)
+from receiver.remote.errors import BadStreamError, LinkError, LinkRefusedError
+from receiver.remote.sending.backoff import BackOff
+from receiver.remote.sending.grpc_diagnostics import no_control
+from receiver.remote.sending.grpc_transport import GrpcTransport, translated
+from receiver.remote.streams import StreamKey
+from receiver.runtime.runtime import runtime
+
+REFUSED_SEC = 60.0
+"""A collector that does not want to control may have been started anew by then, and want to."""
+
+PAUSE_SEC = 0.01
+"""Between two requests: whoever asks, the program keeps its time."""
+
+MAX_SESSIONS = 64
+MAX_ANSWERS = 16
+TAKE_SEC = 10.0
+"""A collector that does not take answers for so long is given up until the next connection."""
+
+
+class ControlThread:
+    """Answers until it is stopped, over one connection after another. What it does, no other thread waits for."""
+
+    def __init__(self, transport: GrpcTransport, key: StreamKey) -> None:
+        """Starts the thread.
+
+        Args:
+            transport: to the collector.
+            key: of this process's stream.
+        """
+        self._transport = transport
+        self._key = key
+        rules = KeptRules(runtime, f"the collector at {transport.address}, run {key.run}")
+        self._handlers: Mapping[str, Handler] = {
+            **{name: live.handlers[name] for name in COMMANDS},
+            "rules": rules,
+        }
+        self._back_off = BackOff()
+        self._stopped = threading.Event()
+        self._call: Any = None
+        self._thread = threading.Thread(target=self._run, name="hostcallback-forward-control", daemon=True)
+        self._thread.start()
+
+    def stop(self, timeout_sec: float = 2.0) -> None:
+        """Ends it; a request that is being answered is not waited for any longer."""
+        self._stopped.set()
+        call = self._call
+        if call is not None:
+            call.cancel()
+        self._thread.join(timeout_sec)
+
+    def _run(self) -> None:
+        said = ""
+        while not self._stopped.is_set():
+            try:
+                self._serve()
+                wait_sec = self._back_off.next_sec()
+            except LinkRefusedError as error:
+                if str(error) != said:
+                    logger.info("%s cannot be controlled by way of the collector: %s", self._key, error)
+                said, wait_sec = str(error), REFUSED_SEC
+            except LinkError as error:
+                logger.debug("control of %s by way of the collector: %s", self._key, error)
+                wait_sec = self._back_off.next_sec()
+            except Exception:  # whatever it was, the program goes on, and is reachable again
+                logger.exception("control of %s by way of the collector failed", self._key)
+                wait_sec = self._back_off.next_sec()
+            self._stopped.wait(wait_sec)
+
+    def _serve(self) -> None:
+        answers: queue.Queue[bytes | None] = queue.Queue(MAX_ANSWERS)
+        answers.put(encode_process(self._key, process()))
+        sessions: dict[int, Client] = {}
+        self._call = self._transport.serve(iter(answers.get, None))
+        try:
+            if self._stopped.is_set():  # it may have been too early to cancel
+                return
+            for message in self._call:
+                self._back_off.reset()
+                session, number, line = decode_request(message)
+                if line:
+                    answers.put(
+                        encode_answer(number, self._answer(sessions, session, line)), timeout=TAKE_SEC
+                    )
+                elif session in sessions:
+                    sessions.pop(session).closed()
+                self._stopped.wait(PAUSE_SEC)
+        except grpc.RpcError as error:
+            found: Any = error
+            if found.code() is grpc.StatusCode.UNIMPLEMENTED:
+                raise LinkRefusedError(no_control(self._transport.address)) from error
+            raise translated(error, self._transport.address, tls=self._transport.tls) from error
+        except BadStreamError as error:
+            raise LinkError(
+                f"the collector at {self._transport.address} asks what makes no sense: {error}"
+            ) from error
+        except queue.Full:
+            raise LinkError(f"the collector at {self._transport.address} takes no answers") from None
+        finally:
+            self._call.cancel()
+            with contextlib.suppress(queue.Full):  # then gRPC does not wait for one
+                answers.put_nowait(None)
+            for client in sessions.values():
+                client.closed()
+
+    def _answer(self, sessions: dict[int, Client], session: int, line: bytes) -> bytes:
+        client = sessions.get(session)
+        if client is None:
+            if len(sessions) >= MAX_SESSIONS:
+                return pack({"error": "too many control this process at a time", "kind": "ControlError"})
+            client = sessions[session] = Client()
+        try:
+            found = answer(self._handlers, line, client)
+        except OSError as error:
+            found = pack({"error": str(error), "kind": "ControlError"})
+        if len(found) > MAX_ANSWER:
+            text = f"the answer has {len(found)} bytes, and {MAX_ANSWER} fit: use `hcb ctl` on that machine"
+            return pack({"error": text, "kind": "ControlError"})
+        return found

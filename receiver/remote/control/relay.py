@@ -1,0 +1,276 @@
+"""The collector's part in live control: hands requests on to processes, and remembers what was said of their taps."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import itertools
+from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from receiver.control.errors import ControlError
+from receiver.control.protocol import MAX_REQUEST, pack, unpack
+from receiver.log import logger
+from receiver.remote import protocol
+from receiver.remote.collector.access import Access, known, may
+from receiver.remote.collector.limits import Limits, Places
+from receiver.remote.collector.refusal import Code, Refused
+from receiver.remote.control import protocol as control_protocol
+from receiver.remote.control.rule_store import StatementsFile, covers, overlap
+from receiver.remote.control.sessions import NOBODY, ProcessLink, ProcessLinks
+from receiver.remote.errors import BadStreamError
+from receiver.runtime.rules.rules import checked, checked_glob
+
+MAX_CLIENTS = 64
+DEFAULT_SEC = 5.0
+END_SEC = 2.0
+"""How long a process that is sent away may take to take what is on its way to it."""
+
+TELL_SEC = 60.0
+"""How long one who controls may take to hear all answers, beyond what the processes may take."""
+
+
+class _Session:
+    # One who controls: what it may, and what it wants to.
+
+    def __init__(self, number: int, controls: Sequence[str], wanted: str) -> None:
+        self.number = number
+        self._controls = tuple(controls)
+        self._wanted = wanted
+
+    def includes(self, run: str) -> bool:
+        return may(self._controls, run) and may((self._wanted,), run)
+
+    def may_know_of(self, runs: str) -> bool:
+        return overlap(runs, self._wanted) and any(overlap(runs, control) for control in self._controls)
+
+    def runs(self) -> tuple[str, ...]:
+        # The patterns for which something is said.
+        if self._wanted == "*":
+            return tuple(dict.fromkeys(self._controls))
+        if any(covers(control, self._wanted) for control in self._controls):
+            return (self._wanted,)
+        raise ControlError(
+            f"this token controls {', '.join(self._controls)}, not all of {self._wanted!r}: give --run one of these"
+        )
+
+
+class ControlService:
+    """The two methods. Everything runs in the collector's event loop."""
+
+    def __init__(
+        self, directory: Path, *, access: Access | None = None, limits: Limits | None = None
+    ) -> None:
+        """Reads what was said before.
+
+        Args:
+            directory: the collector's folder.
+            access: who may control, and which processes may be.
+            limits: how much.
+        """
+        self._file = StatementsFile(directory)
+        self._kept = self._file.read()
+        self._saying = asyncio.Lock()  # while something is said and written
+        self._links = ProcessLinks()
+        self._sessions = itertools.count(NOBODY + 1)
+        self._access = access or Access()
+        self._limits = limits or Limits()
+        self._processes = Places(self._limits)
+        self._clients = Places(Limits(streams=MAX_CLIENTS, streams_per_peer=MAX_CLIENTS))
+
+    def handlers(self) -> Any:
+        """For `grpc.aio.Server.add_generic_rpc_handlers`."""
+        return grpc.method_handlers_generic_handler(
+            protocol.SERVICE,
+            {
+                control_protocol.CONTROL: grpc.stream_stream_rpc_method_handler(self._control),
+                control_protocol.ASK: grpc.stream_stream_rpc_method_handler(self._ask),
+            },
+        )
+
+    async def _control(self, requests: AsyncIterator[bytes], context: Any) -> None:
+        peer, link = context.peer(), None
+        try:
+            with self._processes.taken(peer):
+                runs = known(self._access.runs_of(context.invocation_metadata() or ()))
+                process = await self._first(requests, control_protocol.decode_process)
+                if not may(runs, process.key.run):
+                    raise Refused(
+                        Code.PERMISSION_DENIED, f"this token is not good for the run {process.key.run}"
+                    )
+                link = ProcessLink(process)
+                await self._serve(link, requests, context)
+        except Refused as refused:
+            logger.warning("control of %s at %s: %s", link.process if link else "a process", peer, refused)
+            await context.abort(refused.code, str(refused))
+
+    async def _serve(self, link: ProcessLink, requests: AsyncIterator[bytes], context: Any) -> None:
+        # From here to the loop nothing waits: what is said meanwhile is either in the first request, or behind it.
+        self._links.add(link)
+        link.request(NOBODY, self._rules(link))
+        sending = asyncio.ensure_future(_send(link, context))
+        receiving = asyncio.ensure_future(_receive(link, requests))
+        try:
+            await asyncio.wait((sending, receiving, link.ended), return_when=asyncio.FIRST_COMPLETED)
+            if link.ended.done():
+                raise link.ended.result()
+            for task in (receiving, sending):
+                if task.done():
+                    task.result()
+        except BadStreamError as error:
+            raise Refused(Code.INVALID_ARGUMENT, str(error)) from error
+        finally:
+            self._links.remove(link)
+            receiving.cancel()
+            # gRPC loses the status that ends a call whose write is cancelled: that has its time first.
+            await asyncio.wait((sending,), timeout=END_SEC)
+            sending.cancel()
+            await asyncio.gather(sending, receiving, return_exceptions=True)
+
+    async def _ask(self, requests: AsyncIterator[bytes], context: Any) -> None:
+        peer = context.peer()
+        try:
+            with self._clients.taken(peer):
+                controls = known(self._access.controls_of(context.invocation_metadata() or ()))
+                if not controls:
+                    raise Refused(
+                        Code.PERMISSION_DENIED,
+                        "this token may not control processes: the collector's token file says who may, with a line "
+                        "of the token, +control and runs",
+                    )
+                wanted = await self._first(requests, control_protocol.decode_asking)
+                session = _Session(next(self._sessions), controls, wanted)
+                try:
+                    async for line in requests:
+                        await self._answer(session, line, context)
+                except BadStreamError as error:
+                    raise Refused(Code.INVALID_ARGUMENT, str(error)) from error
+                except TimeoutError:
+                    raise Refused(Code.DEADLINE_EXCEEDED, "the client does not take its answers") from None
+                finally:
+                    for link in self._links.all():
+                        link.close_session(session.number)
+        except Refused as refused:
+            logger.warning("%s wants to control: %s", peer, refused)
+            await context.abort(refused.code, str(refused))
+
+    async def _first(self, requests: AsyncIterator[bytes], decode: Callable[[bytes], Any]) -> Any:
+        try:
+            async with asyncio.timeout(self._limits.hello_sec):
+                return decode(await anext(aiter(requests)))
+        except (TimeoutError, StopAsyncIteration):
+            raise Refused(Code.DEADLINE_EXCEEDED, "the client did not say what it wants") from None
+        except BadStreamError as error:
+            raise Refused(Code.INVALID_ARGUMENT, str(error)) from error
+
+    async def _answer(self, session: _Session, line: bytes, context: Any) -> None:
+        try:
+            command, arguments, seconds = _request(line)
+            if command == "rules":
+                await self._say(session, arguments, context.peer())
+        except (ControlError, ValueError) as error:
+            response = {"error": str(error), "kind": type(error).__name__}
+            await context.write(control_protocol.encode_told(None, pack(response)))
+            return
+        async with asyncio.timeout(seconds + TELL_SEC):
+            await self._tell(session, command, arguments, seconds, context)
+            kept = [s for s in self._kept.statements if session.may_know_of(s.run)]
+            await context.write(control_protocol.encode_told(None, pack({"result": {"kept": kept}})))
+
+    async def _tell(
+        self, session: _Session, command: str, arguments: dict[str, Any], seconds: float, context: Any
+    ) -> None:
+        came: _Came = asyncio.Queue()
+        waiting: dict[ProcessLink, None] = {}
+        plain = pack({"command": command, "arguments": arguments})
+        behind: list[ProcessLink] = []
+        for link in self._links.processes():
+            if not session.includes(link.process.key.run):
+                continue
+            if command == "rules":
+                future = link.request(session.number, self._rules(link, arguments))
+            elif link.is_behind(session.number):  # it is known not to answer
+                behind.append(link)
+                continue
+            else:
+                future = link.request(session.number, plain)
+            waiting[link] = None
+            future.add_done_callback(functools.partial(_came, came, link))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds) as limit:
+                while waiting:
+                    link, line = await came.get()
+                    del waiting[link]
+                    now = limit.when()
+                    limit.reschedule(None)  # the client's time is another one
+                    await context.write(control_protocol.encode_told(link.process, line))
+                    limit.reschedule(now)
+        for link in (*waiting, *behind):
+            await context.write(control_protocol.encode_told(link.process, None))
+
+    async def _say(self, session: _Session, arguments: dict[str, Any], peer: str) -> None:
+        # Remembers it, in the file first.
+        pattern, settings = checked_glob(arguments.get("pattern")), arguments.get("settings", {})
+        if not isinstance(settings, dict) or "when" in settings:
+            raise ControlError(f"rules have settings, and no predicates, got {settings!r:.200}")
+        settings = {field: checked(field, value) for field, value in settings.items()}
+        reset = bool(arguments.get("reset"))
+        if not settings and not reset:
+            return
+        async with self._saying:
+            kept = self._kept
+            for run in session.runs():
+                kept = kept.without(run, pattern) if reset else kept
+                kept = kept.having(run, pattern, settings)
+            try:
+                await asyncio.to_thread(self._file.write, kept)
+            except OSError as error:
+                raise ControlError(f"the collector cannot remember it: {error.strerror}") from error
+            self._kept = kept
+        logger.info("%s says of %r: reset=%s %r", peer, pattern, reset, settings)
+
+    def _rules(self, link: ProcessLink, arguments: dict[str, Any] | None = None) -> bytes:
+        said = {"said": self._kept.about(link.process.key.run)}
+        return pack({"command": "rules", "arguments": {**(arguments or {}), **said}})
+
+
+_Came = asyncio.Queue[tuple[ProcessLink, bytes | None]]
+
+
+def _came(came: _Came, link: ProcessLink, future: asyncio.Future[bytes | None]) -> None:
+    came.put_nowait((link, future.result()))
+
+
+def _request(line: bytes) -> tuple[str, dict[str, Any], float]:
+    if len(line) > MAX_REQUEST // 8:
+        raise BadStreamError(f"a request has {len(line)} bytes, expected {MAX_REQUEST // 8} at most")
+    found = unpack(line)
+    command, arguments, seconds = (
+        found.get("command"),
+        found.get("arguments", {}),
+        found.get("seconds", DEFAULT_SEC),
+    )
+    if command not in control_protocol.COMMANDS or not isinstance(arguments, dict):
+        known_ones = ", ".join(control_protocol.COMMANDS)
+        raise ControlError(
+            f"{command!r:.80} cannot be asked of processes by way of a collector, only {known_ones}"
+        )
+    if not isinstance(seconds, int | float) or not 0 < seconds <= control_protocol.MAX_SEC:
+        raise ControlError(
+            f"{seconds!r:.80} is no time to wait, expected seconds, up to {control_protocol.MAX_SEC:g}"
+        )
+    return command, arguments, float(seconds)
+
+
+async def _send(link: ProcessLink, context: Any) -> None:
+    async for request in link.requests():
+        await context.write(request)
+
+
+async def _receive(link: ProcessLink, requests: AsyncIterator[bytes]) -> None:
+    async for data in requests:
+        link.answered(data)

@@ -1,0 +1,303 @@
+"""Delivers what a collector has stored to its consumers, behind the storing: a thread that reads the files."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Any
+
+from receiver.log import logger
+from receiver.messages.check_report import FailedCheck
+from receiver.messages.consumer import Sink
+from receiver.messages.deferred_errors import OnError
+from receiver.messages.message import Message
+from receiver.messages.steps import step_place
+from receiver.remote.collector.store import Store
+from receiver.remote.delivery.cursor import Cursor, Waiting
+from receiver.remote.delivery.error_log import RaisedLog
+from receiver.remote.delivery.process_groups import PATIENCE_SEC, JobStreams
+from receiver.remote.delivery.stream import DeliveredStream
+from receiver.remote.delivery.stream_printer import CHECKS, PRINTS, StreamPrinter
+from receiver.remote.spool.stream_reader import StoredRuns
+from receiver.remote.streams import Position, StreamKey
+from receiver.replayer.run_delivery import RunDelivery
+from receiver.runtime.dispatch.scope import Scope
+from receiver.sinks.sharding.multi_process import Stream
+from receiver.taplog.format.errors import Damage, Lost
+from receiver.taplog.reading.merge import Run
+from receiver.taplog.reading.segment_reader import Writer
+from receiver.taplog.reading.selection import Selection
+from receiver.wire.tap_descriptor import Described
+
+TURN_SEC = 0.02
+"""Turns begin no sooner after each other, but where streams are behind: waking up for a piece costs more than it."""
+
+SAVE_SEC = 1.0
+MAX_LINES = 10_000
+EVERYTHING = Selection()
+
+
+class Delivery:
+    """The consumers of a collector, fed by one thread.
+
+    Attributes:
+        scope: accounts for what is delivered, over all processes.
+        lost: messages that streams say are missing, by reason.
+        incomplete: values that were not put together from the shards of several processes, by tap and reason.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        bind: Mapping[str, Callable[..., Any]] | None = None,
+        sinks: Sequence[Sink] = (),
+        prints: bool = True,
+        everything: bool = False,
+        shards: bool = False,
+        patience_sec: float = PATIENCE_SEC,
+    ) -> None:
+        """Starts the thread with what is stored and was not delivered.
+
+        Args:
+            store: where streams are stored.
+            bind: functions by the names, or patterns of names, of the taps whose messages they take.
+            sinks: get every message.
+            prints: whether what prints is printed.
+            everything: whether all messages are.
+            shards: whether shards of programs of several processes are delivered by themselves, and not put together.
+            patience_sec: how long what is ahead waits for what is behind; see `process_groups`.
+        """
+        self._store = store
+        self._bind = dict(bind or {})
+        self._sinks = tuple(sinks)
+        self._prints = prints
+        self._everything = everything
+        self._cursor = Cursor(store.directory)
+        self._streams: dict[StreamKey, DeliveredStream] = {}
+        self._jobs = None if shards else JobStreams(patience_sec)
+        self._held: dict[StreamKey, Position] = {}
+        self.scope = Scope("collector", MAX_LINES, on_error=OnError.WARN)
+        self.lost: Counter[str] = Counter()
+        self.incomplete: Counter[str] = Counter()
+        self._hurry = threading.Event()  # somebody waits until all is delivered
+        self._raised = RaisedLog()
+        self._changed = threading.Condition()  # protects what follows
+        self._grown: dict[StreamKey, Position] = {}
+        self._new: set[StreamKey] = set()  # of these, those of which more has come
+        self._stop = False
+        self._busy = False
+        for key, position in store.stored().items():
+            if position > self._cursor.position(key) or self._cursor.waiting(key) is not None:
+                self._grown[key] = position
+        self._thread = threading.Thread(target=self._run, name="hostcallback-delivery", daemon=True)
+        self._thread.start()
+
+    def grown(self, key: StreamKey, position: Position) -> None:
+        """More of a stream is stored. Any thread; does not wait."""
+        with self._changed:
+            self._grown[key] = position
+            self._new.add(key)
+            self._changed.notify_all()
+
+    def wait_idle(self, timeout_sec: float) -> bool:
+        """Waits until all that is stored has been delivered; whether it has in that time."""
+        self._hurry.set()
+        try:
+            with self._changed:
+                return self._changed.wait_for(lambda: not self._grown and not self._busy, timeout_sec)
+        finally:
+            self._hurry.clear()
+
+    def failed_checks(self) -> list[FailedCheck]:
+        """The checks that failed in any process, by line, the first failure first."""
+        return self.scope.deferred.checks()
+
+    def close(self, timeout_sec: float = 60.0) -> None:
+        """Delivers what is stored, as far as there is time, and ends the thread."""
+        self.wait_idle(timeout_sec)
+        with self._changed:
+            self._stop = True
+            self._changed.notify_all()
+        self._thread.join(timeout_sec)
+
+    def _run(self) -> None:
+        save_at = time.monotonic() + SAVE_SEC
+        # First what is not in the cursor's positions: what is written down next has it.
+        for key in [key for key in self._grown if self._cursor.waiting(key) is not None]:
+            self._deliver_safely(key, self._cursor.position(key), everything=True)
+        turn_at = 0.0
+        while True:
+            with self._changed:
+                self._busy = False
+                self._changed.notify_all()
+                self._changed.wait_for(lambda: self._stop or self._grown, SAVE_SEC)
+            self._hurry.wait(turn_at - time.monotonic())
+            turn_at = time.monotonic() + TURN_SEC
+            with self._changed:
+                turn, self._grown = self._grown, {}
+                new, self._new = self._new, set()
+                self._busy = bool(turn)
+                stop = self._stop
+            for key, stored in turn.items():
+                if self._stop:  # there is no time for the rest
+                    break
+                if self._jobs is not None and key in new:
+                    self._jobs.grew(key)
+                if self._deliver_safely(key, stored):
+                    turn_at = 0.0
+                    with self._changed:
+                        self._grown.setdefault(key, stored)
+                if time.monotonic() >= save_at:
+                    save_at = time.monotonic() + SAVE_SEC
+                    self._save()
+            self._go_on()
+            self._report()
+            if stop or time.monotonic() >= save_at:
+                save_at = time.monotonic() + SAVE_SEC
+                self._save()
+                for stream in self._streams.values():
+                    stream.rest_if_idle(time.monotonic())
+            if stop:
+                self._report_incomplete()
+                self._raised.end()
+                return
+
+    def _deliver_safely(self, key: StreamKey, stored: Position, *, everything: bool = False) -> bool:
+        try:
+            return self._deliver(key, stored, everything=everything)
+        except Exception:  # whatever is wrong with one stream, the others are to be delivered
+            logger.exception("messages of %s cannot be delivered", key)
+            return False
+
+    def _go_on(self) -> None:
+        # With streams that had to wait, and need not any more.
+        jobs = self._jobs
+        if jobs is None:
+            return
+        try:
+            jobs.lose_patience()
+        except Exception:
+            logger.exception("a value cannot be delivered")
+        ready = {key: stored for key, stored in self._held.items() if not jobs.is_held(key)}
+        for key in ready:
+            del self._held[key]
+        with self._changed:
+            self._grown = {**ready, **self._grown}
+
+    def _deliver(self, key: StreamKey, stored: Position, *, everything: bool) -> bool:
+        # Whether there is more that can be delivered now.
+        stream = self._streams.get(key)
+        if stream is None:
+            stream = self._streams[key] = self._make(key)
+        jobs = self._jobs
+
+        def is_held() -> bool:
+            return jobs is not None and not everything and jobs.is_held(key)
+
+        if is_held():
+            self._held[key] = stored
+            return False
+        before = stream.runs.position
+        for record in stream.everything(stored) if everything else stream.turn(stored, is_held):
+            if isinstance(record, Run):
+                stream.delivery.deliver(record)
+            elif isinstance(record, Damage):
+                if not record.torn:
+                    logger.warning("%s: %s", key, record)
+            else:
+                self._note_lost(key, record.lost)
+        self._cursor.move(key, max(stream.runs.position, self._cursor.position(key)))
+        if stream.runs.position >= stored:
+            return False
+        if is_held():
+            self._held[key] = stored
+            return False
+        return before != stream.runs.position
+
+    def _make(self, key: StreamKey) -> DeliveredStream:
+        folder = self._store.folder(key.run)
+        runs = StoredRuns(
+            lambda number: folder / key.segment_name(number),
+            self._cursor.position(key),
+            self._wants,
+            self._cursor.waiting(key),
+        )
+        stream = DeliveredStream(runs)
+        sinks = list(self._sinks)
+        see: Callable[[Message, Sink], Sink] = _as_it_is
+        if self._prints or self._everything:
+            printer = StreamPrinter(key.process, runs.local_device, everything=self._everything)
+            sinks.append(printer)
+            see = printer.see
+        label = f"{key.run} p{key.process} "
+
+        def joint(writer: Writer) -> Stream | None:
+            if self._jobs is None:
+                return None
+            return self._jobs.stream(
+                key,
+                writer.job,
+                wants=self._wants,
+                devices=lambda: len(runs.local_devices) or 1,
+                mark=lambda message: Waiting(*stream.at, message.seq),
+                see=see,
+            )
+
+        stream.delivery = RunDelivery(
+            self.scope,
+            EVERYTHING,
+            bind=self._bind,
+            sinks=sinks,
+            printers=False,
+            checks_only=not sinks and not self._bind,
+            label=lambda writer: label,
+            stream_of=joint,
+        )
+        return stream
+
+    def _wants(self, described: Described) -> bool:
+        if self._everything or self._sinks or described.kind in CHECKS:
+            return True
+        if self._prints and (described.kind in PRINTS or step_place(described) is not None):
+            return True  # steps are printed, too
+        return any(fnmatchcase(described.name, pattern) for pattern in self._bind)
+
+    def _note_lost(self, key: StreamKey, lost: Lost) -> None:
+        self.lost[lost.reason] += lost.messages
+        logger.warning(
+            "%s: %d message(s) of %s, %d to %d, are missing: %s",
+            key, lost.messages, lost.device, lost.first_seq, lost.last_seq, lost.reason,
+        )  # fmt: skip
+
+    def _report(self) -> None:
+        for reason, count in () if self._jobs is None else self._jobs.take_given_up():
+            self.incomplete[reason] += count
+            logger.warning("%d value(s) of %s", count, reason)
+        checks = self.scope.deferred.take_checks()
+        report = self.scope.deferred.take()
+        self.scope.deferred.put_back(checks)
+        if report is not None:
+            self._raised.log(report)
+
+    def _report_incomplete(self) -> None:
+        if self._jobs is not None and self._jobs.pending_values:
+            logger.warning(
+                "%d value(s) are incomplete, because shards of other processes have not come. A collector that goes on "
+                "here delivers them when they do", self._jobs.pending_values,
+            )  # fmt: skip
+
+    def _save(self) -> None:
+        if self._jobs is not None:
+            self._cursor.wait_for(self._jobs.pending())
+        try:
+            self._cursor.save()
+        except OSError as error:
+            logger.warning("how far was delivered cannot be written down: %s", error)
+
+
+def _as_it_is(message: Message, sink: Sink) -> Sink:
+    return sink

@@ -1,0 +1,113 @@
+"""The sink that prints messages of one stream, each behind where it is from: `[p3 d1 step 120 model.py:42]`."""
+
+from __future__ import annotations
+
+import functools
+import io
+import os
+import sys
+from collections.abc import Callable
+
+from receiver.messages.consumer import Sink
+from receiver.messages.message import Message
+from receiver.messages.steps import StepPlace, step_place
+from receiver.sinks.print import PrintSink, write_at_once
+from receiver.taplog.render.json_value import printable, short_text
+from receiver.taplog.render.text import text_of
+from receiver.wire import pytree as tree
+from receiver.wire.tap_descriptor import Described
+
+PRINTS = ("print", "format")
+CHECKS = ("check", "nonfinite")
+
+
+class StreamPrinter:
+    """Prints. One thread."""
+
+    def __init__(self, process: int, local_device: Callable[[str], int | None], *, everything: bool) -> None:
+        """Prints those of prints only, or of `everything`.
+
+        Args:
+            process: the number of the process.
+            local_device: tells the number of a device among its process's own.
+            everything: whether what does not print is shown, too.
+        """
+        self._process = process
+        self._local_device = local_device
+        self._everything = everything
+        self._steps: dict[str, int] = {}
+        self._places: dict[int, tuple[Described, StepPlace | None]] = {}
+
+    def __call__(self, message: Message) -> None:
+        """Prints one message."""
+        known = self._see(message)
+        if known is None:
+            return
+        described, device = known
+        prints = described.kind in PRINTS
+        if not prints and not (self._everything and described.kind not in CHECKS):
+            return
+        text = self._text(described, message)
+        start = self._start(described, device)
+        between = "\n" if "\n" in text else " "
+        write_at_once(sys.stdout, f"{start}{between}{text}\n")
+
+    def see(self, message: Message, sink: Sink) -> Sink:
+        """Gets a shard; returns a sink for the whole value: `sink`, at this place in the program.
+
+        The device may have gone further by the time when the value is whole.
+        """
+        self._see(message)
+        device = _device_of(message)
+        step = self._steps.get(device)
+        return sink if step is None else functools.partial(self._at_step, device, step, sink)
+
+    def _at_step(self, device: str, step: int, sink: Sink, message: Message) -> None:
+        now, self._steps[device] = self._steps[device], step
+        try:
+            sink(message)
+        finally:
+            self._steps[device] = now
+
+    def _see(self, message: Message) -> tuple[Described, str] | None:
+        known = self._places.get(message.consumer.consumer_id)
+        if known is None:
+            if message.consumer.describe is None:
+                return None
+            described = message.consumer.describe()
+            known = self._places[message.consumer.consumer_id] = described, step_place(described)
+        described, place = known
+        device = _device_of(message)
+        if place is not None:
+            self._see_step(message, place, device)
+        return described, device
+
+    def _see_step(self, message: Message, place: StepPlace, device: str) -> None:
+        if place.array < 0:
+            self._steps[device] = place.value
+        elif place.array < len(message.arrays):
+            array = message.arrays[place.array]
+            if not array.ndim and array.dtype.kind in "iu":
+                self._steps[device] = int(array)
+
+    def _start(self, described: Described, device: str) -> str:
+        local = self._local_device(device)
+        number = device.rpartition(":")[2] if local is None else str(local)
+        step = f" step {self._steps[device]}" if device in self._steps else ""
+        line = os.path.basename(described.source_line.split(" ", 1)[0])
+        return printable(f"[p{self._process} d{number}{step} {line}]")
+
+    def _text(self, described: Described, message: Message) -> str:
+        text = text_of(described, message)
+        if text is not None:
+            return text
+        unflatten = tree.unflatten_with(described.tree)
+        if described.kind != "print":
+            return f"{printable(described.name)} {short_text(unflatten(message.arrays), 160)}"
+        stream = io.StringIO()
+        PrintSink(described.kwargs, unflatten, stream, described.params["threshold"])(message)
+        return stream.getvalue().rstrip("\n")
+
+
+def _device_of(message: Message) -> str:
+    return str(message.device).rpartition(" ")[2]

@@ -1,0 +1,105 @@
+"""The other side of `hcb tail --from`: streams in a folder of its own, for a reader of logs that grow."""
+
+from __future__ import annotations
+
+import itertools
+import tempfile
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from receiver.closing import Closing
+from receiver.remote import protocol
+from receiver.remote.errors import BadStreamError, LinkError
+from receiver.remote.options import Forward
+from receiver.remote.sending.grpc_diagnostics import explained
+from receiver.remote.sending.grpc_transport import make_channel, metadata_of
+
+ANSWER_SEC = 60.0
+
+
+class RemoteLog(Closing):
+    """What a collector has and gets, as a folder with a tap log that grows.
+
+    Attributes:
+        folder: the folder.
+    """
+
+    def __init__(self, options: Forward, run: str) -> None:
+        """Asks the collector for a run, or all that a pattern names; `options`: how it is to be reached."""
+        self._address = options.address
+        self._tls = options.tls_ca is not None
+        self._temporary = tempfile.TemporaryDirectory(prefix="hostcallback-tail-")
+        self.folder = Path(self._temporary.name)
+        self._caught_up = threading.Event()
+        self._error: LinkError | None = None
+        self._channel = make_channel(options)
+        method = self._channel.unary_stream(f"/{protocol.SERVICE}/{protocol.FOLLOW}")
+        request = protocol.encode_map(version=protocol.VERSION, run=run)
+        self._call = method(request, metadata=metadata_of(options))
+        self._thread = threading.Thread(target=self._receive, name="hostcallback-tail", daemon=True)
+        self._thread.start()
+
+    def wait(self, timeout_sec: float) -> None:
+        """Waits until everything is there that the collector had when this began.
+
+        Raises:
+            LinkError: the collector cannot be reached, or does not want to.
+        """
+        if not self._caught_up.wait(timeout_sec):
+            raise LinkError(f"the collector at {self._address} did not answer in {timeout_sec:g} s")
+        self.check()
+
+    def check(self) -> None:
+        """Raises LinkError if nothing more will come."""
+        if self._error is not None:
+            raise self._error
+
+    def finished(self) -> list[Path]:
+        """The segments that nothing more will come of: of their streams there are later ones."""
+        found = sorted(self.folder.iterdir())
+        return [path for path, later in itertools.pairwise(found) if path.name[:-14] == later.name[:-14]]
+
+    def remove(self, paths: Sequence[Path]) -> None:
+        """Removes segments that have been read."""
+        for path in paths:
+            path.unlink()
+
+    def close(self) -> None:
+        """Ends it and removes the folder."""
+        self._call.cancel()
+        self._thread.join(5.0)
+        self._channel.close()
+        self._temporary.cleanup()
+
+    def _receive(self) -> None:
+        try:
+            for message in self._call:
+                if message:
+                    self._take(message)
+                else:
+                    self._caught_up.set()
+            self._error = LinkError(f"the collector at {self._address} has ended")
+        except grpc.RpcError as error:
+            found: Any = error
+            said = explained(found.details() or "", self._address, tls=self._tls)
+            self._error = LinkError(f"{said} ({self._address}, {found.code().name})")
+        except (BadStreamError, OSError) as error:
+            self._error = LinkError(
+                f"what the collector at {self._address} sends cannot be followed: {error}"
+            )
+        finally:
+            self._caught_up.set()
+
+    def _take(self, message: bytes) -> None:
+        key, position, data = protocol.decode_followed(message)
+        path = self.folder / key.segment_name(position.segment)
+        with path.open("ab") as file:
+            if file.tell() != position.offset:
+                raise BadStreamError(
+                    f"{key} goes on at {tuple(position)}, and there are {file.tell()} bytes of it"
+                )
+            file.write(data)

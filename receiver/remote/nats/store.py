@@ -1,0 +1,172 @@
+"""What a collector fetches from JetStream, in tap logs: each message once, those of a device in order."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from receiver.remote.collector.store import Store
+from receiver.remote.nats.publication import Unit, gathered
+from receiver.remote.streams import Position, StreamKey
+from receiver.taplog.format.block import Block
+from receiver.taplog.format.errors import NotATapLogError
+from receiver.taplog.format.layout import Kind
+from receiver.taplog.reading.chunk_reader import Chunk, read_frames
+from receiver.taplog.reading.dedup import STREAM
+from receiver.taplog.reading.segment_reader import SegmentReader
+from receiver.taplog.writing.segment_writer import SegmentWriter
+
+SEGMENT_BYTES = 64 << 20
+
+
+class _Series:
+    # Segments whose messages are in order for each device: as if by a process of their own.
+
+    def __init__(self, store: Store, key: StreamKey, writer: dict[str, Any]) -> None:
+        self.key = StreamKey(key.run, key.process, uuid.uuid4().hex[:16])
+        self.last: dict[str, int] = {}
+        self._folder = store.folder(key.run)
+        self._folder.mkdir(exist_ok=True)
+        self._number = 0
+        self._info = {**writer, "process": self.key.epoch, STREAM: key.epoch}
+        self.segment = self._next()
+
+    def _next(self) -> SegmentWriter:
+        self._number += 1
+        path = self._folder / self.key.segment_name(self._number)
+        return SegmentWriter(path, number=self._number, info=self._info)
+
+    @property
+    def position(self) -> Position:
+        return Position(self._number, self.segment.nbytes)
+
+    def rotate_if_due(self) -> None:
+        if self.segment.nbytes >= SEGMENT_BYTES:
+            self.segment.close()
+            self.segment = self._next()
+
+
+class NatsStore:
+    """Writes units into the logs of a collector's folder. One thread."""
+
+    def __init__(self, store: Store) -> None:
+        """`store` has the folder. What a collector that was killed there had half written is cut off: it comes again.
+
+        Raises:
+            OSError: a file cannot be cut.
+        """
+        self._store = store
+        for path in sorted(store.directory.glob("*/p*.hcblog")):
+            _cut_off_torn(path)
+        self._series: dict[StreamKey, _Series] = {}
+        self._highest: dict[tuple[StreamKey, str], int] = {}
+
+    def has(self, unit: Unit, *, again: bool) -> bool:
+        """Whether it is stored; `again`: it was delivered before, here or elsewhere."""
+        known = unit.key, unit.device
+        if known not in self._highest:
+            self._highest[known] = max((c.last_seq for _, c in self._chunks(unit, Kind.FRAMES)), default=-1)
+        if unit.lost is not None:
+            return again and any(_is_note(chunk, unit) for _, chunk in self._chunks(unit, Kind.LOST))
+        first = int(unit.block.seqs[0])
+        if first > self._highest[known]:
+            return False
+        for segment, chunk in self._chunks(unit, Kind.FRAMES):
+            if chunk.first_seq <= first <= chunk.last_seq:
+                block, _ = read_frames(segment, chunk)
+                if (block.seqs == np.uint64(first)).any():
+                    return True
+        return False
+
+    def append(self, units: Sequence[Unit]) -> tuple[StreamKey, Position]:
+        """Stores units of one device of one stream, none of which is stored; returns which log grew how far.
+
+        Raises:
+            OSError: they cannot be written.
+        """
+        first = units[0]
+        key, device = first.key, first.device
+        whole = [unit for unit in units if unit.lost is None]
+        series = self._series.get(key)
+        seqs = min((int(unit.block.seqs[0]) for unit in whole), default=-1)
+        if series is None or (whole and seqs <= series.last.get(device, -1)):
+            # Earlier messages came late, by way of a collector that died: readers put them in their place by time.
+            if series is not None:
+                series.segment.close()
+            series = self._series[key] = _Series(self._store, key, first.writer)
+        if whole:
+            self._append(series, device, whole)
+        for unit in units:
+            if unit.lost is not None:
+                series.segment.lost(unit.lost)
+        if self._store.fsync:
+            series.segment.sync()
+        position = series.position
+        series.rotate_if_due()
+        return series.key, position
+
+    def close(self) -> None:
+        """Finishes all segments."""
+        for series in self._series.values():
+            series.segment.close()
+        self._series.clear()
+
+    def _append(self, series: _Series, device: str, units: Sequence[Unit]) -> None:
+        block = Block.join([unit.block for unit in units])
+        steps = np.concatenate([unit.steps for unit in units])
+        if len(units) > 1:
+            order = np.argsort(block.seqs, kind="stable")
+            block, steps = gathered(block, order), steps[order]
+        described = {i: found for unit in units for i, found in unit.described.items()}
+        folded = sorted(pair for unit in units for pair in unit.folded)
+        series.segment.frames(device, block, described, steps=steps, step_before=int(steps[0]), folded=folded)
+        last = int(block.seqs[-1])
+        series.last[device] = last
+        known = units[0].key, device
+        self._highest[known] = max(self._highest.get(known, -1), last)
+
+    def _chunks(self, unit: Unit, kind: Kind) -> Iterator[tuple[SegmentReader, Chunk]]:
+        # What is stored of the unit's device.
+        folder = self._store.folder(unit.key.run)
+        for path in sorted(folder.glob(f"p{unit.key.process:06d}-*")) if folder.is_dir() else []:
+            segment = _opened(path)
+            if segment is None:
+                continue
+            if segment.info.get(STREAM) == unit.key.epoch:
+                for chunk in segment.chunks():
+                    if not isinstance(chunk, Chunk) or chunk.kind is not kind or chunk.is_torn:
+                        continue
+                    if kind is Kind.LOST or segment.devices.get(chunk.stream) == unit.device:
+                        yield segment, chunk
+            segment.close()
+
+
+def _opened(path: Path | os.PathLike[str]) -> SegmentReader | None:
+    try:
+        return SegmentReader(path)
+    except (NotATapLogError, OSError):
+        return None
+
+
+def _cut_off_torn(path: Path) -> None:
+    # Readers would take the messages in it that are whole, and then those that come again.
+    segment = _opened(path)
+    if segment is None:
+        return
+    if STREAM in segment.info and not segment.is_closed():
+        for item in segment.chunks():
+            if item.is_torn if isinstance(item, Chunk) else item.torn:
+                os.truncate(path, item.offset)
+    segment.close()
+
+
+def _is_note(chunk: Chunk, unit: Unit) -> bool:
+    lost = unit.lost
+    return lost is not None and (chunk.first_seq, chunk.last_seq, chunk.min_time_ns) == (
+        lost.first_seq, lost.last_seq, lost.time_ns
+    )  # fmt: skip

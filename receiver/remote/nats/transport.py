@@ -1,0 +1,173 @@
+"""Streams to JetStream: reads what a spool holds and publishes it by tap, each message with an id."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import threading
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from receiver.log import logger
+from receiver.remote.errors import LinkError
+from receiver.remote.nats.connection import REQUEST_SEC, NatsConnection, NatsServer
+from receiver.remote.nats.publication import Unit, unit_of_lost, units_of
+from receiver.remote.sending.transport import OnAck
+from receiver.remote.spool.directory import SUFFIX
+from receiver.remote.spool.stream_reader import StoredRuns
+from receiver.remote.streams import START, Piece, Position, StreamKey
+from receiver.taplog.format.errors import Damage, Lost
+from receiver.taplog.reading.merge import LostRun, Run
+
+HEADER_BYTES = 64 << 10
+"""Room in a message for what is no frames."""
+
+ID_HEADER = "Nats-Msg-Id"
+
+
+class NatsTransport:
+    """Streams of the spools in one folder. See `receiver.remote.sending.transport.Transport`."""
+
+    def __init__(self, server: NatsServer, spool: Path) -> None:
+        """Connects when the first stream does.
+
+        Raises:
+            HostCallbackError: the package nats-py is missing.
+        """
+        self._spool = spool
+        self._connection = NatsConnection(server)
+        self._stored: dict[StreamKey, tuple[int, Position]] = {}
+
+    def connect(self, key: StreamKey, on_ack: OnAck) -> NatsLink:
+        """Begins to send a stream, or goes on with it."""
+        self._connection.open()
+        losses = self._connection.losses
+
+        def acked(position: Position) -> None:
+            self._stored[key] = losses, position
+            on_ack(position)
+
+        known, stored = self._stored.get(key, (losses, START))
+        if known != losses:  # all that is still in the spool is published again
+            stored = START
+        return NatsLink(self._connection, self._spool / key.folder, key, stored, acked)
+
+    def close(self) -> None:
+        """Ends everything."""
+        self._connection.close()
+
+
+class NatsLink:
+    """One stream on its way. See `receiver.remote.sending.transport.Link`."""
+
+    def __init__(
+        self, connection: NatsConnection, folder: Path, key: StreamKey, stored: Position, on_ack: OnAck
+    ) -> None:
+        """Goes on with the stream at `stored`."""
+        self.stored = stored
+        self._connection = connection
+        self._key = key
+        self._on_ack = on_ack
+        self._max_bytes = connection.max_payload
+        self._runs = StoredRuns(
+            lambda number: folder / f"{number:06d}{SUFFIX}", stored, lambda described: True
+        )
+        self._lock = threading.Lock()  # protects what follows
+        self._on_way: deque[tuple[Position, int]] = (
+            deque()
+        )  # where pieces end, and how many units come before that
+        self._published = 0
+        self._unanswered: set[int] = set()
+        self._error: LinkError | None = None
+        self._closed = False
+
+    def send(self, piece: Piece) -> None:
+        """Publishes what has come with the piece; that which is not whole yet comes with a later one."""
+        self.check()
+        for unit in self._units(piece.end):
+            self._publish(unit)
+        with self._lock:
+            self._on_way.append((piece.end, self._published))
+        self._acknowledge()
+
+    def check(self) -> None:
+        """Raises LinkError if the link is broken."""
+        if self._error is not None:
+            raise self._error
+        self._connection.check()
+
+    def close(self) -> None:
+        """Ends it."""
+        with self._lock:
+            self._closed = True
+
+    def _units(self, end: Position) -> Iterator[Unit]:
+        for record in self._runs.read(end, 1 << 62):
+            if isinstance(record, Run):
+                limit = max(self._max_bytes - HEADER_BYTES, self._max_bytes // 2)
+                for unit in units_of(self._key, record, self._runs.local_devices, limit):
+                    yield from self._fitting(unit)
+            elif isinstance(record, LostRun):
+                yield unit_of_lost(self._key, record, self._runs.local_devices)
+            elif not record.torn:
+                self._report(record)
+
+    def _fitting(self, unit: Unit) -> Iterator[Unit]:
+        if unit.block.data.size + HEADER_BYTES // 2 < self._max_bytes or len(unit.encode()) < self._max_bytes:
+            yield unit
+            return
+        first, last = int(unit.block.seqs[0]), int(unit.block.seqs[-1])
+        nbytes = unit.block.data.size
+        reason = f"{nbytes} bytes are more than the NATS server takes (its max_payload is {self._max_bytes})"
+        logger.warning("%s: a message of %s is lost: %s", self._key, unit.tag, reason)
+        time_ns = int(unit.block.times_ns[0])
+        unit.lost = Lost(unit.device, first, last, len(unit.block), nbytes, time_ns, reason)
+        unit.block, unit.steps = unit.block.part(0, 0), unit.steps[:0]
+        unit.block.data = unit.block.data[:0]
+        unit.folded, unit.described = [], {}
+        yield unit
+
+    def _report(self, damage: Damage) -> None:
+        logger.warning("%s: part of the spool cannot be read, and is not sent: %s", self._key, damage)
+
+    def _publish(self, unit: Unit) -> None:
+        with self._lock:
+            number = self._published
+            self._published += 1
+            self._unanswered.add(number)
+        future = self._connection.start(self._send(unit.subject, unit.encode(), unit.message_id))
+
+        def answered(done: concurrent.futures.Future[Any]) -> None:
+            self._answered(number, done)
+
+        future.add_done_callback(answered)
+
+    async def _send(self, subject: str, payload: bytes, message_id: str) -> None:
+        answer = await self._connection.jetstream.publish(
+            subject,
+            payload,
+            timeout=REQUEST_SEC,
+            stream=self._connection.server.stream,
+            headers={ID_HEADER: message_id},
+        )
+        self._connection.note_stored(answer.seq)
+
+    def _answered(self, number: int, done: concurrent.futures.Future[Any]) -> None:
+        error = done.exception() if not done.cancelled() else TimeoutError("the connection was closed")
+        if error is None:
+            with self._lock:
+                self._unanswered.discard(number)
+            self._acknowledge()
+        elif self._error is None:
+            self._error = self._connection.translated(error)
+
+    def _acknowledge(self) -> None:
+        position: Position | None = None
+        with self._lock:
+            first = min(self._unanswered, default=self._published)
+            while self._on_way and self._on_way[0][1] <= first:
+                position = self._on_way.popleft()[0]
+            if position is None or self._closed:
+                return
+        self._on_ack(position)

@@ -1,0 +1,224 @@
+"""OTLP over gRPC: events, points and figures as requests, and what the collector answers."""
+
+from __future__ import annotations
+
+import enum
+import os
+import socket
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from receiver.errors import HostCallbackError
+from receiver.remote.otlp.mapping import Attributes, Event, Point
+from receiver.remote.otlp.options import OtlpOptions
+from receiver.runtime.metrics import BEGUN_NS, Figure
+
+_LOGS = "/opentelemetry.proto.collector.logs.v1.LogsService/Export"
+_METRICS = "/opentelemetry.proto.collector.metrics.v1.MetricsService/Export"
+
+SCOPE = "hostcallback"
+
+
+class Said(enum.Enum):
+    """What came of a request."""
+
+    STORED = "stored"
+    REFUSED = "refused"
+    LATER = "later"
+    """It is worth another attempt."""
+
+
+class Answer(NamedTuple):
+    """What a collector says to a request.
+
+    Attributes:
+        said: in a word.
+        rejected: how many records it did not take, of those of a request that is stored.
+        text: why.
+    """
+
+    said: Said
+    rejected: int = 0
+    text: str = ""
+
+
+class OtlpLink:
+    """A channel to a collector. One thread."""
+
+    def __init__(self, options: OtlpOptions) -> None:
+        """Connects when the first request is sent.
+
+        Raises:
+            HostCallbackError: the package opentelemetry-proto, or grpcio, is missing.
+            OSError: a file with a certificate or a key cannot be read.
+        """
+        try:
+            import grpc
+            from opentelemetry.proto.collector.logs.v1 import logs_service_pb2
+            from opentelemetry.proto.collector.metrics.v1 import metrics_service_pb2
+            from opentelemetry.proto.common.v1 import common_pb2
+            from opentelemetry.proto.logs.v1 import logs_pb2
+            from opentelemetry.proto.metrics.v1 import metrics_pb2
+            from opentelemetry.proto.resource.v1 import resource_pb2
+        except ImportError as error:
+            raise HostCallbackError(
+                "OTLP needs the packages opentelemetry-proto and grpcio: pip install 'hostcallback[otlp]'"
+            ) from error
+        self._grpc: Any = grpc
+        self._logs_service: Any = logs_service_pb2
+        self._metrics_service: Any = metrics_service_pb2
+        self._common: Any = common_pb2
+        self._logs_messages: Any = logs_pb2
+        self._metrics_messages: Any = metrics_pb2
+        self._timeout_sec = options.timeout_sec
+        self._metadata = tuple(options.headers.items())
+        self._resource = resource_pb2.Resource(attributes=self._attributes(_resource(options)))
+        self._scope = common_pb2.InstrumentationScope(name=SCOPE)
+        self._channel = _channel(grpc, options)
+        self._logs = self._channel.unary_unary(
+            _LOGS,
+            request_serializer=logs_service_pb2.ExportLogsServiceRequest.SerializeToString,
+            response_deserializer=logs_service_pb2.ExportLogsServiceResponse.FromString,
+        )
+        self._metrics = self._channel.unary_unary(
+            _METRICS,
+            request_serializer=metrics_service_pb2.ExportMetricsServiceRequest.SerializeToString,
+            response_deserializer=metrics_service_pb2.ExportMetricsServiceResponse.FromString,
+        )
+        code = grpc.StatusCode
+        # https://opentelemetry.io/docs/specs/otlp/#failures
+        self._later = (
+            code.CANCELLED, code.DEADLINE_EXCEEDED, code.RESOURCE_EXHAUSTED, code.ABORTED, code.OUT_OF_RANGE,
+            code.UNAVAILABLE, code.DATA_LOSS,
+        )  # fmt: skip
+
+    def events_request(self, events: Sequence[Event], now_ns: int) -> Any:
+        """A request that brings events."""
+        messages = self._logs_messages
+        records = [
+            messages.LogRecord(
+                time_unix_nano=event.time_ns,
+                observed_time_unix_nano=now_ns,
+                severity_number=event.severity,
+                severity_text=event.severity_text,
+                body=self._common.AnyValue(string_value=_text(event.body)),
+                attributes=self._attributes(event.attributes),
+            )
+            for event in events
+        ]
+        scope = messages.ScopeLogs(scope=self._scope, log_records=records)
+        found = messages.ResourceLogs(resource=self._resource, scope_logs=[scope])
+        return self._logs_service.ExportLogsServiceRequest(resource_logs=[found])
+
+    def points_request(self, points: Iterable[Point]) -> Any:
+        """A request that brings points of gauges."""
+        gauges: dict[str, list[Any]] = {}
+        for point in points:
+            made = self._point(point.value, point.time_ns, point.attributes)
+            gauges.setdefault(point.metric, []).append(made)
+        messages = self._metrics_messages
+        return self._metrics_request(
+            messages.Metric(name=name, gauge=messages.Gauge(data_points=made))
+            for name, made in gauges.items()
+        )
+
+    def figures_request(self, figures: Iterable[Figure], now_ns: int) -> Any:
+        """A request that brings the runtime's figures; None if there are none."""
+        messages, metrics = self._metrics_messages, []
+        for figure in figures:
+            points = [
+                self._point(value, now_ns, {figure.label: label}, BEGUN_NS if figure.grows else 0)
+                for label, value in figure.values
+            ]
+            if not points:
+                continue
+            name = f"hostcallback.{figure.name}"
+            if figure.grows:
+                total = messages.Sum(
+                    data_points=points,
+                    aggregation_temporality=messages.AGGREGATION_TEMPORALITY_CUMULATIVE,
+                    is_monotonic=True,
+                )
+                metrics.append(messages.Metric(name=name, description=figure.text, sum=total))
+            else:
+                gauge = messages.Gauge(data_points=points)
+                metrics.append(messages.Metric(name=name, description=figure.text, gauge=gauge))
+        return self._metrics_request(metrics) if metrics else None
+
+    def send(self, request: Any) -> Answer:
+        """Sends a request and waits for the answer. Does not raise for what the network or the collector does."""
+        is_logs = isinstance(request, self._logs_service.ExportLogsServiceRequest)
+        method = self._logs if is_logs else self._metrics
+        try:
+            response = method(request, timeout=self._timeout_sec, metadata=self._metadata)
+        except self._grpc.RpcError as error:
+            text = f"{error.code().name}: {error.details() or 'no reason given'}"
+            return Answer(Said.LATER if error.code() in self._later else Said.REFUSED, text=text)
+        except ValueError as error:  # the channel was closed meanwhile
+            return Answer(Said.LATER, text=str(error))
+        partial = response.partial_success
+        rejected = partial.rejected_log_records if is_logs else partial.rejected_data_points
+        return Answer(Said.STORED, rejected, partial.error_message)
+
+    def close(self) -> None:
+        """Ends it, and what is being sent."""
+        self._channel.close()
+
+    def _metrics_request(self, metrics: Iterable[Any]) -> Any:
+        messages = self._metrics_messages
+        scope = messages.ScopeMetrics(scope=self._scope, metrics=metrics)
+        found = messages.ResourceMetrics(resource=self._resource, scope_metrics=[scope])
+        return self._metrics_service.ExportMetricsServiceRequest(resource_metrics=[found])
+
+    def _point(self, value: float, time_ns: int, attributes: Attributes, begun_ns: int = 0) -> Any:
+        fits = isinstance(value, int) and -(2**63) <= value < 2**63
+        number: dict[str, Any] = {"as_int": value} if fits else {"as_double": float(value)}
+        return self._metrics_messages.NumberDataPoint(
+            time_unix_nano=time_ns,
+            start_time_unix_nano=begun_ns,
+            attributes=self._attributes(attributes),
+            **number,
+        )
+
+    def _attributes(self, attributes: Mapping[str, str | int | float | bool]) -> list[Any]:
+        key_value, any_value = self._common.KeyValue, self._common.AnyValue
+        made = []
+        for key, value in attributes.items():
+            if isinstance(value, bool):
+                kind = "bool_value"
+            elif isinstance(value, int) and -(2**63) <= value < 2**63:
+                kind = "int_value"
+            elif isinstance(value, float):
+                kind = "double_value"
+            else:
+                kind, value = "string_value", _text(str(value))
+            made.append(key_value(key=_text(key), value=any_value(**{kind: value})))
+        return made
+
+
+def _text(text: str) -> str:
+    # Names of files may hold what UTF-8 does not.
+    return text.encode(errors="replace").decode()
+
+
+def _resource(options: OtlpOptions) -> dict[str, str | int | float | bool]:
+    return {
+        "service.name": options.service_name,
+        "host.name": socket.gethostname(),
+        "process.pid": os.getpid(),
+        **options.resource,
+    }
+
+
+def _channel(grpc: Any, options: OtlpOptions) -> Any:
+    settings = (("grpc.max_reconnect_backoff_ms", 5_000), ("grpc.keepalive_time_ms", 60_000))
+    if not options.is_secure:
+        return grpc.insecure_channel(options.address, options=settings)
+    root, key, chain = (
+        None if path is None else Path(path).read_bytes()
+        for path in (options.tls_ca, options.tls_key, options.tls_cert)
+    )
+    return grpc.secure_channel(
+        options.address, grpc.ssl_channel_credentials(root, key, chain), options=settings
+    )

@@ -1,0 +1,264 @@
+"""What a message is to an OpenTelemetry Collector: failures and texts are events, numbers are points of metrics."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from receiver.messages.check_report import CheckFailed, Explanation
+from receiver.messages.consumer import Consumer
+from receiver.messages.deferred_errors import FailureOf, SeveralFailures
+from receiver.messages.leaf_names import array_names
+from receiver.messages.message import Message
+from receiver.messages.steps import NAME, step_place
+from receiver.sinks.factory import CHECKS, SINKS, batchings_of, template_of
+from receiver.sinks.format import FormatSink
+from receiver.sinks.metrics import NO_METRICS
+from receiver.sinks.print import PrintSink, device_text
+from receiver.taplog.convert.numpy_dtypes import plain_array
+from receiver.taplog.render.leaves import joined
+from receiver.taplog.writing.recorder import description_of
+from receiver.wire import pytree as tree
+from receiver.wire.truncation import row
+
+Attributes = dict[str, str | int | float | bool]
+
+_OF_REPLAY = re.compile(r"process (?P<process>\d+), (?P<device>.*)")
+_OF_COLLECTOR = re.compile(r"(?P<run>\S+) p(?P<process>\d+) (?P<device>.*)")
+"""How messages of several processes name their device."""
+
+_SEVERITIES = ((50, "FATAL", 21), (40, "ERROR", 17), (30, "WARN", 13), (20, "INFO", 9), (0, "DEBUG", 5))
+"""Levels of `logging`, and OpenTelemetry's texts and numbers for them and what is above."""
+
+_ERROR, _INFO = 40, 20
+
+
+@dataclass(slots=True)
+class Event:
+    """A log record.
+
+    Attributes:
+        time_ns: Unix time of the emission.
+        severity: OpenTelemetry's number, and
+        severity_text: its name.
+        body: one line, or several of a text that was printed.
+        attributes: by OpenTelemetry's names where it has some.
+    """
+
+    time_ns: int
+    severity: int
+    severity_text: str
+    body: str
+    attributes: Attributes = field(default_factory=dict)
+
+
+class Point(NamedTuple):
+    """A value of a gauge.
+
+    Attributes:
+        metric: its name.
+        time_ns: Unix time of the emission.
+        value: the number.
+        attributes: what it belongs to.
+    """
+
+    metric: str
+    time_ns: int
+    value: int | float
+    attributes: Attributes
+
+
+class _Collected:
+    # An output stream for what a printer would print.
+
+    def __init__(self) -> None:
+        self.text = ""
+
+    def write(self, text: str) -> None:
+        self.text += text
+
+
+class Tap:
+    """One tap: makes events and points of its messages.
+
+    Attributes:
+        consumer: whose messages.
+        is_check: whether these are failures.
+    """
+
+    def __init__(self, consumer: Consumer, arrays: int) -> None:
+        """The tap of a consumer whose messages bring so many arrays."""
+        self.consumer = consumer
+        self._described = described = description_of(consumer, arrays)
+        self.is_check = described.kind in CHECKS
+        self._count = arrays
+        self._step = step_place(described)
+        self._file, self._line, self._function = _location(described.source_line)
+        self._unflatten = tree.unflatten_with(described.tree)
+        try:
+            self._names = array_names(described.kind, self._unflatten, arrays)
+        except (ValueError, TypeError):  # not as described: what came is worth having all the same
+            self._names = [str(index) for index in range(arrays)]
+        self._metrics = [metric_name(joined(described.name, name)) for name in self._names]
+        self._make = self._maker()
+
+    def takes(self, message: Message) -> bool:
+        """Whether a message of the consumer brings as many arrays as the first did."""
+        return len(message.arrays) == self._count
+
+    def shortened(self, message: Message) -> Message | None:
+        """The message with only the arrays that anything is made of; None if that is none of them. Receiver threads."""
+        if self._make is not None:
+            return message
+        if self._described.kind in NO_METRICS:
+            return None
+        dimensions = 1 if message.stacked else 0
+        # Copies: a tap function may change the arrays before anything is made of them.
+        arrays = [array.copy() if array.ndim == dimensions else _NOTHING for array in message.arrays]
+        if all(array is _NOTHING for array in arrays):
+            return None
+        return message._replace(arrays=arrays)
+
+    def made_of(self, message: Message) -> Iterator[Event | Point]:
+        """What a message is. Raises whatever its arrays make the tap's own code raise."""
+        for arrays in _unstacked(message):
+            one = message._replace(arrays=arrays, stacked=0)
+            if self._make is not None:
+                yield from self._make(one)
+            else:
+                yield from self._points(one)
+
+    def _maker(self) -> Callable[[Message], Iterator[Event]] | None:
+        described = self._described
+        if self.is_check:
+            return self._failures
+        if described.kind in ("format", "print"):
+            return self._texts
+        return None
+
+    def _failures(self, message: Message) -> Iterator[Event]:
+        sink = SINKS[self._described.kind](self._described, None)
+        if sink is None:
+            yield self._event(message, _ERROR, "a check failed")
+            return
+        try:
+            sink(message)
+        except CheckFailed as failed:
+            yield self._failure(message, failed.sink.explain(message))
+        except SeveralFailures as failures:
+            for found in failures.exceptions:
+                error = found.error if isinstance(found, FailureOf) else found
+                if isinstance(error, CheckFailed):
+                    yield self._failure(message, error.sink.explain(error.message))
+
+    def _failure(self, message: Message, explained: Explanation) -> Event:
+        text = explained.text or "a check failed"
+        event = self._event(message, _ERROR, text.splitlines()[0])
+        attributes = event.attributes
+        attributes["exception.type"] = (
+            explained.error.__name__ if explained.error is not None else "CheckError"
+        )
+        attributes["exception.message"] = f"{text} ({explained.where})" if explained.where else text
+        stack = explained.places[0].stack if explained.places else ()
+        if stack:
+            attributes |= _code(stack[0].file, stack[0].line, stack[0].function)
+            attributes["code.stacktrace"] = "\n".join(map(str, stack))
+        for name, value in explained.values.items():
+            attributes[f"hostcallback.value.{name}"] = value
+        return event
+
+    def _texts(self, message: Message) -> Iterator[Event]:
+        described, texts = self._described, list[str]()
+        if described.kind == "format":
+            template, batchings = template_of(described), batchings_of(described)
+            FormatSink(template, self._unflatten, batchings, texts.extend)(message)
+        else:
+            stream = _Collected()
+            PrintSink(described.kwargs, self._unflatten, stream, described.params["threshold"])(message)
+            texts.append(stream.text.rstrip("\n"))
+        level = described.params.get("level", _INFO)
+        for text in texts:
+            yield self._event(message, level if isinstance(level, int) else _INFO, text)
+
+    def _points(self, message: Message) -> Iterator[Point]:
+        about = self._about(message)
+        for name, metric, array in zip(self._names, self._metrics, message.arrays, strict=True):
+            if array is _NOTHING or name == NAME or name.endswith(f"/{NAME}"):
+                continue
+            value = plain_array(array).item()
+            if isinstance(value, bool):
+                value = int(value)
+            if isinstance(value, int | float):
+                leaf: Attributes = {"hostcallback.leaf": name} if name else {}
+                yield Point(metric, message.time_ns, value, about | leaf)
+
+    def _event(self, message: Message, level: int, body: str) -> Event:
+        text, number = next((text, number) for least, text, number in _SEVERITIES if level >= least)
+        about = self._about(message) | _code(self._file, self._line, self._function)
+        about["hostcallback.seq"] = message.seq
+        if message.run_id:
+            about["hostcallback.run_id"] = f"{message.run_id & (2**64 - 1):#x}"
+        return Event(message.time_ns, number, text, body, about)
+
+    def _about(self, message: Message) -> Attributes:
+        device = device_text(message.device)
+        about: Attributes = {"hostcallback.tap": self.consumer.name, "hostcallback.device": device}
+        found = _OF_REPLAY.fullmatch(device) or _OF_COLLECTOR.fullmatch(device)
+        if found is not None:
+            named = found.groupdict()
+            about |= {"hostcallback.process": int(named["process"]), "hostcallback.device": named["device"]}
+            if "run" in named:
+                about["hostcallback.run"] = named["run"]
+        step = self._step_of(message.arrays)
+        if step is not None:
+            about["hostcallback.step"] = step
+        return about
+
+    def _step_of(self, arrays: Sequence[Any]) -> int | None:
+        place = self._step
+        if place is None:
+            return None
+        if place.array < 0:
+            return place.value
+        array = arrays[place.array] if place.array < len(arrays) else _NOTHING
+        return int(array) if array is not _NOTHING and not array.ndim and array.dtype.kind in "iu" else None
+
+
+_NOTHING: Any = None
+"""Stands for an array that nothing is made of."""
+
+
+def metric_name(name: str) -> str:
+    """A name as OpenTelemetry wants those of metrics: a letter first, then letters, digits, and `_.-/`; at most 255."""
+    name = re.sub(r"[^A-Za-z0-9_.\-/]", "_", name)
+    return (name if name[:1].isalpha() else f"tap.{name}")[:255]
+
+
+def _unstacked(message: Message) -> list[list[Any]]:
+    if not message.stacked:
+        return [list(message.arrays)]
+    return [
+        [array if array is _NOTHING else row(array, k) for array in message.arrays]
+        for k in range(message.stacked)
+    ]
+
+
+def _location(source_line: str) -> tuple[str, int, str]:
+    # From "train.py:12 (step)".
+    file, _, rest = source_line.rpartition(":")
+    line, _, function = rest.partition(" ")
+    if not file or not line.isdecimal():
+        return "", 0, ""
+    return file, int(line), function.strip("()")
+
+
+def _code(file: str, line: int, function: str) -> Attributes:
+    # https://opentelemetry.io/docs/specs/semconv/code/
+    found: Attributes = {
+        "code.file.path": file,
+        "code.line.number": line,
+        "code.function.name": function,
+    }
+    return {key: value for key, value in found.items() if value}

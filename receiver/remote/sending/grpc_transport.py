@@ -1,0 +1,191 @@
+"""The gRPC client: streams to a collector."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from receiver.remote import protocol
+from receiver.remote.control.protocol import CONTROL
+from receiver.remote.errors import BadStreamError, LinkError, LinkRefusedError
+from receiver.remote.options import Forward
+from receiver.remote.sending.grpc_diagnostics import explained
+from receiver.remote.sending.transport import OnAck
+from receiver.remote.streams import Piece, Position, StreamKey
+from receiver.remote.tls import check_tls_files
+
+CONNECT_SEC = 10.0
+
+REFUSALS = (
+    grpc.StatusCode.UNAUTHENTICATED,
+    grpc.StatusCode.PERMISSION_DENIED,
+    grpc.StatusCode.INVALID_ARGUMENT,
+    grpc.StatusCode.ALREADY_EXISTS,
+    grpc.StatusCode.UNIMPLEMENTED,
+)
+"""After these the same would be said again."""
+
+CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
+    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.max_send_message_length", protocol.MAX_MESSAGE_BYTES),
+    ("grpc.max_receive_message_length", protocol.MAX_MESSAGE_BYTES),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    (
+        "grpc.min_reconnect_backoff_ms",
+        5_000,
+    ),  # that long a connection may take to be made, whatever the name says
+    ("grpc.max_reconnect_backoff_ms", 2_000),
+    ("grpc.enable_retries", 0),
+)
+
+
+def make_channel(options: Forward) -> Any:
+    """A channel to the collector.
+
+    Raises:
+        RemoteError: a file is no certificate or key.
+        OSError: one cannot be read.
+    """
+    if options.tls_ca is None:
+        return grpc.insecure_channel(options.address, options=CHANNEL_OPTIONS)
+    check_tls_files(options.tls_ca, options.tls_cert, options.tls_key)
+    read = {
+        name: None if path is None else Path(path).read_bytes()
+        for name, path in (
+            ("root_certificates", options.tls_ca),
+            ("private_key", options.tls_key),
+            ("certificate_chain", options.tls_cert),
+        )
+    }
+    credentials = grpc.ssl_channel_credentials(**read)
+    return grpc.secure_channel(options.address, credentials, options=CHANNEL_OPTIONS)
+
+
+def metadata_of(options: Forward) -> tuple[tuple[str, str], ...]:
+    """What each call says of who makes it."""
+    return (("authorization", f"Bearer {options.token}"),) if options.token else ()
+
+
+def translated(error: Any, address: str, *, tls: bool) -> LinkError:
+    """What a call to the collector at an address ended with; `tls`: whether that was spoken."""
+    code, details = error.code(), error.details()
+    said = explained(details or "no reason given", address, tls=tls)
+    text = f"{said} ({address}, {code.name})"
+    return LinkRefusedError(text) if code in REFUSALS else LinkError(text)
+
+
+class GrpcTransport:
+    """Streams to one collector. See `receiver.remote.sending.transport.Transport`.
+
+    Attributes:
+        address: of the collector.
+        tls: whether it is reached by TLS.
+    """
+
+    def __init__(self, options: Forward) -> None:
+        """Connects when the first stream does.
+
+        Raises:
+            RemoteError: a file is no certificate or key.
+            OSError: one cannot be read.
+        """
+        self.address = options.address
+        self.tls = options.tls_ca is not None
+        self._metadata = metadata_of(options)
+        self._channel = make_channel(options)
+        self._forward = self._channel.stream_stream(f"/{protocol.SERVICE}/{protocol.FORWARD}")
+
+    def connect(self, key: StreamKey, on_ack: OnAck) -> GrpcLink:
+        """Begins to send a stream, or goes on with it."""
+        return GrpcLink(self._forward, self._metadata, self.address, key, on_ack, tls=self.tls)
+
+    def serve(self, messages: Iterator[bytes]) -> Any:
+        """Waits for requests of those who control: the call, which gives them, and sends `messages`."""
+        return self._channel.stream_stream(f"/{protocol.SERVICE}/{CONTROL}")(
+            messages, metadata=self._metadata
+        )
+
+    def close(self) -> None:
+        """Ends everything."""
+        self._channel.close()
+
+
+class GrpcLink:
+    """One stream on its way. See `receiver.remote.sending.transport.Link`."""
+
+    def __init__(
+        self,
+        method: Callable[..., Any],
+        metadata: Any,
+        address: str,
+        key: StreamKey,
+        on_ack: OnAck,
+        *,
+        tls: bool = False,
+    ) -> None:
+        """Waits for what the collector has of it.
+
+        Raises:
+            LinkRefusedError: the stream is not wanted there.
+            LinkError: there is nobody at present.
+        """
+        self._address = address
+        self._tls = tls
+        self._on_ack = on_ack
+        self._requests: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._requests.put(protocol.encode_hello(key))
+        self._sent: Position | None = None
+        self._error: LinkError | None = None
+        self._opened = threading.Event()
+        self.stored = Position(0, 0)
+        self._call = method(iter(self._requests.get, None), metadata=metadata)
+        self._thread = threading.Thread(target=self._receive, name="hostcallback-acks", daemon=True)
+        self._thread.start()
+        if not self._opened.wait(CONNECT_SEC):
+            self.close()
+            raise LinkError(f"the collector at {address} did not answer in {CONNECT_SEC:g} s")
+        self.check()
+
+    def send(self, piece: Piece) -> None:
+        """Sends one piece."""
+        self.check()
+        if piece.position != self._sent:
+            self._requests.put(protocol.encode_place(piece.position))
+        for message in protocol.encode_bytes(piece.data):
+            self._requests.put(message)
+        self._sent = piece.end
+
+    def check(self) -> None:
+        """Raises LinkError if the link is broken."""
+        if self._error is not None:
+            raise self._error
+
+    def close(self) -> None:
+        """Ends it."""
+        self._requests.put(None)
+        self._call.cancel()
+
+    def _receive(self) -> None:
+        try:
+            responses: Iterator[bytes] = iter(self._call)
+            self.stored = protocol.decode_position(next(responses))
+            self._opened.set()
+            for response in responses:
+                self._on_ack(protocol.decode_position(response))
+            self._error = LinkError(f"the collector at {self._address} ended the stream")
+        except StopIteration:
+            self._error = LinkError(f"the collector at {self._address} ended the stream")
+        except grpc.RpcError as error:
+            self._error = translated(error, self._address, tls=self._tls)
+        except BadStreamError as error:
+            self._error = LinkRefusedError(f"there is no collector at {self._address}: {error}")
+        finally:
+            self._opened.set()

@@ -1,0 +1,81 @@
+"""Sends what dead processes of a run left in a spool, one stream after the other."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+from receiver.log import logger
+from receiver.remote.sending.sender import Sender
+from receiver.remote.sending.transport import Transport
+from receiver.remote.spool.directory import StreamFolder
+from receiver.remote.spool.orphan_spool import LeftSpool
+
+
+class LeftSender:
+    """Streams that are sent beside a process's own."""
+
+    def __init__(self, folders: Sequence[StreamFolder], transport: Transport, *, window_bytes: int) -> None:
+        """Begins.
+
+        Args:
+            folders: of the streams, which are this process's now.
+            transport: where they go.
+            window_bytes: how much may be on its way.
+        """
+        self._transport = transport
+        self._window_bytes = window_bytes
+        self._changed = threading.Condition()  # protects what follows
+        self._waiting = list(folders)
+        self._sender: Sender | None = None
+        self._ended = False
+        self._go_on()
+
+    def add(self, folders: Sequence[StreamFolder]) -> None:
+        """Sends these, too."""
+        with self._changed:
+            if self._ended:
+                for folder in folders:
+                    folder.release()
+                return
+            self._waiting += folders
+            if self._sender is None:
+                self._go_on()
+
+    def drain(self, timeout_sec: float) -> bool:
+        """Waits until all are sent, or refused; whether they are in that time."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self._sender is None, timeout_sec)
+
+    def stop(self) -> None:
+        """Ends it. What is not sent is left to others."""
+        with self._changed:
+            self._ended = True
+            waiting, self._waiting = self._waiting, []
+            sender = self._sender
+        for folder in waiting:
+            folder.release()
+        if sender is not None:
+            sender.stop()
+
+    def _go_on(self) -> None:
+        with self._changed:
+            self._sender = None
+            while self._waiting and self._sender is None and not self._ended:
+                self._sender = self._sender_of(self._waiting.pop(0))
+            self._changed.notify_all()
+
+    def _sender_of(self, folder: StreamFolder) -> Sender | None:
+        try:
+            source = LeftSpool(folder)
+        except OSError as error:
+            logger.warning("%s cannot be read: %s", folder.path, error)
+            folder.release()
+            return None
+        logger.info("forwarding what the process of %s left behind", folder.key)
+
+        def end() -> None:
+            source.end()
+            self._go_on()
+
+        return Sender(source, self._transport, window_bytes=self._window_bytes, ends=True, on_end=end)

@@ -1,0 +1,143 @@
+"""The folders of a spool: one for each stream, locked by the process whose it is, found again when that is dead."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+
+from receiver.remote.errors import SpoolError
+from receiver.remote.streams import StreamKey
+
+LOCK = "lock"
+SUFFIX = ".hcblog"
+
+
+@contextlib.contextmanager
+def making(spool: Path) -> Iterator[None]:
+    """What raises OSError within it raises SpoolError, which says what to do."""
+    try:
+        yield
+    except OSError as error:
+        raise SpoolError(
+            f"the spool is {spool}, and nothing can be written there ({error.strerror or error}): give spool= a folder "
+            "on a disk of this machine, with room, that this user may write to"
+        ) from error
+
+
+class StreamFolder:
+    """The folder of one stream, which nobody else has while this object lives.
+
+    Attributes:
+        key: whose it is.
+        path: of the folder.
+    """
+
+    def __init__(self, key: StreamKey, path: Path, lock: int) -> None:
+        """Use `make` or `take`."""
+        self.key = key
+        self.path = path
+        self._lock = lock
+        _open_folders.add(self)
+
+    @classmethod
+    def make(cls, spool: Path, key: StreamKey) -> StreamFolder:
+        """Makes a new one.
+
+        Raises:
+            SpoolError: it cannot be made.
+        """
+        path, new = spool / key.folder, spool / f".new-{key.folder}"
+        with making(spool):
+            spool.mkdir(mode=0o700, parents=True, exist_ok=True)
+            new.mkdir(mode=0o700)
+            lock = _lock(new)
+            assert lock is not None, "a folder that nobody looks for was locked"
+            new.rename(path)  # whoever finds it by its name finds it locked
+        return cls(key, path, lock)
+
+    @classmethod
+    def take(cls, path: Path) -> StreamFolder | None:
+        """The folder that another process left; None if that lives, or it is no stream's.
+
+        Raises:
+            OSError: it cannot be read.
+        """
+        key = StreamKey.of_folder(path.name)
+        if key is None or not path.is_dir() or not (path / LOCK).exists():
+            return None
+        lock = _lock(path)
+        if lock is None:
+            return None
+        if not (path / LOCK).exists():  # whoever had it has just removed it
+            os.close(lock)
+            return None
+        return cls(key, path, lock)
+
+    def segment(self, number: int) -> Path:
+        """The path of a segment."""
+        return self.path / f"{number:06d}{SUFFIX}"
+
+    def segments(self) -> list[tuple[int, Path]]:
+        """Those that are there, by number."""
+        found = [path for path in self.path.iterdir() if path.suffix == SUFFIX and path.stem.isdecimal()]
+        return sorted((int(path.stem), path) for path in found)
+
+    def remove(self) -> None:
+        """Removes it with all that is in it. Does not raise."""
+        with contextlib.suppress(OSError):
+            for _, path in self.segments():
+                path.unlink()
+            (self.path / LOCK).unlink()
+            self.path.rmdir()
+        self.release()
+
+    def release(self) -> None:
+        """Leaves it to others."""
+        lock, self._lock = self._lock, -1
+        if lock >= 0:
+            os.close(lock)
+
+
+def left_behind(spool: Path, run: str) -> list[StreamFolder]:
+    """The folders of dead processes of a run, the oldest first. They are this process's now."""
+    found: list[tuple[int, StreamFolder]] = []
+    with contextlib.suppress(OSError):
+        for path in spool.iterdir():
+            key = StreamKey.of_folder(path.name)
+            if key is None or key.run != run:
+                continue
+            with contextlib.suppress(OSError):
+                begun = path.stat().st_mtime_ns
+                folder = StreamFolder.take(path)
+                if folder is not None:
+                    found.append((begun, folder))
+    return [folder for _, folder in sorted(found, key=lambda item: item[0])]
+
+
+def _lock(path: Path) -> int | None:
+    descriptor = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        return None
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+_open_folders: weakref.WeakSet[StreamFolder] = weakref.WeakSet()
+
+
+def _after_fork_in_child() -> None:
+    # A lock lasts as long as any process has its descriptor: the child must not hold its parent's.
+    for folder in list(_open_folders):
+        folder.release()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

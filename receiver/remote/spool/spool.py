@@ -1,0 +1,329 @@
+"""A process's spool: the bounded tap log that everything is written to before it is sent, read behind the writing."""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from receiver.log import logger
+from receiver.remote.errors import SpoolError
+from receiver.remote.options import Forward, WhenFull
+from receiver.remote.spool.chunk_files import PieceFiles
+from receiver.remote.spool.directory import StreamFolder, making
+from receiver.remote.spool.flush_policy import Pace
+from receiver.remote.streams import PIECE_BYTES, Piece, Position, StreamKey
+from receiver.taplog.format.block import Block
+from receiver.taplog.format.errors import Lost
+from receiver.taplog.writing.log_writer import LogWriter
+from receiver.taplog.writing.options import LogOptions
+from receiver.taplog.writing.segment_writer import SegmentWriter
+from receiver.taplog.writing.write_buffer import Pending
+from receiver.wire import Flags
+from receiver.wire.dtypes import Array
+
+FLUSH_BYTES = 256 << 10
+FLUSH_SEC = 0.02
+SEGMENT_BYTES = 16 << 20
+PARTS = 8
+"""A spool has at least so many segments when it is full."""
+
+OVERHEAD_BYTES = 4 << 10
+"""What a write may add to its messages: the beginning of a segment, descriptions, and the headers of chunks."""
+
+_CHECK = np.uint64(int(Flags.CHECK))
+
+
+@dataclass(slots=True)
+class _Kept:
+    # A segment that is in the spool, and what is in it by device: first and last number, messages, bytes.
+    number: int
+    nbytes: int = 0
+    is_finished: bool = False
+    devices: dict[str, tuple[int, int, int, int]] = field(default_factory=dict)
+    lost: list[Lost] = field(default_factory=list)  # notes in it
+
+
+class Spool(LogWriter):
+    """Written by any thread, as a log is; read by the one that sends.
+
+    Attributes:
+        key: names its stream.
+        folder: its files.
+        on_closed: called when it has been closed.
+    """
+
+    def __init__(
+        self,
+        options: Forward,
+        *,
+        process_index: int | None = None,
+        local_devices: Mapping[str, int] | None = None,
+        job: str = "",
+    ) -> None:
+        """Makes its folder and the first segment.
+
+        Args:
+            options: how it is kept.
+            process_index: of this process in a program of several.
+            local_devices: by name, the number of each device among this process's own.
+            job: names one life of the program, alike in all its processes.
+
+        Raises:
+            SpoolError: the folder is somebody else's, or cannot be written to.
+        """
+        self.key = StreamKey(options.run, process_index or 0, uuid.uuid4().hex[:16])
+        self.folder = StreamFolder.make(options.folder, self.key)
+        self.on_closed: Callable[[], None] = lambda: None
+        self._forward = options
+        self._local_devices = dict(local_devices or {})
+        self._kept: dict[int, _Kept] = {}
+        self._acked = Position(0, 0)
+        self._reading = 0
+        self._waited = False
+        self._is_closing = False
+        self._sampled = 0
+        segment_bytes = max(1 << 14, min(SEGMENT_BYTES, options.spool_bytes // PARTS))
+        flush_bytes = min(FLUSH_BYTES, segment_bytes)
+        self._files = PieceFiles(self.folder)
+        self._pace = Pace(segment_bytes)
+        log_options = LogOptions(
+            segment_bytes=segment_bytes,
+            fsync=options.fsync,
+            process_index=process_index,
+            flush_bytes=flush_bytes,
+            flush_sec=FLUSH_SEC,
+            job=job,
+        )
+        try:
+            with making(options.folder):
+                super().__init__(self.folder.path, log_options)
+        except SpoolError:
+            self.folder.remove()
+            raise
+
+    def _start_anew(self) -> None:
+        super()._start_anew()
+        self._changed = threading.Condition(self._lock)  # also of what is kept here
+
+    @property
+    def waiting_bytes(self) -> int:
+        """How much is not known to be stored elsewhere."""
+        with self._lock:
+            return self._waiting()
+
+    @property
+    def end(self) -> Position:
+        """Behind all that was written."""
+        with self._lock:
+            number = max(self._kept, default=0)
+            return Position(number, self._kept[number].nbytes if number else 0)
+
+    def _waiting(self) -> int:
+        total = sum(kept.nbytes for kept in self._kept.values() if kept.number >= self._acked.segment)
+        return total - (self._acked.offset if self._acked.segment in self._kept else 0)
+
+    def close(self) -> None:
+        """Writes everything that has come, finishes the segment, and calls `on_closed`."""
+        with self._lock:
+            self._is_closing = True
+            self._changed.notify_all()
+        super().close()
+        self.on_closed()
+
+    def after_fork_in_child(self) -> None:
+        """Leaves everything to the parent."""
+        super().after_fork_in_child()
+        self._kept = {}
+
+    # What is read.
+
+    def read(self, position: Position, timeout_sec: float) -> Piece | None:
+        """See `receiver.remote.spool.chunk_source.PieceSource`."""
+        deadline = time.monotonic() + timeout_sec
+        with self._lock:
+            while True:
+                found = self._next(position)
+                left_sec = deadline - time.monotonic()
+                if found is None:
+                    self._pace.has_nothing()
+                else:
+                    is_last = found[0].segment == max(self._kept) and not self._is_closing
+                    wait_sec = (
+                        self._pace.wait_sec(found[1], acked=self._acked >= position) if is_last else 0.0
+                    )
+                    if wait_sec <= 0:
+                        break
+                    left_sec = min(left_sec, wait_sec)
+                if time.monotonic() >= deadline:
+                    return None
+                self._changed.wait(left_sec)
+            position, nbytes = found
+            self._reading = position.segment
+            self._pace.sends(everything=is_last and nbytes <= PIECE_BYTES)
+        return self._files.read(position, nbytes)
+
+    def _next(self, position: Position) -> tuple[Position, int] | None:
+        kept = self._kept.get(position.segment)
+        if kept is not None and kept.nbytes > position.offset:
+            return position, kept.nbytes - position.offset
+        if kept is not None and not kept.is_finished:
+            return None
+        for number in sorted(self._kept):
+            if number > position.segment and self._kept[number].nbytes:
+                return Position(number, 0), self._kept[number].nbytes
+        return None
+
+    def acked(self, position: Position) -> None:
+        """See `receiver.remote.spool.chunk_source.PieceSource`. What is stored elsewhere as a whole is deleted here."""
+        with self._lock:
+            self._acked = max(self._acked, position)
+            for number, kept in list(self._kept.items()):
+                done = number < position.segment or (
+                    number == position.segment and kept.nbytes <= position.offset
+                )
+                if done and kept.is_finished:
+                    self._forget(number)
+            self._changed.notify_all()
+
+    def is_sent(self) -> bool:
+        """See `receiver.remote.spool.chunk_source.PieceSource`."""
+        with self._lock:
+            return not self._waiting()
+
+    def stop_reading(self) -> None:
+        """Closes what is open for reading."""
+        self._files.close()
+
+    def _forget(self, number: int) -> None:
+        del self._kept[number]
+        self.folder.segment(number).unlink(missing_ok=True)
+
+    # What is written.
+
+    def _new_segment(self) -> SegmentWriter:
+        self._number += 1
+        info: dict[str, Any] = {
+            "process": self.key.epoch,
+            "run": self.key.run,
+            "stream_process": self.key.process,
+            "local_devices": self._local_devices,
+        }
+        path = self.folder.segment(self._number)
+        segment = SegmentWriter(
+            path,
+            number=self._number,
+            process_index=self.options.process_index,
+            job=self.options.job,
+            info=info,
+        )
+        self._begun = time.monotonic()
+        self._kept[self._number] = _Kept(self._number, segment.nbytes)
+        return segment
+
+    def _count(self, segment: SegmentWriter) -> None:
+        self._counters.nbytes += segment.nbytes
+        kept = self._kept.get(int(segment.path.stem))
+        if kept is not None:
+            kept.nbytes, kept.is_finished = segment.nbytes, True
+            self._changed.notify_all()
+
+    def _wrote(
+        self, segment: SegmentWriter, device: str, block: Block, folded: Sequence[tuple[int, int]]
+    ) -> None:
+        kept = self._kept[int(segment.path.stem)]
+        first, last = int(block.seqs[0]), int(block.seqs[-1])
+        count = len(block) + sum(number for _, number in folded)
+        before = kept.devices.get(device, (first, last, 0, 0))
+        kept.devices[device] = before[0], last, before[2] + count, before[3] + block.data.size
+        self._grew(kept, segment)
+
+    def _flush(self) -> None:
+        super()._flush()
+        if self._segment is not None:  # notes of what was lost may have been written
+            self._grew(self._kept[self._number], self._segment)
+
+    def _grew(self, kept: _Kept, segment: SegmentWriter) -> None:
+        nbytes = segment.nbytes - kept.nbytes
+        kept.nbytes = segment.nbytes
+        if nbytes and self._pace.wrote(nbytes):
+            self._changed.notify_all()
+
+    def _hasten(self) -> None:
+        self._pace.hurry()
+        self._changed.notify_all()
+
+    def _open_segment(self) -> SegmentWriter:
+        notes = list(self._lost.values())
+        segment = super()._open_segment()
+        self._kept[int(segment.path.stem)].lost += notes
+        return segment
+
+    def _has_room(self, nbytes: int) -> bool:
+        waiting = self._waiting()
+        return not waiting or waiting + nbytes + OVERHEAD_BYTES <= self._forward.spool_bytes
+
+    def _wait_for_room(self, pending: Pending) -> None:
+        if self._forward.when_full is WhenFull.DROP_OLDEST:
+            while not self._has_room(pending.nbytes) and self._drop_oldest():
+                pass
+        if self._forward.when_full is not WhenFull.BLOCK:
+            return
+        said = False
+        while not self._has_room(pending.nbytes) and not self._is_closing:
+            if not said:
+                said = True
+                logger.warning(
+                    "%s is full: %d bytes wait for the collector at %s; devices wait until there is room",
+                    self.directory, self._waiting(), self._forward.shown_address,
+                )  # fmt: skip
+            self._hasten()
+            self._changed.wait()
+
+    def _drop_oldest(self) -> bool:
+        for number in sorted(self._kept):
+            kept = self._kept[number]
+            if number <= max(self._reading, self._acked.segment) or not kept.is_finished:
+                continue
+            self._forget(number)
+            for note in kept.lost:  # they must arrive all the same
+                self._note_lost(note)
+            for device, (first, last, count, nbytes) in kept.devices.items():
+                self._lose(device, first, last, count, nbytes, "the spool was full: the oldest were dropped")
+            return True
+        return False
+
+    def _lose(self, device: str, first: int, last: int, count: int, nbytes: int, reason: str) -> None:
+        self._note_lost(Lost(device, first, last, count, nbytes, time.time_ns(), reason))
+        self._counters.lost_messages += count
+        self._counters.lost_bytes += nbytes
+        self._counters.lost_by_device[device] += count
+        self._counters.failure = reason
+
+    def _choose(self, device: str, block: Block, folded: Sequence[tuple[int, int]]) -> Array | None:
+        policy = self._forward.when_full
+        if policy is WhenFull.BLOCK or self._is_closing:
+            return None
+        if self._has_room(block.data.size):
+            half = self._waiting() + block.data.size > self._forward.spool_bytes // 2
+            if policy is not WhenFull.SAMPLE or not half:
+                return None
+            mask: Array = (np.arange(len(block)) + self._sampled) % self._forward.sample_every == 0
+            self._sampled += len(block)
+            mask |= (block.flags & _CHECK) != 0
+            reason = f"the spool was half full: one of {self._forward.sample_every} was kept"
+        else:
+            mask = np.zeros(len(block), np.bool_)
+            reason = "the spool was full: the newest were dropped"
+        left_out = block.seqs[~mask]
+        if left_out.size:
+            nbytes = block.data.size * left_out.size // len(block)
+            dropped = set(left_out.tolist())
+            count = left_out.size + sum(number for seq, number in folded if seq in dropped)
+            self._lose(device, int(left_out[0]), int(left_out[-1]), count, nbytes, reason)
+        return mask

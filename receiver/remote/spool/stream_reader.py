@@ -1,0 +1,199 @@
+"""Reads a stored stream as it grows: the messages of each chunk that is whole, and what is noted as lost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from receiver.remote.streams import Position
+from receiver.taplog.format.errors import Damage, NotATapLogError
+from receiver.taplog.format.layout import Kind
+from receiver.taplog.format.step_columns import StepColumns
+from receiver.taplog.reading.chunk_reader import Chunk, read_frames
+from receiver.taplog.reading.merge import NOTES, Record, Run, read_note
+from receiver.taplog.reading.segment_reader import SegmentReader
+from receiver.wire.tap_descriptor import Described
+
+_UNKNOWN = 1 << 63
+"""Set in chunks with messages of taps that are not described, whatever these are: all bits are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Again:
+    """Messages that were read before, and are wanted once more.
+
+    Attributes:
+        since: before the first of them.
+        seqs: their numbers, by device.
+    """
+
+    since: Position
+    seqs: Mapping[str, Collection[int]]
+
+
+class StoredRuns:
+    """One stream. One thread.
+
+    Attributes:
+        position: how far it has been read.
+    """
+
+    def __init__(
+        self,
+        path_of: Callable[[int], Path],
+        position: Position,
+        wants: Callable[[Described], bool],
+        again: Again | None = None,
+    ) -> None:
+        """Goes on at `position`.
+
+        Args:
+            path_of: tells where a segment is.
+            position: where to begin.
+            wants: whether messages of a tap are wanted. Chunks that have none such are passed over.
+            again: messages before `position` that are read first.
+        """
+        self._again, self._again_until = again, position
+        self._wants = wants
+        self._wanted = 0, 0  # of how many consumers of the segment, and their bits
+        self.position = position if again is None else again.since
+        self._local_devices: dict[str, int] = {}
+        self._path_of = path_of
+        self._reader: SegmentReader | None = None
+        self._number = 0
+        self._described: dict[int, Described] = {}
+        self._steps = StepColumns(self._described.get)
+        self._folded: dict[int, dict[int, int]] = {}
+
+    @property
+    def local_devices(self) -> dict[str, int]:
+        """The numbers of devices among their process's own, by name, as far as they are known."""
+        return self._local_devices
+
+    def local_device(self, name: str) -> int | None:
+        """The number of a device among its process's own; None if that is not known."""
+        return self._local_devices.get(name)
+
+    def read(
+        self, stored: Position, limit_bytes: float, is_enough: Callable[[], bool] = lambda: False
+    ) -> Iterator[Record]:
+        """What is new up to `stored`, about as much as the limit says; afterwards `position` says how far it came.
+
+        While a record is handed out it says where to go on to read that once more. `is_enough`: whether to stop, asked
+        behind each chunk.
+        """
+        left = limit_bytes
+        while self.position < stored and left > 0:
+            at = self.position
+            for record, nbytes in self._read_segment(stored):
+                left -= nbytes
+                if record is not None:
+                    yield record
+                if left <= 0 or (record is None and is_enough()):
+                    return
+            if self.position.segment < stored.segment:
+                # What is left of it, if anything, was never sent.
+                self.position = self._next(stored)
+            elif self.position == at:
+                return
+
+    def rest(self) -> None:
+        """Closes the file that is open; whoever reads on opens it again."""
+        self._reader = None
+
+    def _next(self, stored: Position) -> Position:
+        number = self.position.segment + 1
+        while number < stored.segment and not self._path_of(number).exists():
+            number += 1
+        return Position(number, 0)
+
+    def _read_segment(self, stored: Position) -> Iterator[tuple[Record | None, int]]:
+        number, offset = self.position
+        if not number:
+            return
+        try:
+            reader = self._open(number)
+        except (NotATapLogError, OSError):
+            return  # its beginning is not there yet, or was deleted
+        # Descriptions that come before where to go on are read again.
+        is_known, known = reader is self._reader, 0
+        self._reader, self._number = reader, number
+        for item in reader.chunks(offset if is_known else 0):
+            end = item.offset + item.nbytes if isinstance(item, Damage) else item.end
+            if end <= offset:
+                continue
+            torn = item.torn if isinstance(item, Damage) else item.is_torn
+            if torn and number == stored.segment:
+                break
+            if len(reader.consumers) != known:
+                known = len(reader.consumers)
+                for consumer_id, (_, described) in reader.consumers.items():
+                    self._described.setdefault(consumer_id, described)
+            before = Position(number, end) <= self._again_until
+            for record in self._records(reader, item):
+                chosen = self._chosen_again(record) if before else record
+                if chosen is not None:
+                    yield chosen, 0
+            self.position = Position(number, end)
+            yield None, end - item.offset
+
+    def _chosen_again(self, record: Record) -> Run | None:
+        if self._again is None or not isinstance(record, Run):
+            return None
+        seqs = self._again.seqs.get(record.device, ())
+        mask = np.isin(record.block.seqs, np.fromiter(seqs, np.uint64, len(seqs)))
+        if not mask.any():
+            return None
+        block = record.block.chosen(mask)
+        return record._replace(block=block, steps=record.steps[mask], stop=len(block))
+
+    def _open(self, number: int) -> SegmentReader:
+        if self._reader is not None and self._number == number:
+            return self._reader
+        self._reader = None
+        reader = SegmentReader(self._path_of(number))
+        found = reader.info.get("local_devices")
+        if isinstance(found, dict):
+            self._local_devices = {
+                name: place for name, place in found.items() if isinstance(name, str) and type(place) is int
+            }
+        self._folded = {}
+        self._wanted = 0, 0
+        return reader
+
+    def _wanted_bits(self, reader: SegmentReader) -> int:
+        count, bits = self._wanted
+        if count != len(reader.consumers):
+            bits = 0
+            for number, described in reader.consumers.values():
+                bits |= self._wants(described) << (number & 63)
+            self._wanted = len(reader.consumers), bits
+        return bits | _UNKNOWN
+
+    def _records(self, reader: SegmentReader, item: Chunk | Damage) -> Iterator[Record]:
+        if isinstance(item, Damage):
+            yield item
+        elif item.kind in NOTES:
+            yield from read_note(reader, item, self._folded.setdefault(item.stream, {}))
+        elif item.kind is Kind.FRAMES and item.consumers & self._wanted_bits(reader):
+            block, damage = read_frames(reader, item)
+            if damage is not None:
+                yield damage
+            if len(block):
+                steps = self._steps.of(block, item.step_before)
+                device = reader.devices.get(item.stream, "")
+                folded_here = self._folded.setdefault(item.stream, {})
+                yield Run(
+                    reader.writer,
+                    device,
+                    block,
+                    steps,
+                    0,
+                    len(block),
+                    folded_here,
+                    self._described,
+                    reader.path,
+                )

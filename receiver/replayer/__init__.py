@@ -1,0 +1,1 @@
+"""Delivers the messages of a tap log once more."""

@@ -1,0 +1,218 @@
+"""Replay: feeds logs through the dispatcher, to printers, collectors of failed checks, and functions bound by name."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from receiver.log import logger
+from receiver.messages.check_report import FailedCheck
+from receiver.messages.consumer import Sink
+from receiver.messages.deferred_errors import MAX_KEPT, OnError
+from receiver.replayer.log_batches import Pace
+from receiver.replayer.run_delivery import RunDelivery
+from receiver.runtime.device_stats import DeviceStats
+from receiver.runtime.dispatch.scope import Scope
+from receiver.sinks.factory import Binding
+from receiver.taplog.format.errors import Damage, Lost
+from receiver.taplog.reading.merge import Run
+from receiver.taplog.reading.process_groups import LoggedJobs
+from receiver.taplog.reading.reader import LogReader, Paths
+from receiver.taplog.reading.segment_reader import Writer
+from receiver.taplog.reading.selection import Selection
+
+
+@dataclass(slots=True)
+class Replayed:
+    """What a replay did.
+
+    Attributes:
+        stats: a row for each device: messages delivered, dropped in the program, and so on.
+        skipped: messages of taps to which nothing was bound, by the tap's name.
+        lost: what the log says is missing.
+        damaged: parts of the log that could not be read; without those that its process was killed in.
+        failed_checks: the checks that failed, by line, the first failure first.
+        incomplete: values that could not be put together from the shards of several processes, by tap and reason.
+        unmatched: names that were to be bound, of which the log has no taps.
+    """
+
+    stats: list[DeviceStats] = field(default_factory=list)
+    skipped: Counter[str] = field(default_factory=Counter)
+    lost: list[Lost] = field(default_factory=list)
+    damaged: list[Damage] = field(default_factory=list)
+    failed_checks: list[FailedCheck] = field(default_factory=list)
+    incomplete: Counter[str] = field(default_factory=Counter)
+    unmatched: list[str] = field(default_factory=list)
+
+    @property
+    def messages(self) -> int:
+        """How many messages were delivered."""
+        return sum(row.delivered for row in self.stats) - self.skipped.total()
+
+
+class Replay:
+    """One replay. One thread.
+
+    Attributes:
+        scope: accounts for what is delivered.
+        replayed: what came of it so far.
+    """
+
+    def __init__(
+        self,
+        reader: LogReader,
+        *,
+        bind: Mapping[str, Callable[..., Any] | Binding] | None = None,
+        sinks: Sequence[Sink] = (),
+        printers: bool = True,
+        checks_only: bool = False,
+        shards: bool = False,
+        max_errors: int = MAX_KEPT,
+        on_error: OnError = OnError.DEFER,
+    ) -> None:
+        """Makes ready.
+
+        Args:
+            reader: the logs.
+            bind: functions by the names, or patterns of names, of the taps whose messages they take.
+            sinks: get every message.
+            printers: whether what printed and logged does so.
+            checks_only: whether only failures of checks are delivered.
+            shards: whether shards of programs of several processes are delivered by themselves.
+            max_errors: see `outfeed_receiver`.
+            on_error: see there.
+        """
+        self._reader = reader
+        self._checks_only = checks_only
+        self._jobs = None if shards else LoggedJobs()
+        self._make_delivery = functools.partial(
+            RunDelivery,
+            bind=bind,
+            sinks=sinks,
+            printers=printers,
+            checks_only=checks_only,
+            label=self._label,
+            stream_of=lambda writer: None if self._jobs is None else self._jobs.stream(writer),
+        )
+        self.scope = Scope("replay", max_errors, on_error=on_error)
+        self.replayed = Replayed()
+
+    def run(self, selection: Selection, pace: float | None = None) -> Replayed:
+        """Delivers the messages that are wanted; `pace` is how fast, beside the original: None for at once.
+
+        What sinks and functions raise, and failed checks, are in `scope.deferred` then.
+        """
+        if selection.devices:
+            self._jobs = None
+        delivery = self._make_delivery(self.scope, selection)
+        self.replayed.skipped = delivery.skipped
+        parts = None if pace is None else Pace(pace).parts
+        # Which checks failed first is told by their times.
+        for record in self._reader.runs(selection, by_time=not self._checks_only, order=self._jobs):
+            if isinstance(record, Damage):
+                self._note_damage(record)
+            elif isinstance(record, Run):
+                delivery.deliver(record, parts)
+            else:
+                self.replayed.lost.append(record.lost)
+        self._finish(delivery)
+        return self.replayed
+
+    def _label(self, writer: Writer) -> str:
+        if len(self._reader.writers) == 1:
+            return ""
+        number = writer.pid if writer.process_index is None else writer.process_index
+        return f"process {number}, "
+
+    def _note_damage(self, damage: Damage) -> None:
+        if damage.torn:
+            return
+        self.replayed.damaged.append(damage)
+        self.scope.deferred.add_lost(str(damage), max(1, damage.messages))
+
+    def _finish(self, delivery: RunDelivery) -> None:
+        if self._jobs is not None:
+            self._jobs.finish()
+            self.replayed.incomplete = self._jobs.given_up()
+        lost: Counter[str] = Counter()
+        for note in self.replayed.lost:
+            lost[note.device] += note.messages
+        self.replayed.stats = self.scope.stats
+        for row in self.replayed.stats:
+            # A selection leaves gaps that are none: the log knows what was dropped.
+            row.dropped = lost[row.device]
+        self.replayed.failed_checks = self.scope.deferred.checks()
+        self.replayed.unmatched = [name for name in delivery.bindings if name not in delivery.matched]
+        for name in self.replayed.unmatched:
+            near = difflib.get_close_matches(name, delivery.names, n=3) or sorted(delivery.names)[:5]
+            logger.warning(
+                "replay: the log has no messages of a tap %r, to which a function is bound; it has: %s",
+                name, ", ".join(map(repr, near)) or "none",
+            )  # fmt: skip
+
+
+def replay(
+    path: Paths,
+    *,
+    bind: Mapping[str, Callable[..., Any]] | None = None,
+    sinks: Sequence[Sink] = (),
+    names: str | Sequence[str] = (),
+    steps: tuple[int | None, int | None] | None = None,
+    devices: str | Sequence[str] = (),
+    since_ns: int | None = None,
+    until_ns: int | None = None,
+    speed: float | None = None,
+    realtime: bool = False,
+    on_error: OnError | str = OnError.DEFER,
+    max_errors: int = MAX_KEPT,
+) -> Replayed:
+    """Delivers the messages of a tap log once more, through the same dispatcher and sinks, without the program.
+
+    What printed or logged does so again; failures of checks are gathered; functions are called as the taps' were.
+    Messages of a device come in their order, those of several devices and processes by time. Works without JAX:
+    `device` is a text such as `cpu:0`, and containers of the program's own classes arrive as `receiver.Node`.
+
+        receiver.replay("run/taps", bind={"loss": losses.append})
+
+    Args:
+        path: a log's folder, or segments of one.
+        bind: functions that take the messages of taps, by the taps' names or patterns of names: called as `id_tap`
+            calls them. Taps to which nothing is bound, and that do not print or check, are counted in `skipped`.
+        sinks: callables that get every message, as `receiver.messages.message.Message`.
+        names: of taps, or patterns such as `layer*/grad`; all others are left out.
+        steps: the first and the last step wanted, None for no bound.
+        devices: names of devices, or patterns.
+        since_ns: Unix time; what was emitted before it is left out.
+        until_ns: Unix time; what was emitted at that time or later is left out.
+        speed: how fast, beside the original timing: 2.0 takes half the time. By default as fast as it goes.
+        realtime: the same as `speed=1.0`.
+        on_error: "defer", or "warn": checks that fail are logged and not raised.
+        max_errors: how many exceptions, and checks by line, are kept whole.
+
+    Raises:
+        TapFunctionException: at the end: what functions and sinks raised, the checks that failed, and parts of the log
+            that are damaged, as a barrier raises them.
+        TapLogError: there is no log.
+        OSError: it cannot be read.
+        ValueError: `speed` is not positive, or `on_error` neither of the two.
+    """
+    if speed is not None and not speed > 0:
+        raise ValueError(f"speed is {speed!r}, expected more than 0: 1.0 for the original timing")
+    if on_error not in (OnError.DEFER, OnError.WARN):
+        raise ValueError(f"on_error is {on_error!r}, expected 'defer' or 'warn': there is no program to stop")
+    first, last = steps or (None, None)
+    selection = Selection(_several(names), first, last, _several(devices), since_ns, until_ns)
+    made = Replay(LogReader(path), bind=bind, sinks=sinks, max_errors=max_errors, on_error=OnError(on_error))
+    replayed = made.run(selection, 1.0 if realtime and speed is None else speed)
+    error = made.scope.deferred.take()
+    if error is not None:
+        raise error
+    return replayed
+
+
+def _several(names: str | Sequence[str]) -> tuple[str, ...]:
+    return (names,) if isinstance(names, str) else tuple(names)

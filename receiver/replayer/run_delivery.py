@@ -1,0 +1,184 @@
+"""Delivers runs of messages that were logged, through a dispatcher for each device of each process."""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from fnmatch import fnmatchcase
+from typing import Any
+
+from receiver.messages.consumer import Sink
+from receiver.messages.message import Message
+from receiver.messages.registry import Lease, Registry
+from receiver.replayer.log_batches import LogBatch, ReplayedCalls
+from receiver.runtime.dispatch.dispatcher import Dispatcher
+from receiver.runtime.dispatch.scope import Scope
+from receiver.sinks.exported import ExportedTaps
+from receiver.sinks.factory import CHECKS, Binding, DescribedTap
+from receiver.sinks.sharding.multi_process import Stream
+from receiver.sources.source import Batch
+from receiver.taplog.format.block import Block
+from receiver.taplog.reading.merge import Run
+from receiver.taplog.reading.segment_reader import Writer
+from receiver.taplog.reading.selection import Selection
+from receiver.wire import Flags
+from receiver.wire.tap_descriptor import Described
+
+_CHECK = int(Flags.CHECK)
+
+Parts = Callable[[Sequence[int], int, int], Iterable[tuple[int, int]]]
+"""Which messages to deliver at a time: from the times of a block's messages, the first and the end of those that are
+due, bounds of parts."""
+
+
+class RunDelivery:
+    """The taps of some logged processes, and what takes their messages. One thread.
+
+    Attributes:
+        scope: accounts for what is delivered.
+        skipped: messages of taps to which nothing was bound, by the tap's name.
+        matched: the patterns of those bindings that a tap was found for.
+        names: of the taps that were met.
+    """
+
+    def __init__(
+        self,
+        scope: Scope,
+        selection: Selection,
+        *,
+        bind: Mapping[str, Callable[..., Any] | Binding] | None = None,
+        sinks: Sequence[Sink] = (),
+        printers: bool = True,
+        checks_only: bool = False,
+        label: Callable[[Writer], str] = lambda writer: "",
+        stream_of: Callable[[Writer], Stream | None] = lambda writer: None,
+    ) -> None:
+        """Makes ready.
+
+        Args:
+            scope: accounts for what is delivered.
+            selection: whose names are wanted; of exported taps only a message knows the name.
+            bind: functions by the names, or patterns of names, of the taps whose messages they take. Patterns bind no
+                checks.
+            sinks: get every message.
+            printers: whether what printed and logged does so.
+            checks_only: whether only failures of checks are delivered.
+            label: comes before the names of a process's devices.
+            stream_of: what a process brings to the values that are put together from the shards of several; None where
+                shards are delivered by themselves.
+        """
+        self.scope = scope
+        self.skipped: Counter[str] = Counter()
+        self.matched: set[str] = set()
+        self.names: set[str] = set()
+        self.bindings = {
+            name: func if isinstance(func, Binding) else Binding(func) for name, func in (bind or {}).items()
+        }
+        self._selection = selection
+        self._sinks = tuple(sinks)
+        self._printers = printers
+        self._checks_only = checks_only
+        self._label = label
+        self._stream_of = stream_of
+        self._processes: dict[Writer, _ProcessTaps] = {}
+
+    def deliver(self, run: Run, parts: Parts | None = None) -> None:
+        """Delivers the messages of a run; `parts` says how many at a time."""
+        taps = self._processes.get(run.writer)
+        if taps is None:
+            taps = self._processes[run.writer] = _ProcessTaps(
+                self, self._label(run.writer), self._stream_of(run.writer)
+            )
+        dispatcher, block = taps.ready(run)
+        start, stop = run.start, run.stop
+        if self._checks_only:
+            block = block.part(start, stop)
+            block = block.chosen((block.flags & _CHECK) != 0)
+            start, stop = 0, len(block)
+            if not stop:
+                return
+        for first, end in [(start, stop)] if parts is None else parts(block.times, start, stop):
+            batch: Batch = LogBatch(block, first, end, run.folded)
+            dispatcher.deliver(dispatcher.decode(batch))
+
+    def make_tap(self, stream: Stream | None, described: Described, binding: Binding | None) -> DescribedTap:
+        """A tap of the log, with what is bound to its name; `stream`: see `stream_of`."""
+        joint = None if stream is None or not stream.wants(described) else stream.sink
+        self.names.add(described.name)
+        for pattern, found in self.bindings.items():
+            # A pattern takes no failures away from the report: a check is bound by its own name.
+            matches = described.kind not in CHECKS and fnmatchcase(described.name, pattern)
+            if pattern == described.name or (binding is None and matches):
+                self.matched.add(pattern)
+                binding = found
+        wanted = self._selection.wants_name(described.name)
+        if not wanted or (binding is None and not self._printers and described.kind in ("print", "format")):
+            ignored = replace(described, kind="undescribed")
+            also = self._sinks if wanted else ()
+            tap = DescribedTap(
+                ignored,
+                Binding(_ignore),
+                unbound=self._unbound,
+                waits=False,
+                also=also,
+                joint=joint if also else None,
+            )
+            tap.consumer.describe = lambda: described
+            return tap
+        try:
+            return DescribedTap(
+                described, binding, unbound=self._unbound, waits=False, also=self._sinks, joint=joint
+            )
+        except ValueError as error:  # its messages are skipped
+            self.scope.deferred.add_lost(str(error), 1)
+            undescribed = replace(described, kind="undescribed")
+            return DescribedTap(undescribed, None, unbound=self._unbound, waits=False, also=self._sinks)
+
+    def _unbound(self, described: Described) -> Sink:
+        skipped = self.skipped
+
+        def skip(message: Message) -> None:
+            skipped[described.name] += message.stacked or 1
+
+        return skip
+
+
+def _ignore(*args: Any, **kwargs: Any) -> None:
+    pass
+
+
+class _ProcessTaps:
+    # The taps of one process, and a dispatcher for each of its devices.
+
+    def __init__(self, delivery: RunDelivery, label: str, stream: Stream | None) -> None:
+        self._delivery = delivery
+        self._label = label
+        self._registry = Registry()
+        self._leases: list[Lease] = []
+        self._make_tap = functools.partial(delivery.make_tap, stream)
+        self._exported = ExportedTaps(self._registry, self._make_tap)
+        self._devices: dict[str, tuple[Dispatcher, Block, Block]] = {}
+
+    def ready(self, run: Run) -> tuple[Dispatcher, Block]:
+        """The device's dispatcher, and the run's block as it delivers it, whose taps are known now."""
+        dispatcher, of, block = self._devices.get(run.device) or (self._dispatcher(run.device), None, None)
+        if of is not run.block or block is None:
+            # Stacks are for functions that are called while more is coming.
+            block = run.block.without_flags(int(Flags.BATCHED))
+            self._know(run)
+            self._devices[run.device] = dispatcher, run.block, block
+        return dispatcher, block
+
+    def _know(self, run: Run) -> None:
+        for consumer_id in run.block.consumers:
+            described = run.described.get(consumer_id)
+            if described is not None and self._registry.find(consumer_id) is None:
+                tap = self._make_tap(described, None)
+                self._leases.append(self._registry.lease(tap.consumer))
+
+    def _dispatcher(self, device: str) -> Dispatcher:
+        name = self._label + device
+        calls = ReplayedCalls(name, lambda batch: None)
+        return Dispatcher(self._registry, name, name, self._delivery.scope, lambda token: None, calls)

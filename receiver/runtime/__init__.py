@@ -1,0 +1,1 @@
+"""The receivers of this process."""

@@ -1,0 +1,217 @@
+"""The one dispatcher: decodes a frame, finds its consumer, calls its sink, defers what goes wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import inf
+from time import perf_counter
+from typing import Any
+
+from receiver.errors import TapFailure
+from receiver.messages.check_report import CheckFailed
+from receiver.messages.consumer import Consumer
+from receiver.messages.message import Message
+from receiver.messages.registry import Registry
+from receiver.runtime.dispatch.calls import Calls
+from receiver.runtime.dispatch.gil_share import LockShare
+from receiver.runtime.dispatch.scope import Scope
+from receiver.runtime.dispatch.tap_counters import TapAccounts
+from receiver.sources.batch_decoder import BatchDecoder, Deliveries
+from receiver.sources.source import Batch
+from receiver.wire import Flags, WireError, decode_header
+from receiver.wire.truncation import take_heads
+
+_END = int(Flags.END_OF_STREAM)
+_CALL = int(Flags.CALL)
+_UNUSUAL = int(Flags.END_OF_STREAM | Flags.TRUNCATED)
+_ANY_SEQ = -1
+Find = Callable[[int], Consumer | None]
+_tuple_new = tuple.__new__  # a NamedTuple's own constructor takes twice as long
+
+
+class Dispatcher:
+    """Delivers the frames of one device, in order, on that device's receiver thread.
+
+    Attributes:
+        device: what tap functions get as `device`.
+        scope: accounts for what is delivered now; changed between frames by `enter`.
+        current: the consumer whose sink runs now, or None. Read by other threads for reports.
+        current_since: `perf_counter()` at which it began.
+        delivered: how many messages of what `deliver` works on it is through with.
+    """
+
+    def __init__(
+        self,
+        registry: Registry,
+        device_name: str,
+        device: Any,
+        scope: Scope,
+        on_end: Callable[[int], None],
+        calls: Calls,
+        *,
+        continues: bool = False,
+    ) -> None:
+        """Makes the dispatcher of one device.
+
+        Args:
+            registry: consumer ids to consumers.
+            device_name: for reports.
+            device: what tap functions get as `device`.
+            scope: the first scope.
+            on_end: called with the token of each END_OF_STREAM frame, in its place among the messages.
+            calls: gets the messages that a program waits for the replies to.
+            continues: whether another dispatcher had messages of the device before, so that the first may have any
+                number.
+        """
+        self._registry = registry
+        self._find: Find = registry.find
+        self._accounts: TapAccounts | None = None
+        self._decoder = BatchDecoder(self._lose)
+        self._device_name = device_name
+        self.device = device
+        self._on_end = on_end
+        self._calls = calls
+        self._expected_seq = _ANY_SEQ if continues else 0
+        self._folded: dict[int, int] = {}
+        self.current: Consumer | None = None
+        self.current_since = 0.0
+        self.delivered = 0
+        self.enter(scope)
+
+    @property
+    def accounts(self) -> TapAccounts | None:
+        """What is counted for each tap by itself; None while nobody wants to know."""
+        return self._accounts
+
+    def account(self, on: bool) -> None:
+        """Begins or ends counting for each tap, from the next batch on. Any thread."""
+        self._accounts = TapAccounts(self._registry.find) if on else None
+        self._choose_find()
+
+    def enter(self, scope: Scope) -> None:
+        """Accounts to `scope` from the next frame on."""
+        self.scope = scope
+        self._stats = scope.device_stats(self._device_name)
+        self._choose_find()
+
+    def _choose_find(self) -> None:
+        # What is found may be the consumer with a counter before its sink, or with others beside it. Without these it
+        # costs nothing.
+        find: Find = self._registry.find if self._accounts is None else self._accounts.find
+        self._find = find if self.scope.beside is None else self.scope.beside.finding(find)
+
+    def decode(self, batch: Batch) -> Deliveries:
+        """Decodes a batch into what `deliver` takes, and records it; frames that cannot be decoded count as lost."""
+        found = self._decoder.decode(batch)
+        folded = 0
+        if batch.folded:
+            folded = sum(batch.folded)
+            counted = [place for place, count in enumerate(batch.folded) if count]
+            headers = [decode_header(*batch.frames[place][:2]) for place in counted]
+            self._folded = {
+                header.seq: batch.folded[place] for header, place in zip(headers, counted, strict=True)
+            }
+        expected, dropped = self._expected_seq, 0
+        if found.last_seq < 0:
+            self._expected_seq = _ANY_SEQ
+        else:
+            if expected != _ANY_SEQ:
+                dropped = found.last_seq + 1 - expected - batch.count - folded
+                self._stats.dropped += max(0, dropped)  # a damaged header may say anything
+            self._expected_seq = found.last_seq + 1
+        for recorder in self.scope.recorders:
+            recorder.record_batch(
+                self._device_name,
+                batch,
+                self._find,
+                dropped=dropped,
+                first_seq=max(0, expected),
+                last_seq=max(0, found.last_seq),
+            )
+        return found
+
+    def deliver(self, found: Deliveries, share: LockShare | None = None) -> None:
+        """Delivers the messages one after the other; what their sinks raise is deferred, never raised here.
+
+        Args:
+            found: the messages.
+            share: of the interpreter lock, to keep to meanwhile.
+        """
+        # This is the hottest Python loop of the package: what can be a local variable is one.
+        find, device, stats = self._find, self.device, self._stats
+        nbytes = found.nbytes
+        self.current_since = started = perf_counter()
+        pause_at, paused = inf if share is None else share.due(), 0.0
+        # A stack stands where its last message was: until all is delivered nothing before it counts as delivered.
+        counts = 0 if found.stacked else 1
+        for index, (consumer_id, flags, seq, time_ns, run_id, count, arrays) in enumerate(found.items):
+            consumer = find(consumer_id)
+            if consumer is None or flags & _UNUSUAL:
+                if flags & _END:  # the only message of its batch
+                    self._on_end(consumer_id)
+                    return
+                if consumer is None:
+                    stats.unknown += count or 1
+                    nbytes -= sum(array.nbytes for array in arrays)
+                    self.scope.deferred.add_unknown(consumer_id)
+                    if flags & _CALL:
+                        self._calls.refuse(seq, consumer_id)
+                    continue
+                nbytes -= sum(array.nbytes for array in arrays[:1])
+                try:
+                    arrays = take_heads(arrays, count)
+                except WireError as error:
+                    self._lose(error)
+                    continue
+            self.delivered = index * counts
+            self.current_since = now = perf_counter()
+            if now > pause_at and share is not None:
+                paused += share.pause()
+                pause_at = share.due()
+                self.current_since = perf_counter()
+            self.current = consumer
+            try:
+                message = _tuple_new(Message, (consumer, arrays, seq, time_ns, run_id, device, None, count))
+                if flags & _CALL:
+                    self._calls.start(message, self.scope)
+                else:
+                    consumer.sink(message)
+            except CheckFailed as failed:
+                folded = self._folded.pop(seq, 0)
+                stats.delivered += folded
+                if folded and self._accounts is not None:
+                    self._accounts.count_folded(consumer_id, folded)
+                self.scope.deferred.add_check(consumer, failed, self._device_name, 1 + folded)
+            except BaseException as error:  # a tap's failure, whatever it is, must not stop the stream
+                stats.failed += count or 1
+                self._defer(error, consumer, seq)
+            stats.delivered += count or 1
+            stats.last_time_ns = time_ns
+        self.current = None
+        stats.delivered_bytes += nbytes
+        stats.tap_sec += perf_counter() - started - paused
+        if not stats.first_time_ns:
+            stats.first_time_ns = found.first_time_ns
+
+    def lose(self, reason: str, count: int) -> None:
+        """Accounts for messages that can never be delivered."""
+        self._expected_seq = _ANY_SEQ  # the gap they leave is no drop
+        self.scope.deferred.add_lost(reason, count)
+        for recorder in self.scope.recorders:
+            recorder.lose(self._device_name, count, reason)
+
+    def _lose(self, error: WireError) -> None:
+        self.scope.deferred.add_lost(f"undecodable frame on {self._device_name}: {error}", 1)
+
+    def _defer(self, error: BaseException, consumer: Consumer, seq: int) -> None:
+        self.scope.deferred.add_failure(
+            TapFailure(
+                error,
+                consumer.name,
+                consumer.source_line,
+                self._device_name,
+                seq,
+                consumer.transforms,
+                consumer.kwargs,
+            )
+        )

@@ -1,0 +1,134 @@
+"""A scope: the stretch of a device's stream that one receiver accounts for."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from receiver.messages.deferred_errors import MAX_KEPT, DeferredErrors, OnError
+from receiver.runtime.device_stats import DeviceStats, merge_row
+from receiver.sources.back_pressure import BackPressure
+
+if TYPE_CHECKING:
+    from receiver.runtime.dispatch.scope_sinks import ScopeSinks
+    from receiver.taplog.writing.recorder import Recorder
+
+
+class Scope:
+    """Collects the statistics and deferred errors of the messages delivered while it is current.
+
+    A device's stream passes from one scope to the next at an END_OF_STREAM frame, in the stream's order.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        max_errors: int = MAX_KEPT,
+        back_pressure: BackPressure | None = None,
+        on_error: OnError = OnError.DEFER,
+    ) -> None:
+        """Makes a scope that no device is in yet.
+
+        Args:
+            name: appears in reports.
+            max_errors: bounds the tap exceptions that are kept whole.
+            back_pressure: of its devices; by default emissions wait for room.
+            on_error: what becomes of checks that fail.
+        """
+        self.name = name
+        self.back_pressure = back_pressure or BackPressure()
+        self.deferred = DeferredErrors(max_errors, on_error)
+        self.recorder: Recorder | None = None
+        self.recorders: tuple[Recorder, ...] = ()  # that one, and what forwards
+        self.beside: ScopeSinks | None = None
+        self._unrecorded_before: Counter[str] = Counter()
+        self._stats: dict[str, DeviceStats] = {}
+        self._changed = threading.Condition()  # protects everything below
+        self._open_devices: set[str] = set()
+        self._calls: Counter[str] = Counter()  # running, by device
+        self._apart: dict[object, list[DeviceStats]] = {}
+        self._called: dict[
+            str, tuple[int, float]
+        ] = {}  # by device: failures and seconds of those that are over
+
+    def record_with(self, recorder: Recorder) -> None:
+        """Has all messages recorded, before they are delivered. Before any device is in this scope."""
+        self.recorder = recorder
+        self.recorders += (recorder,)
+        self._unrecorded_before = self._unrecorded()
+
+    def forward_with(self, forwarder: Recorder) -> None:
+        """Has all messages forwarded, from before they are delivered. Before any device is in this scope."""
+        self.recorders += (forwarder,)
+
+    def deliver_to(self, sinks: ScopeSinks) -> None:
+        """Has `sinks` get all messages, too, beside the taps' own. Before any device is in this scope."""
+        self.beside = sinks
+
+    def device_stats(self, device: str) -> DeviceStats:
+        """The live statistics of a device; only its receiver thread changes them."""
+        return self._stats.setdefault(device, DeviceStats(device))
+
+    @property
+    def stats(self) -> list[DeviceStats]:
+        """A snapshot, a row per device that had this scope."""
+        rows = [s.copy() for s in list(self._stats.values())]
+        with self._changed:
+            for row in itertools.chain.from_iterable(self._apart.values()):
+                merge_row(rows, row)
+        unrecorded = self._unrecorded() - self._unrecorded_before
+        with self._changed:
+            for row in rows:
+                row.unrecorded = unrecorded[row.device]
+                failed, seconds = self._called.get(row.device, (0, 0.0))
+                row.failed += failed
+                row.tap_sec += seconds
+        return rows
+
+    def take_apart(self, process: object, rows: list[DeviceStats]) -> None:
+        """Accounts for what another process has delivered, which it says from the beginning on each time."""
+        with self._changed:
+            self._apart[process] = rows
+
+    def _unrecorded(self) -> Counter[str]:
+        return Counter() if self.recorder is None else self.recorder.counters.lost_by_device
+
+    def opened(self, device: str) -> None:
+        """The device's stream is in this scope from here on."""
+        with self._changed:
+            self._open_devices.add(device)
+
+    def closed(self, device: str) -> None:
+        """The device's stream has left this scope: nothing more of it will come."""
+        with self._changed:
+            self._open_devices.discard(device)
+            self._changed.notify_all()
+
+    def call_began(self, device: str) -> None:
+        """A host function runs for a message of this scope, on another thread than the receiver's."""
+        with self._changed:
+            self._calls[device] += 1
+
+    def call_ended(self, device: str, seconds: float, *, failed: bool) -> None:
+        """It is over, and what it raised is in `deferred`."""
+        with self._changed:
+            failures, total = self._called.get(device, (0, 0.0))
+            self._called[device] = failures + failed, total + seconds
+            self._calls[device] -= 1
+            if not self._calls[device]:
+                self._changed.notify_all()
+
+    @property
+    def has_open_devices(self) -> bool:
+        """Whether messages of any device can still arrive here, or calls of such messages run."""
+        with self._changed:
+            return bool(self._open_devices) or any(self._calls.values())
+
+    def wait_closed(self, device: str, timeout_sec: float) -> bool:
+        """Waits until the device has left this scope, with all its calls; False when `timeout_sec` passed first."""
+        with self._changed:
+            return self._changed.wait_for(
+                lambda: device not in self._open_devices and not self._calls[device], timeout_sec
+            )

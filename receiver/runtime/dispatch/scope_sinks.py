@@ -1,0 +1,123 @@
+"""Sinks beside the taps' own: they get every message of a scope, whichever tap it is of."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from receiver.messages.consumer import Consumer, Sink
+from receiver.messages.deferred_errors import SeveralFailures
+from receiver.messages.message import Message
+from receiver.messages.registry import Registry
+from receiver.sinks.exported import SHARDS_ID, WHOLE_ID, ExportedTaps
+from receiver.sinks.factory import Binding, DescribedTap
+from receiver.sinks.sharding.sinks import shard_sink
+from receiver.wire.tap_descriptor import Described
+
+Find = Callable[[int], Consumer | None]
+
+
+class ScopeSinks:
+    """The sinks of one scope. Any thread.
+
+    They get whole values where those lie on several devices, and messages of exported programs without the description
+    that these bring along.
+    """
+
+    def __init__(self, sinks: Sequence[Sink]) -> None:
+        """`sinks` get the messages beside the taps' own."""
+        self._sinks = tuple(sinks)
+        self._lock = threading.Lock()  # protects the table, of which devices share the entries
+        self._by_id: dict[int, Sink] = {}
+        self._registry = Registry()
+        self._exported = ExportedTaps(self._registry, self._exported_tap)
+
+    def finding(self, find: Find) -> Find:
+        """Finds what `find` finds, with these sinks beside its own; for one device."""
+        known: dict[int, tuple[Consumer, Consumer]] = {}
+
+        def find_with_sinks(consumer_id: int) -> Consumer | None:
+            consumer = find(consumer_id)
+            if consumer is None:
+                return None
+            found = known.get(consumer_id)
+            if found is None or found[0] is not consumer:
+                found = known[consumer_id] = consumer, self._with_sinks(consumer)
+            return found[1]
+
+        return find_with_sinks
+
+    def _with_sinks(self, consumer: Consumer) -> Consumer:
+        beside = self._sink_of(consumer)
+        if beside is None:
+            return consumer
+
+        # A tap function may change the arrays: the others come first. But it is the tap's own sink that has devices
+        # wait that are far ahead of those whose shards it wants.
+        own_first = beside != self._deliver
+
+        def both(message: Message) -> Any:
+            errors: list[BaseException] = []
+            result = None
+            for is_own in (own_first, not own_first):
+                try:
+                    if is_own:
+                        result = consumer.sink(message)  # rules may put another one there meanwhile
+                    else:
+                        beside(message)
+                except BaseException as error:
+                    errors.append(error)
+            _raise(errors)
+            return result
+
+        return dataclasses.replace(consumer, sink=both)
+
+    def _sink_of(self, consumer: Consumer) -> Sink | None:
+        with self._lock:
+            sink = self._by_id.get(consumer.consumer_id)
+            if sink is None:
+                sink = self._new_sink(consumer)
+                if sink is not None:
+                    self._by_id[consumer.consumer_id] = sink
+            return sink
+
+    def _new_sink(self, consumer: Consumer) -> Sink | None:
+        if consumer.consumer_id in (WHOLE_ID, SHARDS_ID):
+            exported = self._registry.find(consumer.consumer_id)
+            return None if exported is None else exported.sink
+        if consumer.describe is None:
+            return None
+        try:
+            described = consumer.describe()
+        except ValueError:
+            return self._deliver  # nobody can tell more of it
+        if described.shards is None:
+            return self._deliver
+        return shard_sink(self._deliver, described.sharding, assemble=described.shards == "all", waits=False)
+
+    def _exported_tap(self, described: Described, binding: Binding | None) -> DescribedTap:
+        return DescribedTap(
+            described, Binding(_ignore), unbound=lambda tap: _ignore, waits=False, also=(self._deliver,)
+        )
+
+    def _deliver(self, message: Message) -> None:
+        errors: list[BaseException] = []
+        for sink in self._sinks:
+            try:
+                sink(message)
+            except BaseException as error:
+                errors.append(error)
+        _raise(errors)
+
+
+def _raise(errors: list[BaseException]) -> None:
+    if len(errors) > 1:
+        raise SeveralFailures("several sinks of a message", errors)
+    if errors:
+        raise errors[0]
+
+
+def _ignore(*args: Any, **kwargs: Any) -> None:
+    pass

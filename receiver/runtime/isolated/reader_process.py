@@ -1,0 +1,190 @@
+"""The process that delivers beside this one: started, asked, ended; and replaced by this one, should it die."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from receiver.cli.reader_process.reader import Order
+from receiver.log import logger
+from receiver.messages.consumer import Consumer
+from receiver.messages.deferred_errors import OnError
+from receiver.messages.registry import Registry
+from receiver.runtime.dispatch.scope import Scope
+from receiver.runtime.isolated.ipc import Link
+from receiver.runtime.isolated.options import NOTHING, Keeping
+from receiver.runtime.isolated.ring_handover import OutsideRings
+
+if TYPE_CHECKING:
+    from receiver.remote.forwarder import Outcome
+
+START_SEC = 60.0
+"""How long the other process may take to start."""
+
+ANSWER_SEC = 10.0
+"""How long it may take to report when everything is delivered."""
+
+
+class ReceiverProcess:
+    """Delivers the taps of some devices that need nothing of this process. Any thread.
+
+    Attributes:
+        rings: what it reads.
+        forwarded: what has become of what it was to forward; None until it has ended.
+    """
+
+    def __init__(
+        self,
+        rings: OutsideRings,
+        registry: Registry,
+        scope: Scope,
+        *,
+        keeping: Keeping = NOTHING,
+        on_death: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Starts it, and sends it what the taps emit from now on.
+
+        Args:
+            rings: what it is to read.
+            registry: the consumers of this process.
+            scope: accounts for what it delivers.
+            keeping: what else becomes of what it delivers.
+            on_death: called when it has ended without being told to.
+
+        Raises:
+            OSError: it cannot be started.
+        """
+        self.rings = rings
+        self.forwarded: Outcome | None = None
+        self._on_death = on_death
+        self._end_sec = ANSWER_SEC + (0.0 if keeping.forward is None else keeping.forward.drain_sec)
+        self._scope = scope
+        self._changed = threading.Condition()  # protects everything below
+        self._reports = 0
+        self._answered = 0
+        self._ready = self._gone = self._ending = False
+        files = [(name, str(file)) for name, file in rings.files.items()]
+        order = Order(
+            str(rings.folder), os.getpid(), files, keeping, scope.deferred.max_kept, str(scope.deferred.on_error),
+            remove=True,
+        )  # fmt: skip
+        try:
+            self._process, self._link = _start(order)
+        except BaseException:
+            rings.end()
+            raise
+        self._listener = threading.Thread(target=self._listen, name="hostcallback-apart", daemon=True)
+        self._listener.start()
+        with self._changed:
+            self._changed.wait_for(lambda: self._ready or self._gone, START_SEC)
+            if not self._ready:
+                self._ending = True
+                self._process.kill()
+                raise OSError(
+                    f"the receiver's process did not start (exit status {self._process.wait()}): "
+                    "its standard error says why"
+                )
+        rings.route(registry, self._wanted)
+
+    def _wanted(self, consumer: Consumer) -> bool:
+        if not consumer.is_portable:
+            return False
+        # What is to be raised in this process, or to end a program of it, is looked at here.
+        return not consumer.is_check or self._scope.deferred.on_error in (OnError.DEFER, OnError.WARN)
+
+    @property
+    def pid(self) -> int:
+        """Of the other process."""
+        return self._process.pid
+
+    def collect(self) -> None:
+        """Has the other process report what came of the messages, into the scope."""
+        self.drain(0.0)
+
+    def drain(self, timeout_sec: float) -> bool:
+        """Likewise, and before has it wait until the collector has what it forwards, for so many seconds at most."""
+        with self._changed:
+            if self._gone:
+                return True
+            self._reports += 1
+            number = self._reports
+        if self._link.send("report", number=number, drain_sec=timeout_sec):
+            with self._changed:
+                self._changed.wait_for(
+                    lambda: self._answered >= number or self._gone, ANSWER_SEC + timeout_sec
+                )
+        return self._answered >= number
+
+    def stop(self) -> None:
+        """Ends it: what is emitted from now on is delivered here."""
+        with self._changed:
+            gone, self._ending = self._gone, True
+        if not gone:
+            self._link.send("end")
+            with self._changed:
+                self._changed.wait_for(lambda: self._gone, self._end_sec)
+        self._link.close()
+        try:
+            self._process.wait(self._end_sec)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._listener.join()
+
+    def _listen(self) -> None:
+        while True:
+            said = self._link.receive()
+            if said is not None:
+                self._take(said)
+            if said is None or said["kind"] == "end":
+                break
+        status = self._process.wait()
+        with self._changed:
+            unexpected = not self._ending and self._ready
+        if unexpected:
+            logger.warning(
+                "the receiver's process %d ended (exit status %d): its taps are delivered in this process from now on",
+                self.pid,
+                status,
+            )
+        self.rings.end()
+        if unexpected:
+            self._on_death()
+        with self._changed:
+            self._gone = True
+            self._changed.notify_all()
+
+    def _take(self, said: dict[str, Any]) -> None:
+        if said["kind"] != "ready":
+            self._scope.take_apart(self, said["stats"])
+            self._scope.deferred.absorb(said["deferred"])
+        self.forwarded = said.get("forwarded")
+        with self._changed:
+            self._ready = self._ready or said["kind"] == "ready"
+            self._answered = max(self._answered, said.get("number", 0))
+            self._changed.notify_all()
+
+
+def _start(order: Order) -> tuple[subprocess.Popen[bytes], Link]:
+    ours, theirs = socket.socketpair()
+    package = str(Path(__file__).resolve().parents[3])
+    path = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH", "")]))
+    line: Sequence[str] = [sys.executable, "-m", "receiver.cli.reader_process", str(theirs.fileno())]
+    try:
+        process = subprocess.Popen(
+            line, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, env={**os.environ, "PYTHONPATH": path}
+        )
+    except BaseException:
+        ours.close()
+        raise
+    finally:
+        theirs.close()
+    link = Link(ours)
+    link.send("order", order=order)
+    return process, link

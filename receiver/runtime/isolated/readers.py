@@ -1,0 +1,196 @@
+"""The other processes that read rings of this one: started, waited for, ended; and the rings that they gave back."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from time import perf_counter
+from typing import Protocol
+
+from receiver.errors import TapTimeoutError
+from receiver.log import logger
+from receiver.messages.registry import Registry
+from receiver.runtime.device_receiver import DeviceReceiver
+from receiver.runtime.dispatch.scope import Scope
+from receiver.runtime.isolated.options import NOTHING, Keeping
+from receiver.runtime.isolated.reader_process import ReceiverProcess
+from receiver.runtime.isolated.ring_handover import OutsideRings
+from receiver.runtime.isolated.shared_rings import BesideRings
+from receiver.sources.back_pressure import BackPressure
+from receiver.sources.ring import RingSource
+
+STOP_SEC = 10.0
+POLL_SEC = 0.05
+
+
+class Reader(Protocol):
+    """Another process that reads rings of this one.
+
+    Attributes:
+        rings: what it reads.
+    """
+
+    rings: OutsideRings
+
+    def collect(self) -> None:
+        """Has it report what came of the messages, where somebody here wants to know."""
+
+
+class Readers:
+    """All of them. Any thread.
+
+    Attributes:
+        processes: those that read at present.
+        adopted: by device, the receivers here of rings that another process has read.
+    """
+
+    def __init__(
+        self,
+        registry: Registry,
+        receivers: Mapping[str, DeviceReceiver],
+        scope_of: Callable[[str], Scope],
+        lock: threading.Lock,
+    ) -> None:
+        """There is none yet.
+
+        Args:
+            registry: the consumers of this process.
+            receivers: its own receivers, by device.
+            scope_of: accounts for a device at present.
+            lock: protects `receivers`, and what is here.
+        """
+        self.processes: list[Reader] = []
+        self.adopted: dict[str, DeviceReceiver] = {}
+        self._registry = registry
+        self._receivers = receivers
+        self._scope_of = scope_of
+        self._lock = lock
+        self._outside: set[str] = set()  # devices with a ring that another process reads, or is about to
+        self._beside: BesideRings | None = None
+
+    def start(
+        self,
+        names: Iterable[str],
+        scope: Scope,
+        *,
+        keeping: Keeping = NOTHING,
+        on_death: Callable[[], None] = lambda: None,
+    ) -> ReceiverProcess | None:
+        """Starts a process that delivers the taps of some devices that need nothing of this process.
+
+        Args:
+            names: of the devices.
+            scope: accounts for them.
+            keeping: what else becomes of what that process delivers.
+            on_death: called when it has ended without being told to.
+
+        Returns:
+            The process; None if no device has a ring that it could read.
+
+        Raises:
+            OSError: it cannot be started.
+        """
+        names = list(names)
+        rings = self.hand_over(names, scope.back_pressure)
+        if rings is None or len(rings.names) < len(names):
+            logger.warning(
+                "process=True: the taps of %s are delivered in this process: another one can read the rings of CPU "
+                "devices, on the native transport, and one at a time",
+                ", ".join(name for name in names if rings is None or name not in rings.names),
+            )
+        if rings is None:
+            return None
+        try:
+            process = ReceiverProcess(rings, self._registry, scope, keeping=keeping, on_death=on_death)
+        except BaseException:
+            self._give_back(rings.names)
+            raise
+        self.add(process)
+        return process
+
+    def hand_over(self, names: Iterable[str] | None, back_pressure: BackPressure) -> OutsideRings | None:
+        """Rings of devices, all or those named, for another process to read; None if there are none that it could.
+
+        Raises:
+            OSError: a ring cannot be put into a file.
+        """
+        with self._lock:
+            chosen = [self._receivers[n] for n in (names or self._receivers) if n in self._receivers]
+            sources = {
+                r.name: r.source
+                for r in chosen
+                if r.name not in self._outside and isinstance(r.source, RingSource) and r.source.device >= 0
+            }
+            self._outside.update(sources)
+        if not sources:
+            return None
+        try:
+            self._beside = self._beside or BesideRings(self._registry)
+            for name in sources:
+                adopted = self.adopted.get(name)
+                if adopted is not None and not adopted.stop(STOP_SEC):
+                    raise OSError(f"{adopted.describe_wait()}: no other process can read its ring meanwhile")
+                with self._lock:
+                    self.adopted.pop(name, None)
+            return OutsideRings(self._beside, sources, self._adopt, back_pressure)
+        except BaseException:
+            self._give_back(sources)
+            raise
+
+    def _give_back(self, names: Iterable[str]) -> None:
+        with self._lock:
+            self._outside.difference_update(names)
+
+    def add(self, reader: Reader) -> None:
+        """Another process reads rings of this one: barriers wait for it."""
+        with self._lock:
+            self.processes.append(reader)
+
+    def remove(self, reader: Reader) -> None:
+        """It does not any more."""
+        with self._lock:
+            self.processes.remove(reader)
+            self._outside.difference_update(reader.rings.names)
+
+    def end(self, process: ReceiverProcess) -> None:
+        """Ends a process that `start` started: its taps are delivered here from now on."""
+        with self._lock:
+            if process not in self.processes:  # that of a parent, of which this is a forked child
+                return
+        process.stop()
+        self.remove(process)
+
+    def wait_delivered(self, names: set[str] | None, deadline: float | None, stall_sec: float | None) -> None:
+        with self._lock:
+            readers = list(self.processes)
+        for reader in readers:
+            for name in reader.rings.names:
+                emitted = reader.rings.emitted(name) if names is None or name in names else 0
+                left, since = reader.rings.describe(name), perf_counter()
+                while not reader.rings.wait_delivered(name, emitted, POLL_SEC):
+                    now = perf_counter()
+                    if deadline is not None and now > deadline:
+                        raise TapTimeoutError(f"the time was up. {reader.rings.describe(name)}")
+                    if (left_now := reader.rings.describe(name)) != left:
+                        left, since = left_now, now
+                    elif stall_sec is not None and now - since > stall_sec:
+                        raise TapTimeoutError(
+                            f"{left}, and has given nothing back for {stall_sec} s: does what reads its output stand "
+                            "still? Or give it more time (timeout_sec=); the messages are kept"
+                        )
+            reader.collect()
+
+    def remove_files(self) -> None:
+        """Removes the files of the rings: the process ends as it should."""
+        if self._beside is not None:
+            self._beside.remove()
+
+    def _adopt(self, name: str, source: RingSource) -> None:
+        with self._lock:
+            own = self._receivers[name]
+            scope = self._scope_of(name)
+            counters = source.counters()
+            self.adopted[name] = DeviceReceiver(
+                f"{name} (beside)", own.device, source, self._registry, scope,
+                continues_from=counters.emitted - counters.queued_messages,
+            )  # fmt: skip

@@ -1,0 +1,103 @@
+"""The rings that another process reads, beside those that this one reads, and which taps send there."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from receiver.cli.reader_process.reader import is_alive
+from receiver.log import logger
+from receiver.messages.consumer import Consumer
+from receiver.messages.registry import Registry
+from receiver.native import bindings as native
+from receiver.sources.ring import RingSource
+from receiver.taplog.flight.recorder import BLOCK_BYTES, FlightRecorder, file_name
+
+SHARED_MEMORY = Path("/dev/shm")
+PREFIX = "hostcallback-apart-"
+
+
+class BesideRings:
+    """Of one process, for as long as it lives: rings are never unmapped. Any thread.
+
+    Attributes:
+        folder: where their files are.
+    """
+
+    def __init__(self, registry: Registry) -> None:
+        """Makes a folder in shared memory where there is any.
+
+        Raises:
+            OSError: it cannot be made.
+        """
+        base = SHARED_MEMORY if os.access(SHARED_MEMORY, os.W_OK) else Path(tempfile.gettempdir())
+        _remove_left_behind(base)
+        self._directory = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir=base))
+        self._recorder = FlightRecorder(self._directory)
+        self.folder = self._recorder.folder
+        self._registry = registry
+        self._rings: dict[str, RingSource] = {}
+        registry.watch(self._recorder.describe)
+
+    def ring(self, name: str, source: RingSource) -> RingSource:
+        """The ring beside that of a device, in a file.
+
+        Raises:
+            OSError: it cannot be put into a file.
+            MemoryError: the system has no memory for it.
+        """
+        ring = self._rings.get(name)
+        if ring is None:
+            ring = RingSource.open_beside(source, BLOCK_BYTES // 2)
+            ring.keep_in_file(self.file(name), name, BLOCK_BYTES)
+            self._rings[name] = ring
+        return ring
+
+    def file(self, name: str) -> Path:
+        """Of a device's ring."""
+        return self.folder / file_name(name)
+
+    def remove(self) -> None:
+        """Removes the files: nobody reads them any more."""
+        self._recorder.remove()
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+
+def _remove_left_behind(base: Path) -> None:
+    # Of processes that were killed together with the one that read their rings.
+    for folder in base.glob(f"{PREFIX}*"):
+        pid = folder.name.removeprefix(PREFIX).split("-")[0]
+        try:
+            if pid.isdecimal() and folder.stat().st_uid == os.getuid() and not is_alive(int(pid)):
+                shutil.rmtree(folder, ignore_errors=True)
+        except OSError:
+            continue
+
+
+class Routes:
+    """Which taps send to the rings beside. Any thread."""
+
+    def __init__(self, registry: Registry, wanted: Callable[[Consumer], bool]) -> None:
+        """From now on those for which `wanted` says so, which programs have or will have."""
+        self._library = native.load()
+        self._registry = registry
+        self._wanted = wanted
+        self._routed: set[int] = set()
+        registry.watch(self._route)
+
+    def end(self) -> None:
+        """From now on none: their messages stay in this process."""
+        self._registry.unwatch(self._route)
+        for consumer_id in list(self._routed):
+            self._library.hcb_control_outside(consumer_id, 0)
+
+    def _route(self, consumer: Consumer) -> None:
+        if not self._wanted(consumer):
+            return
+        if self._library.hcb_control_outside(consumer.consumer_id, 1):
+            logger.warning("%s is delivered in this process: the table of controls is full", consumer.name)
+        else:
+            self._routed.add(consumer.consumer_id)

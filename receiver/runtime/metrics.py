@@ -1,0 +1,70 @@
+"""What is counted of a process's receivers, by name. docs/metrics.md lists them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from receiver.runtime.device_stats import DeviceStats
+from receiver.runtime.runtime import Runtime
+from receiver.sources.source import SourceCounters
+
+BEGUN_NS = time.time_ns()
+"""When counting began: Unix time."""
+
+
+class Figure(NamedTuple):
+    """One thing that is counted.
+
+    Attributes:
+        name: without a prefix.
+        text: what it is.
+        grows: whether it only grows; if not it is the state now.
+        label: what it is told apart by, "device" or "tap".
+        values: the numbers, by that.
+    """
+
+    name: str
+    text: str
+    grows: bool
+    label: str
+    values: list[tuple[str, float]]
+
+
+_OF_STATS: tuple[tuple[str, str, Callable[[DeviceStats], float]], ...] = (
+    ("delivered_messages", "Messages handed to their tap functions.", lambda row: row.delivered),
+    ("delivered_bytes", "Bytes of the tapped arrays in them.", lambda row: row.delivered_bytes),
+    ("failed_messages", "Messages whose tap function raised.", lambda row: row.failed),
+    ("unknown_messages", "Messages whose consumer was not registered.", lambda row: row.unknown),
+    ("unrecorded_messages", "Messages that a recorder could not write.", lambda row: row.unrecorded),
+    ("tap_seconds", "Seconds spent in tap functions.", lambda row: row.tap_sec),
+)
+
+_OF_SOURCES: tuple[tuple[str, str, Callable[[SourceCounters], float]], ...] = (
+    ("emitted_messages", "Messages that devices have put into their queues.", lambda c: c.emitted),
+    ("emitted_bytes", "Bytes of their frames.", lambda c: c.emitted_bytes),
+    ("dropped_messages", "Messages that a back-pressure policy has dropped.", lambda c: c.dropped),
+)
+
+_QUEUES: tuple[tuple[str, str, Callable[[SourceCounters], float]], ...] = (
+    ("queued_messages", "Messages in the queues now.", lambda c: c.queued_messages),
+    ("queued_bytes", "Bytes in the queues now.", lambda c: c.queued_bytes),
+    ("waiting_emissions", "Emissions that wait for room in a queue now.", lambda c: c.waiting_producers),
+)
+
+
+def figures(runtime: Runtime) -> Iterator[Figure]:
+    """The figures now. Takes no lock that delivery holds for long. Any thread."""
+    rows = runtime.totals()
+    counters = [(receiver.name, receiver.source.counters()) for receiver in runtime.receivers()]
+    for name, text, read in _OF_STATS:
+        yield Figure(name, text, True, "device", [(row.device, read(row)) for row in rows])
+    for grows, metrics in ((True, _OF_SOURCES), (False, _QUEUES)):
+        for name, text, of_source in metrics:
+            values = [(device, of_source(found)) for device, found in counters]
+            yield Figure(name, text, grows, "device", values)
+    suppressed = [(tap, float(count)) for tap, count in runtime.suppressed().items()]
+    yield Figure(
+        "suppressed_messages", "Messages that rules of taps kept from being sent.", True, "tap", suppressed
+    )

@@ -1,0 +1,1 @@
+"""Which messages of which taps are sent: the rules, and what they decide."""

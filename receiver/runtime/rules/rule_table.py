@@ -1,0 +1,209 @@
+"""What taps may send at run time, by name; and which checks check: by name, all of them, or on some devices."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from receiver.messages.consumer import Consumer
+from receiver.messages.registry import Registry
+from receiver.native import bindings as native_library
+from receiver.runtime.rules.admission import EVERY_DEVICE, Admission, interval_ns_of, probe_ns_of
+from receiver.runtime.rules.gate_sink import put_in_front
+from receiver.runtime.rules.rules import DEFAULT, OFF, PYTHON, Rule, Rules
+
+MAX_ADMISSIONS = 4096
+"""With more of them, those of taps that are gone are forgotten."""
+
+
+class Switches:
+    """Safe from any thread. What is said applies to programs that run already, and to those to come.
+
+    The native handlers have a table of their own, which is kept in step; other transports ask `is_off` and `admission`.
+    """
+
+    def __init__(self) -> None:
+        """Everything is on."""
+        self._lock = threading.RLock()  # protects everything below
+        self._library: ctypes.CDLL | None = None
+        self._rules = Rules()
+        self._told: dict[
+            int, Rule
+        ] = {}  # what the native table has, by consumer id, where it is not the default
+        self._admissions: dict[int, Admission] = {}
+        self._off = False  # whether checks are off but for those of `_except`, or on but for those
+        self._except: set[str] = set()
+        self._without: dict[tuple[int, int], None] = {}  # consumer id and device id where it does not check
+        self._aborting: set[int] = set()
+
+    def after_fork_in_child(self) -> None:
+        """A fresh lock."""
+        self._lock = threading.RLock()
+
+    @property
+    def rules(self) -> Rules:
+        """What has been said of taps."""
+        return self._rules
+
+    def use(self, library: ctypes.CDLL, registry: Registry) -> None:
+        """Keeps the table of the native library in step from now on."""
+        with self._lock:
+            self._library = library
+            for consumer_id, device in self._without:
+                self._switch(consumer_id, device, True)
+            for device in self._aborting:
+                self.abort_on_check([device], True)
+            self._tell_all(registry)
+
+    def set_all(self, registry: Registry, *, off: bool) -> None:
+        """Switches all checks, whatever was said of single ones."""
+        with self._lock:
+            self._off = off
+            self._except.clear()
+            self._tell_all(registry)
+
+    def set_named(self, registry: Registry, names: Iterable[str], *, off: bool) -> None:
+        """Switches the checks of some names."""
+        with self._lock:
+            if off == self._off:
+                self._except.difference_update(names)
+            else:
+                self._except.update(names)
+            self._tell_all(registry)
+
+    def set_rules(self, registry: Registry, pattern: str, settings: Mapping[str, Any]) -> None:
+        """Says settings of all taps whose names match a glob, those to come as well.
+
+        Raises:
+            ValueError: a setting makes no sense.
+        """
+        self._change(registry, lambda rules: rules.having(pattern, settings))
+
+    def reset_rules(self, registry: Registry, pattern: str) -> None:
+        """Says that all is as by default for the taps whose names match a glob."""
+        self._change(registry, lambda rules: rules.reset(pattern))
+
+    def replace_rules(
+        self, registry: Registry, said: Iterable[tuple[str, Mapping[str, Any]]], origin: str = PYTHON
+    ) -> None:
+        """Forgets what one origin said, and says settings of patterns instead, in order, which count as said now.
+
+        Raises:
+            ValueError: a setting makes no sense; nothing changes then.
+        """
+
+        def change(rules: Rules) -> Rules:
+            rules = rules.without(origin)
+            for pattern, settings in said:
+                rules = rules.having(pattern, settings, origin)
+            return rules
+
+        self._change(registry, change)
+
+    def _change(self, registry: Registry, change: Callable[[Rules], Rules]) -> None:
+        with self._lock:
+            self._rules = change(self._rules)
+            self._tell_all(registry)
+
+    def known(self, consumer: Consumer, without: Iterable[int] = ()) -> None:
+        """A tap that some program has from now on, and the ids of the devices where it does not check."""
+        with self._lock:
+            for device in without:
+                self._without[consumer.consumer_id, device] = None
+                self._switch(consumer.consumer_id, device, True)
+            self._tell(consumer)
+
+    def rule_of(self, consumer: Consumer) -> Rule:
+        """What holds for a consumer. A check is on or off, and nothing else: no failure is missing from a report."""
+        rule = self._rules.of(consumer.name) if self._rules and consumer.is_switchable else DEFAULT
+        if consumer.is_check:
+            return OFF if not rule.enabled or self._is_check_off(consumer.name) else DEFAULT
+        return rule
+
+    def is_off(self, consumer: Consumer, device: int = EVERY_DEVICE) -> bool:
+        """Whether a tap is off, on the device of that id if one is given."""
+        if self._rules and not self.rule_of(consumer).enabled:
+            return True
+        if not consumer.is_check:
+            return False
+        return self._is_check_off(consumer.name) or (consumer.consumer_id, device) in self._without
+
+    def _is_check_off(self, name: str) -> bool:
+        return self._off != (name in self._except)
+
+    def admission(self, consumer: Consumer) -> Admission | None:
+        """What decides about the messages of a tap that has no native handler; None if all are sent."""
+        admission = self._admissions.get(consumer.consumer_id)
+        return None if admission is None or admission.rule == DEFAULT else admission
+
+    def suppressed(self, consumer: Consumer) -> int:
+        """How many messages of a tap its rules kept from being sent, or withheld where it was too late for that."""
+        admission = self._admissions.get(consumer.consumer_id)
+        here = 0 if admission is None else admission.suppressed
+        return here + (self._library.hcb_control_suppressed(consumer.consumer_id) if self._library else 0)
+
+    def abort_on_check(self, devices: Iterable[int], on: bool) -> None:
+        """Whether a check that fails on one of these devices ends the launch it is in."""
+        with self._lock:
+            for device in devices:
+                (self._aborting.add if on else self._aborting.discard)(device)
+                if self._library is not None and self._library.hcb_abort_on_check(device, on):
+                    raise _full()
+
+    def aborts(self, device: int) -> bool:
+        """What `abort_on_check` was told last."""
+        return device in self._aborting
+
+    def _tell_all(self, registry: Registry) -> None:
+        if self._library is not None:
+            # With exceptions, each check is told by itself.
+            self._library.hcb_switch_all_checks(self._off and not self._except)
+        consumers = registry.consumers()
+        for consumer in consumers:
+            self._tell(consumer)
+        if len(self._admissions) > MAX_ADMISSIONS:
+            live = {consumer.consumer_id for consumer in consumers}
+            self._admissions = {i: admission for i, admission in self._admissions.items() if i in live}
+
+    def _tell(self, consumer: Consumer) -> None:
+        consumer_id, rule = consumer.consumer_id, self.rule_of(consumer)
+        admission = self._admissions.get(consumer_id)
+        if admission is None and rule != DEFAULT:
+            admission = self._admissions[consumer_id] = Admission()
+        if admission is not None:
+            admission.set(rule)
+            put_in_front(
+                consumer, rule, functools.partial(self._set_gate, consumer_id, admission), admission.count
+            )
+        if self._library is None or rule == self._told.get(consumer_id, DEFAULT):
+            return
+        control = native_library.Control(
+            every=rule.every,
+            probe_every=rule.when.probe_every if rule.when else 0,
+            probe_ns=probe_ns_of(rule),
+            interval_ns=interval_ns_of(rule),
+            truncate=rule.truncate or 0,
+            off=not rule.enabled,
+        )
+        if self._library.hcb_control_set(consumer_id, control):
+            raise _full()
+        if rule == DEFAULT:
+            self._told.pop(consumer_id, None)
+        else:
+            self._told[consumer_id] = rule
+
+    def _set_gate(self, consumer_id: int, admission: Admission, device: int, closed: bool) -> None:
+        admission.set_gate(device, closed)
+        if self._library is not None:
+            self._library.hcb_control_gate(consumer_id, device, closed)
+
+    def _switch(self, consumer_id: int, device: int, off: bool) -> None:
+        if self._library is not None and self._library.hcb_switch(consumer_id, device, off):
+            raise _full()
+
+
+def _full() -> MemoryError:
+    return MemoryError("the native library's table of switches is full")

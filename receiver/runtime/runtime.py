@@ -1,0 +1,321 @@
+"""All receivers of this process: starts them, scopes them, waits for them, ends them."""
+
+from __future__ import annotations
+
+import functools
+import os
+import threading
+from collections.abc import Callable, Iterable
+from time import perf_counter
+from typing import Any
+
+from receiver.errors import (
+    DeviceClaimedError,
+    ReentrantWaitError,
+    TapFunctionException,
+    TapTimeoutError,
+)
+from receiver.log import logger
+from receiver.messages.registry import Registry
+from receiver.runtime.device_receiver import DeviceReceiver, MakeCalls
+from receiver.runtime.device_stats import DeviceStats
+from receiver.runtime.dispatch import gil_share as lock_share
+from receiver.runtime.dispatch.calls import CallThreads
+from receiver.runtime.dispatch.scope import Scope
+from receiver.runtime.isolated.readers import Readers
+from receiver.runtime.rules.rule_table import Switches
+from receiver.runtime.totals import Totals
+from receiver.sinks.exported import ExportedTaps, exported_tap
+from receiver.sinks.sharding.sinks import waiting_threads
+from receiver.sources.source import Source
+from receiver.taplog.flight.recorder import FlightRecorder
+
+POLL_SEC = 0.05
+"""How often a waiter looks whether the tap it waits for has stalled; progress wakes it at once."""
+
+
+class Runtime:
+    """The receivers of this process, one per device, and the consumers they deliver to.
+
+    Attributes:
+        registry: consumer ids to consumers.
+        apart: the other processes that read rings of this one.
+        exported: the consumers of exported programs.
+        default_scope: accounts for devices that no scoped receiver has claimed.
+        switches: which taps and checks are off.
+        flight: keeps the rings in files, if it was asked for.
+    """
+
+    def __init__(self) -> None:
+        """No receiver runs until `start`."""
+        self._lock = threading.Lock()  # protects what `reset` makes
+        self.switches = Switches()
+        self.reset()
+
+    def reset(self) -> None:
+        """Forgets everything without touching threads: for a forked child, which has none."""
+        self._lock = threading.Lock()
+        self.switches.after_fork_in_child()
+        lock_share.after_fork_in_child()
+        self._receivers: dict[str, DeviceReceiver] = {}
+        self._claims: dict[str, Scope] = {}
+        self._late: list[Scope] = []
+        self.flight: FlightRecorder | None = None
+        self._totals = Totals()
+        self._accounting = 0  # how many want each tap's figures
+        self.registry = Registry()
+        self.apart = Readers(self.registry, self._receivers, self._scope_of, self._lock)
+        make_tap = functools.partial(exported_tap, others_deliver=self.others_deliver)
+        self.exported = ExportedTaps(self.registry, make_tap)
+        self.default_scope = Scope("default")
+
+    def start(
+        self,
+        name: str,
+        device: Any,
+        make_source: Callable[[], Source],
+        make_calls: MakeCalls = CallThreads,
+    ) -> DeviceReceiver:
+        """Starts the receiver of a device unless it runs; returns it."""
+        with self._lock:
+            receiver = self._receivers.get(name)
+            if receiver is None or not receiver.thread.is_alive():
+                scope = self._scope_of(name)
+                source = make_source()
+                self.keep(name, source)
+                source.configure(scope.back_pressure)
+                receiver = DeviceReceiver(name, device, source, self.registry, scope, make_calls)
+                self._receivers[name] = receiver
+                receiver.account(self._accounting > 0)
+                logger.debug("receiver of %s started", name)
+            return receiver
+
+    def record_flight(self, directory: str | os.PathLike[str]) -> None:
+        """Keeps the rings of all devices, and of those to come, in files in `directory`; once in a process.
+
+        Raises:
+            OSError: nothing can be written there.
+        """
+        with self._lock:
+            if self.flight is not None:
+                return
+            self.flight = FlightRecorder(directory)
+            receivers = list(self._receivers.values())
+        for receiver in receivers:
+            self.flight.keep(receiver.name, receiver.source)
+        self.registry.watch(self.flight.describe)
+
+    def keep(self, name: str, source: Source) -> None:
+        """Puts the ring of a device into a file, if there is a flight recorder and it is in none."""
+        if self.flight is not None:
+            self.flight.keep(name, source)
+
+    def receivers(self, names: Iterable[str] | None = None) -> list[DeviceReceiver]:
+        """The running receivers, all or those named."""
+        with self._lock:
+            names = self._receivers if names is None else names
+            return [receiver for name in names for receiver in self._of(name)]
+
+    def _scope_of(self, name: str) -> Scope:
+        return self._claims.get(name, self.default_scope)
+
+    def _of(self, name: str) -> list[DeviceReceiver]:
+        return [table[name] for table in (self._receivers, self.apart.adopted) if name in table]
+
+    def remove_files(self) -> None:
+        """Removes what is kept in files: the process ends as it should."""
+        if self.flight is not None:
+            self.flight.remove()
+        self.apart.remove_files()
+
+    def account(self, on: bool) -> None:
+        """Somebody wants the figures of each tap from now on (see `DeviceReceiver.accounts`), or does not any more."""
+        with self._lock:
+            before = self._accounting > 0
+            self._accounting += 1 if on else -1
+            after = self._accounting > 0
+            if before != after:
+                for name in self._receivers:
+                    for receiver in self._of(name):
+                        receiver.account(after)
+
+    def stats(self, scope: Scope) -> list[DeviceStats]:
+        """A scope's statistics now, with the queues of those devices that it has still."""
+        rows = scope.stats
+        receivers = {receiver.name: receiver for receiver in self.receivers()}
+        for row in rows:
+            receiver = receivers.get(row.device)
+            if receiver is not None and receiver.scope is scope:
+                counters = receiver.source.counters()
+                row.queued_messages, row.queued_bytes = receiver.queued(), counters.queued_bytes
+                row.waiting_emissions = counters.waiting_producers
+        return rows
+
+    def totals(self) -> list[DeviceStats]:
+        """The statistics of all devices over all scopes, since the process began."""
+        with self._lock:
+            claimed = set(self._claims.values())
+        return self._totals.rows(self.default_scope, claimed)
+
+    def suppressed(self) -> dict[str, int]:
+        """By name of the taps that are known, how many messages their rules have kept from being sent."""
+        found: dict[str, int] = {}
+        for consumer in self.registry.consumers():
+            if consumer.is_switchable:
+                found[consumer.name] = found.get(consumer.name, 0) + self.switches.suppressed(consumer)
+        return dict(sorted(found.items()))
+
+    def claim(self, names: Iterable[str], scope: Scope) -> None:
+        """Puts devices into `scope`, whether their receivers run already or start later.
+
+        Raises:
+            DeviceClaimedError: one of them is in another scope; none is claimed then.
+        """
+        names = list(names)
+        with self._lock:
+            for name in names:
+                owner = self._claims.get(name)
+                if owner is not None:
+                    raise DeviceClaimedError(
+                        f"device {name} already has the receiver {owner.name!r}, and a device has one receiver "
+                        f"at a time: leave that `with` block first, or give this receiver other devices= "
+                        f"(got {', '.join(names)})"
+                    )
+            self._totals.begin(scope, set(self._claims.values()))
+            for name in names:
+                self._claims[name] = scope
+                for receiver in self._of(name):
+                    receiver.switch(scope)
+                    receiver.source.configure(scope.back_pressure)
+
+    def release(self, names: Iterable[str], scope: Scope) -> None:
+        """Ends `scope` on the devices: sends the sentinel through each; later messages are the default's."""
+        with self._lock:
+            for name in names:
+                if self._claims.get(name) is scope:
+                    del self._claims[name]
+                    for receiver in self._of(name):
+                        receiver.switch(self.default_scope)
+                        receiver.source.configure(self.default_scope.back_pressure)
+
+    def wait_delivered(
+        self,
+        names: Iterable[str] | None = None,
+        *,
+        deadline: float | None = None,
+        stall_sec: float | None = None,
+    ) -> None:
+        """Waits until everything emitted so far on the devices has been delivered, and the calls in it are over.
+
+        Args:
+            names: the devices; all by default.
+            deadline: the `perf_counter()` value to give up at; None for never.
+            stall_sec: give up when one invocation of a tap has run for longer; None for never.
+
+        Raises:
+            TapTimeoutError: names what runs and how much is queued. Delivery goes on.
+            ReentrantWaitError: called from a tap function, or the host function of a call.
+        """
+        self.refuse_reentry("waiting for taps")
+        names = None if names is None else list(names)
+        receivers = self.receivers(names)
+        targets = [(receiver, receiver.source.counters().emitted) for receiver in receivers]
+        for receiver, emitted in targets:
+            while not receiver.wait_consumed(emitted, POLL_SEC):
+                self._check(receiver, deadline, stall_sec)
+        self.apart.wait_delivered(None if names is None else set(names), deadline, stall_sec)
+        for receiver in receivers:
+            running = receiver.calls.running()
+            while not receiver.calls.wait(running, POLL_SEC):
+                self._check(receiver, deadline, stall_sec)
+
+    def wait_closed(self, names: Iterable[str], scope: Scope, stall_sec: float) -> None:
+        """Waits until everything of `scope` has been delivered, after `release`.
+
+        Raises:
+            TapTimeoutError: one invocation of a tap has run for longer than `stall_sec`.
+        """
+        for receiver in self.receivers(names):
+            while not scope.wait_closed(receiver.name, POLL_SEC):
+                self._check(receiver, None, stall_sec)
+
+    def check_stalled(self, stall_sec: float | None) -> None:
+        """Raises TapTimeoutError if one invocation of a tap has run for longer on any device."""
+        if stall_sec is not None:
+            for receiver in self.receivers():
+                self._check(receiver, None, stall_sec)
+
+    def _check(self, receiver: DeviceReceiver, deadline: float | None, stall_sec: float | None) -> None:
+        running = [*filter(None, (receiver.running_tap(), receiver.calls.longest()))]
+        stalled = stall_sec is not None and any(seconds > stall_sec for _, seconds in running)
+        late = deadline is not None and perf_counter() > deadline
+        if stalled:
+            raise TapTimeoutError(receiver.describe_wait())
+        if late:
+            raise TapTimeoutError(f"the time was up. {receiver.describe_wait()}")
+
+    def others_deliver(self) -> bool:
+        """Whether receivers on other threads have messages to deliver, other than those that wait for shards.
+
+        Called on receiver threads, which hold locks then: it takes none that anybody holds while waiting.
+        """
+        here = threading.current_thread()
+        return any(
+            receiver.thread is not here and receiver.thread not in waiting_threads and receiver.queued() > 0
+            for receiver in list(self._receivers.values())
+        )
+
+    def holds_programs(self) -> bool:
+        """Whether a program waits for room in a queue, or for a host function."""
+        return any(
+            receiver.calls.running() or receiver.source.counters().waiting_producers > 0
+            for receiver in self.receivers()
+        )
+
+    def serves(self, thread: threading.Thread) -> bool:
+        """Whether a thread is a receiver's, or runs a call's host function."""
+        return any(r.thread is thread or r.calls.running_on(thread) is not None for r in self.receivers())
+
+    def refuse_reentry(self, what: str) -> None:
+        """Raises ReentrantWaitError when the calling thread is a receiver thread, or runs a call's host function."""
+        here = threading.current_thread()
+        for receiver in self.receivers():
+            if receiver.thread is here:
+                raise ReentrantWaitError(
+                    f"{what} from a tap function on the receiver thread of {receiver.name} would wait for itself: "
+                    "do it on the thread that dispatches the computations"
+                )
+            caller = receiver.calls.running_on(here)
+            if caller is not None:
+                raise ReentrantWaitError(
+                    f"{what} from {caller.name}, the host function of the call at {caller.source_line}, would wait for "
+                    "the program that waits for it: do it on the thread that dispatches the computations"
+                )
+
+    def close_calls(self, message: str) -> None:
+        """Fails every call that waits for its host function, and those that are still to come."""
+        for receiver in self.receivers():
+            receiver.source.close_calls(message)
+
+    def report_later(self, scope: Scope) -> None:
+        """Keeps a scope whose receiver gave up waiting: what its taps still raise belongs into the next report."""
+        with self._lock:
+            self._late.append(scope)
+
+    def take_deferred(self) -> list[TapFunctionException]:
+        """Removes and returns what was deferred in every scope that is open, late or the default one."""
+        found = [scope.deferred.take() for scope in self.scopes()]
+        return [error for error in found if error is not None]
+
+    def scopes(self) -> list[Scope]:
+        """Every scope that is open, late or the default one; late ones that are through, for the last time."""
+        scopes = [receiver.scope for receiver in self.receivers()]
+        with self._lock:
+            scopes += [*self._claims.values(), *self._late]
+            # Their last message has been delivered: this report is their last.
+            self._late = [scope for scope in self._late if scope.has_open_devices]
+        return list(dict.fromkeys([self.default_scope, *scopes]))
+
+
+runtime = Runtime()
+"""This process's receivers."""

@@ -1,0 +1,52 @@
+"""Statistics of devices over all scopes, for those who watch a process and not a receiver."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Collection
+
+from receiver.runtime.device_stats import DeviceStats
+from receiver.runtime.dispatch.scope import Scope
+
+
+class Totals:
+    """Adds up the statistics of scopes that are over, and forgets the scopes. Any thread."""
+
+    def __init__(self) -> None:
+        """No scope has been."""
+        self._lock = threading.Lock()  # protects everything below
+        self._over: dict[str, DeviceStats] = {}
+        self._open: list[Scope] = []
+        self._counted: weakref.WeakKeyDictionary[Scope, list[DeviceStats]] = weakref.WeakKeyDictionary()
+
+    def begin(self, scope: Scope, claimed: Collection[Scope]) -> None:
+        """A scope that claims devices, beside those that have some claimed now."""
+        with self._lock:
+            self._settle(claimed)
+            # One that is entered again goes on with the statistics that it had.
+            for row in self._counted.pop(scope, ()):
+                self._over[row.device].subtract(row)
+            if scope not in self._open:
+                self._open.append(scope)
+
+    def rows(self, default: Scope, claimed: Collection[Scope]) -> list[DeviceStats]:
+        """A row for each device that any scope had: of all of them, and the default one."""
+        with self._lock:
+            self._settle(claimed)
+            found = {device: row.copy() for device, row in self._over.items()}
+            for scope in (default, *self._open):
+                _add(found, scope.stats)
+            return list(found.values())
+
+    def _settle(self, claimed: Collection[Scope]) -> None:
+        for scope in list(self._open):
+            if scope not in claimed and not scope.has_open_devices:
+                self._open.remove(scope)
+                rows = self._counted[scope] = scope.stats
+                _add(self._over, rows)
+
+
+def _add(totals: dict[str, DeviceStats], rows: list[DeviceStats]) -> None:
+    for row in rows:
+        totals.setdefault(row.device, DeviceStats(row.device)).add(row)

@@ -1,0 +1,1 @@
+"""Breakpoints: the sessions, what they are asked, and where they are held."""

@@ -1,0 +1,142 @@
+"""The consumers of exported programs, whose messages bring the description of their tap along.
+
+A program that `jax.export` wrote runs in processes that never traced it. Its taps send to one of two consumers that
+every process has. The first array of such a message (after the shard record, if there is one) is the description, see
+`receiver.wire.tap_descriptor`. By the name in it the tap finds the function that was bound to it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from receiver.errors import UnboundConsumerError
+from receiver.messages.consumer import Consumer, Sink
+from receiver.messages.deferred_errors import FailureOf
+from receiver.messages.message import Message
+from receiver.messages.registry import Registry
+from receiver.sinks.factory import Binding, DescribedTap
+from receiver.sinks.sharding.shard_record import PLACES_FROM
+from receiver.wire.tap_descriptor import Described
+
+WHOLE_ID = int.from_bytes(b"exported", "little")
+SHARDS_ID = int.from_bytes(b"shardsof", "little")
+"""Consumer ids of the taps of exported programs: of whole arrays, and of shards."""
+
+MAX_TAPS = 4096
+"""How many descriptions are remembered. Those beyond that are read again with each message."""
+
+
+def _unbound(described: Described) -> Sink:
+    def report(message: Message) -> None:
+        raise UnboundConsumerError(
+            f"messages of the exported tap {described.name!r} (exported from {described.source_line}), to which "
+            f"nothing is bound in this process: hostcallback.bind({described.name!r}, function) before the program runs"
+        )
+
+    return report
+
+
+def exported_tap(
+    described: Described, binding: Binding | None, others_deliver: Callable[[], bool] = lambda: False
+) -> DescribedTap:
+    """A tap of an exported program: without a binding, and unless it prints or checks, its messages are reported."""
+    return DescribedTap(described, binding, unbound=_unbound, others_deliver=others_deliver)
+
+
+MakeTap = Callable[[Described, Binding | None], DescribedTap]
+
+
+class ExportedTaps:
+    """The consumers of exported programs, and what is bound to them. Any thread.
+
+    A message goes to what is bound to its tap's name; if nothing is, to the consumer of that very tap, where this
+    process has traced it too; if it has not, taps that print or log do so, and the others are reported.
+    """
+
+    def __init__(self, registry: Registry, make_tap: MakeTap = exported_tap) -> None:
+        """Registers the two consumers.
+
+        Args:
+            registry: knows the consumers of taps that this process traced itself.
+            make_tap: makes the taps that it did not.
+        """
+        self._registry = registry
+        self._make_tap = make_tap
+        self._lock = threading.Lock()  # protects the two tables
+        self._bindings: dict[str, Binding] = {}
+        self._taps: OrderedDict[bytes, DescribedTap] = OrderedDict()  # by description, the last used last
+        self._leases = [
+            registry.lease(Consumer(WHOLE_ID, "exported tap", "an exported program", self._deliver)),
+            registry.lease(Consumer(SHARDS_ID, "exported tap", "an exported program", self._deliver_shard)),
+        ]
+
+    def bind(self, name: str, binding: Binding | None) -> None:
+        """Delivers the exported taps of that name to `binding` from now on; None ends that.
+
+        Values whose shards are coming in go to what is bound when the last shard is there.
+        """
+        with self._lock:
+            if binding is None:
+                self._bindings.pop(name, None)
+            else:
+                self._bindings[name] = binding
+            for tap in self._taps.values():
+                if tap.described.name == name:
+                    tap.bind(binding)
+
+    def _deliver(self, message: Message) -> None:
+        if not message.arrays:
+            raise ValueError("a message of an exported program came without the description of its tap")
+        description, *arrays = message.arrays
+        self._hand_on(message, description, arrays)
+
+    def _deliver_shard(self, message: Message) -> None:
+        if len(message.arrays) < 2:
+            raise ValueError(
+                "a message of shards of an exported program came without its shard record or the description of its tap"
+            )
+        record, description, *arrays = message.arrays
+        # The description is an array like the others: it has a place in the record.
+        record = np.concatenate([record[:PLACES_FROM], record[PLACES_FROM + 2 :]])
+        self._hand_on(message, description, [record, *arrays])
+
+    def _hand_on(self, message: Message, description: np.ndarray[Any, Any], arrays: list[Any]) -> None:
+        tap = self._tap_of(description.tobytes())
+        consumer = tap.consumer
+        if tap.binding is None:
+            consumer = self._registry.find(tap.described.consumer_id) or consumer
+        try:
+            consumer.sink(message._replace(consumer=consumer, arrays=arrays))
+        except BaseException as error:
+            raise FailureOf(consumer, error) from error
+
+    def _tap_of(self, description: bytes) -> DescribedTap:
+        with self._lock:
+            tap = self._taps.get(description)
+            if tap is None:
+                described = Described.unpack(description)
+                try:
+                    tap = self._make_tap(described, self._bindings.get(described.name))
+                except (LookupError, TypeError, ValueError, AttributeError) as error:
+                    raise ValueError(
+                        f"the exported tap {described.name!r} (exported from {described.source_line}) is described as "
+                        f"of the kind {described.kind!r} with params that do not go with it: {error!r}"
+                    ) from error
+                if len(self._taps) >= MAX_TAPS:
+                    self._forget_one()
+                self._taps[description] = tap
+            else:
+                self._taps.move_to_end(description)
+            return tap
+
+    def _forget_one(self) -> None:
+        # The one that was used least lately; one with values that are coming in only if many have them.
+        oldest = list(itertools.islice(self._taps.items(), 64))
+        idle = [description for description, tap in oldest if not tap.has_pending_values]
+        del self._taps[idle[0] if idle else oldest[0][0]]

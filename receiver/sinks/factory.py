@@ -1,0 +1,217 @@
+"""Taps that this process never traced, by their descriptions: their sinks, and functions that are bound to them."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from receiver.messages.call_site import Frame, Place
+from receiver.messages.consumer import Consumer, Sink
+from receiver.messages.message import Message
+from receiver.sinks.callback import callback_sink
+from receiver.sinks.check import CheckSink
+from receiver.sinks.format import FormatSink, PrintLines, Template, log_records
+from receiver.sinks.nonfinite import NonFiniteSink, Watched
+from receiver.sinks.print import PrintSink
+from receiver.sinks.sharding.sinks import AssemblingSink, shard_sink
+from receiver.sinks.tap import tap_sink
+from receiver.sinks.unbatch import Batchings, for_each_element
+from receiver.wire import pytree as tree
+from receiver.wire.tap_descriptor import Described
+
+
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """A function that takes the messages of the taps of one name.
+
+    Attributes:
+        func: called as the tap's function would be.
+        kwargs: passed to it too; they win over the tap's own.
+    """
+
+    func: Callable[..., Any]
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+
+def _bound_tap(described: Described, binding: Binding | None) -> Sink | None:
+    if binding is None:
+        return None
+    kwargs = {**described.kwargs, **binding.kwargs}
+    batched = bool(described.params.get("batched"))
+    return tap_sink(binding.func, kwargs, tree.unflatten_with(described.tree), batched=batched)
+
+
+def _print(described: Described, binding: Binding | None) -> Sink | None:
+    if binding is not None:
+        return _bound_tap(described, binding)
+    unflatten = tree.unflatten_with(described.tree)
+    params = described.params
+    return PrintSink(
+        described.kwargs, unflatten, None, params["threshold"], with_device=params.get("with_device", False)
+    )
+
+
+def batchings_of(described: Described) -> Batchings:
+    """The vmaps around a tap."""
+    return [params["batch_dims"] for name, params in described.transforms if name == "batch"]
+
+
+def _format(described: Described, binding: Binding | None) -> Sink | None:
+    unflatten, batchings = tree.unflatten_with(described.tree), batchings_of(described)
+    if binding is not None:
+        return callback_sink(functools.partial(binding.func, **binding.kwargs), unflatten, batchings)
+    params = described.params
+    template = template_of(described)
+    deliver: Callable[[list[str]], None] = PrintLines(None)
+    if "logger" in params:
+        file, _, rest = described.source_line.rpartition(":")
+        line, _, function = rest.partition(" ")
+        logger = logging.getLogger(params["logger"])
+        deliver = log_records(logger, params["level"], file, int(line), function.strip("()"))
+    return FormatSink(template, unflatten, batchings, deliver)
+
+
+def template_of(described: Described) -> Template:
+    """How the messages of a tap become text, for those of the kinds "format" and "check"."""
+    params = described.params
+    return Template(params["fmt"], params["has_placeholders"], params["printoptions"])
+
+
+def _callback(described: Described, binding: Binding | None) -> Sink | None:
+    return None if binding is None else _format(described, binding)
+
+
+def _check(described: Described, binding: Binding | None) -> Sink | None:
+    unflatten, batchings = tree.unflatten_with(described.tree), batchings_of(described)
+    if binding is None:
+        return CheckSink(template_of(described), unflatten, batchings, _places(described))
+
+    def call(arrays: Sequence[Any]) -> None:
+        predicate, args, kwargs = unflatten(arrays)
+        if not np.all(predicate):
+            binding.func(*args, **{**kwargs, **binding.kwargs})
+
+    return lambda message: for_each_element(message, batchings, call)
+
+
+def _places(described: Described) -> list[Place]:
+    return [
+        Place(tuple(Frame(*frame) for frame in stack), None if span is None else tuple(span))
+        for stack, span in described.params.get("places", [])
+    ]
+
+
+def _nonfinite(described: Described, binding: Binding | None) -> Sink | None:
+    if binding is not None or "operations" not in described.params:
+        return _bound_tap(described, binding)
+    operations = [Watched.from_plain(operation) for operation in described.params["operations"]]
+    return NonFiniteSink(tree.unflatten_with(described.tree), operations)
+
+
+MakeSink = Callable[[Described, Binding | None], Sink | None]
+"""Makes the sink of one kind of tap in a process that never traced it; None where that takes a binding."""
+
+SINKS: dict[str, MakeSink] = {
+    "tap": _bound_tap,
+    "print": _print,
+    "format": _format,
+    "callback": _callback,
+    "check": _check,
+    "nonfinite": _nonfinite,
+}
+
+CHECKS = ("check", "nonfinite")
+"""The kinds whose messages are failures."""
+
+
+class DescribedTap:
+    """A tap that this process knows by its description, and what takes its messages now.
+
+    Attributes:
+        described: the description.
+        binding: what takes its messages, if anything is bound to it.
+        consumer: takes the messages as the device sends them, those of shards among them.
+    """
+
+    __slots__ = ("_also", "_by_itself", "_make", "_sink", "binding", "consumer", "described")
+
+    def __init__(
+        self,
+        described: Described,
+        binding: Binding | None,
+        *,
+        unbound: Callable[[Described], Sink],
+        others_deliver: Callable[[], bool] = lambda: False,
+        waits: bool = True,
+        also: Sequence[Sink] = (),
+        joint: Callable[[Described, Sink], Sink] | None = None,
+    ) -> None:
+        """Makes the tap.
+
+        Args:
+            described: the description.
+            binding: what takes its messages; None for its own printer, log or check, or else `unbound`.
+            unbound: makes the sink of a tap to which nothing is bound, and that has no sink of its own.
+            others_deliver: see `receiver.sinks.sharding.sinks.AssemblingSink`.
+            waits: see there.
+            also: get every message, too, before the others.
+            joint: makes the sink of shards of which other processes have the rest, from what consumes the whole values;
+                without it shards are handed on by themselves.
+
+        Raises:
+            ValueError: its params do not go with its kind.
+        """
+        self.described = described
+        self._also = tuple(also)
+        self._make = SINKS.get(described.kind, _bound_tap)
+        try:
+            self._by_itself = self._make(described, None) or unbound(described)
+            self.bind(binding)
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            raise ValueError(
+                f"the tap {described.name!r} at {described.source_line} is described as of the kind "
+                f"{described.kind!r} with params that do not go with it: {error!r}"
+            ) from error
+        # What is bound may change while shards of a value are coming in: it is looked up when they are together.
+        sink: Sink = self._deliver
+        if joint is not None and described.shards == "some" and described.sharding == "global":
+            sink = joint(described, sink)
+        elif described.shards is not None:
+            assemble = described.shards == "all"
+            sink = shard_sink(
+                sink, described.sharding, assemble=assemble, device_index=described.device_index,
+                others_deliver=others_deliver, waits=waits,
+            )  # fmt: skip
+        self.consumer = Consumer(
+            described.consumer_id,
+            described.name,
+            described.source_line,
+            sink,
+            described.transforms,
+            described.kwargs,
+            is_check=described.kind in CHECKS,
+            describe=lambda: described,
+            unflatten=lambda arrays: tree.unflatten_with(described.tree)(arrays),
+        )
+
+    @property
+    def has_pending_values(self) -> bool:
+        """Whether shards of values have come that are not whole yet."""
+        sink = self.consumer.sink
+        return isinstance(sink, AssemblingSink) and sink.pending_values > 0
+
+    def bind(self, binding: Binding | None) -> None:
+        """Has another function take the messages from now on, or none."""
+        self.binding = binding
+        bound = None if binding is None else self._make(self.described, binding)
+        self._sink = bound or self._by_itself
+
+    def _deliver(self, message: Message) -> None:
+        for sink in self._also:
+            sink(message)
+        self._sink(message)

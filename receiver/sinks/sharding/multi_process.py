@@ -1,0 +1,282 @@
+"""One life of a program of several processes: what they bring one by one of each value, put together."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Hashable, Iterator
+from typing import NamedTuple
+
+from receiver.messages.consumer import Sink
+from receiver.messages.message import Message
+from receiver.sinks.sharding.assembly import Ahead, Room
+from receiver.sinks.sharding.multi_process_tap import JointTap, Origin
+from receiver.sinks.sharding.shard_record import RecordReader, Shard
+from receiver.wire.tap_descriptor import Described
+
+PARKED_BYTES = 64 << 20
+"""So much of one stream may be read beyond what there is room for, while others wait for what may be behind it."""
+
+OVERHEAD_BYTES = 1 << 10
+"""What a shard takes beside its arrays."""
+
+NOT_WHOLE = "values were given up, because shards of them were lost, or did not come in time"
+APART = (
+    "values cannot be put together, because the processes number the launches of the program differently (one loaded "
+    "it from a compilation cache, the other compiled it, or they run different programs): their shards are delivered "
+    "by themselves. Without jax_compilation_cache_dir all processes compile"
+)
+
+
+class Parked(NamedTuple):
+    """A shard that there was no room for, or that came behind such a one.
+
+    Attributes:
+        tap: whose it is.
+        shard: the shard.
+        begun: how many values the tap had begun when there was no room for it.
+    """
+
+    tap: JointTap
+    shard: Shard
+    begun: int
+
+    @property
+    def nbytes(self) -> int:
+        """What it takes, roughly."""
+        return OVERHEAD_BYTES + sum(array.nbytes for array in self.shard.arrays)
+
+
+class Job:
+    """The values of a program's taps, over all its processes. One thread.
+
+    What is read of its processes is several *streams*, each of which brings the shards of its devices in order. One
+    that is far ahead of others is *held*: whoever reads leaves the rest of it for later.
+
+    Attributes:
+        given_up: how many values were given up, by tap and reason. Whoever reports them clears it.
+        left: where the shards are from that belonged to such values, if that is kept. Likewise.
+    """
+
+    def __init__(self, *, keeps_left: bool = False) -> None:
+        """Nothing has come yet. `keeps_left`: whether to keep `left`."""
+        self.left: list[Origin] = []
+        self._keeps_left = keeps_left
+        self.given_up: Counter[str] = Counter()
+        self._room = Room()
+        self._taps: dict[int, JointTap] = {}
+        self._parked: dict[Origin, deque[Parked]] = {}  # by the device of a stream
+        self._parked_bytes: Counter[Hashable] = Counter()  # by stream
+        self._held: dict[Hashable, tuple[tuple[int, ...], bool]] = {}  # and what that was found from
+
+    @property
+    def pending_values(self) -> int:
+        """How many values are incomplete."""
+        return sum(tap.assembly.pending_values for tap in self._taps.values())
+
+    @property
+    def has_parked(self) -> bool:
+        """Whether there are shards that there was no room for."""
+        return bool(self._parked)
+
+    def tap(self, described: Described) -> JointTap:
+        """The tap that is described; it has the same id in all processes."""
+        found = self._taps.get(described.consumer_id)
+        if found is None:
+            title = f"{described.name} at {described.source_line}"
+            found = self._taps[described.consumer_id] = JointTap(title, described.device_index, self._room)
+        return found
+
+    def bring(self, tap: JointTap, shard: Shard) -> None:
+        """A shard has come, whose message's device is an `Origin`.
+
+        Raises:
+            Exception: what consumers raise, or ValueError, as `JointTap.add` does.
+        """
+        origin: Origin = shard.message.device
+        try:
+            if origin in self._parked:
+                self._park(origin, tap, shard)
+                return
+            try:
+                whole = tap.add(shard)
+            except Ahead:
+                self._park(origin, tap, shard)
+                return
+            if whole is not None:
+                whole.device.hand_on(whole._replace(device=whole.device.device))
+        finally:
+            self._count(tap)
+            if self._parked:
+                self._unpark()
+
+    def is_held(self, stream: Hashable, devices: int) -> bool:
+        """Whether a stream is to be left where it is, which is of so many devices."""
+        nbytes = self._parked_bytes[stream]
+        if not nbytes or nbytes >= PARKED_BYTES:
+            return nbytes > 0
+        heads = [parked[0].tap for origin, parked in self._parked.items() if origin.stream == stream]
+        state = nbytes, devices, *(tap.assembly.begun for tap in heads)
+        known, held = self._held.get(stream, ((), False))
+        if known != state:
+            held = not any(tap.is_behind(stream, devices) for tap in heads)
+            self._held[stream] = state, held
+        return held
+
+    def leaders(self) -> set[int]:
+        """The processes that have brought what the held streams wait for: the others are behind."""
+        return {origin.process for tap in self._heads() for origin in tap.oldest()}
+
+    def relieve(self) -> None:
+        """Gives up the older half of what held streams wait for, and takes in what there is room for now.
+
+        Raises:
+            Exception: what consumers raise.
+        """
+        heads = self._heads()
+        if not any(tap.assembly.unfinished for tap in heads):
+            heads = list(self._taps.values())  # it is for the sake of others that there is no room
+        for tap in heads:
+            tap.give_up_oldest()
+        self._count_all()
+        self._unpark()
+
+    def give_up(self) -> None:
+        """Gives up all that is incomplete: nothing more comes.
+
+        Raises:
+            Exception: what consumers raise.
+        """
+        while self.pending_values or self._parked:
+            for tap in self._taps.values():
+                tap.give_up_all()
+            self._count_all()
+            self._unpark()
+
+    def pending(self) -> Iterator[Origin]:
+        """Where the shards are from that would be needed once more if this were begun anew."""
+        for tap in self._taps.values():
+            yield from tap.pending()
+        for parked in self._parked.values():
+            for item in parked:
+                yield item.shard.message.device
+
+    def _heads(self) -> list[JointTap]:
+        # What parked shards wait for.
+        return list({id(parked[0].tap): parked[0].tap for parked in self._parked.values()}.values())
+
+    def _park(self, origin: Origin, tap: JointTap, shard: Shard) -> None:
+        parked = Parked(tap, shard, -1)
+        self._parked.setdefault(origin, deque()).append(parked)
+        self._parked_bytes[origin.stream] += parked.nbytes
+
+    def _unpark(self) -> None:
+        # What one stream brings may be what another one's next shard waits for.
+        progress = True
+        while progress:
+            progress = False
+            for origin, parked in list(self._parked.items()):
+                while self._has_changed(parked[0]) and self._take_in(origin, parked):
+                    progress = True
+                    if origin not in self._parked:
+                        break
+
+    def _has_changed(self, parked: Parked) -> bool:
+        # Whether it is worth while to try again; there is more to it than this.
+        assembly = parked.tap.assembly
+        return assembly.is_roomy or assembly.begun > parked.begun
+
+    def _take_in(self, origin: Origin, parked: deque[Parked]) -> bool:
+        item = parked[0]
+        if item.tap.is_apart:
+            self._unparked(origin, parked)
+            _hand_on_alone(item.shard)
+            return True
+        try:
+            whole = item.tap.add(item.shard)
+        except Ahead:
+            parked[0] = item._replace(begun=item.tap.assembly.begun)
+            return False
+        except ValueError:  # it goes with no others, and is left out
+            self._unparked(origin, parked)
+            raise
+        finally:
+            self._count(item.tap)
+        self._unparked(origin, parked)
+        if whole is not None:
+            whole.device.hand_on(whole._replace(device=whole.device.device))
+        return True
+
+    def _unparked(self, origin: Origin, parked: deque[Parked]) -> None:
+        self._parked_bytes[origin.stream] -= parked.popleft().nbytes
+        if not parked:
+            del self._parked[origin]
+
+    def _count_all(self) -> None:
+        for tap in self._taps.values():
+            self._count(tap)
+
+    def _count(self, tap: JointTap) -> None:
+        early = tap.take_early() if tap.is_apart else []
+        if tap.is_apart:
+            tap.give_up_all()
+        count, left = tap.take_given_up()
+        if self._keeps_left and not tap.is_apart:
+            self.left += left
+        if count:
+            self.given_up[f"{tap.title}: {APART if tap.is_apart else NOT_WHOLE}"] += count
+        for shard in early:
+            _hand_on_alone(shard)
+
+
+def _hand_on_alone(shard: Shard) -> None:
+    message = shard.message
+    origin: Origin = message.device
+    origin.hand_on(
+        message._replace(device=origin.device, arrays=shard.arrays, shard_index=shard.layout.places)
+    )
+
+
+class Stream(NamedTuple):
+    """One of the things that a program's processes are read by.
+
+    Attributes:
+        job: the program.
+        key: tells it from the job's other streams.
+        process: the number of the process.
+        wants: which taps' values are wanted; the shards of others are delivered by themselves.
+        mark: says where the message that is delivered now is.
+        see: gets each shard by itself when it comes, as a message of its device; returns what consumes the value if
+            this device leads: the sink, or the same with something around it.
+    """
+
+    job: Job
+    key: Hashable
+    process: int
+    wants: Callable[[Described], bool]
+    mark: Callable[[Message], object]
+    see: Callable[[Message, Sink], Sink]
+
+    def sink(self, described: Described, sink: Sink) -> Sink:
+        """Consumes the shards of one tap of this stream; `sink` gets the whole values that its devices lead."""
+        return _StreamTap(self, self.job.tap(described), sink)
+
+
+class _StreamTap:
+    __slots__ = ("_reader", "_sink", "_stream", "_tap")
+
+    def __init__(self, stream: Stream, tap: JointTap, sink: Sink) -> None:
+        self._stream = stream
+        self._tap = tap
+        self._sink = sink
+        self._reader = RecordReader()
+
+    def __call__(self, message: Message) -> None:
+        stream, tap = self._stream, self._tap
+        shard = self._reader.read(message)
+        alone = message._replace(arrays=shard.arrays, shard_index=shard.layout.places)
+        sink = stream.see(alone, self._sink)
+        if tap.is_apart:
+            sink(alone)
+            return
+        origin = Origin(stream.key, message.device, stream.process, stream.mark(message), sink)
+        stream.job.bring(tap, shard._replace(message=message._replace(device=origin)))

@@ -1,0 +1,239 @@
+"""The sinks of messages of shards: of whole values, put together from them, and of the shards themselves."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from time import monotonic
+
+from receiver.errors import IncompleteValueError
+from receiver.messages.consumer import Sink
+from receiver.messages.deferred_errors import SeveralFailures
+from receiver.messages.message import Message
+from receiver.sinks.sharding.assembly import Ahead, Assembly
+from receiver.sinks.sharding.shard_record import RecordReader, Shard
+from receiver.sinks.sharding.ticket_queue import Turns
+
+STANDSTILL_SEC = 10.0
+"""A device that is far ahead waits for the others, until for so long no value was completed and no other receiver had
+anything to deliver. Its queue fills meanwhile and holds it back."""
+
+BUSY_STANDSTILL_SEC = 600.0
+"""The same while others deliver: a tap function may run long, but not wait for the device that waits for it."""
+
+# Values are handed on in the order in which they were completed, whichever thread did it: so the taps of a program,
+# and of programs that follow each other, keep their order.
+turns = Turns()
+
+waiting_threads: set[threading.Thread] = set()
+"""Receiver threads that wait for other devices' shards now."""
+
+
+def _after_fork_in_child() -> None:
+    # The threads that hold tickets or wait do not exist there.
+    turns.reset()
+    waiting_threads.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
+class LocalShardSink:
+    """Hands every shard on by itself, with its place in the whole as `shard_index`. Any thread."""
+
+    __slots__ = ("_reader", "sink")
+
+    def __init__(self, sink: Sink) -> None:
+        """`sink` consumes the shards; it may be replaced at any time."""
+        self.sink = sink
+        self._reader = RecordReader()
+
+    def __call__(self, message: Message) -> None:
+        """Consumes one shard.
+
+        Raises:
+            ValueError: the message has no shard record, or a damaged one.
+        """
+        shard = self._reader.read(message)
+        self.sink(message._replace(arrays=shard.arrays, shard_index=shard.layout.places))
+
+
+class AssemblingSink:
+    """Puts the shards of each value together, from all devices, and hands the whole on once.
+
+    Called on the receiver threads of all devices of the program, each of which brings its shards in order. The one that
+    brings a value's last shard hands on: the message of one device, with whole arrays. What becomes of values of which
+    shards were dropped is said at `Assembly`.
+    """
+
+    __slots__ = (
+        "_assembly",
+        "_changed",
+        "_lock",
+        "_others_deliver",
+        "_reader",
+        "_standstill",
+        "_waiting",
+        "_waits",
+        "sink",
+    )
+
+    def __init__(
+        self,
+        sink: Sink,
+        device_index: int = 0,
+        others_deliver: Callable[[], bool] = lambda: False,
+        *,
+        waits: bool = True,
+    ) -> None:
+        """Makes the sink of one tap.
+
+        Args:
+            sink: consumes the whole values; it may be replaced at any time.
+            device_index: which of the program's devices they are said to come from; the first one that has a shard of
+                the value if this one has none.
+            others_deliver: whether receivers on other threads, beside those that wait, have messages to deliver now.
+            waits: whether a device that is far ahead waits; not where one thread brings the shards of all.
+        """
+        self.sink = sink
+        self._waits = waits
+        self._others_deliver = others_deliver
+        self._reader = RecordReader()
+        self._lock = threading.Lock()  # protects everything below
+        self._changed = threading.Condition(self._lock)
+        self._assembly = Assembly(device_index)
+        self._waiting: set[threading.Thread] = set()  # receivers that wait, and have not been woken yet
+        self._standstill = -1  # how many values were finished when devices were given up on last
+
+    @property
+    def pending_values(self) -> int:
+        """How many values are incomplete and not given up."""
+        return self._assembly.pending_values
+
+    def __call__(self, message: Message) -> None:
+        """Consumes one shard, and the whole value if it is the last one.
+
+        Blocks while the message's device is far ahead of the others, and until values that were completed before this
+        one, of any tap, are consumed.
+
+        Raises:
+            IncompleteValueError: values of this tap were given up, of which shards were lost.
+            ValueError: the message has no shard record, or one that does not go with the others.
+            SeveralFailures: values were given up, and the sink raised.
+        """
+        shard = self._reader.read(message)
+        assembly, ticket, given_up = self._assembly, None, 0
+        try:
+            with self._lock:
+                try:
+                    whole = self._add(shard)
+                    if whole is not None:
+                        ticket = turns.take()
+                finally:
+                    given_up, assembly.given_up = assembly.given_up, 0
+            if whole is not None:
+                turns.wait(ticket)
+                self.sink(whole)
+        except BaseException as error:
+            if given_up:
+                raise SeveralFailures(
+                    "values were given up besides", [error, _incomplete(given_up)]
+                ) from None
+            raise
+        finally:
+            if ticket is not None:
+                turns.leave(ticket)
+        if given_up:
+            raise _incomplete(given_up)
+
+    def _add(self, shard: Shard) -> Message | None:
+        assembly = self._assembly
+        begun = assembly.begun
+        try:
+            return assembly.add(shard)
+        except Ahead:
+            return self._add_in_time(shard)
+        finally:
+            # Whoever waits may be needed by now for a value that was begun without it.
+            if self._waiting and (assembly.is_roomy or assembly.begun > begun):
+                self._wake()
+
+    def _add_in_time(self, shard: Shard) -> Message | None:
+        assembly = self._assembly
+        finished, since = assembly.finished, monotonic()
+        quiet_since = since
+        while True:
+            if not assembly.is_full:
+                self._wake()  # this device waits for a launch to end, and perhaps for those that wait for room
+            now = monotonic()
+            if turns or self._others_deliver():
+                quiet_since = now
+            if (
+                not self._waits
+                or finished == self._standstill
+                or len(self._waiting) >= assembly.device_count - 1
+                or now - quiet_since >= STANDSTILL_SEC
+                or now - since >= BUSY_STANDSTILL_SEC
+            ):
+                # All wait for each other; or one does not come, and is not waited for again before it does.
+                self._standstill = finished
+                assembly.give_up_oldest()
+            else:
+                self._wait(STANDSTILL_SEC / 10)
+            if finished != assembly.finished:
+                finished, since = assembly.finished, monotonic()
+                quiet_since = since
+            try:
+                return assembly.add(shard)
+            except Ahead:
+                continue
+
+    def _wait(self, timeout_sec: float) -> None:
+        thread = threading.current_thread()
+        self._waiting.add(thread)
+        waiting_threads.add(thread)
+        try:
+            self._changed.wait(timeout_sec)
+        finally:
+            waiting_threads.discard(thread)
+            self._waiting.discard(thread)
+
+    def _wake(self) -> None:
+        self._waiting.clear()
+        self._changed.notify_all()
+
+
+SHARD_SINKS = (LocalShardSink, AssemblingSink)
+
+
+def _incomplete(count: int) -> IncompleteValueError:
+    return IncompleteValueError(
+        f"{count} value(s) were given up, because shards of them were lost or came much too late: the receiver's stats "
+        "say how many messages its back_pressure policy dropped on each device",
+        count,
+    )
+
+
+def shard_sink(
+    sink: Sink,
+    sharding: str,
+    *,
+    assemble: bool,
+    device_index: int = 0,
+    others_deliver: Callable[[], bool] = lambda: False,
+    waits: bool = True,
+) -> Sink:
+    """The sink of messages with a shard record.
+
+    Args:
+        sink: consumes what it makes of them.
+        sharding: "global" or "local".
+        assemble: whether this process sees all shards.
+        device_index: as in `AssemblingSink`.
+        others_deliver: as there.
+        waits: as there.
+    """
+    if sharding == "global" and assemble:
+        return AssemblingSink(sink, device_index, others_deliver, waits=waits)
+    return LocalShardSink(sink)

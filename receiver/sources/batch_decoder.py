@@ -1,0 +1,218 @@
+"""Decodes what a source has read into what the dispatcher delivers, many alike messages at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import repeat
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from receiver.sources.columns import Columns, Group
+from receiver.sources.source import Batch
+from receiver.wire import Decoder, Flags, Plan, WireError, decode_header
+from receiver.wire.dtypes import Array
+
+Delivery = tuple[int, int, int, int, int, int, Sequence[Array]]
+"""consumer_id, flags, seq, time_ns, run_id, count, arrays. `count` is how many messages the arrays are stacked of,
+along a new first axis; 0 for one message as it is. A stack has the numbers of its last message."""
+
+MIN_BATCH = 8
+"""Fewer messages are decoded one by one."""
+
+MIN_ALIKE = 4
+"""Fewer messages of one kind are decoded one by one."""
+
+CHUNK_BYTES = 8 << 10
+"""Arrays of so many bytes share their memory: a consumer that keeps one of them keeps no more than that."""
+
+_BATCHED = int(Flags.BATCHED)
+_LATER = object()  # stands for a message whose arrays are in a stack that comes with a later one
+_WRITABLE: Any = [["readwrite"]]
+
+
+class Deliveries(NamedTuple):
+    """What one batch holds.
+
+    Attributes:
+        items: in order of emission; to be taken once. Made as they are taken where that saves the garbage collector
+            the sight of thousands of tuples.
+        nbytes: of all arrays.
+        first_time_ns: when the first message was emitted; 0 if there is none.
+        last_seq: of the batch, whether that message can be decoded or not; -1 if even its header cannot.
+        stacked: whether any of the messages are stacked.
+    """
+
+    items: Iterable[Delivery]
+    nbytes: int
+    first_time_ns: int
+    last_seq: int
+    stacked: bool
+
+
+class BatchDecoder:
+    """Decodes the batches of one device. One thread at a time."""
+
+    def __init__(self, lose: Callable[[WireError], None]) -> None:
+        """`lose` is told of each frame that cannot be decoded."""
+        self._decoder = Decoder()
+        self._lose = lose
+
+    def decode(self, batch: Batch) -> Deliveries:
+        """Decodes the batch. The arrays are fresh memory; those of alike small messages may share it."""
+        if batch.count >= MIN_BATCH and batch.columns is not None:
+            return self._decode_columns(batch, batch.columns)
+        decode = self._decoder.decode
+        items: list[Delivery] = []
+        nbytes = seen = 0
+        for memory, offset, external in batch.frames:
+            try:
+                consumer_id, flags, seq, time_ns, run_id, _, arrays = decode(memory, offset, external)
+            except WireError as error:
+                self._lose(error)
+                continue
+            for array in arrays:
+                nbytes += array.nbytes
+            seen |= flags
+            items.append((consumer_id, flags, seq, time_ns, run_id, 0, arrays))
+        first_time_ns = items[0][3] if items else 0
+        last_seq = items[-1][2] if len(items) == batch.count else _last_seq(batch)
+        batched = bool(seen & _BATCHED)
+        return Deliveries(_stacked(items) if batched else items, nbytes, first_time_ns, last_seq, batched)
+
+    def _decode_columns(self, batch: Batch, columns: Columns) -> Deliveries:
+        columns.read(batch.count)
+        groups = columns.groups()
+        if groups and groups[0].size == batch.count:
+            plan = self._plan_for(columns, groups[0])
+            if plan is not None:
+                return self._decode_alike(columns, groups[0], plan)
+        *numbers, order = columns.lists()
+        arrays: list[Any] = [None] * batch.count
+        stacked: list[int] | None = None
+        nbytes = done = 0
+        for group in groups:
+            plan = self._plan_for(columns, group)
+            if plan is None:
+                continue
+            done += group.size
+            nbytes += group.size * plan.nbytes
+            places = order[group.first : group.first + group.size]
+            if numbers[1][group.frame] & _BATCHED:
+                for place in places:
+                    arrays[place] = _LATER
+                arrays[places[-1]] = _stacks(columns, group, plan)
+                stacked = stacked or [0] * batch.count
+                stacked[places[-1]] = group.size
+            else:
+                for place, parts in zip(places, _unstack(columns, group, plan), strict=True):
+                    arrays[place] = parts
+        items: Iterable[Delivery] = zip(*numbers, stacked or repeat(0), arrays)  # noqa: B905 (repeat has no end)
+        batched = stacked is not None
+        if done < batch.count:
+            nbytes += self._decode_rest(batch, arrays)
+            batched = batched or any(flags & _BATCHED for flags in numbers[1])
+            items = _stacked([item for item in items if item[-1] is not _LATER])
+        elif batched:
+            items = [item for item in items if item[-1] is not _LATER]
+        return Deliveries(items, nbytes, numbers[3][0], numbers[2][-1], batched)
+
+    def _decode_alike(self, columns: Columns, group: Group, plan: Plan) -> Deliveries:
+        # All messages of a batch are of one kind, as those of a scan with one tap are.
+        nbytes = group.size * plan.nbytes
+        first_time_ns = columns.numbers(0)[3]
+        consumer_id, flags, seq, time_ns, run_id = columns.numbers(group.size - 1)
+        if flags & _BATCHED:
+            item = (consumer_id, flags, seq, time_ns, run_id, group.size, _stacks(columns, group, plan))
+            return Deliveries([item], nbytes, first_time_ns, seq, stacked=True)
+        *numbers, _ = columns.lists()
+        items = zip(*numbers, repeat(0), _unstack(columns, group, plan))
+        return Deliveries(items, nbytes, first_time_ns, seq, stacked=False)
+
+    def _plan_for(self, columns: Columns, group: Group) -> Plan | None:
+        # None: its messages are decoded one by one, which tells what is wrong with them, if anything is.
+        if group.size < MIN_ALIKE:
+            return None
+        try:
+            plan = self._decoder.plan(columns.memory, columns.offset(group.frame))
+        except WireError:
+            return None
+        return plan if plan.stackable and plan.payload_bytes == group.payload_bytes else None
+
+    def _decode_rest(self, batch: Batch, arrays: list[Any]) -> int:
+        nbytes = 0
+        for place, (memory, offset, external) in enumerate(batch.frames):
+            if arrays[place] is not None:
+                continue
+            try:
+                arrays[place] = self._decoder.decode(memory, offset, external)[-1]
+            except WireError as error:
+                self._lose(error)
+                arrays[place] = _LATER
+            else:
+                nbytes += sum(array.nbytes for array in arrays[place])
+        return nbytes
+
+
+def _last_seq(batch: Batch) -> int:
+    memory, offset, _ = batch.frames[-1]
+    try:
+        return decode_header(memory, offset).seq
+    except WireError:
+        return -1
+
+
+def _stride(plan: Plan) -> int:
+    # A payload of one array needs no padding for the next one to be aligned.
+    return plan.payload_bytes if len(plan.entries) == 1 else (plan.payload_bytes + 7) & -8
+
+
+def _stacks(columns: Columns, group: Group, plan: Plan) -> list[Array]:
+    stride = _stride(plan)
+    views = plan.views(columns.stack(group.first, group.size, stride), group.size, stride)
+    return views if len(views) == 1 else [view.copy() for view in views]
+
+
+def _unstack(columns: Columns, group: Group, plan: Plan) -> Iterator[tuple[Array, ...]]:
+    # Everything is copied at once: the batch's memory is given back before its messages are delivered.
+    stride = _stride(plan)
+    at_once = max(1, CHUNK_BYTES // stride) if stride else group.size
+    rows: list[list[Array]] = [[] for _ in plan.entries]
+    for done in range(0, group.size, at_once):
+        count = min(at_once, group.size - done)
+        views = plan.views(columns.stack(group.first + done, count, stride), count, stride)
+        for of_one, view in zip(rows, views, strict=True):
+            of_one += _rows(view)
+    return zip(*rows, strict=True)
+
+
+def _rows(stack: Array) -> list[Array]:
+    # Indexing or iterating over one dimension makes scalars; nditer makes arrays, and in a quarter of the time.
+    if stack.ndim == 1:
+        rows: list[Any] = list(np.nditer(stack, op_flags=_WRITABLE))
+        return rows
+    return list(stack)
+
+
+def _waits_for_others(item: Delivery) -> bool:
+    return bool(item[1] & _BATCHED) and not item[5]
+
+
+def _stacked(items: list[Delivery]) -> list[Delivery]:
+    """The same, but alike messages of consumers that take stacks as stacks."""
+    if not any(map(_waits_for_others, items)):
+        return items
+    alike: dict[Any, list[int]] = {}
+    for place, item in enumerate(items):
+        if _waits_for_others(item):
+            key = (item[0], *[(array.shape, array.dtype) for array in item[-1]])
+            alike.setdefault(key, []).append(place)
+    last = {places[-1]: places for places in alike.values()}
+    stacked: list[Delivery] = []
+    for place, item in enumerate(items):
+        if not _waits_for_others(item):
+            stacked.append(item)
+        elif place in last:
+            parts = zip(*[items[k][-1] for k in last[place]], strict=True)
+            stacked.append((*item[:5], len(last[place]), [np.stack(part) for part in parts]))
+    return stacked

@@ -1,0 +1,255 @@
+"""The source of platforms without the native handler: a bounded queue that Python callbacks fill."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from receiver.errors import CallFailedError
+from receiver.log import logger
+from receiver.sources.back_pressure import BackPressure, Policy
+from receiver.sources.source import Frame, SourceCounters
+from receiver.wire import Flags, decode_header, encode_prefix, frame_from_prefix
+
+CAPACITY_BYTES = 64 << 20
+WARN_AFTER_SEC = 2.0
+BATCH_FRAMES = 256
+BATCH_BYTES = 1 << 20
+
+
+class _QueueBatch:
+    """Frames taken from the queue."""
+
+    def __init__(self, source: QueueSource, frames: list[bytes]) -> None:
+        self._source = source
+        self._frames = frames
+        self.count = len(frames)
+        self.columns = None
+        self.frames: Sequence[Frame] = [(frame, 0, None) for frame in frames]
+        self.folded: Sequence[int] = ()
+
+    def release(self) -> None:
+        """Makes room for as many frames again."""
+        self._source.free(len(self._frames), sum(map(len, self._frames)))
+        self._frames = []
+
+
+class QueueSource:
+    """A queue of encoded frames, bounded in bytes.
+
+    An emission that waits for room holds the device's execution thread, which the native transport never does.
+    """
+
+    def __init__(self, device: int, capacity_bytes: int = CAPACITY_BYTES) -> None:
+        """`device` is the device's id; one frame larger than `capacity_bytes` is admitted on its own."""
+        self.device = device
+        self._capacity_bytes = capacity_bytes
+        self._changed = threading.Condition()  # protects everything below
+        self._frames: deque[bytes] = deque()
+        self._woken = False
+        self._seq = 0
+        self._position = 0
+        self._emitted_bytes = 0
+        self._held_frames = 0
+        self._held_bytes = 0
+        self._waiting = 0
+        self._dropped = 0
+        self._overwritten = 0  # of those that were dropped
+        self._back_pressure = BackPressure()
+        self._closed: str | None = None
+        self._turn_taken = False  # what was read is being delivered
+        self._reader_turn = False  # by the reader
+
+    def configure(self, back_pressure: BackPressure) -> None:
+        """See `Source`."""
+        with self._changed:
+            self._back_pressure = back_pressure
+
+    def emit(self, prefix: bytes, arrays: Sequence[np.ndarray[Any, Any]], run_id: int = 0) -> None:
+        """Appends a frame, or drops it, as the policy says. Any thread but the reader's."""
+        with self._changed:
+            if not self._admit():
+                self._dropped += 1
+                self._seq += 1
+                return
+            self._append(self._frame(prefix, arrays, run_id))
+
+    def call(self, prefix: bytes, arrays: Sequence[np.ndarray[Any, Any]], run_id: int = 0) -> _QueueBatch:
+        """Appends the frame of a call, whatever the policy, and takes it when all before it has been delivered.
+
+        The reader stands still until `end_read_call`: the calling thread, any but the reader's, delivers meanwhile.
+
+        Raises:
+            CallFailedError: calls have been closed.
+        """
+        with self._changed:
+            frame = self._frame(prefix, arrays, run_id)
+            if self._closed is None:
+                self._append(frame)
+            try:
+                self._changed.wait_for(lambda: self._closed is not None or self._in_front(frame))
+            except BaseException:  # an interrupted wait: the frame must not stop the queue
+                self._withdraw(frame)
+                raise
+            if self._closed is not None:
+                self._withdraw(frame)
+                raise CallFailedError(self._closed)
+            self._turn_taken = True
+            return _QueueBatch(self, [self._frames.popleft()])
+
+    def end_read_call(self) -> None:
+        """Lets the reader go on. By the thread that `call` gave a frame, once it is delivered."""
+        with self._changed:
+            self._turn_taken = False
+            self._changed.notify_all()
+
+    def _in_front(self, frame: bytes) -> bool:
+        return not self._turn_taken and self._frames[0] is frame
+
+    def _withdraw(self, frame: bytes) -> None:
+        if any(queued is frame for queued in self._frames):
+            self._frames.remove(frame)
+            self._held_frames -= 1
+            self._held_bytes -= len(frame)
+            self._dropped += 1
+            self._changed.notify_all()
+
+    def close_calls(self, message: str) -> None:
+        """See `Source`. Those whose host functions run go on."""
+        with self._changed:
+            self._closed = message
+            self._changed.notify_all()
+
+    def send_end(self, token: int) -> None:
+        """See `Source`. Never waits for room."""
+        with self._changed:
+            self._append(self._frame(encode_prefix(token, Flags.END_OF_STREAM, ()), (), 0))
+
+    def _frame(self, prefix: bytes, arrays: Sequence[np.ndarray[Any, Any]], run_id: int) -> bytes:
+        return frame_from_prefix(
+            prefix,
+            arrays,
+            seq=self._seq,
+            time_ns=time.time_ns(),
+            run_id=run_id,
+            device=self.device,
+            position=self._position,
+        )
+
+    def _append(self, frame: bytes) -> None:
+        self._seq += 1
+        self._position += len(frame)
+        self._emitted_bytes += len(frame)
+        self._held_frames += 1
+        self._held_bytes += len(frame)
+        self._frames.append(frame)
+        self._changed.notify_all()
+
+    def _admit(self) -> bool:
+        policy = self._back_pressure.policy
+        if policy is Policy.SAMPLE and 2 * self._held_bytes > self._capacity_bytes:
+            return self._seq % self._back_pressure.sample_every == 0 and self._has_room()
+        if self._has_room():
+            return True
+        if policy is Policy.OVERWRITE_OLDEST:
+            self._overwrite_oldest()
+        if policy in (Policy.BLOCK, Policy.OVERWRITE_OLDEST):
+            return self._wait_for_room(None)
+        if policy is Policy.BLOCK_THEN_DROP:
+            return self._wait_for_room(self._back_pressure.timeout_sec)
+        return False
+
+    def _overwrite_oldest(self) -> None:
+        # As far as the reader does not have them, and they may be lost.
+        while not self._has_room() and self._frames:
+            if decode_header(self._frames[0]).flags & (Flags.CALL | Flags.END_OF_STREAM):
+                return
+            self._held_frames -= 1
+            self._held_bytes -= len(self._frames.popleft())
+            self._dropped += 1
+            self._overwritten += 1
+
+    def _has_room(self) -> bool:
+        return self._held_bytes < self._capacity_bytes
+
+    def _wait_for_room(self, timeout_sec: float | None) -> bool:
+        self._waiting += 1
+        try:
+            if timeout_sec is not None:
+                return self._changed.wait_for(self._has_room, timeout_sec)
+            while not self._changed.wait_for(self._has_room, WARN_AFTER_SEC):
+                logger.warning(
+                    "device %d waits for its receiver: %d messages (%d bytes) are queued",
+                    self.device,
+                    self._held_frames,
+                    self._held_bytes,
+                )
+            return True
+        finally:
+            self._waiting -= 1
+
+    def free(self, frames: int, held_bytes: int) -> None:
+        """Gives room back: for batches."""
+        with self._changed:
+            self._held_frames -= frames
+            self._held_bytes -= held_bytes
+            self._changed.notify_all()
+
+    def read(self, timeout_sec: float | None) -> _QueueBatch | None:
+        """See `Source`."""
+        with self._changed:
+            if self._reader_turn:
+                self._turn_taken = self._reader_turn = False
+                self._changed.notify_all()
+            self._changed.wait_for(lambda: self._readable() or self._woken, timeout_sec)
+            self._woken = False
+            if not self._readable():
+                return None
+            self._turn_taken = self._reader_turn = True
+            frames: list[bytes] = []
+            nbytes = 0
+            while self._frames and len(frames) < BATCH_FRAMES and nbytes < BATCH_BYTES:
+                flags = decode_header(self._frames[0]).flags
+                if frames and flags & (Flags.CALL | Flags.END_OF_STREAM):
+                    break
+                frames.append(self._frames.popleft())
+                nbytes += len(frames[-1])
+                if flags & Flags.END_OF_STREAM:
+                    break
+            return _QueueBatch(self, frames)
+
+    def _readable(self) -> bool:
+        # A call is left to the thread that waits for it.
+        return bool(self._frames) and not self._turn_taken and not self._call_in_front()
+
+    def _call_in_front(self) -> bool:
+        return bool(decode_header(self._frames[0]).flags & Flags.CALL)
+
+    def wake(self) -> None:
+        """See `Source`."""
+        with self._changed:
+            self._woken = True
+            self._changed.notify_all()
+
+    def discarded(self) -> int:
+        """See `Source`."""
+        return self._overwritten
+
+    def counters(self) -> SourceCounters:
+        """See `Source`."""
+        with self._changed:
+            return SourceCounters(
+                emitted=self._seq - self._dropped + self._overwritten,
+                dropped=self._dropped,
+                emitted_bytes=self._emitted_bytes,
+                queued_messages=self._held_frames,
+                queued_bytes=self._held_bytes,
+                waiting_producers=self._waiting,
+                next_seq=self._seq,
+                discarded=self._overwritten,
+            )

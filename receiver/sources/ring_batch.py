@@ -1,0 +1,91 @@
+"""What one read of a ring found, and the payloads that are outside of it."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from receiver.sources.columns import Columns
+from receiver.sources.source import Frame
+
+if TYPE_CHECKING:
+    from receiver.sources.ring import RingSource
+
+
+class BlockMemory:
+    """Owns one block of the native library; numpy arrays made of it keep it alive."""
+
+    def __init__(self, library: ctypes.CDLL, address: int, nbytes: int) -> None:
+        # Its own reference: at interpreter exit the module may be gone before the last array.
+        self._free = library.hcb_block_free
+        self._address = address
+        self.__array_interface__ = {
+            "data": (address, False),
+            "shape": (nbytes,),
+            "typestr": "|u1",
+            "version": 3,
+        }
+
+    def __del__(self) -> None:
+        self._free(self._address)
+
+
+class RingBatch:
+    """The frames of one read. See `Batch`."""
+
+    __slots__ = (
+        "_ends",
+        "_frames",
+        "_offsets",
+        "_payloads",
+        "_released",
+        "_source",
+        "columns",
+        "count",
+        "folded",
+    )
+
+    def __init__(
+        self,
+        source: RingSource,
+        count: int,
+        offsets: Any,
+        ends: Any,
+        payloads: Mapping[int, Any],
+        folded: Sequence[int] = (),
+        columns: Columns | None = None,
+    ) -> None:
+        self.count = count
+        self.columns = columns
+        self.folded = folded
+        self._frames: Sequence[Frame] | None = None
+        self._source = source
+        self._offsets = offsets  # as `ends`, the source's buffer: overwritten by the next read
+        self._ends = ends
+        self._payloads = payloads  # by frame
+        self._released = 0
+
+    @property
+    def frames(self) -> Sequence[Frame]:
+        """See `Batch`."""
+        if self._frames is None:
+            memory, payload_of = self._source.memory, self._payloads.get
+            self._frames = [
+                (memory, offset, payload_of(place))
+                for place, offset in enumerate(self._offsets[: self.count])
+            ]
+        return self._frames
+
+    def release(self, count: int | None = None) -> None:
+        """See `Batch`. Releasing what is released already does nothing."""
+        upto = self.count if count is None else min(count, self.count)
+        if upto > self._released:
+            folded = sum(self.folded[self._released : upto])
+            self._source.give_back(self._ends[upto - 1], upto - self._released + folded)
+            self._released = upto
+
+    @property
+    def released(self) -> bool:
+        """Whether all of it was given back."""
+        return self._released == self.count

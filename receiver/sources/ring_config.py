@@ -1,0 +1,76 @@
+"""How much a device may have queued in its ring, and what happens beyond it."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from receiver.native import bindings as native
+from receiver.sources.back_pressure import BackPressure, Policy
+
+CAPACITY_VARIABLE = "HOSTCALLBACK_RING_BYTES"
+BUDGET_VARIABLE = "HOSTCALLBACK_BLOCK_BUDGET_BYTES"
+
+_NATIVE_POLICY = {
+    Policy.BLOCK: 0,
+    Policy.BLOCK_THEN_DROP: 1,
+    Policy.DROP_NEWEST: 2,
+    Policy.SAMPLE: 3,
+    Policy.OVERWRITE_OLDEST: 4,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class RingConfig(BackPressure):
+    """How much a device may have queued, and what happens beyond it.
+
+    Attributes:
+        capacity_bytes: memory of the ring, rounded up to a power of two; fixed once the ring exists.
+        external_threshold_bytes: larger payloads travel outside the ring; fixed likewise.
+        block_budget_bytes: payload bytes outside the ring that the reader has not taken; one payload beyond
+            the budget is let through alone.
+    """
+
+    capacity_bytes: int = 8 << 20
+    external_threshold_bytes: int = 64 << 10
+    block_budget_bytes: int = 64 << 20
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for what the native library would misread."""
+        BackPressure.__post_init__(self)
+        for name in ("capacity_bytes", "external_threshold_bytes", "block_budget_bytes"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}, expected at least 1")
+
+    @classmethod
+    def from_environment(cls) -> RingConfig:
+        """The defaults, with the sizes that `HOSTCALLBACK_RING_BYTES` and `HOSTCALLBACK_BLOCK_BUDGET_BYTES` give.
+
+        Raises:
+            ValueError: one of them is no positive whole number.
+        """
+        default = cls()
+        return cls(
+            capacity_bytes=_bytes_from(CAPACITY_VARIABLE, default.capacity_bytes),
+            block_budget_bytes=_bytes_from(BUDGET_VARIABLE, default.block_budget_bytes),
+        )
+
+    def native(self) -> native.Config:
+        """The same for the native library."""
+        return native.Config(
+            self.capacity_bytes,
+            self.external_threshold_bytes,
+            self.block_budget_bytes,
+            round(self.timeout_sec * 1e9),
+            _NATIVE_POLICY[Policy(self.policy)],
+            self.sample_every,
+        )
+
+
+def _bytes_from(variable: str, default: int) -> int:
+    text = os.environ.get(variable, "").strip()
+    if not text:
+        return default
+    if not text.isdecimal() or int(text) < 1:
+        raise ValueError(f"{variable}={text!r}: expected a number of bytes, at least 1")
+    return int(text)

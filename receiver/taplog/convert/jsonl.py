@@ -1,0 +1,28 @@
+"""JSON lines: an object for each message, as `hcb cat --json` writes them."""
+
+from __future__ import annotations
+
+import json
+from typing import TextIO
+
+from receiver.taplog.reading.logged_message import LoggedMessage
+from receiver.taplog.reading.merge import LostRun
+from receiver.taplog.render.json_message import as_dict
+
+
+class JsonlConversion:
+    """Writes JSON lines."""
+
+    def __init__(self, file: TextIO) -> None:
+        """`file` stays open."""
+        self._file = file
+
+    def message(self, logged: LoggedMessage) -> None:
+        """Writes a line."""
+        self._file.write(json.dumps(as_dict(logged), allow_nan=False) + "\n")
+
+    def lost(self, run: LostRun) -> None:
+        """Nothing: lines are messages."""
+
+    def finish(self) -> None:
+        """Nothing is left to write."""

@@ -1,0 +1,21 @@
+"""Arrays in dtypes that other tools have."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from receiver.wire.dtypes import Array
+
+
+def plain_array(array: Array) -> Array:
+    """The array with numpy's own dtypes: bfloat16, float8 and float4 become float32, int4 and the like (u)int8.
+
+    No value changes.
+    """
+    array = np.asarray(array)
+    name = array.dtype.name
+    if hasattr(np, name):
+        return array
+    return array.astype(
+        np.uint8 if name.startswith("uint") else np.int8 if name.startswith("int") else np.float32
+    )

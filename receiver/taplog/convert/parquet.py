@@ -1,0 +1,158 @@
+"""Parquet: a row for each array of each message, whatever the taps are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from receiver.taplog.convert.errors import ConvertError
+from receiver.taplog.convert.numpy_dtypes import plain_array
+from receiver.taplog.reading.logged_message import LoggedMessage
+from receiver.taplog.reading.merge import LostRun
+from receiver.taplog.render.json_message import process_text
+from receiver.taplog.render.leaves import Leaf, LoggedLeaves
+from receiver.wire.dtypes import Array
+from receiver.wire.truncation import Head
+
+ROW_GROUP_BYTES = 32 << 20
+ROW_GROUP_ROWS = 1 << 15
+
+
+def _pyarrow() -> Any:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError as error:
+        raise ConvertError(
+            "a Parquet file needs the package pyarrow: pip install 'hostcallback[parquet]'"
+        ) from error
+    return pyarrow
+
+
+def _schema(pa: Any) -> Any:
+    # As in docs/convert.md.
+    return pa.schema(
+        [
+            ("time", pa.timestamp("ns", tz="UTC")),
+            ("process", pa.string()),
+            ("device", pa.string()),
+            ("seq", pa.uint64()),
+            ("step", pa.int64()),
+            ("name", pa.string()),
+            ("kind", pa.string()),
+            ("source_line", pa.string()),
+            ("run_id", pa.int64()),
+            ("folded", pa.uint64()),
+            ("leaf", pa.string()),
+            ("dtype", pa.string()),
+            ("shape", pa.list_(pa.int64())),
+            ("whole_shape", pa.list_(pa.int64())),
+            ("start", pa.list_(pa.int64())),
+            ("value", pa.float64()),
+            ("floats", pa.list_(pa.float64())),
+            ("integers", pa.list_(pa.int64())),
+            ("unsigned", pa.list_(pa.uint64())),
+        ]
+    )
+
+
+class ParquetConversion:
+    """Writes a Parquet file, a row group at a time."""
+
+    def __init__(self, path: Path) -> None:
+        """Begins the file.
+
+        Raises:
+            ConvertError: pyarrow is missing.
+        """
+        self._pa = _pyarrow()
+        self._schema = _schema(self._pa)
+        self._writer = self._pa.parquet.ParquetWriter(str(path), self._schema)
+        self._leaves = LoggedLeaves()
+        self._rows: list[dict[str, Any]] = []
+        self._bytes = 0
+
+    def message(self, logged: LoggedMessage) -> None:
+        """Adds its rows; one without a leaf if no array was tapped."""
+        message, described = logged.message, logged.tap.described
+        common = {
+            "time": message.time_ns,
+            "process": process_text(logged.writer),
+            "device": message.device,
+            "seq": message.seq,
+            "step": logged.step,
+            "name": message.consumer.name,
+            "kind": None if described is None else described.kind,
+            "source_line": message.consumer.source_line,
+            "run_id": message.run_id,
+            "folded": logged.folded,
+        }
+        leaves = self._leaves.of(logged)
+        for leaf in leaves:
+            self._rows.append(common | _columns(leaf))
+            self._bytes += leaf.array.size * 8
+        if not leaves:
+            self._rows.append(common)
+        if self._bytes > ROW_GROUP_BYTES or len(self._rows) >= ROW_GROUP_ROWS:
+            self._flush()
+
+    def lost(self, run: LostRun) -> None:
+        """Nothing: rows are arrays."""
+
+    def finish(self) -> None:
+        """Writes the rest and the file's index."""
+        self._flush()
+        self._writer.close()
+
+    def _flush(self) -> None:
+        if not self._rows:
+            return
+        columns = [
+            self._lists(field) if self._pa.types.is_list(field.type) else self._scalars(field)
+            for field in self._schema
+        ]
+        self._writer.write_batch(self._pa.record_batch(columns, schema=self._schema))
+        self._rows.clear()
+        self._bytes = 0
+
+    def _scalars(self, field: Any) -> Any:
+        return self._pa.array([row.get(field.name) for row in self._rows], field.type)
+
+    def _lists(self, field: Any) -> Any:
+        # By way of numpy: a Python object for each element would take ten times the memory.
+        lists = [row.get(field.name) for row in self._rows]
+        missing = np.array([items is None for items in lists])
+        offsets = np.cumsum([0, *(0 if items is None else len(items) for items in lists)])
+        if offsets[-1] > np.iinfo(np.int32).max:
+            raise ConvertError("an array has more elements than a list of Parquet holds, 2**31 - 1")
+        dtype = field.type.value_type.to_pandas_dtype()
+        there = [np.asarray(items, dtype) for items in lists if items is not None]
+        values = np.concatenate(there) if there else np.empty(0, dtype)
+        return self._pa.ListArray.from_arrays(
+            self._pa.array(offsets, self._pa.int32()), self._pa.array(values), mask=self._pa.array(missing)
+        )
+
+
+def _columns(leaf: Leaf) -> dict[str, Any]:
+    array = plain_array(leaf.array)
+    whole = leaf.array.whole_shape if isinstance(leaf.array, Head) else None
+    is_scalar = not array.ndim and array.dtype.kind != "c"
+    return {
+        "leaf": leaf.name,
+        "dtype": leaf.array.dtype.name,
+        "shape": array.shape,
+        "whole_shape": whole,
+        "start": None if leaf.place is None else [part.start for part in leaf.place],
+        "value": float(array) if is_scalar else None,
+        **_elements(array.reshape(-1)),
+    }
+
+
+def _elements(flat: Array) -> dict[str, Array]:
+    if flat.dtype.kind == "c":  # real and imaginary part by turns
+        return {"floats": np.ascontiguousarray(flat, np.complex128).view(np.float64)}
+    if flat.dtype.kind == "f":
+        return {"floats": flat}
+    return {"unsigned": flat} if flat.dtype == np.uint64 else {"integers": flat}

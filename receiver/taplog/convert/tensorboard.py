@@ -1,0 +1,116 @@
+"""TensorBoard's event files: numbers as scalars, arrays as histograms, texts as texts."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from receiver.messages.steps import NAME
+from receiver.sinks.metrics import NO_METRICS
+from receiver.taplog.convert.errors import ConvertError
+from receiver.taplog.convert.numpy_dtypes import plain_array
+from receiver.taplog.reading.logged_message import LoggedMessage
+from receiver.taplog.reading.merge import LostRun
+from receiver.taplog.render.json_message import process_text
+from receiver.taplog.render.leaves import LoggedLeaves, joined
+from receiver.taplog.render.text import message_text
+from receiver.wire.dtypes import Array
+
+SUFFIX = ".hcb"
+"""What the names of the event files end in."""
+
+
+def _tensorboard() -> Any:
+    try:
+        import tensorboardX
+    except ImportError as error:
+        raise ConvertError(
+            "TensorBoard's event files need the package tensorboardX: pip install 'hostcallback[tensorboard]'"
+        ) from error
+    return tensorboardX
+
+
+class TensorBoardConversion:
+    """Writes event files: one for each device if messages come from several, each in a folder, a run of TensorBoard.
+
+    Attributes:
+        left_out: how many arrays have no place in them, by the reason.
+    """
+
+    def __init__(self, folder: Path, *, several: bool) -> None:
+        """Begins.
+
+        Args:
+            folder: where the event files go; it is there.
+            several: whether there are messages of several devices.
+
+        Raises:
+            ConvertError: tensorboardX is missing.
+        """
+        self._library = _tensorboard()
+        self._folder = folder
+        self._several = several
+        self._writers: dict[str, Any] = {}
+        self._leaves = LoggedLeaves()
+        self._without_step: Counter[tuple[str, str]] = Counter()
+        self.left_out: Counter[str] = Counter()
+
+    def message(self, logged: LoggedMessage) -> None:
+        """Writes what it brings. Messages without a step are counted by tap instead."""
+        message, described = logged.message, logged.tap.described
+        name = message.consumer.name
+        run = f"{process_text(logged.writer)} {message.device}".replace("/", "_").replace(":", "_")
+        step = logged.step
+        if step is None:
+            step = self._without_step[run, name]
+            self._without_step[run, name] += 1
+        writer = self._writer(run if self._several else "")
+        at = {"global_step": step, "walltime": message.time_ns * 1e-9}
+        text = self._text(logged)
+        if text is not None:
+            writer.add_text(name, text, **at)
+        if described is not None and described.kind in NO_METRICS:
+            return
+        for leaf in self._leaves.of(logged):
+            if leaf.name == NAME or leaf.name.endswith(f"/{NAME}"):
+                continue
+            self._array(writer, joined(name, leaf.name), plain_array(leaf.array), at)
+
+    def lost(self, run: LostRun) -> None:
+        """Nothing: events are values."""
+
+    def finish(self) -> None:
+        """Closes the files."""
+        for writer in self._writers.values():
+            writer.close()
+
+    def _array(self, writer: Any, tag: str, array: Array, at: dict[str, Any]) -> None:
+        if array.dtype.kind == "c":
+            self.left_out["complex numbers"] += 1
+        elif not array.ndim:
+            writer.add_scalar(tag, float(array), **at)
+        else:
+            finite = array.astype(np.float64).reshape(-1)
+            finite = finite[np.isfinite(finite)]
+            if finite.size:
+                writer.add_histogram(tag, finite, **at)
+            else:
+                self.left_out["arrays without a finite element"] += 1
+
+    def _text(self, logged: LoggedMessage) -> str | None:
+        try:
+            return message_text(logged)
+        except Exception:  # whatever is wrong with this one, the others go on
+            self.left_out["texts that cannot be made"] += 1
+            return None
+
+    def _writer(self, run: str) -> Any:
+        writer = self._writers.get(run)
+        if writer is None:
+            writer = self._writers[run] = self._library.SummaryWriter(
+                str(self._folder / run), filename_suffix=SUFFIX
+            )
+        return writer

@@ -1,0 +1,138 @@
+"""What one device of a log sent, message by message, with the places where messages are missing."""
+
+from __future__ import annotations
+
+import glob
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from receiver.taplog.format.errors import Damage, Lost
+from receiver.taplog.format.layout import Kind
+from receiver.taplog.reading.chunk_reader import Chunk
+from receiver.taplog.reading.logged_message import LoggedMessage
+from receiver.taplog.reading.reader import LogReader
+from receiver.taplog.reading.segment_reader import SegmentReader, Writer
+from receiver.taplog.reading.selection import Selection
+
+TapKey = tuple[str, str, str]
+"""What tells the taps of a program apart: name, source line, transformations."""
+
+REST = 2**62
+"""A gap up to the end of the log, which may be of any length."""
+
+ALL_CONSUMERS = 2**64 - 1
+
+
+class Gap(NamedTuple):
+    """A place where messages are missing: they were dropped or their part of the log is damaged.
+
+    Attributes:
+        messages: how many.
+    """
+
+    messages: int
+
+
+class DeviceKey(NamedTuple):
+    """A device of a program.
+
+    Attributes:
+        process: the number of its process in the program; 0 for a program of one process.
+        device: its name.
+    """
+
+    process: int
+    device: str
+
+
+class ComparedLog:
+    """A log by the devices of its program. Making it reads the headers of all segments.
+
+    Attributes:
+        devices: those that sent anything.
+        damaged: what of it cannot be read, as far as it was read.
+    """
+
+    def __init__(self, path: str, *, ignore_lines: bool) -> None:
+        """Looks what there is. `ignore_lines`: taps of one name are one, wherever they are in the source.
+
+        Raises:
+            TapLogError: it is no tap log.
+            OSError: it cannot be read.
+        """
+        self._reader = LogReader(path)
+        self._ignore_lines = ignore_lines
+        self.devices: set[DeviceKey] = set()
+        self.damaged: list[Damage] = []
+        self._lost: dict[tuple[Writer, str], list[Lost]] = {}
+        self._keys: set[TapKey] = set()
+        self._all_described = True
+        for writer, segment in self._reader.segments():
+            self._scan(writer, segment)
+
+    def lacks(self, key: TapKey) -> bool:
+        """Whether the log certainly has no message of a tap."""
+        return self._all_described and not self._lost and key not in self._keys
+
+    def key_of(self, logged: LoggedMessage) -> TapKey:
+        """Which tap a message is of."""
+        consumer = logged.message.consumer
+        return self._key(consumer.name, consumer.source_line, consumer.transforms)
+
+    def emissions(self, key: DeviceKey) -> Iterator[LoggedMessage | Gap]:
+        """What a device sent, in its order. Of a program that was started several times one run follows the other."""
+        for writer in self._reader.writers:
+            if _number(writer) == key.process:
+                yield from self._of_writer(writer, key.device)
+
+    def _of_writer(self, writer: Writer, device: str) -> Iterator[LoggedMessage | Gap]:
+        lost = self._lost.get((writer, device), [])
+        seq = -1
+        damaged = 0  # messages in damaged parts that have not been found missing yet
+        for record in self._reader.of(writer).records(Selection(devices=(glob.escape(device),))):
+            if isinstance(record, Damage):
+                if not record.torn:
+                    self.damaged.append(record)
+                    damaged += REST if record.messages < 0 else record.messages
+            elif isinstance(record, LoggedMessage):
+                first, stop = seq + 1, record.message.seq - record.folded
+                missing = _missing(lost, first, stop)
+                if damaged and first < stop:
+                    missing = min(stop - first, missing + damaged)
+                    damaged = 0
+                if missing:
+                    yield Gap(missing)
+                seq = record.message.seq
+                yield record
+        if missing := REST if damaged else _missing(lost, seq + 1, REST):
+            yield Gap(missing)
+
+    def _scan(self, writer: Writer, segment: SegmentReader) -> None:
+        for chunk in segment.chunks():
+            if not isinstance(chunk, Chunk):
+                self._all_described = False
+            elif chunk.kind is Kind.FRAMES:
+                self.devices.add(DeviceKey(_number(writer), segment.devices.get(chunk.stream, "")))
+                # Such as those of exported programs, whose messages say which tap they are of.
+                self._all_described &= chunk.consumers != ALL_CONSUMERS
+            elif chunk.kind is Kind.LOST:
+                lost = segment.lost_in(chunk)
+                if isinstance(lost, Lost):
+                    self._lost.setdefault((writer, lost.device), []).append(lost)
+        for _, described in segment.consumers.values():
+            self._keys.add(self._key(described.name, described.source_line, described.transforms))
+
+    def _key(self, name: str, source_line: str, transforms: object) -> TapKey:
+        return name, "" if self._ignore_lines else source_line, repr(transforms)
+
+
+def _number(writer: Writer) -> int:
+    return writer.process_index or 0
+
+
+def _missing(lost: list[Lost], first: int, stop: int) -> int:
+    # How many of the sequence numbers from `first` up to `stop` were lost. Others that are not in the log are no
+    # messages, but the ends of receivers' scopes.
+    ranges = ((note.first_seq, max(note.last_seq + 1, note.first_seq + note.messages)) for note in lost)
+    count = sum(max(0, min(end, stop) - max(start, first)) for start, end in ranges)
+    return min(count, max(0, stop - first))

@@ -1,0 +1,120 @@
+"""In what two messages that belong together differ."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from receiver.taplog.diff.arrays import ArrayDifference, Tolerance, array_difference
+from receiver.taplog.reading.logged_message import LoggedMessage, LoggedTap
+from receiver.taplog.render.json_message import type_text
+from receiver.taplog.render.leaves import Leaf, LoggedLeaves
+from receiver.wire.dtypes import Array
+from receiver.wire.truncation import Head
+
+MAX_KNOWN = 4096
+
+
+class LeafDifference(NamedTuple):
+    """Two arrays that differ in their elements.
+
+    Attributes:
+        leaf: its name.
+        a: the array of the first log.
+        b: that of the second.
+        found: how they differ.
+    """
+
+    leaf: str
+    a: Array
+    b: Array
+    found: ArrayDifference
+
+
+class MessageDifference(NamedTuple):
+    """In what two messages differ.
+
+    Attributes:
+        what: "value", "type" (shapes, dtypes, truncation), "place" (of shards), "tree" or "kwargs".
+        text: the same in words; of values that of the first array that differs.
+        leaves: the arrays that differ in their elements; empty if they cannot be compared.
+    """
+
+    what: str
+    text: str
+    leaves: list[LeafDifference]
+
+
+class MessageComparison:
+    """Compares messages, looking at each pair of taps once.
+
+    Attributes:
+        leaves: takes messages apart.
+    """
+
+    def __init__(self, tolerance: Tolerance) -> None:
+        """`tolerance` is that of elements."""
+        self._tolerance = tolerance
+        self.leaves = LoggedLeaves()
+        self._taps: dict[tuple[LoggedTap, LoggedTap], MessageDifference | None] = {}
+
+    def difference(self, a: LoggedMessage, b: LoggedMessage) -> MessageDifference | None:
+        """In what two messages differ; None if in nothing."""
+        taps = a.tap, b.tap
+        if taps not in self._taps:
+            if len(self._taps) >= MAX_KNOWN:
+                self._taps.clear()
+            self._taps[taps] = _of_taps(*taps)
+        found = self._taps[taps]
+        if found is not None:
+            return found
+        leaves_a, leaves_b = self.leaves.of(a), self.leaves.of(b)
+        types = [(_type(x), _type(y)) for x, y in zip(leaves_a, leaves_b, strict=False)]
+        for leaf, (type_a, type_b) in zip(leaves_a, types, strict=False):
+            if type_a != type_b:
+                where = f"{leaf.name}: " if leaf.name else ""
+                return MessageDifference("type", f"{where}A {type_a}, B {type_b}", [])
+        if len(leaves_a) != len(leaves_b):
+            return MessageDifference("type", f"A {len(leaves_a)} arrays, B {len(leaves_b)}", [])
+        for x, y in zip(leaves_a, leaves_b, strict=True):
+            if x.place != y.place:
+                return MessageDifference("place", f"{x.name}: A is the shard {x.place}, B {y.place}", [])
+        differing = [
+            LeafDifference(x.name, np.asarray(x.array), np.asarray(y.array), elements)
+            for x, y in zip(leaves_a, leaves_b, strict=True)
+            if (elements := array_difference(np.asarray(x.array), np.asarray(y.array), self._tolerance))
+        ]
+        return MessageDifference("value", value_text(differing[0]), differing) if differing else None
+
+
+def _type(leaf: Leaf) -> str:
+    whole = leaf.array.whole_shape if isinstance(leaf.array, Head) else None
+    return type_text(leaf.array) + (
+        "" if whole is None else f", the first of an array of shape {list(whole)}"
+    )
+
+
+def _of_taps(a: LoggedTap, b: LoggedTap) -> MessageDifference | None:
+    if a.described is None or b.described is None:
+        return None
+    if a.described.tree != b.described.tree:
+        return MessageDifference(
+            "tree", "the tapped values are of different structure, or differ off the device", []
+        )
+    if repr(dict(a.described.kwargs)) != repr(dict(b.described.kwargs)):
+        text = f"keyword arguments: A {dict(a.described.kwargs)}, B {dict(b.described.kwargs)}"
+        return MessageDifference("kwargs", text, [])
+    return None
+
+
+def value_text(leaf: LeafDifference) -> str:
+    """How two arrays differ: `loss[3]: A 0.5, B 0.25 (...)`."""
+    found = leaf.found
+    place = f"[{', '.join(map(str, found.index))}]" if found.index else ""
+    elements = f"{found.count:,} of {leaf.a.size:,} elements differ, " if leaf.a.ndim else ""
+    most = "by at most " if leaf.a.ndim else "by "
+    return (
+        f"{leaf.leaf}{place}: A {leaf.a[found.index]!s}, B {leaf.b[found.index]!s} "
+        f"({elements}{most}{found.max_absolute:.3g}, relative {found.max_relative:.3g})"
+    ).removeprefix(": ")

@@ -1,0 +1,271 @@
+"""Which messages of two logs belong together: by tap, and by how often the tap has sent before.
+
+A device's messages are taken from both logs by turns. In which order taps send does not matter, as far as what waits
+for its counterpart fits in `PENDING_BYTES`. Where messages are missing in one log as many are passed over in the other.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from receiver.taplog.diff.device_log import Gap, TapKey
+from receiver.taplog.reading.logged_message import LoggedMessage
+
+PENDING_BYTES = 64 << 20
+
+_OBJECTS_BYTES = 1024
+"""What a message takes in memory beside its elements."""
+
+
+class Pair(NamedTuple):
+    """Messages that belong together.
+
+    Attributes:
+        position: of the message in its device's stream in the first log.
+        a: of the first log.
+        b: of the second.
+    """
+
+    position: float
+    a: LoggedMessage
+    b: LoggedMessage
+
+
+class Single(NamedTuple):
+    """A message without a counterpart.
+
+    Attributes:
+        position: where it is, or would be, in the first log.
+        in_a: whether it is in the first log.
+        logged: the message.
+        reason: why there is none.
+    """
+
+    position: float
+    in_a: bool
+    logged: LoggedMessage
+    reason: str
+
+
+class Unaligned(NamedTuple):
+    """Behind missing messages nobody knows which ones belong together: the rest of a device is not compared.
+
+    Attributes:
+        a: the message behind the gap in the first log.
+        b: in the second.
+    """
+
+    a: LoggedMessage
+    b: LoggedMessage
+
+
+class _Waiting(NamedTuple):
+    occurrence: int
+    position: int
+    logged: LoggedMessage
+
+    @property
+    def nbytes(self) -> int:
+        return _OBJECTS_BYTES + sum(array.nbytes for array in self.logged.message.arrays)
+
+
+@dataclass(slots=True)
+class _Side:
+    # One of the two logs.
+
+    items: Iterator[LoggedMessage | Gap]
+    lacks: Callable[[TapKey], bool]
+    counts: Counter[TapKey] = field(default_factory=Counter)
+    waiting: dict[TapKey, deque[_Waiting]] = field(default_factory=dict)
+    nbytes: int = 0
+    taken: int = 0
+    gap: int = 0
+    ended: bool = False
+
+    def next(self) -> LoggedMessage | None:
+        """The next message; None at the end, or at a gap."""
+        item = next(self.items, None)
+        if item is None:
+            self.ended = True
+        elif isinstance(item, Gap):
+            self.gap = item.messages
+        else:
+            self.taken += 1
+            return item
+        return None
+
+    def add(self, key: TapKey, waiting: _Waiting) -> None:
+        self.waiting.setdefault(key, deque()).append(waiting)
+        self.nbytes += waiting.nbytes
+
+    def oldest(self) -> TapKey | None:
+        """The tap whose message has waited longest."""
+        return min(self.waiting, key=lambda key: self.waiting[key][0].position, default=None)
+
+    def pop(self, key: TapKey) -> _Waiting:
+        queue = self.waiting[key]
+        found = queue.popleft()
+        if not queue:
+            del self.waiting[key]
+        self.nbytes -= found.nbytes
+        return found
+
+
+class Pairing:
+    """The messages of a device in two logs.
+
+    Attributes:
+        passed_over: how many messages of either log have no counterpart because that is missing, or was folded.
+        gaps: grows with each gap that was passed.
+    """
+
+    def __init__(
+        self,
+        a: Iterator[LoggedMessage | Gap],
+        b: Iterator[LoggedMessage | Gap],
+        key_of: Callable[[LoggedMessage], TapKey],
+        a_lacks: Callable[[TapKey], bool],
+        b_lacks: Callable[[TapKey], bool],
+    ) -> None:
+        """Takes what a device sent in each log; which tap a message is of; and whether a log certainly lacks a tap."""
+        self._a, self._b = _Side(a, a_lacks), _Side(b, b_lacks)
+        self._key_of = key_of
+        self._matched = -1.0
+        self._check = False
+        self.passed_over = 0
+        self.gaps = 0
+
+    def is_settled(self, position: float) -> bool:
+        """Whether all messages before a position in the first log have been dealt with."""
+        a = self._a
+        oldest = a.oldest()
+        return (a.ended or a.taken > position) and (
+            oldest is None or a.waiting[oldest][0].position >= position
+        )
+
+    def __iter__(self) -> Iterator[Pair | Single | Unaligned]:
+        """In the order in which counterparts are found: nearly that of the first log."""
+        a, b = self._a, self._b
+        while not (a.ended and b.ended):
+            if a.gap or b.gap:
+                yield from self._through_gap()
+                continue
+            if self._check:
+                self._check = False
+                unaligned = yield from self._checked()
+                if unaligned:
+                    return
+                continue
+            side = b if a.ended or (not b.ended and b.nbytes < a.nbytes) else a
+            logged = side.next()
+            if logged is not None:
+                yield from self._take(side, logged)
+        for side in (a, b):
+            yield from self._give_up(side, b if side is a else a)
+
+    def _take(self, side: _Side, logged: LoggedMessage) -> Iterator[Pair | Single]:
+        other = self._b if side is self._a else self._a
+        key = self._key_of(logged)
+        occurrence = side.counts[key] + logged.folded
+        side.counts[key] = occurrence + 1
+        while key in other.waiting and other.waiting[key][0].occurrence < occurrence:
+            other.pop(key)  # its counterpart was folded here
+            self.passed_over += 1
+        mine = _Waiting(occurrence, side.taken - 1, logged)
+        if key in other.waiting and other.waiting[key][0].occurrence == occurrence:
+            theirs = other.pop(key)
+            first, second = (mine, theirs) if side is self._a else (theirs, mine)
+            self._matched = max(self._matched, first.position)
+            yield Pair(first.position, first.logged, second.logged)
+        elif other.counts[key] > occurrence:
+            self.passed_over += 1
+        elif other.lacks(key):
+            yield self._single(side, mine, "the other log has no such tap")
+        elif other.ended:
+            yield self._single(side, mine, _no_more(other, key))
+        else:
+            side.add(key, mine)
+            while side.nbytes > PENDING_BYTES:
+                oldest = side.oldest()
+                assert oldest is not None
+                reason = f"the other log does not have it within {PENDING_BYTES >> 20} MiB of messages"
+                yield self._single(side, side.pop(oldest), reason)
+
+    def _single(self, side: _Side, waiting: _Waiting, reason: str) -> Single:
+        if side is self._a:
+            return Single(waiting.position, True, waiting.logged, reason)
+        return Single(self._matched + 0.5, False, waiting.logged, reason)
+
+    def _give_up(self, side: _Side, other: _Side) -> Iterator[Single]:
+        while (oldest := side.oldest()) is not None:
+            yield self._single(side, side.pop(oldest), _no_more(other, oldest))
+
+    def _through_gap(self) -> Iterator[Pair | Single]:
+        # Up to the gap everything must have found its counterpart: then the next ones are those that are missing.
+        a, b = self._a, self._b
+        if a.gap and b.gap:
+            for gap, other in ((a, b), (b, a)):
+                oldest = other.oldest()
+                if oldest is not None:  # its counterpart is missing there
+                    self._pass_over(gap, oldest, other.pop(oldest).logged)
+                    return
+            both = min(a.gap, b.gap)
+            a.gap -= both
+            b.gap -= both
+            self.gaps += 1
+            self._check = not (a.gap or b.gap)
+            return
+        side, other = (a, b) if a.gap else (b, a)
+        if side.waiting:
+            if other.ended:
+                yield from self._give_up(side, other)
+            elif (logged := other.next()) is not None:
+                yield from self._take(other, logged)
+            return
+        oldest = other.oldest()
+        if oldest is not None:
+            self._pass_over(side, oldest, other.pop(oldest).logged)
+        elif other.ended:
+            side.gap = 0
+        elif (logged := other.next()) is not None:
+            key = self._key_of(logged)
+            other.counts[key] += 1 + logged.folded
+            self._pass_over(side, key, logged)
+        self._check = not side.gap and not other.gap
+
+    def _pass_over(self, side: _Side, key: TapKey, logged: LoggedMessage) -> None:
+        count = 1 + logged.folded
+        side.counts[key] += count
+        side.gap = max(0, side.gap - count)
+        self.gaps += 1
+        self.passed_over += 1
+
+    def _checked(self) -> Generator[Pair | Single | Unaligned, None, bool]:
+        # Behind a gap the next messages of both must be of one tap; or else not as many were missing as it seemed.
+        a, b = self._a, self._b
+        if a.waiting or b.waiting:
+            return False
+        first = a.next()
+        if first is None:
+            self._check = bool(a.gap)
+            return False
+        second = b.next()
+        if second is not None and self._key_of(first) != self._key_of(second):
+            yield Unaligned(first, second)
+            return True
+        yield from self._take(a, first)
+        if second is not None:
+            yield from self._take(b, second)
+        return False
+
+
+def _no_more(other: _Side, key: TapKey) -> str:
+    count = other.counts[key]
+    return (
+        f"the other log has {count:,} message(s) of this tap"
+        if count
+        else "the other log has none of this tap"
+    )

@@ -1,0 +1,192 @@
+"""Brings what killed processes left in a flight recorder's folder into a tap log, which everything else can read."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from receiver.errors import HostCallbackError
+from receiver.sources.source import Frame
+from receiver.taplog.flight.recorder import PROCESS_FILE, TAPS_FILE
+from receiver.taplog.flight.ring_file import SUFFIX, RecoveredFrame, RingContents, read_ring
+from receiver.taplog.format.errors import Damage, Lost, TapLogError
+from receiver.taplog.format.layout import NO_STEP
+from receiver.taplog.format.segment_name import segment_name
+from receiver.taplog.format.step_columns import StepColumns
+from receiver.taplog.reading.segment_reader import SegmentReader
+from receiver.taplog.writing.frame_copier import collect
+from receiver.taplog.writing.segment_writer import SegmentWriter
+from receiver.wire.tap_descriptor import Described
+
+CHUNK_FRAMES = 1024
+
+
+class NoFlightError(HostCallbackError):
+    """A folder holds no flight recorder's files."""
+
+
+class _Batch(NamedTuple):
+    # A stretch of a ring, as a source would read it.
+    frames: Sequence[Frame]
+    columns: None = None
+    folded: Sequence[int] = ()
+
+    @property
+    def count(self) -> int:  # type: ignore[override]
+        return len(self.frames)
+
+    def release(self) -> None:
+        pass
+
+
+@dataclass(slots=True)
+class Flight:
+    """What one process left.
+
+    Attributes:
+        folder: its files.
+        process: what it wrote of itself; empty if that is missing.
+        rings: of its devices, by name.
+        problems: files that cannot be read, as sentences.
+    """
+
+    folder: Path
+    process: dict[str, Any]
+    rings: list[RingContents] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the process seems to be there still, on this machine."""
+        pid = self.process.get("pid")
+        if self.process.get("host") != os.uname().nodename or not isinstance(pid, int):
+            return False
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return False
+        except PermissionError:
+            return True
+        return True
+
+    @property
+    def title(self) -> str:
+        """The process in a few words."""
+        if not self.process:
+            return self.folder.name
+        started = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.process["started_ns"] // 10**9))
+        command = " ".join(map(str, self.process.get("command", ())))
+        running = ", still running" if self.is_running else ""
+        return f"{self.process['host']}:{self.process['pid']} {command} (started {started}{running})"
+
+
+def find_flights(directory: Path) -> list[Flight]:
+    """What is in a flight recorder's folder, or in that of one process; the oldest first.
+
+    Raises:
+        NoFlightError: no process has left anything there.
+        OSError: the folder cannot be read.
+    """
+    folders = [directory, *sorted(entry for entry in directory.iterdir() if entry.is_dir())]
+    flights = [_read(folder) for folder in folders if any(folder.glob(f"*{SUFFIX}"))]
+    if not flights:
+        raise NoFlightError(
+            f"{directory} has no files of a flight recorder (*{SUFFIX}, in a folder for each process): a process that "
+            "ended as it should has removed its own"
+        )
+    return sorted(flights, key=lambda flight: flight.process.get("started_ns", 0))
+
+
+def _read(folder: Path) -> Flight:
+    flight = Flight(folder, {})
+    try:
+        process = json.loads((folder / PROCESS_FILE).read_text(encoding="utf-8"))
+        if isinstance(process, dict) and isinstance(process.get("started_ns"), int):
+            flight.process = process
+    except (OSError, ValueError) as error:
+        flight.problems.append(f"{folder / PROCESS_FILE} does not say which process it was: {error}")
+    for path in sorted(folder.glob(f"*{SUFFIX}")):
+        try:
+            flight.rings.append(read_ring(path))
+        except (OSError, HostCallbackError) as error:
+            flight.problems.append(str(error))
+    return flight
+
+
+def write_log(flight: Flight, directory: Path, *, delivered: bool = True) -> Path:
+    """Writes the messages of a process into a tap log, as one segment of it.
+
+    Args:
+        flight: of the process.
+        directory: the log's folder; made if there is none.
+        delivered: whether those are wanted too that had been delivered.
+
+    Returns:
+        The segment.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    consumers = _described(flight)
+    directory.mkdir(parents=True, exist_ok=True)
+    path = directory / segment_name(time.time_ns(), 1)
+    info: dict[str, Any] = {"process": flight.folder.name}
+    info |= {key: flight.process[key] for key in ("host", "pid") if key in flight.process}
+    writer = SegmentWriter(path, info=info)
+    try:
+        for ring in flight.rings:
+            _write_ring(ring, writer, consumers, delivered=delivered)
+        writer.close()
+    except BaseException:
+        writer.abandon()
+        raise
+    return path
+
+
+def _write_ring(
+    ring: RingContents, writer: SegmentWriter, consumers: dict[int, Described], *, delivered: bool
+) -> None:
+    steps = StepColumns(consumers.get)
+    step = NO_STEP
+    for some in _chunks([message for message in ring.frames if message.frame]):
+        block = collect(_Batch([(message.frame, 0, None) for message in some]))
+        found = steps.of(block, step)
+        wanted = [message for message in some if delivered or not message.delivered]
+        if len(wanted) < len(some):
+            found = found[len(some) - len(wanted) :]
+            block = collect(_Batch([(message.frame, 0, None) for message in wanted]))
+        if wanted:
+            writer.frames(ring.name, block, consumers, step_before=step, steps=found)
+            step = int(found[-1])
+    for message in ring.frames:
+        if not message.frame and (delivered or not message.delivered):
+            header = message.header
+            writer.lost(
+                Lost(
+                    ring.name, header.seq, header.seq, 1, header.payload_bytes, header.time_ns,
+                    "its arrays were not in the ring's file",
+                )
+            )  # fmt: skip
+
+
+def _chunks(messages: Sequence[RecoveredFrame]) -> Iterator[Sequence[RecoveredFrame]]:
+    for start in range(0, len(messages), CHUNK_FRAMES):
+        yield messages[start : start + CHUNK_FRAMES]
+
+
+def _described(flight: Flight) -> dict[int, Described]:
+    path = flight.folder / TAPS_FILE
+    try:
+        reader = SegmentReader(path)
+        for chunk in reader.chunks():
+            if isinstance(chunk, Damage) and not chunk.torn:
+                flight.problems.append(f"{path}: {chunk.reason}")
+        return {consumer_id: described for consumer_id, (_, described) in reader.consumers.items()}
+    except (OSError, TapLogError) as error:
+        flight.problems.append(f"what the taps are is not known: {error}")
+        return {}

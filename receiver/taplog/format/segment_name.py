@@ -1,0 +1,44 @@
+"""What the segments of a log are called: names sort by time, and no two processes use the same."""
+
+from __future__ import annotations
+
+import os
+import re
+from datetime import UTC, datetime
+from pathlib import Path
+
+from receiver.taplog.format.errors import NotATapLogError
+
+SUFFIX = ".hcblog"
+
+_NAME = re.compile(r"\d{8}T\d{6}\.\d{6}-(\d+)-(\d+)\.hcblog")
+
+
+def segment_name(created_ns: int, number: int) -> str:
+    """Of this process's segment `number`, begun at that Unix time: `20261121T201500.123456-4711-000001.hcblog`."""
+    # In UTC, so that no clock that is put back makes an older name.
+    seconds, rest = divmod(created_ns, 1_000_000_000)
+    time = datetime.fromtimestamp(seconds, UTC).strftime("%Y%m%dT%H%M%S")
+    return f"{time}.{rest // 1000:06d}-{os.getpid()}-{number:06d}{SUFFIX}"
+
+
+def is_segment_name(name: str) -> bool:
+    """Whether a file of that name is one that a recorder wrote."""
+    return _NAME.fullmatch(name) is not None
+
+
+def segments_of(path: str | os.PathLike[str]) -> list[Path]:
+    """The segments that a path names, oldest first: the file itself, or those in a folder.
+
+    Raises:
+        NotATapLogError: a folder without any.
+        OSError: there is nothing by that name, or it may not be read.
+    """
+    path = Path(path)
+    if not path.is_dir():
+        path.stat()
+        return [path]
+    found = sorted(entry for entry in path.iterdir() if entry.suffix == SUFFIX)
+    if not found:
+        raise NotATapLogError(f"{path}: this folder has no tap log, expected files *{SUFFIX}")
+    return found

@@ -1,0 +1,1 @@
+"""Reads tap logs, also while they are written."""

@@ -1,0 +1,195 @@
+"""Reads what a chunk holds, page by page as far as it can be trusted."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from receiver.taplog.format import layout
+from receiver.taplog.format.block import Block
+from receiver.taplog.format.checksums import PAGE_BYTES, page_checksums, page_count
+from receiver.taplog.format.compression import decompress
+from receiver.taplog.format.errors import Damage
+from receiver.taplog.format.layout import CHUNK_HEADER_BYTES, ChunkHeader, Codec, Kind
+from receiver.wire import HEADER, MAGIC, VERSION
+
+Array = np.ndarray[Any, Any]
+
+_TAG = int.from_bytes(MAGIC + bytes([VERSION]), "little")
+_LOOK = struct.Struct("<II36xIQQ")
+"""Of a frame's header: tag, flags, meta_bytes, payload_bytes, position."""
+
+_RING_ONLY = 1 << 2 | 1 << 3 | 1 << 30 | 1 << 31
+
+
+_KINDS: dict[int, Kind] = {int(kind): kind for kind in Kind}
+
+
+class File(Protocol):
+    """Where a chunk is."""
+
+    path: Path
+
+    def read_at(self, offset: int, nbytes: int) -> bytes:
+        """Bytes of the file; fewer at its end."""
+
+
+class Chunk(NamedTuple):
+    """One chunk: its header, see `layout.ChunkHeader`, and what the file has of it.
+
+    Attributes:
+        is_torn: whether the file ends before it does.
+    """
+
+    kind: Kind | int
+    codec: int
+    stream: int
+    offset: int
+    stored_bytes: int
+    raw_bytes: int
+    messages: int
+    first_seq: int
+    last_seq: int
+    min_time_ns: int
+    max_time_ns: int
+    step_before: int
+    min_step: int
+    max_step: int
+    consumers: int
+    is_torn: bool
+
+    @classmethod
+    def of(cls, header: ChunkHeader, file_bytes: int) -> Chunk:
+        """From a header in a file that is so long."""
+        end = header.offset + layout.chunk_bytes(header.stored_bytes)
+        return cls(_KINDS.get(header.kind, header.kind), *header[1:], is_torn=end > file_bytes)
+
+    @property
+    def end(self) -> int:
+        """Where the next chunk begins."""
+        return self.offset + layout.chunk_bytes(self.stored_bytes)
+
+    def damage(self, path: Path, reason: str) -> Damage:
+        """That nothing of it can be used."""
+        return Damage(path, self.offset, self.end - self.offset, self.messages, reason, self.is_torn)
+
+
+def read_whole(file: File, chunk: Chunk) -> bytes | Damage:
+    """What a chunk holds, if all of it can be trusted."""
+    data, good = _stored(file, chunk)
+    if not good.all() or len(data) < chunk.stored_bytes:
+        reason = "the file ends in a chunk" if chunk.is_torn else "checksums do not match"
+        return chunk.damage(file.path, reason)
+    if chunk.codec == Codec.ZSTD:
+        data = decompress(data, chunk.raw_bytes)
+    elif chunk.codec != Codec.NONE:
+        return chunk.damage(file.path, f"stored by the unknown method {chunk.codec}")
+    if len(data) != chunk.raw_bytes:
+        return chunk.damage(file.path, "not as long as its header says")
+    return data
+
+
+def read_frames(file: File, chunk: Chunk) -> tuple[Block, Damage | None]:
+    """The frames of a chunk that can be trusted, and what is wrong with the others."""
+    data, good = _stored(file, chunk)
+    usable = len(data)
+    if chunk.codec == Codec.ZSTD:
+        bad = np.flatnonzero(~good)
+        data = decompress(data[: int(bad[0]) * PAGE_BYTES] if bad.size else data, chunk.raw_bytes)
+        good = np.ones(page_count(len(data)), np.bool_)
+        usable = len(data)
+    elif chunk.codec != Codec.NONE:
+        return _block(b"", []), chunk.damage(file.path, f"stored by the unknown method {chunk.codec}")
+    elif chunk.is_torn and usable % PAGE_BYTES:
+        # Of a page that is cut off nobody can tell; its frames are looked at one by one.
+        good[-1:] = True
+    offsets = _frames_in(data[:usable], good, chunk.messages)
+    block = _block(data, offsets)
+    missing = chunk.messages - len(offsets)
+    if (
+        missing <= 0
+        and good.all()
+        and (chunk.codec == Codec.NONE or usable == chunk.raw_bytes or chunk.is_torn)
+    ):
+        return block, None
+    reason = "the file ends in a chunk" if chunk.is_torn else "checksums do not match"
+    return block, chunk.damage(file.path, reason)._replace(messages=max(0, missing))
+
+
+def _stored(file: File, chunk: Chunk) -> tuple[bytes, Array]:
+    # The stored bytes that are there, and which of their pages match their checksums.
+    start = chunk.offset + CHUNK_HEADER_BYTES
+    data = file.read_at(start + layout.table_bytes(chunk.stored_bytes), chunk.stored_bytes)
+    found = page_checksums(data)
+    table = file.read_at(start, 4 * len(found)).ljust(4 * len(found), b"\0")
+    return data, found == np.frombuffer(table, "<u4")
+
+
+def _frames_in(data: bytes, good: Array, messages: int) -> list[int] | Array:
+    # Where whole frames begin whose pages are all good.
+    if good.all():
+        alike = _alike(data, messages)
+        if alike is not None:
+            return alike
+    offsets: list[int] = []
+    bad = np.flatnonzero(~good) * PAGE_BYTES
+    end = len(data)
+    at, limit = 0, int(bad[0]) if bad.size else end
+    while at + HEADER.size <= end:
+        size = _frame_bytes(data, at) if at + HEADER.size <= limit else 0
+        if size and at + size <= limit:
+            offsets.append(at)
+            at += size
+            continue
+        if limit == end:
+            break
+        # A page is bad: go on at the next frame that begins in a good one.
+        found = _next_frame(data, good, limit)
+        if found is None:
+            break
+        at = found
+        later = bad[bad > at]
+        limit = int(later[0]) if later.size else end
+    return offsets
+
+
+def _alike(data: bytes, messages: int) -> Array | None:
+    # Where all frames are as long as the first one: which is the rule, and seen at a glance.
+    if messages < 4 or len(data) % messages or len(data) // messages % 64 or not data:
+        return None
+    size = len(data) // messages
+    words = np.frombuffer(data, "<u8").reshape(messages, size // 8)
+    meta = ((words[:, 5] >> np.uint64(32)) + np.uint64(63)) & np.uint64(2**64 - 64)
+    payload = (words[:, 6] + np.uint64(63)) & np.uint64(2**64 - 64)
+    offsets = np.arange(messages, dtype=np.int64) * size
+    whole = (
+        ((words[:, 0] & np.uint64(0xFFFFFFFF)) == _TAG).all()
+        and not (words[:, 0] & np.uint64(_RING_ONLY << 32)).any()
+        and (words[:, 7] == offsets.view(np.uint64)).all()
+        and (meta + payload == size - HEADER.size).all()
+    )
+    return offsets if whole else None
+
+
+def _frame_bytes(data: bytes, at: int) -> int:
+    # 0 if there is no frame. One of a newer version is one: who decodes it says so.
+    tag, flags, meta_bytes, payload_bytes, position = _LOOK.unpack_from(data, at)
+    if tag & 0xFFFFFF != _TAG & 0xFFFFFF or position != at or flags & _RING_ONLY:
+        return 0
+    size: int = HEADER.size + layout.align(meta_bytes) + layout.align(payload_bytes)
+    return size
+
+
+def _next_frame(data: bytes, good: Array, start: int) -> int | None:
+    for at in range(layout.align(start), len(data) - HEADER.size + 1, 64):
+        if good[at // PAGE_BYTES] and good[(at + HEADER.size - 1) // PAGE_BYTES] and _frame_bytes(data, at):
+            return at
+    return None
+
+
+def _block(data: bytes, offsets: list[int] | Array) -> Block:
+    array = np.frombuffer(data[: len(data) // 64 * 64], np.uint8)
+    return Block(array, np.asarray(offsets, np.int64))

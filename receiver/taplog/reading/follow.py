@@ -1,0 +1,257 @@
+"""Follows logs that are being written: what is new, poll by poll, in segments that are there and in those to come."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from receiver.taplog.format.errors import CutOffLogError, Damage, NotATapLogError
+from receiver.taplog.format.layout import Kind
+from receiver.taplog.format.segment_name import segments_of
+from receiver.taplog.format.step_columns import StepColumns
+from receiver.taplog.reading.chunk_reader import Chunk, read_frames
+from receiver.taplog.reading.logged_message import LoggedMessage, RunDecoder
+from receiver.taplog.reading.merge import LostRun, Run
+from receiver.taplog.reading.segment_reader import SegmentReader, Writer
+from receiver.taplog.reading.selection import Selection
+from receiver.taplog.reading.shard_assembly import Wholes
+from receiver.wire.tap_descriptor import Described
+
+AT_ONCE = 64
+"""How many chunks are decoded and put in order of time together."""
+
+Found = LoggedMessage | LostRun | Damage
+
+
+@dataclass(slots=True)
+class _Followed:
+    # A segment, and how far it has been read.
+    reader: SegmentReader
+    offset: int = 0
+    folded: dict[int, dict[int, int]] = field(default_factory=dict)  # by stream
+
+
+class Follower:
+    """The logs in some folders or files, as they grow. One thread.
+
+    Attributes:
+        writers: the processes whose segments were met.
+    """
+
+    def __init__(
+        self,
+        paths: Sequence[str | os.PathLike[str]],
+        selection: Selection,
+        *,
+        wait: bool,
+        shards: bool = False,
+    ) -> None:
+        """Looks what there is.
+
+        Args:
+            paths: folders and segments.
+            selection: which messages are wanted.
+            wait: whether a folder may still be without segments.
+            shards: whether shards of programs of several processes are shown by themselves.
+
+        Raises:
+            NotATapLogError: one is no log.
+            UnsupportedVersionError: a segment's writer was newer.
+            OSError: one does not exist, or cannot be read.
+        """
+        self._paths = [Path(path) for path in paths]
+        self._selection = selection
+        self._wait = wait
+        self._followed: dict[Path, _Followed | None] = {}
+        self._decoder = RunDecoder()
+        self._wholes = None if shards or selection.devices else Wholes(shows_incomplete=False)
+        self._described: dict[Writer, tuple[dict[int, Described], StepColumns]] = {}
+        self.writers: set[Writer] = set()
+        self._refused: list[Damage] = []
+        self._look(first=True)
+        if not self._followed and not wait:
+            raise NotATapLogError(f"{self._paths[0]}: this tap log ends before its header does")
+
+    def last(self, count: int) -> list[Found]:
+        """The last messages so far, those of all devices together; `poll` then goes on behind them.
+
+        Shards whose values are incomplete are not among them.
+        """
+        chunks = list(self._new_chunks())
+        whole = [item for item in chunks if not isinstance(item, Damage)]
+        self._decoded([item for item in whole if item[1].kind is Kind.FOLDED])
+        messages = [item for item in whole if item[1].kind is Kind.FRAMES]
+        messages.sort(key=lambda item: item[1].max_time_ns, reverse=True)
+        kept: list[Found] = []
+        found: list[Found] = []
+        taken, wanted = 0, count
+        while taken < len(messages) and len(found) < count:
+            # Of a chunk that reaches back behind them others may reach as far.
+            start = taken
+            total = 0
+            while taken < len(messages) and total < wanted:
+                total += messages[taken][1].messages
+                taken += 1
+            begins = min((chunk.min_time_ns for _, chunk in messages[start:taken]), default=0)
+            while taken < len(messages) and messages[taken][1].max_time_ns >= begins:
+                taken += 1
+            kept += self._decoded(messages[start:taken])
+            wanted *= 4
+            found = self._together_anew(kept)
+        damaged = [item for item in chunks if isinstance(item, Damage)]
+        return [*damaged, *(found[-count:] if count else [])]
+
+    def poll(self) -> Iterator[Found]:
+        """What has come since the last poll, by time as far as it came together."""
+        self._look(first=False)
+        yield from self._refused
+        self._refused.clear()
+        portion: list[tuple[_Followed, Chunk]] = []
+        for item in self._new_chunks():
+            if isinstance(item, Damage):
+                yield item
+                continue
+            portion.append(item)
+            if len(portion) == AT_ONCE:
+                yield from self._together(_by_time(self._decoded(portion)))
+                portion.clear()
+        yield from self._together(_by_time(self._decoded(portion)))
+
+    def _together_anew(self, found: list[Found]) -> list[Found]:
+        # Of values that begin before these messages, some shards are missing.
+        if self._wholes is not None:
+            self._wholes = Wholes(shows_incomplete=False)
+        return list(self._together(_by_time(found)))
+
+    def _together(self, found: list[Found]) -> Iterator[Found]:
+        wholes = self._wholes
+        for item in found:
+            if wholes is None or not isinstance(item, LoggedMessage):
+                yield item
+                continue
+            yield from wholes.take(item)
+            while wholes.jobs.is_held(item.writer, 1):  # what comes is shown: nobody is waited for
+                wholes.jobs.relieve()
+                yield from wholes.found()
+
+    def _look(self, *, first: bool) -> None:
+        for given in self._paths:
+            try:
+                found = segments_of(given)
+            except NotATapLogError:
+                if not self._wait:
+                    raise
+                continue
+            except OSError:
+                if first:
+                    raise
+                continue  # it was deleted
+            for path in found:
+                if path not in self._followed:
+                    self._open(path, first=first)
+
+    def _open(self, path: Path, *, first: bool) -> None:
+        try:
+            reader = SegmentReader(path)
+        except CutOffLogError:
+            return  # it is just being made: the next time
+        except (NotATapLogError, OSError) as error:
+            if first:
+                raise
+            self._followed[path] = None
+            self._refused.append(Damage(path, 0, 0, -1, str(error)))
+            return
+        self._followed[path] = _Followed(reader)
+        self.writers.add(reader.writer)
+
+    def _new_chunks(self) -> Iterator[tuple[_Followed, Chunk] | Damage]:
+        for path, followed in list(self._followed.items()):
+            if followed is None:
+                continue
+            reader = followed.reader
+            closed = reader.is_closed()
+            for item in reader.chunks(followed.offset):
+                if isinstance(item, Damage):
+                    if item.torn:
+                        break
+                    followed.offset = item.offset + item.nbytes
+                    yield item
+                elif item.is_torn:
+                    break
+                else:
+                    followed.offset = item.end
+                    yield followed, item
+            if closed:  # nothing more will come
+                self._followed[path] = None
+
+    def _decoded(self, chunks: Sequence[tuple[_Followed, Chunk]]) -> list[Found]:
+        found: list[Found] = []
+        for followed, chunk in chunks:
+            reader = followed.reader
+            if chunk.kind is Kind.LOST:
+                lost = reader.lost_in(chunk)
+                found.append(lost if isinstance(lost, Damage) else LostRun(reader.writer, lost))
+            elif chunk.kind is Kind.FOLDED:
+                folded = reader.folded_in(chunk)
+                if isinstance(folded, Damage):
+                    found.append(folded)
+                else:
+                    followed.folded.setdefault(chunk.stream, {}).update(folded)
+            elif chunk.kind is Kind.FRAMES:
+                found += self._messages(followed, chunk)
+        return found
+
+    def _messages(self, followed: _Followed, chunk: Chunk) -> list[Found]:
+        reader, selection = followed.reader, self._selection
+        device = reader.devices.get(chunk.stream, "")
+        wanted = {number: selection.wants_name(tap.name) for number, tap in reader.consumers.values()}
+        if not selection.wants_device(device) or not selection.wants_chunk(chunk, wanted):
+            return []
+        block, damage = read_frames(reader, chunk)
+        found: list[Found] = [] if damage is None else [damage]
+        if not len(block):
+            return found
+        described, columns = self._known(reader)
+        steps = columns.of(block, chunk.step_before)
+        mask = selection.choose(block.times_ns, steps)
+        folded = followed.folded.get(chunk.stream, {})
+        block = block.chosen(mask)
+        run = Run(
+            reader.writer,
+            device,
+            block,
+            steps[np.flatnonzero(mask)],
+            0,
+            len(block),
+            folded,
+            described,
+            reader.path,
+        )
+        found += [
+            message
+            for message in self._decoder.messages(run)
+            if isinstance(message, Damage) or selection.wants_name(message.message.consumer.name)
+        ]
+        return found
+
+    def _known(self, reader: SegmentReader) -> tuple[dict[int, Described], StepColumns]:
+        if reader.writer not in self._described:
+            described: dict[int, Described] = {}
+            self._described[reader.writer] = described, StepColumns(described.get)
+        known = self._described[reader.writer]
+        for consumer_id, (_, item) in reader.consumers.items():
+            known[0].setdefault(consumer_id, item)
+        return known
+
+
+def _by_time(found: list[Found]) -> list[Found]:
+    def time_of(item: Found) -> int:
+        if isinstance(item, LoggedMessage):
+            return item.message.time_ns
+        return item.lost.time_ns if isinstance(item, LostRun) else 0
+
+    return sorted(found, key=time_of)

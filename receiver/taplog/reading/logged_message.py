@@ -1,0 +1,153 @@
+"""A message out of a log, and what the log knows of its tap."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from receiver.messages.consumer import Consumer
+from receiver.messages.message import Message
+from receiver.sinks.exported import SHARDS_ID, WHOLE_ID
+from receiver.sinks.sharding.shard_record import PLACES_FROM, RecordReader, Shard
+from receiver.taplog.format.errors import Damage
+from receiver.taplog.format.layout import NO_STEP
+from receiver.taplog.reading.merge import Run
+from receiver.taplog.reading.segment_reader import Writer
+from receiver.wire import Decoder, Flags, WireError, pytree as tree
+from receiver.wire.tap_descriptor import Described
+from receiver.wire.truncation import take_heads
+
+_TRUNCATED = int(Flags.TRUNCATED)
+
+MAX_EXPORTED = 4096
+
+
+class LoggedTap:
+    """A tap whose messages are in a log.
+
+    Attributes:
+        described: what the log says of it; None if that is missing.
+        consumer: the same as a consumer, whose sink does nothing.
+    """
+
+    def __init__(self, consumer_id: int, described: Described | None) -> None:
+        """`described` is None for a consumer that the log does not describe."""
+        self.described = described
+        self.records = RecordReader() if described is not None and described.shards is not None else None
+        if described is None:
+            self.consumer = Consumer(consumer_id, f"consumer {consumer_id:#018x}", "(not described)", _ignore)
+        else:
+            self.consumer = Consumer(
+                described.consumer_id,
+                described.name,
+                described.source_line,
+                _ignore,
+                described.transforms,
+                described.kwargs,
+                is_check=described.kind in ("check", "nonfinite"),
+                describe=lambda: described,
+                unflatten=lambda arrays: self.unflatten(arrays),
+            )
+
+    @cached_property
+    def unflatten(self) -> Callable[[Sequence[Any]], Any]:
+        """Makes the tapped pytree from the arrays of a message."""
+        return list if self.described is None else tree.unflatten_with(self.described.tree)
+
+
+def _ignore(message: Message) -> None:
+    pass
+
+
+class LoggedMessage(NamedTuple):
+    """One message out of a log.
+
+    Attributes:
+        message: as sinks get it; the device is a text. Of an array that was partitioned over devices it has the
+            device's shard, with its place. The consumer's `describe` tells what the tap is.
+        step: the step of the program that it belongs to; None if it belongs to none.
+        folded: how many failures of the same check were left out before it.
+        writer: the process that logged it.
+        tap: what the log knows of its tap.
+        shard: the same with its place among the others, of an array that was partitioned over devices.
+    """
+
+    message: Message
+    step: int | None
+    folded: int
+    writer: Writer
+    tap: LoggedTap
+    shard: Shard | None = None
+
+    @property
+    def value(self) -> Any:
+        """The tapped pytree. (Of `print`, `callback` and the like it is a pair of args and kwargs.)
+
+        Raises:
+            ValueError: the arrays are not those of the description.
+        """
+        return self.tap.unflatten(self.message.arrays)
+
+
+class RunDecoder:
+    """Decodes runs into messages, remembering the taps it has met."""
+
+    def __init__(self) -> None:
+        """Starts with nothing remembered."""
+        self._decoder = Decoder()
+        self._taps: dict[tuple[str, int], LoggedTap] = {}
+        self._exported: dict[bytes, LoggedTap] = {}
+
+    def messages(self, run: Run) -> Iterator[LoggedMessage | Damage]:
+        """The messages of a run, in order; a `Damage` instead of one that cannot be decoded."""
+        steps = run.steps[run.start : run.stop].tolist()
+        for offset, step in zip(run.block.starts[run.start : run.stop], steps, strict=True):
+            try:
+                yield self._message(run, offset, step)
+            except (WireError, ValueError) as error:
+                yield Damage(run.path, offset, 0, 1, f"a message cannot be decoded ({error})")
+
+    def _message(self, run: Run, offset: int, step: int) -> LoggedMessage:
+        consumer_id, flags, seq, time_ns, run_id, _, arrays = self._decoder.decode(run.block.data, offset)
+        if flags & _TRUNCATED:
+            arrays = take_heads(arrays, 0)
+        tap, arrays = self._tap_of(run, consumer_id, arrays)
+        message = Message(tap.consumer, arrays, seq, time_ns, run_id, run.device, None)
+        shard = None
+        if tap.records is not None:
+            shard = tap.records.read(message)
+            message = message._replace(arrays=shard.arrays, shard_index=shard.layout.places)
+        return LoggedMessage(
+            message,
+            None if step == NO_STEP else step,
+            run.folded.pop(seq, 0),
+            run.writer,
+            tap,
+            shard,
+        )
+
+    def _tap_of(self, run: Run, consumer_id: int, arrays: list[Any]) -> tuple[LoggedTap, list[Any]]:
+        if consumer_id not in (WHOLE_ID, SHARDS_ID):
+            key = run.writer.process, consumer_id
+            tap = self._taps.get(key)
+            if tap is None or tap.described is None:
+                tap = self._taps[key] = LoggedTap(consumer_id, run.described.get(consumer_id))
+            return tap, arrays
+        sharded = consumer_id == SHARDS_ID
+        if len(arrays) <= sharded:
+            raise ValueError("a message of an exported program came without the description of its tap")
+        description = arrays[sharded].tobytes()
+        tap = self._exported.get(description)
+        if tap is None:
+            if len(self._exported) >= MAX_EXPORTED:
+                self._exported.clear()
+            described = Described.unpack(description)
+            tap = self._exported[description] = LoggedTap(described.consumer_id, described)
+        if not sharded:
+            return tap, arrays[1:]
+        # The description is an array like the others: it has a place in the record.
+        record = np.concatenate([arrays[0][:PLACES_FROM], arrays[0][PLACES_FROM + 2 :]])
+        return tap, [record, *arrays[2:]]

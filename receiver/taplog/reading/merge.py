@@ -1,0 +1,308 @@
+"""The runs of messages that several processes logged, merged by time, segment by segment and chunk by chunk."""
+
+from __future__ import annotations
+
+import bisect
+import heapq
+import itertools
+from collections import deque
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from receiver.taplog.format.block import Block
+from receiver.taplog.format.errors import CutOffLogError, Damage, Lost, NotATapLogError
+from receiver.taplog.format.layout import Kind
+from receiver.taplog.format.step_columns import StepColumns
+from receiver.taplog.reading.chunk_reader import Chunk, read_frames
+from receiver.taplog.reading.segment_reader import SegmentReader, Writer
+from receiver.taplog.reading.selection import Selection
+from receiver.wire.tap_descriptor import Described
+
+Array = np.ndarray[Any, Any]
+
+
+class Run(NamedTuple):
+    """Consecutive messages of one device: some of a block's.
+
+    Attributes:
+        writer: the process.
+        device: its device's name.
+        block: the frames, with those around them.
+        steps: the step of each message of the block, or `NO_STEP`.
+        start: where in the block the run begins.
+        stop: where it ends.
+        folded: how many failures of the same check were left out before a message, by its sequence number.
+        described: the process's consumers, by id.
+        path: of the segment.
+    """
+
+    writer: Writer
+    device: str
+    block: Block
+    steps: Array
+    start: int
+    stop: int
+    folded: dict[int, int]
+    described: dict[int, Described]
+    path: Path
+
+
+class LostRun(NamedTuple):
+    """A note of lost messages, and whose they were."""
+
+    writer: Writer
+    lost: Lost
+
+
+Record = Run | LostRun | Damage
+
+NOTES = (Kind.LOST, Kind.FOLDED)
+"""The kinds of chunks that say something of messages that are not there."""
+
+
+def read_note(segment: SegmentReader, chunk: Chunk, folded: dict[int, int]) -> Iterator[LostRun | Damage]:
+    """What a chunk of such a kind says; how many failures were left out before a message goes into `folded`."""
+    found = segment.lost_in(chunk) if chunk.kind is Kind.LOST else segment.folded_in(chunk)
+    if isinstance(found, Damage):
+        yield found
+    elif isinstance(found, Lost):
+        yield LostRun(segment.writer, found)
+    else:
+        folded.update(found)
+
+
+class _Stream:
+    # One device's chunks that are to be read, and what is left of the one being read.
+
+    def __init__(self, device: str) -> None:
+        self.device = device
+        self.chunks: deque[tuple[SegmentReader, Chunk]] = deque()
+        self.block: Block | None = None
+        self.path = Path()
+        self.steps: Array = np.empty(0, np.int64)
+        self.folded: dict[int, int] = {}
+        self.done = 0
+        self.queued = False
+
+    @property
+    def is_empty(self) -> bool:
+        return self.block is None and not self.chunks
+
+    @property
+    def time_ns(self) -> int:
+        if self.block is not None:
+            return self.block.times[self.done]
+        return self.chunks[0][1].min_time_ns
+
+
+class _Process:
+    # The segments of one process, oldest first, and its devices.
+
+    def __init__(self, writer: Writer, paths: Sequence[Path], selection: Selection) -> None:
+        self.writer = writer
+        self.described: dict[int, Described] = {}
+        self._paths = deque(paths)
+        self._selection = selection
+        self._streams: dict[str, _Stream] = {}
+        self._next: tuple[SegmentReader, list[tuple[str, Chunk]]] | None = None
+        self._steps = StepColumns(self.described.get)
+        self.damage: list[Damage] = []
+
+    @property
+    def device_count(self) -> int:
+        """How many devices have had messages so far."""
+        return len(self._streams)
+
+    def peek(self) -> int | None:
+        """When the earliest message of the next segment was emitted; None if there is no further segment."""
+        while self._next is None and self._paths:
+            self._next = self._open(self._paths.popleft())
+        if self._next is None:
+            return None
+        return min((chunk.min_time_ns for _, chunk in self._next[1]), default=-(2**63))
+
+    def take(self) -> list[_Stream]:
+        """Goes on to the next segment; returns the streams that have something to read now."""
+        assert self._next is not None
+        segment, chunks = self._next
+        self._next = None
+        for device, chunk in chunks:
+            self._streams.setdefault(device, _Stream(device)).chunks.append((segment, chunk))
+        return [stream for stream in self._streams.values() if not stream.is_empty]
+
+    def _open(self, path: Path) -> tuple[SegmentReader, list[tuple[str, Chunk]]] | None:
+        try:
+            segment = SegmentReader(path)
+        except (NotATapLogError, OSError) as error:  # since it was looked at first
+            self.damage.append(_of_file(path, error))
+            return None
+        chunks: list[tuple[str, Chunk]] = []
+        for item in segment.chunks():
+            if isinstance(item, Damage):
+                self.damage.append(item)
+            else:
+                chunks.append((segment.devices.get(item.stream, ""), item))
+        for consumer_id, (_, described) in segment.consumers.items():
+            self.described.setdefault(consumer_id, described)
+        wants = self._selection.wants_name
+        wanted = {number: wants(described.name) for number, described in segment.consumers.values()}
+        chosen = [
+            (device, chunk)
+            for device, chunk in chunks
+            if chunk.kind in NOTES
+            or (self._selection.wants_device(device) and self._selection.wants_chunk(chunk, wanted))
+        ]
+        return segment, chosen
+
+    def load(self, stream: _Stream) -> Iterator[Record]:
+        """Reads on in a stream, up to frames that are wanted; yields what comes before them."""
+        while stream.block is None and stream.chunks:
+            segment, chunk = stream.chunks.popleft()
+            if chunk.kind in NOTES:
+                yield from read_note(segment, chunk, stream.folded)
+            elif chunk.kind is Kind.FRAMES:
+                block, damage = read_frames(segment, chunk)
+                if damage is not None:
+                    yield damage
+                stream.path = segment.path
+                self._begin(stream, block, chunk)
+            else:
+                yield chunk.damage(segment.path, f"a chunk of the unknown kind {int(chunk.kind)}")
+
+    def _begin(self, stream: _Stream, block: Block, chunk: Chunk) -> None:
+        if not len(block):
+            return
+        selection = self._selection
+        steps = (
+            np.full(len(block), chunk.min_step, np.int64)
+            if chunk.min_step == chunk.max_step
+            else self._steps.of(block, chunk.step_before)
+        )
+        mask = selection.choose(block.times_ns, steps)
+        if selection.names:
+            mask &= self._named(block)
+        if mask.any():
+            stream.block, stream.steps, stream.done = block.chosen(mask), steps[mask], 0
+
+    def _named(self, block: Block) -> Array:
+        # Messages whose tap is told by themselves, as those of exported programs, are looked at later.
+        wants, described = self._selection.wants_name, self.described
+        unwanted = [
+            consumer_id
+            for consumer_id in block.consumers
+            if consumer_id in described and not wants(described[consumer_id].name)
+        ]
+        return ~np.isin(block.consumer_ids, np.array(unwanted, np.uint64))
+
+
+def _of_file(path: Path, error: Exception) -> Damage:
+    torn = isinstance(error, CutOffLogError)
+    try:
+        nbytes = path.stat().st_size
+    except OSError:
+        nbytes = 0
+    return Damage(path, 0, nbytes, 0 if torn else -1, str(error), torn)
+
+
+class Order(Protocol):
+    """Says, beside time, in which order processes are read."""
+
+    def is_held(self, writer: Writer, devices: int) -> bool:
+        """Whether a process, of which so many devices are known, is to be left until others were read on."""
+
+    def relieve(self) -> None:
+        """Only such are left: lets some of them go on, though it may take several times."""
+
+
+def merged(
+    processes: Sequence[tuple[Writer, Sequence[Path]]],
+    selection: Selection,
+    *,
+    by_time: bool,
+    order: Order | None = None,
+) -> Iterator[Record]:
+    """All that the segments of some processes hold, each device's messages in their order.
+
+    `by_time` has the devices' runs end where messages of others come between; without it they are as long as they can.
+    `order` is asked before each run.
+
+    Order among the devices of a process is that of time as far as a receiver was not behind by more than a segment.
+    Memory is one chunk of each device and the headers of two segments of each process.
+    """
+    count = itertools.count()
+    heap: list[tuple[int, int, _Process, _Stream | None]] = []
+    for writer, paths in processes:
+        process = _Process(writer, paths, selection)
+        yield from _feed(heap, count, process)
+    held: list[tuple[int, int, _Process, _Stream | None]] = []
+    while heap or held:
+        if order is not None and held:
+            if not heap:
+                order.relieve()
+            held = _let_go(heap, held, order)
+            if not heap:
+                continue
+        _, _, process, stream = top = heapq.heappop(heap)
+        if order is not None and order.is_held(process.writer, process.device_count):
+            held.append(top)
+            continue
+        if stream is None:
+            for ready in process.take():
+                if not ready.queued:
+                    ready.queued = True
+                    heapq.heappush(heap, (ready.time_ns, next(count), process, ready))
+            yield from _feed(heap, count, process)
+            continue
+        stream.queued = False
+        if stream.block is None:
+            # That it has a chunk of this time was only what its header says.
+            yield from process.load(stream)
+        else:
+            yield _run(process, stream, heap[0][0] if heap and by_time else None)
+        if not stream.is_empty:
+            stream.queued = True
+            heapq.heappush(heap, (stream.time_ns, next(count), process, stream))
+
+
+def _let_go(heap: list[Any], held: list[Any], order: Order) -> list[Any]:
+    left = []
+    for item in held:
+        if order.is_held(item[2].writer, item[2].device_count):
+            left.append(item)
+        else:
+            heapq.heappush(heap, item)
+    return left
+
+
+def _feed(heap: list[Any], count: Iterator[int], process: _Process) -> Iterator[Damage]:
+    time_ns = process.peek()
+    yield from process.damage
+    process.damage.clear()
+    if time_ns is not None:
+        heapq.heappush(heap, (time_ns, next(count), process, None))
+
+
+def _run(process: _Process, stream: _Stream, until_ns: int | None) -> Run:
+    block = stream.block
+    assert block is not None
+    start, stop = stream.done, len(block)
+    if until_ns is not None:
+        # A device's clock does not go back but for a correction: then some come a little early.
+        stop = bisect.bisect_right(block.times, until_ns, start + 1)
+    stream.done = stop
+    if stop == len(block):
+        stream.block = None
+    return Run(
+        process.writer,
+        stream.device,
+        block,
+        stream.steps,
+        start,
+        stop,
+        stream.folded,
+        process.described,
+        stream.path,
+    )

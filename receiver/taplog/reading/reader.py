@@ -1,0 +1,169 @@
+"""Reads logs: the messages of all their processes and segments, merged by time, as many as are wanted."""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from receiver.taplog.format.errors import CutOffLogError, Damage, DamagedLogError, NotATapLogError
+from receiver.taplog.format.layout import Kind
+from receiver.taplog.format.segment_name import segments_of
+from receiver.taplog.reading.chunk_reader import Chunk
+from receiver.taplog.reading.dedup import Copies
+from receiver.taplog.reading.logged_message import LoggedMessage, RunDecoder
+from receiver.taplog.reading.merge import LostRun, Order, Record, Run, merged
+from receiver.taplog.reading.segment_reader import SegmentReader, Writer
+from receiver.taplog.reading.selection import Selection
+from receiver.taplog.reading.shard_assembly import Wholes
+
+Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+
+EVERYTHING = Selection()
+
+
+class LogReader:
+    """The logs in some folders or files, as they are when they are read. Any number of iterations, one thread each.
+
+    Attributes:
+        writers: the processes that wrote them, the first to begin first.
+    """
+
+    def __init__(self, paths: Paths) -> None:
+        """Looks what there is.
+
+        Args:
+            paths: one or several: folders with logs, and segments.
+
+        Raises:
+            NotATapLogError: one is no log.
+            UnsupportedVersionError: a segment's writer was newer.
+            OSError: one does not exist, or cannot be read.
+        """
+        given = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
+        found: dict[Writer, list[Path]] = {}
+        self._cut_off: list[Path] = []
+        self._copies = Copies()
+        problem: Exception = NotATapLogError("no tap log was given")
+        for path in dict.fromkeys(segment for item in given for segment in segments_of(item)):
+            try:
+                segment = SegmentReader(path)
+            except CutOffLogError as error:
+                self._cut_off.append(path)
+                problem = error
+            except FileNotFoundError as error:  # its writer keeps the last ones only
+                problem = error
+            else:
+                found.setdefault(segment.writer, []).append(path)
+                self._copies.note(segment.writer, segment.info, path)
+                segment.close()
+        if not found:
+            raise problem
+        self._processes = [
+            (writer, sorted(segments, key=lambda path: path.name)) for writer, segments in found.items()
+        ]
+
+    @property
+    def writers(self) -> list[Writer]:
+        """The processes that wrote them, the first to begin first."""
+        return [writer for writer, _ in self._processes]
+
+    def segments(self) -> Iterator[tuple[Writer, SegmentReader]]:
+        """The segments of each process, the first to begin first. Each is open until the next one."""
+        for writer, paths in self._processes:
+            for path in paths:
+                segment = SegmentReader(path)
+                yield writer, segment
+                segment.close()
+
+    def of(self, writer: Writer) -> LogReader:
+        """A reader of what one of the processes wrote."""
+        reader = copy.copy(self)
+        reader._processes = [item for item in self._processes if item[0] == writer]
+        reader._cut_off = []
+        return reader
+
+    def devices(self, selection: Selection = EVERYTHING) -> list[tuple[Writer, str]]:
+        """The devices that recorded messages, of each process. This reads the headers of all segments."""
+        found: dict[tuple[Writer, str], None] = {}
+        for writer, segment in self.segments():
+            for chunk in segment.chunks():
+                if isinstance(chunk, Chunk) and chunk.kind is Kind.FRAMES:
+                    found[writer, segment.devices.get(chunk.stream, "")] = None
+        return [key for key in found if selection.wants_device(key[1])]
+
+    def tap_names(self) -> set[str]:
+        """The names of the taps that the logs describe. (Those of exported programs are in their messages only.)"""
+        names: set[str] = set()
+        for path in (path for _, paths in self._processes for path in paths):
+            segment = SegmentReader(path)
+            for _ in segment.chunks():
+                pass  # what taps are is taken in on the way
+            names |= {described.name for _, described in segment.consumers.values()}
+            segment.close()
+        return names
+
+    def runs(
+        self, selection: Selection = EVERYTHING, *, by_time: bool = True, order: Order | None = None
+    ) -> Iterator[Record]:
+        """Messages as they were recorded, some of one device at a time, and what is said to be lost or is damaged.
+
+        What is in several of the logs, as in those of several collectors, is there once.
+
+        Those of exported programs, whose taps are not known before they are decoded, are there whatever their name.
+
+        Args:
+            selection: which are wanted.
+            by_time: whether the messages of all devices are to be in order of time; if not, each device's are.
+            order: says, beside time, which processes are to be read first.
+        """
+        for path in self._cut_off:
+            yield Damage(path, 0, path.stat().st_size, 0, "ends in its header", torn=True)
+        yield from self._copies.once(merged(self._processes, selection, by_time=by_time, order=order))
+
+    def values(self, selection: Selection = EVERYTHING) -> Iterator[LoggedMessage | LostRun | Damage]:
+        """As `records`, with shards of programs of several processes put together: a value is one message.
+
+        Shards whose values are incomplete come by themselves, late; if some devices only are wanted, all do.
+        """
+        if selection.devices:
+            yield from self.records(selection)
+            return
+        wholes = Wholes(shows_incomplete=True)
+        for record in self.records(selection, order=wholes.jobs):
+            if isinstance(record, LoggedMessage):
+                yield from wholes.take(record)
+            else:
+                yield record
+        yield from wholes.finish()
+
+    def records(
+        self, selection: Selection = EVERYTHING, *, order: Order | None = None
+    ) -> Iterator[LoggedMessage | LostRun | Damage]:
+        """The messages, and in their places what is said to be lost or is damaged; `order`: see `runs`."""
+        decoder = RunDecoder()
+        for record in self.runs(selection, order=order):
+            if not isinstance(record, Run):
+                yield record
+                continue
+            for message in decoder.messages(record):
+                if isinstance(message, Damage) or selection.wants_name(message.message.consumer.name):
+                    yield message
+
+    def messages(self, selection: Selection = EVERYTHING) -> Iterator[LoggedMessage]:
+        """The messages, lazily: those of a process by time, those of a device in the order of their emission.
+
+        Raises:
+            DamagedLogError: after the last message: parts of the log are damaged, and what was in them is missing. That
+                the file ends in a message, as when its process was killed, is no damage.
+        """
+        damaged: list[Damage] = []
+        for record in self.records(selection):
+            if isinstance(record, LoggedMessage):
+                yield record
+            elif isinstance(record, Damage) and not record.torn:
+                damaged.append(record)
+        if damaged:
+            more = f" (and {len(damaged) - 1} more damaged parts)" if len(damaged) > 1 else ""
+            raise DamagedLogError(f"{damaged[0]}{more}")

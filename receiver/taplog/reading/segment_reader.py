@@ -1,0 +1,234 @@
+"""Reads one segment: which chunks it has, by its index or from header to header, and what was said of consumers."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgpack
+import numpy as np
+
+from receiver.taplog.format import layout
+from receiver.taplog.format.errors import Damage, Lost, NotATapLogError
+from receiver.taplog.format.layout import CHUNK_HEADER_BYTES, HEADER_BYTES, TRAILER_BYTES, ChunkHeader, Kind
+from receiver.taplog.reading.chunk_reader import Chunk, read_whole
+from receiver.wire.tap_descriptor import Described
+
+SCAN_BYTES = 1 << 20
+"""How much is looked through at a time for the next chunk behind a damaged stretch."""
+
+
+class Writer(NamedTuple):
+    """Which process wrote a segment.
+
+    Attributes:
+        process: names it, beyond machines and time.
+        host: the machine's name.
+        pid: its process id there.
+        process_index: its number in a program of several processes; None for a program of one.
+        job: names one life of that program, alike in all its processes; empty if that is not known.
+    """
+
+    process: str
+    host: str
+    pid: int
+    process_index: int | None
+    job: str = ""
+
+
+class SegmentReader:
+    """One segment. It may be one that is still being written. One thread at a time.
+
+    Attributes:
+        path: of the file.
+        writer: who wrote it.
+        info: all it says of that.
+        close: closes the file, which happens by itself when nobody has the reader any more.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        """Opens the file.
+
+        Raises:
+            NotATapLogError: it is no segment, or not even its beginning is whole.
+            UnsupportedVersionError: its writer was newer.
+            OSError: it cannot be read.
+        """
+        self.path = Path(path)
+        self._fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        self.close = weakref.finalize(self, os.close, self._fd)
+        try:
+            name = str(self.path)
+            info_bytes, crc = layout.decode_file_header(self.read_at(0, HEADER_BYTES), name)
+            info = self.read_at(HEADER_BYTES, info_bytes)
+            self.info = layout.decode_info(info, info_bytes, crc, name)
+            self.writer = _writer(self.info, name)
+        except BaseException:
+            self.close()
+            raise
+        self._first = HEADER_BYTES + layout.align(info_bytes)
+        self._devices: dict[int, str] = {}
+        self._consumers: dict[int, tuple[int, Described]] = {}
+
+    @property
+    def nbytes(self) -> int:
+        """How long the file is now."""
+        return os.fstat(self._fd).st_size
+
+    @property
+    def devices(self) -> dict[int, str]:
+        """The devices' names by stream, as far as `chunks` has come."""
+        return self._devices
+
+    @property
+    def consumers(self) -> dict[int, tuple[int, Described]]:
+        """By consumer id the number in the chunks' masks and the description, as far as `chunks` has come."""
+        return self._consumers
+
+    def is_closed(self) -> bool:
+        """Whether the segment is finished: it has an index."""
+        return self._index_offset() is not None
+
+    def chunks(self, start: int = 0) -> Iterator[Chunk | Damage]:
+        """The chunks of messages and losses, in order, from file offset `start` on (0 for the first).
+
+        What descriptions say is taken in on the way. A chunk that goes on beyond the end of the file is the last one.
+        The index is used if it is there and valid.
+        """
+        headers = self._read_index() if not start else None
+        found = self._walk(max(start, self._first)) if headers is None else self._listed(headers)
+        for item in found:
+            if isinstance(item, Chunk) and item.kind is Kind.DESCRIPTIONS:
+                damage = self._take_descriptions(item)
+                if damage is not None:
+                    yield damage
+            elif isinstance(item, Damage) or item.kind is not Kind.INDEX:
+                yield item
+
+    def read_at(self, offset: int, nbytes: int) -> bytes:
+        """Bytes of the file; fewer at its end."""
+        if nbytes > SCAN_BYTES:
+            nbytes = min(nbytes, max(0, self.nbytes - offset))  # whatever a header claims
+        data = os.pread(self._fd, nbytes, offset)
+        while data and len(data) < nbytes:  # a read may return less than there is
+            more = os.pread(self._fd, nbytes - len(data), offset + len(data))
+            if not more:
+                break
+            data += more
+        return data
+
+    def lost_in(self, chunk: Chunk) -> Lost | Damage:
+        """What a chunk of the kind LOST says."""
+        data = read_whole(self, chunk)
+        if isinstance(data, Damage):
+            return data
+        try:
+            return Lost(**msgpack.unpackb(data))
+        except (ValueError, TypeError, msgpack.UnpackException) as error:
+            return chunk.damage(self.path, f"a record of lost messages is damaged ({error})")
+
+    def folded_in(self, chunk: Chunk) -> dict[int, int] | Damage:
+        """What a chunk of the kind FOLDED says, by sequence number."""
+        data = read_whole(self, chunk)
+        if isinstance(data, Damage):
+            return data
+        pairs = np.frombuffer(data[: len(data) // 16 * 16], "<u8").reshape(-1, 2)
+        return dict(pairs.tolist())
+
+    def _index_offset(self) -> int | None:
+        nbytes = self.nbytes
+        if nbytes < self._first + TRAILER_BYTES:
+            return None
+        return layout.decode_trailer(self.read_at(nbytes - TRAILER_BYTES, TRAILER_BYTES), nbytes)
+
+    def _read_index(self) -> list[ChunkHeader] | None:
+        offset = self._index_offset()
+        if offset is None:
+            return None
+        header = layout.decode_chunk_header(self.read_at(offset, CHUNK_HEADER_BYTES), offset)
+        if header is None or header.kind != Kind.INDEX:
+            return None
+        data = read_whole(self, Chunk.of(header, self.nbytes))
+        if isinstance(data, Damage) or len(data) % CHUNK_HEADER_BYTES:
+            return None
+        return layout.decode_index(data)
+
+    def _listed(self, headers: Sequence[ChunkHeader]) -> Iterator[Chunk | Damage]:
+        nbytes = self.nbytes
+        for header in headers:
+            yield Chunk.of(header, nbytes)
+
+    def _walk(self, offset: int) -> Iterator[Chunk | Damage]:
+        nbytes = self.nbytes
+        while offset < nbytes:
+            data = self.read_at(offset, CHUNK_HEADER_BYTES)
+            header = layout.decode_chunk_header(data, offset)
+            if header is None:
+                if self._is_trailer(data, nbytes - offset):
+                    return
+                damage = self._resynchronize(offset, nbytes)
+                yield damage
+                if damage.torn:
+                    return
+                offset += damage.nbytes
+                continue
+            chunk = Chunk.of(header, nbytes)
+            yield chunk
+            if chunk.end > nbytes:
+                # Torn, or its length is a lie; but the header's checksum vouches for that.
+                return
+            offset = chunk.end
+
+    def _is_trailer(self, data: bytes, left: int) -> bool:
+        # The end of a closed file whose index is damaged; or which was cut off in its trailer.
+        return left <= TRAILER_BYTES and data[:8] == layout.END_MAGIC[: len(data[:8])]
+
+    def _resynchronize(self, offset: int, nbytes: int) -> Damage:
+        # Chunks begin at multiples of 64, and say where.
+        at = offset + 64
+        while at < nbytes:
+            data = self.read_at(at, SCAN_BYTES + CHUNK_HEADER_BYTES)
+            if len(data) < CHUNK_HEADER_BYTES:
+                break
+            words = np.frombuffer(data[: len(data) // 64 * 64], "<u4")[::16]
+            magic = int.from_bytes(layout.CHUNK_MAGIC, "little")
+            for place in np.flatnonzero(words == magic).tolist():
+                start = place * 64
+                piece = data[start : start + CHUNK_HEADER_BYTES]
+                if layout.decode_chunk_header(piece, at + start) is not None:
+                    found = at + start
+                    return Damage(self.path, offset, found - offset, -1, "damaged: no chunk begins here")
+            at += SCAN_BYTES
+        torn = nbytes - offset < CHUNK_HEADER_BYTES
+        reason = "ends in a chunk's header" if torn else "damaged: no chunk begins here, or behind it"
+        return Damage(self.path, offset, nbytes - offset, 0 if torn else -1, reason, torn)
+
+    def _take_descriptions(self, chunk: Chunk) -> Damage | None:
+        data = read_whole(self, chunk)
+        if isinstance(data, Damage):
+            return data._replace(messages=0, reason=f"descriptions of taps: {data.reason}")
+        unpacker = msgpack.Unpacker(max_buffer_size=0)
+        unpacker.feed(data)
+        try:
+            for item in unpacker:
+                if "stream" in item:
+                    self._devices[int(item["stream"])] = str(item["device"])
+                else:
+                    described = Described.unpack(item["consumer"])
+                    self._consumers[described.consumer_id] = int(item["number"]), described
+        except (ValueError, TypeError, KeyError, msgpack.UnpackException) as error:
+            return chunk.damage(self.path, f"descriptions of taps cannot be understood ({error})")
+        return None
+
+
+def _writer(info: dict[str, Any], name: str) -> Writer:
+    try:
+        index = info["process_index"]
+        index = None if index is None else int(index)
+        job = str(info.get("job", ""))
+        return Writer(str(info["process"]), str(info["host"]), int(info["pid"]), index, job)
+    except (KeyError, TypeError, ValueError) as error:
+        raise NotATapLogError(f"{name}: the header of this tap log is damaged: {error!r}") from error

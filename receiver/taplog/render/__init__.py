@@ -1,0 +1,1 @@
+"""Logged messages as text and as JSON."""

@@ -1,0 +1,110 @@
+"""Values of messages as plain data that JSON has, and as one short line."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from receiver.wire.pytree import FLOAT0, Node, Opaque
+from receiver.wire.truncation import Head
+
+Array = np.ndarray[Any, Any]
+
+
+def plain_value(value: Any) -> Any:
+    """A pytree as JSON has it.
+
+    Arrays become nested lists, and those without dimensions numbers. Tuples become lists, namedtuples and dicts objects
+    (keys by their text). NaN and infinities become the texts "NaN", "Infinity", "-Infinity"; complex numbers
+    `{"real": ..., "imag": ...}`; bytes `{"bytes": hex digits}`; truncated arrays `{"head": [...], "shape": [...]}`;
+    containers of the program's own classes `{"node": class, "children": [...]}`; objects that stayed in the program
+    `{"object": repr}`.
+    """
+    if isinstance(value, Head) and value.whole_shape is not None:
+        return {"head": _array(np.asarray(value)), "shape": list(value.whole_shape)}
+    if isinstance(value, np.ndarray):
+        return _array(value)
+    if isinstance(value, float):
+        return value if math.isfinite(value) else _nonfinite(value)
+    if isinstance(value, complex):
+        return {"real": plain_value(value.real), "imag": plain_value(value.imag)}
+    if isinstance(value, bytes):
+        return {"bytes": value.hex()}
+    if isinstance(value, Opaque):
+        return {"object": value.text}
+    if isinstance(value, Node):
+        return {"node": value.type_name, "children": [plain_value(child) for child in value.children]}
+    if isinstance(value, dict):
+        return {_key(key): plain_value(item) for key, item in value.items()}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return {name: plain_value(item) for name, item in zip(value._fields, value, strict=True)}
+    if isinstance(value, tuple | list):
+        return [plain_value(item) for item in value]
+    return value
+
+
+def _key(key: Any) -> str:
+    return key.text if isinstance(key, Opaque) else str(key)
+
+
+def _nonfinite(value: float) -> str:
+    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+
+
+def _array(array: Array) -> Any:
+    if array.dtype == FLOAT0:
+        return np.zeros(array.shape, np.int8).tolist()
+    kind = array.dtype.kind
+    if kind == "c":
+        return _each(array.tolist())
+    if kind not in "biuf":  # of ml_dtypes: float8, bfloat16, int4 and the like
+        name = array.dtype.name
+        array = array.astype(np.int64 if "int" in name else np.float64)
+        kind = array.dtype.kind
+    if kind == "f" and not np.isfinite(array).all():
+        return _each(array.tolist())
+    return array.tolist()
+
+
+def _each(items: Any) -> Any:
+    return [_each(item) for item in items] if isinstance(items, list) else plain_value(items)
+
+
+def short_text(value: Any, limit: int | None = None) -> str:
+    """A pytree on one line, of at most `limit` characters: `{loss: 0.5, grads: [1. 2. ... 8. 9.]}`."""
+    text = printable(_text(value, limit is not None))
+    return text if limit is None or len(text) <= limit else text[: limit - 3] + "..."
+
+
+def _text(value: Any, short: bool) -> str:
+    if isinstance(value, Head) and value.whole_shape is not None:
+        return f"first {value.size} of {value.whole_shape}: {_text(np.asarray(value), short)}"
+    if isinstance(value, np.ndarray):
+        if not value.ndim:
+            return str(value)
+        options: Any = {"max_line_width": 2**31, "separator": " "}
+        options |= {"threshold": 8, "edgeitems": 3} if short else {"threshold": 2**62}
+        text = " ".join(np.array2string(value, **options).split())
+        return text if value.size <= 8 or not short else f"{value.dtype}{list(value.shape)} {text}"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{_key(key)}: {_text(item, short)}" for key, item in value.items()) + "}"
+    if isinstance(value, Node):
+        return f"{value.type_name}({', '.join(_text(child, short) for child in value.children)})"
+    if isinstance(value, Opaque):
+        return value.text
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        fields = zip(value._fields, value, strict=True)
+        return "(" + ", ".join(f"{name}={_text(item, short)}" for name, item in fields) + ")"
+    if isinstance(value, tuple | list):
+        opening, closing = "()" if isinstance(value, tuple) else "[]"
+        return opening + ", ".join(_text(item, short) for item in value) + closing
+    return repr(value)
+
+
+def printable(text: str) -> str:
+    """The text without what a terminal would obey: control characters are written as Python writes them."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

@@ -1,0 +1,156 @@
+"""What a log holds, counted by tap without looking at values."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from receiver.sinks.exported import SHARDS_ID, WHOLE_ID
+from receiver.taplog.format.errors import Damage
+from receiver.taplog.format.layout import NO_STEP
+from receiver.taplog.reading.logged_message import LoggedMessage, RunDecoder
+from receiver.taplog.reading.merge import LostRun, Record, Run
+from receiver.taplog.reading.selection import Selection
+from receiver.wire.tap_descriptor import Described
+
+
+@dataclass(slots=True)
+class TapStats:
+    """The messages of one tap, of all devices and processes.
+
+    Attributes:
+        name: the tap's.
+        source_line: of the tap.
+        kind: what it is for; see `receiver.sinks.factory.SINKS`. Empty if the log does not say.
+        messages: how many there are; those of checks with the failures that were folded.
+        nbytes: of their frames.
+        first_time_ns: Unix time of the first.
+        last_time_ns: of the last.
+        first_step: the smallest step; None if there is none.
+        last_step: the largest.
+        devices: messages by device.
+    """
+
+    name: str
+    source_line: str
+    kind: str
+    messages: int = 0
+    nbytes: int = 0
+    first_time_ns: int = 2**63 - 1
+    last_time_ns: int = -(2**63)
+    first_step: int | None = None
+    last_step: int | None = None
+    devices: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def messages_per_sec(self) -> float:
+        """Over the time from the first to the last; 0 for fewer than two."""
+        span = (self.last_time_ns - self.first_time_ns) * 1e-9
+        return self.messages / span if span > 0 else 0.0
+
+    def as_dict(self) -> dict[str, Any]:
+        """As plain data."""
+        return {
+            "name": self.name,
+            "source_line": self.source_line,
+            "kind": self.kind,
+            "messages": self.messages,
+            "bytes": self.nbytes,
+            "messages_per_sec": self.messages_per_sec,
+            "first_time_ns": self.first_time_ns,
+            "last_time_ns": self.last_time_ns,
+            "first_step": self.first_step,
+            "last_step": self.last_step,
+            "devices": dict(self.devices),
+        }
+
+    def add(self, device: str, times_ns: Any, steps: Any, nbytes: int, folded: int) -> None:
+        """Counts messages."""
+        count = len(times_ns) + folded
+        self.messages += count
+        self.nbytes += nbytes
+        self.devices[device] += count
+        self.first_time_ns = min(self.first_time_ns, int(times_ns.min()))
+        self.last_time_ns = max(self.last_time_ns, int(times_ns.max()))
+        known = steps[steps != NO_STEP]
+        if known.size:
+            low, high = int(known.min()), int(known.max())
+            self.first_step = low if self.first_step is None else min(self.first_step, low)
+            self.last_step = high if self.last_step is None else max(self.last_step, high)
+
+
+@dataclass(slots=True)
+class LogStats:
+    """What `gather` found.
+
+    Attributes:
+        taps: by name, line and kind.
+        lost: what the log says is missing.
+        damaged: what could not be read.
+    """
+
+    taps: dict[tuple[str, str, str], TapStats] = field(default_factory=dict)
+    lost: list[LostRun] = field(default_factory=list)
+    damaged: list[Damage] = field(default_factory=list)
+
+
+def gather(records: Iterable[Record], selection: Selection) -> LogStats:
+    """Counts all of a log that is selected."""
+    found = LogStats()
+    decoder = RunDecoder()
+    for record in records:
+        if isinstance(record, Damage):
+            found.damaged.append(record)
+        elif isinstance(record, LostRun):
+            found.lost.append(record)
+        else:
+            _count(found, record, decoder, selection)
+    return found
+
+
+def _count(found: LogStats, run: Run, decoder: RunDecoder, selection: Selection) -> None:
+    block = run.block.part(run.start, run.stop)
+    steps = run.steps[run.start : run.stop]
+    ids, padded = block.consumer_ids, np.uint64(2**64 - 64)
+    sizes = (
+        64 + ((block.meta_bytes + np.uint64(63)) & padded) + ((block.payload_bytes + np.uint64(63)) & padded)
+    )
+    for consumer_id in block.consumers:
+        places = np.flatnonzero(ids == np.uint64(consumer_id))
+        if consumer_id in (WHOLE_ID, SHARDS_ID):
+            for place in places.tolist():
+                one = run._replace(start=run.start + place, stop=run.start + place + 1)
+                _count_exported(found, one, int(sizes[place]), decoder, selection)
+            continue
+        tap = _tap(found, run.described.get(consumer_id), consumer_id)
+        folded = 0
+        if run.folded:
+            folded = sum(run.folded.pop(seq, 0) for seq in block.seqs[places].tolist())
+        tap.add(run.device, block.times_ns[places], steps[places], int(sizes[places].sum()), folded)
+
+
+def _count_exported(
+    found: LogStats, run: Run, nbytes: int, decoder: RunDecoder, selection: Selection
+) -> None:
+    # Their messages say which tap they are of.
+    for message in decoder.messages(run):
+        if not isinstance(message, LoggedMessage):
+            found.damaged.append(message)
+            continue
+        consumer = message.message.consumer
+        if selection.wants_name(consumer.name):
+            tap = _tap(found, message.tap.described, consumer.consumer_id)
+            steps = np.array([NO_STEP if message.step is None else message.step])
+            tap.add(run.device, np.array([message.message.time_ns]), steps, nbytes, message.folded)
+
+
+def _tap(found: LogStats, described: Described | None, consumer_id: int) -> TapStats:
+    if described is None:
+        key = f"consumer {consumer_id:#018x}", "(not described)", ""
+    else:
+        key = described.name, described.source_line, described.kind
+    return found.taps.setdefault(key, TapStats(*key))

@@ -1,0 +1,94 @@
+"""Takes the frames of a batch out of the source's memory, as they go into a log: one behind the other, all inline."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from receiver.sources.columns import Columns
+from receiver.sources.source import Batch
+from receiver.taplog.format.block import Block
+from receiver.taplog.format.layout import align, padding
+from receiver.wire import HEADER, Flags
+from receiver.wire.dtypes import Array
+
+Room = Callable[[int], Array]
+"""Makes so many bytes of memory, uint8, aligned to 8."""
+
+
+def new_memory(nbytes: int) -> Array:
+    """Memory of its own."""
+    return np.empty(nbytes, np.uint8)
+
+
+MIN_FRAMES = 12
+"""Fewer frames are copied one by one."""
+
+_FLAGS = struct.Struct("<4xI")
+_LENGTHS = struct.Struct("<44xIQ")
+_EXTERNAL = int(Flags.EXTERNAL)
+_FLAGS_AT, _META_AT, _PAYLOAD_AT = 4, 44, 48
+
+
+def collect(batch: Batch, room: Room = new_memory) -> Block:
+    """Copies a batch's frames, before it is released. EXTERNAL frames become inline ones.
+
+    Args:
+        batch: the frames.
+        room: makes the memory that the block is to have.
+    """
+    if batch.columns is not None and batch.count >= MIN_FRAMES:
+        block = _collect_runs(batch.columns, batch.count, room)
+        if block is not None:
+            return block
+    parts: list[Any] = []
+    offsets: list[int] = []
+    end = 0
+    for memory, offset, external in batch.frames:
+        frame = memoryview(memory)[offset:]
+        meta_bytes, payload_bytes = _LENGTHS.unpack_from(frame)
+        start_bytes = HEADER.size + align(meta_bytes)
+        offsets.append(end)
+        if external is None:
+            end += start_bytes + align(payload_bytes)
+            parts.append(frame[: end - offsets[-1]])
+            continue
+        head = bytearray(frame[:start_bytes])
+        (flags,) = _FLAGS.unpack_from(head)
+        struct.pack_into("<I", head, _FLAGS_AT, flags & ~_EXTERNAL)
+        parts += [head, external, padding(payload_bytes)]
+        end += start_bytes + align(payload_bytes)
+    data = room(end)
+    done = 0
+    for part in parts:
+        size = len(part)
+        data[done : done + size] = np.frombuffer(part, np.uint8)
+        done += size
+    return Block(data, np.array(offsets, np.int64))
+
+
+def _collect_runs(columns: Columns, count: int, room: Room) -> Block | None:
+    # Frames follow each other but where the ring ends or some were folded. None if any payload is elsewhere.
+    at = columns.offsets(count)
+    words = columns.words
+    index = at >> 3
+    if (words[index] & np.uint64(_EXTERNAL << 32)).any():
+        return None
+    sixty_three, mask = np.uint64(63), np.uint64(2**64 - 64)
+    meta = ((words[index + 5] >> np.uint64(32)) + sixty_three) & mask
+    payload = (words[index + 6] + sixty_three) & mask
+    ends = at + (meta + payload).view(np.int64) + HEADER.size
+    breaks = np.flatnonzero(at[1:] != ends[:-1])
+    starts = at[[0, *(breaks + 1)]].tolist()
+    stops = ends[[*breaks, count - 1]].tolist()
+    sizes = ends - at
+    offsets = np.cumsum(sizes) - sizes
+    data = room(int(offsets[-1] + sizes[-1]))
+    done = 0
+    for start, stop in zip(starts, stops, strict=True):
+        data[done : done + stop - start] = columns.bytes[start:stop]
+        done += stop - start
+    return Block(data, offsets)

@@ -1,0 +1,386 @@
+"""Writes a log: gathers messages by device, appends them to segments, begins new ones, deletes old ones."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from receiver.log import logger
+from receiver.taplog.format.block import Block
+from receiver.taplog.format.compression import Compressor
+from receiver.taplog.format.errors import Lost
+from receiver.taplog.format.segment_name import segment_name
+from receiver.taplog.format.step_columns import StepColumns
+from receiver.taplog.writing.frame_copier import Room
+from receiver.taplog.writing.options import LogCounters, LogOptions
+from receiver.taplog.writing.segment_writer import SegmentWriter
+from receiver.taplog.writing.write_buffer import Pending
+from receiver.wire.dtypes import Array
+from receiver.wire.tap_descriptor import Described
+
+RETRY_SEC = 1.0
+"""After a write failed nothing is tried for so long: what comes meanwhile is lost."""
+
+
+Messages = tuple[Block, Sequence[tuple[int, int]], bool]
+"""Messages of one device in order; pairs of a sequence number and how many failures of the same check were left out
+before it; and whether they are to be written at once."""
+
+
+class LogWriter:
+    """The log of this process in one folder, which several processes may share. Any thread.
+
+    Nothing that goes wrong while writing is raised: what could not be written is counted, said once, and noted in the
+    log when writing works again.
+    """
+
+    def __init__(self, directory: str | os.PathLike[str], options: LogOptions | None = None) -> None:
+        """Makes the folder if there is none, and the first segment.
+
+        Raises:
+            OSError: they cannot be made.
+            TapLogError: compression is wanted, and its package is missing.
+        """
+        self.directory = Path(directory)
+        self.options = options or LogOptions()
+        self._counters = LogCounters()
+        self._compressor = Compressor() if self.options.compress else None
+        self._described: dict[int, Described] = {}
+        self._steps = StepColumns(self._described.get)
+        # Several segments, so that few bytes are lost when one is deleted.
+        keep = self.options.keep_bytes
+        self._segment_bytes = min(
+            self.options.segment_bytes, keep // 4 if keep else self.options.segment_bytes
+        )
+        self._number = 0
+        self._own: list[tuple[Path, int]] = []  # finished segments and their lengths
+        self._start_anew()
+        self.directory.mkdir(parents=True, exist_ok=True)
+        self._segment: SegmentWriter | None = self._new_segment()
+        _open_writers.add(self)
+
+    def _start_anew(self) -> None:
+        self._lock = threading.Lock()  # protects everything below, and the segment
+        self._due = threading.Condition(self._lock)
+        self._pending: dict[str, Pending] = {}
+        self._lost: dict[tuple[str, str], Lost] = {}
+        self._flush_at: float | None = None
+        self._retry_at = 0.0
+        self._begun = 0.0
+        self._timer: _Timer | None = None
+
+    @property
+    def counters(self) -> LogCounters:
+        """A snapshot of what it has taken in."""
+        with self._lock:
+            unfinished = 0 if self._segment is None else self._segment.nbytes
+            counters = self._counters
+            return replace(
+                counters,
+                nbytes=counters.nbytes + unfinished,
+                lost_by_device=counters.lost_by_device.copy(),
+            )
+
+    def describe(self, described: Described) -> None:
+        """Says what a consumer is, before its first messages come."""
+        self._described[described.consumer_id] = described
+
+    def knows(self, consumer_id: int) -> bool:
+        """Whether `describe` has said what that consumer is."""
+        return consumer_id in self._described
+
+    def append(self, device: str, block: Block, *, at_once: bool = False) -> None:
+        """Takes messages of one device over, in order; `at_once`: they are to be written now."""
+        self.record(device, lambda room: (block, (), at_once))
+
+    def record(self, device: str, collect: Callable[[Room], Messages | None]) -> None:
+        """Takes messages of one device, in order, as `collect` puts them into the memory that it is given.
+
+        It must not call the log but for `describe` and `knows`. What it raises is raised here, and nothing is taken.
+        """
+        with self._lock:
+            pending = self._pending.get(device)
+            if pending is None:
+                pending = self._pending[device] = Pending()
+            messages = collect(pending.room)
+            if messages is None:
+                return
+            block, folded, at_once = messages
+            pending.add(block, list(folded))
+            if at_once or pending.nbytes >= self.options.flush_bytes:
+                self._write(device, pending)
+                self._rotate_if_due()
+                if at_once:
+                    self._hasten()
+            elif self._flush_at is None:
+                self._flush_at = time.monotonic() + self.options.flush_sec
+                self._wake_timer()
+
+    def lose(
+        self, device: str, first_seq: int, last_seq: int, count: int, reason: str, nbytes: int = 0
+    ) -> None:
+        """Notes that messages of a device are missing."""
+        with self._lock:
+            self._note_lost(Lost(device, first_seq, last_seq, count, nbytes, time.time_ns(), reason))
+            if self._flush_at is None:
+                self._flush_at = time.monotonic() + self.options.flush_sec
+                self._wake_timer()
+
+    def write(self) -> None:
+        """Writes everything that has come. What else there is to do with it may take its time."""
+        with self._lock:
+            self._flush()
+
+    def flush(self) -> None:
+        """Writes everything that has come."""
+        with self._lock:
+            self._retry_at = min(self._retry_at, time.monotonic())
+            self._flush()
+            self._hasten()
+
+    def close(self) -> None:
+        """Writes everything that has come and finishes the segment. What comes later begins another one."""
+        with self._lock:
+            self._retry_at = min(self._retry_at, time.monotonic())
+            self._flush()
+            self._finish_segment()
+            _open_writers.discard(self)
+            timer, self._timer = self._timer, None
+            self._due.notify_all()
+        if timer is not None:
+            timer.join()
+
+    def after_fork_in_child(self) -> None:
+        """Leaves to the parent what is the parent's: its segment, and what it has not written."""
+        if self._segment is not None:
+            self._segment.abandon()
+        self._segment = None
+        self._own = []
+        self._number = 0
+        self._counters = LogCounters()
+        self._start_anew()
+
+    def _write(self, device: str, pending: Pending) -> None:
+        if not pending.nbytes:
+            return
+        self._wait_for_room(pending)
+        taken, before = pending.take(), pending.step
+        if taken is None:
+            return
+        block, folded = taken
+        steps = self._steps.of(block, before)
+        pending.step = int(steps[-1])
+        mask = self._choose(device, block, folded)
+        if mask is not None:
+            if not mask.any():
+                return
+            block, steps = block.taken_out(mask), steps[mask]
+        try:
+            segment = self._open_segment()
+            segment.frames(device, block, self._described, step_before=before, steps=steps, folded=folded)
+            if self.options.fsync:
+                segment.sync()
+        except BaseException as error:
+            self._failed(error)
+            self._note_lost(
+                Lost(
+                    device,
+                    int(block.seqs[0]),
+                    int(block.seqs[-1]),
+                    len(block) + sum(count for _, count in folded),
+                    block.data.size,
+                    time.time_ns(),
+                    f"the log could not be written: {_reason(error)}",
+                )
+            )
+            self._counters.lost_messages += len(block)
+            self._counters.lost_bytes += block.data.size
+            self._counters.lost_by_device[device] += len(block)
+            if not isinstance(error, OSError | MemoryError):  # such as an interrupt, of who waits for this
+                raise
+            return
+        self._counters.messages += len(block)
+        self._wrote(segment, device, block, folded)
+
+    def _wait_for_room(self, pending: Pending) -> None:
+        """Called before what is pending is written; may wait, with the lock given up meanwhile."""
+
+    def _choose(self, device: str, block: Block, folded: Sequence[tuple[int, int]]) -> Array | None:
+        """Which messages are to be written, a mask; None for all. Has noted the others as lost."""
+        return None
+
+    def _wrote(
+        self, segment: SegmentWriter, device: str, block: Block, folded: Sequence[tuple[int, int]]
+    ) -> None:
+        """Called when messages have been written."""
+
+    def _hasten(self) -> None:
+        """Called when something was written that must not wait."""
+
+    def _rotate_if_due(self) -> None:
+        segment = self._segment
+        if segment is None or (
+            segment.nbytes < self._segment_bytes and time.monotonic() - self._begun < self.options.segment_sec
+        ):
+            return
+        # What has come from other devices goes before what comes after this.
+        for device, pending in self._pending.items():
+            self._write(device, pending)
+        self._finish_segment()
+        if self.options.keep_bytes is not None:
+            self._delete_old(self.options.keep_bytes - self._segment_bytes)
+
+    def _flush(self) -> None:
+        self._flush_at = None
+        for device, pending in self._pending.items():
+            self._write(device, pending)
+        if self._lost:
+            try:
+                self._open_segment()
+            except OSError as error:
+                self._failed(error)
+        self._rotate_if_due()
+
+    def _open_segment(self) -> SegmentWriter:
+        """The segment to append to, in which everything that was lost has been noted.
+
+        Raises:
+            OSError: there is none, and none can be made.
+        """
+        if time.monotonic() < self._retry_at:
+            raise _NotTried(self._counters.failure)
+        segment = self._segment or self._new_segment()
+        self._segment = segment
+        while self._lost:
+            key = next(iter(self._lost))
+            segment.lost(self._lost[key])
+            del self._lost[key]
+        if self._retry_at:
+            self._retry_at = 0.0
+            logger.warning("%s: recording works again", self.directory)
+        return segment
+
+    def _new_segment(self) -> SegmentWriter:
+        self._number += 1
+        path = self.directory / segment_name(time.time_ns(), self._number)
+        segment = SegmentWriter(
+            path, number=self._number, process_index=self.options.process_index, job=self.options.job,
+            compressor=self._compressor,
+        )  # fmt: skip
+        self._begun = time.monotonic()
+        return segment
+
+    def _failed(self, error: BaseException) -> None:
+        segment, self._segment = self._segment, None
+        if segment is not None:
+            segment.abandon()
+            self._count(segment)
+        first = not self._retry_at
+        if not isinstance(error, _NotTried):
+            self._counters.failure = _reason(error)
+            self._retry_at = time.monotonic() + RETRY_SEC
+        if first:
+            logger.error(
+                "%s: messages cannot be recorded (%s); the program goes on, and what is lost is counted",
+                self.directory, self._counters.failure,
+            )  # fmt: skip
+
+    def _note_lost(self, lost: Lost) -> None:
+        key = lost.device, lost.reason
+        known = self._lost.get(key)
+        if known is not None:
+            lost = lost._replace(
+                first_seq=min(known.first_seq, lost.first_seq),
+                last_seq=max(known.last_seq, lost.last_seq),
+                messages=known.messages + lost.messages,
+                nbytes=known.nbytes + lost.nbytes,
+            )
+        self._lost[key] = lost
+
+    def _finish_segment(self) -> None:
+        segment, self._segment = self._segment, None
+        if segment is None:
+            return
+        with contextlib.suppress(OSError):  # it can be read without its index
+            segment.close()
+        self._count(segment)
+
+    def _count(self, segment: SegmentWriter) -> None:
+        self._counters.nbytes += segment.nbytes
+        if not segment.is_empty or self._number == 1:
+            self._own.append((segment.path, segment.nbytes))
+        else:
+            with contextlib.suppress(OSError):
+                segment.path.unlink()
+
+    def _delete_old(self, keep_bytes: int) -> None:
+        while self._own and sum(nbytes for _, nbytes in self._own) > keep_bytes:
+            path, _ = self._own.pop(0)
+            with contextlib.suppress(OSError):
+                path.unlink()
+
+    def _wake_timer(self) -> None:
+        if self._timer is None:
+            _open_writers.add(self)
+            self._timer = _Timer(self)
+            self._timer.start()
+        else:
+            self._due.notify_all()
+
+    def wait_and_flush(self, timer: threading.Thread) -> bool:
+        """One turn of the timer's thread; False when it is to end."""
+        with self._lock:
+            if self._timer is not timer:
+                return False
+            left = None if self._flush_at is None else self._flush_at - time.monotonic()
+            if left is None or left > 0:
+                self._due.wait(left)
+            else:
+                self._flush()
+            return True
+
+
+class _NotTried(OSError):
+    # It failed a moment ago.
+    pass
+
+
+def _reason(error: BaseException) -> str:
+    return str((error.strerror if isinstance(error, OSError) else None) or error or type(error).__name__)
+
+
+class _Timer(threading.Thread):
+    # Writes in time what no further message takes along.
+
+    def __init__(self, writer: LogWriter) -> None:
+        super().__init__(name="hostcallback-recorder", daemon=True)
+        self._writer = writer
+
+    def run(self) -> None:
+        while self._writer.wait_and_flush(self):
+            pass
+
+
+_open_writers: weakref.WeakSet[LogWriter] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    # Runs after the handlers of modules that import this one: those deliver what is still queued.
+    for writer in list(_open_writers):
+        writer.close()
+
+
+def _after_fork_in_child() -> None:
+    for writer in list(_open_writers):
+        writer.after_fork_in_child()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -1,0 +1,294 @@
+"""Writes one segment: a file that only grows, by whole chunks, and holds all that is needed to read it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import numpy as np
+
+from receiver import wire
+from receiver.taplog.format import layout
+from receiver.taplog.format.block import Block
+from receiver.taplog.format.checksums import page_checksums
+from receiver.taplog.format.compression import Compressor
+from receiver.taplog.format.errors import Lost
+from receiver.taplog.format.layout import NO_STEP, ChunkHeader, Codec, Kind
+from receiver.wire.tap_descriptor import Described
+
+Array = np.ndarray[Any, Any]
+
+_process = uuid.uuid4().hex[:16]  # names this process: ids of processes are used again, and on every machine
+
+
+def _renew_after_fork() -> None:
+    global _process
+    _process = uuid.uuid4().hex[:16]
+
+
+os.register_at_fork(after_in_child=_renew_after_fork)
+
+
+def segment_info(number: int, created_ns: int, process_index: int | None, job: str = "") -> dict[str, Any]:
+    """What a segment says of the process that writes it."""
+    try:
+        package = version("hostcallback")
+    except PackageNotFoundError:
+        package = ""
+    return {
+        "host": platform.node(),
+        "pid": os.getpid(),
+        "process": _process,
+        "process_index": process_index,
+        "job": job,
+        "created_ns": created_ns,
+        "monotonic_ns": time.monotonic_ns(),
+        "segment": number,
+        "wire_version": wire.VERSION,
+        "hostcallback": package,
+    }
+
+
+class SegmentWriter:
+    """Appends chunks to one new file. One thread at a time.
+
+    What raises OSError leaves the file as it was: it holds whole chunks only.
+
+    Attributes:
+        path: of the file.
+        nbytes: how long it is.
+        messages: how many messages it holds.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        number: int = 1,
+        process_index: int | None = None,
+        job: str = "",
+        compressor: Compressor | None = None,
+        info: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Creates the file.
+
+        Args:
+            path: of the file, which must not exist.
+            number: of the segment among those of this process.
+            process_index: of this process in a program of several.
+            job: names one life of that program, alike in all of them.
+            compressor: compresses frames, if given.
+            info: what is not to be said of this process but of another, whose messages they are; see `segment_info`.
+
+        Raises:
+            OSError: it cannot be created, or exists.
+        """
+        self.path = Path(path)
+        self.nbytes = 0
+        self.messages = 0
+        self._compressor = compressor
+        self._headers: list[bytes] = []
+        self._streams: dict[str, int] = {}
+        self._consumers: dict[int, int] = {}
+        self._fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        try:
+            own = segment_info(number, time.time_ns(), process_index, job)
+            self._write([layout.encode_file_header({**own, **(info or {})})])
+        except OSError:
+            self.abandon()
+            with contextlib.suppress(OSError):
+                self.path.unlink()
+            raise
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it has no chunks."""
+        return not self._headers
+
+    def describe(self, *described: Described) -> None:
+        """Says what consumers are, unless it has been said. Before the first frames that are for them.
+
+        Raises:
+            ValueError: one of them cannot be described.
+            OSError: it cannot be written.
+        """
+        items, numbers = self._new_consumers(described)
+        if items:
+            self._write_chunks([self._descriptions(items)])
+            self._consumers.update(numbers)
+
+    def frames(
+        self,
+        device: str,
+        block: Block,
+        described: Mapping[int, Described],
+        *,
+        step_before: int = NO_STEP,
+        steps: Array | None = None,
+        folded: Sequence[tuple[int, int]] = (),
+    ) -> None:
+        """Appends messages of one device, after the descriptions that they need. Takes the block over.
+
+        Args:
+            device: its name, such as `cpu:0`.
+            block: the frames, in order.
+            described: by consumer id; those of other consumers stay without a description.
+            step_before: the step that was in force before them.
+            steps: the step of each, if any is known.
+            folded: pairs of a sequence number and how many failures of the same check were left out before it.
+
+        Raises:
+            OSError: it cannot be written. Nothing of it is in the file then.
+        """
+        found = block.consumers
+        items, numbers = self._new_consumers([described[i] for i in found if i in described])
+        streams = dict(self._streams)
+        stream = streams.setdefault(device, len(streams))
+        if len(streams) > len(self._streams):
+            items.append({"stream": stream, "device": device})
+        chunks: list[tuple[Kind, Any, dict[str, int]]] = [self._descriptions(items)] if items else []
+        known = {**self._consumers, **numbers}
+        bounds = {
+            "stream": stream,
+            "messages": len(block),
+            "first_seq": int(block.seqs[0]),
+            "last_seq": int(block.seqs[-1]),
+            "min_time_ns": int(block.times_ns.min()),
+            "max_time_ns": int(block.times_ns.max()),
+        }
+        if folded:
+            pairs = np.array(folded, "<u8").tobytes()
+            counted = sum(count for _, count in folded)
+            chunks.append((Kind.FOLDED, pairs, {**bounds, "messages": counted}))
+        if steps is not None:
+            bounds.update(step_before=step_before, min_step=int(steps.min()), max_step=int(steps.max()))
+        bounds["consumers"] = sum({1 << (known[i] & 63) for i in found if i in known})
+        if any(i not in known for i in found):
+            bounds["consumers"] = 2**64 - 1
+        block.set_positions()
+        chunks.append((Kind.FRAMES, block.data, bounds))
+        self._write_chunks(chunks)
+        self._streams, self._consumers = streams, known
+        self.messages += len(block)
+
+    def lost(self, lost: Lost) -> None:
+        """Says that messages are missing.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        packed = msgpack.packb(lost._asdict())
+        self._write_chunks(
+            [
+                (
+                    Kind.LOST,
+                    packed,
+                    {
+                        "stream": self._streams.get(lost.device, -1),
+                        "messages": lost.messages,
+                        "first_seq": lost.first_seq,
+                        "last_seq": lost.last_seq,
+                        "min_time_ns": lost.time_ns,
+                        "max_time_ns": lost.time_ns,
+                    },
+                )
+            ]
+        )
+
+    def sync(self) -> None:
+        """Waits until what was written is on the disk."""
+        os.fsync(self._fd)
+
+    def close(self) -> None:
+        """Appends the index and closes the file.
+
+        Raises:
+            OSError: the index cannot be written. The file is closed, and whole without it.
+        """
+        if self._fd < 0:
+            return
+        try:
+            index_offset = self.nbytes
+            index = b"".join(self._headers)
+            _, parts = self._chunk(Kind.INDEX, index, index_offset, {})
+            nbytes = index_offset + layout.chunk_bytes(len(index)) + layout.TRAILER_BYTES
+            self._write([*parts, layout.encode_trailer(index_offset, nbytes)])
+        finally:
+            self.abandon()
+
+    def abandon(self) -> None:
+        """Closes the file as it is. Does not raise."""
+        if self._fd >= 0:
+            with contextlib.suppress(OSError):
+                os.close(self._fd)
+            self._fd = -1
+
+    def _new_consumers(self, described: Sequence[Described]) -> tuple[list[Any], dict[int, int]]:
+        new = {d.consumer_id: d for d in described if d.consumer_id not in self._consumers}
+        first = len(self._consumers)
+        numbers = {consumer_id: first + place for place, consumer_id in enumerate(new)}
+        return [{"number": numbers[i], "consumer": d.pack().tobytes()} for i, d in new.items()], numbers
+
+    @staticmethod
+    def _descriptions(items: Sequence[Any]) -> tuple[Kind, Any, dict[str, int]]:
+        return Kind.DESCRIPTIONS, b"".join(map(msgpack.packb, items)), {}
+
+    def _write_chunks(self, chunks: Sequence[tuple[Kind, Any, dict[str, int]]]) -> None:
+        parts: list[Any] = []
+        headers: list[bytes] = []
+        offset = self.nbytes
+        for kind, data, fields in chunks:
+            header, chunk = self._chunk(kind, data, offset, fields)
+            headers.append(header)
+            offset += sum(map(len, chunk))
+            parts += chunk
+        self._write(parts)
+        self._headers += headers
+
+    def _chunk(self, kind: Kind, data: Any, offset: int, fields: dict[str, int]) -> tuple[bytes, list[Any]]:
+        raw_bytes = memoryview(data).nbytes
+        codec = Codec.NONE
+        if self._compressor is not None and kind is Kind.FRAMES:
+            codec, data = Codec.ZSTD, self._compressor(data)
+        stored_bytes = memoryview(data).nbytes
+        table = page_checksums(data).tobytes()
+        stream = fields.pop("stream", -1)
+        header = layout.encode_chunk_header(
+            ChunkHeader(kind, codec, stream, offset, stored_bytes, raw_bytes, **fields)
+        )
+        parts = [header, table, layout.padding(len(table)), data, layout.padding(stored_bytes)]
+        return header, parts
+
+    def _write(self, parts: Sequence[Any]) -> None:
+        views = [memoryview(part) for part in parts]
+        total = sum(map(len, views))
+        done = 0
+        try:
+            # Wherever an interrupted write left off.
+            os.lseek(self._fd, self.nbytes, os.SEEK_SET)
+            while done < total:
+                done += os.writev(self._fd, _after(views, done))
+        except BaseException:
+            # A chunk that is not whole must not stand before one that will be.
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._fd, self.nbytes)
+            raise
+        self.nbytes += total
+
+
+def _after(views: Sequence[memoryview], done: int) -> list[memoryview]:
+    # What is left of them when `done` bytes were written.
+    left = []
+    for view in views:
+        if done < len(view):
+            left.append(view[done:])
+        done = max(0, done - len(view))
+    return left

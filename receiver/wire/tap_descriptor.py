@@ -1,0 +1,121 @@
+"""What a message of an exported program says of its tap."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgpack
+import numpy as np
+
+from receiver.wire import pytree as tree
+
+
+@dataclass(frozen=True, slots=True)
+class Described:
+    """The description of a tap, which its messages bring along.
+
+    Attributes:
+        name: the tap's name; consumers are bound by it.
+        source_line: of the tap, where it was traced.
+        consumer_id: of its consumer in the process that exported it.
+        kind: what the tap is for; see `receiver.sinks.factory.SINKS`.
+        params: what its sink needs beside `kwargs`.
+        kwargs: its keyword arguments, as far as they are plain data.
+        transforms: as tap functions get them.
+        tree: description of the tapped pytree.
+        shards: None, or which shards of its arrays a process sees ("all" or "some").
+        sharding: "global" or "local".
+    """
+
+    name: str
+    source_line: str
+    consumer_id: int
+    kind: str
+    params: Mapping[str, Any]
+    kwargs: Mapping[str, Any]
+    transforms: tuple[tuple[str, dict[str, Any]], ...]
+    tree: tree.Description
+    shards: str | None
+    sharding: str
+
+    @property
+    def device_index(self) -> int:
+        """Which of the program's devices a value put together from its shards is said to come from."""
+        index = self.params.get("device_index", 0)
+        return index if isinstance(index, int) else 0
+
+    def pack(self) -> np.ndarray[Any, Any]:
+        """As a message brings it: uint8, the msgpack of a map.
+
+        Raises:
+            ValueError: the tap cannot be described, as with a pytree that is nested too deep.
+        """
+        fields = {name: getattr(self, name) for name in self.__slots__}
+        try:
+            data = msgpack.packb(fields)
+            Described.unpack(data)
+        except (ValueError, TypeError, OverflowError) as error:
+            raise ValueError(
+                f"the tap {self.name} at {self.source_line} cannot be exported, because a process that has not traced "
+                f"it could not be told what it is: {error}"
+            ) from error
+        return np.frombuffer(data, np.uint8)
+
+    @classmethod
+    def unpack(cls, data: bytes) -> Described:
+        """Reverses `pack`.
+
+        Raises:
+            ValueError: `data` is no description.
+        """
+        try:
+            return cls(**_checked(msgpack.unpackb(data)))
+        except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as error:
+            raise ValueError(f"{len(data)} bytes are no description of a tap: {error}") from error
+
+
+_TYPES: dict[str, type | tuple[type, ...]] = {
+    "name": str,
+    "source_line": str,
+    "consumer_id": int,
+    "kind": str,
+    "params": dict,
+    "kwargs": dict,
+    "transforms": list,
+    "tree": list,
+    "shards": (str, type(None)),
+    "sharding": str,
+}
+
+
+def _checked(fields: Any) -> dict[str, Any]:
+    # It comes from outside this process: nothing is taken for granted.
+    if not isinstance(fields, dict) or fields.keys() != _TYPES.keys():
+        raise ValueError(f"expected a map with {', '.join(_TYPES)}")
+    for name, kind in _TYPES.items():
+        if not isinstance(fields[name], kind):
+            raise ValueError(f"{name} is a {type(fields[name]).__name__}")
+    if isinstance(fields["consumer_id"], bool) or not 0 <= fields["consumer_id"] < 2**64:
+        raise ValueError(f"consumer_id is {fields['consumer_id']}, expected 64 bits")
+    if fields["shards"] not in (None, "all", "some") or fields["sharding"] not in ("global", "local"):
+        raise ValueError(f"shards is {fields['shards']!r} and sharding {fields['sharding']!r}")
+    transforms = fields["transforms"]
+    for item in transforms:
+        if not (
+            isinstance(item, list)
+            and len(item) == 2
+            and isinstance(item[0], str)
+            and isinstance(item[1], dict)
+        ):
+            raise ValueError(f"transforms has {item!r}, expected a name and a map")
+    for mapping in (fields["params"], fields["kwargs"], *(params for _, params in transforms)):
+        if not all(isinstance(key, str) for key in mapping):
+            raise ValueError(f"a map has the keys {list(mapping)}, expected texts")
+    tree.unflatten_with(fields["tree"])
+    return {**fields, "transforms": tuple((name, _with_tuples(params)) for name, params in transforms)}
+
+
+def _with_tuples(params: dict[str, Any]) -> dict[str, Any]:
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in params.items()}
