@@ -8,7 +8,7 @@ PYTHON ?= $(shell for name in python3 python3.11 python3.12 python3.13 python3.1
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
-NATIVE := $(wildcard receiver/native/*.cc receiver/native/*.h)
+NATIVE := $(wildcard receiver/native/*/*.cc receiver/native/*/*.h)
 
 # The whole suite runs on each transport, on two processes; slow tests run in .ci/run, or with `make test SLOW=1`.
 PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal $(if $(SLOW),,-m "not slow")

@@ -65,7 +65,7 @@ def extensions() -> list[Extension]:
         )
     if value == "0":
         return []
-    sources = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / NATIVE).glob("*.cc"))
+    sources = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / NATIVE).rglob("*.cc"))
     return [Extension("receiver.native.libhostcallback", sources)]
 
 

@@ -76,7 +76,7 @@ def test_sdist_then_wheel_for_every_python_that_loads(checkout: Path, tmp_path: 
     with tarfile.open(the_file(checkout / "dist", "*.tar.gz")) as archive:
         shipped = {name.partition("/")[2] for name in archive.getnames()}
     assert {"LICENSE", "README.md", "tools/build_native.py", "tests/conftest.py"} <= shipped
-    assert {"receiver/native/xla/ffi/api/c_api.h", "examples/train_digits.py"} <= shipped
+    assert {"receiver/native/third_party/xla/ffi/api/c_api.h", "examples/train_digits.py"} <= shipped
     assert not [name for name in shipped if name.endswith((".so", ".dylib", ".pyc"))]
 
     wheel = the_file(checkout / "dist", "*.whl")

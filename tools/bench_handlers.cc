@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include "xla/ffi/api/c_api.h"
+#include "third_party/xla/ffi/api/c_api.h"
 
 namespace {
 

@@ -74,7 +74,7 @@ def compile_native(output: Path, compiler: str | None = None, extra_flags: Seque
     output.parent.mkdir(parents=True, exist_ok=True)
     # Under a name of its own first: a running process may have the old file mapped.
     partial = output.with_name(f".{output.name}.{os.getpid()}")
-    sources = sorted(str(path) for path in SOURCE_DIR.glob("*.cc"))
+    sources = sorted(str(path) for path in SOURCE_DIR.rglob("*.cc"))
     line = [*command, *FLAGS, *extra_flags, f"-I{SOURCE_DIR}", *sources, *LIBRARIES, "-o", str(partial)]
     try:
         done = subprocess.run(line, capture_output=True, text=True, check=False)

@@ -6,9 +6,9 @@
 #include <thread>
 
 #include "check.h"
-#include "c_abi.h"
-#include "frame.h"
-#include "xla/ffi/api/c_api.h"
+#include "abi/c_abi.h"
+#include "wire/frame.h"
+#include "third_party/xla/ffi/api/c_api.h"
 
 struct XLA_FFI_Error {
   std::string message;

@@ -13,10 +13,10 @@
 #include <vector>
 
 #include "check.h"
-#include "c_abi.h"
-#include "call_table.h"
-#include "frame.h"
-#include "ring.h"
+#include "abi/c_abi.h"
+#include "ring/call_table.h"
+#include "wire/frame.h"
+#include "ring/ring.h"
 
 namespace {
 

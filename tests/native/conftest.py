@@ -147,7 +147,7 @@ def run_program() -> Callable[..., str]:
 
     def run(program: str, arguments: Sequence[str] = (), timeout_sec: float = 100) -> str:
         # The program's own folder too: with PYTHONSAFEPATH set, Python does not add it.
-        paths = [Path(native.__file__).parents[1], Path(__file__).parent]
+        paths = [Path(native.__file__).parents[2], Path(__file__).parent]
         done = subprocess.run(
             [sys.executable, str(Path(__file__).with_name(program)), *arguments],
             env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths))},

@@ -10,9 +10,9 @@
 #include <vector>
 
 #include "check.h"
-#include "control.h"
-#include "occurrences.h"
-#include "switches.h"
+#include "rules/rule.h"
+#include "handlers/occurrences.h"
+#include "rules/rule_table.h"
 
 namespace {
 

@@ -3,7 +3,7 @@
 #include <string>
 #include <vector>
 
-#include "xla/ffi/api/c_api.h"
+#include "third_party/xla/ffi/api/c_api.h"
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
 

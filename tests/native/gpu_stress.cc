@@ -13,8 +13,8 @@
 #include <vector>
 
 #include "check.h"
-#include "c_abi.h"
-#include "frame.h"
+#include "abi/c_abi.h"
+#include "wire/frame.h"
 
 namespace {
 

@@ -11,10 +11,10 @@
 #include <vector>
 
 #include "check.h"
-#include "c_abi.h"
-#include "completer.h"
-#include "frame.h"
-#include "ring.h"
+#include "abi/c_abi.h"
+#include "ring/completer.h"
+#include "wire/frame.h"
+#include "ring/ring.h"
 
 namespace {
 

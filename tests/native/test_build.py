@@ -95,14 +95,14 @@ def test_the_ctypes_declarations_agree_with_the_header(tmp_path):
             wanted[f"offsetof({name}, {field})"] = getattr(structure, field).offset
     lines = [f"static_assert({name} == {value});" for name, value in wanted.items()]
     source = tmp_path / "layout.cc"
-    source.write_text("#include <cstddef>\n#include <c_abi.h>\n" + "\n".join(lines) + "\nint main() {}\n")
+    source.write_text("#include <cstddef>\n#include <abi/c_abi.h>\n" + "\n".join(lines) + "\nint main() {}\n")
     compile_program([source], tmp_path / "layout")
 
 
 @needs_compiler
 def test_the_header_is_plain_c(tmp_path):
     source = tmp_path / "plain.c"
-    source.write_text("#include <c_abi.h>\nint main(void) { return 0; }\n")
+    source.write_text("#include <abi/c_abi.h>\nint main(void) { return 0; }\n")
     flags = [
         "-x",
         "c",
@@ -129,7 +129,7 @@ def run_under_load(program, tmp_path, sanitizer, library_sources=()):
     except subprocess.CalledProcessError:
         pytest.skip(f"the sanitizer {sanitizer!r} does not work here")
     stress = tmp_path / "stress"
-    compile_program([*SOURCES.glob("*.cc"), Path(__file__).with_name(program)], stress, *flags)
+    compile_program([*SOURCES.rglob("*.cc"), Path(__file__).with_name(program)], stress, *flags)
     arguments = [stress, "2000", tmp_path / "file"]
     if library_sources:
         arguments[-1] = tmp_path / "library.so"

@@ -271,7 +271,7 @@ def test_closing_fails_the_calls_that_wait_and_those_to_come() -> None:
 def test_without_futures_the_handler_holds_its_thread_until_the_reply(tmp_path: Path) -> None:
     program = tmp_path / "handler"
     compile_program(
-        [*SOURCES.glob("*.cc"), Path(__file__).with_name("call_handler_test.cc")], program, "-pthread"
+        [*SOURCES.rglob("*.cc"), Path(__file__).with_name("call_handler_test.cc")], program, "-pthread"
     )
     done = subprocess.run([program], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""What the rules of a tap decide where there is no native handler: the reference of `receiver/native/control.cc`."""
+"""What the rules of a tap decide where there is no native handler: the reference of `receiver/native/rules/rule.cc`."""
 
 from __future__ import annotations
 

@@ -1,0 +1,244 @@
+#include "handlers/call_frame.h"
+
+#include <cstring>
+
+#include "ring/registry.h"
+#include "os/clock.h"
+
+namespace hcb {
+namespace {
+
+const XLA_FFI_Array* FindPrefix(const XLA_FFI_Attrs& attrs) {
+  constexpr size_t kLength = 6;
+  constexpr uint32_t kStart = 'p' | 'r' << 8 | 'e' << 16 | 'f' << 24;
+  constexpr uint16_t kEnd = 'i' | 'x' << 8;
+  for (int64_t i = 0; i < attrs.size; ++i) {
+    const XLA_FFI_ByteSpan& name = *attrs.names[i];
+    if (name.len != kLength) continue;
+    uint32_t start;  // two loads, where memcmp would be a call
+    uint16_t end;
+    std::memcpy(&start, name.ptr, sizeof(start));
+    std::memcpy(&end, name.ptr + sizeof(start), sizeof(end));
+    if (start != kStart || end != kEnd) continue;
+    if (attrs.types[i] != XLA_FFI_AttrType_ARRAY) return nullptr;
+    const XLA_FFI_Array* array = static_cast<const XLA_FFI_Array*>(attrs.attrs[i]);
+    return array->dtype == XLA_FFI_DataType_U8 ? array : nullptr;
+  }
+  return nullptr;
+}
+
+}  // namespace
+
+XLA_FFI_Error* MakeError(const XLA_FFI_Api* api, XLA_FFI_Error_Code code, const char* message) {
+  XLA_FFI_Error_Create_Args args = {};
+  args.struct_size = XLA_FFI_Error_Create_Args_STRUCT_SIZE;
+  args.message = message;
+  args.errc = code;
+  return api->XLA_FFI_Error_Create(&args);
+}
+
+void DestroyError(const XLA_FFI_Api* api, XLA_FFI_Error* error) {
+  if (error == nullptr) return;
+  XLA_FFI_Error_Destroy_Args args = {};
+  args.struct_size = XLA_FFI_Error_Destroy_Args_STRUCT_SIZE;
+  args.error = error;
+  api->XLA_FFI_Error_Destroy(&args);
+}
+
+bool AnswerMetadataQuery(XLA_FFI_CallFrame* frame) {
+  for (XLA_FFI_Extension_Base* it = frame->extension_start; it != nullptr; it = it->next) {
+    if (it->type != XLA_FFI_Extension_Metadata) continue;
+    XLA_FFI_Metadata* metadata = reinterpret_cast<XLA_FFI_Metadata_Extension*>(it)->metadata;
+    // Up to 0.8.0 the runtime demands equality with its 0.1 and passes no API; later ones take what lies in their range.
+    metadata->api_version.major_version = frame->api ? frame->api->api_version.major_version : XLA_FFI_API_MAJOR;
+    metadata->api_version.minor_version = frame->api ? frame->api->api_version.minor_version : XLA_FFI_API_MINOR;
+    metadata->traits = 0;
+    metadata->state_type_id = XLA_FFI_UNKNOWN_TYPE_ID;  // beyond struct_size in 0.8.0, but there
+    return true;
+  }
+  return false;
+}
+
+uint64_t BitsPerElement(XLA_FFI_DataType dtype) {
+  switch (static_cast<int>(dtype)) {
+    case XLA_FFI_DataType_S1:
+    case XLA_FFI_DataType_U1:
+      return 1;
+    case XLA_FFI_DataType_S2:
+    case XLA_FFI_DataType_U2:
+      return 2;
+    case XLA_FFI_DataType_S4:
+    case XLA_FFI_DataType_U4:
+    case XLA_FFI_DataType_F4E2M1FN:
+      return 4;
+    case XLA_FFI_DataType_PRED:
+    case XLA_FFI_DataType_S8:
+    case XLA_FFI_DataType_U8:
+    case XLA_FFI_DataType_F8E5M2:
+    case XLA_FFI_DataType_F8E3M4:
+    case XLA_FFI_DataType_F8E4M3:
+    case XLA_FFI_DataType_F8E4M3FN:
+    case XLA_FFI_DataType_F8E4M3B11FNUZ:
+    case XLA_FFI_DataType_F8E5M2FNUZ:
+    case XLA_FFI_DataType_F8E4M3FNUZ:
+    case XLA_FFI_DataType_F8E8M0FNU:
+      return 8;
+    case XLA_FFI_DataType_S16:
+    case XLA_FFI_DataType_U16:
+    case XLA_FFI_DataType_F16:
+    case XLA_FFI_DataType_BF16:
+      return 16;
+    case XLA_FFI_DataType_S32:
+    case XLA_FFI_DataType_U32:
+    case XLA_FFI_DataType_F32:
+      return 32;
+    case XLA_FFI_DataType_S64:
+    case XLA_FFI_DataType_U64:
+    case XLA_FFI_DataType_F64:
+    case XLA_FFI_DataType_C64:
+      return 64;
+    case XLA_FFI_DataType_C128:
+      return 128;
+    default:
+      return 0;
+  }
+}
+
+// XLA:CPU keeps sub-byte elements packed, element 0 in the low bits, as the wire does; only the unused bits of the last byte
+// are not zero there (seen with int2, int4, uint2, uint4 and float4 on jaxlib 0.8.0, 0.10.2 and 0.12.0).
+ArrayRef AsArrayRef(const XLA_FFI_Buffer& buffer, uint64_t bits) {
+  uint64_t total_bits = bits;
+  for (int64_t i = 0; i < buffer.rank; ++i) total_bits *= static_cast<uint64_t>(buffer.dims[i]);
+  const uint64_t used = total_bits % 8;
+  return {buffer.data, (total_bits + 7) / 8, static_cast<uint8_t>(used ? (1u << used) - 1 : 0xff)};
+}
+
+XLA_FFI_Error* ReadOperands(const XLA_FFI_CallFrame& frame, ArrayList* arrays) {
+  for (int64_t i = 0; i < frame.args.size; ++i) {
+    if (frame.args.types[i] != XLA_FFI_ArgType_BUFFER) {
+      return MakeError(frame.api, XLA_FFI_Error_Code_UNIMPLEMENTED, "hostcallback: a tap's operand is not a buffer");
+    }
+    const XLA_FFI_Buffer& operand = *static_cast<const XLA_FFI_Buffer*>(frame.args.args[i]);
+    if (operand.dtype == XLA_FFI_DataType_TOKEN) continue;
+    const uint64_t bits = BitsPerElement(operand.dtype);
+    if (bits == 0) {
+      return MakeError(frame.api, XLA_FFI_Error_Code_UNIMPLEMENTED,
+                       "hostcallback: a tapped array has an element type that this version of the native library does not "
+                       "know; update hostcallback, or convert the array before the tap");
+    }
+    arrays->Add(AsArrayRef(operand, bits));
+  }
+  return nullptr;
+}
+
+XLA_FFI_Error* TooLarge(const XLA_FFI_Api* api) {
+  return MakeError(api, XLA_FFI_Error_Code_INVALID_ARGUMENT,
+                   "hostcallback: the metadata of this tap exceeds half of the device's ring; tap fewer arrays at once or "
+                   "make the ring larger");
+}
+
+XLA_FFI_Error* NoShardRecord(const XLA_FFI_Api* api) {
+  return MakeError(api, XLA_FFI_Error_Code_INVALID_ARGUMENT, "hostcallback: a tap of shards has no shard record");
+}
+
+XLA_FFI_Error* EndLaunch(const XLA_FFI_Api* api) {
+  return MakeError(api, XLA_FFI_Error_Code_ABORTED,
+                   "hostcallback: a check failed, and its receiver's on_error=\"abort\" ends the program; the receiver and "
+                   "barrier_wait report which check it was");
+}
+
+XLA_FFI_Error* ReadPrefix(const XLA_FFI_CallFrame& frame, Emission* emission) {
+  const XLA_FFI_Array* prefix = FindPrefix(frame.attrs);
+  if (prefix == nullptr || !ValidPrefix(static_cast<const uint8_t*>(prefix->data), prefix->size)) {
+    return MakeError(frame.api, XLA_FFI_Error_Code_INVALID_ARGUMENT,
+                     "hostcallback: the tap's attribute `prefix` is not a uint8 array with a frame's header and metadata");
+  }
+  emission->prefix = static_cast<const uint8_t*>(prefix->data);
+  emission->prefix_bytes = prefix->size;
+  return nullptr;
+}
+
+namespace {
+
+XLA_FFI_Error* Read(const XLA_FFI_CallFrame& frame, ArrayList* arrays, Emission* emission, Ring** ring, int32_t* ordinal,
+                    bool gpu) {
+  const XLA_FFI_Api* api = frame.api;
+  if (!HCB_API_HAS(api, XLA_FFI_DeviceOrdinal_Get)) {
+    return MakeError(api, XLA_FFI_Error_Code_UNIMPLEMENTED,
+                     "hostcallback: this jaxlib's FFI tells no device ordinal; jaxlib 0.8.0 or later is needed");
+  }
+  XLA_FFI_DeviceOrdinal_Get_Args device = {};
+  device.struct_size = XLA_FFI_DeviceOrdinal_Get_Args_STRUCT_SIZE;
+  device.ctx = frame.ctx;
+  if (XLA_FFI_Error* error = api->XLA_FFI_DeviceOrdinal_Get(&device)) return error;
+  XLA_FFI_RunId_Get_Args run = {};
+  run.struct_size = XLA_FFI_RunId_Get_Args_STRUCT_SIZE;
+  run.ctx = frame.ctx;
+  if (XLA_FFI_Error* error = api->XLA_FFI_RunId_Get(&run)) return error;
+  if (XLA_FFI_Error* error = ReadOperands(frame, arrays)) return error;
+
+  *ordinal = device.device_ordinal;
+  *ring = RingForEmission(gpu ? GpuRing(*ordinal) : *ordinal);
+  if (*ring == nullptr) {
+    return MakeError(api, XLA_FFI_Error_Code_RESOURCE_EXHAUSTED, "hostcallback: no memory for the device's ring");
+  }
+  emission->arrays = arrays->data();
+  emission->array_count = arrays->size();
+  emission->payload_bytes = PayloadBytes(arrays->data(), arrays->size());
+  emission->time_ns = UnixNowNs();
+  emission->run_id = run.run_id;
+  emission->device = (*ring)->device_id();
+  emission->from_device = nullptr;
+  return nullptr;
+}
+
+}  // namespace
+
+XLA_FFI_Error* ReadEmission(const XLA_FFI_CallFrame& frame, ArrayList* arrays, Emission* emission, Ring** ring) {
+  int32_t ordinal;
+  return Read(frame, arrays, emission, ring, &ordinal, false);
+}
+
+XLA_FFI_Error* ReadGpuEmission(const XLA_FFI_CallFrame& frame, ArrayList* arrays, Emission* emission, Ring** ring,
+                               int32_t* ordinal) {
+  return Read(frame, arrays, emission, ring, ordinal, true);
+}
+
+std::unique_ptr<Future> Future::Make(XLA_FFI_CallFrame* frame) {
+  const XLA_FFI_Api* api = frame->api;
+  if (!HCB_API_HAS(api, XLA_FFI_Future_SetError)) return nullptr;
+  XLA_FFI_Future_Create_Args args = {};
+  args.struct_size = XLA_FFI_Future_Create_Args_STRUCT_SIZE;
+  if (XLA_FFI_Error* error = api->XLA_FFI_Future_Create(&args)) {
+    DestroyError(api, error);
+    return nullptr;
+  }
+  // The field lies behind what `struct_size` counts in 0.8.0; it is as old as the function.
+  frame->future = args.future;
+  return std::unique_ptr<Future>(new Future(api, args.future));
+}
+
+void Future::SetAvailable() {
+  std::fenv_t own;
+  std::fegetenv(&own);
+  std::fesetenv(&environment_);
+  XLA_FFI_Future_SetAvailable_Args args = {};
+  args.struct_size = XLA_FFI_Future_SetAvailable_Args_STRUCT_SIZE;
+  args.future = future_;
+  DestroyError(api_, api_->XLA_FFI_Future_SetAvailable(&args));
+  std::fesetenv(&own);
+}
+
+void Future::SetError(const char* message) {
+  std::fenv_t own;
+  std::fegetenv(&own);
+  std::fesetenv(&environment_);
+  XLA_FFI_Future_SetError_Args args = {};
+  args.struct_size = XLA_FFI_Future_SetError_Args_STRUCT_SIZE;
+  args.future = future_;
+  args.error = MakeError(api_, XLA_FFI_Error_Code_INTERNAL, message);
+  DestroyError(api_, api_->XLA_FFI_Future_SetError(&args));
+  std::fesetenv(&own);
+}
+
+}  // namespace hcb

@@ -1,0 +1,182 @@
+#include "ring/block_pool.h"
+
+#include <pthread.h>
+#include <sys/mman.h>
+
+#include <atomic>
+#include <new>
+
+#include "ring/block_arena.h"
+#include "wire/frame.h"
+#include "gpu/driver.h"
+
+namespace hcb {
+namespace {
+
+// Pinned blocks are shared memory: of private memory a fork makes copies on write, and while the device goes on copying into
+// the old pages, the process would look at the new ones. A block that a child may look at too is not used a second time.
+std::atomic<uint32_t> forks{0};
+
+void CountForks() {
+  static const int done = pthread_atfork([] { forks.fetch_add(1, std::memory_order_relaxed); }, nullptr, nullptr);
+  (void)done;
+}
+
+}  // namespace
+
+// Blocks of so many bytes are of huge pages where the system has them, as numpy's arrays are: filling such a block for the first time
+// takes a page fault for each 2 MiB instead of each 4 KiB, which is half of the time that it takes.
+constexpr uint64_t kHugeFrom = 4 << 20;
+constexpr uint64_t kHugePage = 2 << 20;
+
+// Lies right in front of the memory that is handed out.
+struct alignas(kFrameAlign) BlockPool::Block {
+  BlockPool* owner;
+  uint64_t capacity;  // bytes behind this header
+  void* mapping;
+  uint64_t mapped;
+  GpuDevice* pinned_for;  // null: not pinned
+  BlockArena* arena;      // that it is of, or null
+  bool shared;            // made to be pinned
+  uint32_t forks;         // that there had been
+
+  void* memory() { return this + 1; }
+  static Block* Of(void* memory) { return static_cast<Block*>(memory) - 1; }
+};
+static_assert(sizeof(ArenaRecord) + kFrameAlign == kArenaPayload, "a record and a block's header");
+
+void BlockPool::Unmap(Block* block) {
+  if (block == nullptr) return;
+  // What the driver still takes for pinned may not go, unless it is a parent's, which has a mapping of its own.
+  const bool inherited = block->pinned_for != nullptr && block->owner->device_.load() == nullptr;
+  if (block->pinned_for != nullptr && !inherited && !block->pinned_for->Unpin(block)) return;
+  munmap(block->mapping, block->mapped);
+}
+
+BlockPool::Block* BlockPool::TakeLocked(size_t slot) {
+  Block* block = stock_[slot];
+  stock_[slot] = nullptr;
+  if (block != nullptr) stock_bytes_ -= block->capacity;
+  return block;
+}
+
+void BlockPool::SetStockLimit(uint64_t bytes) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  stock_limit_ = bytes;
+  for (size_t i = 0; i < kStockSlots && stock_bytes_ > stock_limit_; ++i) Unmap(TakeLocked(i));
+}
+
+void BlockPool::PinFor(GpuDevice* device) {
+  CountForks();
+  std::lock_guard<std::mutex> lock(mutex_);
+  device_ = device;
+  for (size_t i = 0; i < kStockSlots; ++i) Unmap(TakeLocked(i));
+}
+
+bool BlockPool::IsPinned(void* block) { return Block::Of(block)->pinned_for != nullptr; }
+
+void* BlockPool::AllocateIn(BlockArena* arena, uint64_t nbytes) {
+  uint8_t* start = arena->Allocate(nbytes);
+  if (start == nullptr) return nullptr;
+  return (new (start + sizeof(ArenaRecord)) Block{this, nbytes, start, 0, nullptr, arena, false, 0})->memory();
+}
+
+uint64_t BlockPool::Mark(void* memory, uint64_t position, uint64_t nbytes) {
+  Block* block = Block::Of(memory);
+  if (block->arena == nullptr) return 0;
+  uint8_t* start = static_cast<uint8_t*>(block->mapping);
+  BlockArena::Mark(start, position, nbytes);
+  return block->arena->FileOffset(start);
+}
+
+void* BlockPool::Allocate(uint64_t nbytes) {
+  BlockArena* arena = arena_.load(std::memory_order_acquire);
+  if (arena != nullptr && device_.load() == nullptr) {  // what a device copies into is pinned
+    if (void* memory = AllocateIn(arena, nbytes)) return memory;
+  }
+  const uint64_t capacity = AlignUp(nbytes, kFrameAlign);
+  Block* unused;
+  GpuDevice* device;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    device = device_.load();
+    size_t best = kStockSlots;
+    for (size_t i = 0; i < kStockSlots; ++i) {
+      const Block* block = stock_[i];
+      // A block of twice the size would waste memory that the budget does not see.
+      if (block == nullptr || block->capacity < capacity || block->capacity / 2 > capacity || !MayStay(block)) continue;
+      if (best == kStockSlots || block->capacity < stock_[best]->capacity) best = i;
+    }
+    if (best != kStockSlots) return TakeLocked(best)->memory();
+    // Nothing fits: let the oldest go, so that a stock of other sizes does not add up with what is mapped now. Not where that
+    // would be a call of the driver, on the thread that launches the program.
+    unused = device == nullptr ? TakeLocked(next_slot_) : nullptr;
+  }
+  Unmap(unused);
+  // Not malloc: its aligned blocks of this size leave gaps that the next one of the same size does not fit into.
+  if (capacity > SIZE_MAX / 2) return nullptr;
+  const bool huge = device == nullptr && capacity >= kHugeFrom;
+  const uint64_t mapped = sizeof(Block) + capacity + (huge ? kHugePage : 0);
+  const int sharing = device != nullptr ? MAP_SHARED : MAP_PRIVATE;
+  void* mapping = mmap(nullptr, mapped, PROT_READ | PROT_WRITE, sharing | MAP_ANONYMOUS, -1, 0);
+  if (mapping == MAP_FAILED) return nullptr;
+  uint8_t* raw = static_cast<uint8_t*>(mapping);
+  if (huge) {
+    // The header goes to the end of a page of its own, so that what is handed out begins with a huge one.
+    const uint64_t address = reinterpret_cast<uint64_t>(mapping);
+    raw += AlignUp(address + sizeof(Block), kHugePage) - sizeof(Block) - address;
+#ifdef MADV_HUGEPAGE
+    madvise(raw + sizeof(Block), capacity, MADV_HUGEPAGE);
+#endif
+  }
+  Block* block =
+      new (raw) Block{this, capacity, mapping, mapped, nullptr, nullptr, device != nullptr, forks.load(std::memory_order_relaxed)};
+  if (device != nullptr && device->Pin(raw, mapped)) block->pinned_for = device;
+  return block->memory();
+}
+
+// Whether the block may be handed out again.
+bool BlockPool::MayStay(const Block* block) const {
+  if (!block->shared) return true;
+  return block->pinned_for != nullptr && block->forks == forks.load(std::memory_order_relaxed);
+}
+
+void BlockPool::Free(void* memory) {
+  if (memory == nullptr) return;
+  Block* block = Block::Of(memory);
+  block->owner->Return(block);
+}
+
+void BlockPool::Return(Block* block) {
+  if (block->arena != nullptr) {
+    block->arena->Free(static_cast<uint8_t*>(block->mapping));
+    return;
+  }
+  Block* oldest;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    // The oldest makes way: a stock of sizes that nobody asks for any more would be of no use.
+    oldest = TakeLocked(next_slot_);
+    if (MayStay(block) && stock_bytes_ + block->capacity <= stock_limit_) {
+      stock_[next_slot_] = block;
+      stock_bytes_ += block->capacity;
+      block = nullptr;
+    }
+    next_slot_ = (next_slot_ + 1) % kStockSlots;
+  }
+  // Outside the lock: unmapping a large block takes long.
+  Unmap(oldest);
+  Unmap(block);
+}
+
+void BlockPool::ResetAfterFork() {
+  new (&mutex_) std::mutex;  // the parent's other threads may have held it
+  // A block that another thread was moving in or out may be half-listed: forget them (the pages are shared, copy on write).
+  for (Block*& slot : stock_) slot = nullptr;
+  stock_bytes_ = 0;
+  next_slot_ = 0;
+  device_ = nullptr;
+  if (BlockArena* arena = arena_.exchange(nullptr)) arena->ResetAfterFork();
+}
+
+}  // namespace hcb

@@ -1,0 +1,31 @@
+// The rings of this process, by device ordinal.
+#ifndef HOSTCALLBACK_RING_REGISTRY_H_
+#define HOSTCALLBACK_RING_REGISTRY_H_
+
+#include <cstdint>
+
+#include "abi/c_abi.h"
+#include "ring/ring.h"
+
+namespace hcb {
+
+// The number of a GPU's ring. A GPU's ordinal counts the process's own GPUs and so may be the id of a CPU device too.
+constexpr int32_t GpuRing(int32_t ordinal) { return -2 - ordinal; }
+
+// The number of the ring of the same device that another process reads; its own inverse.
+constexpr int32_t BesideRing(int32_t device) { return device ^ (1 << 30); }
+
+// Lock-free. Null if the device has no ring.
+Ring* FindRing(int32_t device);
+
+// The device's ring, made with `config` if it has none. `made` tells. Null if the system has no memory.
+Ring* OpenRing(int32_t device, const hcb_config& config, bool* made);
+
+// For handlers: like OpenRing with the default configuration, telling the supervisor about a new ring.
+Ring* RingForEmission(int32_t device);
+
+void ResetRingsAfterFork();
+
+}  // namespace hcb
+
+#endif  // HOSTCALLBACK_RING_REGISTRY_H_

@@ -1,0 +1,318 @@
+// One device's stream of frames: many producers, one reader, bounded memory.
+//
+// The protocol is the Linux BPF ring buffer's (kernel/bpf/ringbuf.c, Documentation/bpf/ringbuf.rst): a producer reserves
+// under a short lock, where it takes a sequence number and writes a BUSY header before it publishes the new head; it copies
+// without the lock and commits by clearing BUSY. The reader takes frames in order up to the first BUSY one and is woken only
+// if it sleeps. Positions count bytes and never wrap; a frame lies at `position % capacity` and never crosses the end.
+//
+// An emission that finds no room is dropped or waits, as the policy says. Those that wait stand in one queue per ring, in
+// order; the reader admits them as it gives room back: it copies them and has their producers told on a thread made for
+// that. A wait holds no thread of the producer if that can be completed later.
+//
+// A GPU copies into frames that stay BUSY until its event is through: the reader asks, and commits (ring_copies.cc).
+#ifndef HOSTCALLBACK_RING_H_
+#define HOSTCALLBACK_RING_H_
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "ring/block_pool.h"
+#include "abi/c_abi.h"
+#include "ring/call_table.h"
+#include "ring/completer.h"
+#include "gpu/copy.h"
+#include "wire/encode.h"
+#include "wire/frame.h"
+#include "gpu/driver.h"
+#include "ring/file.h"
+
+namespace hcb {
+
+// Asks the producer for a completion when its emission has to wait. Null: the calling thread waits itself.
+class CompletionFactory {
+ public:
+  virtual ~CompletionFactory() = default;
+  virtual std::unique_ptr<Completion> Make() = 0;
+};
+
+enum class Verdict {
+  kEmitted,
+  kDropped,    // by the policy, or because the system has no memory; counted
+  kPending,    // queued; the completion tells when it is in the ring
+  kTooLarge,   // can never fit: metadata beyond half of the ring
+};
+
+class Ring {
+ public:
+  // Maps `config.capacity_bytes`; Make returns null if the system has no memory for it.
+  static std::unique_ptr<Ring> Make(int32_t device, const hcb_config& config);
+  ~Ring();
+  Ring(const Ring&) = delete;
+  Ring& operator=(const Ring&) = delete;
+
+  // Producers: any thread.
+  Verdict Emit(const Emission& emission, CompletionFactory* completions);
+  // Appends the emission whatever the policy, behind those that wait. Never waits itself. `call` is entered into the table of
+  // calls under the sequence number that the frame gets; it must fit.
+  Verdict Append(const Emission& emission, std::unique_ptr<PendingCall> call = nullptr);
+  // The ring of the same device whose frames another process reads; null if there is none.
+  Ring* beside() const { return beside_.load(std::memory_order_acquire); }
+  // From now on another process reads `beside`, which is in a file. Returns 0 or an errno.
+  int HandOver(Ring* beside);
+  // Of a ring that another process read: from now on this one does, from where the other got to. Nobody must be reading.
+  void TakeOver();
+  // Whether the payload can reach a reader in another process: it has to go through the file.
+  bool FitsOutside(uint64_t payload_bytes) const { return payload_bytes <= config_.block_budget_bytes; }
+  bool SomebodyWaits() const { return waiting_.load(std::memory_order_seq_cst) != 0; }
+
+  // A ring that another process writes to, by its file, for reading. Null, and an errno.
+  static std::unique_ptr<Ring> Attach(const char* path, int* error);
+  // Its writer is dead: what that was writing will never be committed.
+  void Abandon();
+
+  // Makes the ring that of a GPU, once: emissions `from_device` need it. Returns 0, or what the driver said.
+  int UseGpu(int ordinal);
+  // Accounts for an emission that never had a place in the ring.
+  void Lose(hcb_copy_step step, int error);
+  // Whether the ring can ever hold the emission's frame.
+  bool Fits(const Emission& emission) const;
+
+  // The reader: one thread at a time. Read returns the number of frames; 0: timeout, woken, or `batch->damage` is set. Calls are
+  // left to the threads that wait in ReadCall, as long as there are any.
+  uint32_t Read(int64_t timeout_ns, hcb_batch* batch);
+  bool Release(uint64_t position, uint64_t frames);  // whether there is somebody to admit
+  void AdmitWaiters();
+
+  // For threads that run host functions: waits for a call that is the next frame to be read, while the reader, which is through
+  // with all before it, waits in Read. Takes it: 1, or 0 if the time is over. The reader stands still until EndReadCall.
+  uint32_t ReadCall(int64_t timeout_ns, hcb_call_frame* frame);
+  void EndReadCall();
+
+  // For the thread that waits for a call and takes its frame itself: see hcb_own_call_read.
+  int32_t ReadOwnCall(const void* owner, int64_t timeout_ns, hcb_call_frame* frame);
+  // Ends a turn that its owner has not ended, and gives back what it took.
+  void LeaveOwnTurn(const void* owner);
+  // Takes the owner's call out of the table, if its frame is written and nobody has taken it.
+  std::unique_ptr<PendingCall> WithdrawOwnCall(const void* owner);
+  // What runs host functions on threads of the host; null: nothing does.
+  hcb_host_call host_call() const { return host_call_.load(std::memory_order_acquire); }
+  void SetHostCall(hcb_host_call call) { host_call_.store(call, std::memory_order_release); }
+
+  // Any thread.
+  void Wake();
+  void Configure(const hcb_config& config);
+  void ReadCounters(hcb_counters* out);
+  uint64_t discarded() const {
+    return given_back_.load(std::memory_order_acquire) + overwritten_.load(std::memory_order_acquire);
+  }
+  void ResetAfterFork();
+
+  // Moves the ring's memory, with what is in it, into a new file, and payload blocks to come into an arena of `blocks_bytes` in the
+  // same file: who is killed leaves them there. Once. Returns 0 or an errno.
+  int KeepInFile(const char* path, const char* name, uint64_t blocks_bytes);
+
+  GpuDevice* gpu() const { return gpu_.load(std::memory_order_acquire); }
+  int32_t device() const { return device_; }
+  // What the frames' headers say; by default the same.
+  int32_t device_id() const { return device_id_.load(std::memory_order_relaxed); }
+  void SetDeviceId(int32_t id);
+  uint8_t* memory() const { return memory_; }
+  uint64_t capacity() const { return capacity_; }
+
+ private:
+  // Where an emission goes.
+  struct Reservation {
+    FrameHeader* frame;
+    uint64_t position;
+    uint32_t committed_flags;
+    bool external;
+    DeviceCopy* copy = nullptr;  // of an emission `from_device`
+  };
+
+  // An emission in the queue: of a thread that waits, or one to be copied by whoever admits it.
+  struct Waiter {
+    Emission emission;
+    Reservation reservation = {};
+    bool admitted = false;
+    std::condition_variable* thread = nullptr;
+    std::unique_ptr<Completion> completion;
+    std::unique_ptr<PendingCall> call;
+    // What the emission points to, if the producer has gone on meanwhile. The arrays' data stays the producer's.
+    std::vector<uint8_t> prefix;
+    std::vector<ArrayRef> arrays;
+  };
+
+  // A payload outside the ring whose frame the reader has not taken yet.
+  struct OutstandingBlock {
+    uint64_t position;
+    uint64_t nbytes;
+    void* memory;  // null while its producer still copies
+  };
+
+  Ring(int32_t device, const hcb_config& config, uint8_t* base);
+  Ring(uint8_t* base, uint64_t file_bytes);
+
+  // ring_outside.cc
+  void ReclaimLocked();
+  bool CopyBlock(uint64_t position, OutstandingBlock* block);
+
+  // ring_producer.cc. "Locked" functions need `mutex_`.
+  bool GoesOutside(const Emission& emission) const;
+  bool KeepSampleLocked();
+  bool ReserveLocked(const Emission& emission, Reservation* reservation);
+  Verdict DropLocked();
+  bool OverwriteFor(const Emission& emission, Reservation* reservation);
+  enum class Overwriting {
+    kDone,
+    kBusy,        // the oldest frame is being written: try again
+    kImpossible,  // it must not be lost, or there is none
+  };
+  Overwriting AdmitFirst();
+  bool MayOverwriteLocked() const;
+  Overwriting MakeRoomLocked(const Emission& emission);
+  Overwriting OverwriteOldestLocked();
+  bool MustAdmitLocked(const Waiter& waiter) const;
+  uint64_t PadBefore(uint64_t position, uint64_t frame_bytes) const;
+  bool HasRoomLocked(const Emission& emission);
+  Verdict CopyAndCommit(const Emission& emission, const Reservation& reservation);
+  void Commit(FrameHeader* frame, uint32_t flags);
+  Verdict WaitAsThread(std::unique_lock<std::mutex>* lock, const Emission& emission, int64_t timeout_ns);
+  Verdict Enqueue(std::unique_lock<std::mutex>* lock, const Emission& emission, std::unique_ptr<Completion> completion,
+                  std::unique_ptr<PendingCall> call);
+  bool AdmitLocked(Waiter* waiter);
+  void EnterQueueLocked(Waiter* waiter);
+
+  // ring_copies.cc. All from `CopyPending` on are the reader's.
+  DeviceCopy* BeginCopyLocked(const DeviceTap& tap, const Reservation& reservation);
+  Verdict CopyFromDevice(const Emission& emission, const Reservation& reservation);
+  void StartCopies(const Emission& emission, GpuDevice* gpu, DeviceCopy* copy);
+  bool CopyPending() const { return oldest_copy_.load(std::memory_order_seq_cst) != kNoCopy; }
+  void SettleCopies();
+  void Settle(DeviceCopy* copy);
+  void Discard(DeviceCopy* copy);
+  uint64_t SettledHead() const;
+  void Renumber(FrameHeader* header);
+  bool ReportLost(hcb_batch* batch);
+
+  // ring_consumer.cc
+  using Clock = std::chrono::steady_clock;
+  bool Readable() const;
+  bool CallInFront() const;
+  const void* OwnerInFront() const;
+  void DropBlockLocked(uint64_t position);  // with `mutex_`
+  uint64_t QueuedBytes();
+  bool TakeTurnLocked();
+  void EndReaderTurn();
+  bool WaitTurn(Clock::time_point deadline);
+  bool MayRestLocked() const;
+  void LengthenRest();
+  void Rest(std::unique_lock<std::mutex>* lock, Clock::time_point end);
+  void Sleep(std::unique_lock<std::mutex>* lock, Clock::time_point until, uint32_t word);
+  void Walk(hcb_batch* batch);
+  void Enter(hcb_batch* batch);
+  const FrameHeader* HeaderAt(uint64_t offset) const { return reinterpret_cast<const FrameHeader*>(memory_ + offset); }
+  bool TakeCall(hcb_call_frame* frame);
+  hcb_damage Check(uint64_t position, uint64_t head) const;
+  bool TakeBlock(uint64_t position, OutstandingBlock* block);
+  void CountReleased(uint64_t frames);
+  void SkipDamage(uint64_t head, hcb_damage damage, hcb_batch* batch);
+  uint64_t CountMessagesLocked(uint64_t from, bool* intact) const;
+  void ReleaseSkipped(uint64_t from);
+
+  // ring.cc
+  void Initialize(RingControl* control) const;
+  bool AllCommittedLocked() const;
+  int MoveInto(RingFile* file, uint8_t* copy, const char* name, uint64_t blocks_bytes);
+  void WakeReader();
+  void WakeReaderLocked();  // with `sleep_mutex_`
+  void AnnounceCall(uint64_t position);
+  FrameHeader* At(uint64_t position) const {
+    return reinterpret_cast<FrameHeader*>(memory_ + (position & (capacity_ - 1)));
+  }
+
+  static constexpr uint64_t kNoCopy = ~0ull;
+  static constexpr auto kFirstPoll = std::chrono::microseconds(20);
+
+  const int32_t device_;
+  std::atomic<int32_t> device_id_;
+  const uint64_t capacity_;  // a power of two
+  const uint64_t external_threshold_;
+  uint8_t* const base_;          // of the control page and the frames behind it
+  RingControl* const control_;  // what lies there; the memory behind these pointers may change, what is in it does not
+  uint8_t* const memory_;
+  BlockPool blocks_;
+  bool in_file_ = false;  // written with `mutex_`
+  const uint64_t attached_bytes_ = 0;        // of the file of another process's ring; 0: it is this one's
+  std::atomic<bool> overwrites_{false};      // whether that is the policy, for a look without `mutex_`
+  std::atomic<bool> outside_{false};         // whether another process reads it
+  std::atomic<Ring*> beside_{nullptr};
+  std::atomic<hcb_host_call> host_call_{nullptr};
+  std::atomic<GpuDevice*> gpu_{nullptr};  // set once, with `mutex_`
+  bool pinned_ = false;                   // written before `gpu_`
+
+  std::mutex mutex_;  // protects the reservation side, that is everything down to the next comment
+  hcb_config config_;
+  uint64_t next_seq_ = 0;
+  uint64_t emitted_ = 0;
+  uint64_t dropped_ = 0;
+  uint64_t emitted_bytes_ = 0;
+  uint64_t sample_tick_ = 0;
+  uint64_t outstanding_bytes_ = 0;
+  std::deque<OutstandingBlock> outstanding_;
+  std::deque<Waiter*> waiters_;  // in the order of their emission
+  std::deque<DeviceCopy> copies_;  // that the reader has not settled yet, in the order of their frames
+  uint64_t unpinned_ = 0;          // copies into memory that could not be pinned
+
+  // Written by producers under `mutex_`, as control_->head is, read by the reader without it. On cache lines of their own: both
+  // sides poll them.
+  alignas(64) std::atomic<uint32_t> waiting_{0};  // waiters_.size(), for the reader's quick look
+  std::atomic<uint64_t> oldest_copy_{kNoCopy};  // position of the first of copies_; it and what follows is not readable yet
+  std::atomic<uint64_t> lost_{0};  // messages whose copies failed, not reported yet
+  std::atomic<uint64_t> lost_reason_{0};  // of the last: error and hcb_copy_step
+
+  std::atomic<uint64_t> released_frames_here_{0};  // what the reader wrote to control_->released_frames last
+  alignas(64) std::atomic<uint64_t> released_here_{0};  // what the reader wrote to control_->released last
+  std::atomic<uint64_t> discarded_{0};  // accepted frames that turned out to be no message: of a GPU's checks, and lost ones
+  std::atomic<uint64_t> given_back_{0};  // those before the cursor, whose sequence numbers are not spent
+  std::atomic<uint64_t> overwritten_{0};  // accepted frames that made way for later ones, likewise
+  std::atomic<bool> walking_{false};  // whether the reader looks at frames
+  std::atomic<bool> holding_{false};  // whether a batch is out whose memory has not been given back: then the cursor is the reader's
+  std::chrono::steady_clock::duration poll_ = kFirstPoll;  // the reader's own: until it next asks for a GPU's event
+  uint64_t cursor_ = 0;         // of whoever holds a batch: the next position to look at
+  uint64_t delivered_end_ = 0;  // the reader's own: position behind the batch that is being delivered
+  uint64_t cursor_frames_ = 0;  // likewise: messages before it, lost ones included
+  std::chrono::steady_clock::duration rest_{};  // the reader's own: how long it leaves frames lying in a stream
+  std::chrono::steady_clock::time_point stream_end_{};  // likewise: until then more frames are expected
+  bool reader_turn_ = false;                    // likewise: whether it is the reader that has the turn
+
+  // Of control_->wake_from.
+  static constexpr uint64_t kAsleep = 0;
+  static constexpr uint64_t kAwake = ~0ull;
+  alignas(64) std::mutex sleep_mutex_;  // protects everything below, and `cursor_` while nobody has the turn
+  std::condition_variable sleep_;         // of the reader
+  std::condition_variable call_arrived_;  // of the threads in ReadCall
+  std::condition_variable own_turn_;      // of the threads in ReadOwnCall
+  bool wake_requested_ = false;
+  bool turn_taken_ = false;    // somebody reads: nobody else may before what was read has been delivered
+  const void* turn_owner_ = nullptr;  // who took it in ReadOwnCall
+  std::thread::id reader_;     // the thread that called Read last
+  uint32_t callers_ = 0;       // threads in ReadCall
+  uint64_t urgent_end_ = 0;    // frames that lie before it must not rest
+  uint64_t expected_ = ~0ull;  // position of a call that the thread that emitted it is about to take
+  std::chrono::steady_clock::time_point expected_until_{};
+};
+
+// Has a thread admit who waits for room in a ring that another process reads.
+void AttendTo(Ring* ring);
+void ResetAttendantAfterFork();
+
+}  // namespace hcb
+
+#endif  // HOSTCALLBACK_RING_H_

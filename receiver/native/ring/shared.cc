@@ -1,0 +1,197 @@
+// Rings that another process reads: the writer's side of that, and the reader's.
+//
+// The writer goes on as ever, but for what its own reader would do: it takes payload blocks back when the other process has
+// released their frames, and admits who waits for room from a thread of its own, which runs while somebody waits.
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <new>
+#include <thread>
+#include <vector>
+
+#include "ring/block_arena.h"
+#include "ring/ring.h"
+
+namespace hcb {
+namespace {
+
+constexpr auto kLook = std::chrono::microseconds(300);  // how often somebody who waits for room is looked after
+
+struct Attendant {
+  std::mutex mutex;  // protects everything below
+  std::condition_variable arrived;
+  std::vector<Ring*> rings;
+  bool running = false;
+};
+
+// Never destroyed: its thread outlives main.
+Attendant* TheAttendant() {
+  static Attendant* attendant = new Attendant;
+  return attendant;
+}
+
+void* Attend(void* argument) {
+  Attendant* attendant = static_cast<Attendant*>(argument);
+  std::unique_lock<std::mutex> lock(attendant->mutex);
+  for (;;) {
+    attendant->arrived.wait(lock, [attendant] { return !attendant->rings.empty(); });
+    const std::vector<Ring*> rings = attendant->rings;
+    lock.unlock();
+    std::vector<Ring*> done;
+    for (Ring* ring : rings) {
+      ring->AdmitWaiters();
+      if (!ring->SomebodyWaits()) done.push_back(ring);
+    }
+    std::this_thread::sleep_for(kLook);
+    lock.lock();
+    for (Ring* ring : done) {
+      if (ring->SomebodyWaits()) continue;
+      attendant->rings.erase(std::find(attendant->rings.begin(), attendant->rings.end(), ring));
+    }
+  }
+}
+
+}  // namespace
+
+void AttendTo(Ring* ring) {
+  Attendant* attendant = TheAttendant();
+  {
+    std::lock_guard<std::mutex> lock(attendant->mutex);
+    const bool known = std::find(attendant->rings.begin(), attendant->rings.end(), ring) != attendant->rings.end();
+    if (known && attendant->running) return;
+    if (!known) attendant->rings.push_back(ring);
+    if (!attendant->running) {
+      pthread_t thread;
+      attendant->running = pthread_create(&thread, nullptr, Attend, attendant) == 0;
+      if (attendant->running) pthread_detach(thread);
+    }
+  }
+  attendant->arrived.notify_one();
+}
+
+void ResetAttendantAfterFork() { new (TheAttendant()) Attendant; }
+
+int Ring::HandOver(Ring* beside) {
+  {
+    std::lock_guard<std::mutex> lock(beside->mutex_);
+    if (!beside->in_file_) return EINVAL;
+    beside->outside_.store(true, std::memory_order_seq_cst);
+  }
+  if (beside->SomebodyWaits()) AttendTo(beside);  // whoever came while nobody read it
+  beside_.store(beside, std::memory_order_release);
+  return 0;
+}
+
+void Ring::TakeOver() {
+  {
+    std::lock_guard<std::mutex> reader(sleep_mutex_);
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (!outside_.load(std::memory_order_relaxed)) return;
+    ReclaimLocked();
+    outside_.store(false, std::memory_order_seq_cst);
+    cursor_ = delivered_end_ = control_->released.load(std::memory_order_acquire);
+    released_here_ = cursor_;
+    cursor_frames_ = released_frames_here_ = control_->released_frames.load(std::memory_order_relaxed);
+    turn_taken_ = reader_turn_ = false;
+    holding_ = false;
+  }
+  AdmitWaiters();
+}
+
+// Frees the payload blocks of frames that the other process is through with.
+void Ring::ReclaimLocked() {
+  const uint64_t released = control_->released.load(std::memory_order_acquire);
+  while (!outstanding_.empty() && outstanding_.front().position < released) {
+    BlockPool::Free(outstanding_.front().memory);
+    outstanding_bytes_ -= outstanding_.front().nbytes;
+    outstanding_.pop_front();
+  }
+}
+
+std::unique_ptr<Ring> Ring::Attach(const char* path, int* error) {
+  const int descriptor = open(path, O_RDWR | O_CLOEXEC | O_NOFOLLOW);
+  if (descriptor < 0) {
+    *error = errno;
+    return nullptr;
+  }
+  struct stat status;
+  RingControl control;
+  *error = 0;
+  if (fstat(descriptor, &status) != 0) *error = errno;
+  const uint64_t nbytes = *error == 0 ? static_cast<uint64_t>(status.st_size) : 0;
+  // Only what says of itself what it is: of the rest of the control page, which is being written to, nothing is needed here.
+  if (*error == 0 && pread(descriptor, static_cast<void*>(&control), sizeof(control), 0) != sizeof(control)) *error = EINVAL;
+  const bool power = *error == 0 && control.capacity >= kRingPage && (control.capacity & (control.capacity - 1)) == 0;
+  if (*error == 0 && (std::memcmp(control.magic, kRingMagic, sizeof(kRingMagic)) != 0 || control.version != kRingFileVersion ||
+                      control.page_bytes != kRingPage || !power || control.capacity > nbytes ||
+                      nbytes - control.capacity < kRingPage)) {
+    *error = EINVAL;
+  }
+  void* base = MAP_FAILED;
+  if (*error == 0) {
+    base = mmap(nullptr, nbytes, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
+    if (base == MAP_FAILED) *error = errno;
+  }
+  close(descriptor);
+  if (*error != 0) return nullptr;
+  return std::unique_ptr<Ring>(new Ring(static_cast<uint8_t*>(base), nbytes));
+}
+
+Ring::Ring(uint8_t* base, uint64_t file_bytes)
+    : device_(reinterpret_cast<RingControl*>(base)->device),
+      device_id_(reinterpret_cast<RingControl*>(base)->device_id),
+      capacity_(reinterpret_cast<RingControl*>(base)->capacity),
+      external_threshold_(0),
+      base_(base),
+      control_(reinterpret_cast<RingControl*>(base)),
+      memory_(base + kRingPage),
+      attached_bytes_(file_bytes),
+      config_() {
+  cursor_ = delivered_end_ = control_->released.load(std::memory_order_acquire);
+  cursor_frames_ = released_frames_here_ = control_->released_frames.load(std::memory_order_relaxed);
+  blocks_.SetStockLimit(16ull << 20);
+}
+
+// The payload of an EXTERNAL frame, copied: the block stays the writer's. Null memory: it is not in the file.
+bool Ring::CopyBlock(uint64_t position, OutstandingBlock* block) {
+  const FrameHeader* header = At(position);
+  BlockDescriptor descriptor;
+  std::memcpy(&descriptor, reinterpret_cast<const uint8_t*>(header + 1) + AlignUp(header->meta_bytes, kFrameAlign),
+              sizeof(descriptor));
+  const uint64_t start = descriptor.file_offset;
+  if (start == 0 || descriptor.nbytes != header->payload_bytes || start > attached_bytes_ ||
+      attached_bytes_ - start < kArenaPayload || attached_bytes_ - start - kArenaPayload < descriptor.nbytes) {
+    return false;
+  }
+  ArenaRecord record;
+  std::memcpy(&record, base_ + start, sizeof(record));
+  if (std::memcmp(record.magic, kArenaMagic, sizeof(kArenaMagic)) != 0 || record.position != position ||
+      record.nbytes != descriptor.nbytes) {
+    return false;
+  }
+  block->memory = blocks_.Allocate(descriptor.nbytes);
+  if (block->memory == nullptr) return false;
+  block->position = position;
+  block->nbytes = descriptor.nbytes;
+  std::memcpy(block->memory, base_ + start + kArenaPayload, descriptor.nbytes);
+  return true;
+}
+
+void Ring::Abandon() {
+  std::lock_guard<std::mutex> reader(sleep_mutex_);
+  const uint64_t head = control_->head.load(std::memory_order_acquire);
+  for (uint64_t at = cursor_; at != head && Check(at, head) == HCB_INTACT;) {
+    FrameHeader* header = At(at);
+    const uint32_t flags = __atomic_load_n(&header->flags, __ATOMIC_SEQ_CST);
+    if (flags & kBusy) __atomic_store_n(&header->flags, (flags & ~kBusy) | kDiscarded, __ATOMIC_SEQ_CST);
+    at += FrameBytes(header->meta_bytes, (flags & kExternal) ? sizeof(BlockDescriptor) : header->payload_bytes);
+  }
+}
+
+}  // namespace hcb

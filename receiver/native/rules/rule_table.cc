@@ -1,0 +1,149 @@
+#include "rules/rule_table.h"
+
+#include <atomic>
+#include <cstddef>
+#include <mutex>
+#include <new>
+
+namespace hcb {
+namespace {
+
+constexpr size_t kSlots = 1 << 16;  // a power of two, at most half of it used
+constexpr uint64_t kAborting = 0x61626f7274696e67;  // stands for a consumer id
+
+// Open addressing. Keys are never removed, so that readers need no lock.
+struct Slot {
+  std::atomic<uint64_t> key;  // 0: free
+  std::atomic<bool> on;       // of what is no consumer
+  std::atomic<Control*> control;
+};
+
+std::mutex mutex;  // protects writing
+std::atomic<Slot*> slots;
+size_t used = 0;
+std::atomic<bool> checks_off;
+std::atomic<bool> single_devices;  // whether anything was ever switched on one device only
+std::atomic<bool> aborting;        // whether a failing check was ever to end its launch
+
+constexpr size_t kPoisoned = 64;
+std::atomic<int64_t> poisoned[kPoisoned];  // the last ones
+std::atomic<uint32_t> poisoned_count;
+
+uint64_t Key(uint64_t consumer_id, int32_t device) {
+  uint64_t key = consumer_id ^ (static_cast<uint64_t>(device + 1) * 0x9e3779b97f4a7c15);
+  key ^= key >> 32;
+  return key == 0 ? 1 : key;
+}
+
+Slot* Find(Slot* table, uint64_t key) {
+  size_t i = static_cast<size_t>(key * 0x9e3779b97f4a7c15 >> 48) & (kSlots - 1);
+  for (;; i = (i + 1) & (kSlots - 1)) {
+    const uint64_t found = table[i].key.load(std::memory_order_acquire);
+    if (found == key || found == 0) return &table[i];
+  }
+}
+
+// The slot of the key, taken if it is free. Null if the table is full. Needs `mutex`.
+Slot* Take(uint64_t key) {
+  Slot* table = slots.load(std::memory_order_relaxed);
+  if (table == nullptr) {
+    table = new (std::nothrow) Slot[kSlots]();  // never freed: a program may run while the process ends
+    if (table == nullptr) return nullptr;
+    slots.store(table, std::memory_order_release);
+  }
+  Slot* slot = Find(table, key);
+  if (slot->key.load(std::memory_order_relaxed) == 0) {
+    if (used == kSlots / 2) return nullptr;
+    ++used;
+    slot->key.store(key, std::memory_order_release);
+  }
+  return slot;
+}
+
+bool Get(uint64_t key) {
+  Slot* table = slots.load(std::memory_order_acquire);
+  if (table == nullptr) return false;
+  const Slot* slot = Find(table, key);
+  return slot->key.load(std::memory_order_acquire) == key && slot->on.load(std::memory_order_relaxed);
+}
+
+// What is off already needs no slot.
+bool Set(uint64_t key, bool on) {
+  if (Get(key) == on) return true;
+  std::lock_guard<std::mutex> lock(mutex);
+  Slot* slot = Take(key);
+  if (slot != nullptr) slot->on.store(on, std::memory_order_relaxed);
+  return slot != nullptr;
+}
+
+}  // namespace
+
+Control* FindControl(uint64_t consumer_id) {
+  Slot* table = slots.load(std::memory_order_acquire);
+  if (table == nullptr) return nullptr;
+  // A free slot has none.
+  return Find(table, Key(consumer_id, kEveryDevice))->control.load(std::memory_order_acquire);
+}
+
+Control* MakeControl(uint64_t consumer_id) {
+  if (Control* control = FindControl(consumer_id)) return control;
+  std::lock_guard<std::mutex> lock(mutex);
+  Slot* slot = Take(Key(consumer_id, kEveryDevice));
+  if (slot == nullptr) return nullptr;
+  Control* control = slot->control.load(std::memory_order_relaxed);
+  if (control == nullptr) {
+    control = new (std::nothrow) Control;
+    slot->control.store(control, std::memory_order_release);
+  }
+  return control;
+}
+
+bool Switch(uint64_t consumer_id, int32_t device, bool off) {
+  if (device != kEveryDevice) {
+    if (off) single_devices.store(true, std::memory_order_relaxed);
+    return Set(Key(consumer_id, device), off);
+  }
+  Control* control = off ? MakeControl(consumer_id) : FindControl(consumer_id);
+  if (control != nullptr) control->SwitchOff(off);
+  return control != nullptr || !off;
+}
+
+void SwitchAllChecks(bool off) { checks_off.store(off, std::memory_order_relaxed); }
+
+bool ChecksAreOff() { return checks_off.load(std::memory_order_relaxed); }
+
+bool IsOffOn(int32_t device, uint64_t consumer_id) {
+  return single_devices.load(std::memory_order_relaxed) && Get(Key(consumer_id, device));
+}
+
+bool AnyAborts() { return aborting.load(std::memory_order_relaxed); }
+
+bool AbortOnCheck(int32_t device, bool on) {
+  // Up to jaxlib 0.8 a program that is compiled again has the run ids of the first over again.
+  if (on) aborting.store(true, std::memory_order_relaxed);
+  if (on) poisoned_count.store(0, std::memory_order_relaxed);
+  return Set(Key(kAborting, device), on);
+}
+
+bool Aborts(int32_t device) {
+  return AnyAborts() && Get(Key(kAborting, device));
+}
+
+void Poison(int64_t run_id) {
+  if (IsPoisoned(run_id)) return;
+  const uint32_t number = poisoned_count.fetch_add(1, std::memory_order_relaxed);
+  poisoned[number % kPoisoned].store(run_id, std::memory_order_release);
+}
+
+bool IsPoisoned(int64_t run_id) {
+  const uint32_t count = poisoned_count.load(std::memory_order_relaxed);
+  for (uint32_t i = 0; i < kPoisoned && i < count; ++i) {
+    if (poisoned[i].load(std::memory_order_acquire) == run_id) return true;
+  }
+  return false;
+}
+
+// The mutex may be held by a thread that does not exist in the child.
+void ResetSwitchesAfterFork() { new (&mutex) std::mutex; }
+
+}  // namespace hcb

@@ -1,0 +1,127 @@
+#include "wire/columns.h"
+
+#include <cstring>
+
+#include "wire/frame.h"
+
+namespace hcb {
+namespace {
+
+constexpr uint32_t kNone = ~0u;
+constexpr uint32_t kSlots = 4 * HCB_BATCH_GROUPS;  // a power of two
+
+// What makes two messages alike.
+struct Kind {
+  const uint8_t* metadata;
+  uint64_t meta_bytes;
+  uint64_t payload_bytes;
+  uint64_t batch_of;  // the consumer if it takes stacks of its own messages, else 0
+
+  bool operator==(const Kind& other) const {
+    return meta_bytes == other.meta_bytes && payload_bytes == other.payload_bytes && batch_of == other.batch_of &&
+           std::memcmp(metadata, other.metadata, meta_bytes) == 0;
+  }
+
+  uint32_t Hash() const {
+    uint64_t hash = payload_bytes * 0x9e3779b97f4a7c15 ^ batch_of;
+    for (uint64_t i = 0; i + 8 <= meta_bytes; i += 8) {
+      uint64_t word;
+      std::memcpy(&word, metadata + i, 8);
+      hash = (hash ^ word) * 0xff51afd7ed558ccd;
+      hash ^= hash >> 32;
+    }
+    uint64_t rest = 0;
+    std::memcpy(&rest, metadata + (meta_bytes & ~7ull), meta_bytes & 7);
+    hash = (hash ^ rest) * 0xff51afd7ed558ccd;
+    return static_cast<uint32_t>(hash >> 40) & (kSlots - 1);
+  }
+};
+
+bool Stacks(const FrameHeader& header) {
+  return (header.flags & (kExternal | kEndOfStream | kCall)) == 0 && header.meta_bytes != 0 &&
+         header.payload_bytes <= HCB_STACK_BYTES;
+}
+
+Kind KindOf(const FrameHeader& header) {
+  return {reinterpret_cast<const uint8_t*>(&header + 1), header.meta_bytes, header.payload_bytes,
+          (header.flags & kBatched) ? header.consumer_id : 0};
+}
+
+class Groups {
+ public:
+  explicit Groups(hcb_columns* columns) : columns_(columns) {
+    columns_->groups = 0;
+    std::memset(slots_, 0xff, sizeof(slots_));
+  }
+
+  // The group of the message, made if there is room for one more; else kNone.
+  uint32_t Enter(const FrameHeader& header, uint32_t frame) {
+    if (!Stacks(header)) return kNone;
+    const Kind kind = KindOf(header);
+    if (last_ != kNone && kind == kinds_[last_]) return Count(last_);
+    for (uint32_t slot = kind.Hash();; slot = (slot + 1) & (kSlots - 1)) {
+      const uint32_t found = slots_[slot];
+      if (found != kNone && !(kinds_[found] == kind)) continue;
+      if (found != kNone) return Count(found);
+      if (columns_->groups == HCB_BATCH_GROUPS) return kNone;
+      const uint32_t group = static_cast<uint32_t>(columns_->groups++);
+      slots_[slot] = group;
+      kinds_[group] = kind;
+      columns_->group[group] = {frame, 0, 0, header.payload_bytes};
+      return Count(group);
+    }
+  }
+
+ private:
+  uint32_t Count(uint32_t group) {
+    ++columns_->group[group].count;
+    return last_ = group;
+  }
+
+  hcb_columns* const columns_;
+  uint32_t last_ = kNone;
+  uint32_t slots_[kSlots];
+  Kind kinds_[HCB_BATCH_GROUPS];
+};
+
+}  // namespace
+
+void ReadColumns(const uint8_t* memory, const hcb_batch& batch, hcb_columns* columns) {
+  uint32_t group_of[HCB_BATCH_FRAMES];
+  Groups groups(columns);
+  for (uint32_t i = 0; i < batch.frames; ++i) {
+    const FrameHeader& header = *reinterpret_cast<const FrameHeader*>(memory + batch.offsets[i]);
+    columns->consumer_ids[i] = header.consumer_id;
+    columns->flags[i] = header.flags;
+    columns->seqs[i] = header.seq;
+    columns->times_ns[i] = header.time_ns;
+    columns->run_ids[i] = header.run_id;
+    group_of[i] = groups.Enter(header, i);
+  }
+  // A counting sort, stable: the groups one after the other, each in the order of emission.
+  uint64_t next[HCB_BATCH_GROUPS];
+  uint64_t first = 0;
+  for (uint64_t g = 0; g < columns->groups; ++g) {
+    next[g] = columns->group[g].first = first;
+    first += columns->group[g].count;
+  }
+  for (uint32_t i = 0; i < batch.frames; ++i) columns->order[group_of[i] == kNone ? first++ : next[group_of[i]]++] = i;
+}
+
+void CopyStack(const uint8_t* memory, const hcb_batch& batch, const hcb_columns& columns, uint64_t from, uint64_t count,
+               uint64_t stride, uint8_t* out) {
+  for (uint64_t k = from; k < from + count; ++k, out += stride) {
+    const FrameHeader& header = *reinterpret_cast<const FrameHeader*>(memory + batch.offsets[columns.order[k]]);
+    const uint8_t* payload = reinterpret_cast<const uint8_t*>(&header + 1) + AlignUp(header.meta_bytes, kFrameAlign);
+    // Without a library call for scalars, which are most of what is tapped.
+    if (header.payload_bytes == 4) {
+      std::memcpy(out, payload, 4);
+    } else if (header.payload_bytes == 8) {
+      std::memcpy(out, payload, 8);
+    } else {
+      std::memcpy(out, payload, header.payload_bytes);
+    }
+  }
+}
+
+}  // namespace hcb

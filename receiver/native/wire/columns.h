@@ -1,0 +1,20 @@
+// The messages of one read as columns, and the payloads of those that are alike as stacks, so that the reader's language
+// makes arrays of many messages at a time.
+#ifndef HOSTCALLBACK_COLUMNS_H_
+#define HOSTCALLBACK_COLUMNS_H_
+
+#include <cstdint>
+
+#include "abi/c_abi.h"
+
+namespace hcb {
+
+void ReadColumns(const uint8_t* memory, const hcb_batch& batch, hcb_columns* columns);
+
+// Copies the payloads of `count` messages, from the place `from` of `columns.order` on, to `out`, `stride` bytes apart.
+void CopyStack(const uint8_t* memory, const hcb_batch& batch, const hcb_columns& columns, uint64_t from, uint64_t count,
+               uint64_t stride, uint8_t* out);
+
+}  // namespace hcb
+
+#endif  // HOSTCALLBACK_COLUMNS_H_

@@ -1,0 +1,84 @@
+#include "wire/encode.h"
+
+#include <cstring>
+
+namespace hcb {
+namespace {
+
+// Small arrays are packed tightly so that a handful of scalars fits one cache line; others can be viewed with any SIMD type.
+uint64_t ArrayAlign(uint64_t nbytes) { return nbytes >= kFrameAlign ? kFrameAlign : 8; }
+
+// memcpy without its call for the sizes of scalars, which are most of what is tapped.
+void CopyArray(uint8_t* to, const void* from, uint64_t nbytes) {
+  if (nbytes == 4) {
+    std::memcpy(to, from, 4);
+  } else if (nbytes == 8) {
+    std::memcpy(to, from, 8);
+  } else {
+    std::memcpy(to, from, nbytes);
+  }
+}
+
+}  // namespace
+
+bool ValidPrefix(const uint8_t* prefix, uint64_t prefix_bytes) {
+  if (prefix == nullptr || prefix_bytes < sizeof(FrameHeader)) return false;
+  return prefix_bytes == sizeof(FrameHeader) + AlignUp(HCB_FROM_PREFIX(prefix, meta_bytes), kFrameAlign);
+}
+
+uint64_t ArrayStart(uint64_t end, uint64_t nbytes) { return AlignUp(end, ArrayAlign(nbytes)); }
+
+uint64_t PayloadBytes(const ArrayRef* arrays, size_t count) {
+  uint64_t end = 0;
+  for (size_t i = 0; i < count; ++i) end = ArrayStart(end, arrays[i].nbytes) + arrays[i].nbytes;
+  return end;
+}
+
+uint32_t WriteHeader(const Emission& emission, uint64_t seq, uint64_t position, uint32_t flags, FrameHeader* out) {
+  flags |= HCB_FROM_PREFIX(emission.prefix, flags) & kMessageFlags;  // the others would derange the ring
+  // Field by field into place: assembled on the stack and then copied, the copy would wait for the stores.
+  std::memcpy(out->magic, kMagic, sizeof(kMagic));
+  out->version = kVersion;
+  out->flags = flags;
+  out->consumer_id = HCB_FROM_PREFIX(emission.prefix, consumer_id);
+  out->seq = seq;
+  out->time_ns = emission.time_ns;
+  out->run_id = emission.run_id;
+  out->device = emission.device;
+  out->meta_bytes = HCB_FROM_PREFIX(emission.prefix, meta_bytes);
+  out->payload_bytes = emission.payload_bytes;
+  out->position = position;
+  return flags;
+}
+
+uint8_t* WriteMetadata(const Emission& emission, uint8_t* after_header) {
+  const uint8_t* from = emission.prefix + sizeof(FrameHeader);
+  const uint8_t* const end = emission.prefix + emission.prefix_bytes;
+  // Whole cache lines, for which no library call is made. Most metadata is one.
+  for (; from < end; from += kFrameAlign, after_header += kFrameAlign) std::memcpy(after_header, from, kFrameAlign);
+  return after_header;
+}
+
+uint64_t WritePayload(const Emission& emission, uint8_t* out) {
+  uint64_t end = 0;
+  for (size_t i = 0; i < emission.array_count; ++i) {
+    const ArrayRef& array = emission.arrays[i];
+    const uint64_t start = ArrayStart(end, array.nbytes);
+    if (start != end) std::memset(out + end, 0, start - end);
+    end = start + array.nbytes;
+    if (array.nbytes == 0) continue;  // an empty array may come without an address
+    CopyArray(out + start, array.data, array.nbytes);
+    if (array.last_byte_mask != 0xff) out[end - 1] &= array.last_byte_mask;
+  }
+  return end;
+}
+
+void WriteInlineBody(const Emission& emission, uint8_t* after_header) {
+  uint8_t* payload = WriteMetadata(emission, after_header);
+  // The last line first, for the padding in it: clearing a whole line takes no library call.
+  const uint64_t padded = AlignUp(emission.payload_bytes, kFrameAlign);
+  if (padded != emission.payload_bytes) std::memset(payload + padded - kFrameAlign, 0, kFrameAlign);
+  WritePayload(emission, payload);
+}
+
+}  // namespace hcb

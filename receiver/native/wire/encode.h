@@ -1,0 +1,58 @@
+// Writes frames: a pure encoder that the FFI handler, the host-side producer and the golden tests share.
+#ifndef HOSTCALLBACK_ENCODE_H_
+#define HOSTCALLBACK_ENCODE_H_
+
+#include <cstddef>
+#include <cstdint>
+
+#include "wire/frame.h"
+
+namespace hcb {
+
+// One array of a payload, as the wire wants it: C order, sub-byte elements packed, element 0 lowest.
+struct ArrayRef {
+  const void* data;
+  uint64_t nbytes;
+  // Bits of the last byte that belong to elements. XLA leaves garbage in the others.
+  uint8_t last_byte_mask;
+};
+
+struct DeviceTap;
+
+// What a frame is made of, apart from the fields that its ring assigns (seq and position).
+struct Emission {
+  const uint8_t* prefix;   // header with consumer id, flags and meta_bytes, then metadata padded to 64
+  uint64_t prefix_bytes;
+  const ArrayRef* arrays;
+  size_t array_count;
+  uint64_t payload_bytes;  // PayloadBytes(arrays, array_count)
+  int64_t time_ns;
+  int64_t run_id;
+  int32_t device;
+  const DeviceTap* from_device;  // of arrays in a GPU's memory; null: they are in the host's
+};
+
+// True if `prefix` is a header followed by exactly the padded metadata that the header announces.
+bool ValidPrefix(const uint8_t* prefix, uint64_t prefix_bytes);
+
+// Where in a payload an array begins if the one before it ends at `end`.
+uint64_t ArrayStart(uint64_t end, uint64_t nbytes);
+
+// Exact payload length: with the gaps between arrays, without padding after the last.
+uint64_t PayloadBytes(const ArrayRef* arrays, size_t count);
+
+// Writes the finished header, with `flags` added to the message flags of the prefix. Returns the flags it has then.
+uint32_t WriteHeader(const Emission& emission, uint64_t seq, uint64_t position, uint32_t flags, FrameHeader* out);
+
+// Copies the metadata, which lies in a frame right behind the header. Returns where the payload starts.
+uint8_t* WriteMetadata(const Emission& emission, uint8_t* after_header);
+
+// Copies the arrays to `out`, zeroing the gaps between them. Returns the payload's length.
+uint64_t WritePayload(const Emission& emission, uint8_t* out);
+
+// Everything that follows the header of a frame with an inline payload, tail padding included.
+void WriteInlineBody(const Emission& emission, uint8_t* after_header);
+
+}  // namespace hcb
+
+#endif  // HOSTCALLBACK_ENCODE_H_

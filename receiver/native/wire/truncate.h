@@ -1,0 +1,37 @@
+// Cuts the arrays of an emission to their first elements, so that no more than these is copied.
+//
+// docs/wire-format.md, "Truncated messages", says what is sent instead.
+#ifndef HOSTCALLBACK_TRUNCATE_H_
+#define HOSTCALLBACK_TRUNCATE_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "wire/encode.h"
+#include "handlers/call_frame.h"
+#include "third_party/xla/ffi/api/c_api.h"
+
+namespace hcb {
+
+// What a truncated emission points to. It must outlive the emission.
+class Truncation {
+ public:
+  // Makes `emission`, of the operands of `frame`, one of at most so many elements of each; false if all are that small, and
+  // nothing changes. The first array is a shape record from then on, in the host's memory.
+  bool Apply(const XLA_FFI_CallFrame& frame, uint64_t elements, Emission* emission);
+
+  std::vector<int64_t> shapes;  // the shape record. May be moved: its data stays in place
+
+ private:
+  static constexpr uint64_t kUsual = 512;
+
+  void WritePrefix(const XLA_FFI_CallFrame& frame, uint64_t elements, Emission* emission);
+
+  ArrayList arrays_;
+  alignas(64) uint8_t usual_[kUsual];
+  std::vector<uint8_t> large_;
+};
+
+}  // namespace hcb
+
+#endif  // HOSTCALLBACK_TRUNCATE_H_
