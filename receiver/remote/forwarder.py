@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from receiver.log import logger
@@ -15,29 +14,11 @@ from receiver.remote.sending.transport import Transport
 from receiver.remote.spool.directory import left_behind
 from receiver.remote.spool.spool import Spool
 from receiver.remote.streams import StreamKey
+from receiver.runtime.isolated.options import Outcome
 from receiver.taplog.writing.recorder import Recorder
 
 if TYPE_CHECKING:
     from receiver.remote.control.agent import ControlThread
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What has become of messages that were to be forwarded.
-
-    Attributes:
-        lost_messages: how many were not written to the spool.
-        failure: why not.
-        unsent_bytes: how much of what was written the collector does not have.
-        why: why not.
-        folder: where that is.
-    """
-
-    lost_messages: int
-    failure: str
-    unsent_bytes: int
-    why: str
-    folder: str
 
 
 class Forwarder(Recorder):

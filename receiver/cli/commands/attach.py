@@ -8,9 +8,11 @@ import signal
 import sys
 from types import FrameType
 
-from receiver.cli.reader_process.reader import Order, Reader, stays_alive
+from receiver.cli.reader_process.reader import Reader
 from receiver.control.client import ControlClient
 from receiver.messages.deferred_errors import OnError
+from receiver.runtime.isolated.ipc import Order
+from receiver.runtime.isolated.liveness import stays_alive
 from receiver.runtime.isolated.options import Keeping
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import shutil
@@ -10,9 +9,7 @@ import signal
 import socket
 import sys
 import threading
-import time
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,8 +18,9 @@ from receiver.log import logger
 from receiver.messages.deferred_errors import OnError
 from receiver.runtime.device_receiver import DeviceReceiver
 from receiver.runtime.dispatch.scope import Scope
-from receiver.runtime.isolated.ipc import Link
-from receiver.runtime.isolated.options import NOTHING, Keeping
+from receiver.runtime.isolated.ipc import Link, Order
+from receiver.runtime.isolated.liveness import LOOK_SEC, stays_alive
+from receiver.runtime.isolated.options import Keeping
 from receiver.sources.ring import RingSource
 from receiver.taplog.flight.recorder import TAPS_FILE
 from receiver.taplog.writing.recorder import Recorder, record
@@ -31,34 +29,8 @@ if TYPE_CHECKING:
     from receiver.remote.forwarder import Forwarder
     from receiver.remote.options import Forward
 
-LOOK_SEC = 1.0
-"""How often it looks whether the other process is there still, should nobody say so."""
-
 DRAIN_SEC = 30.0
 """How long one message of a dead process may take before the rest is given up."""
-
-
-@dataclass(frozen=True, slots=True)
-class Order:
-    """What the reading process is to do.
-
-    Attributes:
-        folder: where the rings and the descriptions are.
-        pid: of the process that writes them.
-        devices: names and files of the rings.
-        keeping: what else becomes of the messages.
-        max_errors: how many failures are kept whole.
-        on_error: what becomes of checks that fail.
-        remove: whether nobody needs the folder when the other process has died and all is delivered.
-    """
-
-    folder: str
-    pid: int
-    devices: Sequence[tuple[str, str]]
-    keeping: Keeping = NOTHING
-    max_errors: int = 100
-    on_error: str = OnError.DEFER
-    remove: bool = False
 
 
 class Reader:
@@ -181,29 +153,6 @@ def serve(order: Order, link: Link) -> None:
         else:
             link.send("end", **reader.finish())
             return
-
-
-def stays_alive(pid: int) -> bool:
-    """Whether a process that has closed its end of a connection goes on; one that dies does that a moment before."""
-    deadline = time.monotonic() + LOOK_SEC
-    while is_alive(pid):
-        if time.monotonic() > deadline:
-            return True
-        time.sleep(0.01)
-    return False
-
-
-def is_alive(pid: int) -> bool:
-    """Whether there is a process of that number, other than one that is dead and that nobody has asked after."""
-    try:
-        os.kill(pid, 0)
-        with contextlib.suppress(OSError, IndexError):
-            return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(") ")[2][0] not in "ZX"
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
 
 
 def main(descriptor: int) -> None:

@@ -7,9 +7,37 @@ import pickle
 import socket
 import struct
 import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
+from receiver.messages.deferred_errors import OnError
+from receiver.runtime.isolated.options import NOTHING, Keeping
+
 _LENGTH = struct.Struct("<Q")
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What the reading process is to do.
+
+    Attributes:
+        folder: where the rings and the descriptions are.
+        pid: of the process that writes them.
+        devices: names and files of the rings.
+        keeping: what else becomes of the messages.
+        max_errors: how many failures are kept whole.
+        on_error: what becomes of checks that fail.
+        remove: whether nobody needs the folder when the other process has died and all is delivered.
+    """
+
+    folder: str
+    pid: int
+    devices: Sequence[tuple[str, str]]
+    keeping: Keeping = NOTHING
+    max_errors: int = 100
+    on_error: str = OnError.DEFER
+    remove: bool = False
 
 
 class Link:

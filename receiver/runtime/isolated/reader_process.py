@@ -9,20 +9,16 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from receiver.cli.reader_process.reader import Order
 from receiver.log import logger
 from receiver.messages.consumer import Consumer
 from receiver.messages.deferred_errors import OnError
 from receiver.messages.registry import Registry
 from receiver.runtime.dispatch.scope import Scope
-from receiver.runtime.isolated.ipc import Link
-from receiver.runtime.isolated.options import NOTHING, Keeping
+from receiver.runtime.isolated.ipc import Link, Order
+from receiver.runtime.isolated.options import NOTHING, Keeping, Outcome
 from receiver.runtime.isolated.ring_handover import OutsideRings
-
-if TYPE_CHECKING:
-    from receiver.remote.forwarder import Outcome
 
 START_SEC = 60.0
 """How long the other process may take to start."""

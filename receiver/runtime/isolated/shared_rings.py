@@ -8,11 +8,11 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from receiver.cli.reader_process.reader import is_alive
 from receiver.log import logger
 from receiver.messages.consumer import Consumer
 from receiver.messages.registry import Registry
 from receiver.native import bindings as native
+from receiver.runtime.isolated.liveness import is_alive
 from receiver.sources.ring import RingSource
 from receiver.taplog.flight.recorder import BLOCK_BYTES, FlightRecorder, file_name
 
