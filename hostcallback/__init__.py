@@ -6,31 +6,32 @@ decode them and call Python tap functions.
 
 from __future__ import annotations
 
-import hostcallback.custom_partitions
-import hostcallback.experimental_rules
-import hostcallback.kernels
-import hostcallback.lowering
-import hostcallback.process_end  # noqa: F401, it registers exit and fork handlers
-from hostcallback.accelerate import AcceleratedCallback, Acceleration, accelerate
-from hostcallback.barrier import barrier_wait
-from hostcallback.breakpoint import breakpoint
-from hostcallback.call import call
-from hostcallback.check import check, disable_checks, enable_checks
-from hostcallback.checked import checked
-from hostcallback.control import TapSelection, control_file, taps
-from hostcallback.debug import callback, log, print
-from hostcallback.discharge import installed as _fast_dispatch  # noqa: F401, it installs itself
-from hostcallback.export import bind, export_checks, unbind
-from hostcallback.forwarding import ForwardingWarning
-from hostcallback.jit import jit
-from hostcallback.nonfinite import Operation, watch_nonfinite
-from hostcallback.outfeed import (
+import hostcallback.lowering.call
+import hostcallback.lowering.custom_partitioning
+import hostcallback.lowering.pallas
+import hostcallback.lowering.tap
+import hostcallback.primitives.experimental_rules
+import hostcallback.shutdown  # noqa: F401, it registers exit and fork handlers
+from hostcallback.api.accelerate import AcceleratedCallback, Acceleration, accelerate
+from hostcallback.api.barrier import barrier_wait
+from hostcallback.api.breakpoint import breakpoint
+from hostcallback.api.call import call
+from hostcallback.api.check import check, disable_checks, enable_checks
+from hostcallback.api.checked import checked
+from hostcallback.api.debug import callback, log, print
+from hostcallback.api.export import bind, export_checks, unbind
+from hostcallback.api.nonfinite import Operation, watch_nonfinite
+from hostcallback.api.receiver import (
     OutfeedReceiver,
     RecordingWarning,
     error_collector,
     outfeed_receiver,
 )
-from hostcallback.tap import id_print, id_tap
+from hostcallback.api.tap import id_print, id_tap
+from hostcallback.api.taps import TapSelection, control_file, taps
+from hostcallback.lifecycle.forwarding import ForwardingWarning
+from hostcallback.lowering.discharge import installed as _fast_dispatch  # noqa: F401, it installs itself
+from hostcallback.primitives.jit import jit
 from receiver.control.errors import RuleFileError
 from receiver.errors import (
     BreakpointError,

@@ -23,13 +23,17 @@ import jax
 import numpy as np
 from jax import experimental
 
-from hostcallback import _jax_compat as compat, barrier, inflight, leaves, legacy_flags
-from hostcallback.call import call as host_call
-from hostcallback.emit import Options, emit
-from hostcallback.fingerprint import callable_name
-from hostcallback.outfeed_internals import missing_name_error
-from hostcallback.source_line import user_source_line
-from hostcallback.tap_spec import Absent, TapSpec, Transform
+from hostcallback import _jax_compat as compat
+from hostcallback.api import barrier
+from hostcallback.api.call import call as host_call
+from hostcallback.legacy import flags as legacy_flags
+from hostcallback.legacy.outfeed_internals import missing_name_error
+from hostcallback.primitives.bind import Options, emit
+from hostcallback.sync import inflight
+from hostcallback.tracing import leaves
+from hostcallback.tracing.fingerprint import callable_name
+from hostcallback.tracing.source_line import user_source_line
+from hostcallback.tracing.tap_spec import Absent, TapSpec, Transform
 from receiver import errors
 from receiver.log import logger
 from receiver.messages.consumer import Consumer, Sink

@@ -16,7 +16,7 @@ from build_native import FLAGS, SOURCE_DIR, find_compiler
 from jax.extend.core import Primitive
 
 from hostcallback import _jax_compat as compat
-from hostcallback.primitive import PASSED_TOKEN_EFFECT, TAP_EFFECT
+from hostcallback.primitives.tap import PASSED_TOKEN_EFFECT, TAP_EFFECT
 from receiver.wire import ArraySpec, Flags, encode_prefix
 
 EMPTY_TARGET = "hostcallback_bench_empty"

@@ -18,7 +18,8 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 
 import hostcallback as hcb
-from hostcallback import _jax_compat as compat, transport
+from hostcallback import _jax_compat as compat
+from hostcallback.lifecycle import receivers as transport
 
 
 class Received:

@@ -14,7 +14,8 @@ import pytest
 from jax import lax
 
 import hostcallback as hcb
-from hostcallback import _jax_compat as compat, readiness
+from hostcallback import _jax_compat as compat
+from hostcallback.lifecycle import readiness
 
 X = np.float32(3)
 WAIT_SEC = 60.0

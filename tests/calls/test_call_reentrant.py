@@ -15,7 +15,7 @@ from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 
 import hostcallback as hcb
-from hostcallback.reentrant import call_inside_callback
+from hostcallback.lifecycle.reentrant_calls import call_inside_callback
 from recorder import Recorder
 from transforming import COMPILED, Jit
 

@@ -9,7 +9,8 @@ from typing import Any
 import jax
 import pytest
 
-from hostcallback import _jax_compat as compat, fence, hold
+from hostcallback import _jax_compat as compat
+from hostcallback.sync import fence, hold
 from receiver.native import bindings as native_library
 
 if not native_library.available():

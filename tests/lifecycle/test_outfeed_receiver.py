@@ -264,7 +264,7 @@ def test_wrong_arguments_are_refused(wrong: dict[str, Any], says: str) -> None:
 
 
 def test_an_interrupt_while_leaving_passes_the_taps_failures_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    from hostcallback import outfeed
+    from hostcallback.api import receiver as outfeed
 
     def fail(x: Any) -> None:
         raise ValueError("before the interrupt")

@@ -15,8 +15,9 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 
 import hostcallback as hcb
-from hostcallback import _jax_compat as compat, fence, streams
-from hostcallback.dispatching_threads import DispatchingThreads
+from hostcallback import _jax_compat as compat
+from hostcallback.sync import fence, streams
+from hostcallback.sync.dispatching_threads import DispatchingThreads
 from receiver.native import bindings as native_library
 from recorder import Recorder
 

@@ -12,7 +12,7 @@ import jax.monitoring
 import pytest
 
 import hostcallback as hcb
-from hostcallback import monitoring
+from hostcallback.lifecycle import monitoring
 from receiver.runtime.device_stats import DeviceStats
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -116,7 +116,7 @@ def start(driver):
     """The package starts the receivers of a platform's GPUs: handlers registered, rings found by the FFI's ordinals."""
     import jax
 
-    from hostcallback import transport
+    from hostcallback.lifecycle import receivers as transport
     from receiver.messages.consumer import Consumer
 
     class Device:

@@ -11,7 +11,7 @@ import pytest
 from fake_gpu import Driver, Gpu
 from test_build import compile_program, needs_compiler
 
-from hostcallback import transport
+from hostcallback.lifecycle import receivers as transport
 from receiver.errors import LostMessagesError, NativeLibraryError
 from receiver.messages.consumer import Consumer
 from receiver.messages.registry import Registry

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax._src.interpreters import pxla
 {before}
 import hostcallback as hcb
-from hostcallback import discharge
+from hostcallback.lowering import discharge
 
 frames = []
 def profile(frame, event, arg):

@@ -13,7 +13,7 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 
 import hostcallback as hcb
-from hostcallback import transport
+from hostcallback.lifecycle import receivers as transport
 
 JITS = [pytest.param(jax.jit, id="jax.jit")]
 

@@ -39,7 +39,7 @@ def test_an_output_stream_without_write_is_refused() -> None:
 
 
 def test_an_unknown_transport_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    from hostcallback import transport
+    from hostcallback.lifecycle import receivers as transport
 
     monkeypatch.setenv("HOSTCALLBACK_TRANSPORT", "pigeon")
     with pytest.raises(

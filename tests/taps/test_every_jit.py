@@ -15,7 +15,7 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import hostcallback as hcb
-from hostcallback import discharge
+from hostcallback.lowering import discharge
 from recorder import Recorder
 
 

@@ -1,6 +1,6 @@
 // Holds programs back: while the hold is on, those that come to it wait, without a thread of XLA.
 //
-// The host uses it to find out that nothing else runs on a device: see hostcallback/fence.py.
+// The host uses it to find out that nothing else runs on a device: see hostcallback/sync/fence.py.
 #ifndef HOSTCALLBACK_HOLD_H_
 #define HOSTCALLBACK_HOLD_H_
 

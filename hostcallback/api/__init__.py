@@ -1,0 +1,1 @@
+"""What users call: taps, prints, checks, receivers, barriers."""

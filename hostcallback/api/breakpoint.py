@@ -1,0 +1,118 @@
+"""`breakpoint`: stops a program where it is, and opens a debugger over the values of the traced frames."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from hostcallback import _jax_compat as compat
+from hostcallback.primitives.bind import Options
+from hostcallback.primitives.call import BREAKPOINT, emit_call
+from hostcallback.tracing.frames import TakenFrame, take_frames
+from hostcallback.tracing.retention import NotAvailable
+from hostcallback.tracing.source_line import SourceLine, user_source_line
+from receiver.sinks.debugger import sessions as stops
+from receiver.sinks.debugger.console import SupportsReadline, SupportsWriteAndFlush
+
+
+def breakpoint(
+    *,
+    when: Any = None,
+    stdin: SupportsReadline | None = None,
+    stdout: SupportsWriteAndFlush | None = None,
+) -> None:
+    """Stops the program here and opens a debugger on the terminal, which `help` explains; `c` lets it go on.
+
+    The debugger shows the user's frames as they were when the program was traced, and their variables: traced values
+    as the numpy arrays that they are on the device, everything else as it is. Values of traces that cannot be used
+    here (of one that is over, or of one around a jit or around a function defined elsewhere, whose jaxpr JAX may use
+    again) are told to be not available. A stop has its place among the taps and calls of its device; what does not
+    depend on it may be computed meanwhile.
+
+    Under vmap each element stops, one after the other, and on several devices each device does; the debugger has one
+    stop at a time, of any thread. Under grad and jvp it shows the primal values. Outside of jit and of all
+    transformations it stops the calling thread.
+
+    `q`, or the end of the input (Ctrl-D), ends the program: whoever uses its results gets a
+    `jax.errors.JaxRuntimeError` that says so, and `barrier_wait` or the end of the receiver raises the
+    `BreakpointQuit` itself. It ends those that wait for their turn as well. Programs that run afterwards stop again.
+    Outside of jit it raises the `BreakpointQuit`. Ctrl-C goes to the main thread, as always: while that waits for the
+    program, it takes effect when the program goes on.
+
+    Args:
+        when: a bool, traced or not: whether to stop. Under vmap only the elements stop for which it holds.
+        stdin: what to read commands from, by default the terminal, or the notebook's input. An object with
+            `readline()`; its end quits.
+        stdout: what to write to, by default `sys.stdout` as it is then. An object with `write(str)` and `flush()`.
+
+    Raises:
+        TypeError: `when` is no bool scalar.
+        BreakpointError: outside of jit, and within as what fails the program: there is no terminal to ask at.
+        BreakpointQuit: see above.
+        NotImplementedError: (later) the compiler partitions the program over devices; see `call`.
+    """
+    where = user_source_line()
+    if when is not None:
+        _check_when(when, where)
+        if not isinstance(when, jax.core.Tracer) and not bool(when):
+            return
+    frames, values = take_frames()
+    stop = _Stop(frames, where, stdin, stdout)
+    if compat.trace_context.trace is compat.eval_trace:
+        stop({"values": values}, device=None)
+        return
+    operands: dict[str, Any] = {"values": values}
+    if not isinstance(when, jax.core.Tracer):
+        _stop_here(stop, operands)
+        return
+    # The predicate travels too: where vmap batches it, JAX runs both branches, for all elements.
+    operands["when"] = when
+    lax.cond(when, lambda operands: _stop_here(stop, operands), lambda operands: None, operands)
+
+
+def _check_when(when: Any, where: SourceLine) -> None:
+    shape, dtype = jnp.shape(when), getattr(when, "dtype", np.dtype(type(when)))
+    if shape or dtype != np.bool_:
+        raise TypeError(
+            f"hcb.breakpoint's when is a {dtype}{list(shape)}, expected a bool scalar: compare and reduce, such as "
+            f"when=(x > 0).any(), at {where}"
+        )
+
+
+def _stop_here(stop: _Stop, operands: Any) -> None:
+    # In front, as their names have it: see `call`'s rule for transposition.
+    operands = {"missing": np.zeros(len(jax.tree.leaves(operands)), np.bool_), **operands}
+    options = Options("breakpoint", tap_tangents=False, kind=BREAKPOINT)
+    emit_call(stop, operands, {}, (), "sequential", options)
+
+
+class _Stop:
+    """The host function of one breakpoint in one program."""
+
+    def __init__(self, frames: Sequence[TakenFrame], where: SourceLine, stdin: Any, stdout: Any) -> None:
+        self._frames = frames
+        self._where = str(where)
+        self._stdin = stdin
+        self._stdout = stdout
+        self._count = itertools.count(1)
+
+    def __call__(self, operands: dict[str, Any], *, device: Any) -> tuple[()]:
+        if not operands.get("when", True):
+            return ()
+        missing = operands.get("missing", [False] * len(operands["values"]))
+        values = [
+            NotAvailable("a tangent, in code that is transposed") if m else value
+            for value, m in zip(operands["values"], missing, strict=False)
+        ]
+        frames = [frame.put_back(values) for frame in self._frames]
+        what = f"stop {next(self._count)} of the breakpoint at {self._where}"
+        if device is not None:
+            what += f", on {device}"
+        stops.stop(frames, what, self._where, self._stdin, self._stdout)
+        return ()

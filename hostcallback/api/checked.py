@@ -1,0 +1,74 @@
+"""`checked`: a step that raises what its checks found."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
+import jax
+
+from hostcallback import _jax_compat as compat
+from hostcallback.api.barrier import wait_for_taps
+from receiver.errors import TapFunctionException
+from receiver.runtime.runtime import runtime
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def checked(step: Callable[P, R]) -> Callable[P, R]:
+    """A function that does what `step` does and raises if a check in it failed.
+
+        step = hcb.checked(hcb.jit(train_step, donate_argnums=0))
+
+    It returns when the results are ready and everything that was emitted has been delivered: each call waits for the
+    device. If a check failed, the results are dropped; what was donated to `step` is gone. What other threads run
+    meanwhile counts as part of it. Failures that were there before stay for the next barrier.
+
+    Args:
+        step: a compiled function: of `hostcallback.jit`, `jax.jit`, `jax.pmap` or around a `jax.shard_map`.
+
+    Returns:
+        The function, which raises TapFunctionException with a `CheckError` for each line whose checks failed, the first
+        failure first. (Also where `on_error="abort"` ended the program.)
+
+    Raises:
+        TypeError: `step` is not callable.
+    """
+    if not callable(step):
+        raise TypeError(
+            f"hcb.checked takes a function, got {type(step).__name__} {step!r}: hcb.checked(step)"
+        )
+
+    @functools.wraps(step)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        if not compat.outside_traces():
+            return step(*args, **kwargs)
+        wait_for_taps()
+        before = [(scope.deferred, scope.deferred.take_checks()) for scope in runtime.scopes()]
+        try:
+            try:
+                out = step(*args, **kwargs)
+                jax.block_until_ready(out)
+            except jax.errors.JaxRuntimeError as error:
+                wait_for_taps()
+                _raise_failed_checks(error)
+                raise
+            wait_for_taps()
+            _raise_failed_checks(None)
+            return out
+        finally:
+            for deferred, checks in before:
+                deferred.put_back(checks)
+
+    return call
+
+
+def _raise_failed_checks(cause: BaseException | None) -> None:
+    found = [checks for scope in runtime.scopes() if (checks := scope.deferred.take_checks())]
+    if found:
+        checks = found[0]
+        for more in found[1:]:
+            checks.merge(more)
+        raise TapFunctionException(checks.headline(), checks.errors()) from cause

@@ -1,0 +1,58 @@
+"""Taps of programs that `jax.export` writes in one process and another one runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax.export
+
+from hostcallback.lifecycle import receivers as transport
+from hostcallback.lowering import partition
+from receiver.runtime.runtime import runtime
+from receiver.sinks.factory import Binding
+
+
+def bind(name: str, func: Callable[..., Any], **kwargs: Any) -> None:
+    """Delivers the taps of that name, in exported programs that this process runs, to `func`.
+
+    Such a program has no Python functions: its taps find their consumers by name, the `name=` of the tap or else the
+    name of its function. `func` is called as the tap's function would be, see `id_tap`, with fresh numpy arrays in
+    their containers; a container of a class of the program's own arrives as a `receiver.Node`, an object that stayed on
+    its host as a `receiver.Opaque`, a typed PRNG key as its data. Taps of `id_print`, `print` and `log`
+    print and log without a binding, and checks that fail are reported; a function that is bound to a check gets the
+    arguments of its text. Taps to which nothing is bound are reported by `barrier_wait` and at the
+    receiver's end.
+
+    Args:
+        name: of the taps.
+        func: called as `func(arg, **kwargs)`, on the receiver thread of the emitting device.
+        **kwargs: added to the tap's own keyword arguments, of which plain data is exported; they win over those.
+
+    Raises:
+        TypeError: `name` is no text, or `func` is not callable.
+    """
+    if not isinstance(name, str):
+        raise TypeError(
+            f"bind takes the name of a tap first, got {type(name).__name__} {name!r}: bind('loss', func)"
+        )
+    if not callable(func):
+        raise TypeError(
+            f"bind takes a function to call on the host, got {type(func).__name__} {func!r}: bind({name!r}, func)"
+        )
+    runtime.exported.bind(name, Binding(func, kwargs))
+
+
+def unbind(name: str) -> None:
+    """Ends what `bind` began; unknown names are ignored."""
+    runtime.exported.bind(name, None)
+
+
+def export_checks() -> list[Any]:
+    """The safety checks of `jax.export` that a program with taps needs disabled.
+
+    `jax.export.export(jax.jit(f), disabled_checks=hostcallback.export_checks())(x)`: JAX lets no custom call
+    through that it does not know to be stable. That of taps carries a versioned format (docs/wire-format.md).
+    """
+    names = (transport.FFI_TARGET, transport.FFI_SHARD_TARGET, partition.CALL_NAME)
+    return [jax.export.DisabledSafetyCheck.custom_call(name) for name in names]

@@ -1,0 +1,382 @@
+"""`outfeed_receiver`: accounts for the taps of a stretch of the program, such as a training loop."""
+
+from __future__ import annotations
+
+import os
+import threading
+import traceback
+import warnings
+from collections.abc import Sequence
+from time import perf_counter
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+import jax
+
+from hostcallback.api.barrier import wait_for_taps
+from hostcallback.lifecycle import effect_dispatch, monitoring, raise_soon, receivers as transport
+from hostcallback.lifecycle.devices import choose_devices
+from hostcallback.lifecycle.forwarding import (
+    end_forwarding,
+    local_devices,
+    open_forwarder,
+    send_at_termination,
+)
+from hostcallback.lifecycle.process_group import job, process_index
+from hostcallback.sync import inflight
+from receiver.errors import DeviceClaimedError, TapTimeoutError
+from receiver.log import logger
+from receiver.messages.check_report import FailedCheck
+from receiver.messages.consumer import Sink
+from receiver.messages.deferred_errors import MAX_KEPT, OnError
+from receiver.remote.options import Forward
+from receiver.runtime.device_stats import DeviceStats, summarize
+from receiver.runtime.dispatch.scope import Scope
+from receiver.runtime.dispatch.scope_sinks import ScopeSinks
+from receiver.runtime.isolated.options import Keeping
+from receiver.runtime.isolated.reader_process import ReceiverProcess
+from receiver.runtime.runtime import runtime
+from receiver.sources.back_pressure import BackPressure, Policy
+from receiver.taplog.writing.recorder import Recorder, record as record_to
+
+if TYPE_CHECKING:
+    from receiver.remote.forwarder import Forwarder
+
+Record = str | os.PathLike[str] | Recorder
+
+
+class RecordingWarning(UserWarning):
+    """A receiver delivered messages that it could not record."""
+
+
+class OutfeedReceiver:
+    """A receiver around a stretch of the program; made by `outfeed_receiver`."""
+
+    def __init__(
+        self,
+        scope: Scope,
+        devices: Sequence[jax.Device],
+        timeout_sec: float,
+        record: Record | None = None,
+        flight_recorder: str | os.PathLike[str] | None = None,
+        process: bool = False,
+        forward: Forward | None = None,
+    ) -> None:
+        """See `outfeed_receiver`."""
+        self._forward = forward
+        self._forwarder: Forwarder | None = None
+        self._in_process = process
+        self._process: ReceiverProcess | None = None
+        self._timeout_sec = timeout_sec
+        self._record = record
+        self._flight_recorder = flight_recorder
+        self._scope = scope
+        self._devices = tuple(devices)
+        self._names = [transport.device_name(device) for device in devices]
+        self._ids = [device.id for device in devices]
+
+    @property
+    def devices(self) -> tuple[jax.Device, ...]:
+        """The devices whose taps this receiver accounts for."""
+        return self._devices
+
+    @property
+    def stats(self) -> list[DeviceStats]:
+        """A snapshot of the statistics so far, a row per device."""
+        return runtime.stats(self._scope)
+
+    @property
+    def recorder(self) -> Recorder | None:
+        """What the receiver records with, while it is open and after; None if it does not record."""
+        return self._scope.recorder
+
+    @property
+    def forwarder(self) -> Forwarder | None:
+        """What forwards the messages, while the receiver is open and after; None if it does not forward."""
+        return self._forwarder
+
+    @property
+    def failed_checks(self) -> list[FailedCheck]:
+        """The checks that failed so far and have not been raised, by line, the first failure first."""
+        return self._scope.deferred.checks()
+
+    def summary(self) -> str:
+        """The statistics as a short table: messages, bytes, rate, drops, failures and time per device."""
+        return summarize(self._scope.name, self.stats)
+
+    def __enter__(self) -> Self:
+        """Takes the devices over from the default receiver, when what was dispatched to them before is over.
+
+        Raises:
+            DeviceClaimedError: another open receiver has one of them.
+            OSError: it is to record, and the log or the flight recorder's folder cannot be made.
+            HostCallbackError: it is to forward, and the spool cannot be made, or a file is no certificate or key.
+        """
+        self._wait_for_earlier_work()
+        if self._flight_recorder is not None:
+            runtime.record_flight(self._flight_recorder)
+        if self._record is not None and not isinstance(self._record, Recorder):
+            self._scope.record_with(record_to(self._record, process_index=process_index(), job=job()))
+        elif self._record is not None:
+            self._scope.record_with(self._record)
+        if self._forward is not None:
+            self._forwarder = open_forwarder(self._forward)
+            self._scope.forward_with(self._forwarder)
+        try:
+            runtime.claim(self._names, self._scope)
+        except DeviceClaimedError:
+            if self._forwarder is not None:
+                self._forwarder.close()
+            raise
+        try:
+            for platform in {device.platform for device in self._devices}:
+                transport.start(platform)
+            if self._in_process:
+                self._process = self._start_process()
+        except BaseException:
+            runtime.release(self._names, self._scope)
+            if self._forwarder is not None:
+                self._forwarder.close()
+            raise
+        if self._scope.deferred.on_error is OnError.ABORT:
+            runtime.switches.abort_on_check(self._ids, True)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        """Waits for the taps, sends the end-of-stream sentinel, drains, and raises what was deferred."""
+        problem: TapTimeoutError | None = None
+        finished = False
+        try:
+            try:
+                # After an exception the user waits for their prompt: limit the whole wait, not only a stalled tap.
+                deadline = None if error is None else perf_counter() + self._timeout_sec
+                wait_for_taps(self._names, deadline=deadline, stall_sec=self._timeout_sec)
+            finally:
+                if self._process is not None:
+                    runtime.apart.end(self._process)
+                runtime.release(self._names, self._scope)
+                if self._scope.deferred.on_error is OnError.ABORT:
+                    runtime.switches.abort_on_check(self._ids, False)
+            runtime.wait_closed(self._names, self._scope, self._timeout_sec)
+            finished = True
+        except TapTimeoutError as timeout:
+            problem = timeout
+        finally:
+            if not finished:  # also when interrupted: what the taps raise belongs into the next report
+                runtime.report_later(self._scope)
+            self._end_recording()
+            if self._forwarder is not None:
+                end_forwarding(self._forwarder, self._process)
+            monitoring.record_receiver(self._scope.name, self.stats)
+        deferred = self._scope.deferred.take()
+        if problem is not None and deferred is not None:
+            deferred.add_note(str(problem))
+        report = deferred or problem
+        if report is None:
+            return
+        if error is None:
+            raise report
+        # The block's own exception goes on; what the taps had to say is attached to it and logged.
+        error.add_note(f"meanwhile in the receiver: {report}")
+        logger.error("while the receiver was closing: %s", "".join(traceback.format_exception(report)))
+
+    def _wait_for_earlier_work(self) -> None:
+        # Its messages are the default receiver's. (A tap function that opens a receiver would wait for itself.)
+        if runtime.serves(threading.current_thread()):
+            return
+        try:
+            inflight.wait(
+                perf_counter() + self._timeout_sec,
+                lambda: runtime.check_stalled(self._timeout_sec),
+                self._devices,
+            )
+        except TapTimeoutError:
+            logger.warning(
+                "outfeed_receiver%s: what was dispatched before it was entered is not through after %s s, and its "
+                "messages count as this one's: wait for it first, or give more time (timeout_sec=)",
+                f" {self._scope.name!r}" if self._scope.name else "",
+                self._timeout_sec,
+            )
+
+    def _start_process(self) -> ReceiverProcess | None:
+        log = os.fspath(self._record) if isinstance(self._record, str | os.PathLike) else None
+        keeping = Keeping(log, self._forward, process_index(), local_devices())
+        forwarder = self._forwarder
+        if forwarder is None:
+            return runtime.apart.start(self._names, self._scope, keeping=keeping)
+        process = runtime.apart.start(self._names, self._scope, keeping=keeping, on_death=forwarder.take_over)
+        if process is not None:
+            send_at_termination(process)
+        return process
+
+    def _end_recording(self) -> None:
+        recorder = self._scope.recorder
+        if recorder is None:
+            return
+        if recorder is self._record:  # the user's, who may go on
+            recorder.flush()
+        else:
+            recorder.close()
+        lost = sum(row.unrecorded for row in self.stats)
+        if lost:
+            warnings.warn(
+                f"{lost} message(s) were delivered but not recorded in {recorder.directory}: "
+                f"{recorder.counters.failure}. The log says where they are missing",
+                RecordingWarning,
+                stacklevel=3,
+            )
+
+
+def outfeed_receiver(
+    *,
+    receiver_name: str = "",
+    timeout_sec: float = 10.0,
+    backends: Sequence[str] | None = None,
+    devices: Sequence[jax.Device] | None = None,
+    max_errors: int = MAX_KEPT,
+    back_pressure: BackPressure | str = Policy.BLOCK,
+    on_error: OnError | str = OnError.DEFER,
+    record: Record | None = None,
+    flight_recorder: str | os.PathLike[str] | None = None,
+    process: bool = False,
+    forward: str | Forward | None = None,
+    spool: str | os.PathLike[str] | None = None,
+    sinks: Sequence[Sink] = (),
+) -> OutfeedReceiver:
+    """A context manager that accounts for the taps of a stretch of the program, such as a training loop.
+
+    Messages are delivered with or without one (receivers start by themselves at the first tap). On entry it waits for
+    the computations dispatched before, up to `timeout_sec`: their messages are not its own. On exit it waits for every
+    computation dispatched so far, from any thread, sends the end-of-stream sentinel through every device, waits until
+    all its messages are delivered, and raises what tap functions raised.
+
+        with hcb.outfeed_receiver() as rx:
+            train()
+        print(rx.summary())
+
+    Args:
+        receiver_name: appears in the summary and in errors.
+        timeout_sec: how long one invocation of a tap function may take, in seconds, before the exit gives up
+            on it; after an exception in the block, how long the exit may take in all.
+        backends: platform names such as `["cpu"]`; every backend that has been initialised by default.
+        devices: this process's devices to receive from; exclusive with `backends`.
+        max_errors: how many tap exceptions are kept whole; those beyond it are counted per tap.
+        back_pressure: what happens to a message for which a device's queue has no room: "block" (the device waits, and
+            nothing is lost), "block_then_drop", "drop_newest", "sample", "overwrite_oldest", or a `BackPressure` with
+            parameters.
+            Drops are counted in `stats` and leave gaps in the sequence numbers.
+        on_error: what becomes of checks that fail (see `check`): "defer" (they are raised on exit or by the next
+            barrier), "warn" (they are logged, the first failure of each line at once, and not raised), "raise_soon"
+            (as "defer", but the next call of a tapped function raises them already; of other threads those that used
+            JAX first after this receiver was made), "abort" (as "defer", and the program in which the check failed is
+            ended: it raises `jax.errors.JaxRuntimeError`). On several devices, "abort" ends the program on each at its
+            next failing check or other tap.
+        record: a folder; all messages are recorded there, in a tap log that `hcb cat` and `receiver.replay` read
+            without this program. Or what `hcb.record(folder, ...)` made, which has options and may be used again.
+
+        flight_recorder: a folder, in shared memory (`/dev/shm`) or on disk; from now on and until the process ends, the
+            messages that devices emitted last are kept there, delivered or not, so that `hcb recover` finds them if
+            the process is killed. The environment variable `HOSTCALLBACK_FLIGHT_RECORDER` does the same. Removed when
+            the process ends as it should.
+
+        process: whether taps that need no function of this process (`id_print`, `hcb.print`, checks) are delivered by a
+            process of its own, which takes nothing of this one's interpreter lock: it prints to the same standard
+            output, records, forwards, and gathers failed checks, which are raised here as ever. Either process may
+            die: the other delivers what was emitted (a message that was being delivered may come twice). Its messages
+            keep their order among themselves, not with those of taps with functions, which stay in this process. For
+            CPU devices on the native transport; others stay here, with a warning.
+
+        forward: `host:port` of a collector (`hcb collect`), which all messages are sent to; or what `hcb.Forward(...)`
+            returns, which has options.
+        spool: the folder that messages are written to before they are sent; what was emitted is there when the process
+            is killed, and the next one of the run sends it. A folder of the user's for temporary files by default.
+
+        sinks: callables that get every message, whichever tap it is of, as `receiver.messages.message.Message`, on the
+            device's receiver thread; whole values where these lie on several devices. What they raise is raised as
+            what taps raise. `otlp_exporter` makes one.
+
+    Raises:
+        TypeError: `record` is neither a path nor a recorder, `forward` no address, or `sinks` no sequence of callables.
+        ValueError: `devices` and `backends` are both given, a backend is unknown or has no devices here, or another
+            argument is out of range.
+        DeviceClaimedError: (on entering) another open receiver has one of the devices.
+        OSError: (on entering) `record` or `flight_recorder` is given, and nothing can be written there.
+        HostCallbackError: (on entering) `forward` is given, and the spool cannot be written to.
+        TapFunctionException: (on leaving) what tap functions raised.
+        TapTimeoutError: (on leaving) a tap outlasted `timeout_sec`; names it and how much is queued.
+    """
+    if not isinstance(timeout_sec, int | float) or not 0 <= timeout_sec < float("inf"):
+        raise ValueError(f"timeout_sec is {timeout_sec!r}, expected a finite number of seconds, 0 or more")
+    if not isinstance(max_errors, int) or max_errors < 1:
+        raise ValueError(f"max_errors is {max_errors!r}, expected a whole number of at least 1")
+    if not isinstance(back_pressure, BackPressure):
+        back_pressure = BackPressure(policy=back_pressure)
+    try:
+        on_error = OnError(on_error)
+    except ValueError:
+        raise ValueError(
+            f"on_error is {on_error!r}, expected one of {', '.join(repr(str(policy)) for policy in OnError)}"
+        ) from None
+    if on_error is OnError.ABORT:
+        effect_dispatch.expect_failures()
+    if on_error is OnError.RAISE_SOON:
+        raise_soon.prepare()
+    if process and record is not None and isinstance(record, Recorder):
+        raise ValueError("process=True records with a process of its own: give record= the path of a folder")
+    if process and back_pressure.policy is Policy.OVERWRITE_OLDEST:
+        raise ValueError('process=True cannot be had with "overwrite_oldest": use another back_pressure')
+    if not isinstance(sinks, Sequence) or not all(map(callable, sinks)):
+        raise TypeError(f"sinks is {sinks!r}, expected a sequence of callables that take a message")
+    if process and sinks:
+        raise ValueError(
+            "process=True delivers in another process, where the sinks are not: give one of the two"
+        )
+    scope = Scope(receiver_name, max_errors, back_pressure, on_error)
+    if sinks:
+        scope.deliver_to(ScopeSinks(sinks))
+    if record is not None and not isinstance(record, str | os.PathLike | Recorder):
+        raise TypeError(
+            f"record is a {type(record).__name__}, expected the path of a folder, or what hcb.record(path) returns"
+        )
+    if spool is not None and not isinstance(forward, str):
+        raise ValueError(
+            f"spool is {spool!r}, and forward is {forward!r}: give forward='host:port', or hcb.Forward"
+        )
+    options = Forward(forward, spool=spool) if isinstance(forward, str) else forward
+    if options is not None and not isinstance(options, Forward):
+        raise TypeError(f"forward is a {type(options).__name__}, expected 'host:port' or hcb.Forward(...)")
+    return OutfeedReceiver(
+        scope, choose_devices(backends, devices), timeout_sec, record, flight_recorder, process, options
+    )
+
+
+def error_collector(
+    *,
+    on_error: OnError | str = OnError.DEFER,
+    max_errors: int = MAX_KEPT,
+    timeout_sec: float = 10.0,
+    devices: Sequence[jax.Device] | None = None,
+) -> OutfeedReceiver:
+    """A context manager that gathers the checks that fail in a stretch of the program: `outfeed_receiver`, for errors.
+
+        with hcb.error_collector() as errors:
+            train()
+            print(errors.failed_checks)
+
+    Args:
+        on_error: what becomes of them; see `outfeed_receiver`.
+        max_errors: how many lines with failing checks are told apart; failures beyond them are counted.
+        timeout_sec: see `outfeed_receiver`.
+        devices: this process's devices to collect from; all by default.
+
+    Raises:
+        ValueError: an argument is out of range.
+        DeviceClaimedError: (on entering) another open receiver or collector has one of the devices.
+        TapFunctionException: (on leaving) a `CheckError` for each line, the first failure first.
+    """
+    return outfeed_receiver(
+        receiver_name="error collector", on_error=on_error, max_errors=max_errors, timeout_sec=timeout_sec,
+        devices=devices,
+    )  # fmt: skip

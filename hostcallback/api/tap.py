@@ -1,0 +1,138 @@
+"""The taps that users write in traced code: `id_tap` and `id_print`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from hostcallback.primitives.bind import Options, emit
+from hostcallback.tracing.fingerprint import callable_name
+from hostcallback.tracing.tap_spec import Absent, TapSpec, Transform
+from receiver.messages.consumer import Sink
+from receiver.sinks.print import PrintSink, SupportsWrite
+from receiver.sinks.tap import tap_sink
+
+
+def id_tap(
+    tap_func: Callable[..., Any],
+    arg: Any,
+    *,
+    result: Any = None,
+    ordered: bool = True,
+    tap_tangents: bool | None = None,
+    sharding: str = "global",
+    batched: bool = False,
+    name: str | None = None,
+    **kwargs: Any,
+) -> Any:
+    """Sends `arg` to the host, where `tap_func(arg, **kwargs)` is called; an identity in the program.
+
+    Works in any traced code, and outside of it. `tap_func` runs on the receiver thread of the device that
+    emitted the message, one message at a time per device and in order; several devices call it concurrently.
+    It may call JAX. (But what it dispatches and taps on its own device waits for room in a full queue, which only the
+    tap function's return can make: to tap from tap functions, have the device emit less than the queue holds, 8 MiB, or
+    dispatch from another thread.) It never blocks the device: messages queue, and the device waits only while the
+    queue's byte budget is full. What it raises is deferred until `barrier_wait` or the end of the receiver.
+
+    Under jvp the tangents are tapped too, with `transforms` ending in `("jvp", {})`; under grad the cotangents,
+    with `("jvp", {}), ("transpose", {})`; under vmap one message holds the batched arrays, with
+    `("batch", {"batch_dims": (0, None, ...)})`. What arrives under each transformation: docs/transformations.md.
+
+    Args:
+        tap_func: called as `tap_func(arg, **kwargs)`, and with `transforms=` (a tuple of (name, params)) and
+            `device=` (a `jax.Device`) if its signature names them. Its result is ignored.
+        arg: a pytree of arrays and numbers of any shape and dtype. The tap function receives the same pytree
+            with fresh numpy arrays, which it may keep and change. (Small arrays that arrive together share up to
+            8 KiB of memory, which is kept as long as any of them.) Typed PRNG keys arrive as keys, references
+            (`jax.new_ref`) as the value they have then, objects with `__jax_array__` as that array. Leaves that are
+            no arrays (functions, strings, any other object) stay on the host and arrive as they are.
+        result: what to return; `arg` if None.
+        ordered: whether messages of one device keep program order (the default). Unordered taps leave the
+            compiler free to run them concurrently.
+        tap_tangents: whether tangents and cotangents are tapped too. None: yes, unless the environment variable
+            `HOSTCALLBACK_TAP_TANGENTS` is 0.
+        sharding: what happens where the compiler partitions the program over several devices: "global" (the tap
+            function gets the whole array, once) or "local" (each device's shard, with its place as `index=`).
+        batched: whether `tap_func` takes many messages at once, for a fraction of the cost: it gets the same pytree,
+            each array stacked along a new first axis over consecutive messages of this tap (1 to 1024 of them, as many
+            as the receiver found waiting; never mixed with another tap's, another device's or other shapes). It is
+            called when the last of them would have been delivered.
+        name: what the tap is called in reports, and the name to bind its consumer by in another process.
+        **kwargs: host values passed on to `tap_func`; never traced.
+
+    Returns:
+        `result`, or `arg` when it is None. Use it: gradients reach the cotangent tap through it. Keys, references,
+        Python numbers and what is no array are the same objects as in `arg`.
+
+    Raises:
+        TypeError: `tap_func` is not callable, `batched` is no bool, or a leaf of `arg` is an array of another library
+            or of a dtype that JAX cannot put on a device. What else goes wrong has a note that names the tap's line.
+    """
+    if not callable(tap_func):
+        raise TypeError(
+            f"id_tap takes a function to call on the host as its first argument, got {type(tap_func).__name__} "
+            f"{tap_func!r}: id_tap(tap_func, arg)"
+        )
+    if not isinstance(batched, bool):
+        raise TypeError(
+            f"batched is {batched!r}, expected True or False: a stack has as many messages as were waiting"
+        )
+
+    def make_sink(spec: TapSpec, transforms: tuple[Transform, ...], absent: Absent) -> Sink:
+        return tap_sink(tap_func, spec.kwargs, spec.structure.unflatten_with(absent), batched=batched)
+
+    params = {"batched": True} if batched else {}
+    options = Options(name or callable_name(tap_func), ordered, tap_tangents, sharding, params=params)
+    identity = ("batched tap" if batched else "tap", tap_func)
+    return emit(arg, result, kwargs, make_sink, identity=identity, options=options)
+
+
+def id_print(
+    arg: Any,
+    *,
+    result: Any = None,
+    output_stream: SupportsWrite | None = None,
+    threshold: int = 1024,
+    ordered: bool = True,
+    tap_tangents: bool | None = None,
+    sharding: str = "global",
+    name: str | None = None,
+    **kwargs: Any,
+) -> Any:
+    """Prints `arg` on the host; an identity in the program. See `id_tap` for order, threads and transforms.
+
+    First the keyword arguments are printed on one line, `key: value`, sorted by key (with `transforms` among them
+    where there are any), then the value: arrays by `numpy.array2string`, tuples as `( a b )`, lists as
+    `[ a b ]`, dicts as `{ key=a }`. The format is that of `jax.experimental.host_callback.id_print`.
+
+    Args:
+        arg: as in `id_tap`.
+        result: what to return; `arg` if None.
+        output_stream: an object with `write(str)`, called on receiver threads; `sys.stdout` by default.
+        threshold: numpy's: arrays with more elements are summarised.
+        ordered: as in `id_tap`.
+        tap_tangents: as in `id_tap`.
+        sharding: as in `id_tap`.
+        name: as in `id_tap`.
+        **kwargs: host values to print.
+
+    Returns:
+        `result`, or `arg` when it is None.
+
+    Raises:
+        TypeError: `output_stream` has no `write`, or as in `id_tap`.
+    """
+    if output_stream is not None and not callable(getattr(output_stream, "write", None)):
+        raise TypeError(
+            f"id_print's output_stream needs a write(str) method, got {type(output_stream).__name__} "
+            f"{output_stream!r}: pass an open text file, io.StringIO() or None for standard output"
+        )
+
+    def make_sink(spec: TapSpec, transforms: tuple[Transform, ...], absent: Absent) -> Sink:
+        return PrintSink(spec.kwargs, spec.structure.unflatten_with(absent), output_stream, threshold)
+
+    options = Options(
+        name or "id_print", ordered, tap_tangents, sharding, kind="print", params={"threshold": threshold}
+    )
+    identity = ("print", output_stream, threshold)
+    return emit(arg, result, kwargs, make_sink, identity=identity, options=options)

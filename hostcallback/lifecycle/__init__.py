@@ -1,0 +1,1 @@
+"""What belongs to the process and its devices: receivers, forwarding, monitoring."""

@@ -1,0 +1,316 @@
+"""Which way a platform's taps take to the host, and the start of its receivers."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from hostcallback import _jax_compat as compat
+from hostcallback.lifecycle import reentrant_calls as reentrant
+from receiver.control.endpoints import live
+from receiver.errors import NativeLibraryError
+from receiver.log import logger
+from receiver.messages.consumer import Consumer
+from receiver.native import bindings as native_library
+from receiver.runtime.dispatch.calls import CallsInPlace, CallThreads
+from receiver.runtime.rules.admission import Decisions
+from receiver.runtime.runtime import runtime
+from receiver.runtime.stall_watch import Supervisor
+from receiver.sources.queue import QueueSource
+from receiver.sources.ring import RingSource
+from receiver.sources.ring_config import RingConfig
+from receiver.sources.source import Source
+from receiver.taplog.flight import recorder as flight
+from receiver.wire import ArraySpec, Flags, decode_header, encode_prefix
+from receiver.wire.truncation import cut, shape_record
+
+FFI_TARGET = "hostcallback_tap"
+FFI_SHARD_TARGET = "hostcallback_tap_shard"
+FFI_CALL_TARGET = "hostcallback_call"
+TRANSPORT_VARIABLE = "HOSTCALLBACK_TRANSPORT"
+NATIVE_PLATFORMS = ("cpu", "cuda", "rocm")
+GPU_PLATFORMS = ("cuda", "rocm")
+
+_lock = threading.Lock()  # protects _started and the queue sources
+_started: set[str] = set()
+_queues: dict[str, QueueSource] = {}
+_supervisor: Supervisor | None = None
+
+
+def device_name(device: jax.Device) -> str:
+    """How a device is called in reports: `cpu:0`."""
+    return f"{device.platform}:{device.id}"
+
+
+@functools.cache
+def use_native(platform: str) -> bool:
+    """Whether the platform's taps go through the native handler; otherwise through Python callbacks.
+
+    Raises:
+        ValueError: `HOSTCALLBACK_TRANSPORT` holds neither `native` nor `callback`.
+        NativeLibraryError: it holds `native` and the library, or a GPU's driver, cannot be loaded.
+    """
+    choice = os.environ.get(TRANSPORT_VARIABLE, "").strip().lower()
+    if choice not in ("", "native", "callback"):
+        raise ValueError(f"{TRANSPORT_VARIABLE}={choice!r}: expected 'native', 'callback' or nothing")
+    if platform not in NATIVE_PLATFORMS or choice == "callback":
+        return False
+    try:
+        native_library.load()
+        # A program for GPUs that this machine does not have is for another one.
+        if platform in GPU_PLATFORMS and local_devices(platform):
+            native_library.open_gpu(platform)
+    except NativeLibraryError as error:
+        if choice == "native":
+            raise
+        logger.warning("taps on %s use the slower callback transport: %s", platform, error)
+        return False
+    return True
+
+
+def calls_natively(platform: str) -> bool:
+    """Whether `hcb.call` goes through a native handler.
+
+    On a GPU it does not, although the taps do: while a host function runs, the device has nothing else to do, and XLA's
+    own callback brings the results back to it.
+    """
+    return platform not in GPU_PLATFORMS and use_native(platform)
+
+
+def start(platform: str) -> None:
+    """Starts the receivers of the platform's local devices unless they run. Any thread."""
+    global _supervisor
+    platform = compat.lowering_platform(platform)
+    with _lock:
+        if platform in _started:
+            return
+        native = use_native(platform)
+        devices = local_devices(platform)
+        if native and devices:
+            _register_handlers(platform)
+            _supervisor = _supervisor or Supervisor(runtime)
+        if devices:
+            _record_flight()
+        for device in devices:
+            make_source = functools.partial(_make_source, device, platform if native else None)
+            runtime.start(device_name(device), device, make_source, CallThreads if native else CallsInPlace)
+        _started.add(platform)
+    live.start()
+
+
+def _record_flight() -> None:
+    # A program that was asked to leave a trace should not end for want of room for it.
+    directory = os.environ.get(flight.VARIABLE, "").strip()
+    if not directory:
+        return
+    try:
+        runtime.record_flight(directory)
+    except OSError as error:
+        logger.warning("%s=%s: no flight is recorded: %s", flight.VARIABLE, directory, error)
+
+
+def started() -> bool:
+    """Whether any receiver runs."""
+    return bool(_started)
+
+
+def local_devices(platform: str) -> list[jax.Device]:
+    """This process's devices of a platform; none where the platform has no backend here."""
+    try:
+        return list(jax.local_devices(backend=platform))
+    except RuntimeError:  # lowered for a platform that this machine does not have
+        return []
+
+
+def forget() -> None:
+    """Forgets what runs: for a forked child."""
+    global _lock, _supervisor
+    _supervisor = None
+    _lock = threading.Lock()
+    _started.clear()
+    reentrant.forget()
+    _queues.clear()
+
+
+def _make_source(device: jax.Device, native_platform: str | None) -> Source:
+    if native_platform in GPU_PLATFORMS:
+        # XLA's FFI tells a GPU's number in its process.
+        keep = functools.partial(runtime.keep, device_name(device))
+        return RingSource.open_gpu(
+            device.local_hardware_id, device.id, RingConfig.from_environment(), before_use=keep
+        )
+    if native_platform is not None:
+        return RingSource.open(device.id, RingConfig.from_environment())
+    source = _queues.get(device_name(device))
+    if source is None:
+        source = _queues[device_name(device)] = QueueSource(device.id)
+    return source
+
+
+@functools.cache
+def _register_handlers(platform: str) -> None:
+    # Not at import: a registration before the backend exists would be reported as a backend failure.
+    library = native_library.load()
+    if platform in GPU_PLATFORMS:
+        handlers = {FFI_TARGET: library.hcb_gpu_tap, FFI_SHARD_TARGET: library.hcb_gpu_tap_shard}
+        platform = platform.upper()
+    else:
+        handlers = {
+            FFI_TARGET: library.hcb_tap,
+            FFI_SHARD_TARGET: library.hcb_tap_shard,
+            FFI_CALL_TARGET: library.hcb_call_host,
+        }
+    for target, handler in handlers.items():
+        jax.ffi.register_ffi_target(target, jax.ffi.pycapsule(handler), platform=platform)
+    runtime.switches.use(library, runtime.registry)
+
+
+def _holds(consumer: Consumer, arrays: Sequence[Any]) -> bool:
+    return consumer.is_check and bool(np.all(arrays[0]))
+
+
+def _end_failing_program(consumer: Consumer, device: int) -> None:
+    if consumer.is_check and runtime.switches.aborts(device):
+        raise RuntimeError(
+            'hostcallback: a check failed, and its receiver\'s on_error="abort" ends the program; the receiver and '
+            "barrier_wait report which check it was"
+        )
+
+
+def callback_emitter(
+    platform: str,
+    consumer: Consumer,
+    prefix: bytes,
+    dtypes: Sequence[np.dtype[Any]],
+    devices: list[jax.Device] | None,
+) -> Callable[..., tuple[()]]:
+    """The Python function that a tapped program calls where there is no native handler.
+
+    It takes the partition's index and the tapped arrays, and puts a frame into the queue of the device that
+    runs it.
+    """
+
+    header = decode_header(prefix)
+
+    def emit(partition: Any, *arrays: Any) -> tuple[()]:
+        source = _queue_of(platform, devices, int(partition))
+        admission = runtime.switches.admission(consumer)
+        elements = None
+        if consumer.is_check:
+            if runtime.switches.is_off(consumer, source.device) or _holds(consumer, arrays):
+                return ()
+        elif admission is not None:
+            if not admission.admit(source.device, time.time_ns()):
+                return ()
+            elements = admission.rule.truncate
+        emitted = _as_emitted(arrays, dtypes)
+        if elements is None or all(array.size <= elements for array in emitted):
+            source.emit(prefix, emitted)
+        else:
+            heads = [shape_record([a.shape for a in emitted]), *[cut(a, elements) for a in emitted]]
+            specs = [ArraySpec.of(head.dtype, head.shape) for head in heads]
+            source.emit(encode_prefix(header.consumer_id, header.flags | Flags.TRUNCATED, specs), heads)
+        _end_failing_program(consumer, source.device)
+        return ()
+
+    return emit
+
+
+def callback_shard_emitter(
+    platform: str,
+    consumer: Consumer,
+    flags: int,
+    dtypes: Sequence[np.dtype[Any]],
+    devices: list[jax.Device] | None,
+) -> Callable[..., None]:
+    """As `callback_emitter`, for shards: it takes the shard record before the arrays.
+
+    A Python callback is not told which launch of the program it belongs to: occurrences are counted over all of them,
+    and the program's own number stands for the run id.
+    """
+    program = next(_programs)
+    lock = threading.Lock()  # protects what follows
+    occurrences: dict[int, int] = {}
+    decisions = Decisions()
+
+    def emit(partition: Any, record: Any, *arrays: Any) -> None:
+        number = int(partition)
+        source = _queue_of(platform, devices, number)
+        if _holds(consumer, arrays):
+            return
+        with lock:
+            # Counted even where it is off, so that the devices agree on the number when it is on again.
+            occurrence = occurrences[number] = occurrences.get(number, -1) + 1
+            if consumer.is_check:
+                sent = not runtime.switches.is_off(consumer, source.device)
+            else:
+                sent = decisions.of(occurrence, runtime.switches.admission(consumer), time.time_ns())
+        if not sent:
+            return
+        numbers = np.array(record, np.int64)
+        numbers[0] = occurrence
+        specs = [ArraySpec.of(numbers.dtype, numbers.shape)]
+        specs += [ArraySpec.of(d, a.shape) for d, a in zip(dtypes, arrays, strict=True)]
+        source.emit(
+            encode_prefix(consumer.consumer_id, flags, specs),
+            [numbers, *_as_emitted(arrays, dtypes)],
+            program,
+        )
+        _end_failing_program(consumer, source.device)
+
+    return emit
+
+
+def callback_caller(
+    platform: str,
+    prefix: bytes,
+    dtypes: Sequence[np.dtype[Any]],
+    results: Sequence[ArraySpec],
+    devices: list[jax.Device] | None,
+) -> Callable[..., tuple[np.ndarray[Any, Any], ...]]:
+    """As `callback_emitter`, for a call: the host function runs when it is its turn, after the taps before it.
+
+    The Python function waits for it and returns the results, which `results` describe, elements of less than a byte
+    widened.
+    """
+    among_native_taps = use_native(platform)
+
+    def ask(partition: Any, *arrays: Any) -> tuple[np.ndarray[Any, Any], ...]:
+        name = device_name(_device_of(platform, devices, int(partition)))
+        receiver: Any = runtime.receivers([name])[0]
+        emitted = _as_emitted(arrays, dtypes)
+        if among_native_taps:
+            found = receiver.source.call(prefix, emitted, results)
+        else:
+            found = receiver.calls.ask(prefix, emitted)
+        return tuple(result.astype(compat.widened(result.dtype), copy=False) for result in found)
+
+    return ask
+
+
+_programs = itertools.count(1)
+
+
+def _device_of(platform: str, devices: list[jax.Device] | None, partition: int) -> jax.Device:
+    return (local_devices(platform) if devices is None else devices)[partition]
+
+
+def _queue_of(platform: str, devices: list[jax.Device] | None, partition: int) -> QueueSource:
+    device = _device_of(platform, devices, partition)
+    source = _queues.get(device_name(device))
+    if source is None:
+        raise RuntimeError(f"no receiver runs for device {device_name(device)}")
+    return source
+
+
+def _as_emitted(arrays: Sequence[Any], dtypes: Sequence[np.dtype[Any]]) -> list[np.ndarray[Any, Any]]:
+    # Packed elements came widened.
+    return [np.asarray(a).astype(d, copy=False) for a, d in zip(arrays, dtypes, strict=True)]

@@ -1,0 +1,1 @@
+"""Lowering rules: what programs with taps compile to."""

@@ -1,0 +1,105 @@
+"""Taps in functions with `jax.experimental.custom_partitioning`, and in what their rules say each device runs.
+
+On one device, and where each device runs its own program, JAX inlines the function, taps included. Where the compiler
+partitions, XLA asks the function's `partition` rule what each device runs, and JAX lowers that as a program of its own:
+it becomes one equation here, which makes the token of its taps.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from jax.extend.core import Primitive
+
+from hostcallback import _jax_compat as compat
+from hostcallback.lifecycle import receivers as transport
+from hostcallback.primitives.call import call_p
+from hostcallback.primitives.tap import TapEffect, tap_p
+
+
+class _Kept:
+    """What a program keeps alive for the sake of the bodies that it gets when it is compiled."""
+
+    def __init__(self) -> None:
+        self.leases: list[Any] = []
+
+
+_body_p = Primitive("tapped_partition")
+_body_p.multiple_results = True
+
+
+def _abstract(*avals: Any, closed: Any, kept: Any) -> Any:
+    return closed.out_avals, {e for e in closed.effects if not isinstance(e, TapEffect)}
+
+
+def _lower(ctx: Any, *operands: Any, closed: Any, kept: _Kept) -> Any:
+    _check_body(compat.LoweringContext(ctx), closed)
+    return compat.lower_discharged(compat.keeping_alive_in(ctx, kept.leases), closed, operands, TapEffect)
+
+
+def _with_taps(body: Callable[..., Any], kept: _Kept) -> Callable[..., Any]:
+    # What a device runs, as one equation if it has taps.
+    @functools.wraps(body)
+    def run(*args: Any) -> Any:
+        closed, shapes = jax.make_jaxpr(body, return_shape=True)(*args)
+        if not compat.has_effect(closed, TapEffect):
+            return body(*args)
+        closed, consts = compat.constants_to_inputs(compat.lower_to_primitives(closed))
+        outs = _body_p.bind(*consts, *jax.tree.leaves(args), closed=closed, kept=kept)
+        return jax.tree.unflatten(jax.tree.structure(shapes), outs)
+
+    return run
+
+
+def _lowering(lower: Callable[..., Any]) -> Callable[..., Any]:
+    # JAX's rule, with taps in the bodies.
+    @functools.wraps(lower)
+    def lower_with_taps(ctx: Any, *operands: Any, call: Any, partition: Any, **params: Any) -> Any:
+        kept = _Kept()
+
+        @functools.wraps(partition)
+        def partition_with_taps(*args: Any) -> Any:
+            mesh, body, result_sharding, arg_shardings = partition(*args)
+            return mesh, _with_taps(body, kept), result_sharding, arg_shardings
+
+        results = lower(ctx, *operands, call=call, partition=partition_with_taps, **params)
+        if compat.tokens_are_set(ctx):  # it was inlined
+            return results
+        ctx.module_context.add_keepalive(kept)
+        if compat.has_effect(call, TapEffect):
+            context = compat.LoweringContext(ctx)
+            _check_body(context, call)
+            context.avoid_persistent_cache()
+            compat.mark_side_effect(results)
+            compat.pass_tokens(ctx)
+        return results
+
+    return lower_with_taps
+
+
+def _check_body(context: compat.LoweringContext, closed: Any) -> None:
+    """Refuses what a device could not run in there."""
+    for equation in compat.equations_of([closed.jaxpr], (tap_p, call_p)):
+        is_call = equation.primitive is call_p
+        if not is_call and transport.use_native(context.platform):
+            continue
+        spec = equation.params["call" if is_call else "tap"]
+        raise NotImplementedError(
+            f"the {'call of' if is_call else 'tap'} {spec.name} at {spec.source_line} is in a function with "
+            "custom_partitioning, in a program that the compiler partitions, where only taps can be, on the native "
+            "transport: move it out of the function, or put the code around it into jax.shard_map over all axes of the "
+            "mesh, where each device taps and calls with its shard"
+        )
+
+
+def _tap_effects(params: dict[str, Any]) -> set[Any]:
+    return {effect for effect in params["call"].effects if isinstance(effect, TapEffect)}
+
+
+_body_p.def_effectful_abstract_eval(_abstract)
+compat.register_lowering(_body_p, _lower)
+compat.add_effects(compat.custom_partitioning_p, _tap_effects)
+compat.wrap_custom_partitioning(_lowering)

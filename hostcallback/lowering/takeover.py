@@ -1,0 +1,219 @@
+"""One call of a callback function of JAX's, bound as a tap or a call of ours."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Literal
+
+import jax
+import numpy as np
+
+from hostcallback import _jax_compat as compat
+from hostcallback.lifecycle import readiness
+from hostcallback.primitives.bind import Options, emit
+from hostcallback.primitives.call import emit_call
+from hostcallback.primitives.formatted import as_jax_array, params_of, template_of
+from hostcallback.tracing.fingerprint import callable_name
+from hostcallback.tracing.tap_spec import ON_ONE_DEVICE, Absent, TapSpec, Transform
+from receiver.messages.consumer import Sink
+from receiver.sinks.callback import callback_sink
+from receiver.sinks.format import Deliver, FormatSink, PrintLines
+from receiver.sinks.unbatch import batchings_of
+
+Arrays = Literal["numpy", "jax"]
+"""What callbacks get: fresh numpy arrays, or JAX arrays on the CPU as from JAX."""
+
+PLATFORMS = ("cpu", "gpu", "cuda", "rocm")
+"""Of the devices whose callbacks are taken over. Elsewhere taps are Python callbacks too, and can do less."""
+
+
+class StaysWithJaxError(Exception):
+    """This call is not taken over; the text is the reason."""
+
+
+def take_over(name: str, args: Sequence[Any], params: dict[str, Any], arrays: Arrays) -> list[Any]:
+    """Binds what `name` (a key of `FUNCTIONS`) was to bind, as a tap or a call; returns the results.
+
+    Args:
+        name: the public function of JAX's.
+        args: the equation's operands.
+        params: the equation's parameters.
+        arrays: what the callback gets.
+
+    Raises:
+        StaysWithJaxError: JAX must do it itself.
+        Exception: what `emit` and `emit_call` raise of arguments that cannot be sent.
+    """
+    _check_place()
+    try:
+        compat.check_callback_params(name, params)
+    except LookupError as error:
+        raise StaysWithJaxError(f"this JAX is not known: {error}") from error
+    return FUNCTIONS[name](args, arrays, **params)
+
+
+def _check_place() -> None:
+    code = compat.tracing_for(sys._getframe(1))
+    if code is not None:
+        raise StaysWithJaxError(f"it is in {code}")
+    platform = jax.default_backend()
+    if platform not in PLATFORMS:
+        raise StaysWithJaxError(f"programs run on {platform}, where taps are Python callbacks as well")
+
+
+def _parts(callback: Any) -> tuple[Callable[..., Any], Any, Mapping[int, Any]]:
+    try:
+        return compat.callback_parts(callback)
+    except LookupError as error:
+        raise StaysWithJaxError(f"this JAX is not known: {error}") from error
+
+
+def _callback(
+    args: Sequence[Any], arrays: Arrays, *, callback: Any, effect: Any, partitioned: bool
+) -> list[Any]:
+    func, in_tree, static = _parts(callback)
+    if (getattr(func, "__module__", None) or "").startswith("jax._src."):
+        raise StaysWithJaxError(
+            "it is JAX's own, such as of jax.debug.breakpoint, and may hold the device up on purpose"
+        )
+    ordered = compat.is_ordered_debug_effect(effect)
+    _emit_callback(func, _arguments(in_tree, args, static), arrays, ordered, partitioned=partitioned)
+    return []
+
+
+def _print(
+    args: Sequence[Any],
+    arrays: Arrays,
+    *,
+    fmt: str,
+    ordered: bool,
+    partitioned: bool,
+    in_tree: Any,
+    static_args: Any,
+    np_printoptions: Any,
+    has_placeholders: bool,
+    logging_record: Any = None,
+) -> list[Any]:
+    # Prints the same text whatever `arrays` is.
+    values, named = _arguments(in_tree, args, dict(static_args))
+    if named and not has_placeholders:
+        raise StaysWithJaxError("its text has no placeholders for the keyword arguments, which JAX refuses")
+    template = replace(
+        template_of(fmt, values, named), has_placeholders=has_placeholders, printoptions=dict(np_printoptions)
+    )
+    deliver: Deliver = PrintLines(None) if logging_record is None else _LogRecords(logging_record)
+
+    def make_sink(spec: TapSpec, transforms: tuple[Transform, ...], absent: Absent) -> Sink:
+        return FormatSink(template, spec.structure.unflatten_with(absent), batchings_of(transforms), deliver)
+
+    options = _options("print" if logging_record is None else "log", ordered, partitioned)
+    params = params_of(template)
+    if logging_record is not None:
+        params |= {"logger": logging_record.name, "level": logging_record.levelno}
+    identity = ("jax print", options.name, fmt, has_placeholders, str(template.printoptions))
+    options = replace(options, kind="format", params=params)
+    emit((values, named), (), {}, make_sink, identity=identity, options=options)
+    return []
+
+
+class _LogRecords:
+    # As `jax.debug.log` logs: the record names the line that was traced, and the time at which it was.
+
+    def __init__(self, record: Any) -> None:
+        self._record = record
+
+    def __call__(self, texts: list[str]) -> None:
+        for text in texts:
+            record = copy.copy(self._record)
+            record.msg = text
+            compat.debug_logger().handle(record)
+
+
+def _io_callback(
+    args: Sequence[Any], arrays: Arrays, *, callback: Any, result_avals: Any, sharding: Any, ordered: bool
+) -> list[Any]:
+    if sharding is not None:
+        raise StaysWithJaxError("its sharding= says which device calls")
+    func, in_tree, static = _parts(callback)
+    arguments = _arguments(in_tree, args, static)
+    if not result_avals:
+        # In the order of the calls with results, also where the compiler partitions.
+        _emit_callback(func, arguments, arrays, ordered, params={ON_ONE_DEVICE: True} if ordered else {})
+        return []
+    host_func = functools.partial(_leaves_of_call, func, arrays)
+    announced = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in result_avals]
+    options = replace(_options(callable_name(func), ordered, partitioned=False), params={ON_ONE_DEVICE: True})
+    return list(emit_call(host_func, arguments, {}, announced, "sequential", options))
+
+
+def _leaves_of_call(func: Callable[..., Any], arrays: Arrays, arguments: Any) -> list[Any]:
+    # JAX compares the leaves of the result with what was announced, and not the structure.
+    if arrays == "jax":
+        with jax.default_device(_cpu()):
+            args, kwargs = jax.tree.map(_as_from_jax, arguments)
+            return jax.tree.leaves(func(*args, **kwargs))
+    args, kwargs = arguments
+    return jax.tree.leaves(func(*args, **kwargs))
+
+
+def _as_from_jax(leaf: Any) -> Any:
+    return as_jax_array(leaf) if isinstance(leaf, np.ndarray) else leaf
+
+
+def _emit_callback(
+    func: Callable[..., Any],
+    arguments: Any,
+    arrays: Arrays,
+    ordered: bool,
+    *,
+    partitioned: bool = False,
+    params: Mapping[str, Any] | None = None,
+) -> None:
+    def make_sink(spec: TapSpec, transforms: tuple[Transform, ...], absent: Absent) -> Sink:
+        unflatten = spec.structure.unflatten_with(absent)
+        batchings = batchings_of(transforms)
+        if arrays == "numpy":
+            return callback_sink(func, unflatten, batchings)
+        return callback_sink(
+            functools.partial(_call_on_cpu, func), lambda a: unflatten([*map(as_jax_array, a)]), batchings
+        )
+
+    params = params or {}
+    options = replace(_options(callable_name(func), ordered, partitioned), kind="callback", params=params)
+    identity = ("jax callback", func, arrays, *params)
+    emit(arguments, (), {}, make_sink, identity=identity, options=options)
+    readiness.expect_callbacks()
+
+
+def _call_on_cpu(func: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+    with jax.default_device(_cpu()):
+        func(*args, **kwargs)
+
+
+def _cpu() -> jax.Device:
+    return jax.local_devices(backend="cpu")[0]
+
+
+def _arguments(in_tree: Any, dynamic: Sequence[Any], static: Mapping[int, Any]) -> Any:
+    rest = iter(dynamic)
+    count = len(dynamic) + len(static)
+    leaves = [static[i] if i in static else next(rest) for i in range(count)]
+    args, kwargs = jax.tree.unflatten(in_tree, leaves)
+    return tuple(args), dict(kwargs)
+
+
+def _options(name: str, ordered: bool, partitioned: bool) -> Options:
+    sharding = "local" if partitioned else "global"
+    return Options(name, bool(ordered), tap_tangents=False, sharding=sharding, keep_objects=True)
+
+
+FUNCTIONS: dict[str, Callable[..., list[Any]]] = {
+    "jax.debug.callback": _callback,
+    "jax.debug.print": _print,
+    "io_callback": _io_callback,
+}
+"""What is taken over, by the name of JAX's public function."""

@@ -1,0 +1,234 @@
+"""Lowers a tap to the transport of its platform."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from hostcallback import _jax_compat as compat
+from hostcallback.lifecycle import receivers as transport
+from hostcallback.lowering import partition
+from hostcallback.primitives.tap import TAP_EFFECT, tap_p
+from hostcallback.sync import inflight
+from hostcallback.tracing.tap_spec import ON_ONE_DEVICE, Absent, Shards, TapSpec
+from receiver.messages.consumer import Consumer, Sink
+from receiver.messages.message import Message
+from receiver.messages.registry import Lease
+from receiver.runtime.runtime import runtime
+from receiver.sinks import exported
+from receiver.sinks.unbatch import batch_axes, batchings_of
+from receiver.wire import ArraySpec, Flags, encode_prefix
+
+MAX_BRANCHES = 32
+"""Checks of one program beyond so many taps have no branch around them: 0.1 us instead of 0.05."""
+
+BY_ELEMENT = ("format", "callback")
+"""The kinds of taps whose sinks take a batch apart."""
+
+
+def _lower(ctx: Any, *operands: Any, tap: TapSpec, transforms: Any, absent: Absent) -> Any:
+    context = compat.LoweringContext(ctx)
+    if len(context.platforms) > 1:
+        raise NotImplementedError(
+            f"the tap {tap.name} at {tap.source_line} is in a program that is lowered for several platforms at once, "
+            f"{', '.join(context.platforms)}: lower it for one at a time, since each takes its taps another way"
+        )
+    if not all(isinstance(size, int) for aval in ctx.avals_in for size in aval.shape):
+        shapes = ", ".join(str(aval.shape) for aval in ctx.avals_in)
+        raise NotImplementedError(
+            f"the tap {tap.name} at {tap.source_line} is exported with symbolic shapes, {shapes}, and messages "
+            "say their shapes beforehand: export the program for each shape that it is called with"
+        )
+    transport.start(context.platform)
+    inflight.expect(context.local_devices())
+    native = transport.use_native(context.platform)
+    if context.for_export and not native:
+        raise NotImplementedError(
+            f"the tap {tap.name} at {tap.source_line} would be a Python callback, which JAX cannot export: programs "
+            "with taps are exported for CPU and GPUs, on the native transport"
+        )
+    emit = _emit_natively if native else _emit_through_python
+    shards = _shards(context)
+    consumer = tap.consumer(transforms, absent, shards, switchable=True)
+    if _on_one_device(context, tap):
+        emit, shards = _emit_on_one_device, None
+        consumer = _called(tap, transforms, absent)
+    lease = runtime.registry.lease(consumer)
+    consumer = lease.consumer
+    runtime.switches.known(consumer, tap.without_devices)
+    token = context.token_in(TAP_EFFECT)
+    arrays, avals, consumer_id = list(operands), list(ctx.avals_in), consumer.consumer_id
+    if context.for_export:
+        # JAX does not export a program that keeps something alive. The lease goes with the process instead.
+        _leases_of_exported_taps[consumer.consumer_id] = lease
+        description = tap.describe(transforms, absent, shards).pack()
+        consumer_id = exported.WHOLE_ID if shards is None else exported.SHARDS_ID
+        arrays.insert(0, context.constant(description))
+        avals.insert(0, jax.ShapeDtypeStruct(description.shape, description.dtype))
+    else:
+        context.keep_alive(lease)
+        context.avoid_persistent_cache()
+    whole_axes = _whole_axes(context, tap, transforms, avals)
+    emission = functools.partial(emit, context, token, arrays, avals, tap, consumer, consumer_id, whole_axes)
+    # The handler looks at a check's predicate itself. A branch around it costs less to run, and more to compile the
+    # more there are. Where the compiler partitions, its condition would have to be brought together from all devices.
+    # On a GPU the host would have to wait for it; there the receiver looks at the predicate.
+    branch = tap.check and not context.automatic
+    if native:
+        branch = branch and context.platform == "cpu" and context.kept_alive < MAX_BRANCHES
+    token_out = context.unless(operands[0], token, emission) if branch else emission()
+    # An unordered tap hangs on the token that comes in, so it cannot start before its program point's predecessors are
+    # known, but nothing waits for it. Shards are numbered in the order of their emission, which the devices share only
+    # if it is the program's.
+    context.set_token_out(TAP_EFFECT, token_out if tap.ordered or context.automatic else token)
+    return operands
+
+
+_leases_of_exported_taps: dict[int, Lease] = {}
+
+
+def _emit_natively(
+    context: compat.LoweringContext,
+    token: Any,
+    operands: Sequence[Any],
+    avals: Sequence[Any],
+    tap: TapSpec,
+    consumer: Consumer,
+    consumer_id: int,
+    whole_axes: Sequence[Sequence[int]],
+) -> Any:
+    if context.automatic:
+        target, prefix = transport.FFI_SHARD_TARGET, (consumer_id, int(_flags(tap)))
+        config = partition.call_config(
+            target,
+            context.device_count,
+            context.partly_manual_mesh,
+            prefix=prefix,
+            predicate=_predicate(context),
+            whole_axes=whole_axes,
+        )
+        return context.partitioned_call(partition.CALL_NAME, token, operands, config)
+    attributes = {"prefix": compat.uint8_attribute(_prefix(context, consumer_id, tap, avals))}
+    return context.custom_call(transport.FFI_TARGET, token, operands, attributes)
+
+
+def _emit_through_python(
+    context: compat.LoweringContext,
+    token: Any,
+    operands: Sequence[Any],
+    avals: Sequence[Any],
+    tap: TapSpec,
+    consumer: Consumer,
+    consumer_id: int,
+    whole_axes: Sequence[Sequence[int]],
+) -> Any:
+    dtypes = [np.dtype(aval.dtype) for aval in avals]
+    platform, devices = context.platform, context.devices()
+    if not context.automatic:
+        prefix = _prefix(context, consumer_id, tap, avals)
+        function = transport.callback_emitter(platform, consumer, prefix, dtypes, devices)
+        return context.python_callback(function, token, operands, avals)
+    if platform == "tpu":
+        raise NotImplementedError(
+            f"the tap {tap.name} at {tap.source_line} is in a program that the compiler partitions over "
+            f"{context.device_count} devices, which taps on TPU do not support yet: put the code around it into "
+            "jax.shard_map over all axes of the mesh, where each device taps its shard"
+        )
+    target, index = context.add_python_callback(
+        transport.callback_shard_emitter(platform, consumer, int(_flags(tap)), dtypes, devices)
+    )
+    config = partition.call_config(
+        target, context.device_count, context.partly_manual_mesh, index=index, whole_axes=whole_axes
+    )
+    return context.partitioned_call(partition.CALL_NAME, token, context.widen(operands, avals), config)
+
+
+def _flags(tap: TapSpec) -> Flags:
+    flags = Flags(0)
+    for flag, is_set in ((Flags.ORDERED, tap.ordered), (Flags.CHECK, tap.check), (Flags.FOLDS, tap.folds)):
+        flags |= flag if is_set else Flags(0)
+    return flags
+
+
+def _whole_flags(context: compat.LoweringContext, tap: TapSpec) -> Flags:
+    # What goes through a consumer of all exported taps, or of shards, is looked at one by one.
+    batched = tap.params.get("batched", False) and tap.structure.has_arrays and not context.for_export
+    return _flags(tap) | (Flags.BATCHED if batched else Flags(0))
+
+
+def _prefix(context: compat.LoweringContext, consumer_id: int, tap: TapSpec, avals: Sequence[Any]) -> bytes:
+    specs = [ArraySpec.of(np.dtype(aval.dtype), aval.shape) for aval in avals]
+    return encode_prefix(
+        consumer_id, _whole_flags(context, tap), specs, _predicate(context) if tap.check else 0
+    )
+
+
+def _predicate(context: compat.LoweringContext) -> int:
+    # A check's is the first array but for the description of an exported tap.
+    return int(context.for_export)
+
+
+def _whole_axes(
+    context: compat.LoweringContext, tap: TapSpec, transforms: Any, avals: Sequence[Any]
+) -> Sequence[Sequence[int]]:
+    # Who gets a device's shards of each element of a batch, as from JAX's callbacks, needs all elements on it.
+    batchings = batchings_of(transforms)
+    if not context.automatic or tap.sharding != "local" or tap.kind not in BY_ELEMENT or not batchings:
+        return ()
+    described = int(context.for_export)  # in front, without a batch
+    return [
+        [] if i < described
+        else sorted(batch_axes(len(aval.shape), [dims[i - described] for dims in batchings]).values())
+        for i, aval in enumerate(avals)
+    ]  # fmt: skip
+
+
+def _on_one_device(context: compat.LoweringContext, tap: TapSpec) -> bool:
+    # Where some axes are manual, each of their places has devices of its own, and XLA knows no first one.
+    return ON_ONE_DEVICE in tap.params and context.automatic and not context.partially_manual
+
+
+def _called(tap: TapSpec, transforms: Any, absent: Absent) -> Consumer:
+    # The tap as a call without results. Another id than the tap's, since equal ids are equal consumers.
+    consumer = tap.consumer(transforms, absent)
+    consumer_id = tap.consumer_id((*transforms, ("call", None)), absent)
+    return dataclasses.replace(
+        consumer, consumer_id=consumer_id, sink=functools.partial(_call, consumer.sink)
+    )
+
+
+def _call(sink: Sink, message: Message) -> tuple[()]:
+    sink(message)
+    return ()
+
+
+def _emit_on_one_device(
+    context: compat.LoweringContext,
+    token: Any,
+    operands: Sequence[Any],
+    avals: Sequence[Any],
+    tap: TapSpec,
+    consumer: Consumer,
+    consumer_id: int,
+    whole_axes: Sequence[Sequence[int]],
+) -> Any:
+    dtypes = [np.dtype(aval.dtype) for aval in avals]
+    specs = [ArraySpec.of(dtype, aval.shape) for dtype, aval in zip(dtypes, avals, strict=True)]
+    prefix = encode_prefix(consumer_id, Flags.CALL | _flags(tap), specs)
+    ask = transport.callback_caller(context.platform, prefix, dtypes, [], context.devices())
+    return context.python_callback(ask, token, operands, avals)
+
+
+def _shards(context: compat.LoweringContext) -> Shards | None:
+    if not context.automatic:
+        return None
+    here = jax.process_index()
+    return "all" if all(device.process_index == here for device in context.devices() or ()) else "some"
+
+
+compat.register_lowering(tap_p, _lower)

@@ -1,0 +1,1 @@
+"""The primitives, and how JAX's transformations treat them."""

@@ -1,0 +1,179 @@
+"""The primitive of calls of the host that bring a result back, and what JAX's transformations do with it."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching
+
+from hostcallback import _jax_compat as compat
+from hostcallback.primitives.bind import Options, bind_spec
+from hostcallback.primitives.tap import CALL_EFFECT, TAP_EFFECT
+from hostcallback.tracing.fingerprint import describe_structure
+from hostcallback.tracing.tap_spec import Absent, TapSpec, Transform
+from receiver.errors import CallResultError
+from receiver.messages.consumer import Sink
+from receiver.sinks.call import CallSink, Expected
+from receiver.sinks.tap import tap_sink
+from receiver.wire.dtypes import wire_type_of
+
+BREAKPOINT = "breakpoint"
+"""The `kind` of a call that sends primals and may be transposed: its first operand says which of the others have no
+values then."""
+
+call_p = Primitive("host_call")
+call_p.multiple_results = True
+
+
+def emit_call(
+    host_func: Callable[..., Any],
+    arg: Any,
+    kwargs: dict[str, Any],
+    result_shape: Any,
+    vmap_method: str | None,
+    options: Options,
+) -> Any:
+    """Binds one call, of any kind; see `call` for the arguments, and for what it returns and raises."""
+    expected, result_tree = _expected(result_shape)
+    config: Any = jax.config  # the attribute exists in every version, and its annotation in none
+    narrow = not config.jax_enable_x64
+
+    def make_sink(spec: TapSpec, transforms: tuple[Transform, ...], absent: Absent) -> Sink:
+        what = f"the call of {spec.name} at {spec.source_line}"
+        flatten = functools.partial(_leaves_of, tree=result_tree, what=what)
+        host = tap_sink(host_func, spec.kwargs, spec.structure.unflatten_with(absent))
+        return CallSink(host, flatten, expected, what=what, narrow=narrow)
+
+    def bind(spec: TapSpec, arrays: list[Any]) -> Any:
+        avals = tuple(jax.core.ShapedArray(e.shape, e.dtype) for e in expected)
+        outs = call_p.bind(*arrays, call=spec, transforms=(), result_avals=avals, vmap_method=vmap_method)
+        return jax.tree.unflatten(result_tree, outs)
+
+    described = (describe_structure(result_tree), tuple((e.name, e.shape, e.dtype.name) for e in expected))
+    identity = ("call", host_func, described, narrow)
+    return bind_spec(bind, arg, kwargs, make_sink, identity=identity, options=options)
+
+
+def _expected(result_shape: Any) -> tuple[list[Expected], Any]:
+    paths, tree = jax.tree_util.tree_flatten_with_path(result_shape)
+    expected = []
+    for path, leaf in paths:
+        name = "result" + jax.tree_util.keystr(path)
+        try:
+            shape, dtype = np.shape(leaf), jax.dtypes.canonicalize_dtype(jnp.result_type(leaf))
+            wire_type_of(dtype)
+        except (TypeError, ValueError) as error:  # ValueError: of a typed key
+            raise TypeError(
+                f"result_shape{jax.tree_util.keystr(path)} is {leaf!r}, expected something with a shape and a numeric "
+                "dtype: jax.ShapeDtypeStruct(shape, dtype), an array or a number"
+            ) from error
+        expected.append(Expected(name, shape, np.dtype(dtype)))
+    return expected, tree
+
+
+def _leaves_of(result: Any, *, tree: Any, what: str) -> Sequence[Any]:
+    found, structure = jax.tree.flatten(result)
+    if structure != tree:
+        raise CallResultError(
+            f"{what}: the host function returned a {structure}, expected a {tree}: make it return a "
+            "pytree of the structure "
+            "that result_shape has, or announce what it returns in result_shape"
+        )
+    return found
+
+
+def _abstract(*avals: Any, result_avals: Any, **_: Any) -> Any:
+    return compat.results_that_vary_as(avals, result_avals), {TAP_EFFECT, CALL_EFFECT}
+
+
+def _impl(*args: Any, **params: Any) -> Any:
+    with jax.disable_jit(False):
+        try:
+            return _eager_program(tuple(sorted(params.items())))(*args)
+        except ValueError as error:
+            # JAX's fast dispatch raises another type than its other paths do.
+            if str(error).startswith("INTERNAL: "):
+                raise jax.errors.JaxRuntimeError(str(error)) from None
+            raise
+
+
+@functools.lru_cache(maxsize=32)
+def _eager_program(params: tuple[tuple[str, Any], ...]) -> Callable[..., Any]:
+    # A call outside jit is a program of one equation. The last few are kept, and with them what they captured.
+    return jax.jit(lambda *operands: call_p.bind(*operands, **dict(params)))
+
+
+def _jvp(primals: Any, tangents: Any, *, call: TapSpec, **params: Any) -> Any:
+    differentiated = any(
+        type(t) is not ad.Zero and getattr(t, "dtype", None) != jax.dtypes.float0 for t in tangents
+    )
+    if differentiated:
+        refuse_to_differentiate(call)
+    outs = call_p.bind(*primals, call=call, **params)
+    return outs, [compat.zero_tangent(out) for out in outs]
+
+
+def _transpose(cotangents: Any, *args: Any, call: TapSpec, **params: Any) -> Any:
+    refuse_to_differentiate(call)
+    # It sends what it found, tangents in the rule of a custom derivative too. They have no values in transposed code;
+    # the first operand says which those are.
+    missing = [ad.is_undefined_primal(arg) for arg in args]
+    known = [jnp.zeros(a.aval.shape, a.aval.dtype) if m else a for a, m in zip(args, missing, strict=True)]
+    call_p.bind(jnp.array(missing[1:]), *known[1:], call=call, **params)
+    return [None] * len(args)
+
+
+def refuse_to_differentiate(call: TapSpec) -> None:
+    """Refuses to differentiate a call, unless it is a breakpoint's.
+
+    Raises:
+        ValueError: it is not.
+    """
+    if call.kind == BREAKPOINT:
+        return
+    raise ValueError(
+        f"the call of {call.name} at {call.source_line} was differentiated, and JAX cannot look into "
+        "a host function: put "
+        "it into a function with jax.custom_vjp or jax.custom_jvp, whose rules may call the host "
+        "too, or stop the gradient "
+        "with jax.lax.stop_gradient(arg)"
+    )
+
+
+def _batch(
+    args: Any, dims: Any, *, call: TapSpec, transforms: Any, result_avals: Any, vmap_method: str | None
+) -> Any:
+    if vmap_method is None:
+        raise NotImplementedError(
+            f"the call of {call.name} at {call.source_line} is under vmap, and it is not said what "
+            "that does: give hcb.call "
+            'a vmap_method: "sequential" (a call per element) or "expand_dims" or "broadcast_all" '
+            "(one call with arrays that "
+            "have a leading batch dimension)"
+        )
+    if vmap_method in ("expand_dims", "broadcast_all"):
+        # From the front, where each leaf has its batch dimension then.
+        shown = tuple(None if d is None and vmap_method == "expand_dims" else 0 for d in dims)
+        transforms = (*transforms, ("batch", shown))
+    return compat.batch_call(
+        call_p,
+        args,
+        dims,
+        vmap_method=vmap_method,
+        result_avals=result_avals,
+        call=call,
+        transforms=transforms,
+    )
+
+
+call_p.def_effectful_abstract_eval(_abstract)
+call_p.def_impl(_impl)
+ad.primitive_jvps[call_p] = _jvp
+ad.primitive_transposes[call_p] = _transpose
+batching.primitive_batchers[call_p] = _batch

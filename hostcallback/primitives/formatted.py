@@ -1,0 +1,93 @@
+"""What `print` and `log` do when they are traced: check a format string and tap its arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import jax
+import numpy as np
+
+from hostcallback.primitives.bind import Options, emit
+from hostcallback.tracing.format_check import check_format, placeholders
+from hostcallback.tracing.source_line import SourceLine, user_source_line
+from hostcallback.tracing.tap_spec import Absent, TapSpec, Transform
+from receiver.messages.consumer import Sink
+from receiver.sinks.format import Deliver, FormatSink, Template
+from receiver.sinks.unbatch import Array, batchings_of
+from receiver.wire.pytree import is_plain
+
+
+def emit_text(
+    what: str,
+    fmt: str,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    skip_format_check: bool,
+    identity: tuple[Any, ...],
+    deliver: Callable[[SourceLine], Deliver],
+    options: Options,
+) -> None:
+    """Binds one tap of `args` and `kwargs`, of which the host makes a text.
+
+    Args:
+        what: who asks, for errors.
+        fmt: the format string.
+        args: for its placeholders; may be traced.
+        kwargs: as `args`, by name.
+        skip_format_check: whether arguments may lack a placeholder.
+        identity: everything that `deliver` depends on.
+        deliver: makes what consumes the texts, given the user's line.
+        options: how the tap is emitted.
+
+    Raises:
+        TypeError: `fmt` is no text.
+        ValueError: see `check_format`; or there are keyword arguments and no placeholders.
+        IndexError: see `check_format`.
+        KeyError: see `check_format`.
+    """
+    if not isinstance(fmt, str):
+        raise TypeError(
+            f"{what} takes a format string first, got {type(fmt).__name__} {fmt!r}: {what}('{{}}', x), at "
+            f"{user_source_line()}"
+        )
+    if not skip_format_check:
+        check_format(what, fmt, args, kwargs)
+    template = template_of(fmt, args, kwargs)
+    if kwargs and not template.has_placeholders:
+        raise ValueError(
+            f"the format string {fmt!r} has no placeholders and {what} got keyword arguments {[*kwargs]}: pass them "
+            f"by position to have them follow the text, at {user_source_line()}"
+        )
+
+    def make_sink(spec: TapSpec, transforms: tuple[Transform, ...], absent: Absent) -> Sink:
+        unflatten = spec.structure.unflatten_with(absent)
+        return FormatSink(template, unflatten, batchings_of(transforms), deliver(spec.source_line))
+
+    identity = (*identity, fmt, str(template.printoptions))
+    options = replace(options, kind="format", params={**options.params, **params_of(template)})
+    emit((tuple(args), dict(kwargs)), (), {}, make_sink, identity=identity, options=options)
+
+
+def template_of(fmt: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Template:
+    """How the host makes a text of these arguments, under the numpy print options that are in force now."""
+    fields = list(placeholders(fmt))
+    # numpy's arrays format as JAX's do; their attributes, elements and repr (which containers show) are others.
+    alike = all(field.replace("_", "").isalnum() or not field for field in fields)
+    alike = alike and jax.tree_util.all_leaves([*args, *kwargs.values()]) and bool(fields or not args)
+    return Template(fmt, bool(fields), np.get_printoptions(), None if alike else as_jax_array)
+
+
+def params_of(template: Template) -> dict[str, Any]:
+    """What a process needs that makes texts of a tap without having traced it."""
+    printoptions = {key: value for key, value in template.printoptions.items() if is_plain(value)}
+    return {
+        "fmt": template.fmt, "has_placeholders": template.has_placeholders, "printoptions": printoptions
+    }  # fmt: skip
+
+
+def as_jax_array(array: Array) -> Any:
+    """An array of a message as JAX hands it to callbacks: on the CPU, of the same dtype."""
+    with jax.enable_x64(True):  # the tracing thread's setting may be another than the receiver's
+        return jax.device_put(array, jax.local_devices(backend="cpu")[0])

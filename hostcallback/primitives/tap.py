@@ -1,0 +1,214 @@
+"""The tap primitive: an identity on its operands that sends them to the host, and its rules.
+
+One equation stands for one tap: `tap_p.bind(*leaves, tap=TapSpec, transforms=(...), absent=(...))`.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching
+
+from hostcallback import _jax_compat as compat
+from hostcallback.lifecycle import effect_dispatch, receivers as transport
+from hostcallback.primitives import control_flow as loops
+from hostcallback.sync import inflight
+from hostcallback.tracing.tap_spec import Absent, TapSpec, Transform
+
+
+class TapEffect(compat.Effect):  # type: ignore[misc]
+    """Keeps taps alive. Only its subclasses are instantiated.
+
+    Whole programs lose it when they are lowered (see `lowering.discharge`). Where that is off, JAX hashes it whenever
+    it dispatches a program that has it.
+    """
+
+    def __str__(self) -> str:
+        """As jaxprs print it."""
+        return "Tap"
+
+    def __eq__(self, other: object) -> bool:
+        """All tap effects of one kind are one."""
+        return type(self) is type(other)
+
+    def __hash__(self) -> int:
+        """One value for all, after what is to be done before a dispatch."""
+        effect_dispatch.before_dispatch()
+        return 0x746170  # not by address: JAX orders some effects by their hash, and programs must not vary
+
+
+class ThreadedTapEffect(TapEffect):
+    """Keeps taps in order as well, through the token that JAX threads for it.
+
+    JAX makes another one, without arguments, for each exported program that it reads: so this process learns of taps
+    that it never lowered. It starts their receivers when JAX first looks at the effect, to call the program.
+    """
+
+    def __init__(self, *, traced_here: bool = False) -> None:
+        """`traced_here` tells the effect of this process's own taps."""
+        self._traced_here = traced_here
+
+    def __hash__(self) -> int:
+        """As the base class's."""
+        if not self._traced_here:
+            transport.start(jax.default_backend())
+            inflight.expect(jax.local_devices())
+        return super().__hash__()
+
+
+class RegionTapEffect(TapEffect):
+    """Of taps where no token may be threaded: see `_effect`."""
+
+
+class PassedTokenEffect(TapEffect):
+    """Beside `ThreadedTapEffect`: keeps JAX from forgetting that effect's token.
+
+    What `lower().compile()` returns goes through JAX's fast dispatch from its second call on, without tokens (0.8 to
+    0.12), unless the program has an effect that is not ordered.
+    """
+
+
+class CallEffect(TapEffect):
+    """Beside `ThreadedTapEffect`, of programs with calls: JAX threads a token for it too, which nothing uses.
+
+    What matters is that JAX hashes it when it dispatches such a program, which may fail.
+    """
+
+    def __hash__(self) -> int:
+        """As the base class's, after noting the call."""
+        value = super().__hash__()
+        effect_dispatch.before_call()
+        return value
+
+
+TAP_EFFECT = ThreadedTapEffect(traced_here=True)
+REGION_TAP_EFFECT = RegionTapEffect()
+PASSED_TOKEN_EFFECT = PassedTokenEffect()
+CALL_EFFECT = CallEffect()
+compat.register_effect(ThreadedTapEffect, ordered=True)
+compat.register_effect(CallEffect, ordered=True)
+compat.register_effect(RegionTapEffect, ordered=False)
+compat.register_effect(PassedTokenEffect, ordered=False)
+effect_dispatch.register(TAP_EFFECT)
+effect_dispatch.register(CALL_EFFECT)
+
+
+def _effect() -> TapEffect:
+    # Before JAX 0.12, XLA aborts the process on a token that enters a partially manual shard_map. Taps in there are
+    # chained by tokens of their own (`LoweringContext.token_in`): in order within each block of code, but a tap in a
+    # loop or branch is not held back by one before it.
+    if compat.TOKENS_ENTER_PARTIALLY_MANUAL_REGIONS or not compat.in_partially_manual_region():
+        return TAP_EFFECT
+    return REGION_TAP_EFFECT
+
+
+tap_p = Primitive("tap")
+tap_p.multiple_results = True
+
+
+def _abstract(*avals: Any, tap: TapSpec, transforms: Any, absent: Any) -> Any:
+    return list(avals), {_effect(), PASSED_TOKEN_EFFECT}
+
+
+def _impl(*args: Any, tap: TapSpec, transforms: tuple[Transform, ...], absent: Absent) -> Any:
+    with jax.disable_jit(False):
+        return _eager_program(tap, transforms, absent)(*args)
+
+
+@functools.lru_cache(maxsize=32)
+def _eager_program(tap: TapSpec, transforms: tuple[Transform, ...], absent: Absent) -> Callable[..., Any]:
+    # A tap outside jit is a program of one equation. The last few are kept, and with them what their taps captured.
+    return jax.jit(lambda *leaves: tap_p.bind(*leaves, tap=tap, transforms=transforms, absent=absent))
+
+
+def _jvp(primals: Any, tangents: Any, *, tap: TapSpec, transforms: Any, absent: Absent) -> Any:
+    primals_out = tap_p.bind(*primals, tap=tap, transforms=transforms, absent=absent)
+    if not tap.tangents or all(type(t) is ad.Zero for t in tangents):
+        return primals_out, list(tangents)
+    # Integer leaves have float0 tangents, which hold no bytes: they stay on the host.
+    carried = [i for i, t in enumerate(tangents) if not _is_float0(t)]
+    kept_absent = absent_after(absent, len(tangents), carried, [np.shape(p) for p in primals])
+    outs = tap_p.bind(
+        *(ad.instantiate_zeros(tangents[i]) for i in carried),
+        tap=tap,
+        transforms=(*transforms, ("jvp", None)),
+        absent=kept_absent,
+    )
+    tangents_out = list(tangents)
+    for i, out in zip(carried, outs, strict=True):
+        if type(tangents[i]) is not ad.Zero:
+            tangents_out[i] = out
+    return primals_out, tangents_out
+
+
+def _transpose(cotangents: Any, *args: Any, tap: TapSpec, transforms: Any, absent: Absent) -> Any:
+    undefined = [ad.is_undefined_primal(arg) for arg in args]
+    if not tap.transposed or all(type(ct) is ad.Zero for ct in cotangents):
+        return [ct if flows else None for ct, flows in zip(cotangents, undefined, strict=True)]
+    outs = tap_p.bind(
+        *map(ad.instantiate_zeros, cotangents),
+        tap=tap,
+        transforms=(*transforms, ("transpose", None)),
+        absent=absent,
+    )
+    # A zero stays symbolic, as without the tap: nothing is computed from it.
+    outs = [ct if type(ct) is ad.Zero else out for ct, out in zip(cotangents, outs, strict=True)]
+    return [out if flows else None for out, flows in zip(outs, undefined, strict=True)]
+
+
+def _batch(args: Any, dims: Any, *, tap: TapSpec, transforms: Any, absent: Absent) -> Any:
+    shown = iter(None if d is None else int(d) for d in dims)
+    held = dict(absent)
+    all_dims = tuple(None if i in held else next(shown) for i in range(len(args) + len(absent)))
+    outs = tap_p.bind(*args, tap=tap, transforms=(*transforms, ("batch", all_dims)), absent=absent)
+    return outs, dims
+
+
+def _is_float0(tangent: Any) -> bool:
+    aval = tangent.aval if type(tangent) is ad.Zero else tangent
+    return bool(getattr(aval, "dtype", None) == jax.dtypes.float0)
+
+
+def absent_after(absent: Absent, count: int, carried: list[int], shapes: list[Any]) -> Absent:
+    """`absent` after of `count` operands only those at `carried` go on; `shapes` are all operands' shapes."""
+    held = dict(absent)
+    position = [i for i in range(count + len(absent)) if i not in held]  # leaf index of each operand
+    for operand in set(range(count)) - set(carried):
+        held[position[operand]] = tuple(shapes[operand])
+    return tuple(sorted(held.items()))
+
+
+tapped_p = Primitive("tapped")
+"""An identity: what is left of a tap that has run in the code that jax.checkpoint recomputes."""
+tapped_p.multiple_results = True
+
+
+def _tapped_jvp(primals: Any, tangents: Any) -> Any:
+    return tapped_p.bind(*primals), list(tangents)
+
+
+def _tapped_batch(args: Any, dims: Any) -> Any:
+    return tapped_p.bind(*args), dims
+
+
+tap_p.def_effectful_abstract_eval(_abstract)
+tap_p.def_impl(_impl)
+ad.primitive_jvps[tap_p] = _jvp
+ad.primitive_transposes[tap_p] = _transpose
+batching.primitive_batchers[tap_p] = _batch
+tapped_p.def_abstract_eval(lambda *avals: list(avals))
+tapped_p.def_impl(lambda *args: list(args))
+ad.primitive_jvps[tapped_p] = _tapped_jvp
+batching.primitive_batchers[tapped_p] = _tapped_batch
+compat.register_lowering(tapped_p, lambda ctx, *operands: operands)
+compat.cache_weakly(TapSpec)
+compat.lower_with_devices(tap_p)
+loops.keep_in_scans(TapEffect)
+loops.run_once_when_recomputed(TapEffect, tap_p, tapped_p)
+loops.batch_conditions(TapEffect)
+# Lowering is registered in hostcallback.lowering, which knows the transports.

@@ -1,0 +1,69 @@
+"""What becomes of messages when the process ends, and in a child that it forks."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import traceback
+from time import perf_counter
+
+# Before the handler below is registered: what receivers write to is closed at exit too, and handlers run in reverse.
+import hostcallback.api.receiver  # noqa: F401
+from hostcallback.api.barrier import leave_effects_barrier, merge, wait_for_taps
+from hostcallback.lifecycle import effect_dispatch, receivers as transport
+from hostcallback.sync import inflight
+from receiver.control.endpoints import live
+from receiver.errors import TapTimeoutError
+from receiver.log import logger
+from receiver.native import bindings as native_library
+from receiver.runtime.runtime import runtime
+from receiver.sinks.debugger import sessions as stops
+
+EXIT_STALL_SEC = 10.0
+"""At interpreter exit, how long one tap or computation may take before the rest is given up and counted."""
+
+
+@atexit.register
+def _deliver_at_exit() -> None:
+    # After the last line of the program and before JAX's own exit handlers: nothing emitted may be lost silently.
+    leave_effects_barrier()
+    if not transport.started():
+        return
+    try:
+        wait_for_taps(deadline=perf_counter() + EXIT_STALL_SEC, stall_sec=EXIT_STALL_SEC)
+    except TapTimeoutError as error:
+        logger.error("at exit: %s", error)
+        runtime.close_calls("hostcallback: the process ends, and the host function has not returned in time")
+    except KeyboardInterrupt:
+        logger.error("interrupted at exit while messages were being delivered")
+        runtime.close_calls(
+            "hostcallback: the process ends, and waiting for the host function was interrupted"
+        )
+    effect_dispatch.forget_failures()
+    errors = merge(runtime.take_deferred())
+    for receiver in runtime.receivers():
+        if receiver.queued():
+            logger.error("%d message(s) of %s were lost at exit", receiver.queued(), receiver.name)
+    if not any(receiver.queued() for receiver in runtime.receivers()):
+        runtime.remove_files()
+    # The threads go on, as daemons, for what exit handlers that were registered earlier may still emit.
+    if errors is not None:
+        print(
+            "hostcallback: taps raised or checks failed, and no barrier_wait() or receiver reported it:",
+            file=sys.stderr,
+        )
+        traceback.print_exception(errors)
+
+
+def _after_fork_in_child() -> None:
+    # The child has no receiver threads, and what is queued is the parent's to deliver.
+    inflight.forget()
+    transport.forget()
+    runtime.reset()
+    stops.reset()
+    live.after_fork_in_child()
+    native_library.after_fork_in_child()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -1,0 +1,1 @@
+"""Waiting for dispatched programs, whichever thread dispatched them."""

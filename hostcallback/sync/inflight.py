@@ -1,0 +1,154 @@
+"""Waits for the programs with taps that were dispatched, by any thread, and may still run."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Collection, Iterable, Sequence
+from functools import cache
+from time import perf_counter, sleep
+from typing import Any
+
+import jax
+import numpy as np
+
+from hostcallback import _jax_compat as compat
+from hostcallback.sync import fence, hold, streams
+from hostcallback.sync.dispatch_thread import DispatchError, NoThreadError, dispatch_thread
+from hostcallback.sync.dispatching_threads import DispatchingThreads
+from receiver.errors import TapTimeoutError
+from receiver.log import logger
+from receiver.native import bindings as native_library
+from receiver.runtime.runtime import runtime
+
+_devices: set[jax.Device] = set()  # of this process, that a program with taps was compiled for
+_several = False  # whether one was compiled for several CPU devices
+_threads: DispatchingThreads | None = None  # since the first one was compiled for a CPU device
+
+
+def expect(devices: Iterable[jax.Device]) -> None:
+    """Notes that a program with taps may run on these devices from now on."""
+    global _several, _threads
+    here = jax.process_index()
+    local = {device for device in devices if device.process_index == here}
+    cpus = {device for device in local if device.platform == "cpu"}
+    _several = _several or len(cpus) > 1
+    if cpus and _has_fences():
+        _threads = _threads or DispatchingThreads()
+        new = cpus - _devices
+        # Now, since no thread can be started when the process ends and its last messages are waited for.
+        with contextlib.suppress(NoThreadError):
+            dispatch_thread.start()
+            if new:
+                streams.prepare(new)
+    _devices.update(local)
+
+
+def _has_fences() -> bool:
+    return native_library.available() and compat.dispatches_asynchronously()
+
+
+def wait(
+    deadline: float | None, check: Callable[[], None], devices: Collection[jax.Device] | None = None
+) -> None:
+    """Waits for every program with taps that any thread dispatched before this call.
+
+    What a failed program raises is not raised here: it belongs to whoever uses its results.
+
+    Args:
+        deadline: the `perf_counter()` value to give up at; None for never.
+        check: called now and then while waiting; may raise to give up.
+        devices: those whose programs to wait for; all by default.
+
+    Raises:
+        TapTimeoutError: the deadline passed.
+    """
+    devices = _devices.copy() if devices is None else _devices.intersection(devices)
+    if not devices:
+        return
+
+    def look() -> None:
+        check()
+        if deadline is not None and perf_counter() > deadline:
+            raise TapTimeoutError(
+                "dispatched computations were still running when the time was up: give more time (timeout_sec=), or "
+                "look for a computation that does not end"
+            )
+
+    cpus = [device for device in devices if device.platform == "cpu"]
+    others = [device for device in devices if device.platform != "cpu"]
+    if others:
+        _wait_behind(others, look)
+    if cpus:
+        try:
+            _wait_on_cpus(cpus, look)
+        except (NoThreadError, _UnknownError):
+            _wait_all(jax.live_arrays(), look)
+
+
+class _UnknownError(RuntimeError):
+    """What threads dispatched cannot be found out here."""
+
+
+def _wait_on_cpus(devices: Sequence[jax.Device], look: Callable[[], None]) -> None:
+    if _threads is None:
+        raise _UnknownError
+    threads = _threads.count()
+    try:
+        # A program that waits for a host function may run where another thread dispatches it, in no stream yet.
+        if threads.suspects is not None and not runtime.holds_programs() and streams.are_known(look):
+            streams.Sentinels(devices, threads, several=_several).wait(look)
+            complete = True
+        else:
+            # What leads to a result that somebody has. It is less than all, and disturbs nobody.
+            _wait_all(jax.live_arrays(), look)
+            complete = fence.fence.wait(devices, look)
+    except DispatchError as error:
+        logger.exception("a barrier could not find out what runs")
+        raise _UnknownError from error
+    if complete and _devices.issubset(devices):
+        _threads.waited(threads)
+
+
+def _wait_behind(devices: Sequence[jax.Device], look: Callable[[], None]) -> None:
+    # On each of these devices programs end in the order in which they were dispatched, by whichever thread.
+    last = []
+    for device in devices:
+        program, operand = _last_program(device)
+        last.append(program(operand))
+    _wait_all(last, look)
+
+
+@cache
+def _last_program(device: jax.Device) -> tuple[Callable[[Any], Any], Any]:
+    with jax.disable_jit(False):
+        operand = jax.device_put(np.uint8(0), device)
+        return jax.jit(lambda x: x + np.uint8(1)).lower(operand).compile(), operand
+
+
+def _wait_all(arrays: Sequence[Any], look: Callable[[], None]) -> None:
+    # Polled, not blocked on: blocking would shut out Ctrl-C and the deadline.
+    for array in arrays:
+        pause = 20e-6
+        while not _is_ready(array):
+            look()
+            sleep(pause)
+            pause = min(2 * pause, 2e-3)
+
+
+def _is_ready(array: Any) -> bool:
+    try:
+        return bool(array.is_deleted() or array.is_ready())
+    except RuntimeError:  # deleted between the two calls, by another thread
+        return True
+
+
+def forget() -> None:
+    """Forgets everything: for a forked child, where no program runs; XLA's threads are the parent's."""
+    global _threads
+    _devices.clear()
+    _threads = None
+    _last_program.cache_clear()
+    dispatch_thread.forget()
+    streams.forget()
+    hold.forget()
+    fence.forget()

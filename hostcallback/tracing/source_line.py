@@ -1,0 +1,104 @@
+"""Where in the user's code a tap was written."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import os
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from types import FrameType
+
+from jax.extend import source_info_util
+
+from receiver.messages.call_site import Frame, Place
+
+MAX_FRAMES = 64
+
+# equinox and flax wrap functions, and a tap is one: `equinox.filter_vmap(functools.partial(id_tap, log))(x)`.
+_NOT_THE_USER = ("hostcallback", "jax", "jaxlib", "contextlib", "functools", "equinox", "flax")
+
+# What runs scripts, notebooks and tests: callers that say nothing about the user's program.
+_RUNS_THE_USER = (
+    "IPython", "_pytest", "asyncio", "bdb", "code", "concurrent", "ipykernel", "pdb", "pluggy", "pytest",
+    "runpy", "threading", "tornado", "traitlets", "unittest",
+)  # fmt: skip
+
+# JAX then names the user's line too, for what a tap returned: in errors about tracers that escaped, in compiled
+# programs and in profiles.
+source_info_util.register_exclusion(os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep)
+
+
+@dataclass(frozen=True, slots=True)
+class SourceLine:
+    """A line of user code.
+
+    Attributes:
+        file: the file's path as Python knows it.
+        line: 1-based.
+        function: the enclosing function's qualified name.
+        module: the module's name; with the line it names the place alike on every machine.
+    """
+
+    file: str
+    line: int
+    function: str
+    module: str
+
+    def __str__(self) -> str:
+        """`file:line (function)`."""
+        return f"{self.file}:{self.line} ({self.function})"
+
+
+def is_user_frame(frame: FrameType, *, runs_it: bool = True) -> bool:
+    """Whether a frame belongs neither to this package nor to what wraps functions; `runs_it`: or runs users' code."""
+    package = frame.f_globals.get("__name__", "").partition(".")[0]
+    return package not in _NOT_THE_USER and (runs_it or package not in _RUNS_THE_USER)
+
+
+def user_source_line() -> SourceLine:
+    """The innermost frame of the calling thread that belongs neither to this package nor to what wraps functions."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and not is_user_frame(frame):
+        frame = frame.f_back
+    code = frame.f_code
+    return SourceLine(code.co_filename, frame.f_lineno, code.co_qualname, frame.f_globals.get("__name__", ""))
+
+
+def user_place() -> Place:
+    """The user's frames of the calling thread, and what the innermost of them is calling."""
+    frames: list[FrameType] = []
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and len(frames) < MAX_FRAMES:
+        if is_user_frame(frame, runs_it=False):
+            frames.append(frame)
+        frame = frame.f_back
+    stack = tuple(Frame(f.f_code.co_filename, f.f_lineno or 0, f.f_code.co_qualname) for f in frames)
+    return Place(stack, _span(frames[0]) if frames else None)
+
+
+def _span(frame: FrameType) -> tuple[int, int, int, int] | None:
+    # Two bytes an instruction.
+    positions = next(itertools.islice(frame.f_code.co_positions(), frame.f_lasti // 2, None), None)
+    if positions is None:
+        return None
+    first, last, start, end = positions
+    if first is None or last is None or start is None or end is None:
+        return None
+    return first, last, start, end
+
+
+def first_user_line(frames: Iterable[tuple[str, int, str]]) -> SourceLine | None:
+    """The same of frames that JAX kept, (file, line, function), innermost first; None if no user is among them."""
+    for file, line, function in frames:
+        module = _module_of(file)
+        if module.partition(".")[0] not in _NOT_THE_USER:
+            return SourceLine(file, line, function, module)
+    return None
+
+
+@functools.lru_cache(maxsize=1024)
+def _module_of(file: str) -> str:
+    names = [name for name, m in list(sys.modules.items()) if getattr(m, "__file__", None) == file]
+    return min(names, key=len, default="")

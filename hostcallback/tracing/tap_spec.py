@@ -1,0 +1,244 @@
+"""What one tap in a program is: its function, arguments and source line, and the ids derived from them."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import threading
+import weakref
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+from hostcallback.tracing.fingerprint import Fingerprint, describe_structure, freeze
+from hostcallback.tracing.source_line import SourceLine
+from receiver.messages.call_site import Place
+from receiver.messages.consumer import Consumer, Sink
+from receiver.runtime.runtime import runtime
+from receiver.sinks.sharding.sinks import shard_sink
+from receiver.wire.pytree import is_plain
+from receiver.wire.tap_descriptor import Described
+
+Transform = tuple[str, Any]
+"""("batch", dims) | ("jvp", None) | ("transpose", None): hashable, as equations carry it."""
+
+Absent = tuple[tuple[int, tuple[int, ...]], ...]
+"""(leaf index, shape) of the float0 leaves, which have no bytes and stay on the host."""
+
+ON_ONE_DEVICE = "on_one_device"
+"""Among the `params` of a tap or call: where the compiler partitions the program, its first device calls with whole
+arrays and the program waits, as for JAX's own callbacks. Otherwise each device sends its shard of a tap, which is
+delivered when the last one has come, perhaps after a later call; and calls are refused."""
+
+Shards = Literal["all", "some"]
+"""Which shards of a program's arrays this process sees: the others are with other processes."""
+
+SinkFactory = Callable[["TapSpec", tuple["Transform", ...], Absent], Sink]
+
+
+class TapSpec:
+    """The static part of a tap: what its equations in a jaxpr refer to.
+
+    Equal taps are one object (`intern`), so programs that hold equal taps share consumer ids, and equations
+    may compare specs by identity. A spec lives as long as a jaxpr, a program or an eager call refers to it.
+
+    Attributes:
+        name: the tap function's name.
+        source_line: where the user called the tap.
+        kwargs: the tap's keyword arguments, for reports.
+        ordered: whether its messages keep program order on each device.
+        tangents: whether jvp taps the tangents too, and transposition after it the cotangents.
+        transposed: whether transposition taps the cotangents.
+        sharding: "global" or "local": what its sink gets of arrays that the compiler partitions.
+        device_index: which of the program's devices an array assembled from its shards is said to come from.
+        kind: what its messages are for; see `receiver.sinks.factory.SINKS`.
+        params: what a sink of that kind needs, as plain data.
+        check: whether the first array is a predicate, and a message is sent only where it does not hold.
+        folds: whether of its failures in a row, of such a check, only the first and the last need be read.
+        without_devices: ids of this process's devices on which such a check does not check.
+        places: where it was traced, for those whose reports show that.
+        make_sink: makes the sink of the spec under given transformations.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_key",
+        "check",
+        "device_index",
+        "fingerprint",
+        "folds",
+        "kind",
+        "kwargs",
+        "make_sink",
+        "name",
+        "ordered",
+        "params",
+        "places",
+        "sharding",
+        "source_line",
+        "structure",
+        "tangents",
+        "transposed",
+        "without_devices",
+    )
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        source_line: SourceLine,
+        kwargs: Mapping[str, Any],
+        ordered: bool,
+        tangents: bool,
+        transposed: bool,
+        sharding: str,
+        device_index: int,
+        kind: str,
+        params: Mapping[str, Any],
+        check: bool,
+        folds: bool,
+        without_devices: tuple[int, ...],
+        structure: Any,
+        identity: tuple[Any, ...],
+        make_sink: SinkFactory,
+    ) -> None:
+        """`identity` holds everything the sink's behaviour depends on beside `kwargs` and `structure`."""
+        self.name = name
+        self.source_line = source_line
+        self.kwargs = dict(kwargs)
+        self.ordered = ordered
+        self.tangents = tangents
+        self.transposed = transposed
+        self.sharding = sharding
+        self.device_index = device_index
+        self.kind = kind
+        self.params = params
+        self.check = check
+        self.folds = folds
+        self.without_devices = without_devices
+        self.places: list[Place] = []
+        self.structure = structure
+        self.make_sink = make_sink
+        self.fingerprint = Fingerprint(identity, freeze(kwargs))
+        place = (source_line.module, source_line.function, source_line.line)
+        options: tuple[Any, ...] = (ordered, tangents, transposed, sharding, device_index)
+        if check:
+            options += (without_devices,)
+        text = repr((name, place, *options, describe_structure(structure), self.fingerprint.text))
+        self._key = hashlib.blake2b(text.encode(), digest_size=16).digest()
+
+    def __repr__(self) -> str:
+        """As jaxprs print it."""
+        return f"{self.name}@{self.source_line.module}:{self.source_line.line}"
+
+    def intern(self) -> TapSpec:
+        """The live spec equal to this one, or this one from now on."""
+        # Ids identify the captured objects as long as a spec that holds them lives, and its entry lives no longer.
+        place = (self._key, tuple(map(id, self.fingerprint.opaque)), self.structure)
+        with _interned_lock:
+            live = _interned.get(place)
+            if live is not None:
+                return live
+            _interned[place] = self
+            others = self._key in _unnumbered  # whose structure differs, and prints alike
+            if self.fingerprint.opaque or self.structure.has_addresses or others:
+                # Taps that differ only in the objects they captured (two calls of one closure factory) or in objects
+                # that belong to their structure are numbered in order of first tracing, which every process that runs
+                # the program shares. A number is never used again: messages of a program that was dropped may still
+                # be on their way.
+                ordinal = _ordinals.get(self._key, 0)
+                _ordinals[self._key] = ordinal + 1
+                self._key += ordinal.to_bytes(8, "little")
+            else:
+                _unnumbered[self._key] = self
+        return self
+
+    def consumer_id(
+        self, transforms: tuple[Transform, ...], absent: Absent, shards: Shards | None = None
+    ) -> int:
+        """64 bits, equal in every process that traces the same tap; never 0."""
+        digest = hashlib.blake2b(repr((self._key, transforms, absent, shards)).encode(), digest_size=8)
+        return int.from_bytes(digest.digest(), "little") or 1
+
+    def consumer(
+        self,
+        transforms: tuple[Transform, ...],
+        absent: Absent,
+        shards: Shards | None = None,
+        *,
+        switchable: bool = False,
+    ) -> Consumer:
+        """The consumer that messages of this tap are for.
+
+        Args:
+            transforms: applied to the tap.
+            absent: its float0 leaves.
+            shards: which shards of its arrays this process sees, where the compiler partitions them.
+            switchable: whether it can be switched off by name.
+        """
+        sink = self.make_sink(self, transforms, absent)
+        return Consumer(
+            consumer_id=self.consumer_id(transforms, absent, shards),
+            name=self.name,
+            source_line=str(self.source_line),
+            sink=sink if shards is None else self._shard_sink(sink, shards),
+            transforms=public_transforms(transforms),
+            kwargs=self.kwargs,
+            is_check=self.check,
+            is_switchable=switchable,
+            is_portable=shards is None and self._is_portable(sink),
+            describe=functools.partial(self.describe, transforms, absent, shards, with_places=True),
+            unflatten=lambda arrays: self.structure.unflatten_with(absent)(arrays),
+        )
+
+    def _is_portable(self, sink: Sink) -> bool:
+        return getattr(sink, "is_portable", False) and all(map(is_plain, self.kwargs.values()))
+
+    def _shard_sink(self, sink: Sink, shards: Shards) -> Sink:
+        return shard_sink(
+            sink,
+            self.sharding,
+            assemble=shards == "all",
+            device_index=self.device_index,
+            others_deliver=runtime.others_deliver,
+        )
+
+    def describe(
+        self,
+        transforms: tuple[Transform, ...],
+        absent: Absent,
+        shards: Shards | None = None,
+        *,
+        with_places: bool = False,
+    ) -> Described:
+        """What a process that runs the program without having traced it has to know of the tap.
+
+        Keyword arguments that are no plain data stay behind. Of a check, `with_places` adds where it was traced so far.
+        """
+        params = dict(self.params)
+        if with_places and self.places:
+            params["places"] = [[list(map(list, place.stack)), place.span] for place in self.places]
+        if shards is not None and self.device_index:
+            params["device_index"] = self.device_index
+        return Described(
+            name=self.name,
+            source_line=str(self.source_line),
+            consumer_id=self.consumer_id(transforms, absent, shards),
+            kind=self.kind,
+            params=params,
+            kwargs={key: value for key, value in self.kwargs.items() if is_plain(value)},
+            transforms=public_transforms(transforms),
+            tree=self.structure.describe(absent),
+            shards=shards,
+            sharding=self.sharding,
+        )
+
+
+_interned_lock = threading.Lock()  # protects the tables
+_interned: weakref.WeakValueDictionary[Any, TapSpec] = weakref.WeakValueDictionary()
+_ordinals: dict[bytes, int] = {}
+_unnumbered: weakref.WeakValueDictionary[bytes, TapSpec] = weakref.WeakValueDictionary()
+
+
+def public_transforms(transforms: tuple[Transform, ...]) -> tuple[tuple[str, dict[str, Any]], ...]:
+    """`transforms` as tap functions see it: `(("batch", {"batch_dims": (0, None)}), ("jvp", {}))`."""
+    return tuple((name, {"batch_dims": data} if name == "batch" else {}) for name, data in transforms)
