@@ -35,9 +35,10 @@ test: $(INSTALLED) ## run the tests, on the native transport and on the callback
 	HOSTCALLBACK_TRANSPORT=native $(PYTEST)
 	HOSTCALLBACK_TRANSPORT=callback $(PYTEST)
 
-lint: $(INSTALLED) ## ruff, and the project's own rules
+lint: $(INSTALLED) ## ruff, the order of imports between rooms, and the project's own rules
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports --no-logo
 	$(BIN)/python tools/lint_project.py
 
 type: $(INSTALLED) ## mypy, strict on both packages
