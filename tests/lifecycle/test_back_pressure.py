@@ -48,8 +48,9 @@ def test_the_device_waits_when_the_ring_is_full_and_nothing_is_lost() -> None:
     result = run(
         """
         f = scan(5000)
+        from receiver.runtime.runtime import runtime
         def open_gate():
-            source = hcb.outfeed.runtime.receivers(["cpu:0"])[0].source
+            source = runtime.receivers(["cpu:0"])[0].source
             while not source.counters().waiting_producers: pass
             print("waits with", len(seen))
             gate.set()

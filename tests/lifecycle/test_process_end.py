@@ -88,7 +88,7 @@ def test_a_tap_that_never_returns_does_not_hang_the_exit_and_the_loss_is_reporte
     result = run(
         """
         import hostcallback.shutdown
-        hostcallback.process_end.EXIT_STALL_SEC = 0.5
+        hostcallback.shutdown.EXIT_STALL_SEC = 0.5
         def stuck(x): threading.Event().wait()
         g = hcb.jit(lambda x: hcb.id_tap(stuck, x))
         for i in range(3): g(i)

@@ -377,7 +377,9 @@ def test_codes_names_and_dtypes_belong_together(wire_type: WireType) -> None:
 
 
 def test_type_codes_are_those_of_xla() -> None:
-    text = (ROOT / "receiver" / "native" / "xla" / "ffi" / "api" / "c_api.h").read_text(encoding="utf-8")
+    text = (ROOT / "receiver" / "native" / "third_party" / "xla" / "ffi" / "api" / "c_api.h").read_text(
+        encoding="utf-8"
+    )
     xla = {name: int(code) for name, code in re.findall(r"XLA_FFI_DataType_(\w+) = (\d+)", text)}
     assert {t.xla_name: t.code for t in WIRE_TYPES}.items() <= xla.items()
     assert xla.keys() - {t.xla_name for t in WIRE_TYPES} <= {"INVALID", "TOKEN"}
