@@ -9,8 +9,15 @@ from time import perf_counter
 from hostcallback import _jax_compat as compat
 from hostcallback.lifecycle import effect_dispatch
 from hostcallback.sync import inflight
-from receiver.errors import TapFunctionException
+from receiver.errors import ReentrantWaitError, TapFunctionException
 from receiver.runtime.runtime import runtime
+
+
+class _Thread(threading.local):
+    waits = False
+
+
+_thread = _Thread()
 
 
 def barrier_wait(timeout_sec: float | None = None) -> None:
@@ -28,7 +35,7 @@ def barrier_wait(timeout_sec: float | None = None) -> None:
         TapFunctionException: what tap functions raised since the last report.
         TapTimeoutError: the time was up; names what still runs and how much is queued. Nothing is lost:
             delivery goes on, and the next barrier waits for it.
-        ReentrantWaitError: called from a tap function.
+        ReentrantWaitError: called from a tap function, or from a signal handler that interrupted a barrier.
         ValueError: `timeout_sec` is no number of seconds.
     """
     if timeout_sec is not None and (not isinstance(timeout_sec, int | float) or not timeout_sec >= 0):
@@ -55,9 +62,22 @@ def wait_for_taps(
 
     Raises:
         TapTimeoutError: it gave up.
-        ReentrantWaitError: called from a tap function.
+        ReentrantWaitError: called from a tap function, or from a signal handler that interrupted it.
     """
     runtime.refuse_reentry("waiting for taps")
+    if _thread.waits:
+        raise ReentrantWaitError(
+            "waiting for taps from a signal handler that interrupted such a wait would wait for itself: set a flag in "
+            "the handler, and wait where the program looks at it"
+        )
+    _thread.waits = True
+    try:
+        _wait_for_taps(names, deadline, stall_sec)
+    finally:
+        _thread.waits = False
+
+
+def _wait_for_taps(names: Iterable[str] | None, deadline: float | None, stall_sec: float | None) -> None:
     # Programs dropped by now were dispatched before: when the wait is over, no message of theirs is on its way.
     retired = runtime.registry.retired()
     # A stalled tap can hold a computation for ever: while computations run, look at the receivers too.

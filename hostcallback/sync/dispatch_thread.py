@@ -30,7 +30,7 @@ class DispatchThread:
 
     def forget(self) -> None:
         """Forgets the thread and its jobs: for a forked child, which has neither."""
-        self._lock = threading.Lock()  # protects _thread
+        self._lock = threading.RLock()  # protects _thread; a signal handler may wait for taps as well
         self._thread: threading.Thread | None = None
         self._jobs: SimpleQueue[Callable[[], None]] = SimpleQueue()
 

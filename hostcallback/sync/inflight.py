@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import cache
+from threading import get_ident
 from time import perf_counter, sleep
 from typing import Any
 
@@ -23,28 +24,26 @@ from receiver.runtime.runtime import runtime
 _devices: set[jax.Device] = set()  # of this process, that a program with taps was compiled for
 _several = False  # whether one was compiled for several CPU devices
 _threads: DispatchingThreads | None = None  # since the first one was compiled for a CPU device
+_asynchronous = True  # whether XLA:CPU came back before a program was over, when the first one was compiled
 
 
 def expect(devices: Iterable[jax.Device]) -> None:
     """Notes that a program with taps may run on these devices from now on."""
-    global _several, _threads
+    global _several, _threads, _asynchronous
     here = jax.process_index()
     local = {device for device in devices if device.process_index == here}
     cpus = {device for device in local if device.platform == "cpu"}
     _several = _several or len(cpus) > 1
-    if cpus and _has_fences():
-        _threads = _threads or DispatchingThreads()
-        new = cpus - _devices
+    if cpus and native_library.available():
         # Now, since no thread can be started when the process ends and its last messages are waited for.
         with contextlib.suppress(NoThreadError):
             dispatch_thread.start()
-            if new:
+            if new := cpus - _devices:
                 streams.prepare(new)
+        if _threads is None:
+            _asynchronous = compat.dispatches_asynchronously()
+            _threads = DispatchingThreads()
     _devices.update(local)
-
-
-def _has_fences() -> bool:
-    return native_library.available() and compat.dispatches_asynchronously()
 
 
 def wait(
@@ -93,11 +92,14 @@ def _wait_on_cpus(devices: Sequence[jax.Device], look: Callable[[], None]) -> No
     if _threads is None:
         raise _UnknownError
     threads = _threads.count()
+    suspects, complete = threads.suspects, True
     try:
+        if not _asynchronous:
+            # A program is over when its call is, but for those that wait for the result of one over several devices.
+            streams.Sentinels(devices, suspects or {get_ident()}, several=_several).wait(look)
         # A program that waits for a host function may run where another thread dispatches it, in no stream yet.
-        if threads.suspects is not None and not runtime.holds_programs() and streams.are_known(look):
-            streams.Sentinels(devices, threads, several=_several).wait(look)
-            complete = True
+        elif suspects is not None and not runtime.holds_programs() and streams.are_known(look):
+            streams.Sentinels(devices, suspects, several=_several).wait(look)
         else:
             # What leads to a result that somebody has. It is less than all, and disturbs nobody.
             _wait_all(jax.live_arrays(), look)

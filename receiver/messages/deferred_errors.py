@@ -75,7 +75,7 @@ class DeferredErrors:
     def __init__(self, max_kept: int = MAX_KEPT, on_error: OnError = OnError.DEFER) -> None:
         """`max_kept` bounds the exceptions that are kept whole, and the checks; those beyond it are counted."""
         self.on_error = on_error
-        self._lock = threading.Lock()  # protects everything below
+        self._lock = threading.RLock()  # protects everything below; signal handlers may wait for taps
         self._max_kept = max_kept
         self._failures: list[TapFailure] = []
         self._suppressed: Counter[str] = Counter()

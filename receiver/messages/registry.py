@@ -32,7 +32,7 @@ class Registry:
 
     def __init__(self) -> None:
         """An empty registry."""
-        self._lock = threading.Lock()  # protects _leases and _retired
+        self._lock = threading.RLock()  # protects _leases and _retired
         self._consumers: dict[int, Consumer] = {}
         self._leases: dict[int, int] = {}
         self._retired: deque[tuple[int, float]] = deque()

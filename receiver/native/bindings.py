@@ -14,7 +14,7 @@ from pathlib import Path
 
 from receiver.errors import NativeLibraryError
 
-ABI_VERSION = 8
+ABI_VERSION = 9
 DIRECTORY = Path(__file__).parent
 
 BATCH_FRAMES = 1024
@@ -222,6 +222,7 @@ _FUNCTIONS = {
     "hcb_gpu_prepare": (c_int32, (c_void_p, c_int32)),
     "hcb_gpu_ring": (c_int32, (c_int32,)),
     "hcb_default_float_mode": (None, ()),
+    "hcb_thread_states": (c_int64, (c_void_p, c_uint64, POINTER(c_uint64))),
     "hcb_hold_begin": (None, ()),
     "hcb_hold_end": (c_int32, ()),
     "hcb_after_fork_child": (None, ()),

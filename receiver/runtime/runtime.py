@@ -48,13 +48,13 @@ class Runtime:
 
     def __init__(self) -> None:
         """No receiver runs until `start`."""
-        self._lock = threading.Lock()  # protects what `reset` makes
+        self._lock = threading.RLock()  # protects what `reset` makes; signal handlers may wait for taps
         self.switches = Switches()
         self.reset()
 
     def reset(self) -> None:
         """Forgets everything without touching threads: for a forked child, which has none."""
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self.switches.after_fork_in_child()
         lock_share.after_fork_in_child()
         self._receivers: dict[str, DeviceReceiver] = {}
@@ -112,9 +112,14 @@ class Runtime:
 
     def receivers(self, names: Iterable[str] | None = None) -> list[DeviceReceiver]:
         """The running receivers, all or those named."""
-        with self._lock:
-            names = self._receivers if names is None else names
-            return [receiver for name in names for receiver in self._of(name)]
+        # Copies instead of the lock: a signal handler may ask while the thread that it interrupts has it.
+        tables = dict(self._receivers), dict(self.apart.adopted)
+        return [
+            table[name]
+            for name in (tables[0] if names is None else names)
+            for table in tables
+            if name in table
+        ]
 
     def _scope_of(self, name: str) -> Scope:
         return self._claims.get(name, self.default_scope)

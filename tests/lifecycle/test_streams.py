@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import _thread
 import queue
+import signal
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -72,42 +77,72 @@ def settle() -> None:
         hcb.barrier_wait()
 
 
-@pytest.mark.parametrize("thread", ["own", "another", "ended since"])
 @pytest.mark.parametrize("device", [0, 1])
-def test_dropped_results_of_a_known_thread_need_no_fence(
-    fences: list[Any], worker: Any, thread: str, device: int
+def test_the_calling_threads_dropped_results_need_no_fence(
+    fences: list[Any], worker: Any, device: int
 ) -> None:
     rec = Recorder()
     f = jax.jit(lambda x: hcb.id_tap(rec, slow(x)[0, 0]))
     x = jax.device_put(jnp.ones((128, 128)) * 1e-2, jax.devices()[device])
     f(x)
+    worker(lambda: f(x))  # a thread that is there, and does nothing from then on
+    settle()
+    before = len(rec)
+    fences.clear()
+    for _ in range(3):
+        f(x)
+    hcb.barrier_wait()
+    assert len(rec) == before + 3
+    assert not fences
+
+
+@pytest.mark.parametrize("thread", ["another", "ended since"])
+def test_another_threads_dropped_results_need_a_fence(fences: list[Any], worker: Any, thread: str) -> None:
+    rec = Recorder()
+    f = jax.jit(lambda x: hcb.id_tap(rec, slow(x)[0, 0]))
+    x = jnp.ones((128, 128)) * 1e-2
+    f(x)
+    go = threading.Event()
+    short = threading.Thread(target=lambda: [go.wait(60), *(f(x) for _ in range(3))].clear())
+    short.start()
     settle()
     fences.clear()
-
-    def dispatch() -> None:
-        for _ in range(3):
-            f(x)
-
-    if thread == "own":
-        dispatch()
-    elif thread == "another":
-        worker(dispatch)
-    else:
-        go, dispatched = threading.Event(), threading.Event()
-        short = threading.Thread(target=lambda: (go.wait(60), dispatch(), dispatched.set()))
-        short.start()
-        settle()  # has seen it
-        fences.clear()
-        go.set()
-        short.join()
+    if thread == "another":
+        worker(lambda: [f(x) for _ in range(3)] and None)
+    go.set()
+    short.join()
     hcb.barrier_wait()
-    assert len(rec) == 1 + 3
+    assert len(rec) == 1 + (6 if thread == "another" else 3)
+    assert len(fences) == 1
+
+
+def test_a_tap_functions_dropped_results_need_no_fence(fences: list[Any]) -> None:
+    rec = Recorder()
+    x = jnp.ones((128, 128)) * 1e-2
+    inner = jax.jit(lambda x: hcb.id_tap(rec, slow(x)[0, 0]))
+    inner(x)
+    dispatched = threading.Event()
+
+    def tap(value: Any) -> None:
+        inner(x)
+        dispatched.set()
+
+    outer = jax.jit(lambda x: hcb.id_tap(tap, x))
+    outer(1.0)
+    settle()
+    before = len(rec)
+    fences.clear()
+    dispatched.clear()
+    outer(1.0)
+    assert dispatched.wait(60)
+    hcb.barrier_wait()
+    assert len(rec) == before + 1
     assert not fences
 
 
 @pytest.mark.parametrize("program", ["shard_map", "sharded by the compiler"])
 def test_dropped_results_of_a_program_for_several_devices_need_no_fence(
-    fences: list[Any], worker: Any, program: str
+    fences: list[Any], program: str
 ) -> None:
     rec = Recorder()
     count = jax.device_count()
@@ -125,7 +160,8 @@ def test_dropped_results_of_a_program_for_several_devices_need_no_fence(
     settle()
     before = len(rec)
     fences.clear()
-    worker(lambda: [f(x) for _ in range(2)] and None)
+    for _ in range(2):
+        f(x)
     hcb.barrier_wait()
     assert len(rec) == 3 * before
     assert not fences
@@ -148,8 +184,28 @@ def test_a_thread_that_came_and_went_unseen_needs_a_fence(fences: list[Any]) -> 
     assert len(fences) == 1
 
 
+def test_a_thread_whose_state_is_older_than_its_code_hides_no_other(fences: list[Any]) -> None:
+    # A new thread has a number before it runs anything, and may first be seen when another one has come and gone.
+    rec = Recorder()
+    f = jax.jit(lambda x: hcb.id_tap(rec, slow(x)[0, 0]))
+    x = jnp.ones((128, 128)) * 1e-2
+    f(x)
+    hcb.barrier_wait()
+    for n in range(10):
+        go, runs = threading.Event(), threading.Event()
+        _thread.start_new_thread(lambda go=go, runs=runs: (runs.set(), go.wait(60)), ())
+        hcb.barrier_wait()
+        assert runs.wait(60)
+        short = threading.Thread(target=lambda: (f(x), None)[1])
+        short.start()
+        short.join()
+        hcb.barrier_wait()
+        assert len(rec) == n + 2
+        go.set()
+
+
 def test_a_jax_whose_streams_are_others_needs_a_fence(
-    fences: list[Any], worker: Any, monkeypatch: pytest.MonkeyPatch
+    fences: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rec = Recorder()
     f = jax.jit(lambda x: hcb.id_tap(rec, slow(x)[0, 0]))
@@ -157,35 +213,140 @@ def test_a_jax_whose_streams_are_others_needs_a_fence(
     f(x)
     settle()
     monkeypatch.setattr(compat, "_hash_of_thread", lambda ident: ident)
-    monkeypatch.setattr(streams, "_known", False)
-    monkeypatch.setattr(streams, "_trials", 0)
+    monkeypatch.setattr(streams._Trials, "known", False)
+    monkeypatch.setattr(streams._Trials, "ended", 0)
     fences.clear()
-    worker(lambda: [f(x) for _ in range(3)] and None)
+    for _ in range(3):
+        f(x)
     hcb.barrier_wait()
     assert len(rec) == 1 + 3
     assert len(fences) == 1
 
 
+def test_barriers_that_give_up_leave_room_to_what_tap_functions_dispatch() -> None:
+    seen: list[Any] = []
+
+    def tap(x: Any) -> None:
+        jnp.sum(jnp.ones((64, 64)) @ jnp.ones((64, 64))).block_until_ready()
+        seen.append(x[0])
+
+    # First it runs for a while, in which barriers give up; then it fills the queue, and waits for tap functions.
+    f = jax.jit(
+        lambda x, s: lax.scan(
+            lambda c, _: (hcb.id_tap(tap, c), None), x + slow(s, 3000)[0, 0] * 0, None, length=200
+        )[0]
+    )
+    x, s = jnp.ones(200_000), jnp.ones((128, 128)) * 1e-2
+    f(x, s)
+    settle()
+    before = len(seen)
+    begun = time.monotonic()
+    f(x, s)
+    given_up = 0
+    while time.monotonic() < begun + 60:
+        try:
+            hcb.barrier_wait(timeout_sec=0.002)
+            break
+        except hcb.TapTimeoutError:
+            given_up += 1
+    assert given_up > 0
+    assert len(seen) == before + 200
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_client_that_dispatches_synchronously(when: str) -> None:
+    """Its programs for several devices run on other threads all the same."""
+    result = subprocess.run(
+        [sys.executable, "-c", SYNCHRONOUS, when], capture_output=True, text=True, timeout=90, check=False
+    )
+    assert result.stderr == ""
+    assert result.stdout == "10 40\n"
+
+
+SYNCHRONOUS = """
+import sys
+import jax, jax.numpy as jnp, numpy as np
+from jax import lax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+import hostcallback as hcb
+
+if sys.argv[1] == "before":
+    jax.config.update("jax_cpu_enable_async_dispatch", False)
+jnp.ones(1) + 1
+if sys.argv[1] == "after":
+    jax.config.update("jax_cpu_enable_async_dispatch", False)
+seen = []
+def one(x):
+    return hcb.id_tap(seen.append, lax.fori_loop(0, 500, lambda i, c: c @ c * 1e-3, x)[0, 0])
+f = jax.jit(one)
+x = jnp.ones((64, 64)) * 1e-2
+early = 0
+for n in range(10):
+    f(x)
+    hcb.barrier_wait()
+    early += len(seen) - n - 1
+print(len(seen) + early, end=" ")
+seen.clear()
+mesh = Mesh(np.array(jax.devices()[:2]), ("i",))
+g = jax.jit(jax.shard_map(lambda x: one(x[0])[None], mesh=mesh, in_specs=P("i"), out_specs=P("i"), check_vma=False))
+y = jax.device_put(jnp.ones((2, 64, 64)) * 1e-2, NamedSharding(mesh, P("i")))
+for n in range(10):
+    g(y)
+    g(y)
+    hcb.barrier_wait()
+    early += len(seen) - 4 * (n + 1)
+print(len(seen) + early)
+"""
+
+
+def test_a_signal_handler_that_interrupts_a_barrier_is_told_so() -> None:
+    f = jax.jit(lambda x: hcb.id_tap(lambda v: None, x))
+    f(1.0)
+    hcb.barrier_wait()
+    refused: list[Exception] = []
+
+    def handler(*_: Any) -> None:
+        try:
+            hcb.barrier_wait()
+        except hcb.ReentrantWaitError as error:
+            refused.append(error)
+
+    before = signal.signal(signal.SIGALRM, handler)
+    try:
+        deadline = time.monotonic() + 60
+        while not refused and time.monotonic() < deadline:
+            signal.setitimer(signal.ITIMER_REAL, 1e-4)
+            hcb.barrier_wait()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert "set a flag in the handler" in str(refused[0])
+
+
 def test_threads_are_told_apart() -> None:
     threads = DispatchingThreads()
-    assert threads.count().suspects == frozenset(threads.count().alive)
-    go = threading.Event()
-    alive = threading.Thread(target=go.wait)
-    alive.start()
-    seen = threads.count()
-    assert seen.suspects is not None
-    assert alive.ident in seen.suspects
+    here = threading.get_ident()
+
+    def waited() -> frozenset[int] | None:
+        census = threads.count()
+        threads.waited(census)
+        return census.suspects
+
+    assert waited() is not None  # nobody else has run
+    go, runs = threading.Event(), threading.Event()
+    thread = threading.Thread(target=lambda: (runs.set(), go.wait(60)))
+    thread.start()
+    assert runs.wait(60)
+    assert waited() is None  # a new one
+    time.sleep(0.05)
+    assert waited() is None or here in (waited() or ())  # it may have gone to sleep only now
+    assert here in (waited() or ())  # it sleeps
     go.set()
-    alive.join()
-    ended = threads.count()
-    assert ended.suspects is not None
-    assert alive.ident in ended.suspects - ended.alive
-    threads.waited(ended)
-    assert alive.ident not in (threads.count().suspects or ())
+    thread.join()
+    assert waited() is None  # it has run, and ended
+    assert here in (waited() or ())
     unseen = threading.Thread(target=lambda: None)
     unseen.start()
     unseen.join()
-    unknown = threads.count()
-    assert unknown.suspects is None
-    threads.waited(unknown)
-    assert threads.count().suspects is not None
+    assert waited() is None
+    assert here in (waited() or ())

@@ -13,6 +13,7 @@
 
 #include "ring/call_table.h"
 #include "os/crc32.h"
+#include "os/interpreter.h"
 #include "wire/columns.h"
 #include "rules/rule.h"
 #include "wire/encode.h"
@@ -308,6 +309,8 @@ int32_t hcb_own_call_withdraw(hcb_ring* ring, hcb_own_call* own, const char* mes
 int32_t hcb_own_call_ended(hcb_own_call* own) { return reinterpret_cast<hcb::ThreadCall::State*>(own)->Ended() ? 1 : 0; }
 
 void hcb_default_float_mode(void) { std::fesetenv(FE_DFL_ENV); }
+
+int64_t hcb_thread_states(uint64_t* ids, uint64_t capacity, uint64_t* made) { return hcb::ThreadStates(ids, capacity, made); }
 
 void hcb_hold_begin(void) { hcb::BeginHold(); }
 

@@ -8,7 +8,7 @@
 
 #include <stdint.h>
 
-#define HCB_ABI_VERSION 8
+#define HCB_ABI_VERSION 9
 #define HCB_EXPORT __attribute__((visibility("default")))
 
 #ifdef __cplusplus
@@ -305,6 +305,10 @@ HCB_EXPORT void hcb_default_float_mode(void);
  * and returns whether the hold was on. */
 HCB_EXPORT void hcb_hold_begin(void);
 HCB_EXPORT int32_t hcb_hold_end(void);
+
+/* The numbers of Python's thread states, of which `ids` has room for `capacity`: returns how many there are, or -1 where no Python is found.
+ * `made` is the number of one that is made for that, and ended: numbers count up. With the interpreter lock held. */
+HCB_EXPORT int64_t hcb_thread_states(uint64_t* ids, uint64_t capacity, uint64_t* made);
 
 /* In a forked child, before anything else: fresh locks and empty rings, since what is queued is the parent's to deliver. */
 HCB_EXPORT void hcb_after_fork_child(void);

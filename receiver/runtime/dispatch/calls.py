@@ -108,21 +108,18 @@ class Calls:
 
     def running(self) -> list[int]:
         """The sequence numbers of the calls whose host functions run."""
-        with self._changed:
-            return list(self._running)
+        return list(self._running)  # without the lock: a signal handler may ask while its thread has it
 
     def longest(self) -> tuple[Consumer, float] | None:
         """The consumer whose host function has been running for longest, and for how many seconds."""
-        with self._changed:
-            first = min(self._running.values(), key=lambda running: running.since, default=None)
+        first = min(list(self._running.values()), key=lambda running: running.since, default=None)
         return None if first is None else (first.consumer, perf_counter() - first.since)
 
     def running_on(self, thread: threading.Thread) -> Consumer | None:
         """The consumer whose host function runs on that thread."""
         while isinstance(thread, ThreadFor):
             thread = thread.waiting
-        with self._changed:
-            return next((r.consumer for r in self._running.values() if r.thread is thread), None)
+        return next((r.consumer for r in list(self._running.values()) if r.thread is thread), None)
 
     def wait(self, calls: Collection[int], timeout_sec: float) -> bool:
         """Waits until the host functions of these calls are over; False when `timeout_sec` passed."""

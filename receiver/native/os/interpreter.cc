@@ -1,0 +1,58 @@
+#include "os/interpreter.h"
+
+#include <dlfcn.h>
+
+namespace hcb {
+namespace {
+
+// Of CPython's stable functions; states and interpreters are opaque.
+struct Interpreter {
+  void* (*get)(void);
+  void* (*first)(void*);
+  void* (*next)(void*);
+  uint64_t (*id)(void*);
+  void* (*make)(void*);
+  void (*clear)(void*);
+  void (*remove)(void*);
+
+  bool Found() const { return get && first && next && id && make && clear && remove; }
+};
+
+template <typename Function>
+void Find(const char* name, Function* function) {
+  *function = reinterpret_cast<Function>(dlsym(RTLD_DEFAULT, name));
+}
+
+Interpreter FindInterpreter() {
+  Interpreter found;
+  Find("PyInterpreterState_Get", &found.get);
+  Find("PyInterpreterState_ThreadHead", &found.first);
+  Find("PyThreadState_Next", &found.next);
+  Find("PyThreadState_GetID", &found.id);
+  Find("PyThreadState_New", &found.make);
+  Find("PyThreadState_Clear", &found.clear);
+  Find("PyThreadState_Delete", &found.remove);
+  return found;
+}
+
+}  // namespace
+
+int64_t ThreadStates(uint64_t* ids, uint64_t capacity, uint64_t* made) {
+  static const Interpreter python = FindInterpreter();
+  if (!python.Found()) return -1;
+  void* const interpreter = python.get();
+  int64_t count = 0;
+  // States are taken out of the list under the interpreter lock, which the caller holds, and put in at its head.
+  for (void* state = python.first(interpreter); state != nullptr; state = python.next(state)) {
+    if (static_cast<uint64_t>(count) < capacity) ids[count] = python.id(state);
+    ++count;
+  }
+  void* const last = python.make(interpreter);
+  if (last == nullptr) return -1;
+  *made = python.id(last);
+  python.clear(last);
+  python.remove(last);
+  return count;
+}
+
+}  // namespace hcb
