@@ -53,6 +53,6 @@ bench: $(INSTALLED) ## measure against the peers, and write docs/benchmarks.md
 	$(BIN)/python tools/bench.py
 
 clean: ## remove what the other targets made
-	rm -rf $(VENV) .matrix build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis loss.png
+	rm -rf $(VENV) .matrix build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis loss.png
 	rm -f receiver/native/*.so receiver/native/*.dylib receiver/native/*.o
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
 from time import perf_counter
-from typing import Protocol
+from typing import Any, Protocol
 
 from receiver.errors import TapTimeoutError
 from receiver.log import logger
@@ -49,7 +49,7 @@ class Readers:
         registry: Registry,
         receivers: Mapping[str, DeviceReceiver],
         scope_of: Callable[[str], Scope],
-        lock: threading.Lock,
+        lock: AbstractContextManager[Any],
     ) -> None:
         """There is none yet.
 
