@@ -21,13 +21,24 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 
 import hostcallback as hcb
 from hostcallback import _jax_compat as compat
-from hostcallback.sync import fence, streams
+from hostcallback.sync import dispatching_threads, fence, streams
 from hostcallback.sync.dispatching_threads import DispatchingThreads
 from receiver.native import bindings as native_library
 from recorder import Recorder
 
 if not native_library.available():
     pytest.skip("without the native library there are no fences to do without", allow_module_level=True)
+
+
+@pytest.fixture(autouse=True)
+def runners_thread_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    # pytest-xdist starts one below `threading`, of which only `_current_frames` tells. It dispatches nothing.
+    processor_ns = dispatching_threads._processor_ns
+
+    def known(thread: threading.Thread | None) -> int | None:
+        return 0 if thread is None else processor_ns(thread)
+
+    monkeypatch.setattr(dispatching_threads, "_processor_ns", known)
 
 
 @pytest.fixture
