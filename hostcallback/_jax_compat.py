@@ -299,6 +299,11 @@ def source_of(function: Any) -> str:
     return str(_api_util.fun_sourceinfo(wrapped))
 
 
+def is_jaxs_own(function: Any) -> bool:
+    """Whether JAX defines the function itself, in one of its private modules (0.8 to 0.12)."""
+    return (getattr(function, "__module__", None) or "").startswith("jax._src.")
+
+
 def in_callback_of_jax() -> bool:
     """Whether the calling thread is inside a host function that JAX calls for a program (0.8 to 0.12)."""
     frame: FrameType | None = sys._getframe(1)

@@ -13,20 +13,20 @@ from receiver.errors import ReentrantWaitError, TapFunctionException
 from receiver.runtime.runtime import runtime
 
 
-class _Thread(threading.local):
+class _ThisThread(threading.local):
     waits = False
 
 
-_thread = _Thread()
+_this_thread = _ThisThread()
 
 
 def barrier_wait(timeout_sec: float | None = None) -> None:
     """Waits until every tap of every computation dispatched before this call has been delivered.
 
     Covers computations that any thread dispatched (its call has returned), through any jit, on every device, whatever
-    has become of their results. Interruptible by Ctrl-C. It waits for computations without taps as well. (Where
-    threads that came and went since the last barrier left a CPU device busy that other threads keep busy without an
-    end, it gives those computations up after a minute whose results they have dropped, and logs that.)
+    has become of their results. Interruptible by Ctrl-C. It waits for computations without taps as well. If other
+    threads keep a CPU device busy without an end, the barrier stops waiting after a minute for those of their
+    computations whose results were dropped, and logs that.
 
     Args:
         timeout_sec: seconds to wait at most; None for as long as it takes.
@@ -65,16 +65,16 @@ def wait_for_taps(
         ReentrantWaitError: called from a tap function, or from a signal handler that interrupted it.
     """
     runtime.refuse_reentry("waiting for taps")
-    if _thread.waits:
+    if _this_thread.waits:
         raise ReentrantWaitError(
             "waiting for taps from a signal handler that interrupted such a wait would wait for itself: set a flag in "
             "the handler, and wait where the program looks at it"
         )
-    _thread.waits = True
+    _this_thread.waits = True
     try:
         _wait_for_taps(names, deadline, stall_sec)
     finally:
-        _thread.waits = False
+        _this_thread.waits = False
 
 
 def _wait_for_taps(names: Iterable[str] | None, deadline: float | None, stall_sec: float | None) -> None:

@@ -76,7 +76,7 @@ def _callback(
     args: Sequence[Any], arrays: Arrays, *, callback: Any, effect: Any, partitioned: bool
 ) -> list[Any]:
     func, in_tree, static = _parts(callback)
-    if (getattr(func, "__module__", None) or "").startswith("jax._src."):
+    if compat.is_jaxs_own(func):
         raise StaysWithJaxError(
             "it is JAX's own, such as of jax.debug.breakpoint, and may hold the device up on purpose"
         )

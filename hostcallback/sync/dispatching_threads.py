@@ -31,8 +31,8 @@ class Census(NamedTuple):
         made: the number of the thread state that was made last.
         states: the numbers of those that there are; None if there are too many, or it cannot be told.
         processor_ns: what each thread has used of a processor, by `threading.get_ident`, where that can be told.
-        suspects: idents of those that may have dispatched programs that nobody has waited for; None if there may be
-            others, too.
+        suspects: idents of the threads that may have dispatched programs since the last complete wait; None if it is
+            not known which threads did.
     """
 
     made: int

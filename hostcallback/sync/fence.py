@@ -47,9 +47,8 @@ class Fence:
 
     def __init__(self) -> None:
         """Nobody waits yet."""
-        self._changed = (
-            threading.Condition()
-        )  # protects everything below, but for _taken and _patience_sec; and who begins a hold
+        # Protects everything below, but for _taken and _patience_sec; and the beginning of a hold.
+        self._changed = threading.Condition()
         self._devices: set[jax.Device] = set()  # of those who asked since the last answer
         self._waiting = 0
         self._asked = 0
@@ -85,7 +84,7 @@ class Fence:
             with self._changed:
                 self._waiting -= 1
                 failure, self._failure = self._failure, None
-                if not self._waiting:  # and no hold is begun for nobody: see `_take_all`
+                if not self._waiting:  # `_take_all` begins no hold from now on
                     hold.end()
         if failure is not None:
             raise DispatchError("a program of the fence could not be run") from failure

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Collection, Iterable, Sequence
-from functools import cache
 from threading import get_ident
 from time import perf_counter, sleep
 from typing import Any
 
 import jax
-import numpy as np
 
 from hostcallback import _jax_compat as compat
 from hostcallback.sync import fence, hold, streams
@@ -115,16 +113,9 @@ def _wait_behind(devices: Sequence[jax.Device], look: Callable[[], None]) -> Non
     # On each of these devices programs end in the order in which they were dispatched, by whichever thread.
     last = []
     for device in devices:
-        program, operand = _last_program(device)
+        program, operand = streams.sentinel_program((device,))
         last.append(program(operand))
     _wait_all(last, look)
-
-
-@cache
-def _last_program(device: jax.Device) -> tuple[Callable[[Any], Any], Any]:
-    with jax.disable_jit(False):
-        operand = jax.device_put(np.uint8(0), device)
-        return jax.jit(lambda x: x + np.uint8(1)).lower(operand).compile(), operand
 
 
 def _wait_all(arrays: Sequence[Any], look: Callable[[], None]) -> None:
@@ -149,7 +140,6 @@ def forget() -> None:
     global _threads
     _devices.clear()
     _threads = None
-    _last_program.cache_clear()
     dispatch_thread.forget()
     streams.forget()
     hold.forget()

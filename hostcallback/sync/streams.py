@@ -106,7 +106,7 @@ class Sentinels:
         if key in _pending or len(_pending) >= MOST_PENDING or (_pending and runtime.holds_programs()):
             return False
         ident, devices = key
-        program, operand = _sentinel(devices)
+        program, operand = sentinel_program(devices)
         if ident is None:
             result = program(operand)
         else:
@@ -119,7 +119,8 @@ class Sentinels:
 
 
 @functools.cache
-def _sentinel(devices: tuple[jax.Device, ...]) -> tuple[Callable[[Any], Any], Any]:
+def sentinel_program(devices: tuple[jax.Device, ...]) -> tuple[Callable[[Any], Any], Any]:
+    """A trivial program for these devices, and its operand."""
     # Compiled beforehand: under whatever settings of the user's it runs, it is not traced again.
     with jax.disable_jit(False), jax.transfer_guard("allow"):
         mesh = jax.sharding.Mesh(np.array(devices), ("device",))
@@ -137,7 +138,7 @@ def prepare(devices: Iterable[jax.Device]) -> None:
 
     def compile_all() -> None:
         for device in devices:
-            _sentinel((device,))
+            sentinel_program((device,))
         hold.held_program(jax.local_devices(backend="cpu")[0])
 
     dispatch_thread.submit(compile_all)
@@ -180,7 +181,7 @@ def are_known(look: Callable[[], None]) -> bool:
 
 def _try_streams() -> bool:
     (device, *_) = jax.local_devices(backend="cpu")
-    dispatch_held, (program, operand) = hold.held_program(device), _sentinel((device,))
+    dispatch_held, (program, operand) = hold.held_program(device), sentinel_program((device,))
     hold.begin()
     try:
         held = dispatch_held()
@@ -195,5 +196,5 @@ def _try_streams() -> bool:
 
 def forget() -> None:
     """Forgets compiled programs and those that run: for a forked child."""
-    _sentinel.cache_clear()
+    sentinel_program.cache_clear()
     _pending.clear()
