@@ -88,6 +88,7 @@ def settle() -> None:
         hcb.barrier_wait()
 
 
+@pytest.mark.native_only  # Python callbacks run on XLA's threads, which come and go
 @pytest.mark.parametrize("device", [0, 1])
 def test_the_calling_threads_dropped_results_need_no_fence(
     fences: list[Any], worker: Any, device: int
@@ -127,6 +128,7 @@ def test_another_threads_dropped_results_need_a_fence(fences: list[Any], worker:
     assert len(fences) == 1
 
 
+@pytest.mark.native_only
 def test_a_tap_functions_dropped_results_need_no_fence(fences: list[Any]) -> None:
     rec = Recorder()
     x = jnp.ones((128, 128)) * 1e-2
@@ -151,7 +153,7 @@ def test_a_tap_functions_dropped_results_need_no_fence(fences: list[Any]) -> Non
     assert not fences
 
 
-@pytest.mark.native_only  # Python callbacks run on XLA's threads, which come and go
+@pytest.mark.native_only
 @pytest.mark.parametrize("program", ["shard_map", "sharded by the compiler"])
 def test_dropped_results_of_a_program_for_several_devices_need_no_fence(
     fences: list[Any], program: str

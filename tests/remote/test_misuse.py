@@ -40,7 +40,7 @@ def answering(data: bytes) -> Iterator[str]:
         thread = threading.Thread(target=serve)
         thread.start()
         try:
-            yield f"localhost:{listening.getsockname()[1]}"
+            yield f"127.0.0.1:{listening.getsockname()[1]}"
         finally:
             end.set()
             thread.join()
@@ -88,6 +88,15 @@ def test_a_server_that_is_no_collector(
         text = said(address, tmp_path / "spool", caplog)
     assert cure in text
     assert "it is tried again" in text
+
+
+def test_of_a_hosts_addresses_one_refuses_and_one_is_no_collector(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    # gRPC tells of the address that it tried last, which is any of localhost's.
+    with answering(b"SSH-2.0-OpenSSH_9.9\r\n") as address:
+        text = said(address.replace("127.0.0.1", "localhost"), tmp_path / "spool", caplog)
+    assert "is no collector" in text
 
 
 def test_nobody_and_no_such_host(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable
 
 _Says = Callable[[str, bool], str]
@@ -9,7 +10,18 @@ _Says = Callable[[str, bool], str]
 
 
 def _nobody(address: str, tls: bool) -> str:
+    if _listens(address):  # at another address of that host than the last one, of which gRPC tells
+        return _no_collector(address, tls)
     return f"nobody listens at {address}: start `hcb collect` there, or correct the address"
+
+
+def _listens(address: str) -> bool:
+    host, _, port = address.rpartition(":")
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=1.0):
+            return True
+    except (OSError, ValueError):
+        return False
 
 
 def _no_host(address: str, tls: bool) -> str:

@@ -38,7 +38,10 @@ SHORT_SEC = 80e-6
 for disks and networks, are longer."""
 
 OFTEN = 4
-"""So many of them in a millisecond are those of a thread that goes on wanting the lock; one or two are no matter."""
+"""This many of them, at once or over a few looks, mean a thread that goes on wanting the lock. One means nothing."""
+
+FADES = 1 / 8
+"""This part of them is forgotten at each look. A wait in which the thread keeps its processor is not counted."""
 
 ALONE_AFTER = 20
 """After so many pauses without being late nobody wants the lock any more: a thread that dispatches has it half of the
@@ -62,6 +65,7 @@ class LockShare:
         self._quick = native.load_holding_lock() if native.available() else None
         self._cpu = ctypes.c_int64()
         self._contended = 0  # for how many pauses more others are taken to want the lock
+        self._seen = 0.0  # waits for the lock, lately
         # Since the last look, while delivering: seconds, those without a processor, and waits.
         self._worked = self._off = 0.0
         self._waits = 0
@@ -106,8 +110,9 @@ class LockShare:
         """Lets others have the lock if they want it. Returns for how many seconds."""
         begin = perf_counter()
         self._add_up()
-        often = 1 if self._contended else OFTEN
-        wanted = self._waits >= often and self._off < SHORT_SEC * self._waits
+        short = self._waits > 0 and self._off < SHORT_SEC * self._waits
+        self._seen = (1 - FADES) * self._seen + short * self._waits
+        wanted = short and (self._contended > 0 or self._seen >= OFTEN)
         if self._library is not None and (self._contended or self._waits):
             woke = self._library.hcb_sleep(PAUSE_NS if self._contended or wanted else LOOK_NS)
             wanted = wanted or perf_counter_ns() - woke > LATE_NS
