@@ -11,9 +11,9 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def lint(root: Path) -> subprocess.CompletedProcess[str]:
+def lint(root: Path, *options: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, str(ROOT / "tools" / "lint_project.py"), str(root)],
+        [sys.executable, str(ROOT / "tools" / "lint_project.py"), *options, str(root)],
         capture_output=True,
         text=True,
         timeout=60,
@@ -70,6 +70,53 @@ def test_what_is_allowed_passes(tmp_path: Path, path: str, code: str) -> None:
     file.parent.mkdir(parents=True)
     file.write_text(code + "\n")
     result = lint(tmp_path)
+    assert result.returncode == 0, result.stdout
+
+
+@pytest.mark.parametrize(
+    ("path", "text", "line", "idiom"),
+    [
+        ("README.md", "The log\nis beside it.", 2, "beside"),
+        ("CHANGELOG.md", "- It waits for ever.", 1, "for ever"),
+        ("docs/control.md", "Rules apply by\nway of a file.", 1, "by way of"),
+        ("hostcallback/tap.py", '"""A module.\n\nNobody waits."""', 3, "Nobody"),
+        ("receiver/tap.py", 'def f():\n    """Traces anew."""', 2, "anew"),
+        ("receiver/tap.py", "x = 1  # has a thread of its own", 1, "of its own"),
+        ("receiver/tap.py", "x = 1\n# It goes by\n# way of a spool.", 2, "by way of"),
+        ("tests/test_x.py", "raise ValueError('whoever calls')", 1, "whoever"),
+        ("tools/x.py", "print(f'{1} is through')", 1, "is through"),
+        ("examples/x.py", "print('so '\n'many')", 1, "so many"),
+        ("receiver/native/ring/ring.cc", "int x;  // somebody waits", 1, "somebody"),
+        ("receiver/native/ring/ring.h", "// So\n// it is as\n// ever.", 2, "as ever"),
+        ("tests/native/stress.cc", "// likewise", 1, "likewise"),
+    ],
+)
+def test_an_idiom_is_found_wherever_people_read(
+    tmp_path: Path, path: str, text: str, line: int, idiom: str
+) -> None:
+    file = tmp_path / path
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text + "\n")
+    result = lint(tmp_path, "--all-prose")
+    assert result.returncode == 1, result.stdout
+    assert result.stdout.startswith(f'{path}:{line}: "{idiom}" in prose')
+    assert "1 violations" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("path", "text"),
+    [
+        ("docs/convert.md", "Besides, `hcb convert --beside PROFILE` writes both. Renewed."),
+        ("receiver/tap.py", "beside = {}\nx = f'{beside}'\nwhoever = 1"),
+        ("receiver/native/ring/ring.cc", 'int beside = 1;  // plain\nchar* url = "https://beside";'),
+        ("receiver/native/third_party/xla/c_api.h", "// beside"),
+    ],
+)
+def test_names_in_code_and_allowed_texts_are_no_idioms(tmp_path: Path, path: str, text: str) -> None:
+    file = tmp_path / path
+    file.parent.mkdir(parents=True)
+    file.write_text(text + "\n")
+    result = lint(tmp_path, "--all-prose")
     assert result.returncode == 0, result.stdout
 
 

@@ -1,6 +1,7 @@
 """Checks the project's own rules, which no general linter knows: `python tools/lint_project.py [ROOT]`.
 
-Prints `file:line: what was found; the cure` for every violation and exits with 1 if there is one.
+Prints `file:line: what was found; the cure` for every violation and exits with 1 if there is one. `--all-prose` checks
+the prose of every file, also of those that `lint_prose.PROSE_CHECKED` does not name yet.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
+
+import lint_prose
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = ("hostcallback", "receiver", "tests", "tools", "examples")
@@ -110,11 +113,21 @@ def python_files(root: Path = ROOT) -> list[Path]:
     return sorted(path for path in files if "__pycache__" not in path.parts)
 
 
+def check_prose(path: Path, root: Path = ROOT) -> list[Finding]:
+    """The idioms in the prose of one file."""
+    found = [Finding(path.relative_to(root), line, text) for line, text in lint_prose.idioms(path, root)]
+    return sorted(found)
+
+
 def main(arguments: list[str]) -> int:
     """Checks the tree below ROOT, this checkout by default; returns the exit status."""
-    root = Path(arguments[0]).resolve() if arguments else ROOT
+    all_prose = "--all-prose" in arguments
+    roots = [Path(argument).resolve() for argument in arguments if argument != "--all-prose"]
+    root = roots[0] if roots else ROOT
     files = python_files(root)
+    documents = lint_prose.prose_files(root, FOLDERS, everything=all_prose)
     findings = [finding for path in files for finding in check_file(path, root)]
+    findings += [finding for path in documents for finding in check_prose(path, root)]
     for finding in findings:
         print(finding)
     print(f"lint_project: {len(files)} files, {len(findings)} violations")
