@@ -16,7 +16,7 @@ TOOLS = Path(__file__).parents[1] / "tools"
 
 
 def run(*command: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": f"{TOOLS}{os.pathsep}{TOOLS.parent}"}
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(TOOLS.parent)}
     return subprocess.run(
         [sys.executable, *command], env=environment, capture_output=True, text=True, timeout=300, check=False
     )
@@ -40,11 +40,12 @@ def test_its_programs_pass_on_cpu() -> None:
 @pytest.mark.slow
 def test_a_program_whose_messages_are_wrong_fails_the_check() -> None:
     program = """
-import sys, gpu_check
+import sys
+from tools.gpu import check
 def wrong(device):
     assert False, "message 7 is another"
-gpu_check.CASES = (wrong, *gpu_check.CASES[1:2])
-sys.exit(gpu_check.main(["--platform", "cpu", "--rounds", "0"]))
+check.CASES = (wrong, *check.CASES[1:2])
+sys.exit(check.main(["--platform", "cpu", "--rounds", "0"]))
 """
     done = run("-c", program)
     assert done.returncode == 1, done.stderr
@@ -58,7 +59,7 @@ sys.exit(gpu_check.main(["--platform", "cpu", "--rounds", "0"]))
     "values", [[1, 2], [1, 2, 3, 3], [1, 3, 2], [1, 2, 4], [1, 2, float("nan")]], ids=str
 )
 def test_a_message_that_is_wrong_lost_repeated_or_out_of_order_is_seen(values: list[Any]) -> None:
-    spec = importlib.util.spec_from_file_location("gpu_conformance", TOOLS / "gpu_conformance.py")
+    spec = importlib.util.spec_from_file_location("conformance", TOOLS / "gpu" / "conformance.py")
     assert spec is not None
     assert spec.loader is not None
     conformance = importlib.util.module_from_spec(spec)

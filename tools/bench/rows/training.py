@@ -11,11 +11,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from bench_row import Row, measure
-from bench_timing import Counter
 from jax import lax
 
 import hostcallback as hcb
+from tools.bench.row import Row, measure
+from tools.bench.timing import Counter
 
 WIDTH, BATCH, STEPS, TAPS = 384, 128, 100, 10
 

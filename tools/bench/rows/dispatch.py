@@ -12,14 +12,14 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from bench_process import rows_of_process
-from bench_row import Row, measure, measure_together
-from bench_timing import Counter, delivered_us
 from jax import lax
 from jax.experimental import io_callback
 from jax.sharding import NamedSharding, PartitionSpec
 
 import hostcallback as hcb
+from tools.bench.row import Row, measure, measure_together
+from tools.bench.separate_process import rows_of_process
+from tools.bench.timing import Counter, delivered_us
 
 CALLS = 400
 
@@ -115,7 +115,7 @@ def four_devices(rounds: int) -> list[Row]:
 
     The ordered `io_callback` shown beside delivers while it is timed.
     """
-    return rows_of_process("bench_dispatch", "four_devices_here", rounds, devices=4)
+    return rows_of_process(__name__, "four_devices_here", rounds, devices=4)
 
 
 def four_devices_here(rounds: int) -> list[Row]:
@@ -146,7 +146,7 @@ def four_devices_here(rounds: int) -> list[Row]:
 
 def eight_devices(rounds: int) -> list[Row]:
     """Messages from eight CPU devices at a time, each tapping a scalar in a scan, beside as many from one device."""
-    return rows_of_process("bench_dispatch", "eight_devices_here", rounds, devices=8)
+    return rows_of_process(__name__, "eight_devices_here", rounds, devices=8)
 
 
 def eight_devices_here(rounds: int) -> list[Row]:

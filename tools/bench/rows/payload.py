@@ -7,14 +7,14 @@ from collections.abc import Callable
 from time import perf_counter
 from typing import Any
 
-import bench_scan
 import jax
 import jax.numpy as jnp
 import numpy as np
-from bench_row import Row, measure
 from jax import lax
 
 import hostcallback as hcb
+from tools.bench.row import Row, measure
+from tools.bench.rows import scan
 
 KIB, MIB = 2**10, 2**20
 
@@ -69,4 +69,4 @@ def _kept(nbytes: int, steps: int, rounds: int) -> Row:
 def beside_callback(rounds: int) -> Row:
     """An array of 256 KiB that every step of a scan changes and taps; what is delivered is not kept."""
     name = "array of 256 KiB in a scan, changed and delivered"
-    return bench_scan.beside_callback(name, jnp.ones(64 * KIB, jnp.float32), 400, 400, 1 / 3, rounds)
+    return scan.beside_callback(name, jnp.ones(64 * KIB, jnp.float32), 400, 400, 1 / 3, rounds)

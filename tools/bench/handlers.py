@@ -12,12 +12,12 @@ from typing import Any
 
 import jax
 import numpy as np
-from build_native import FLAGS, SOURCE_DIR, find_compiler
 from jax.extend.core import Primitive
 
 from hostcallback import _jax_compat as compat
 from hostcallback.primitives.tap import PASSED_TOKEN_EFFECT, TAP_EFFECT
 from receiver.wire import ArraySpec, Flags, encode_prefix
+from tools.build_native import FLAGS, SOURCE_DIR, find_compiler
 
 EMPTY_TARGET = "hostcallback_bench_empty"
 PACE_TARGET = "hostcallback_bench_pace"
@@ -27,7 +27,7 @@ SOURCE = Path(__file__).with_suffix(".cc")
 @functools.cache
 def _register() -> None:
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "bench_handlers.so"
+        path = Path(folder) / "handlers.so"
         line = [*find_compiler(), *FLAGS, f"-I{SOURCE_DIR}", str(SOURCE), "-o", str(path)]
         done = subprocess.run(line, capture_output=True, text=True, check=False)
         if done.returncode:

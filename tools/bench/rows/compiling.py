@@ -8,10 +8,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from bench_row import Figure, Row, measure, measure_together
-from bench_timing import Counter, seconds
 
 import hostcallback as hcb
+from tools.bench.row import Figure, Row, measure, measure_together
+from tools.bench.timing import Counter, seconds
 
 TAPS = 1_000
 

@@ -13,15 +13,15 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from bench_handlers import pace
-from bench_process import rows_of_process
-from bench_row import Figure, Row, figure, measure
-from bench_timing import Counter, seconds
 from jax import lax
 
 import hostcallback as hcb
 from receiver.runtime.runtime import runtime
 from receiver.sources.ring_config import RingConfig
+from tools.bench.handlers import pace
+from tools.bench.row import Figure, Row, figure, measure
+from tools.bench.separate_process import rows_of_process
+from tools.bench.timing import Counter, seconds
 
 
 def latency(rounds: int) -> list[Row]:
@@ -155,7 +155,7 @@ def slow_consumer(rounds: int) -> list[Row]:
 
 def idle(rounds: int) -> list[Row]:
     """Processor time of a process with four receivers that have nothing to do, less that before they started."""
-    return rows_of_process("bench_receiver", "idle_here", min(rounds, 3), devices=4)
+    return rows_of_process(__name__, "idle_here", min(rounds, 3), devices=4)
 
 
 def idle_here(rounds: int) -> list[Row]:
@@ -192,7 +192,7 @@ def busy(rounds: int) -> list[Row]:
     receiver's thread (a tap function in pure Python) uses 20 % of a processor; or it taps without rest, more than the
     receiver can deliver. The baseline is the same with the scan untapped.
     """
-    return rows_of_process("bench_receiver", "busy_here", rounds, devices=2)
+    return rows_of_process(__name__, "busy_here", rounds, devices=2)
 
 
 def busy_here(rounds: int) -> list[Row]:
@@ -282,7 +282,7 @@ def _busy_share(device: Any) -> Iterator[list[float]]:
 
 def memory(messages: int) -> list[Row]:
     """Growth of resident memory over many scalar messages, in a process of its own."""
-    return rows_of_process("bench_receiver", "memory_here", messages)
+    return rows_of_process(__name__, "memory_here", messages)
 
 
 def memory_here(messages: int) -> list[Row]:

@@ -7,11 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from time import perf_counter
 
-import bench_training
 import grpc
-from bench_row import Figure, Row, measure
-from bench_servers import bare_server, collector, folder_in_memory, forget_stored
-from forwarded_blocks import TAP, block_with
 
 import hostcallback as hcb
 from receiver.remote.forwarder import Forwarder
@@ -20,6 +16,10 @@ from receiver.remote.sending.sender import Sender
 from receiver.remote.spool.directory import StreamFolder
 from receiver.remote.spool.orphan_spool import LeftSpool
 from receiver.remote.spool.spool import FLUSH_BYTES, Spool
+from tools.bench.blocks import TAP, block_with
+from tools.bench.row import Figure, Row, measure
+from tools.bench.rows import training
+from tools.bench.servers import bare_server, collector, folder_in_memory, forget_stored
 
 TOTAL_BYTES = 256 << 20
 PIECE_BYTES = 1 << 20
@@ -140,6 +140,6 @@ def forwarded_training_loop(rounds: int) -> Row:
     """The training loop of the demo with 10 taps a step, forwarded to a collector on the same machine."""
     with folder_in_memory() as folder, collector(folder) as address:
         with hcb.outfeed_receiver(forward=options_for(address, folder / "spool")):
-            row = bench_training.training_loop(rounds)
+            row = training.training_loop(rounds)
     mine, peer = Figure(row.ours, row.spread), Figure(row.peer, 0.0)
     return mine.beside(peer, f"{row.name}, forwarded", row.unit, row.peer_name, 1.08)

@@ -13,11 +13,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from bench_row import Row, compare
 from jax import lax
 from jax.experimental import checkify
 
 import hostcallback as hcb
+from tools.bench.row import Row, compare
 
 STEPS = 20_000
 

@@ -1,6 +1,6 @@
 """What must arrive from a device, whichever it is: each function runs programs on it and counts the messages.
 
-A wrong, lost, repeated or disordered message is an AssertionError. `gpu_check.py` runs them on a GPU, the tests on CPU.
+A wrong, lost, repeated or disordered message is an AssertionError. `check.py` runs them on a GPU, the tests on CPU.
 """
 
 from __future__ import annotations

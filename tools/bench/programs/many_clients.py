@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from forwarded_blocks import TAP, block_of
-from many_bare_clients import BareClient
 
 import hostcallback as hcb
 from receiver.remote.forwarder import Forwarder
 from receiver.remote.sending.grpc_transport import GrpcTransport
 from receiver.remote.sending.transport import Link, OnAck
 from receiver.remote.streams import Position, StreamKey
+from tools.bench.blocks import TAP, block_of
+from tools.bench.programs.peer_grpc_clients import BareClient
 
 MESSAGES = 10
 DRAIN_SEC = 60.0

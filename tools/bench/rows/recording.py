@@ -11,14 +11,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from bench_row import Figure, Row, figure
-from bench_scan import STREAM
-from bench_timing import Counter, delivered_us, scan
 
 import hostcallback as hcb
 import receiver
 from receiver.taplog.reading.reader import LogReader
 from receiver.taplog.writing.recorder import Recorder
+from tools.bench.row import Figure, Row, figure
+from tools.bench.rows.scan import STREAM
+from tools.bench.timing import Counter, delivered_us, scan
 
 
 def recording(rounds: int) -> list[Row]:

@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 
 MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None
 """Disks differ too much to be measured along."""
@@ -49,10 +49,10 @@ def forget_stored(folder: Path) -> None:
 
 @contextlib.contextmanager
 def bare_server(*arguments: str) -> Iterator[str]:
-    """`bare_grpc_server.py`: its address."""
-    program = Path(__file__).with_name("bare_grpc_server.py")
+    """`programs/peer_grpc_server.py`: its address."""
+    program = "tools.bench.programs.peer_grpc_server"
     with subprocess.Popen(
-        [sys.executable, program, *arguments], cwd=ROOT, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-m", program, *arguments], cwd=ROOT, stdout=subprocess.PIPE, text=True
     ) as process:
         assert process.stdout is not None
         yield f"localhost:{int(process.stdout.readline())}"

@@ -1,4 +1,4 @@
-"""Benchmarks in processes of their own: `python tools/bench_process.py MODULE FUNCTION ARGUMENTS`, in JSON."""
+"""Benchmarks in processes of their own: `python -m tools.bench.separate_process MODULE FUNCTION ARGUMENTS`, in JSON."""
 
 from __future__ import annotations
 
@@ -8,9 +8,12 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
-from bench_row import Row
+from tools.bench.row import Row
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def rows_of_process(module: str, function: str, *arguments: Any, devices: int = 1) -> list[Row]:
@@ -18,8 +21,8 @@ def rows_of_process(module: str, function: str, *arguments: Any, devices: int = 
     environment = dict(os.environ)
     flags = environment.get("XLA_FLAGS", "")
     environment["XLA_FLAGS"] = f"{flags} --xla_force_host_platform_device_count={devices}".strip()
-    line = [sys.executable, __file__, module, function, json.dumps(arguments)]
-    done = subprocess.run(line, capture_output=True, text=True, check=False, env=environment)
+    line = [sys.executable, "-m", "tools.bench.separate_process", module, function, json.dumps(arguments)]
+    done = subprocess.run(line, capture_output=True, text=True, check=False, cwd=ROOT, env=environment)
     if done.returncode:
         raise RuntimeError(f"the benchmark {module}.{function} failed:\n{done.stdout}{done.stderr}")
     return [Row(**fields) for fields in json.loads(done.stdout.splitlines()[-1])]

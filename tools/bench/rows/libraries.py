@@ -15,11 +15,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from bench_process import rows_of_process
-from bench_row import Figure, Row, measure
 from jax import lax
 
 import hostcallback as hcb
+from tools.bench.row import Figure, Row, measure
+from tools.bench.separate_process import rows_of_process
 
 STEPS = 2_000
 UNIT = "us/step"
@@ -56,7 +56,7 @@ def _rows(library: str, rounds: int, *, module: str | None = None, devices: int 
         if importlib.util.find_spec(needed) is None:
             print(f"{library}: no row: {needed} is missing (pip install -e '.[libraries]')", file=sys.stderr)
             return []
-    return rows_of_process("bench_libraries", f"{library}_here", rounds, devices=devices)
+    return rows_of_process(__name__, f"{library}_here", rounds, devices=devices)
 
 
 def jax_tqdm_here(rounds: int) -> list[Row]:

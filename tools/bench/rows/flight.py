@@ -9,19 +9,19 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from bench_process import rows_of_process
-from bench_row import Row, measure
-from bench_timing import seconds
 from jax import lax
 
 import hostcallback as hcb
 from receiver.runtime.runtime import runtime
 from receiver.taplog.flight.recorder import BLOCK_BYTES
+from tools.bench.row import Row, measure
+from tools.bench.separate_process import rows_of_process
+from tools.bench.timing import seconds
 
 
 def ring_in_file(rounds: int) -> list[Row]:
     """Taps in a scan, delivered, on a device whose ring is in a file and on one whose ring is not."""
-    return rows_of_process("bench_flight", "ring_in_file_here", rounds, devices=2)
+    return rows_of_process(__name__, "ring_in_file_here", rounds, devices=2)
 
 
 def ring_in_file_here(rounds: int) -> list[Row]:

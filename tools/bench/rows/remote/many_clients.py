@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from bench_row import Figure, Row
-from bench_servers import ROOT, bare_server, collector, folder_in_memory
+
+from tools.bench.row import Figure, Row
+from tools.bench.servers import ROOT, bare_server, collector, folder_in_memory
 
 PROCESSES, STREAMS, PER_SECOND, SECONDS = 4, 16, 5, 10
 LIMIT_MS = 250.0
@@ -56,7 +57,7 @@ def _clients(address: str, spool: Path, first: int, more: tuple[str, ...]) -> An
     arguments = {"first": first, "clients": STREAMS, "per-second": PER_SECOND, "seconds": SECONDS}
     return subprocess.Popen(
         [
-            sys.executable, ROOT / "tools" / "many_clients.py", address, spool, *more,
+            sys.executable, "-m", "tools.bench.programs.many_clients", address, spool, *more,
             *(part for name, value in arguments.items() for part in (f"--{name}", str(value))),
         ],
         cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,

@@ -7,9 +7,14 @@ import time
 from time import perf_counter
 
 import numpy as np
-from bench_remote import through_spool
-from bench_row import Row, measure
-from bench_servers import (
+
+import hostcallback as hcb
+from receiver.messages.consumer import Consumer
+from receiver.messages.message import Message
+from tools.bench.blocks import TAP
+from tools.bench.row import Row, measure
+from tools.bench.rows.remote.forwarding import through_spool
+from tools.bench.servers import (
     bare_server,
     collector,
     folder_in_memory,
@@ -17,11 +22,6 @@ from bench_servers import (
     nats_server,
     nats_server_program,
 )
-from forwarded_blocks import TAP
-
-import hostcallback as hcb
-from receiver.messages.consumer import Consumer
-from receiver.messages.message import Message
 
 NATS_BYTES = 32 << 20
 EXPORTED = 50_000

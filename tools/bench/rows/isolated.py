@@ -12,13 +12,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from bench_handlers import pace
-from bench_process import rows_of_process
-from bench_row import Row, figure
 from jax import lax
 
 import hostcallback as hcb
 from receiver.runtime.runtime import runtime
+from tools.bench.handlers import pace
+from tools.bench.row import Row, figure
+from tools.bench.separate_process import rows_of_process
 
 PACE_SEC, PACES = 0.001, 50
 TAPS = 400
@@ -32,7 +32,7 @@ def apart(rounds: int) -> list[Row]:
     this process, or from the receiver's own (`process=True`). The baseline is the same loop beside the untapped
     program.
     """
-    return rows_of_process("bench_apart", "apart_here", max(rounds // 2, 5))
+    return rows_of_process(__name__, "apart_here", max(rounds // 2, 5))
 
 
 def apart_here(rounds: int) -> list[Row]:

@@ -10,13 +10,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from bench_handlers import empty_call
-from bench_process import rows_of_process
-from bench_row import Row, measure, measure_together
-from bench_timing import Counter, Gate, delivered_us, scan, seconds
 from jax import lax
 
 import hostcallback as hcb
+from tools.bench.handlers import empty_call
+from tools.bench.row import Row, measure, measure_together
+from tools.bench.separate_process import rows_of_process
+from tools.bench.timing import Counter, Gate, delivered_us, scan, seconds
 
 STEPS = 20_000
 """Scalar messages of one scan; their frames of 192 bytes fit into a device's ring together."""
@@ -59,7 +59,7 @@ def switched_off(rounds: int) -> list[Row]:
 
     In a process of its own: where a tap was switched once, the handler looks for switches ever after.
     """
-    return rows_of_process("bench_scan", "switched_off_here", rounds)
+    return rows_of_process(__name__, "switched_off_here", rounds)
 
 
 def switched_off_here(rounds: int) -> list[Row]:

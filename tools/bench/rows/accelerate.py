@@ -11,12 +11,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from bench_dispatch import CALLS, medians_of_calls, untapped
-from bench_row import Row, measure, measure_together
-from bench_timing import Counter, delivered_us, scan
 from jax.experimental import io_callback
 
 import hostcallback as hcb
+from tools.bench.row import Row, measure, measure_together
+from tools.bench.rows.dispatch import CALLS, medians_of_calls, untapped
+from tools.bench.timing import Counter, delivered_us, scan
 
 STEPS, JAXS_STEPS = 100_000, 2_000
 

@@ -1,0 +1,1 @@
+"""The benchmarks: `python tools/bench.py`, or `make bench`."""

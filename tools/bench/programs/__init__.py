@@ -1,0 +1,1 @@
+"""Programs that rows start in separate processes."""

@@ -1,0 +1,1 @@
+"""Rows that send messages to other processes: collectors, NATS, OTLP."""

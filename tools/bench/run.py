@@ -1,0 +1,147 @@
+"""Measures taps against what users would pick instead, in one run, and writes docs/benchmarks.md.
+
+Every row times both sides on one machine, in turn, several rounds, and compares medians: absolute times change
+with the machine, ratios hardly. Both sides deliver the value to a Python function before the clock stops.
+
+    python tools/bench.py [--rounds N] [--messages N] [--only TEXT] [--no-write]
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import os
+import platform
+import sys
+from collections.abc import Callable
+from datetime import date
+from pathlib import Path
+from time import perf_counter
+
+import jax
+
+from tools.bench.row import Row, table
+from tools.bench.rows import (
+    accelerate,
+    checks,
+    compiling,
+    dispatch,
+    flight,
+    isolated,
+    libraries,
+    payload,
+    receiving,
+    recording,
+    scan,
+    training,
+)
+from tools.bench.rows.remote import forwarding, many_clients, nats_and_otlp
+from tools.gpu.check import REPORT as GPU_REPORT, TABLE_BEGINS
+
+Rows = Row | list[Row]
+
+EXPLANATION = """\
+Medians of several rounds, ours and the peer in turn; the spread is half the interquartile range of ours. Both sides
+deliver every value to a Python function before the clock stops, but for the rows that say otherwise. Ratios carry
+over to other machines, times do not. What exactly both sides do is in the docstring of each row's function, in
+`tools/bench/rows/`.
+
+`python tools/bench.py --only TEXT` runs the rows whose name there contains the text, and writes nothing;
+`python tools/bench.py --only memory --messages 100000000` is the memory row over 100 million (2 to 5 minutes)."""
+
+REPORT = Path(__file__).resolve().parents[2] / "docs" / "benchmarks.md"
+
+ROWS: dict[str, Callable[[int], Rows]] = {
+    "device_side": scan.device_side,
+    "scalar_in_scan": scan.scalar,
+    "batched": scan.batched,
+    "pytree_in_scan": scan.pytree,
+    "kept_arrays": payload.kept,
+    "array_in_scan": payload.beside_callback,
+    "one_call": dispatch.one_call,
+    "accelerated_scan": accelerate.accelerated_scan,
+    "accelerated_ordered_scan": accelerate.accelerated_ordered_scan,
+    "accelerated_io_scan": accelerate.accelerated_io_scan,
+    "accelerated_call": accelerate.accelerated_call,
+    "accelerated_call_with_result": accelerate.accelerated_call_with_result,
+    "accelerated_vmap": accelerate.accelerated_vmap,
+    "library_jax_tqdm": libraries.jax_tqdm,
+    "library_diffrax": libraries.diffrax,
+    "library_numpyro": libraries.numpyro,
+    "library_blackjax": libraries.blackjax,
+    "four_devices": dispatch.four_devices,
+    "calls_back_to_back": dispatch.back_to_back,
+    "first_call": compiling.first_call,
+    "vmapped_print": compiling.vmapped_print,
+    "switched_off": scan.switched_off,
+    "recording": recording.recording,
+    "latency": receiving.latency,
+    "training_loop": training.training_loop,
+    "slow_consumer": receiving.slow_consumer,
+    "call_in_scan": scan.call,
+    "one_call_of_the_host": dispatch.one_call_of_the_host,
+    "tap_sites": scan.tap_sites,
+    "eight_devices": dispatch.eight_devices,
+    "idle_receivers": receiving.idle,
+    "busy_receiver": receiving.busy,
+    "apart": isolated.apart,
+    "ring_in_file": flight.ring_in_file,
+    "forwarding": forwarding.forwarding,
+    "forwarded_training_loop": forwarding.forwarded_training_loop,
+    "many_clients": many_clients.many_clients,
+    "forwarding_nats": nats_and_otlp.forwarding_nats,
+    "exporting_otlp": nats_and_otlp.exporting_otlp,
+    "holding_check": checks.holding_check,
+    "holding_check_beside_checkify": checks.holding_check_beside_checkify,
+    "failing_check": checks.failing_check,
+    "checked_call": checks.checked_call,
+    "checks_compile": checks.checks_compile,
+    "demo_checks": checks.demo_checks,
+}
+"""By name: a function of the number of rounds. `memory`, which takes the number of messages, comes last."""
+
+
+def describe_machine() -> str:
+    """Processor, cores, memory, versions."""
+    model, memory = platform.processor() or platform.machine(), ""
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                model = line.partition(":")[2].strip()
+                break
+        memory = f" {os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 2**30:.0f} GiB,"
+    except (OSError, ValueError):
+        pass
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    versions = f"Python {platform.python_version()}, JAX {jax.__version__}"
+    return f"{model}, {cores} cores,{memory} {platform.system()} {platform.release()}, {versions}"
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs the rows; status 1 if a bound is missed."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=9, help="rounds per row (default 9)")
+    parser.add_argument("--messages", type=int, default=20_000_000, help="for the memory row")
+    parser.add_argument("--only", default="", help="rows whose function name contains this")
+    parser.add_argument("--no-write", action="store_true", help="print only")
+    args = parser.parse_args(argv)
+    benchmarks = {**ROWS, "memory": lambda _: receiving.memory(args.messages)}
+    rows: list[Row] = []
+    for name, benchmark in benchmarks.items():
+        if args.only in name:
+            # No row finds the programs of those before it, which Python's garbage collector would look through.
+            jax.clear_caches()
+            gc.collect()
+            start = perf_counter()
+            found = benchmark(args.rounds)
+            print(f"{name}: {perf_counter() - start:.0f} s", file=sys.stderr, flush=True)
+            for row in found if isinstance(found, list) else [found]:
+                rows.append(row)
+                print(table(rows[-1:]).splitlines()[-1], flush=True)
+    print(f"\n{table(rows)}\n\n{describe_machine()}")
+    if not args.no_write and not args.only:
+        head = f"# Benchmarks\n\nMade by `make bench` on {date.today().isoformat()}: {describe_machine()}."
+        gpu = GPU_REPORT.read_text(encoding="utf-8").partition(TABLE_BEGINS)[2].strip()
+        text = f"{head}\n\n{EXPLANATION}\n\n{table(rows)}\n\n## On a GPU\n\n{gpu}\n\nSee [gpu.md](gpu.md).\n"
+        REPORT.write_text(text, encoding="utf-8")
+    return 0 if all(row.reached for row in rows) else 1
