@@ -27,6 +27,8 @@ IDIOMS = (
 )
 
 PROSE_CHECKED = (
+    "CHANGELOG.md",
+    "README.md",
     "docs/metrics.md",
     "docs/otlp.md",
 )
