@@ -57,7 +57,9 @@ from receiver.runtime.prometheus import register as prometheus_collector
 from receiver.sinks.nonfinite import NonFiniteError
 from receiver.sources.back_pressure import BackPressure
 from receiver.taplog.writing.recorder import Recorder, record
-from receiver.wire.truncation import Head
+from receiver.wire.truncation import TruncatedArray
+
+Head = TruncatedArray  # its earlier name
 
 __version__ = "0.1.0"
 
@@ -91,6 +93,7 @@ __all__ = [
     "TapFunctionException",
     "TapSelection",
     "TapTimeoutError",
+    "TruncatedArray",
     "UnboundConsumerError",
     "UnknownConsumerError",
     "accelerate",

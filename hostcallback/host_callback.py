@@ -28,16 +28,15 @@ from hostcallback.api import barrier
 from hostcallback.api.call import call as host_call
 from hostcallback.legacy import flags as legacy_flags
 from hostcallback.legacy.outfeed_internals import missing_name_error
-from hostcallback.primitives.bind import Options, emit
+from hostcallback.primitives.bind import TapOptions, bind_tap
 from hostcallback.sync import inflight
 from hostcallback.tracing import leaves
 from hostcallback.tracing.fingerprint import callable_name
 from hostcallback.tracing.source_line import user_source_line
-from hostcallback.tracing.tap_spec import Absent, TapSpec, Transform
+from hostcallback.tracing.tap_spec import Float0Leaves, TapSpec, Transform
 from receiver import errors
 from receiver.log import logger
-from receiver.messages.consumer import Consumer, Sink
-from receiver.messages.message import Message
+from receiver.messages.message import Consumer, Message, Sink
 from receiver.runtime.runtime import runtime
 from receiver.sinks.host_callback import call_and_log, logging_failures, positional_tap_sink
 from receiver.sinks.print import PrintSink, SupportsWrite
@@ -309,11 +308,11 @@ def __getattr__(name: str) -> Any:
     raise missing_name_error(__name__, name, sys._getframe(1))
 
 
-def _options(name: str, device_index: int, **more: Any) -> Options:
+def _options(name: str, device_index: int, **more: Any) -> TapOptions:
     if not isinstance(device_index, int) or device_index < 0:
         raise ValueError(f"device_index is {device_index!r}, expected the number of a device, 0 or more")
     # Primals only; but where a tap itself is in linear code, the transposed code taps the cotangents.
-    return Options(name, tap_tangents=False, tap_transposed=True, device_index=device_index, **more)
+    return TapOptions(name, tap_tangents=False, tap_transposed=True, device_index=device_index, **more)
 
 
 def _tap(
@@ -322,20 +321,20 @@ def _tap(
     kwargs: dict[str, Any],
     sink_of: Callable[[Unflatten], Sink],
     identity: tuple[Any, ...],
-    options: Options,
+    options: TapOptions,
 ) -> Any:
-    def make_sink(spec: TapSpec, transforms: tuple[Transform, ...], absent: Absent) -> Sink:
-        return logging_failures(sink_of(spec.structure.unflatten_with(absent)))
+    def make_sink(spec: TapSpec, transforms: tuple[Transform, ...], float0_leaves: Float0Leaves) -> Sink:
+        return logging_failures(sink_of(spec.structure.unflatten_with(float0_leaves)))
 
     if legacy_flags.INLINE.value and compat.trace_context.trace is compat.eval_trace:
         return _tap_inline(arg, result, sink_of, options)
-    return emit(arg, result, kwargs, make_sink, identity=identity, options=options)
+    return bind_tap(arg, result, kwargs, make_sink, identity=identity, options=options)
 
 
-def _tap_inline(arg: Any, result: Any, sink_of: Callable[[Unflatten], Sink], options: Options) -> Any:
+def _tap_inline(arg: Any, result: Any, sink_of: Callable[[Unflatten], Sink], options: TapOptions) -> Any:
     # On the calling thread, with the user's code on the stack: what it raises goes straight to the caller.
     line = str(user_source_line())
-    arrays, structure = leaves.take_apart(arg, "arg", f"{options.name} at {line}")
+    arrays, structure = leaves.split_leaves(arg, "arg", f"{options.name} at {line}")
     sink = sink_of(structure.unflatten_with(()))
     sink(
         Message(
@@ -348,4 +347,4 @@ def _tap_inline(arg: Any, result: Any, sink_of: Callable[[Unflatten], Sink], opt
             shard_index=None,
         )
     )
-    return structure.put_back(arg, arrays) if result is None else result
+    return structure.restore(arg, arrays) if result is None else result

@@ -13,7 +13,7 @@ import hostcallback.api.receiver  # noqa: F401
 from hostcallback.api.barrier import leave_effects_barrier, merge, wait_for_taps
 from hostcallback.lifecycle import effect_dispatch, receivers as transport
 from hostcallback.sync import inflight
-from receiver.control.endpoints import live
+from receiver.control.endpoints import endpoints
 from receiver.errors import TapTimeoutError
 from receiver.log import logger
 from receiver.native import bindings as native_library
@@ -62,7 +62,7 @@ def _after_fork_in_child() -> None:
     transport.forget()
     runtime.reset()
     stops.reset()
-    live.after_fork_in_child()
+    endpoints.after_fork_in_child()
     native_library.after_fork_in_child()
 
 

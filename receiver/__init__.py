@@ -10,8 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from receiver.messages.consumer import Sink
-    from receiver.messages.message import Message
+    from receiver.messages.message import Message, Sink
     from receiver.remote.otlp.exporter import otlp_exporter
     from receiver.replayer.replay import replay
     from receiver.sinks.metrics import JsonlWriter, MetricWriter, metrics

@@ -64,7 +64,7 @@ def wait_for_taps(
         TapTimeoutError: it gave up.
         ReentrantWaitError: called from a tap function, or from a signal handler that interrupted it.
     """
-    runtime.refuse_reentry("waiting for taps")
+    runtime.check_not_reentrant("waiting for taps")
     if _this_thread.waits:
         raise ReentrantWaitError(
             "waiting for taps from a signal handler that interrupted such a wait would wait for itself: set a flag in "

@@ -12,10 +12,10 @@ import numpy as np
 from jax import lax
 
 from hostcallback import _jax_compat as compat
-from hostcallback.primitives.bind import Options
+from hostcallback.primitives.bind import TapOptions
 from hostcallback.primitives.call import BREAKPOINT, emit_call
-from hostcallback.tracing.frames import TakenFrame, take_frames
-from hostcallback.tracing.retention import NotAvailable
+from hostcallback.tracing.frames import CapturedFrame, capture_frames
+from hostcallback.tracing.retention import Unavailable
 from hostcallback.tracing.source_line import SourceLine, user_source_line
 from receiver.sinks.debugger import sessions as stops
 from receiver.sinks.debugger.console import SupportsReadline, SupportsWriteAndFlush
@@ -41,7 +41,7 @@ def breakpoint(
 
     `q`, or the end of the input (Ctrl-D), ends the program: whoever uses its results gets a
     `jax.errors.JaxRuntimeError` that says so, and `barrier_wait` or the end of the receiver raises the
-    `BreakpointQuit` itself. It ends those that wait for their turn as well. Programs that run afterwards stop again.
+    `BreakpointQuit` itself. It ends those that wait for their turn as well. Programs that run afterwards open_session again.
     Outside of jit it raises the `BreakpointQuit`. Ctrl-C goes to the main thread, as always: while that waits for the
     program, it takes effect when the program goes on.
 
@@ -62,7 +62,7 @@ def breakpoint(
         _check_when(when, where)
         if not isinstance(when, jax.core.Tracer) and not bool(when):
             return
-    frames, values = take_frames()
+    frames, values = capture_frames()
     stop = _Stop(frames, where, stdin, stdout)
     if compat.trace_context.trace is compat.eval_trace:
         stop({"values": values}, device=None)
@@ -88,14 +88,14 @@ def _check_when(when: Any, where: SourceLine) -> None:
 def _stop_here(stop: _Stop, operands: Any) -> None:
     # In front, as their names have it: see `call`'s rule for transposition.
     operands = {"missing": np.zeros(len(jax.tree.leaves(operands)), np.bool_), **operands}
-    options = Options("breakpoint", tap_tangents=False, kind=BREAKPOINT)
+    options = TapOptions("breakpoint", tap_tangents=False, kind=BREAKPOINT)
     emit_call(stop, operands, {}, (), "sequential", options)
 
 
 class _Stop:
     """The host function of one breakpoint in one program."""
 
-    def __init__(self, frames: Sequence[TakenFrame], where: SourceLine, stdin: Any, stdout: Any) -> None:
+    def __init__(self, frames: Sequence[CapturedFrame], where: SourceLine, stdin: Any, stdout: Any) -> None:
         self._frames = frames
         self._where = str(where)
         self._stdin = stdin
@@ -107,12 +107,12 @@ class _Stop:
             return ()
         missing = operands.get("missing", [False] * len(operands["values"]))
         values = [
-            NotAvailable("a tangent, in code that is transposed") if m else value
+            Unavailable("a tangent, in code that is transposed") if m else value
             for value, m in zip(operands["values"], missing, strict=False)
         ]
-        frames = [frame.put_back(values) for frame in self._frames]
+        frames = [frame.restore(values) for frame in self._frames]
         what = f"stop {next(self._count)} of the breakpoint at {self._where}"
         if device is not None:
             what += f", on {device}"
-        stops.stop(frames, what, self._where, self._stdin, self._stdout)
+        stops.open_session(frames, what, self._where, self._stdin, self._stdout)
         return ()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from hostcallback.primitives.bind import Options
+from hostcallback.primitives.bind import TapOptions
 from hostcallback.primitives.call import emit_call
 from hostcallback.tracing.fingerprint import callable_name
 
@@ -82,5 +82,5 @@ def call(
         )
     if vmap_method not in VMAP_METHODS:
         raise ValueError(f"vmap_method={vmap_method!r}, expected one of {', '.join(map(repr, VMAP_METHODS))}")
-    options = Options(name or callable_name(host_func), ordered, tap_tangents=False)
+    options = TapOptions(name or callable_name(host_func), ordered, tap_tangents=False)
     return emit_call(host_func, arg, kwargs, result_shape, vmap_method, options)

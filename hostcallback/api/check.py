@@ -9,12 +9,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hostcallback.primitives.bind import Options, emit
+from hostcallback.primitives.bind import TapOptions, bind_tap
 from hostcallback.primitives.formatted import params_of, template_of
 from hostcallback.tracing.format_check import check_format
 from hostcallback.tracing.source_line import user_place, user_source_line
-from hostcallback.tracing.tap_spec import Absent, TapSpec, Transform
-from receiver.messages.consumer import Sink
+from hostcallback.tracing.tap_spec import Float0Leaves, TapSpec, Transform
+from receiver.messages.message import Sink
 from receiver.runtime.runtime import runtime
 from receiver.sinks.check import CheckSink
 from receiver.sinks.unbatch import batchings_of
@@ -66,17 +66,17 @@ def check(
     without = _without(devices, line)
     template = template_of(fmt, args, kwargs)
 
-    def make_sink(spec: TapSpec, transforms: tuple[Transform, ...], absent: Absent) -> Sink:
+    def make_sink(spec: TapSpec, transforms: tuple[Transform, ...], float0_leaves: Float0Leaves) -> Sink:
         return CheckSink(
-            template, spec.structure.unflatten_with(absent), batchings_of(transforms), spec.places
+            template, spec.structure.unflatten_with(float0_leaves), batchings_of(transforms), spec.places
         )
 
-    options = Options(
+    options = TapOptions(
         name, tap_tangents=False, sharding="local", keep_objects=True, kind="check", params=params_of(template),
         check=True, folds=True, without_devices=without, place=user_place(),
     )  # fmt: skip
     identity = ("check", fmt, str(template.printoptions))
-    emit((predicate, tuple(args), dict(kwargs)), (), {}, make_sink, identity=identity, options=options)
+    bind_tap((predicate, tuple(args), dict(kwargs)), (), {}, make_sink, identity=identity, options=options)
 
 
 def _predicate(pred: Any, line: Any) -> Any:
@@ -129,6 +129,6 @@ def _switch(names: Iterable[str], *, off: bool) -> None:
     if wrong:
         raise TypeError(f"the names of checks are texts, got {wrong!r}: as in hcb.check(..., name='loss')")
     if names:
-        runtime.switches.set_named(runtime.registry, names, off=off)
+        runtime.rule_table.set_named(runtime.registry, names, off=off)
     else:
-        runtime.switches.set_all(runtime.registry, off=off)
+        runtime.rule_table.set_all(runtime.registry, off=off)

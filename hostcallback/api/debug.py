@@ -7,15 +7,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, overload
 
-from hostcallback.primitives.bind import Options, emit
+from hostcallback.primitives.bind import TapOptions, bind_tap
 from hostcallback.primitives.formatted import emit_text
 from hostcallback.tracing.fingerprint import callable_name
 from hostcallback.tracing.source_line import SourceLine, user_source_line
-from hostcallback.tracing.tap_spec import Absent, TapSpec, Transform
-from receiver.messages.consumer import Sink
-from receiver.sinks.callback import callback_sink
+from hostcallback.tracing.tap_spec import Float0Leaves, TapSpec, Transform
+from receiver.messages.message import Sink
 from receiver.sinks.format import Deliver, PrintLines, log_records
 from receiver.sinks.print import SupportsWrite
+from receiver.sinks.tap import callback_sink
 from receiver.sinks.unbatch import batchings_of
 
 LOGGER = logging.getLogger("hostcallback.log")
@@ -268,11 +268,11 @@ def callback(
                 f"hcb.callback(function, *args), at {user_source_line()}"
             )
 
-        def make_sink(spec: TapSpec, transforms: tuple[Transform, ...], absent: Absent) -> Sink:
-            return callback_sink(func, spec.structure.unflatten_with(absent), batchings_of(transforms))
+        def make_sink(spec: TapSpec, transforms: tuple[Transform, ...], float0_leaves: Float0Leaves) -> Sink:
+            return callback_sink(func, spec.structure.unflatten_with(float0_leaves), batchings_of(transforms))
 
         options = replace(_options(name or callable_name(func), ordered, partitioned), kind="callback")
-        emit((tuple(args), dict(kwargs)), (), {}, make_sink, identity=("callback", func), options=options)
+        bind_tap((tuple(args), dict(kwargs)), (), {}, make_sink, identity=("callback", func), options=options)
 
     if callback is None:
         more = _two_call_options("hcb.callback", args, kwargs, ("name",))
@@ -281,9 +281,9 @@ def callback(
     return None
 
 
-def _options(name: str, ordered: bool, partitioned: bool) -> Options:
+def _options(name: str, ordered: bool, partitioned: bool) -> TapOptions:
     sharding = "local" if partitioned else "global"
-    return Options(name, bool(ordered), tap_tangents=False, sharding=sharding, keep_objects=True)
+    return TapOptions(name, bool(ordered), tap_tangents=False, sharding=sharding, keep_objects=True)
 
 
 def _two_call_options(

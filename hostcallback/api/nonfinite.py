@@ -16,11 +16,11 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching
 
 from hostcallback import _jax_compat as compat
-from hostcallback.primitives.bind import Options, emit
+from hostcallback.primitives.bind import TapOptions, bind_tap
 from hostcallback.primitives.jaxpr_rewriter import Mark, Place, rewrite
 from hostcallback.tracing.source_line import SourceLine, first_user_line, user_source_line
-from hostcallback.tracing.tap_spec import Absent, TapSpec, Transform
-from receiver.messages.consumer import Sink
+from hostcallback.tracing.tap_spec import Float0Leaves, TapSpec, Transform
+from receiver.messages.message import Sink
 from receiver.sinks.nonfinite import NonFiniteSink, Watched
 
 P = ParamSpec("P")
@@ -252,7 +252,7 @@ class _Watcher:
         if tainted is not True:
             made_here = bad if tainted is False else jnp.logical_and(bad, jnp.logical_not(tainted))
             self._pending.append((operation, made_here, counts))
-        return cotangent_p.bind(value, *place.iterations, operation=operation), bad
+        return cotangent_check_p.bind(value, *place.iterations, operation=operation), bad
 
 
 def _operation(equation: Any, place: Place, out: Any) -> Operation:
@@ -337,31 +337,31 @@ def _report(
         for o in operations
     )
 
-    def make_sink(spec: TapSpec, transforms: tuple[Transform, ...], absent: Absent) -> Sink:
-        return NonFiniteSink(spec.structure.unflatten_with(absent), watched)
+    def make_sink(spec: TapSpec, transforms: tuple[Transform, ...], float0_leaves: Float0Leaves) -> Sink:
+        return NonFiniteSink(spec.structure.unflatten_with(float0_leaves), watched)
 
     # Without the names of files, which differ between machines.
     lines = [(w.source_line.module, w.source_line.line) if w.source_line else None for w in watched]
     identity = [(w.name, w.scope, w.shape, w.dtype, line) for w, line in zip(watched, lines, strict=True)]
     nan_counts, inf_counts = zip(*counts, strict=True)
     message = (jnp.logical_not(failed), list(made_here), list(nan_counts), list(inf_counts), list(iterations))
-    options = Options(
+    options = TapOptions(
         "watch_nonfinite", tap_tangents=False, sharding="local", kind="nonfinite", check=True, folds=False,
         params={"operations": [operation.plain() for operation in watched]},
     )  # fmt: skip
-    emit(message, (), {}, make_sink, identity=("nonfinite", repr(identity)), options=options)
+    bind_tap(message, (), {}, make_sink, identity=("nonfinite", repr(identity)), options=options)
 
 
 # ---- An identity whose cotangent is checked ---------------------------------------------------------------------
 
-cotangent_p = Primitive("watch_cotangent")
+cotangent_check_p = Primitive("watch_cotangent")
 
 
 def _cotangent_jvp(primals: Any, tangents: Any, *, operation: Operation) -> Any:
     tangent = tangents[0]
     if type(tangent) is not ad.Zero:
-        tangent = cotangent_p.bind(tangent, *primals[1:], operation=operation)
-    return cotangent_p.bind(*primals, operation=operation), tangent
+        tangent = cotangent_check_p.bind(tangent, *primals[1:], operation=operation)
+    return cotangent_check_p.bind(*primals, operation=operation), tangent
 
 
 def _cotangent_transpose(cotangent: Any, value: Any, *iterations: Any, operation: Operation) -> Any:
@@ -373,12 +373,12 @@ def _cotangent_transpose(cotangent: Any, value: Any, *iterations: Any, operation
 
 def _cotangent_batch(args: Any, dims: Any, *, operation: Operation) -> Any:
     iterations = [i if d is None else jnp.max(i, axis=d) for i, d in zip(args[1:], dims[1:], strict=True)]
-    return cotangent_p.bind(args[0], *iterations, operation=operation), dims[0]
+    return cotangent_check_p.bind(args[0], *iterations, operation=operation), dims[0]
 
 
-cotangent_p.def_abstract_eval(lambda value, *iterations, operation: value)
-cotangent_p.def_impl(lambda value, *iterations, operation: value)
-ad.primitive_jvps[cotangent_p] = _cotangent_jvp
-ad.primitive_transposes[cotangent_p] = _cotangent_transpose
-batching.primitive_batchers[cotangent_p] = _cotangent_batch
-compat.register_lowering(cotangent_p, lambda ctx, value, *iterations, operation: [value])
+cotangent_check_p.def_abstract_eval(lambda value, *iterations, operation: value)
+cotangent_check_p.def_impl(lambda value, *iterations, operation: value)
+ad.primitive_jvps[cotangent_check_p] = _cotangent_jvp
+ad.primitive_transposes[cotangent_check_p] = _cotangent_transpose
+batching.primitive_batchers[cotangent_check_p] = _cotangent_batch
+compat.register_lowering(cotangent_check_p, lambda ctx, value, *iterations, operation: [value])

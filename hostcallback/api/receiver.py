@@ -27,13 +27,13 @@ from hostcallback.sync import inflight
 from receiver.errors import DeviceClaimedError, TapTimeoutError
 from receiver.log import logger
 from receiver.messages.check_report import FailedCheck
-from receiver.messages.consumer import Sink
 from receiver.messages.deferred_errors import MAX_KEPT, OnError
+from receiver.messages.message import Sink
 from receiver.remote.options import Forward
 from receiver.runtime.device_stats import DeviceStats, summarize
 from receiver.runtime.dispatch.scope import Scope
 from receiver.runtime.dispatch.scope_sinks import ScopeSinks
-from receiver.runtime.isolated.options import Keeping
+from receiver.runtime.isolated.options import ReaderOptions
 from receiver.runtime.isolated.reader_process import ReceiverProcess
 from receiver.runtime.runtime import runtime
 from receiver.sources.back_pressure import BackPressure, Policy
@@ -139,7 +139,7 @@ class OutfeedReceiver:
                 self._forwarder.close()
             raise
         if self._scope.deferred.on_error is OnError.ABORT:
-            runtime.switches.abort_on_check(self._ids, True)
+            runtime.rule_table.abort_on_check(self._ids, True)
         return self
 
     def __exit__(
@@ -155,17 +155,17 @@ class OutfeedReceiver:
                 wait_for_taps(self._names, deadline=deadline, stall_sec=self._timeout_sec)
             finally:
                 if self._process is not None:
-                    runtime.apart.end(self._process)
+                    runtime.isolated.end(self._process)
                 runtime.release(self._names, self._scope)
                 if self._scope.deferred.on_error is OnError.ABORT:
-                    runtime.switches.abort_on_check(self._ids, False)
+                    runtime.rule_table.abort_on_check(self._ids, False)
             runtime.wait_closed(self._names, self._scope, self._timeout_sec)
             finished = True
         except TapTimeoutError as timeout:
             problem = timeout
         finally:
             if not finished:  # also when interrupted: what the taps raise belongs into the next report
-                runtime.report_later(self._scope)
+                runtime.defer_report(self._scope)
             self._end_recording()
             if self._forwarder is not None:
                 end_forwarding(self._forwarder, self._process)
@@ -202,11 +202,13 @@ class OutfeedReceiver:
 
     def _start_process(self) -> ReceiverProcess | None:
         log = os.fspath(self._record) if isinstance(self._record, str | os.PathLike) else None
-        keeping = Keeping(log, self._forward, process_index(), local_devices())
+        keeping = ReaderOptions(log, self._forward, process_index(), local_devices())
         forwarder = self._forwarder
         if forwarder is None:
-            return runtime.apart.start(self._names, self._scope, keeping=keeping)
-        process = runtime.apart.start(self._names, self._scope, keeping=keeping, on_death=forwarder.take_over)
+            return runtime.isolated.start(self._names, self._scope, keeping=keeping)
+        process = runtime.isolated.start(
+            self._names, self._scope, keeping=keeping, on_death=forwarder.take_over
+        )
         if process is not None:
             send_at_termination(process)
         return process

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from hostcallback.primitives.bind import Options, emit
+from hostcallback.primitives.bind import TapOptions, bind_tap
 from hostcallback.tracing.fingerprint import callable_name
-from hostcallback.tracing.tap_spec import Absent, TapSpec, Transform
-from receiver.messages.consumer import Sink
+from hostcallback.tracing.tap_spec import Float0Leaves, TapSpec, Transform
+from receiver.messages.message import Sink
 from receiver.sinks.print import PrintSink, SupportsWrite
 from receiver.sinks.tap import tap_sink
 
@@ -78,13 +78,13 @@ def id_tap(
             f"batched is {batched!r}, expected True or False: a stack has as many messages as were waiting"
         )
 
-    def make_sink(spec: TapSpec, transforms: tuple[Transform, ...], absent: Absent) -> Sink:
-        return tap_sink(tap_func, spec.kwargs, spec.structure.unflatten_with(absent), batched=batched)
+    def make_sink(spec: TapSpec, transforms: tuple[Transform, ...], float0_leaves: Float0Leaves) -> Sink:
+        return tap_sink(tap_func, spec.kwargs, spec.structure.unflatten_with(float0_leaves), batched=batched)
 
     params = {"batched": True} if batched else {}
-    options = Options(name or callable_name(tap_func), ordered, tap_tangents, sharding, params=params)
+    options = TapOptions(name or callable_name(tap_func), ordered, tap_tangents, sharding, params=params)
     identity = ("batched tap" if batched else "tap", tap_func)
-    return emit(arg, result, kwargs, make_sink, identity=identity, options=options)
+    return bind_tap(arg, result, kwargs, make_sink, identity=identity, options=options)
 
 
 def id_print(
@@ -128,11 +128,11 @@ def id_print(
             f"{output_stream!r}: pass an open text file, io.StringIO() or None for standard output"
         )
 
-    def make_sink(spec: TapSpec, transforms: tuple[Transform, ...], absent: Absent) -> Sink:
-        return PrintSink(spec.kwargs, spec.structure.unflatten_with(absent), output_stream, threshold)
+    def make_sink(spec: TapSpec, transforms: tuple[Transform, ...], float0_leaves: Float0Leaves) -> Sink:
+        return PrintSink(spec.kwargs, spec.structure.unflatten_with(float0_leaves), output_stream, threshold)
 
-    options = Options(
+    options = TapOptions(
         name or "id_print", ordered, tap_tangents, sharding, kind="print", params={"threshold": threshold}
     )
     identity = ("print", output_stream, threshold)
-    return emit(arg, result, kwargs, make_sink, identity=identity, options=options)
+    return bind_tap(arg, result, kwargs, make_sink, identity=identity, options=options)

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from receiver.control.endpoints import live
+from receiver.control.endpoints import endpoints
 from receiver.log import logger
 from receiver.runtime.rules.names import matching, no_such_tap, tap_names
 from receiver.runtime.rules.rules import Predicate, When, rule_settings, settings_text
@@ -43,7 +43,7 @@ class TapSelection:
     @property
     def rules(self) -> dict[str, str]:
         """What holds for each of them, as in `every=100 rate=10`; an empty text for what is sent whole."""
-        return {name: settings_text(rule_settings(runtime.switches.rules.of(name))) for name in self.names}
+        return {name: settings_text(rule_settings(runtime.rule_table.rules.of(name))) for name in self.names}
 
     @property
     def suppressed(self) -> dict[str, int]:
@@ -114,11 +114,11 @@ class TapSelection:
 
     def reset(self) -> list[str]:
         """Everything is sent again, as though nothing had been said of these taps."""
-        runtime.switches.reset_rules(runtime.registry, self.pattern)
+        runtime.rule_table.reset_rules(runtime.registry, self.pattern)
         return self._matched(checks=True)
 
     def _say(self, **settings: Any) -> list[str]:
-        runtime.switches.set_rules(runtime.registry, self.pattern, settings)
+        runtime.rule_table.set_rules(runtime.registry, self.pattern, settings)
         return self._matched(checks="enabled" in settings)
 
     def _matched(self, *, checks: bool) -> list[str]:
@@ -149,7 +149,7 @@ def control_file(path: str | os.PathLike[str] | None) -> None:
     Raises:
         RuleFileError: the file says what makes no sense now. It is watched all the same.
     """
-    live.watch(None if path is None else Path(path))
+    endpoints.watch(None if path is None else Path(path))
 
 
 class Taps:
@@ -183,7 +183,7 @@ class Taps:
     @property
     def rules(self) -> dict[str, str]:
         """By glob, what was said of it and counts still, as in `every=100 rate=10`."""
-        return {pattern: settings_text(s) for pattern, s in runtime.switches.rules.table().items()}
+        return {pattern: settings_text(s) for pattern, s in runtime.rule_table.rules.table().items()}
 
 
 taps = Taps()

@@ -14,7 +14,7 @@ from typing import Any
 
 from hostcallback import _jax_compat as compat
 from hostcallback.lifecycle import raise_soon
-from receiver.messages.deferred_errors import urgent
+from receiver.messages.deferred_errors import raise_soon_queue
 
 _effects: list[Any] = []
 _may_fail = False
@@ -44,7 +44,7 @@ def before_dispatch() -> None:
     Raises:
         TapFunctionException: checks have failed that the next call is to raise.
     """
-    if urgent and compat.asks_for_token(sys._getframe(1)):
+    if raise_soon_queue and compat.asks_for_token(sys._getframe(1)):
         raise_soon.raise_now()
     if _may_fail and not _this_thread.looks_at_tokens:
         _drop_failed_tokens()

@@ -10,7 +10,7 @@ import threading
 from typing import Any
 
 from hostcallback import _jax_compat as compat
-from receiver.messages.deferred_errors import urgent, watch_urgent
+from receiver.messages.deferred_errors import raise_soon_queue, watch_urgent
 from receiver.runtime.runtime import runtime
 
 _lock = threading.Lock()  # protects _unhook
@@ -43,14 +43,14 @@ def raise_now() -> None:
     """
     if runtime.serves(threading.current_thread()):
         return
-    while urgent:
-        error = urgent.pop().take()
+    while raise_soon_queue:
+        error = raise_soon_queue.pop().take()
         if error is not None:
             raise error
 
 
 def _after_call(function: Any) -> None:
-    if not urgent:
+    if not raise_soon_queue:
         _hook(False)
     elif compat.source_of(function) in _tapped:
         raise_now()
@@ -61,7 +61,7 @@ def _hook(on: bool) -> None:
     with _lock:
         if on and (_unhook is None or not compat.is_hooked(_unhook)):
             _unhook = compat.call_after_each_jit(_after_call)
-        elif not on and not urgent and _unhook is not None:
+        elif not on and not raise_soon_queue and _unhook is not None:
             _unhook()
             _unhook = None
 

@@ -15,10 +15,10 @@ import numpy as np
 
 from hostcallback import _jax_compat as compat
 from hostcallback.lifecycle import reentrant_calls as reentrant
-from receiver.control.endpoints import live
+from receiver.control.endpoints import endpoints
 from receiver.errors import NativeLibraryError
 from receiver.log import logger
-from receiver.messages.consumer import Consumer
+from receiver.messages.message import Consumer
 from receiver.native import bindings as native_library
 from receiver.runtime.dispatch.calls import CallsInPlace, CallThreads
 from receiver.runtime.rules.admission import Decisions
@@ -103,7 +103,7 @@ def start(platform: str) -> None:
             make_source = functools.partial(_make_source, device, platform if native else None)
             runtime.start(device_name(device), device, make_source, CallThreads if native else CallsInPlace)
         _started.add(platform)
-    live.start()
+    endpoints.start()
 
 
 def _record_flight() -> None:
@@ -143,7 +143,7 @@ def forget() -> None:
 def _make_source(device: jax.Device, native_platform: str | None) -> Source:
     if native_platform in GPU_PLATFORMS:
         # XLA's FFI tells a GPU's number in its process.
-        keep = functools.partial(runtime.keep, device_name(device))
+        keep = functools.partial(runtime.attach_flight_file, device_name(device))
         return RingSource.open_gpu(
             device.local_hardware_id, device.id, RingConfig.from_environment(), before_use=keep
         )
@@ -170,7 +170,7 @@ def _register_handlers(platform: str) -> None:
         }
     for target, handler in handlers.items():
         jax.ffi.register_ffi_target(target, jax.ffi.pycapsule(handler), platform=platform)
-    runtime.switches.use(library, runtime.registry)
+    runtime.rule_table.use(library, runtime.registry)
 
 
 def _holds(consumer: Consumer, arrays: Sequence[Any]) -> bool:
@@ -178,7 +178,7 @@ def _holds(consumer: Consumer, arrays: Sequence[Any]) -> bool:
 
 
 def _end_failing_program(consumer: Consumer, device: int) -> None:
-    if consumer.is_check and runtime.switches.aborts(device):
+    if consumer.is_check and runtime.rule_table.aborts(device):
         raise RuntimeError(
             'hostcallback: a check failed, and its receiver\'s on_error="abort" ends the program; the receiver and '
             "barrier_wait report which check it was"
@@ -202,10 +202,10 @@ def callback_emitter(
 
     def emit(partition: Any, *arrays: Any) -> tuple[()]:
         source = _queue_of(platform, devices, int(partition))
-        admission = runtime.switches.admission(consumer)
+        admission = runtime.rule_table.admission(consumer)
         elements = None
         if consumer.is_check:
-            if runtime.switches.is_off(consumer, source.device) or _holds(consumer, arrays):
+            if runtime.rule_table.is_off(consumer, source.device) or _holds(consumer, arrays):
                 return ()
         elif admission is not None:
             if not admission.admit(source.device, time.time_ns()):
@@ -250,9 +250,9 @@ def callback_shard_emitter(
             # Counted even where it is off, so that the devices agree on the number when it is on again.
             occurrence = occurrences[number] = occurrences.get(number, -1) + 1
             if consumer.is_check:
-                sent = not runtime.switches.is_off(consumer, source.device)
+                sent = not runtime.rule_table.is_off(consumer, source.device)
             else:
-                sent = decisions.of(occurrence, runtime.switches.admission(consumer), time.time_ns())
+                sent = decisions.of(occurrence, runtime.rule_table.admission(consumer), time.time_ns())
         if not sent:
             return
         numbers = np.array(record, np.int64)

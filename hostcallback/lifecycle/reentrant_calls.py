@@ -21,13 +21,12 @@ from jax.extend.core import Primitive
 
 from hostcallback import _jax_compat as compat
 from receiver.log import logger
-from receiver.messages.consumer import Sink
-from receiver.messages.message import Message
+from receiver.messages.message import Message, Sink
 from receiver.native import bindings as native_library
 from receiver.runtime.dispatch.calls import ThreadFor, this_thread
 
-inside_p = Primitive("inside_callback")
-inside_p.multiple_results = True
+callback_scope_p = Primitive("inside_callback")
+callback_scope_p.multiple_results = True
 
 
 class _Inside(threading.local):
@@ -151,7 +150,7 @@ def _program(device: jax.Device) -> Callable[[], object]:
         if program is None:
             sharding = jax.sharding.SingleDeviceSharding(device)
             with jax.disable_jit(False):
-                program = jax.jit(inside_p.bind, out_shardings=sharding)
+                program = jax.jit(callback_scope_p.bind, out_shardings=sharding)
                 # JAX lets no other thread into a program before its first call is over: this one calls nothing.
                 function, _inside.function = _inside.function, None
                 try:
@@ -171,4 +170,4 @@ def _pool_threads() -> int:
     return max(int(cores), len(jax.local_devices(backend="cpu")))
 
 
-compat.call_when_run(inside_p, _call_in_default_float_mode)
+compat.call_when_run(callback_scope_p, _call_in_default_float_mode)

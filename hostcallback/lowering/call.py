@@ -16,10 +16,10 @@ from hostcallback.sync import inflight
 from hostcallback.tracing.tap_spec import ON_ONE_DEVICE, TapSpec
 from receiver.runtime.runtime import runtime
 from receiver.wire import ArraySpec, Flags, encode_prefix
-from receiver.wire.tap_descriptor import Described
+from receiver.wire.tap_descriptor import TapDescriptor
 
 
-def _describe(call: TapSpec, transforms: Any, consumer_id: int) -> Described:
+def _describe(call: TapSpec, transforms: Any, consumer_id: int) -> TapDescriptor:
     return dataclasses.replace(call.describe(transforms, ()), consumer_id=consumer_id)
 
 

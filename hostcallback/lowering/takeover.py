@@ -14,14 +14,14 @@ import numpy as np
 
 from hostcallback import _jax_compat as compat
 from hostcallback.lifecycle import readiness
-from hostcallback.primitives.bind import Options, emit
+from hostcallback.primitives.bind import TapOptions, bind_tap
 from hostcallback.primitives.call import emit_call
 from hostcallback.primitives.formatted import as_jax_array, params_of, template_of
 from hostcallback.tracing.fingerprint import callable_name
-from hostcallback.tracing.tap_spec import ON_ONE_DEVICE, Absent, TapSpec, Transform
-from receiver.messages.consumer import Sink
-from receiver.sinks.callback import callback_sink
+from hostcallback.tracing.tap_spec import ON_ONE_DEVICE, Float0Leaves, TapSpec, Transform
+from receiver.messages.message import Sink
 from receiver.sinks.format import Deliver, FormatSink, PrintLines
+from receiver.sinks.tap import callback_sink
 from receiver.sinks.unbatch import batchings_of
 
 Arrays = Literal["numpy", "jax"]
@@ -46,7 +46,7 @@ def take_over(name: str, args: Sequence[Any], params: dict[str, Any], arrays: Ar
 
     Raises:
         StaysWithJaxError: JAX must do it itself.
-        Exception: what `emit` and `emit_call` raise of arguments that cannot be sent.
+        Exception: what `bind_tap` and `emit_call` raise of arguments that cannot be sent.
     """
     _check_place()
     try:
@@ -107,8 +107,10 @@ def _print(
     )
     deliver: Deliver = PrintLines(None) if logging_record is None else _LogRecords(logging_record)
 
-    def make_sink(spec: TapSpec, transforms: tuple[Transform, ...], absent: Absent) -> Sink:
-        return FormatSink(template, spec.structure.unflatten_with(absent), batchings_of(transforms), deliver)
+    def make_sink(spec: TapSpec, transforms: tuple[Transform, ...], float0_leaves: Float0Leaves) -> Sink:
+        return FormatSink(
+            template, spec.structure.unflatten_with(float0_leaves), batchings_of(transforms), deliver
+        )
 
     options = _options("print" if logging_record is None else "log", ordered, partitioned)
     params = params_of(template)
@@ -116,7 +118,7 @@ def _print(
         params |= {"logger": logging_record.name, "level": logging_record.levelno}
     identity = ("jax print", options.name, fmt, has_placeholders, str(template.printoptions))
     options = replace(options, kind="format", params=params)
-    emit((values, named), (), {}, make_sink, identity=identity, options=options)
+    bind_tap((values, named), (), {}, make_sink, identity=identity, options=options)
     return []
 
 
@@ -173,8 +175,8 @@ def _emit_callback(
     partitioned: bool = False,
     params: Mapping[str, Any] | None = None,
 ) -> None:
-    def make_sink(spec: TapSpec, transforms: tuple[Transform, ...], absent: Absent) -> Sink:
-        unflatten = spec.structure.unflatten_with(absent)
+    def make_sink(spec: TapSpec, transforms: tuple[Transform, ...], float0_leaves: Float0Leaves) -> Sink:
+        unflatten = spec.structure.unflatten_with(float0_leaves)
         batchings = batchings_of(transforms)
         if arrays == "numpy":
             return callback_sink(func, unflatten, batchings)
@@ -185,7 +187,7 @@ def _emit_callback(
     params = params or {}
     options = replace(_options(callable_name(func), ordered, partitioned), kind="callback", params=params)
     identity = ("jax callback", func, arrays, *params)
-    emit(arguments, (), {}, make_sink, identity=identity, options=options)
+    bind_tap(arguments, (), {}, make_sink, identity=identity, options=options)
     readiness.expect_callbacks()
 
 
@@ -206,9 +208,9 @@ def _arguments(in_tree: Any, dynamic: Sequence[Any], static: Mapping[int, Any]) 
     return tuple(args), dict(kwargs)
 
 
-def _options(name: str, ordered: bool, partitioned: bool) -> Options:
+def _options(name: str, ordered: bool, partitioned: bool) -> TapOptions:
     sharding = "local" if partitioned else "global"
-    return Options(name, bool(ordered), tap_tangents=False, sharding=sharding, keep_objects=True)
+    return TapOptions(name, bool(ordered), tap_tangents=False, sharding=sharding, keep_objects=True)
 
 
 FUNCTIONS: dict[str, Callable[..., list[Any]]] = {

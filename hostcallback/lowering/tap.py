@@ -15,9 +15,8 @@ from hostcallback.lifecycle import receivers as transport
 from hostcallback.lowering import partition
 from hostcallback.primitives.tap import TAP_EFFECT, tap_p
 from hostcallback.sync import inflight
-from hostcallback.tracing.tap_spec import ON_ONE_DEVICE, Absent, Shards, TapSpec
-from receiver.messages.consumer import Consumer, Sink
-from receiver.messages.message import Message
+from hostcallback.tracing.tap_spec import ON_ONE_DEVICE, Float0Leaves, Shards, TapSpec
+from receiver.messages.message import Consumer, Message, Sink
 from receiver.messages.registry import Lease
 from receiver.runtime.runtime import runtime
 from receiver.sinks import exported
@@ -31,7 +30,7 @@ BY_ELEMENT = ("format", "callback")
 """The kinds of taps whose sinks take a batch apart."""
 
 
-def _lower(ctx: Any, *operands: Any, tap: TapSpec, transforms: Any, absent: Absent) -> Any:
+def _lower(ctx: Any, *operands: Any, tap: TapSpec, transforms: Any, float0_leaves: Float0Leaves) -> Any:
     context = compat.LoweringContext(ctx)
     if len(context.platforms) > 1:
         raise NotImplementedError(
@@ -54,19 +53,19 @@ def _lower(ctx: Any, *operands: Any, tap: TapSpec, transforms: Any, absent: Abse
         )
     emit = _emit_natively if native else _emit_through_python
     shards = _shards(context)
-    consumer = tap.consumer(transforms, absent, shards, switchable=True)
+    consumer = tap.consumer(transforms, float0_leaves, shards, switchable=True)
     if _on_one_device(context, tap):
         emit, shards = _emit_on_one_device, None
-        consumer = _called(tap, transforms, absent)
+        consumer = _called(tap, transforms, float0_leaves)
     lease = runtime.registry.lease(consumer)
     consumer = lease.consumer
-    runtime.switches.known(consumer, tap.without_devices)
+    runtime.rule_table.register(consumer, tap.without_devices)
     token = context.token_in(TAP_EFFECT)
     arrays, avals, consumer_id = list(operands), list(ctx.avals_in), consumer.consumer_id
     if context.for_export:
         # JAX does not export a program that keeps something alive. The lease goes with the process instead.
         _leases_of_exported_taps[consumer.consumer_id] = lease
-        description = tap.describe(transforms, absent, shards).pack()
+        description = tap.describe(transforms, float0_leaves, shards).pack()
         consumer_id = exported.WHOLE_ID if shards is None else exported.SHARDS_ID
         arrays.insert(0, context.constant(description))
         avals.insert(0, jax.ShapeDtypeStruct(description.shape, description.dtype))
@@ -193,10 +192,10 @@ def _on_one_device(context: compat.LoweringContext, tap: TapSpec) -> bool:
     return ON_ONE_DEVICE in tap.params and context.automatic and not context.partially_manual
 
 
-def _called(tap: TapSpec, transforms: Any, absent: Absent) -> Consumer:
+def _called(tap: TapSpec, transforms: Any, float0_leaves: Float0Leaves) -> Consumer:
     # The tap as a call without results. Another id than the tap's, since equal ids are equal consumers.
-    consumer = tap.consumer(transforms, absent)
-    consumer_id = tap.consumer_id((*transforms, ("call", None)), absent)
+    consumer = tap.consumer(transforms, float0_leaves)
+    consumer_id = tap.consumer_id((*transforms, ("call", None)), float0_leaves)
     return dataclasses.replace(
         consumer, consumer_id=consumer_id, sink=functools.partial(_call, consumer.sink)
     )

@@ -14,14 +14,14 @@ from hostcallback.primitives.tap import tap_p
 from hostcallback.tracing import leaves
 from hostcallback.tracing.source_line import user_source_line
 from hostcallback.tracing.tap_spec import SinkFactory, TapSpec
-from receiver.messages.call_site import Place, note_place
+from receiver.messages.call_site import CallSite, note_place
 
 TANGENTS_VARIABLE = "HOSTCALLBACK_TAP_TANGENTS"
 SHARDINGS = ("global", "local")
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class TapOptions:
     """How a tap is emitted, whatever its messages are for.
 
     Attributes:
@@ -35,7 +35,7 @@ class Options:
         keep_objects: whether arrays that JAX cannot put on a device (of texts, say) stay on the host, as every leaf
             does that is no array; by default they are refused.
         kind: what the tap's messages are for, for processes that run the program without having traced it; a key of
-            `receiver.sinks.factory.SINKS`.
+            `receiver.sinks.factory.SINK_FACTORIES`.
         params: what a sink of that kind needs; plain data.
         check: whether the first array is a predicate, and a message is sent only where it does not hold.
         folds: whether of its failures in a row, of such a check, only the first and the last need be read.
@@ -55,7 +55,7 @@ class Options:
     check: bool = False
     folds: bool = False
     without_devices: tuple[int, ...] = ()
-    place: Place | None = None
+    place: CallSite | None = None
 
     def __post_init__(self) -> None:
         """Checks what comes from users.
@@ -73,14 +73,14 @@ class Options:
             )
 
 
-def emit(
+def bind_tap(
     arg: Any,
     result: Any,
     kwargs: dict[str, Any],
     make_sink: SinkFactory,
     *,
     identity: tuple[Any, ...],
-    options: Options,
+    options: TapOptions,
 ) -> Any:
     """Binds one tap of `arg`.
 
@@ -98,8 +98,8 @@ def emit(
     """
 
     def bind(spec: TapSpec, arrays: list[Any]) -> Any:
-        outs = tap_p.bind(*arrays, tap=spec, transforms=(), absent=())
-        return spec.structure.put_back(arg, outs) if result is None else result
+        outs = tap_p.bind(*arrays, tap=spec, transforms=(), float0_leaves=())
+        return spec.structure.restore(arg, outs) if result is None else result
 
     return bind_spec(bind, arg, kwargs, make_sink, identity=identity, options=options)
 
@@ -111,14 +111,14 @@ def bind_spec(
     make_sink: SinkFactory,
     *,
     identity: tuple[Any, ...],
-    options: Options,
+    options: TapOptions,
 ) -> Any:
-    """Returns what `bind` returns for the spec of a tap or a call and the arrays of `arg`; see `emit` for the rest."""
+    """What `bind` returns for the spec of a tap or a call and the arrays of `arg`; see `bind_tap` for the rest."""
     source_line = user_source_line()
     tap = f"{options.name} at {source_line}"
     late_rules.register_imported()
     try:
-        arrays, structure = leaves.take_apart(arg, "arg", tap, keep_objects=options.keep_objects)
+        arrays, structure = leaves.split_leaves(arg, "arg", tap, keep_objects=options.keep_objects)
         _check_kwargs(kwargs, options.name, tap)
         tangents = _tangents_by_default() if options.tap_tangents is None else options.tap_tangents
         spec = TapSpec(

@@ -13,12 +13,12 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching
 
 from hostcallback import _jax_compat as compat
-from hostcallback.primitives.bind import Options, bind_spec
+from hostcallback.primitives.bind import TapOptions, bind_spec
 from hostcallback.primitives.tap import CALL_EFFECT, TAP_EFFECT
 from hostcallback.tracing.fingerprint import describe_structure
-from hostcallback.tracing.tap_spec import Absent, TapSpec, Transform
+from hostcallback.tracing.tap_spec import Float0Leaves, TapSpec, Transform
 from receiver.errors import CallResultError
-from receiver.messages.consumer import Sink
+from receiver.messages.message import Sink
 from receiver.sinks.call import CallSink, Expected
 from receiver.sinks.tap import tap_sink
 from receiver.wire.dtypes import wire_type_of
@@ -37,17 +37,17 @@ def emit_call(
     kwargs: dict[str, Any],
     result_shape: Any,
     vmap_method: str | None,
-    options: Options,
+    options: TapOptions,
 ) -> Any:
     """Binds one call, of any kind; see `call` for the arguments, and for what it returns and raises."""
     expected, result_tree = _expected(result_shape)
     config: Any = jax.config  # the attribute exists in every version, and its annotation in none
     narrow = not config.jax_enable_x64
 
-    def make_sink(spec: TapSpec, transforms: tuple[Transform, ...], absent: Absent) -> Sink:
+    def make_sink(spec: TapSpec, transforms: tuple[Transform, ...], float0_leaves: Float0Leaves) -> Sink:
         what = f"the call of {spec.name} at {spec.source_line}"
         flatten = functools.partial(_leaves_of, tree=result_tree, what=what)
-        host = tap_sink(host_func, spec.kwargs, spec.structure.unflatten_with(absent))
+        host = tap_sink(host_func, spec.kwargs, spec.structure.unflatten_with(float0_leaves))
         return CallSink(host, flatten, expected, what=what, narrow=narrow)
 
     def bind(spec: TapSpec, arrays: list[Any]) -> Any:

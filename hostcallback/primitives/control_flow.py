@@ -38,7 +38,7 @@ def keep_in_scans(effect_type: type[Any]) -> None:
         # What reads or writes a reference stays without our doing.
         if not compat.has_effect(equation, effect_type) or compat.has_input_effect(equation):
             return equation
-        return equation.replace(primitive=_stay_p, params={"equation": equation})
+        return equation.replace(primitive=_scan_pin_p, params={"equation": equation})
 
     def hoisting(hoist: Any) -> Any:
         @functools.wraps(hoist)
@@ -137,8 +137,10 @@ def batch_conditions(effect_type: type[Any]) -> None:
     batching.fancy_primitive_batchers[while_p] = rule
 
 
-_stay_p: Any = Primitive("stay_in_scan")  # around an equation, while JAX looks for what to move out of a scan
-_stay_p.multiple_results = True
+_scan_pin_p: Any = Primitive(
+    "stay_in_scan"
+)  # around an equation, while JAX looks for what to move out of a scan
+_scan_pin_p.multiple_results = True
 
 
 def _stay_abstract(*avals: Any, equation: Any) -> Any:
@@ -152,7 +154,7 @@ def _stay_is_high(*avals: Any, equation: Any) -> bool:
 def _stay_on_tracers(trace: Any, *tracers: Any, equation: Any) -> Any:
     # Unknown; without an operand it would count as known.
     operands = [trace.instantiate_const(t) for t in tracers or (trace.new_const(np.int32(0)),)]
-    return trace.default_process_primitive(_stay_p, operands, {"equation": equation})
+    return trace.default_process_primitive(_scan_pin_p, operands, {"equation": equation})
 
 
 def _stay_on_jaxprs(saveable: Any, unknown: Any, there: Any, equation: Any) -> Any:
@@ -162,12 +164,12 @@ def _stay_on_jaxprs(saveable: Any, unknown: Any, there: Any, equation: Any) -> A
         return _run_later(inner, there) if any(unknown) else _run_now(equation)
     known, later, *rest = rule(saveable, unknown, there, inner)
     if known is not None:
-        known = known.replace(primitive=_stay_p, params={"equation": known})
+        known = known.replace(primitive=_scan_pin_p, params={"equation": known})
     return known, later, *rest
 
 
 def _unwrap(equation: Any) -> Any:
-    if equation.primitive is not _stay_p:
+    if equation.primitive is not _scan_pin_p:
         return equation
     inner = equation.params["equation"]
     return inner.replace(invars=equation.invars[: len(inner.invars)], outvars=equation.outvars)
@@ -195,7 +197,7 @@ def _run_later(equation: Any, there: Any) -> Any:
     return None, equation, results, results, saved
 
 
-_stay_p.def_effectful_abstract_eval(_stay_abstract)
-_stay_p.is_high = _stay_is_high
-on_tracers[_stay_p] = _stay_on_tracers
-on_jaxprs[_stay_p] = _stay_on_jaxprs
+_scan_pin_p.def_effectful_abstract_eval(_stay_abstract)
+_scan_pin_p.is_high = _stay_is_high
+on_tracers[_scan_pin_p] = _stay_on_tracers
+on_jaxprs[_scan_pin_p] = _stay_on_jaxprs

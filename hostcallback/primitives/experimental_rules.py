@@ -8,7 +8,7 @@ from typing import Any
 
 from hostcallback.primitives import late_rules
 from hostcallback.primitives.call import call_p, refuse_to_differentiate
-from hostcallback.primitives.tap import tap_p, tapped_p
+from hostcallback.primitives.tap import rematerialized_tap_p, tap_p
 
 
 def _jet_tap(primitive: Any, primals: Sequence[Any], series: Sequence[Any], **params: Any) -> Any:
@@ -22,7 +22,7 @@ def _jet_call(primals: Sequence[Any], series: Sequence[Any], **params: Any) -> A
 
 
 def _register_jet_rules(jet: Any) -> None:
-    for primitive in (tap_p, tapped_p):
+    for primitive in (tap_p, rematerialized_tap_p):
         jet.jet_rules[primitive] = functools.partial(_jet_tap, primitive)
     jet.jet_rules[call_p] = _jet_call
 
@@ -43,7 +43,7 @@ def _register_sparse_rules(sparse: Any) -> None:
         return rule
 
     for rules in (sparse.sparse_rules_bcoo, sparse.sparse_rules_bcsr):
-        for primitive in (tap_p, tapped_p):
+        for primitive in (tap_p, rematerialized_tap_p):
             rules[primitive] = with_dense_operands(primitive, is_identity=True)
         rules[call_p] = with_dense_operands(call_p, is_identity=False)
 

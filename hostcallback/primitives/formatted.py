@@ -9,11 +9,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from hostcallback.primitives.bind import Options, emit
+from hostcallback.primitives.bind import TapOptions, bind_tap
 from hostcallback.tracing.format_check import check_format, placeholders
 from hostcallback.tracing.source_line import SourceLine, user_source_line
-from hostcallback.tracing.tap_spec import Absent, TapSpec, Transform
-from receiver.messages.consumer import Sink
+from hostcallback.tracing.tap_spec import Float0Leaves, TapSpec, Transform
+from receiver.messages.message import Sink
 from receiver.sinks.format import Deliver, FormatSink, Template
 from receiver.sinks.unbatch import Array, batchings_of
 from receiver.wire.pytree import is_plain
@@ -27,7 +27,7 @@ def emit_text(
     skip_format_check: bool,
     identity: tuple[Any, ...],
     deliver: Callable[[SourceLine], Deliver],
-    options: Options,
+    options: TapOptions,
 ) -> None:
     """Binds one tap of `args` and `kwargs`, of which the host makes a text.
 
@@ -61,13 +61,13 @@ def emit_text(
             f"by position to have them follow the text, at {user_source_line()}"
         )
 
-    def make_sink(spec: TapSpec, transforms: tuple[Transform, ...], absent: Absent) -> Sink:
-        unflatten = spec.structure.unflatten_with(absent)
+    def make_sink(spec: TapSpec, transforms: tuple[Transform, ...], float0_leaves: Float0Leaves) -> Sink:
+        unflatten = spec.structure.unflatten_with(float0_leaves)
         return FormatSink(template, unflatten, batchings_of(transforms), deliver(spec.source_line))
 
     identity = (*identity, fmt, str(template.printoptions))
     options = replace(options, kind="format", params={**options.params, **params_of(template)})
-    emit((tuple(args), dict(kwargs)), (), {}, make_sink, identity=identity, options=options)
+    bind_tap((tuple(args), dict(kwargs)), (), {}, make_sink, identity=identity, options=options)
 
 
 def template_of(fmt: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Template:

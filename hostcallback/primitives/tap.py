@@ -1,6 +1,6 @@
 """The tap primitive: an identity on its operands that sends them to the host, and its rules.
 
-One equation stands for one tap: `tap_p.bind(*leaves, tap=TapSpec, transforms=(...), absent=(...))`.
+One equation stands for one tap: `tap_p.bind(*leaves, tap=TapSpec, transforms=(...), float0_leaves=(...))`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from hostcallback import _jax_compat as compat
 from hostcallback.lifecycle import effect_dispatch, receivers as transport
 from hostcallback.primitives import control_flow as loops
 from hostcallback.sync import inflight
-from hostcallback.tracing.tap_spec import Absent, TapSpec, Transform
+from hostcallback.tracing.tap_spec import Float0Leaves, TapSpec, Transform
 
 
 class TapEffect(compat.Effect):  # type: ignore[misc]
@@ -111,33 +111,37 @@ tap_p = Primitive("tap")
 tap_p.multiple_results = True
 
 
-def _abstract(*avals: Any, tap: TapSpec, transforms: Any, absent: Any) -> Any:
+def _abstract(*avals: Any, tap: TapSpec, transforms: Any, float0_leaves: Any) -> Any:
     return list(avals), {_effect(), PASSED_TOKEN_EFFECT}
 
 
-def _impl(*args: Any, tap: TapSpec, transforms: tuple[Transform, ...], absent: Absent) -> Any:
+def _impl(*args: Any, tap: TapSpec, transforms: tuple[Transform, ...], float0_leaves: Float0Leaves) -> Any:
     with jax.disable_jit(False):
-        return _eager_program(tap, transforms, absent)(*args)
+        return _eager_program(tap, transforms, float0_leaves)(*args)
 
 
 @functools.lru_cache(maxsize=32)
-def _eager_program(tap: TapSpec, transforms: tuple[Transform, ...], absent: Absent) -> Callable[..., Any]:
+def _eager_program(
+    tap: TapSpec, transforms: tuple[Transform, ...], float0_leaves: Float0Leaves
+) -> Callable[..., Any]:
     # A tap outside jit is a program of one equation. The last few are kept, and with them what their taps captured.
-    return jax.jit(lambda *leaves: tap_p.bind(*leaves, tap=tap, transforms=transforms, absent=absent))
+    return jax.jit(
+        lambda *leaves: tap_p.bind(*leaves, tap=tap, transforms=transforms, float0_leaves=float0_leaves)
+    )
 
 
-def _jvp(primals: Any, tangents: Any, *, tap: TapSpec, transforms: Any, absent: Absent) -> Any:
-    primals_out = tap_p.bind(*primals, tap=tap, transforms=transforms, absent=absent)
+def _jvp(primals: Any, tangents: Any, *, tap: TapSpec, transforms: Any, float0_leaves: Float0Leaves) -> Any:
+    primals_out = tap_p.bind(*primals, tap=tap, transforms=transforms, float0_leaves=float0_leaves)
     if not tap.tangents or all(type(t) is ad.Zero for t in tangents):
         return primals_out, list(tangents)
     # Integer leaves have float0 tangents, which hold no bytes: they stay on the host.
     carried = [i for i, t in enumerate(tangents) if not _is_float0(t)]
-    kept_absent = absent_after(absent, len(tangents), carried, [np.shape(p) for p in primals])
+    kept_float0 = absent_after(float0_leaves, len(tangents), carried, [np.shape(p) for p in primals])
     outs = tap_p.bind(
         *(ad.instantiate_zeros(tangents[i]) for i in carried),
         tap=tap,
         transforms=(*transforms, ("jvp", None)),
-        absent=kept_absent,
+        float0_leaves=kept_float0,
     )
     tangents_out = list(tangents)
     for i, out in zip(carried, outs, strict=True):
@@ -146,7 +150,9 @@ def _jvp(primals: Any, tangents: Any, *, tap: TapSpec, transforms: Any, absent: 
     return primals_out, tangents_out
 
 
-def _transpose(cotangents: Any, *args: Any, tap: TapSpec, transforms: Any, absent: Absent) -> Any:
+def _transpose(
+    cotangents: Any, *args: Any, tap: TapSpec, transforms: Any, float0_leaves: Float0Leaves
+) -> Any:
     undefined = [ad.is_undefined_primal(arg) for arg in args]
     if not tap.transposed or all(type(ct) is ad.Zero for ct in cotangents):
         return [ct if flows else None for ct, flows in zip(cotangents, undefined, strict=True)]
@@ -154,18 +160,20 @@ def _transpose(cotangents: Any, *args: Any, tap: TapSpec, transforms: Any, absen
         *map(ad.instantiate_zeros, cotangents),
         tap=tap,
         transforms=(*transforms, ("transpose", None)),
-        absent=absent,
+        float0_leaves=float0_leaves,
     )
     # A zero stays symbolic, as without the tap: nothing is computed from it.
     outs = [ct if type(ct) is ad.Zero else out for ct, out in zip(cotangents, outs, strict=True)]
     return [out if flows else None for out, flows in zip(outs, undefined, strict=True)]
 
 
-def _batch(args: Any, dims: Any, *, tap: TapSpec, transforms: Any, absent: Absent) -> Any:
+def _batch(args: Any, dims: Any, *, tap: TapSpec, transforms: Any, float0_leaves: Float0Leaves) -> Any:
     shown = iter(None if d is None else int(d) for d in dims)
-    held = dict(absent)
-    all_dims = tuple(None if i in held else next(shown) for i in range(len(args) + len(absent)))
-    outs = tap_p.bind(*args, tap=tap, transforms=(*transforms, ("batch", all_dims)), absent=absent)
+    held = dict(float0_leaves)
+    all_dims = tuple(None if i in held else next(shown) for i in range(len(args) + len(float0_leaves)))
+    outs = tap_p.bind(
+        *args, tap=tap, transforms=(*transforms, ("batch", all_dims)), float0_leaves=float0_leaves
+    )
     return outs, dims
 
 
@@ -174,26 +182,28 @@ def _is_float0(tangent: Any) -> bool:
     return bool(getattr(aval, "dtype", None) == jax.dtypes.float0)
 
 
-def absent_after(absent: Absent, count: int, carried: list[int], shapes: list[Any]) -> Absent:
-    """`absent` after of `count` operands only those at `carried` go on; `shapes` are all operands' shapes."""
-    held = dict(absent)
-    position = [i for i in range(count + len(absent)) if i not in held]  # leaf index of each operand
+def absent_after(
+    float0_leaves: Float0Leaves, count: int, carried: list[int], shapes: list[Any]
+) -> Float0Leaves:
+    """`float0_leaves` after of `count` operands only those at `carried` go on; `shapes` are all operands' shapes."""
+    held = dict(float0_leaves)
+    position = [i for i in range(count + len(float0_leaves)) if i not in held]  # leaf index of each operand
     for operand in set(range(count)) - set(carried):
         held[position[operand]] = tuple(shapes[operand])
     return tuple(sorted(held.items()))
 
 
-tapped_p = Primitive("tapped")
+rematerialized_tap_p = Primitive("tapped")
 """An identity: what is left of a tap that has run in the code that jax.checkpoint recomputes."""
-tapped_p.multiple_results = True
+rematerialized_tap_p.multiple_results = True
 
 
 def _tapped_jvp(primals: Any, tangents: Any) -> Any:
-    return tapped_p.bind(*primals), list(tangents)
+    return rematerialized_tap_p.bind(*primals), list(tangents)
 
 
 def _tapped_batch(args: Any, dims: Any) -> Any:
-    return tapped_p.bind(*args), dims
+    return rematerialized_tap_p.bind(*args), dims
 
 
 tap_p.def_effectful_abstract_eval(_abstract)
@@ -201,14 +211,14 @@ tap_p.def_impl(_impl)
 ad.primitive_jvps[tap_p] = _jvp
 ad.primitive_transposes[tap_p] = _transpose
 batching.primitive_batchers[tap_p] = _batch
-tapped_p.def_abstract_eval(lambda *avals: list(avals))
-tapped_p.def_impl(lambda *args: list(args))
-ad.primitive_jvps[tapped_p] = _tapped_jvp
-batching.primitive_batchers[tapped_p] = _tapped_batch
-compat.register_lowering(tapped_p, lambda ctx, *operands: operands)
+rematerialized_tap_p.def_abstract_eval(lambda *avals: list(avals))
+rematerialized_tap_p.def_impl(lambda *args: list(args))
+ad.primitive_jvps[rematerialized_tap_p] = _tapped_jvp
+batching.primitive_batchers[rematerialized_tap_p] = _tapped_batch
+compat.register_lowering(rematerialized_tap_p, lambda ctx, *operands: operands)
 compat.cache_weakly(TapSpec)
 compat.lower_with_devices(tap_p)
 loops.keep_in_scans(TapEffect)
-loops.run_once_when_recomputed(TapEffect, tap_p, tapped_p)
+loops.run_once_when_recomputed(TapEffect, tap_p, rematerialized_tap_p)
 loops.batch_conditions(TapEffect)
 # Lowering is registered in hostcallback.lowering, which knows the transports.

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 
 from hostcallback import _jax_compat as compat
-from hostcallback.tracing.retention import NotAvailable, is_harmless, weakly
+from hostcallback.tracing.retention import Unavailable, is_safe_to_retain, weak_getter
 from hostcallback.tracing.source_line import is_user_frame
 from receiver.sinks.debugger.debugger import Frame
 from receiver.wire.dtypes import wire_type_of
@@ -23,7 +23,7 @@ Restore = Callable[[Sequence[Any]], Any]
 
 
 @dataclass(frozen=True, slots=True)
-class TakenFrame:
+class CapturedFrame:
     """A frame without its traced values.
 
     Attributes:
@@ -44,15 +44,15 @@ class TakenFrame:
     module: str | None
     globals: Mapping[str, Restore]
 
-    def put_back(self, values: Sequence[Any]) -> Frame:
-        """The frame with `values`, those that `take_frames` returned, as the device sent them."""
+    def restore(self, values: Sequence[Any]) -> Frame:
+        """The frame with `values`, those that `capture_frames` returned, as the device sent them."""
         module = sys.modules.get(self.module) if self.module is not None else None
         module_variables = vars(module) if module is not None else _restored(self.globals, values)
         variables = _restored(self.variables, values)
         return Frame(self.file, self.line, self.function, self.source, variables, module_variables)
 
 
-def take_frames() -> tuple[list[TakenFrame], list[Any]]:
+def capture_frames() -> tuple[list[CapturedFrame], list[Any]]:
     """The calling thread's user frames, innermost first, and the traced values in them that can be used here.
 
     What is kept holds no tracers: values of other traces are told to be not available. Containers are rebuilt where
@@ -79,7 +79,7 @@ class _Values:
     def restore_tracer(self, tracer: Any) -> Restore:
         why_not = self._why_not(tracer)
         if why_not is not None:
-            missing = NotAvailable(f"{why_not}, {_aval(tracer)}")
+            missing = Unavailable(f"{why_not}, {_aval(tracer)}")
             return lambda values: missing
         place = self._places.setdefault(id(tracer), len(self.tracers))
         if place == len(self.tracers):
@@ -141,7 +141,7 @@ def _contains(code: CodeType, inner: CodeType) -> bool:
     return any(c is inner or _contains(c, inner) for c in code.co_consts if isinstance(c, CodeType))
 
 
-def _take(frame: FrameType, values: _Values) -> TakenFrame:
+def _take(frame: FrameType, values: _Values) -> CapturedFrame:
     code = frame.f_code
     at_module_level = frame.f_locals is frame.f_globals
     variables = {} if at_module_level else {k: _keep(v, values) for k, v in dict(frame.f_locals).items()}
@@ -155,7 +155,7 @@ def _take(frame: FrameType, values: _Values) -> TakenFrame:
             n: _keep(frame.f_globals[n], values) for n in names if n in frame.f_globals and n[:2] != "__"
         }
     source = linecache.getlines(code.co_filename, frame.f_globals)
-    return TakenFrame(code.co_filename, frame.f_lineno, code.co_qualname, source, variables, module, found)
+    return CapturedFrame(code.co_filename, frame.f_lineno, code.co_qualname, source, variables, module, found)
 
 
 def _keep(value: Any, values: _Values) -> Restore:
@@ -185,9 +185,9 @@ def _keep_leaf(leaf: Any, values: _Values) -> Restore | None:
     """How a leaf comes back; None if it is simply kept."""
     if isinstance(leaf, jax.core.Tracer):
         return values.restore_tracer(leaf)
-    if is_harmless(leaf):
+    if is_safe_to_retain(leaf):
         return None
-    get = weakly(leaf)
+    get = weak_getter(leaf)
     return lambda arrays: get()
 
 
@@ -199,7 +199,7 @@ def _or_why_not(restore: Restore, values: Sequence[Any]) -> Any:
     try:
         return restore(values)
     except Exception as error:  # a user's own pytree that does not take arrays
-        return NotAvailable(f"a container that could not be put together again, {error!r}")
+        return Unavailable(f"a container that could not be put together again, {error!r}")
 
 
 def _aval(tracer: Any) -> str:

@@ -14,10 +14,10 @@ import numpy as np
 
 from hostcallback import _jax_compat as compat
 from hostcallback.tracing.fingerprint import describe_structure
-from hostcallback.tracing.tap_spec import Absent
+from hostcallback.tracing.tap_spec import Float0Leaves
 from receiver.wire import pytree as tree
 from receiver.wire.dtypes import wire_type_of
-from receiver.wire.truncation import Head
+from receiver.wire.truncation import TruncatedArray
 
 _ABSENT = object()
 _LEAF = jax.tree.structure(0)
@@ -38,7 +38,7 @@ class KeyLeaf(NamedTuple):
     data_ndim: int
 
 
-class Structure:
+class TreeTemplate:
     """How to put a tapped pytree together again from its arrays.
 
     Static leaves (whatever is no array: functions, strings, other objects) never leave the host and come back in
@@ -86,7 +86,7 @@ class Structure:
     def _places(self) -> tuple[tuple[int, ...], tuple[KeyLeaf, ...]]:
         return tuple(index for index, _ in self._static), self._keys
 
-    def put_back(self, value: Any, outs: Sequence[Any]) -> Any:
+    def restore(self, value: Any, outs: Sequence[Any]) -> Any:
         """The tapped pytree `value` with its arrays replaced by `outs`, what came out of the tap's equation.
 
         What is no array stays the object it was, and so do leaves that no derivative flows through: keys,
@@ -100,13 +100,13 @@ class Structure:
                 leaves[index] = out
         return self.tree.unflatten(leaves)
 
-    def unflatten_with(self, absent: Absent) -> Callable[[Sequence[Any]], Any]:
-        """The function from delivered arrays to the pytree; `absent` leaves are float0 zeros."""
+    def unflatten_with(self, float0_leaves: Float0Leaves) -> Callable[[Sequence[Any]], Any]:
+        """The function from delivered arrays to the pytree; leaves at `float0_leaves` are float0 zeros."""
         fixed: dict[int, Any] = dict(self._static)
         keys = {key.leaf: key for key in self._keys}
-        # `absent` counts positions among the arrays only.
+        # `float0_leaves` counts positions among the arrays only.
         places = [i for i in range(self.tree.num_leaves) if i not in fixed]
-        for position, shape in absent:
+        for position, shape in float0_leaves:
             index = places[position]
             key = keys.pop(index, None)
             fixed[index] = _float0_zeros(shape if key is None else shape[: len(shape) - key.data_ndim])
@@ -125,11 +125,11 @@ class Structure:
 
         return fill
 
-    def describe(self, absent: Absent) -> tree.Description:
+    def describe(self, float0_leaves: Float0Leaves) -> tree.Description:
         """The structure as plain data, for processes that do not have its classes. A key is described as its data."""
         fixed: dict[int, tree.Description] = {i: tree.describe_value(value) for i, value in self._static}
         places = [i for i in range(self.tree.num_leaves) if i not in fixed]
-        fixed.update((places[position], ["float0", list(shape)]) for position, shape in absent)
+        fixed.update((places[position], ["float0", list(shape)]) for position, shape in float0_leaves)
         return _describe_node(self.tree, iter(fixed.get(i, ["array"]) for i in range(self.tree.num_leaves)))
 
     def _fill_with_keys(
@@ -139,7 +139,7 @@ class Structure:
             leaves = dict(fixed)
             for index, array in zip(places, arrays, strict=True):
                 is_key = index in keys and not isinstance(
-                    array, Head
+                    array, TruncatedArray
                 )  # of a truncated one part of the data is there
                 leaves[index] = _make_key(array, keys[index].impl) if is_key else array
             return self.tree.unflatten([leaves[index] for index in range(self.tree.num_leaves)])
@@ -168,9 +168,9 @@ class _CannotBeSent(Exception):
     """A leaf is an array, and of a kind that JAX cannot put on a device. The text continues "X is ..."."""
 
 
-def take_apart(
+def split_leaves(
     value: Any, what: str, tap: str | None = None, *, keep_objects: bool = False
-) -> tuple[list[Any], Structure]:
+) -> tuple[list[Any], TreeTemplate]:
     """Splits a pytree into the arrays that go to the device and the structure that puts them back.
 
     References (`jax.new_ref`) are read; typed PRNG keys are taken apart into their data.
@@ -210,7 +210,7 @@ def take_apart(
         else:
             arrays.append(array)
     # An equation needs an operand: without one JAX takes it for a constant. `unflatten_with` passes it over.
-    return arrays or [jnp.zeros(0, np.uint8)], Structure(tree, static, keys)
+    return arrays or [jnp.zeros(0, np.uint8)], TreeTemplate(tree, static, keys)
 
 
 _OR_KEEP_IT_ON_THE_HOST = "or pass it as a keyword argument of the tap, which stays on the host"

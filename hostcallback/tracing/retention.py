@@ -38,7 +38,7 @@ _HOLD_PROGRAMS = (
 _FUNCTIONS = (types.FunctionType, type(jax.jit(len)))
 
 
-class NotAvailable:
+class Unavailable:
     """What a debugger shows for a value that it cannot have."""
 
     __slots__ = ("_why",)
@@ -52,7 +52,7 @@ class NotAvailable:
         return f"<not available here: {self._why}>"
 
 
-def is_harmless(value: Any) -> bool:
+def is_safe_to_retain(value: Any) -> bool:
     """Whether an object holds neither tracers nor functions that JAX may keep programs for.
 
     A program that keeps a tracer leaks it. One that keeps the function it is the program of is never freed: JAX caches
@@ -81,15 +81,15 @@ def is_harmless(value: Any) -> bool:
     return True
 
 
-def weakly(value: Any) -> Callable[[], Any]:
+def weak_getter(value: Any) -> Callable[[], Any]:
     """A function that returns `value` as long as something else keeps it, and then what says so."""
     kind = f"a {type(value).__module__}.{type(value).__qualname__}"
     try:
         get = weakref.WeakMethod(value) if isinstance(value, types.MethodType) else weakref.ref(value)
     except TypeError:
-        held = NotAvailable(f"{kind} that holds traced values or functions")
+        held = Unavailable(f"{kind} that holds traced values or functions")
         return lambda: held
-    gone = NotAvailable(f"{kind} that does not exist any more")
+    gone = Unavailable(f"{kind} that does not exist any more")
 
     def found() -> Any:
         value = get()

@@ -12,7 +12,7 @@ from types import FrameType
 
 from jax.extend import source_info_util
 
-from receiver.messages.call_site import Frame, Place
+from receiver.messages.call_site import CallSite, Frame
 
 MAX_FRAMES = 64
 
@@ -66,7 +66,7 @@ def user_source_line() -> SourceLine:
     return SourceLine(code.co_filename, frame.f_lineno, code.co_qualname, frame.f_globals.get("__name__", ""))
 
 
-def user_place() -> Place:
+def user_place() -> CallSite:
     """The user's frames of the calling thread, and what the innermost of them is calling."""
     frames: list[FrameType] = []
     frame: FrameType | None = sys._getframe(1)
@@ -75,7 +75,7 @@ def user_place() -> Place:
             frames.append(frame)
         frame = frame.f_back
     stack = tuple(Frame(f.f_code.co_filename, f.f_lineno or 0, f.f_code.co_qualname) for f in frames)
-    return Place(stack, _span(frames[0]) if frames else None)
+    return CallSite(stack, _span(frames[0]) if frames else None)
 
 
 def _span(frame: FrameType) -> tuple[int, int, int, int] | None:

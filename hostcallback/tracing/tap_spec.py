@@ -11,17 +11,17 @@ from typing import Any, Literal
 
 from hostcallback.tracing.fingerprint import Fingerprint, describe_structure, freeze
 from hostcallback.tracing.source_line import SourceLine
-from receiver.messages.call_site import Place
-from receiver.messages.consumer import Consumer, Sink
+from receiver.messages.call_site import CallSite
+from receiver.messages.message import Consumer, Sink
 from receiver.runtime.runtime import runtime
 from receiver.sinks.sharding.sinks import shard_sink
 from receiver.wire.pytree import is_plain
-from receiver.wire.tap_descriptor import Described
+from receiver.wire.tap_descriptor import TapDescriptor
 
 Transform = tuple[str, Any]
 """("batch", dims) | ("jvp", None) | ("transpose", None): hashable, as equations carry it."""
 
-Absent = tuple[tuple[int, tuple[int, ...]], ...]
+Float0Leaves = tuple[tuple[int, tuple[int, ...]], ...]
 """(leaf index, shape) of the float0 leaves, which have no bytes and stay on the host."""
 
 ON_ONE_DEVICE = "on_one_device"
@@ -32,7 +32,7 @@ delivered when the last one has come, perhaps after a later call; and calls are 
 Shards = Literal["all", "some"]
 """Which shards of a program's arrays this process sees: the others are with other processes."""
 
-SinkFactory = Callable[["TapSpec", tuple["Transform", ...], Absent], Sink]
+SinkFactory = Callable[["TapSpec", tuple["Transform", ...], Float0Leaves], Sink]
 
 
 class TapSpec:
@@ -50,7 +50,7 @@ class TapSpec:
         transposed: whether transposition taps the cotangents.
         sharding: "global" or "local": what its sink gets of arrays that the compiler partitions.
         device_index: which of the program's devices an array assembled from its shards is said to come from.
-        kind: what its messages are for; see `receiver.sinks.factory.SINKS`.
+        kind: what its messages are for; see `receiver.sinks.factory.SINK_FACTORIES`.
         params: what a sink of that kind needs, as plain data.
         check: whether the first array is a predicate, and a message is sent only where it does not hold.
         folds: whether of its failures in a row, of such a check, only the first and the last need be read.
@@ -115,7 +115,7 @@ class TapSpec:
         self.check = check
         self.folds = folds
         self.without_devices = without_devices
-        self.places: list[Place] = []
+        self.places: list[CallSite] = []
         self.structure = structure
         self.make_sink = make_sink
         self.fingerprint = Fingerprint(identity, freeze(kwargs))
@@ -153,16 +153,16 @@ class TapSpec:
         return self
 
     def consumer_id(
-        self, transforms: tuple[Transform, ...], absent: Absent, shards: Shards | None = None
+        self, transforms: tuple[Transform, ...], float0_leaves: Float0Leaves, shards: Shards | None = None
     ) -> int:
         """64 bits, equal in every process that traces the same tap; never 0."""
-        digest = hashlib.blake2b(repr((self._key, transforms, absent, shards)).encode(), digest_size=8)
+        digest = hashlib.blake2b(repr((self._key, transforms, float0_leaves, shards)).encode(), digest_size=8)
         return int.from_bytes(digest.digest(), "little") or 1
 
     def consumer(
         self,
         transforms: tuple[Transform, ...],
-        absent: Absent,
+        float0_leaves: Float0Leaves,
         shards: Shards | None = None,
         *,
         switchable: bool = False,
@@ -171,13 +171,13 @@ class TapSpec:
 
         Args:
             transforms: applied to the tap.
-            absent: its float0 leaves.
+            float0_leaves: its float0 leaves.
             shards: which shards of its arrays this process sees, where the compiler partitions them.
             switchable: whether it can be switched off by name.
         """
-        sink = self.make_sink(self, transforms, absent)
+        sink = self.make_sink(self, transforms, float0_leaves)
         return Consumer(
-            consumer_id=self.consumer_id(transforms, absent, shards),
+            consumer_id=self.consumer_id(transforms, float0_leaves, shards),
             name=self.name,
             source_line=str(self.source_line),
             sink=sink if shards is None else self._shard_sink(sink, shards),
@@ -186,8 +186,8 @@ class TapSpec:
             is_check=self.check,
             is_switchable=switchable,
             is_portable=shards is None and self._is_portable(sink),
-            describe=functools.partial(self.describe, transforms, absent, shards, with_places=True),
-            unflatten=lambda arrays: self.structure.unflatten_with(absent)(arrays),
+            describe=functools.partial(self.describe, transforms, float0_leaves, shards, with_places=True),
+            unflatten=lambda arrays: self.structure.unflatten_with(float0_leaves)(arrays),
         )
 
     def _is_portable(self, sink: Sink) -> bool:
@@ -199,17 +199,17 @@ class TapSpec:
             self.sharding,
             assemble=shards == "all",
             device_index=self.device_index,
-            others_deliver=runtime.others_deliver,
+            is_another_receiver_busy=runtime.is_another_receiver_busy,
         )
 
     def describe(
         self,
         transforms: tuple[Transform, ...],
-        absent: Absent,
+        float0_leaves: Float0Leaves,
         shards: Shards | None = None,
         *,
         with_places: bool = False,
-    ) -> Described:
+    ) -> TapDescriptor:
         """What a process that runs the program without having traced it has to know of the tap.
 
         Keyword arguments that are no plain data stay behind. Of a check, `with_places` adds where it was traced so far.
@@ -219,15 +219,15 @@ class TapSpec:
             params["places"] = [[list(map(list, place.stack)), place.span] for place in self.places]
         if shards is not None and self.device_index:
             params["device_index"] = self.device_index
-        return Described(
+        return TapDescriptor(
             name=self.name,
             source_line=str(self.source_line),
-            consumer_id=self.consumer_id(transforms, absent, shards),
+            consumer_id=self.consumer_id(transforms, float0_leaves, shards),
             kind=self.kind,
             params=params,
             kwargs={key: value for key, value in self.kwargs.items() if is_plain(value)},
             transforms=public_transforms(transforms),
-            tree=self.structure.describe(absent),
+            tree=self.structure.describe(float0_leaves),
             shards=shards,
             sharding=self.sharding,
         )

@@ -10,20 +10,20 @@ from typing import Any
 from receiver.control.errors import ControlError
 from receiver.control.server import Connection
 from receiver.log import logger
-from receiver.messages.consumer import Consumer
-from receiver.runtime.isolated.ring_handover import OutsideRings
+from receiver.messages.message import Consumer
+from receiver.runtime.isolated.ring_handover import HandedOverRings
 from receiver.runtime.runtime import Runtime
 from receiver.sources.back_pressure import BackPressure, Policy
 
 
-class Attachment:
+class AttachedReader:
     """What one attached process reads, until its connection ends. It never makes a device wait.
 
     Attributes:
         rings: what it reads.
     """
 
-    def __init__(self, rings: OutsideRings) -> None:
+    def __init__(self, rings: HandedOverRings) -> None:
         """`rings` are handed over to it."""
         self.rings = rings
 
@@ -37,21 +37,21 @@ def attach(runtime: Runtime, arguments: Mapping[str, Any], connection: Connectio
     Raises:
         ControlError: another process reads the rings already, or there are none that it could read.
     """
-    rings = runtime.apart.hand_over(None, BackPressure(policy=Policy.DROP_NEWEST))
+    rings = runtime.isolated.hand_over(None, BackPressure(policy=Policy.DROP_NEWEST))
     if rings is None:
         raise ControlError(
             "no device of this process has a ring that another process could read, or one reads them already: attach "
             "to programs whose taps run on CPU devices, on the native transport"
         )
-    attachment = Attachment(rings)
-    runtime.apart.add(attachment)
+    attachment = AttachedReader(rings)
+    runtime.isolated.add(attachment)
     rings.route(runtime.registry, _is_printer)
     pid = connection.peer.pid if connection.peer is not None else 0
     logger.warning("process %d shows the messages of taps that print; detached, it gives them back", pid)
 
     def detach() -> None:
         rings.end()
-        runtime.apart.remove(attachment)
+        runtime.isolated.remove(attachment)
 
     # Not on the server's thread, which others wait for.
     connection.on_close.append(lambda: threading.Thread(target=detach, daemon=True).start())

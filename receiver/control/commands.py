@@ -12,7 +12,7 @@ from typing import Any
 
 from receiver.control.errors import ControlError, NoSuchTapError
 from receiver.control.request import Client, Handler
-from receiver.messages.consumer import Consumer
+from receiver.messages.message import Consumer
 from receiver.runtime.device_receiver import DeviceReceiver
 from receiver.runtime.rules.names import matching, no_such_tap, tap_names
 from receiver.runtime.rules.rules import rule_settings, settings_text
@@ -55,9 +55,9 @@ def rules(runtime: Runtime, arguments: Mapping[str, Any]) -> dict[str, Any]:
         raise ControlError(f"rules are for a glob and have settings, got {dict(arguments)!r:.200}")
     found = ruled(runtime, pattern, settings)
     if arguments.get("reset"):
-        runtime.switches.reset_rules(runtime.registry, pattern)
+        runtime.rule_table.reset_rules(runtime.registry, pattern)
     if settings:
-        runtime.switches.set_rules(runtime.registry, pattern, settings)
+        runtime.rule_table.set_rules(runtime.registry, pattern, settings)
     return {"names": found, "rules": {name: rule_text(runtime, name) for name in found}}
 
 
@@ -78,7 +78,7 @@ def ruled(runtime: Runtime, pattern: str, settings: Mapping[str, Any]) -> list[s
 
 def rule_text(runtime: Runtime, name: str) -> str:
     """What holds for taps of a name, as in `every=100 rate=10`."""
-    return settings_text(rule_settings(runtime.switches.rules.of(name)))
+    return settings_text(rule_settings(runtime.rule_table.rules.of(name)))
 
 
 def _taps(runtime: Runtime) -> list[list[Consumer]]:
@@ -96,9 +96,9 @@ def _tap(runtime: Runtime, consumers: list[Consumer]) -> dict[str, Any]:
         "name": first.name,
         "source_line": first.source_line,
         "check": first.is_check,
-        "enabled": not runtime.switches.is_off(first),
+        "enabled": not runtime.rule_table.is_off(first),
         "rules": rule_text(runtime, first.name),
-        "suppressed": sum(map(runtime.switches.suppressed, consumers)),
+        "suppressed": sum(map(runtime.rule_table.suppressed, consumers)),
     }
 
 

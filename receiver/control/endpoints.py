@@ -22,7 +22,7 @@ FILE_VARIABLE = "HOSTCALLBACK_CONTROL_FILE"
 SOCKET_VARIABLE = "HOSTCALLBACK_CONTROL_SOCKET"
 
 
-class LiveControl:
+class ControlEndpoints:
     """The control file and the control socket of a process. Any thread."""
 
     def __init__(self, runtime: Runtime) -> None:
@@ -59,7 +59,7 @@ class LiveControl:
             named = os.environ.get(FILE_VARIABLE, "").strip()
             path = self._followed or (Path(named) if named else None)
             if path is not None and self._file is None:
-                self._file = RuleFile(path, self._runtime.switches, self._runtime.registry)
+                self._file = RuleFile(path, self._runtime.rule_table, self._runtime.registry)
                 self._file.start()
             choice = os.environ.get(SOCKET_VARIABLE, "").strip()
             if choice not in ("", "0", "1"):
@@ -90,7 +90,7 @@ class LiveControl:
                 self._file = None
             if path is None:
                 return
-            self._file = RuleFile(path, self._runtime.switches, self._runtime.registry, poll_sec)
+            self._file = RuleFile(path, self._runtime.rule_table, self._runtime.registry, poll_sec)
             self._file.start()
             if self._file.problem:
                 raise RuleFileError(self._file.problem)
@@ -119,5 +119,5 @@ class LiveControl:
         self._started = False
 
 
-live = LiveControl(runtime)
+endpoints = ControlEndpoints(runtime)
 """This process's."""

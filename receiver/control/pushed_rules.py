@@ -12,7 +12,7 @@ from receiver.runtime.rules.rules import checked, checked_glob
 from receiver.runtime.runtime import Runtime
 
 
-class KeptRules:
+class PushedRules:
     """Keeps this process's rules as one origin has them. Answers the command `rules` in place of the socket's.
 
     The arguments are `said`, all that holds now, as [glob, settings] in order; and `pattern` with `settings`, what
@@ -35,7 +35,7 @@ class KeptRules:
         """
         said = _checked(arguments.get("said"))
         if said != self._said:
-            self._runtime.switches.replace_rules(self._runtime.registry, said, self._origin)
+            self._runtime.rule_table.replace_rules(self._runtime.registry, said, self._origin)
             self._said = said
             logger.info("%s: %d rule(s) of taps hold now", self._origin, len(said))
         pattern, settings = arguments.get("pattern"), arguments.get("settings", {})

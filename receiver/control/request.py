@@ -33,7 +33,7 @@ Handler = Callable[[dict[str, Any], Any], Any]
 nobody else meanwhile. A HostCallbackError or ValueError that it raises is the client's to read."""
 
 
-def answer(handlers: Mapping[str, Handler], line: bytes, client: Client) -> bytes:
+def handle_request(handlers: Mapping[str, Handler], line: bytes, client: Client) -> bytes:
     """The response to a request, both as lines of `receiver.control.protocol`.
 
     Raises:

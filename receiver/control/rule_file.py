@@ -13,7 +13,7 @@ from receiver.control.errors import RuleFileError
 from receiver.log import logger
 from receiver.messages.registry import Registry
 from receiver.runtime.rules.names import matching, no_such_tap, tap_names
-from receiver.runtime.rules.rule_table import Switches
+from receiver.runtime.rules.rule_table import RuleTable
 from receiver.runtime.rules.rules import FILE, Rules
 
 POLL_SEC = 1.0
@@ -63,7 +63,7 @@ def read_rules(path: Path) -> Table:
                     f"{where}: a predicate is Python's to give, hcb.taps[glob].when(function)"
                 )
             try:
-                Rules().having(pattern, {field: value})
+                Rules().with_setting(pattern, {field: value})
             except ValueError as error:
                 raise RuleFileError(f"{where}: {error}") from error
     return table
@@ -81,7 +81,7 @@ class RuleFile:
     """Keeps the rules of a process as a file says, from a thread of its own that looks at it each second."""
 
     def __init__(
-        self, path: Path, switches: Switches, registry: Registry, poll_sec: float = POLL_SEC
+        self, path: Path, switches: RuleTable, registry: Registry, poll_sec: float = POLL_SEC
     ) -> None:
         """Applies what the file says now, if there is one; `start` goes on from there."""
         self.path = path

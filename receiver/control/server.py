@@ -12,7 +12,7 @@ from pathlib import Path
 
 from receiver.control import protocol
 from receiver.control.errors import ControlSocketError
-from receiver.control.request import Client, Handler, answer
+from receiver.control.request import Client, Handler, handle_request
 from receiver.control.socket_path import (
     SUFFIX,
     Peer,
@@ -139,7 +139,7 @@ class ControlServer:
                 if len(line) > protocol.MAX_REQUEST:
                     client.sendall(protocol.pack({"error": "a request is too long", "kind": "ControlError"}))
                     raise ConnectionError
-                client.sendall(answer(self.handlers, line, connection))
+                client.sendall(handle_request(self.handlers, line, connection))
         except OSError:  # it is gone, or does not listen
             self._close(client, selector)
 

@@ -32,7 +32,7 @@ class Frame(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class CallSite:
     """A call in the user's code, as it was traced once.
 
     Attributes:
@@ -71,7 +71,7 @@ class Place:
         return shown
 
 
-def note_place(places: list[Place], place: Place) -> None:
+def note_place(places: list[CallSite], place: CallSite) -> None:
     """Adds a place to the few that are kept of one line's, unless it is among them."""
     if place not in places and len(places) < MAX_PLACES:
         places.append(place)

@@ -9,11 +9,10 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from receiver.errors import HostCallbackError
-from receiver.messages.call_site import Place
+from receiver.messages.call_site import CallSite
 
 if TYPE_CHECKING:
-    from receiver.messages.consumer import Consumer
-    from receiver.messages.message import Message
+    from receiver.messages.message import Consumer, Message
 
 
 class Occurrence(NamedTuple):
@@ -56,7 +55,7 @@ class Explanation(NamedTuple):
     values: Mapping[str, str]
     where: str
     elements: tuple[int, ...]
-    places: Sequence[Place]
+    places: Sequence[CallSite]
     problem: str = ""
     error: type[CheckError] | None = None
     details: Mapping[str, Any] = {}

@@ -22,7 +22,7 @@ from receiver.errors import (
 )
 from receiver.log import logger
 from receiver.messages.check_report import CheckFailed, FailedCheck, FailedChecks
-from receiver.messages.consumer import Consumer
+from receiver.messages.message import Consumer
 
 MAX_KEPT = 100
 
@@ -40,11 +40,11 @@ class OnError(enum.StrEnum):
     """As DEFER; and the program that runs is ended."""
 
 
-class SeveralFailures(BaseExceptionGroup[BaseException]):
+class MultipleFailures(BaseExceptionGroup[BaseException]):
     """What a sink raises when it made several calls for one message, and some failed: each counts by itself."""
 
 
-class FailureOf(BaseException):
+class DelegatedFailure(BaseException):
     """What a sink raises that delivers for other consumers: the failure is theirs."""
 
     def __init__(self, consumer: Consumer, error: BaseException) -> None:
@@ -99,7 +99,7 @@ class DeferredErrors:
         if self.on_error is OnError.WARN:
             _log(group)
         elif self.on_error is OnError.RAISE_SOON:
-            urgent.append(self)
+            raise_soon_queue.append(self)
             for tell in _urgent_watchers:
                 tell()
 
@@ -112,8 +112,8 @@ class DeferredErrors:
         """Removes and returns them."""
         with self._lock:
             checks, self._checks = self._checks, FailedChecks(self._max_kept)
-        while self in urgent:
-            urgent.remove(self)
+        while self in raise_soon_queue:
+            raise_soon_queue.remove(self)
         return checks
 
     def put_back(self, checks: FailedChecks) -> None:
@@ -123,11 +123,11 @@ class DeferredErrors:
 
     def add_failure(self, failure: TapFailure) -> None:
         """Keeps what a tap raised, or counts it when enough are kept."""
-        if isinstance(failure.exception, SeveralFailures):
+        if isinstance(failure.exception, MultipleFailures):
             for error in failure.exception.exceptions:
                 self.add_failure(replace(failure, exception=error))
             return
-        if isinstance(failure.exception, FailureOf):
+        if isinstance(failure.exception, DelegatedFailure):
             consumer, error = failure.exception.consumer, failure.exception.error
             self.add_failure(
                 replace(
@@ -169,7 +169,7 @@ class DeferredErrors:
         with self._lock:
             self._lost[reason] += count
 
-    def hand_over(self) -> Deferred:
+    def export_pending(self) -> Deferred:
         """Removes and returns everything collected so far, for those of another process."""
         with self._lock:
             found = Deferred(
@@ -179,7 +179,7 @@ class DeferredErrors:
             self._unbound, self._incomplete, self._lost = Counter(), Counter(), Counter()
         return found._replace(failures=list(map(_portable, found.failures)), checks=self.take_checks())
 
-    def absorb(self, found: Deferred) -> None:
+    def merge(self, found: Deferred) -> None:
         """Adds what those of another process handed over."""
         with self._lock:
             room = max(0, self._max_kept - len(self._failures))
@@ -246,14 +246,14 @@ def _portable(failure: TapFailure) -> TapFailure:
     return failure
 
 
-urgent: list[DeferredErrors] = []
+raise_soon_queue: list[DeferredErrors] = []
 """Those with failed checks that the next call of a tapped program is to raise."""
 
 _urgent_watchers: list[Callable[[], None]] = []
 
 
 def watch_urgent(tell: Callable[[], None]) -> None:
-    """Calls `tell` whenever something was added to `urgent`. On a receiver thread."""
+    """Calls `tell` whenever something was added to `raise_soon_queue`. On a receiver thread."""
     _urgent_watchers.append(tell)
 
 

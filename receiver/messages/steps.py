@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from receiver.wire.pytree import Description
-from receiver.wire.tap_descriptor import Described
+from receiver.wire.tap_descriptor import TapDescriptor
 
 NAME = "step"
 
 
-class StepPlace(NamedTuple):
+class StepSource(NamedTuple):
     """Where messages of one tap say which step they are of.
 
     Attributes:
@@ -23,7 +23,7 @@ class StepPlace(NamedTuple):
     value: int = 0
 
 
-def step_place(described: Described) -> StepPlace | None:
+def step_place(described: TapDescriptor) -> StepSource | None:
     """Where messages of a tap say which step they are of; None if they do not.
 
     It is the first leaf called `step` in the tapped pytree (an item of a dict or a field of a namedtuple, at any depth)
@@ -34,12 +34,12 @@ def step_place(described: Described) -> StepPlace | None:
     for name, leaf in _leaves(described.tree, ""):
         if leaf[0] == "array":
             if name == NAME:
-                return StepPlace(arrays)
+                return StepSource(arrays)
             arrays += 1
         elif name == NAME and leaf[0] == "value" and type(leaf[1]) is int and _fits(leaf[1]):
-            return StepPlace(-1, leaf[1])
+            return StepSource(-1, leaf[1])
     value = described.kwargs.get(NAME)
-    return StepPlace(-1, value) if type(value) is int and _fits(value) else None
+    return StepSource(-1, value) if type(value) is int and _fits(value) else None
 
 
 def _fits(value: int) -> bool:

@@ -15,7 +15,7 @@ from receiver.closing import Closing
 from receiver.remote import protocol
 from receiver.remote.errors import BadStreamError, LinkError
 from receiver.remote.options import Forward
-from receiver.remote.sending.grpc_diagnostics import explained
+from receiver.remote.sending.grpc_diagnostics import explain_grpc_error
 from receiver.remote.sending.grpc_transport import make_channel, metadata_of
 
 ANSWER_SEC = 60.0
@@ -85,7 +85,7 @@ class RemoteLog(Closing):
             self._error = LinkError(f"the collector at {self._address} has ended")
         except grpc.RpcError as error:
             found: Any = error
-            said = explained(found.details() or "", self._address, tls=self._tls)
+            said = explain_grpc_error(found.details() or "", self._address, tls=self._tls)
             self._error = LinkError(f"{said} ({self._address}, {found.code().name})")
         except (BadStreamError, OSError) as error:
             self._error = LinkError(

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 from receiver.log import logger
 from receiver.remote.options import Forward
-from receiver.remote.sending.orphan_sender import LeftSender
+from receiver.remote.sending.orphan_sender import OrphanSender
 from receiver.remote.sending.sender import Sender
 from receiver.remote.sending.transport import Transport
-from receiver.remote.spool.directory import left_behind
+from receiver.remote.spool.directory import find_orphans
 from receiver.remote.spool.spool import Spool
 from receiver.remote.streams import StreamKey
-from receiver.runtime.isolated.options import Outcome
+from receiver.runtime.isolated.options import ForwardingReport
 from receiver.taplog.writing.recorder import Recorder
 
 if TYPE_CHECKING:
@@ -62,8 +62,8 @@ class Forwarder(Recorder):
         self._spool.on_closed = self._end
         self._control = _control(options, self._transport, self._spool.key)
         self._sender = Sender(self._spool, self._transport, window_bytes=options.window_bytes)
-        left = left_behind(options.folder, options.run)
-        self._left = LeftSender(left, self._transport, window_bytes=options.window_bytes)
+        left = find_orphans(options.folder, options.run)
+        self._left = OrphanSender(left, self._transport, window_bytes=options.window_bytes)
 
     @property
     def unsent_bytes(self) -> int:
@@ -75,15 +75,17 @@ class Forwarder(Recorder):
         """Why the collector does not want the stream; empty if it does."""
         return self._sender.refused
 
-    def outcome(self) -> Outcome:
+    def outcome(self) -> ForwardingReport:
         """What has become of the messages so far."""
         counters, own = self.counters, self._spool.folder
         why = self.refused or f"the collector at {self.options.shown_address} did not take them in time"
-        return Outcome(counters.lost_messages, counters.failure, self.unsent_bytes, why, str(own.path))
+        return ForwardingReport(
+            counters.lost_messages, counters.failure, self.unsent_bytes, why, str(own.path)
+        )
 
     def take_over(self) -> None:
         """Sends what processes left in the spool that have died since this one began."""
-        self._left.add(left_behind(self.options.folder, self.options.run))
+        self._left.add(find_orphans(self.options.folder, self.options.run))
 
     def drain(self, timeout_sec: float) -> bool:
         """Writes what has come and waits until the collector has all of it; whether it has in that time."""

@@ -8,7 +8,14 @@ from typing import Any
 import msgpack
 
 from receiver.remote.errors import BadStreamError
-from receiver.remote.streams import MAX_OFFSET, MAX_SEGMENT, PIECE_BYTES, Piece, Position, StreamKey
+from receiver.remote.streams import (
+    MAX_OFFSET,
+    MAX_SEGMENT,
+    PIECE_BYTES,
+    SegmentSlice,
+    StreamKey,
+    StreamOffset,
+)
 
 VERSION = 1
 SERVICE = "hostcallback.Collector"
@@ -78,30 +85,30 @@ def decode_hello(data: bytes) -> StreamKey:
     return StreamKey(found.get("run"), found.get("process"), found.get("epoch"))  # type: ignore[arg-type]
 
 
-def encode_position(position: Position) -> bytes:
+def encode_position(position: StreamOffset) -> bytes:
     """How far a stream is stored."""
     data: bytes = msgpack.packb(position)
     return data
 
 
-def decode_position(data: bytes) -> Position:
+def decode_position(data: bytes) -> StreamOffset:
     """Reverses `encode_position`.
 
     Raises:
         BadStreamError: it is none.
     """
     try:
-        return Position.of(msgpack.unpackb(data))
+        return StreamOffset.of(msgpack.unpackb(data))
     except (ValueError, TypeError, msgpack.UnpackException) as error:
         raise BadStreamError(f"{len(data)} bytes are no position in a stream") from error
 
 
-def encode_place(position: Position) -> bytes:
+def encode_place(position: StreamOffset) -> bytes:
     """Where the bytes of the next message belong."""
     return _POSITION.pack(*position)
 
 
-def decode_place(data: bytes) -> Position:
+def decode_place(data: bytes) -> StreamOffset:
     """Reverses `encode_place`.
 
     Raises:
@@ -110,7 +117,7 @@ def decode_place(data: bytes) -> Position:
     segment, offset = _POSITION.unpack(data)
     if not 1 <= segment <= MAX_SEGMENT or offset > MAX_OFFSET:
         raise BadStreamError(f"a piece begins at {segment}, {offset}: no position in a stream")
-    return Position(segment, offset)
+    return StreamOffset(segment, offset)
 
 
 def encode_bytes(data: bytes) -> tuple[bytes, ...]:
@@ -123,9 +130,9 @@ class PieceDecoder:
 
     def __init__(self) -> None:
         """Nothing has come."""
-        self._at: Position | None = None
+        self._at: StreamOffset | None = None
 
-    def take(self, message: bytes) -> tuple[Position, bytes] | None:
+    def take(self, message: bytes) -> tuple[StreamOffset, bytes] | None:
         """Where the bytes of a message belong, and these; None for a message that brings none.
 
         Raises:
@@ -139,18 +146,18 @@ class PieceDecoder:
         at = self._at
         if at is None:
             raise BadStreamError("a piece came before the position where it belongs")
-        self._at = Position(at.segment, at.offset + len(message))
+        self._at = StreamOffset(at.segment, at.offset + len(message))
         return at, message
 
 
-def encode_followed(key: StreamKey, piece: Piece) -> bytes:
+def encode_followed(key: StreamKey, piece: SegmentSlice) -> bytes:
     """Some bytes of a segment, and whose it is, for those who follow."""
     return b"".join(
         (key.folder.encode().ljust(_FOLDER_BYTES, b"\0"), encode_place(piece.position), piece.data)
     )
 
 
-def decode_followed(data: bytes) -> tuple[StreamKey, Position, memoryview]:
+def decode_followed(data: bytes) -> tuple[StreamKey, StreamOffset, memoryview]:
     """Reverses `encode_followed`.
 
     Raises:

@@ -31,7 +31,7 @@ class Drains(Protocol):
         """Writes what has come and waits until it is stored elsewhere; whether it is in that time."""
 
 
-class TerminationWatch:
+class SigtermFlusher:
     """The thread that flushes. Once begun, it goes on as long as the process.
 
     Attributes:
@@ -100,7 +100,7 @@ class TerminationWatch:
             logger.exception("at SIGTERM not everything could be forwarded")
 
 
-watch = TerminationWatch()
+watch = SigtermFlusher()
 """This process's."""
 
 os.register_at_fork(after_in_child=watch.after_fork_in_child)

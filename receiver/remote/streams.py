@@ -72,7 +72,7 @@ class StreamKey:
         return f"p{self.process:06d}-{self.epoch}-{number:06d}.hcblog"
 
 
-class Position(NamedTuple):
+class StreamOffset(NamedTuple):
     """A place in a stream: everything before it.
 
     Attributes:
@@ -84,7 +84,7 @@ class Position(NamedTuple):
     offset: int
 
     @classmethod
-    def of(cls, found: Any) -> Position:
+    def of(cls, found: Any) -> StreamOffset:
         """From what came over the wire.
 
         Raises:
@@ -97,10 +97,10 @@ class Position(NamedTuple):
         raise BadStreamError(f"{str(found)[:80]} is no position in a stream: expected two numbers")
 
 
-START = Position(0, 0)
+START = StreamOffset(0, 0)
 
 
-class Piece(NamedTuple):
+class SegmentSlice(NamedTuple):
     """Bytes of one segment.
 
     Attributes:
@@ -108,10 +108,10 @@ class Piece(NamedTuple):
         data: at most `PIECE_BYTES`.
     """
 
-    position: Position
+    position: StreamOffset
     data: bytes
 
     @property
-    def end(self) -> Position:
+    def end(self) -> StreamOffset:
         """Behind the last."""
-        return Position(self.position.segment, self.position.offset + len(self.data))
+        return StreamOffset(self.position.segment, self.position.offset + len(self.data))

@@ -11,13 +11,13 @@ from collections.abc import Iterator, Sequence
 from receiver.errors import CallFailedError
 from receiver.runtime.dispatch.calls import Call, Calls
 from receiver.sources.source import Frame
-from receiver.taplog.format.block import Block
+from receiver.taplog.format.block import FrameBlock
 
 
 class LogBatch:
     """Frames of a log, as a source's. See `Batch`."""
 
-    def __init__(self, block: Block, start: int, stop: int, folded: dict[int, int]) -> None:
+    def __init__(self, block: FrameBlock, start: int, stop: int, folded: dict[int, int]) -> None:
         """Those of a block from `start` up to `stop`; takes what was folded before them out of `folded`."""
         self.count = stop - start
         self.columns = None

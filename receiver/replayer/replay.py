@@ -11,16 +11,16 @@ from typing import Any
 
 from receiver.log import logger
 from receiver.messages.check_report import FailedCheck
-from receiver.messages.consumer import Sink
 from receiver.messages.deferred_errors import MAX_KEPT, OnError
+from receiver.messages.message import Sink
 from receiver.replayer.log_batches import Pace
 from receiver.replayer.run_delivery import RunDelivery
 from receiver.runtime.device_stats import DeviceStats
 from receiver.runtime.dispatch.scope import Scope
 from receiver.sinks.factory import Binding
 from receiver.taplog.format.errors import Damage, Lost
-from receiver.taplog.reading.merge import Run
-from receiver.taplog.reading.process_groups import LoggedJobs
+from receiver.taplog.reading.merge import MessageRun
+from receiver.taplog.reading.process_groups import LoggedProgramRuns
 from receiver.taplog.reading.reader import LogReader, Paths
 from receiver.taplog.reading.segment_reader import Writer
 from receiver.taplog.reading.selection import Selection
@@ -88,7 +88,7 @@ class Replay:
         """
         self._reader = reader
         self._checks_only = checks_only
-        self._jobs = None if shards else LoggedJobs()
+        self._jobs = None if shards else LoggedProgramRuns()
         self._make_delivery = functools.partial(
             RunDelivery,
             bind=bind,
@@ -115,7 +115,7 @@ class Replay:
         for record in self._reader.runs(selection, by_time=not self._checks_only, order=self._jobs):
             if isinstance(record, Damage):
                 self._note_damage(record)
-            elif isinstance(record, Run):
+            elif isinstance(record, MessageRun):
                 delivery.deliver(record, parts)
             else:
                 self.replayed.lost.append(record.lost)
@@ -137,7 +137,7 @@ class Replay:
     def _finish(self, delivery: RunDelivery) -> None:
         if self._jobs is not None:
             self._jobs.finish()
-            self.replayed.incomplete = self._jobs.given_up()
+            self.replayed.incomplete = self._jobs.discarded()
         lost: Counter[str] = Counter()
         for note in self.replayed.lost:
             lost[note.device] += note.messages

@@ -9,22 +9,21 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import Any
 
-from receiver.messages.consumer import Sink
-from receiver.messages.message import Message
+from receiver.messages.message import Message, Sink
 from receiver.messages.registry import Lease, Registry
 from receiver.replayer.log_batches import LogBatch, ReplayedCalls
 from receiver.runtime.dispatch.dispatcher import Dispatcher
 from receiver.runtime.dispatch.scope import Scope
 from receiver.sinks.exported import ExportedTaps
-from receiver.sinks.factory import CHECKS, Binding, DescribedTap
-from receiver.sinks.sharding.multi_process import Stream
+from receiver.sinks.factory import CHECKS, Binding, BoundTap
+from receiver.sinks.sharding.multi_process import ShardStream
 from receiver.sources.source import Batch
-from receiver.taplog.format.block import Block
-from receiver.taplog.reading.merge import Run
+from receiver.taplog.format.block import FrameBlock
+from receiver.taplog.reading.merge import MessageRun
 from receiver.taplog.reading.segment_reader import Writer
 from receiver.taplog.reading.selection import Selection
 from receiver.wire import Flags
-from receiver.wire.tap_descriptor import Described
+from receiver.wire.tap_descriptor import TapDescriptor
 
 _CHECK = int(Flags.CHECK)
 
@@ -53,7 +52,7 @@ class RunDelivery:
         printers: bool = True,
         checks_only: bool = False,
         label: Callable[[Writer], str] = lambda writer: "",
-        stream_of: Callable[[Writer], Stream | None] = lambda writer: None,
+        stream_of: Callable[[Writer], ShardStream | None] = lambda writer: None,
     ) -> None:
         """Makes ready.
 
@@ -84,7 +83,7 @@ class RunDelivery:
         self._stream_of = stream_of
         self._processes: dict[Writer, _ProcessTaps] = {}
 
-    def deliver(self, run: Run, parts: Parts | None = None) -> None:
+    def deliver(self, run: MessageRun, parts: Parts | None = None) -> None:
         """Delivers the messages of a run; `parts` says how many at a time."""
         taps = self._processes.get(run.writer)
         if taps is None:
@@ -103,7 +102,9 @@ class RunDelivery:
             batch: Batch = LogBatch(block, first, end, run.folded)
             dispatcher.deliver(dispatcher.decode(batch))
 
-    def make_tap(self, stream: Stream | None, described: Described, binding: Binding | None) -> DescribedTap:
+    def make_tap(
+        self, stream: ShardStream | None, described: TapDescriptor, binding: Binding | None
+    ) -> BoundTap:
         """A tap of the log, with what is bound to its name; `stream`: see `stream_of`."""
         joint = None if stream is None or not stream.wants(described) else stream.sink
         self.names.add(described.name)
@@ -117,7 +118,7 @@ class RunDelivery:
         if not wanted or (binding is None and not self._printers and described.kind in ("print", "format")):
             ignored = replace(described, kind="undescribed")
             also = self._sinks if wanted else ()
-            tap = DescribedTap(
+            tap = BoundTap(
                 ignored,
                 Binding(_ignore),
                 unbound=self._unbound,
@@ -128,15 +129,15 @@ class RunDelivery:
             tap.consumer.describe = lambda: described
             return tap
         try:
-            return DescribedTap(
+            return BoundTap(
                 described, binding, unbound=self._unbound, waits=False, also=self._sinks, joint=joint
             )
         except ValueError as error:  # its messages are skipped
             self.scope.deferred.add_lost(str(error), 1)
             undescribed = replace(described, kind="undescribed")
-            return DescribedTap(undescribed, None, unbound=self._unbound, waits=False, also=self._sinks)
+            return BoundTap(undescribed, None, unbound=self._unbound, waits=False, also=self._sinks)
 
-    def _unbound(self, described: Described) -> Sink:
+    def _unbound(self, described: TapDescriptor) -> Sink:
         skipped = self.skipped
 
         def skip(message: Message) -> None:
@@ -152,16 +153,16 @@ def _ignore(*args: Any, **kwargs: Any) -> None:
 class _ProcessTaps:
     # The taps of one process, and a dispatcher for each of its devices.
 
-    def __init__(self, delivery: RunDelivery, label: str, stream: Stream | None) -> None:
+    def __init__(self, delivery: RunDelivery, label: str, stream: ShardStream | None) -> None:
         self._delivery = delivery
         self._label = label
         self._registry = Registry()
         self._leases: list[Lease] = []
         self._make_tap = functools.partial(delivery.make_tap, stream)
         self._exported = ExportedTaps(self._registry, self._make_tap)
-        self._devices: dict[str, tuple[Dispatcher, Block, Block]] = {}
+        self._devices: dict[str, tuple[Dispatcher, FrameBlock, FrameBlock]] = {}
 
-    def ready(self, run: Run) -> tuple[Dispatcher, Block]:
+    def ready(self, run: MessageRun) -> tuple[Dispatcher, FrameBlock]:
         """The device's dispatcher, and the run's block as it delivers it, whose taps are known now."""
         dispatcher, of, block = self._devices.get(run.device) or (self._dispatcher(run.device), None, None)
         if of is not run.block or block is None:
@@ -171,7 +172,7 @@ class _ProcessTaps:
             self._devices[run.device] = dispatcher, run.block, block
         return dispatcher, block
 
-    def _know(self, run: Run) -> None:
+    def _know(self, run: MessageRun) -> None:
         for consumer_id in run.block.consumers:
             described = run.described.get(consumer_id)
             if described is not None and self._registry.find(consumer_id) is None:

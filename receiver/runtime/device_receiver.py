@@ -9,13 +9,13 @@ from time import perf_counter
 from typing import Any
 
 from receiver.log import logger
-from receiver.messages.consumer import Consumer
+from receiver.messages.message import Consumer
 from receiver.messages.registry import Registry
 from receiver.runtime.dispatch.calls import Calls, CallThreads
 from receiver.runtime.dispatch.dispatcher import Dispatcher
-from receiver.runtime.dispatch.gil_share import LockShare
+from receiver.runtime.dispatch.gil_share import GilThrottle
 from receiver.runtime.dispatch.scope import Scope
-from receiver.runtime.dispatch.tap_counters import TapAccounts
+from receiver.runtime.dispatch.tap_counters import TapCounters
 from receiver.sources.ring_errors import LostCopiesError
 from receiver.sources.source import Batch, Source
 from receiver.wire import CorruptStreamError
@@ -60,7 +60,7 @@ class DeviceReceiver:
         self.name = name
         self.source = source
         self.calls = make_calls(name, source, self._deliver)
-        self._share = LockShare()
+        self._share = GilThrottle()
         self._dispatcher = Dispatcher(
             registry, name, device, scope, self._enter_scope, self.calls, continues=continues_from is not None
         )
@@ -109,7 +109,7 @@ class DeviceReceiver:
         return not self._thread.is_alive()
 
     @property
-    def accounts(self) -> TapAccounts | None:
+    def accounts(self) -> TapCounters | None:
         """What is counted for each tap by itself; None while nobody wants to know."""
         return self._dispatcher.accounts
 
@@ -218,7 +218,7 @@ class DeviceReceiver:
         if self._waiters:
             self._progress.notify_all()
 
-    def _deliver_all(self, batch: Batch, share: LockShare | None) -> None:
+    def _deliver_all(self, batch: Batch, share: GilThrottle | None) -> None:
         try:
             messages = self._dispatcher.decode(batch)
         except MemoryError as error:
@@ -246,5 +246,5 @@ class DeviceReceiver:
         if scope is None or scope is self.scope:
             return
         old = self.scope
-        self._dispatcher.enter(scope)
+        self._dispatcher.set_scope(scope)
         old.closed(self.name)

@@ -14,7 +14,7 @@ BEGUN_NS = time.time_ns()
 """When counting began: Unix time."""
 
 
-class Figure(NamedTuple):
+class Metric(NamedTuple):
     """One thing that is counted.
 
     Attributes:
@@ -54,17 +54,17 @@ _QUEUES: tuple[tuple[str, str, Callable[[SourceCounters], float]], ...] = (
 )
 
 
-def figures(runtime: Runtime) -> Iterator[Figure]:
+def collect_metrics(runtime: Runtime) -> Iterator[Metric]:
     """The figures now. Takes no lock that delivery holds for long. Any thread."""
     rows = runtime.totals()
     counters = [(receiver.name, receiver.source.counters()) for receiver in runtime.receivers()]
     for name, text, read in _OF_STATS:
-        yield Figure(name, text, True, "device", [(row.device, read(row)) for row in rows])
+        yield Metric(name, text, True, "device", [(row.device, read(row)) for row in rows])
     for grows, metrics in ((True, _OF_SOURCES), (False, _QUEUES)):
         for name, text, of_source in metrics:
             values = [(device, of_source(found)) for device, found in counters]
-            yield Figure(name, text, grows, "device", values)
+            yield Metric(name, text, grows, "device", values)
     suppressed = [(tap, float(count)) for tap, count in runtime.suppressed().items()]
-    yield Figure(
+    yield Metric(
         "suppressed_messages", "Messages that rules of taps kept from being sent.", True, "tap", suppressed
     )

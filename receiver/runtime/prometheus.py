@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from receiver.errors import HostCallbackError
-from receiver.runtime.metrics import figures
+from receiver.runtime.metrics import collect_metrics
 from receiver.runtime.runtime import Runtime, runtime
 
 
@@ -24,7 +24,7 @@ class RuntimeCollector:
     def collect(self) -> Iterator[Any]:
         """The metrics now. On the thread that serves the scrape; takes no lock that delivery holds for long."""
         core = _prometheus_client().core
-        for figure in figures(self._runtime):
+        for figure in collect_metrics(self._runtime):
             kind = core.CounterMetricFamily if figure.grows else core.GaugeMetricFamily
             family = kind(f"hostcallback_{figure.name}", figure.text, labels=[figure.label])
             for label, value in figure.values:

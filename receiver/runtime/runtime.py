@@ -22,8 +22,8 @@ from receiver.runtime.device_stats import DeviceStats
 from receiver.runtime.dispatch import gil_share as lock_share
 from receiver.runtime.dispatch.calls import CallThreads
 from receiver.runtime.dispatch.scope import Scope
-from receiver.runtime.isolated.readers import Readers
-from receiver.runtime.rules.rule_table import Switches
+from receiver.runtime.isolated.readers import ReaderProcesses
+from receiver.runtime.rules.rule_table import RuleTable
 from receiver.runtime.totals import Totals
 from receiver.sinks.exported import ExportedTaps, exported_tap
 from receiver.sinks.sharding.sinks import waiting_threads
@@ -49,13 +49,13 @@ class Runtime:
     def __init__(self) -> None:
         """No receiver runs until `start`."""
         self._lock = threading.RLock()  # protects what `reset` makes; signal handlers may wait for taps
-        self.switches = Switches()
+        self.rule_table = RuleTable()
         self.reset()
 
     def reset(self) -> None:
         """Forgets everything without touching threads: for a forked child, which has none."""
         self._lock = threading.RLock()
-        self.switches.after_fork_in_child()
+        self.rule_table.after_fork_in_child()
         lock_share.after_fork_in_child()
         self._receivers: dict[str, DeviceReceiver] = {}
         self._claims: dict[str, Scope] = {}
@@ -64,8 +64,8 @@ class Runtime:
         self._totals = Totals()
         self._accounting = 0  # how many want each tap's figures
         self.registry = Registry()
-        self.apart = Readers(self.registry, self._receivers, self._scope_of, self._lock)
-        make_tap = functools.partial(exported_tap, others_deliver=self.others_deliver)
+        self.isolated = ReaderProcesses(self.registry, self._receivers, self._scope_of, self._lock)
+        make_tap = functools.partial(exported_tap, is_another_receiver_busy=self.is_another_receiver_busy)
         self.exported = ExportedTaps(self.registry, make_tap)
         self.default_scope = Scope("default")
 
@@ -82,7 +82,7 @@ class Runtime:
             if receiver is None or not receiver.thread.is_alive():
                 scope = self._scope_of(name)
                 source = make_source()
-                self.keep(name, source)
+                self.attach_flight_file(name, source)
                 source.configure(scope.back_pressure)
                 receiver = DeviceReceiver(name, device, source, self.registry, scope, make_calls)
                 self._receivers[name] = receiver
@@ -105,7 +105,7 @@ class Runtime:
             self.flight.keep(receiver.name, receiver.source)
         self.registry.watch(self.flight.describe)
 
-    def keep(self, name: str, source: Source) -> None:
+    def attach_flight_file(self, name: str, source: Source) -> None:
         """Puts the ring of a device into a file, if there is a flight recorder and it is in none."""
         if self.flight is not None:
             self.flight.keep(name, source)
@@ -113,7 +113,7 @@ class Runtime:
     def receivers(self, names: Iterable[str] | None = None) -> list[DeviceReceiver]:
         """The running receivers, all or those named."""
         # Copies instead of the lock: a signal handler may ask while the thread that it interrupts has it.
-        tables = dict(self._receivers), dict(self.apart.adopted)
+        tables = dict(self._receivers), dict(self.isolated.adopted)
         return [
             table[name]
             for name in (tables[0] if names is None else names)
@@ -125,13 +125,13 @@ class Runtime:
         return self._claims.get(name, self.default_scope)
 
     def _of(self, name: str) -> list[DeviceReceiver]:
-        return [table[name] for table in (self._receivers, self.apart.adopted) if name in table]
+        return [table[name] for table in (self._receivers, self.isolated.adopted) if name in table]
 
     def remove_files(self) -> None:
         """Removes what is kept in files: the process ends as it should."""
         if self.flight is not None:
             self.flight.remove()
-        self.apart.remove_files()
+        self.isolated.remove_files()
 
     def account(self, on: bool) -> None:
         """Somebody wants the figures of each tap from now on (see `DeviceReceiver.accounts`), or does not any more."""
@@ -167,7 +167,7 @@ class Runtime:
         found: dict[str, int] = {}
         for consumer in self.registry.consumers():
             if consumer.is_switchable:
-                found[consumer.name] = found.get(consumer.name, 0) + self.switches.suppressed(consumer)
+                found[consumer.name] = found.get(consumer.name, 0) + self.rule_table.suppressed(consumer)
         return dict(sorted(found.items()))
 
     def claim(self, names: Iterable[str], scope: Scope) -> None:
@@ -221,14 +221,14 @@ class Runtime:
             TapTimeoutError: names what runs and how much is queued. Delivery goes on.
             ReentrantWaitError: called from a tap function, or the host function of a call.
         """
-        self.refuse_reentry("waiting for taps")
+        self.check_not_reentrant("waiting for taps")
         names = None if names is None else list(names)
         receivers = self.receivers(names)
         targets = [(receiver, receiver.source.counters().emitted) for receiver in receivers]
         for receiver, emitted in targets:
             while not receiver.wait_consumed(emitted, POLL_SEC):
                 self._check(receiver, deadline, stall_sec)
-        self.apart.wait_delivered(None if names is None else set(names), deadline, stall_sec)
+        self.isolated.wait_delivered(None if names is None else set(names), deadline, stall_sec)
         for receiver in receivers:
             running = receiver.calls.running()
             while not receiver.calls.wait(running, POLL_SEC):
@@ -259,7 +259,7 @@ class Runtime:
         if late:
             raise TapTimeoutError(f"the time was up. {receiver.describe_wait()}")
 
-    def others_deliver(self) -> bool:
+    def is_another_receiver_busy(self) -> bool:
         """Whether receivers on other threads have messages to deliver, other than those that wait for shards.
 
         Called on receiver threads, which hold locks then: it takes none that anybody holds while waiting.
@@ -281,7 +281,7 @@ class Runtime:
         """Whether a thread is a receiver's, or runs a call's host function."""
         return any(r.thread is thread or r.calls.running_on(thread) is not None for r in self.receivers())
 
-    def refuse_reentry(self, what: str) -> None:
+    def check_not_reentrant(self, what: str) -> None:
         """Raises ReentrantWaitError when the calling thread is a receiver thread, or runs a call's host function."""
         here = threading.current_thread()
         for receiver in self.receivers():
@@ -302,7 +302,7 @@ class Runtime:
         for receiver in self.receivers():
             receiver.source.close_calls(message)
 
-    def report_later(self, scope: Scope) -> None:
+    def defer_report(self, scope: Scope) -> None:
         """Keeps a scope whose receiver gave up waiting: what its taps still raise belongs into the next report."""
         with self._lock:
             self._late.append(scope)

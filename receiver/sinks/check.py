@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from receiver.messages.call_site import Place
+from receiver.messages.call_site import CallSite
 from receiver.messages.check_report import CheckFailed, Explanation
 from receiver.messages.message import Message
 from receiver.sinks.format import Template
@@ -26,7 +26,7 @@ class CheckSink:
     is_portable = True
 
     def __init__(
-        self, template: Template, unflatten: Unflatten, batchings: Batchings, places: Sequence[Place]
+        self, template: Template, unflatten: Unflatten, batchings: Batchings, places: Sequence[CallSite]
     ) -> None:
         """Makes the sink of one check.
 

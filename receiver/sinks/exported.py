@@ -16,13 +16,12 @@ from typing import Any
 import numpy as np
 
 from receiver.errors import UnboundConsumerError
-from receiver.messages.consumer import Consumer, Sink
-from receiver.messages.deferred_errors import FailureOf
-from receiver.messages.message import Message
+from receiver.messages.deferred_errors import DelegatedFailure
+from receiver.messages.message import Consumer, Message, Sink
 from receiver.messages.registry import Registry
-from receiver.sinks.factory import Binding, DescribedTap
+from receiver.sinks.factory import Binding, BoundTap
 from receiver.sinks.sharding.shard_record import PLACES_FROM
-from receiver.wire.tap_descriptor import Described
+from receiver.wire.tap_descriptor import TapDescriptor
 
 WHOLE_ID = int.from_bytes(b"exported", "little")
 SHARDS_ID = int.from_bytes(b"shardsof", "little")
@@ -32,7 +31,7 @@ MAX_TAPS = 4096
 """How many descriptions are remembered. Those beyond that are read again with each message."""
 
 
-def _unbound(described: Described) -> Sink:
+def _unbound(described: TapDescriptor) -> Sink:
     def report(message: Message) -> None:
         raise UnboundConsumerError(
             f"messages of the exported tap {described.name!r} (exported from {described.source_line}), to which "
@@ -43,13 +42,15 @@ def _unbound(described: Described) -> Sink:
 
 
 def exported_tap(
-    described: Described, binding: Binding | None, others_deliver: Callable[[], bool] = lambda: False
-) -> DescribedTap:
+    described: TapDescriptor,
+    binding: Binding | None,
+    is_another_receiver_busy: Callable[[], bool] = lambda: False,
+) -> BoundTap:
     """A tap of an exported program: without a binding, and unless it prints or checks, its messages are reported."""
-    return DescribedTap(described, binding, unbound=_unbound, others_deliver=others_deliver)
+    return BoundTap(described, binding, unbound=_unbound, is_another_receiver_busy=is_another_receiver_busy)
 
 
-MakeTap = Callable[[Described, Binding | None], DescribedTap]
+MakeTap = Callable[[TapDescriptor, Binding | None], BoundTap]
 
 
 class ExportedTaps:
@@ -70,7 +71,7 @@ class ExportedTaps:
         self._make_tap = make_tap
         self._lock = threading.Lock()  # protects the two tables
         self._bindings: dict[str, Binding] = {}
-        self._taps: OrderedDict[bytes, DescribedTap] = OrderedDict()  # by description, the last used last
+        self._taps: OrderedDict[bytes, BoundTap] = OrderedDict()  # by description, the last used last
         self._leases = [
             registry.lease(Consumer(WHOLE_ID, "exported tap", "an exported program", self._deliver)),
             registry.lease(Consumer(SHARDS_ID, "exported tap", "an exported program", self._deliver_shard)),
@@ -114,13 +115,13 @@ class ExportedTaps:
         try:
             consumer.sink(message._replace(consumer=consumer, arrays=arrays))
         except BaseException as error:
-            raise FailureOf(consumer, error) from error
+            raise DelegatedFailure(consumer, error) from error
 
-    def _tap_of(self, description: bytes) -> DescribedTap:
+    def _tap_of(self, description: bytes) -> BoundTap:
         with self._lock:
             tap = self._taps.get(description)
             if tap is None:
-                described = Described.unpack(description)
+                described = TapDescriptor.unpack(description)
                 try:
                     tap = self._make_tap(described, self._bindings.get(described.name))
                 except (LookupError, TypeError, ValueError, AttributeError) as error:

@@ -10,19 +10,17 @@ from typing import Any
 
 import numpy as np
 
-from receiver.messages.call_site import Frame, Place
-from receiver.messages.consumer import Consumer, Sink
-from receiver.messages.message import Message
-from receiver.sinks.callback import callback_sink
+from receiver.messages.call_site import CallSite, Frame
+from receiver.messages.message import Consumer, Message, Sink
 from receiver.sinks.check import CheckSink
 from receiver.sinks.format import FormatSink, PrintLines, Template, log_records
 from receiver.sinks.nonfinite import NonFiniteSink, Watched
 from receiver.sinks.print import PrintSink
 from receiver.sinks.sharding.sinks import AssemblingSink, shard_sink
-from receiver.sinks.tap import tap_sink
+from receiver.sinks.tap import callback_sink, tap_sink
 from receiver.sinks.unbatch import Batchings, for_each_element
 from receiver.wire import pytree as tree
-from receiver.wire.tap_descriptor import Described
+from receiver.wire.tap_descriptor import TapDescriptor
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +36,7 @@ class Binding:
     kwargs: Mapping[str, Any] = field(default_factory=dict)
 
 
-def _bound_tap(described: Described, binding: Binding | None) -> Sink | None:
+def _bound_tap(described: TapDescriptor, binding: Binding | None) -> Sink | None:
     if binding is None:
         return None
     kwargs = {**described.kwargs, **binding.kwargs}
@@ -46,7 +44,7 @@ def _bound_tap(described: Described, binding: Binding | None) -> Sink | None:
     return tap_sink(binding.func, kwargs, tree.unflatten_with(described.tree), batched=batched)
 
 
-def _print(described: Described, binding: Binding | None) -> Sink | None:
+def _print(described: TapDescriptor, binding: Binding | None) -> Sink | None:
     if binding is not None:
         return _bound_tap(described, binding)
     unflatten = tree.unflatten_with(described.tree)
@@ -56,12 +54,12 @@ def _print(described: Described, binding: Binding | None) -> Sink | None:
     )
 
 
-def batchings_of(described: Described) -> Batchings:
+def batchings_of(described: TapDescriptor) -> Batchings:
     """The vmaps around a tap."""
     return [params["batch_dims"] for name, params in described.transforms if name == "batch"]
 
 
-def _format(described: Described, binding: Binding | None) -> Sink | None:
+def _format(described: TapDescriptor, binding: Binding | None) -> Sink | None:
     unflatten, batchings = tree.unflatten_with(described.tree), batchings_of(described)
     if binding is not None:
         return callback_sink(functools.partial(binding.func, **binding.kwargs), unflatten, batchings)
@@ -76,17 +74,17 @@ def _format(described: Described, binding: Binding | None) -> Sink | None:
     return FormatSink(template, unflatten, batchings, deliver)
 
 
-def template_of(described: Described) -> Template:
+def template_of(described: TapDescriptor) -> Template:
     """How the messages of a tap become text, for those of the kinds "format" and "check"."""
     params = described.params
     return Template(params["fmt"], params["has_placeholders"], params["printoptions"])
 
 
-def _callback(described: Described, binding: Binding | None) -> Sink | None:
+def _callback(described: TapDescriptor, binding: Binding | None) -> Sink | None:
     return None if binding is None else _format(described, binding)
 
 
-def _check(described: Described, binding: Binding | None) -> Sink | None:
+def _check(described: TapDescriptor, binding: Binding | None) -> Sink | None:
     unflatten, batchings = tree.unflatten_with(described.tree), batchings_of(described)
     if binding is None:
         return CheckSink(template_of(described), unflatten, batchings, _places(described))
@@ -99,24 +97,24 @@ def _check(described: Described, binding: Binding | None) -> Sink | None:
     return lambda message: for_each_element(message, batchings, call)
 
 
-def _places(described: Described) -> list[Place]:
+def _places(described: TapDescriptor) -> list[CallSite]:
     return [
-        Place(tuple(Frame(*frame) for frame in stack), None if span is None else tuple(span))
+        CallSite(tuple(Frame(*frame) for frame in stack), None if span is None else tuple(span))
         for stack, span in described.params.get("places", [])
     ]
 
 
-def _nonfinite(described: Described, binding: Binding | None) -> Sink | None:
+def _nonfinite(described: TapDescriptor, binding: Binding | None) -> Sink | None:
     if binding is not None or "operations" not in described.params:
         return _bound_tap(described, binding)
     operations = [Watched.from_plain(operation) for operation in described.params["operations"]]
     return NonFiniteSink(tree.unflatten_with(described.tree), operations)
 
 
-MakeSink = Callable[[Described, Binding | None], Sink | None]
+MakeSink = Callable[[TapDescriptor, Binding | None], Sink | None]
 """Makes the sink of one kind of tap in a process that never traced it; None where that takes a binding."""
 
-SINKS: dict[str, MakeSink] = {
+SINK_FACTORIES: dict[str, MakeSink] = {
     "tap": _bound_tap,
     "print": _print,
     "format": _format,
@@ -129,7 +127,7 @@ CHECKS = ("check", "nonfinite")
 """The kinds whose messages are failures."""
 
 
-class DescribedTap:
+class BoundTap:
     """A tap that this process knows by its description, and what takes its messages now.
 
     Attributes:
@@ -142,14 +140,14 @@ class DescribedTap:
 
     def __init__(
         self,
-        described: Described,
+        described: TapDescriptor,
         binding: Binding | None,
         *,
-        unbound: Callable[[Described], Sink],
-        others_deliver: Callable[[], bool] = lambda: False,
+        unbound: Callable[[TapDescriptor], Sink],
+        is_another_receiver_busy: Callable[[], bool] = lambda: False,
         waits: bool = True,
         also: Sequence[Sink] = (),
-        joint: Callable[[Described, Sink], Sink] | None = None,
+        joint: Callable[[TapDescriptor, Sink], Sink] | None = None,
     ) -> None:
         """Makes the tap.
 
@@ -157,7 +155,7 @@ class DescribedTap:
             described: the description.
             binding: what takes its messages; None for its own printer, log or check, or else `unbound`.
             unbound: makes the sink of a tap to which nothing is bound, and that has no sink of its own.
-            others_deliver: see `receiver.sinks.sharding.sinks.AssemblingSink`.
+            is_another_receiver_busy: see `receiver.sinks.sharding.sinks.AssemblingSink`.
             waits: see there.
             also: get every message, too, before the others.
             joint: makes the sink of shards of which other processes have the rest, from what consumes the whole values;
@@ -168,7 +166,7 @@ class DescribedTap:
         """
         self.described = described
         self._also = tuple(also)
-        self._make = SINKS.get(described.kind, _bound_tap)
+        self._make = SINK_FACTORIES.get(described.kind, _bound_tap)
         try:
             self._by_itself = self._make(described, None) or unbound(described)
             self.bind(binding)
@@ -185,7 +183,7 @@ class DescribedTap:
             assemble = described.shards == "all"
             sink = shard_sink(
                 sink, described.sharding, assemble=assemble, device_index=described.device_index,
-                others_deliver=others_deliver, waits=waits,
+                is_another_receiver_busy=is_another_receiver_busy, waits=waits,
             )  # fmt: skip
         self.consumer = Consumer(
             described.consumer_id,

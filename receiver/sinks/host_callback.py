@@ -7,8 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from receiver.log import logger
-from receiver.messages.consumer import Sink
-from receiver.messages.message import Message
+from receiver.messages.message import Message, Sink
 from receiver.sinks.tap import Unflatten
 
 

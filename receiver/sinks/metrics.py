@@ -12,12 +12,11 @@ from typing import Any, Protocol
 import numpy as np
 
 from receiver.closing import Closing
-from receiver.messages.consumer import Consumer, Sink
 from receiver.messages.leaf_names import by_name, named_leaves
-from receiver.messages.message import Message
-from receiver.messages.steps import NAME, StepPlace, step_place
+from receiver.messages.message import Consumer, Message, Sink
+from receiver.messages.steps import NAME, StepSource, step_place
 from receiver.wire import pytree as tree
-from receiver.wire.tap_descriptor import Described
+from receiver.wire.tap_descriptor import TapDescriptor
 
 NO_METRICS = ("check", "nonfinite", "breakpoint")
 """Kinds of taps whose values are no metrics."""
@@ -33,11 +32,11 @@ class MetricWriter(Protocol):
 class _Metrics:
     # What the messages of one tap bring.
 
-    def __init__(self, described: Described) -> None:
+    def __init__(self, described: TapDescriptor) -> None:
         self._name = described.name
         self._unflatten = tree.unflatten_with(described.tree)
         self._kind = described.kind
-        self.place: StepPlace | None = step_place(described)
+        self.place: StepSource | None = step_place(described)
 
     def step(self, message: Message) -> int | None:
         place = self.place

@@ -8,11 +8,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from receiver.messages.call_site import Frame, Place
+from receiver.messages.call_site import CallSite, Frame
 from receiver.messages.check_report import CheckError, CheckFailed, Explanation, FailedCheck
-from receiver.messages.consumer import Consumer
-from receiver.messages.deferred_errors import FailureOf, SeveralFailures
-from receiver.messages.message import Message
+from receiver.messages.deferred_errors import DelegatedFailure, MultipleFailures
+from receiver.messages.message import Consumer, Message
 from receiver.sinks.tap import Unflatten
 
 
@@ -120,10 +119,10 @@ class Watched:
         return cls(primitive, line, scope, tuple(shape), dtype, backward, cotangent)
 
     @property
-    def places(self) -> Sequence[Place]:
+    def places(self) -> Sequence[CallSite]:
         """Where it is."""
         line = self.source_line
-        return () if line is None else (Place((Frame(line.file, line.line, line.function),)),)
+        return () if line is None else (CallSite((Frame(line.file, line.line, line.function),)),)
 
 
 class NonFiniteSink:
@@ -150,7 +149,7 @@ class NonFiniteSink:
         """Takes one message.
 
         Raises:
-            SeveralFailures: the operations that made something, in program order, as checks that failed.
+            MultipleFailures: the operations that made something, in program order, as checks that failed.
         """
         _, made_here, nan_counts, inf_counts, iterations = self._unflatten(message.arrays)
         iteration = tuple(int(np.max(number)) for number in iterations)
@@ -162,8 +161,8 @@ class NonFiniteSink:
                 explains = _Explains(operation, int(np.sum(nans)), int(np.sum(infs)), iteration)
                 line = str(operation.source_line or message.consumer.source_line)
                 consumer = Consumer(0, operation.name, line, self, message.consumer.transforms)
-                failures.append(FailureOf(consumer, CheckFailed(message, explains)))
-        raise SeveralFailures("operations made values that are not finite", failures)
+                failures.append(DelegatedFailure(consumer, CheckFailed(message, explains)))
+        raise MultipleFailures("operations made values that are not finite", failures)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""The sink that calls a user's tap function with the tapped pytree."""
+"""The sinks that call a user's function: with the tapped pytree, or with the arguments of `callback`."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from receiver.messages.consumer import Sink
-from receiver.messages.message import Message
+from receiver.messages.message import Message, Sink
+from receiver.sinks.unbatch import Batchings, for_each_element
 from receiver.wire.truncation import stack_of_one
 
 Unflatten = Callable[[Sequence[Any]], Any]
@@ -62,3 +62,19 @@ def _as_stack(message: Message) -> Message:
     if message.stacked:
         return message
     return message._replace(arrays=[*map(stack_of_one, message.arrays)], stacked=1)
+
+
+def callback_sink(func: Callable[..., Any], unflatten: Unflatten, batchings: Batchings) -> Sink:
+    """The sink that calls `func(*args, **kwargs)`.
+
+    Args:
+        func: the user's function.
+        unflatten: makes `(args, kwargs)` from the arrays of one element.
+        batchings: the vmaps around the tap, as `unbatch` takes them.
+    """
+
+    def call(arrays: Sequence[Any]) -> None:
+        args, kwargs = unflatten(arrays)
+        func(*args, **kwargs)
+
+    return lambda message: for_each_element(message, batchings, call)

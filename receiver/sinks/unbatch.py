@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from receiver.messages.deferred_errors import SeveralFailures
+from receiver.messages.deferred_errors import MultipleFailures
 from receiver.messages.message import Index, Message
 from receiver.wire.truncation import is_truncated
 
@@ -100,7 +100,7 @@ def for_each_element(
     Of a message whose arrays were truncated, once with the heads of the whole batch.
 
     Raises:
-        SeveralFailures: everything that `consume` raised, each with a note that names the element.
+        MultipleFailures: everything that `consume` raised, each with a note that names the element.
     """
     if not batchings or is_truncated(message.arrays):  # of heads nobody can tell which element is whose
         consume(message.arrays)
@@ -113,4 +113,4 @@ def for_each_element(
             error.add_note(f"element {', '.join(map(str, index))} of the batch")
             failures.append(error)
     if failures:
-        raise SeveralFailures("calls for elements of one batch failed", failures)
+        raise MultipleFailures("calls for elements of one batch failed", failures)

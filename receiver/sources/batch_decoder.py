@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from receiver.sources.columns import Columns, Group
+from receiver.sources.columns import BatchColumns, Group
 from receiver.sources.source import Batch
 from receiver.wire import Decoder, Flags, Plan, WireError, decode_header
 from receiver.wire.dtypes import Array
 
-Delivery = tuple[int, int, int, int, int, int, Sequence[Array]]
+DecodedMessage = tuple[int, int, int, int, int, int, Sequence[Array]]
 """consumer_id, flags, seq, time_ns, run_id, count, arrays. `count` is how many messages the arrays are stacked of,
 along a new first axis; 0 for one message as it is. A stack has the numbers of its last message."""
 
@@ -31,7 +31,7 @@ _LATER = object()  # stands for a message whose arrays are in a stack that comes
 _WRITABLE: Any = [["readwrite"]]
 
 
-class Deliveries(NamedTuple):
+class DecodedBatch(NamedTuple):
     """What one batch holds.
 
     Attributes:
@@ -43,7 +43,7 @@ class Deliveries(NamedTuple):
         stacked: whether any of the messages are stacked.
     """
 
-    items: Iterable[Delivery]
+    items: Iterable[DecodedMessage]
     nbytes: int
     first_time_ns: int
     last_seq: int
@@ -58,12 +58,12 @@ class BatchDecoder:
         self._decoder = Decoder()
         self._lose = lose
 
-    def decode(self, batch: Batch) -> Deliveries:
+    def decode(self, batch: Batch) -> DecodedBatch:
         """Decodes the batch. The arrays are fresh memory; those of alike small messages may share it."""
         if batch.count >= MIN_BATCH and batch.columns is not None:
             return self._decode_columns(batch, batch.columns)
         decode = self._decoder.decode
-        items: list[Delivery] = []
+        items: list[DecodedMessage] = []
         nbytes = seen = 0
         for memory, offset, external in batch.frames:
             try:
@@ -78,9 +78,9 @@ class BatchDecoder:
         first_time_ns = items[0][3] if items else 0
         last_seq = items[-1][2] if len(items) == batch.count else _last_seq(batch)
         batched = bool(seen & _BATCHED)
-        return Deliveries(_stacked(items) if batched else items, nbytes, first_time_ns, last_seq, batched)
+        return DecodedBatch(_stacked(items) if batched else items, nbytes, first_time_ns, last_seq, batched)
 
-    def _decode_columns(self, batch: Batch, columns: Columns) -> Deliveries:
+    def _decode_columns(self, batch: Batch, columns: BatchColumns) -> DecodedBatch:
         columns.read(batch.count)
         groups = columns.groups()
         if groups and groups[0].size == batch.count:
@@ -107,7 +107,7 @@ class BatchDecoder:
             else:
                 for place, parts in zip(places, _unstack(columns, group, plan), strict=True):
                     arrays[place] = parts
-        items: Iterable[Delivery] = zip(*numbers, stacked or repeat(0), arrays)  # noqa: B905 (repeat has no end)
+        items: Iterable[DecodedMessage] = zip(*numbers, stacked or repeat(0), arrays)  # noqa: B905 (repeat has no end)
         batched = stacked is not None
         if done < batch.count:
             nbytes += self._decode_rest(batch, arrays)
@@ -115,21 +115,21 @@ class BatchDecoder:
             items = _stacked([item for item in items if item[-1] is not _LATER])
         elif batched:
             items = [item for item in items if item[-1] is not _LATER]
-        return Deliveries(items, nbytes, numbers[3][0], numbers[2][-1], batched)
+        return DecodedBatch(items, nbytes, numbers[3][0], numbers[2][-1], batched)
 
-    def _decode_alike(self, columns: Columns, group: Group, plan: Plan) -> Deliveries:
+    def _decode_alike(self, columns: BatchColumns, group: Group, plan: Plan) -> DecodedBatch:
         # All messages of a batch are of one kind, as those of a scan with one tap are.
         nbytes = group.size * plan.nbytes
         first_time_ns = columns.numbers(0)[3]
         consumer_id, flags, seq, time_ns, run_id = columns.numbers(group.size - 1)
         if flags & _BATCHED:
             item = (consumer_id, flags, seq, time_ns, run_id, group.size, _stacks(columns, group, plan))
-            return Deliveries([item], nbytes, first_time_ns, seq, stacked=True)
+            return DecodedBatch([item], nbytes, first_time_ns, seq, stacked=True)
         *numbers, _ = columns.lists()
         items = zip(*numbers, repeat(0), _unstack(columns, group, plan))
-        return Deliveries(items, nbytes, first_time_ns, seq, stacked=False)
+        return DecodedBatch(items, nbytes, first_time_ns, seq, stacked=False)
 
-    def _plan_for(self, columns: Columns, group: Group) -> Plan | None:
+    def _plan_for(self, columns: BatchColumns, group: Group) -> Plan | None:
         # None: its messages are decoded one by one, which tells what is wrong with them, if anything is.
         if group.size < MIN_ALIKE:
             return None
@@ -167,13 +167,13 @@ def _stride(plan: Plan) -> int:
     return plan.payload_bytes if len(plan.entries) == 1 else (plan.payload_bytes + 7) & -8
 
 
-def _stacks(columns: Columns, group: Group, plan: Plan) -> list[Array]:
+def _stacks(columns: BatchColumns, group: Group, plan: Plan) -> list[Array]:
     stride = _stride(plan)
     views = plan.views(columns.stack(group.first, group.size, stride), group.size, stride)
     return views if len(views) == 1 else [view.copy() for view in views]
 
 
-def _unstack(columns: Columns, group: Group, plan: Plan) -> Iterator[tuple[Array, ...]]:
+def _unstack(columns: BatchColumns, group: Group, plan: Plan) -> Iterator[tuple[Array, ...]]:
     # Everything is copied at once: the batch's memory is given back before its messages are delivered.
     stride = _stride(plan)
     at_once = max(1, CHUNK_BYTES // stride) if stride else group.size
@@ -194,11 +194,11 @@ def _rows(stack: Array) -> list[Array]:
     return list(stack)
 
 
-def _waits_for_others(item: Delivery) -> bool:
+def _waits_for_others(item: DecodedMessage) -> bool:
     return bool(item[1] & _BATCHED) and not item[5]
 
 
-def _stacked(items: list[Delivery]) -> list[Delivery]:
+def _stacked(items: list[DecodedMessage]) -> list[DecodedMessage]:
     """The same, but alike messages of consumers that take stacks as stacks."""
     if not any(map(_waits_for_others, items)):
         return items
@@ -208,7 +208,7 @@ def _stacked(items: list[Delivery]) -> list[Delivery]:
             key = (item[0], *[(array.shape, array.dtype) for array in item[-1]])
             alike.setdefault(key, []).append(place)
     last = {places[-1]: places for places in alike.values()}
-    stacked: list[Delivery] = []
+    stacked: list[DecodedMessage] = []
     for place, item in enumerate(items):
         if not _waits_for_others(item):
             stacked.append(item)

@@ -37,7 +37,7 @@ class Group(NamedTuple):
     payload_bytes: int
 
 
-class Columns:
+class BatchColumns:
     """The columns of the batch that was read last. Reader thread only; good until the batch is released.
 
     Attributes:

@@ -14,7 +14,7 @@ import numpy as np
 from receiver.errors import CallFailedError
 from receiver.native import bindings as native
 from receiver.sources.back_pressure import BackPressure
-from receiver.sources.columns import Columns
+from receiver.sources.columns import BatchColumns
 from receiver.sources.ring_batch import BlockMemory, RingBatch
 from receiver.sources.ring_config import RingConfig
 from receiver.sources.ring_errors import DAMAGE, CorruptRingError, LostCopiesError
@@ -58,7 +58,7 @@ class RingSource:
         self._native_batch = native.Batch()
         self._batch_pointer = ctypes.byref(self._native_batch)
         self._quick = native.load_holding_lock()
-        self._columns = Columns(self._quick, ring, self.memory, self._native_batch)
+        self._columns = BatchColumns(self._quick, ring, self.memory, self._native_batch)
         self._batch: RingBatch | None = None
 
     @classmethod

@@ -6,7 +6,7 @@ import ctypes
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from receiver.sources.columns import Columns
+from receiver.sources.columns import BatchColumns
 from receiver.sources.source import Frame
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class RingBatch:
         ends: Any,
         payloads: Mapping[int, Any],
         folded: Sequence[int] = (),
-        columns: Columns | None = None,
+        columns: BatchColumns | None = None,
     ) -> None:
         self.count = count
         self.columns = columns

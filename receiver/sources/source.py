@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from receiver.sources.back_pressure import BackPressure
-from receiver.sources.columns import Columns
+from receiver.sources.columns import BatchColumns
 
 Frame = tuple[Any, int, Any]
 """(memory, offset of the frame's header in it, external payload or None)."""
@@ -53,7 +53,7 @@ class Batch(Protocol):
         """The frames, oldest first. The end of a stream is a batch of its own."""
 
     @property
-    def columns(self) -> Columns | None:
+    def columns(self) -> BatchColumns | None:
         """The same frames as columns, where the source has them."""
 
     @property

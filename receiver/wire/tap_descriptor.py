@@ -13,14 +13,14 @@ from receiver.wire import pytree as tree
 
 
 @dataclass(frozen=True, slots=True)
-class Described:
+class TapDescriptor:
     """The description of a tap, which its messages bring along.
 
     Attributes:
         name: the tap's name; consumers are bound by it.
         source_line: of the tap, where it was traced.
         consumer_id: of its consumer in the process that exported it.
-        kind: what the tap is for; see `receiver.sinks.factory.SINKS`.
+        kind: what the tap is for; see `receiver.sinks.factory.SINK_FACTORIES`.
         params: what its sink needs beside `kwargs`.
         kwargs: its keyword arguments, as far as they are plain data.
         transforms: as tap functions get them.
@@ -55,7 +55,7 @@ class Described:
         fields = {name: getattr(self, name) for name in self.__slots__}
         try:
             data = msgpack.packb(fields)
-            Described.unpack(data)
+            TapDescriptor.unpack(data)
         except (ValueError, TypeError, OverflowError) as error:
             raise ValueError(
                 f"the tap {self.name} at {self.source_line} cannot be exported, because a process that has not traced "
@@ -64,7 +64,7 @@ class Described:
         return np.frombuffer(data, np.uint8)
 
     @classmethod
-    def unpack(cls, data: bytes) -> Described:
+    def unpack(cls, data: bytes) -> TapDescriptor:
         """Reverses `pack`.
 
         Raises:

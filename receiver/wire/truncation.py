@@ -18,7 +18,7 @@ from receiver.wire.dtypes import Array
 Shape = tuple[int, ...]
 
 
-class Head(np.ndarray[Any, Any]):
+class TruncatedArray(np.ndarray[Any, Any]):
     """The first elements of an array that a rule truncated, in row-major order; texts of it say so.
 
     What is computed from it is a plain array.
@@ -59,22 +59,22 @@ class Head(np.ndarray[Any, Any]):
         return f"first {self.shape[-1]} of {self.whole_shape}{each}: "
 
 
-def head_of(elements: Array, whole_shape: Shape | None) -> Head:
+def head_of(elements: Array, whole_shape: Shape | None) -> TruncatedArray:
     """The head with these elements, which it shares."""
-    head = elements.view(Head)
+    head = elements.view(TruncatedArray)
     head.whole_shape = whole_shape
     return head
 
 
 def is_truncated(arrays: Sequence[Any]) -> bool:
     """Whether there is a head among them."""
-    return any(isinstance(array, Head) for array in arrays)
+    return any(isinstance(array, TruncatedArray) for array in arrays)
 
 
 def stack_of_one(array: Array) -> Array:
     """The array with a new first axis."""
     stack = array[None]
-    return head_of(stack, array.whole_shape) if isinstance(array, Head) else stack
+    return head_of(stack, array.whole_shape) if isinstance(array, TruncatedArray) else stack
 
 
 def shape_record(shapes: Sequence[Shape]) -> Array:
@@ -85,14 +85,14 @@ def shape_record(shapes: Sequence[Shape]) -> Array:
 def row(stack: Array, index: int) -> Array:
     """One message's array out of a stack."""
     array = stack[index]
-    return head_of(array, stack.whole_shape) if isinstance(stack, Head) else array
+    return head_of(array, stack.whole_shape) if isinstance(stack, TruncatedArray) else array
 
 
-def as_sent(arrays: Sequence[Array]) -> tuple[list[Array], bool]:
-    """The arrays of a message as they are sent, and whether they are truncated: `take_heads` takes them apart."""
+def encode_truncated(arrays: Sequence[Array]) -> tuple[list[Array], bool]:
+    """The arrays of a message as they are sent, and whether they are truncated: `split_truncated` takes them apart."""
     if not is_truncated(arrays):
         return list(arrays), False
-    shapes = [(a.whole_shape if isinstance(a, Head) else None) or a.shape for a in arrays]
+    shapes = [(a.whole_shape if isinstance(a, TruncatedArray) else None) or a.shape for a in arrays]
     return [shape_record(shapes), *map(np.asarray, arrays)], True
 
 
@@ -101,7 +101,7 @@ def cut(array: Array, elements: int) -> Array:
     return array if array.size <= elements else array.reshape(-1)[:elements].copy()
 
 
-def take_heads(arrays: Sequence[Array], stacked: int) -> list[Array]:
+def split_truncated(arrays: Sequence[Array], stacked: int) -> list[Array]:
     """The arrays of a truncated message, without its shape record.
 
     Args:

@@ -31,7 +31,7 @@ def run(x: Any) -> Any:
 
 def reader() -> Any:
     """The process that reads."""
-    return runtime.apart.processes[0]
+    return runtime.isolated.processes[0]
 
 
 def kill_reader() -> None:

@@ -215,10 +215,10 @@ def test_taps_that_need_this_process_stay_here() -> None:
     stream = io.StringIO()
     host_object = object()
     with hcb.outfeed_receiver(process=True):
-        before = runtime.apart.processes[0].rings.emitted("cpu:0")
+        before = runtime.isolated.processes[0].rings.emitted("cpu:0")
         hcb.jit(lambda x: hcb.id_print(x, output_stream=stream))(jnp.float32(1))
         hcb.jit(lambda x: hcb.id_print(x, what=host_object, output_stream=stream))(jnp.float32(2))
-        assert runtime.apart.processes[0].rings.emitted("cpu:0") == before
+        assert runtime.isolated.processes[0].rings.emitted("cpu:0") == before
     assert stream.getvalue().splitlines() == ["1.", f"what: {host_object}", "2."]
 
 

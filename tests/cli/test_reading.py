@@ -15,13 +15,12 @@ import numpy as np
 import pytest
 from hcb_command import environment, hcb
 
-from receiver.messages.consumer import Consumer
-from receiver.messages.message import Message
+from receiver.messages.message import Consumer, Message
 from receiver.taplog.writing.recorder import Recorder, record
-from receiver.wire.tap_descriptor import Described
+from receiver.wire.tap_descriptor import TapDescriptor
 
 BEGIN_NS = 1_700_000_000 * 10**9
-LOSS = Described(
+LOSS = TapDescriptor(
     name="loss", source_line="train.py:12 (step)", consumer_id=77, kind="tap", params={}, kwargs={"run": 7},
     transforms=(), tree=["dict", [["value", "loss"], ["value", "step"]], [["array"], ["array"]]], shards=None,
     sharding="global",
@@ -37,7 +36,7 @@ CHECK = replace(
 )  # fmt: skip
 
 
-def consumer_of(described: Described) -> Consumer:
+def consumer_of(described: TapDescriptor) -> Consumer:
     return Consumer(
         described.consumer_id, described.name, described.source_line, print, described.transforms,
         described.kwargs, is_check=described.kind == "check", describe=lambda: described,
@@ -51,7 +50,7 @@ class Program:
         self.recorder = recorder
         self.seq = 0
 
-    def emit(self, described: Described, *arrays: Any, device: str = "cpu:0", **changes: Any) -> None:
+    def emit(self, described: TapDescriptor, *arrays: Any, device: str = "cpu:0", **changes: Any) -> None:
         message = Message(
             consumer_of(described), [np.asarray(a) for a in arrays], self.seq,
             BEGIN_NS + self.seq * 10**9, 5, device, None,

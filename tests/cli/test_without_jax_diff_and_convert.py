@@ -10,12 +10,11 @@ import numpy as np
 import pytest
 from hcb_command import hcb, start
 
-from receiver.messages.consumer import Consumer
-from receiver.messages.message import Message
+from receiver.messages.message import Consumer, Message
 from receiver.taplog.writing.recorder import record
-from receiver.wire.tap_descriptor import Described
+from receiver.wire.tap_descriptor import TapDescriptor
 
-LOSS = Described(
+LOSS = TapDescriptor(
     name="loss", source_line="train.py:12 (step)", consumer_id=77, kind="tap", params={}, kwargs={}, transforms=(),
     tree=["dict", [["value", "loss"], ["value", "step"]], [["array"], ["array"]]], shards=None, sharding="global",
 )  # fmt: skip

@@ -14,13 +14,13 @@ import pytest
 from receiver.cli import main
 from receiver.sinks.exported import WHOLE_ID
 from receiver.taplog.diff import pairing
-from receiver.taplog.format.block import Block
+from receiver.taplog.format.block import FrameBlock
 from receiver.taplog.format.errors import Lost
 from receiver.taplog.writing.segment_writer import SegmentWriter
 from receiver.wire import Flags, encode_frame
-from receiver.wire.tap_descriptor import Described
+from receiver.wire.tap_descriptor import TapDescriptor
 
-X = Described(
+X = TapDescriptor(
     name="x", source_line="run.py:1 (f)", consumer_id=1, kind="tap", params={}, kwargs={}, transforms=(),
     tree=["array"], shards=None, sharding="global",
 )  # fmt: skip
@@ -58,7 +58,7 @@ def write(
         first, last = first_seq + min(without), first_seq + max(without)
         writer.lost(Lost("cpu:0", first, last, len(without), 0, 10**18, "dropped"))
     offsets = np.cumsum([0, *map(len, frames[:-1])])
-    block = Block(np.frombuffer(bytearray(b"".join(frames)), np.uint8), offsets)
+    block = FrameBlock(np.frombuffer(bytearray(b"".join(frames)), np.uint8), offsets)
     writer.frames(
         "cpu:0", block, {tap.consumer_id: tap for tap in TAPS.values()}, folded=list((folded or {}).items())
     )
@@ -200,7 +200,7 @@ def test_taps_of_exported_programs(tmp_path: Path, capsys: pytest.CaptureFixture
         ]
         writer = SegmentWriter(tmp_path / name)
         offsets = np.cumsum([0, *map(len, frames[:-1])])
-        writer.frames("cpu:0", Block(np.frombuffer(bytearray(b"".join(frames)), np.uint8), offsets), {})
+        writer.frames("cpu:0", FrameBlock(np.frombuffer(bytearray(b"".join(frames)), np.uint8), offsets), {})
         writer.close()
         return writer.path
 

@@ -10,8 +10,7 @@ import numpy as np
 from jax import lax
 
 import hostcallback as hcb
-from receiver.messages.consumer import Consumer
-from receiver.messages.message import Message
+from receiver.messages.message import Consumer, Message
 from receiver.taplog.reading.reader import LogReader
 from receiver.wire.truncation import head_of
 

@@ -16,7 +16,7 @@ import pytest
 
 import hostcallback as hcb
 from controlled import ROOT, controlled
-from receiver.control.endpoints import live
+from receiver.control.endpoints import endpoints
 from receiver.control.errors import RuleFileError
 from receiver.control.rule_file import read_rules
 from recorder import Recorder
@@ -47,7 +47,7 @@ def wait_for(condition: Callable[[], Any]) -> None:
 
 def test_a_file_is_applied_and_followed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "rules.toml"
-    live.watch(path, poll_sec=0.01)
+    endpoints.watch(path, poll_sec=0.01)
     assert hcb.taps.rules == {}, "there is none yet"
     path.write_text(RULES)
     wait_for(lambda: hcb.taps.rules == {"layer*/grad": "every=100 rate=10", "loss": "truncate=64"})
@@ -76,8 +76,8 @@ def test_a_broken_file_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFix
         with pytest.raises(RuleFileError, match="is no TOML"):
             hcb.control_file(path)
         for _ in range(5):
-            assert live._file is not None
-            live._file.look()
+            assert endpoints._file is not None
+            endpoints._file.look()
     assert caplog.text.count("is no TOML") == 1
 
 

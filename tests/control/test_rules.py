@@ -12,25 +12,25 @@ from receiver.runtime.rules.rules import DEFAULT, FILE, Rule, Rules, When, setti
 def test_the_later_counts_for_each_setting_by_itself() -> None:
     rules = (
         Rules()
-        .having("*", {"every": 10, "rate": 5})
-        .having("layer*", {"every": 2})
-        .having("*", {"truncate": 8})
+        .with_setting("*", {"every": 10, "rate": 5})
+        .with_setting("layer*", {"every": 2})
+        .with_setting("*", {"truncate": 8})
     )
     assert rules.of("layer1") == Rule(every=2, rate=5.0, truncate=8)
     assert rules.of("loss") == Rule(every=10, rate=5.0, truncate=8)
-    assert rules.having("*", {"every": 3}).of("layer1").every == 3
+    assert rules.with_setting("*", {"every": 3}).of("layer1").every == 3
 
 
 def test_what_is_as_by_default_leaves_no_trace() -> None:
-    rules = Rules().having("a", {"every": 2}).having("a", {"every": 1})
+    rules = Rules().with_setting("a", {"every": 2}).with_setting("a", {"every": 1})
     assert not rules
     assert rules.of("a") == DEFAULT
-    assert not Rules().having("a*", {"enabled": False}).having("*", {"enabled": True})
-    assert not Rules().having("a", {"every": 2, "rate": 1}).reset("*")
+    assert not Rules().with_setting("a*", {"enabled": False}).with_setting("*", {"enabled": True})
+    assert not Rules().with_setting("a", {"every": 2, "rate": 1}).reset("*")
 
 
 def test_an_exception_from_an_earlier_rule_stays() -> None:
-    rules = Rules().having("*", {"enabled": False}).having("loss", {"enabled": True})
+    rules = Rules().with_setting("*", {"enabled": False}).with_setting("loss", {"enabled": True})
     assert rules.of("loss").enabled
     assert not rules.of("grad").enabled
     assert rules.reset("l*").of("loss") == DEFAULT
@@ -38,15 +38,20 @@ def test_an_exception_from_an_earlier_rule_stays() -> None:
 
 
 def test_the_rules_of_one_origin_can_be_taken_back() -> None:
-    rules = Rules().having("a", {"every": 2}).having("a", {"every": 7}, FILE).having("b", {"rate": 1}, FILE)
+    rules = (
+        Rules()
+        .with_setting("a", {"every": 2})
+        .with_setting("a", {"every": 7}, FILE)
+        .with_setting("b", {"rate": 1}, FILE)
+    )
     assert rules.of("a").every == 7
-    assert rules.having("*", {"every": 5}).of("a").every == 5
+    assert rules.with_setting("*", {"every": 5}).of("a").every == 5
     assert rules.without(FILE).of("a").every == 2
     assert rules.without(FILE).of("b") == DEFAULT
 
 
 def test_globs_match_whole_names_and_case_counts() -> None:
-    rules = Rules().having("layer?/gr[ae]d", {"every": 2})
+    rules = Rules().with_setting("layer?/gr[ae]d", {"every": 2})
     names = ("layer1/grad", "layer12/grad", "Layer1/grad", "layer1/grads")
     assert [name for name in names if rules.of(name).every == 2] == ["layer1/grad"]
 
@@ -66,7 +71,7 @@ def test_globs_match_whole_names_and_case_counts() -> None:
 )
 def test_settings_that_make_no_sense_are_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        Rules().having("*", settings)
+        Rules().with_setting("*", settings)
 
 
 def test_a_predicate_needs_a_way_to_be_asked_again() -> None:

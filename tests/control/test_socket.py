@@ -20,7 +20,7 @@ import pytest
 import hostcallback as hcb
 from controlled import ROOT, controlled
 from receiver.control.client import ControlClient, processes
-from receiver.control.endpoints import live
+from receiver.control.endpoints import endpoints
 from receiver.control.errors import ControlError, ControlSocketError, NoSuchTapError
 from receiver.control.protocol import MAX_REQUEST
 from receiver.control.socket_path import sockets
@@ -33,12 +33,12 @@ NOBODY = 65534
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """This process's control socket is in a folder of its own."""
-    live.close()
+    endpoints.close()
     path = tmp_path / "sockets"
     monkeypatch.setenv("HOSTCALLBACK_CONTROL_DIR", str(path))
     monkeypatch.delenv("HOSTCALLBACK_CONTROL_SOCKET", raising=False)
     yield path
-    live.close()
+    endpoints.close()
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def seen_by_all(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
         os.chmod(path, 0o755)
         monkeypatch.setenv("HOSTCALLBACK_CONTROL_DIR", path)
         yield Path(path)
-        live.close()
+        endpoints.close()
 
 
 def raw(path: Path) -> socket.socket:
@@ -59,17 +59,17 @@ def raw(path: Path) -> socket.socket:
 
 
 def test_it_is_for_its_user_only(folder: Path) -> None:
-    live.start()
+    endpoints.start()
     path = folder / f"{os.getpid()}.sock"
-    assert live.socket_path == path
+    assert endpoints.socket_path == path
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    live.close()
+    endpoints.close()
     assert not path.exists()
 
 
 def test_rules_are_set_and_shown(folder: Path) -> None:
-    live.start()
+    endpoints.start()
     program = hcb.jit(lambda x: hcb.id_tap(lambda v: None, x, name="over the socket"))
     program(1.0)
     with ControlClient(os.getpid()) as client:
@@ -95,8 +95,8 @@ def test_rules_are_set_and_shown(folder: Path) -> None:
 
 
 def test_nonsense_is_answered_and_the_next_client_served(folder: Path) -> None:
-    live.start()
-    path = live.socket_path
+    endpoints.start()
+    path = endpoints.socket_path
     assert path is not None
     requests: list[bytes] = [
         b"hello\n",
@@ -147,7 +147,7 @@ def test_processes_are_listed(folder: Path) -> None:
 
 
 def test_figures_are_counted_while_a_client_is_connected(folder: Path) -> None:
-    live.start()
+    endpoints.start()
     program = hcb.jit(lambda x: hcb.id_tap(lambda v: None, x, name="figured"))
 
     def deliver() -> None:
@@ -225,8 +225,8 @@ def as_nobody(code: str) -> str:
 def test_a_folder_of_somebody_else_is_refused(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     folder.mkdir()
     os.chown(folder, NOBODY, NOBODY)
-    live.start()
-    assert live.socket_path is None
+    endpoints.start()
+    assert endpoints.socket_path is None
     assert f"{folder} belongs to the user {NOBODY}" in caplog.text
     assert "HOSTCALLBACK_CONTROL_DIR" in caplog.text
 
@@ -245,7 +245,7 @@ def test_a_socket_of_somebody_else_is_refused(seen_by_all: Path) -> None:
 
 @as_root
 def test_the_server_hangs_up_on_other_users(seen_by_all: Path, caplog: pytest.LogCaptureFixture) -> None:
-    live.start()
+    endpoints.start()
     seen_by_all.chmod(0o777)
     path = seen_by_all / f"{os.getpid()}.sock"
     path.chmod(0o777)
@@ -265,8 +265,8 @@ def test_the_server_hangs_up_on_other_users(seen_by_all: Path, caplog: pytest.Lo
 
 def test_it_can_be_switched_off(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOSTCALLBACK_CONTROL_SOCKET", "0")
-    live.start()
-    assert live.socket_path is None
+    endpoints.start()
+    assert endpoints.socket_path is None
     assert not folder.exists()
     with pytest.raises(ControlSocketError, match="HOSTCALLBACK_CONTROL_SOCKET=0"):
         ControlClient(os.getpid())
@@ -276,8 +276,8 @@ def test_a_name_that_is_too_long_is_said(
     folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("HOSTCALLBACK_CONTROL_DIR", str(folder / ("x" * 120)))
-    live.start()
-    assert live.socket_path is None
+    endpoints.start()
+    assert endpoints.socket_path is None
     assert "longer than the system allows" in caplog.text
 
 
@@ -285,27 +285,27 @@ def test_commands_can_be_added(folder: Path) -> None:
     def double(arguments: dict[str, Any], connection: Any) -> Any:
         return [arguments["x"] * 2, connection.peer.pid]
 
-    live.start()
-    live.add_command("double", double)
+    endpoints.start()
+    endpoints.add_command("double", double)
     try:
         with ControlClient(os.getpid()) as client:
             assert client.ask("double", x=21) == [42, os.getpid()]
             with pytest.raises(ControlError, match="'x'"):
                 client.ask("double")
     finally:
-        del live._handlers["double"]
+        del endpoints._handlers["double"]
 
 
 def test_what_is_opened_is_closed(folder: Path) -> None:
     descriptors = Path("/proc/self/fd")
     if not descriptors.is_dir():
         pytest.skip("the system does not list open files")
-    live.start()
-    live.close()
+    endpoints.start()
+    endpoints.close()
     before = len(list(descriptors.iterdir()))
     for _ in range(5):
-        live.start()
+        endpoints.start()
         with ControlClient(os.getpid()) as client:
             client.ask("process")
-        live.close()
+        endpoints.close()
     assert len(list(descriptors.iterdir())) == before

@@ -17,7 +17,7 @@ from jax import lax
 import hostcallback as hcb
 from receiver.native import bindings as native
 from receiver.runtime.dispatch import gil_share as lock_share
-from receiver.runtime.dispatch.gil_share import INTERVAL_SEC, LockShare
+from receiver.runtime.dispatch.gil_share import INTERVAL_SEC, GilThrottle
 
 DEFAULT = sys.getswitchinterval()
 
@@ -73,15 +73,15 @@ def test_a_receiver_that_others_contend_with_leaves_them_most_of_the_time() -> N
 
 @pytest.mark.skipif(not native.available(), reason="without the native library receivers never pause")
 def test_a_tap_that_sleeps_is_not_taken_for_contention() -> None:
-    share = LockShare()
+    share = GilThrottle()
 
     def pauses() -> list[float]:
         for _ in range(20):
-            share.pause()  # whatever was before
+            share.yield_gil()  # whatever was before
         found = []
         for _ in range(50):
             threading.Event().wait(1e-4)
-            found.append(share.pause())
+            found.append(share.yield_gil())
         return found
 
     # Long pauses are 0.5 ms. Threads of other tests, and other programs on a busy machine, may be in the way now and

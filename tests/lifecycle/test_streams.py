@@ -255,7 +255,7 @@ def test_barriers_that_give_up_leave_room_to_what_tap_functions_dispatch() -> No
     f(x, s)
     settle()
     before = len(seen)
-    given_up: list[Exception] = []
+    discarded: list[Exception] = []
 
     def poll() -> None:
         deadline = time.monotonic() + 60
@@ -265,13 +265,13 @@ def test_barriers_that_give_up_leave_room_to_what_tap_functions_dispatch() -> No
                 hcb.barrier_wait(timeout_sec=0.002)
                 return
             except hcb.TapTimeoutError as error:
-                given_up.append(error)
+                discarded.append(error)
 
     # On a thread of its own: until JAX 0.9, a callback that raised leaves its thread one that runs programs itself.
     polling = threading.Thread(target=poll)
     polling.start()
     polling.join()
-    assert given_up
+    assert discarded
     assert len(seen) == before + 200
 
 

@@ -117,7 +117,7 @@ def start(driver):
     import jax
 
     from hostcallback.lifecycle import receivers as transport
-    from receiver.messages.consumer import Consumer
+    from receiver.messages.message import Consumer
 
     class Device:
         platform, id, local_hardware_id = "gpu", 1027, 3

@@ -15,7 +15,7 @@ from test_build import SOURCES, compile_program, needs_compiler
 
 from receiver import wire
 from receiver.errors import UnknownConsumerError
-from receiver.messages.consumer import Consumer
+from receiver.messages.message import Consumer
 from receiver.messages.registry import Registry
 from receiver.native import bindings as native
 from receiver.runtime.device_receiver import DeviceReceiver

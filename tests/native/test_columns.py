@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 
 from receiver import wire
 from receiver.native import bindings as native
-from receiver.sources.batch_decoder import BatchDecoder, Deliveries
+from receiver.sources.batch_decoder import BatchDecoder, DecodedBatch
 from receiver.wire import Decoder, Flags, WireError
 
 pytestmark = pytest.mark.native_only
@@ -58,7 +58,7 @@ def same(one: Any, other: Any) -> bool:
     return bool(one.dtype == other.dtype and one.shape == other.shape and np.array_equal(one, other))
 
 
-def read(ring: Any) -> tuple[Deliveries, list[Any]]:
+def read(ring: Any) -> tuple[DecodedBatch, list[Any]]:
     """One batch, decoded in both ways, after its memory has been given back and overwritten."""
     batch = ring.source.read(30)
     one_by_one = [Decoder().decode(*frame) for frame in batch.frames]
@@ -69,7 +69,7 @@ def read(ring: Any) -> tuple[Deliveries, list[Any]]:
     return found._replace(items=list(found.items)), one_by_one
 
 
-def assert_delivers(found: Deliveries, one_by_one: list[Any]) -> None:
+def assert_delivers(found: DecodedBatch, one_by_one: list[Any]) -> None:
     assert found.nbytes == sum(a.nbytes for *_, arrays in one_by_one for a in arrays)
     assert found.last_seq == one_by_one[-1][2]
     stacks: dict[Any, list[Any]] = {}

@@ -15,7 +15,7 @@ from test_build import needs_compiler
 from receiver.native import bindings as native
 from receiver.sources.ring_config import RingConfig
 from receiver.wire import Flags
-from receiver.wire.truncation import Head, take_heads
+from receiver.wire.truncation import TruncatedArray, split_truncated
 
 pytestmark = [pytest.mark.native_only, needs_compiler]
 
@@ -201,11 +201,11 @@ def test_only_the_heads_are_copied(driver: Driver, elements: int) -> None:
     gpu.tap(*arrays, consumer_id=tap.consumer_id)
     ((_, flags, *_, sent),) = gpu.take(1)
     assert flags & Flags.TRUNCATED
-    heads = take_heads(sent, 0)
+    heads = split_truncated(sent, 0)
     for head, array in zip(heads, arrays, strict=True):
         np.testing.assert_array_equal(np.asarray(head), array[:elements])
         assert head.dtype == array.dtype
-        assert isinstance(head, Head) == (array.size > elements)
+        assert isinstance(head, TruncatedArray) == (array.size > elements)
         assert getattr(head, "whole_shape", array.shape) == array.shape
 
 
@@ -228,7 +228,7 @@ def test_metadata_of_many_arrays_are_rewritten_too(driver: Driver) -> None:
     ]
     gpu.tap(*arrays, consumer_id=tap.consumer_id)
     ((*_, sent),) = gpu.take(1)
-    heads = take_heads(sent, 0)
+    heads = split_truncated(sent, 0)
     assert [(head.shape, int(head[0])) for head in heads] == [((min(a.size, 300),), a.size) for a in arrays]
 
 

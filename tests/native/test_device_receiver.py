@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from receiver.errors import LostMessagesError, TapFunctionException
-from receiver.messages.consumer import Consumer
+from receiver.messages.message import Consumer
 from receiver.messages.registry import Registry
 from receiver.native import bindings as native
 from receiver.runtime.device_receiver import DeviceReceiver

@@ -10,7 +10,7 @@ import pytest
 from fake_gpu import Driver, Gpu
 from test_build import needs_compiler
 
-from receiver.messages.consumer import Consumer
+from receiver.messages.message import Consumer
 from receiver.messages.registry import Registry
 from receiver.runtime.device_receiver import DeviceReceiver
 from receiver.runtime.dispatch.scope import Scope

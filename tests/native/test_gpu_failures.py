@@ -13,7 +13,7 @@ from test_build import compile_program, needs_compiler
 
 from hostcallback.lifecycle import receivers as transport
 from receiver.errors import LostMessagesError, NativeLibraryError
-from receiver.messages.consumer import Consumer
+from receiver.messages.message import Consumer
 from receiver.messages.registry import Registry
 from receiver.native import bindings as native
 from receiver.runtime.device_receiver import DeviceReceiver

@@ -15,17 +15,16 @@ import pytest
 from hypothesis import given, strategies as st
 
 from receiver.errors import IncompleteValueError, TapFailure, TapFunctionException, UnboundConsumerError
-from receiver.messages.consumer import Consumer
-from receiver.messages.deferred_errors import DeferredErrors, FailureOf
-from receiver.messages.message import Message
+from receiver.messages.deferred_errors import DeferredErrors, DelegatedFailure
+from receiver.messages.message import Consumer, Message
 from receiver.messages.registry import Registry
 from receiver.sinks import exported, factory as described_tap
 from receiver.sinks.exported import SHARDS_ID, WHOLE_ID, ExportedTaps
 from receiver.sinks.factory import Binding
 from receiver.sinks.sharding.shard_record import shard_record
-from receiver.wire.tap_descriptor import Described
+from receiver.wire.tap_descriptor import TapDescriptor
 
-TAP = Described(
+TAP = TapDescriptor(
     name="loss",
     source_line="train.py:12 (step)",
     consumer_id=77,
@@ -71,13 +70,13 @@ class Process:
                 TapFailure(error, consumer.name, consumer.source_line, device, self._seq)
             )
 
-    def emit(self, tap: Described, *arrays: Any, **where: Any) -> None:
+    def emit(self, tap: TapDescriptor, *arrays: Any, **where: Any) -> None:
         """A message of whole arrays."""
         self.bring(WHOLE_ID, [tap.pack(), *map(np.asarray, arrays)], **where)
 
     def emit_shard(
         self,
-        tap: Described,
+        tap: TapDescriptor,
         whole: list[float],
         partition: int,
         shards: int,
@@ -133,11 +132,11 @@ TRANSFORMS = st.lists(
     max_size=3,
 ).map(tuple)
 DESCRIBED = st.builds(
-    Described,
+    TapDescriptor,
     name=st.text(),
     source_line=st.text(),
     consumer_id=st.integers(0, 2**64 - 1),
-    kind=st.sampled_from([*described_tap.SINKS, "later"]),
+    kind=st.sampled_from([*described_tap.SINK_FACTORIES, "later"]),
     params=MAPS,
     kwargs=MAPS,
     transforms=TRANSFORMS,
@@ -148,11 +147,11 @@ DESCRIBED = st.builds(
 
 
 @given(DESCRIBED)
-def test_descriptions_come_back_from_their_bytes(described: Described) -> None:
+def test_descriptions_come_back_from_their_bytes(described: TapDescriptor) -> None:
     packed = described.pack()
     assert packed.dtype == np.uint8
     assert packed.ndim == 1
-    assert Described.unpack(packed.tobytes()) == described
+    assert TapDescriptor.unpack(packed.tobytes()) == described
 
 
 def tampered(**changes: Any) -> bytes:
@@ -192,13 +191,13 @@ def tampered(**changes: Any) -> bytes:
 )
 def test_what_is_no_description_is_refused(data: bytes, text: str) -> None:
     with pytest.raises(ValueError, match=text):
-        Described.unpack(data)
+        TapDescriptor.unpack(data)
 
 
 @given(st.binary(max_size=60) | MAPS.map(lambda changes: tampered(**changes)))
 def test_arbitrary_bytes_are_a_description_or_refused(data: bytes) -> None:
     with contextlib.suppress(ValueError):
-        assert Described.unpack(Described.unpack(data).pack().tobytes()) == Described.unpack(data)
+        assert TapDescriptor.unpack(TapDescriptor.unpack(data).pack().tobytes()) == TapDescriptor.unpack(data)
 
 
 FIELDS = st.sampled_from(list(msgpack.unpackb(TAP.pack().tobytes())))
@@ -261,7 +260,7 @@ def test_a_malformed_message_is_reported_as_what_it_is(process: Process) -> None
     ],
     ids=["tree", "text", "object", "number", "shards"],
 )
-def test_what_cannot_be_described_is_not_packed(tap: Described) -> None:
+def test_what_cannot_be_described_is_not_packed(tap: TapDescriptor) -> None:
     with pytest.raises(ValueError, match=r"the tap loss at train.py:12 \(step\) cannot be exported"):
         tap.pack()
 
@@ -390,7 +389,7 @@ def test_failures_are_those_of_the_tap(process: Process) -> None:
 def test_a_failure_says_whose_it_is(process: Process) -> None:
     consumer = process.registry.find(WHOLE_ID)
     assert consumer is not None
-    with pytest.raises(FailureOf) as info:
+    with pytest.raises(DelegatedFailure) as info:
         consumer.sink(Message(consumer, [TAP.pack(), np.ones(())], 0, 0, 0, "cpu:0", None))
     assert info.value.consumer.name == "loss"
     assert isinstance(info.value.error, UnboundConsumerError)
@@ -434,7 +433,7 @@ def test_shards_are_put_together(process: Process) -> None:
 
 @pytest.mark.parametrize("tap", [replace(SHARDED, sharding="local"), replace(SHARDED, shards="some")])
 def test_shards_come_by_themselves_where_that_was_asked_for_or_the_others_are_elsewhere(
-    process: Process, tap: Described
+    process: Process, tap: TapDescriptor
 ) -> None:
     seen: list[Any] = []
     process.taps.bind("loss", Binding(lambda arg, *, run, index: seen.append((arg["x"].tolist(), index))))
@@ -485,14 +484,14 @@ def test_the_table_of_descriptions_is_bounded_and_forgets_what_was_not_used(proc
     recorder = Recorder()
     process.taps.bind("loss", Binding(recorder))
     made = []
-    tap_type = exported.DescribedTap
+    tap_type = exported.BoundTap
 
-    def make(described: Described, *rest: Any, **how: Any) -> Any:
+    def make(described: TapDescriptor, *rest: Any, **how: Any) -> Any:
         made.append(described.kwargs["number"])
         return tap_type(described, *rest, **how)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(exported, "DescribedTap", make)
+        patch.setattr(exported, "BoundTap", make)
         for number in range(100):
             process.emit(replace(TAP, kwargs={"number": number}), 1.0)
             process.emit(replace(TAP, kwargs={"number": 0}), 1.0)

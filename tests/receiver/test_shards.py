@@ -19,13 +19,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
 from receiver.errors import IncompleteValueError, TapFailure
-from receiver.messages.consumer import Consumer
-from receiver.messages.deferred_errors import DeferredErrors, SeveralFailures
-from receiver.messages.message import Message
+from receiver.messages.deferred_errors import DeferredErrors, MultipleFailures
+from receiver.messages.message import Consumer, Message
 from receiver.sinks.sharding import assembly, launches, sinks as shards
 from receiver.sinks.sharding.shard_record import MAX_KNOWN, RecordReader, shard_record
 from receiver.sinks.sharding.sinks import AssemblingSink, LocalShardSink, shard_sink
-from receiver.sinks.sharding.ticket_queue import Turns
+from receiver.sinks.sharding.ticket_queue import TicketQueue
 
 CONSUMER = Consumer(1, "tap", "here:1 (f)", lambda message: None)
 GARBAGE = -1.0
@@ -121,7 +120,7 @@ class Delivery:
 
     def __init__(self, sink: AssemblingSink) -> None:
         self.sink = sink
-        self.given_up = 0
+        self.discarded = 0
         self._lock = threading.Lock()
 
     def bring(self, message: Message) -> None:
@@ -130,7 +129,7 @@ class Delivery:
         except IncompleteValueError as error:
             assert str(error).startswith(f"{error.count} value(s) were given up")
             with self._lock:
-                self.given_up += error.count
+                self.discarded += error.count
 
     def bring_in_threads(self, streams: Iterable[Sequence[Message]]) -> None:
         """Every stream on a thread of its own; raises what they raised."""
@@ -284,7 +283,7 @@ def test_values_come_once_whole_and_in_order_and_the_others_are_counted_once(tol
                 completed.append(key)
         assert len(collector.messages) == len(completed)  # no later than with its last shard
     assert identify(collector, story.whole) == completed
-    assert delivery.given_up + sink.pending_values == len(story.broken)
+    assert delivery.discarded + sink.pending_values == len(story.broken)
     for message in collector.messages:
         for array in message.arrays:
             assert array.flags.writeable
@@ -304,7 +303,7 @@ def test_the_same_when_every_device_has_its_thread(impatient_threads: None, told
     for launch in {key[:2] for key in handed_on}:
         occurrences = [key[2] for key in handed_on if key[:2] == launch]
         assert occurrences == sorted(occurrences)
-    assert delivery.given_up + sink.pending_values == len(story.broken)
+    assert delivery.discarded + sink.pending_values == len(story.broken)
 
 
 @given(stories(max_values=4), st.integers(1, 4))
@@ -327,7 +326,7 @@ def test_later_launches_leave_nothing_behind(told: Any, overtaken_by: int) -> No
         ]
         for time, message in enumerate(order):
             delivery.bring(message._replace(time_ns=time))
-        assert delivery.given_up == len(story.broken)
+        assert delivery.discarded == len(story.broken)
         whole = story.whole | later.whole | in_step.whole
         assert set(identify(collector, whole)) == whole
         kept = sink._assembly
@@ -529,7 +528,7 @@ def test_a_failing_tap_does_not_hide_what_was_given_up() -> None:
     sink = AssemblingSink(fail)
     for occurrence in (0, 1, 2, 3):
         sink(program.message(1, occurrence, 0))
-    with pytest.raises(SeveralFailures) as info:
+    with pytest.raises(MultipleFailures) as info:
         sink(program.message(1, 3, 1))
     assert [type(error) for error in info.value.exceptions] == [KeyError, IncompleteValueError]
     deferred = DeferredErrors()
@@ -559,8 +558,8 @@ def test_however_many_values_are_given_up_one_error_tells() -> None:
 
 
 def test_turns_come_in_the_order_of_the_tickets_also_when_some_are_given_back_early() -> None:
-    turns = Turns()
-    first, second, third = (turns.take() for _ in range(3))
+    turns = TicketQueue()
+    first, second, third = (turns.issue() for _ in range(3))
     log: list[str] = []
 
     def wait(ticket: object, name: str) -> None:
@@ -569,12 +568,12 @@ def test_turns_come_in_the_order_of_the_tickets_also_when_some_are_given_back_ea
 
     thread = in_thread(lambda: wait(third, "third"))
     wait(first, "first")
-    turns.leave(second)
+    turns.release(second)
     assert thread.is_alive()
-    turns.leave(first)
+    turns.release(first)
     thread.join()
     assert log == ["first", "third"]
-    turns.leave(third)
+    turns.release(third)
     assert len(turns) == 0
 
 
@@ -590,15 +589,15 @@ def test_a_forked_child_does_not_wait_for_turns_of_its_parent() -> None:
             record = np.array(shard_record([], shards=1, group=0, partition=0), np.int64)
             AssemblingSink(lambda message: print(name, flush=True))(Message(None, [record], 0, 0, 0, "d", None))
 
-        mine, others = turns.take(), turns.take()
+        mine, others = turns.issue(), turns.issue()
         pid = os.fork()  # as a tap function may
         if pid == 0:
-            turns.leave(mine)
+            turns.release(mine)
             hand_on("child")
             os._exit(0)
         assert os.waitpid(pid, 0)[1] == 0
-        turns.leave(mine)
-        turns.leave(others)
+        turns.release(mine)
+        turns.release(others)
         hand_on("parent")
     """
     done = subprocess.run(
@@ -644,7 +643,7 @@ def test_devices_ahead_wait_and_nothing_is_lost(devices: int, monkeypatch: pytes
     delivery = Delivery(sink)
     delivery.bring_in_threads(story.streams.values())
     assert set(identify(collector, story.whole)) == story.whole
-    assert (delivery.given_up, sink.pending_values) == (0, 0)
+    assert (delivery.discarded, sink.pending_values) == (0, 0)
     assert most["unfinished"] <= 8
     assert not sink._waiting
 
@@ -663,7 +662,7 @@ def test_memory_is_bounded_also_when_much_is_lost(devices: int, monkeypatch: pyt
     delivery.bring_in_threads(story.streams.values())
     handed_on = identify(collector, story.whole)
     # Where there is room for all of them this would be an equality.
-    assert len(handed_on) + delivery.given_up + sink.pending_values <= len(story.whole) + len(story.broken)
+    assert len(handed_on) + delivery.discarded + sink.pending_values <= len(story.whole) + len(story.broken)
     assert most["unfinished"] <= 4 * 8
     assert most["pending_values"] <= 2 * 8
     assert not sink._waiting
@@ -709,7 +708,7 @@ def test_the_bytes_of_pending_values_are_bounded_too(monkeypatch: pytest.MonkeyP
     for message in messages_of(program, 0, scan(100)):
         delivery.bring(message)
         assert sink._assembly.pending_bytes == 8000 * sink.pending_values <= 3 * 8000
-    assert delivery.given_up + sink.pending_values == 100
+    assert delivery.discarded + sink.pending_values == 100
     # One that exceeds the bound by itself comes through alone.
     monkeypatch.setattr(assembly, "MAX_PENDING_BYTES", 1)
     collector = Collector(program)
@@ -743,18 +742,18 @@ def test_a_device_that_stands_still_is_waited_for_once(monkeypatch: pytest.Monke
     waited = len(waits)
     go_on(100)
     assert len(waits) == waited
-    given_up = delivery.given_up
-    assert given_up + sink.pending_values == 200
+    discarded = delivery.discarded
+    assert discarded + sink.pending_values == 200
     # What it brings late was counted already; what is still pending it completes, and from then on all is well.
     for step in range(200):
         delivery.bring(program.message(1, step, 2))
-    assert delivery.given_up == given_up
-    assert identify(collector, {(1, 0, o) for o in range(200)}) == [(1, 0, o) for o in range(given_up, 200)]
+    assert delivery.discarded == discarded
+    assert identify(collector, {(1, 0, o) for o in range(200)}) == [(1, 0, o) for o in range(discarded, 200)]
     for step in range(200, 300):
         for partition in program.partitions:
             delivery.bring(program.message(1, step, partition))
-    assert (delivery.given_up, sink.pending_values) == (given_up, 0)
-    assert len(collector.messages) == 300 - given_up
+    assert (delivery.discarded, sink.pending_values) == (discarded, 0)
+    assert len(collector.messages) == 300 - discarded
     # Whoever has come again is waited for again.
     waits.clear()
     go_on(300)
@@ -787,7 +786,7 @@ def test_nothing_is_given_up_while_a_tap_runs(monkeypatch: pytest.MonkeyPatch) -
     ahead.join()
     behind.join()
     assert sink._assembly.finished == 50
-    assert sink._assembly.given_up == 0
+    assert sink._assembly.discarded == 0
 
 
 @pytest.mark.usefixtures("small")
@@ -797,21 +796,21 @@ def test_nothing_is_given_up_while_other_receivers_deliver(monkeypatch: pytest.M
     looks = 0
     busy = threading.Event()
 
-    def others_deliver() -> bool:
+    def is_another_receiver_busy() -> bool:
         nonlocal looks
         looks += 1
         return not busy.is_set()
 
     collector = Collector(program)
-    sink = AssemblingSink(collector, 0, others_deliver)
+    sink = AssemblingSink(collector, 0, is_another_receiver_busy)
     delivery = Delivery(sink)
     ahead = in_thread(lambda: [delivery.bring(m) for m in messages_of(program, 0, scan(50))] and None)
     wait_for(lambda: looks > 20)
-    assert (sink.pending_values, delivery.given_up) == (8, 0)
+    assert (sink.pending_values, delivery.discarded) == (8, 0)
     # From then on the other device has nothing more to deliver.
     busy.set()
     ahead.join()
-    assert delivery.given_up + sink.pending_values == 50
+    assert delivery.discarded + sink.pending_values == 50
     assert not shards.waiting_threads
 
 
@@ -827,7 +826,7 @@ def test_a_tap_that_never_returns_is_not_waited_for_for_ever(monkeypatch: pytest
     delivery = Delivery(sink)
     for message in messages_of(program, 0, scan(50)[1:]):
         delivery.bring(message)
-    assert delivery.given_up + sink.pending_values == 49
+    assert delivery.discarded + sink.pending_values == 49
     slow.open.set()
     behind.join()
 
@@ -851,7 +850,7 @@ def test_without_time_to_wait_memory_is_bounded_and_nothing_comes_twice_or_wrong
         for launch in {key[:2] for key in handed_on}:
             occurrences = [key[2] for key in handed_on if key[:2] == launch]
             assert occurrences == sorted(occurrences)
-        accounted = len(handed_on) + delivery.given_up + sink.pending_values
+        accounted = len(handed_on) + delivery.discarded + sink.pending_values
         assert accounted <= len(story.whole) + len(story.broken)
 
 
@@ -868,12 +867,12 @@ def test_values_that_are_lost_already_are_noted_without_waiting_and_not_without_
         patch.setattr(sink._changed, "wait", lambda timeout: pytest.fail("waited"))
         for step in range(30):
             delivery.bring(program.message(1, step, 1))
-    assert (delivery.given_up, sink.pending_values, sink._assembly.unfinished) == (29, 2, 31)
+    assert (delivery.discarded, sink.pending_values, sink._assembly.unfinished) == (29, 2, 31)
     monkeypatch.setattr(shards, "STANDSTILL_SEC", 0.0)
     for step in range(30, 200):
         delivery.bring(program.message(1, step, 1))
         assert sink._assembly.unfinished <= 32
-    assert delivery.given_up + sink.pending_values == 201
+    assert delivery.discarded + sink.pending_values == 201
 
 
 # Launches that end with values of which shards were lost
@@ -891,7 +890,7 @@ def test_values_that_later_launches_have_overtaken_are_given_up(monkeypatch: pyt
         for run_id in range(first, first + count):
             for partition in partitions:
                 delivery.bring(program.message(run_id, 0, partition, time_ns=time_ns))
-        return delivery.given_up
+        return delivery.discarded
 
     # By launches that not all devices have begun it is not overtaken, however old it is.
     assert launch(1, 300, 5000, (0,)) == 0
@@ -904,12 +903,12 @@ def test_values_that_later_launches_have_overtaken_are_given_up(monkeypatch: pyt
     delivery.bring(program.message(1000, 0, 0, time_ns=5000))
     assert launch(1001, 1000, 6000, (0, 1)) == 1
     delivery.bring(program.message(1000, 0, 1, time_ns=6001))
-    assert (delivery.given_up, sink.pending_values, sink._assembly.finished) == (1, 0, 1601)
+    assert (delivery.discarded, sink.pending_values, sink._assembly.finished) == (1, 0, 1601)
     # Few later launches do not overtake: XLA may run several at once.
     delivery.bring(program.message(3000, 0, 0, time_ns=6001))
     assert launch(3001, 3, 10000, (0, 1)) == 1
     delivery.bring(program.message(3000, 0, 1, time_ns=10000))
-    assert (delivery.given_up, sink.pending_values) == (1, 0)
+    assert (delivery.discarded, sink.pending_values) == (1, 0)
 
 
 def test_launches_on_other_devices_overtake_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -938,8 +937,8 @@ def test_full_of_overtaken_values_no_device_waits(monkeypatch: pytest.MonkeyPatc
         for partition in (0, 1) if run_id % 2 else (0,):
             delivery.bring(program.message(run_id, 0, partition))
     assert len(collector.messages) == 100
-    assert delivery.given_up + sink.pending_values == 100
-    assert delivery.given_up > 80
+    assert delivery.discarded + sink.pending_values == 100
+    assert delivery.discarded > 80
 
 
 @pytest.mark.parametrize("restart", [False, True], ids=["counted on", "counted anew"])

@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given, strategies as st
 
 from receiver.errors import TapFailure
-from receiver.messages.consumer import Consumer
-from receiver.messages.deferred_errors import DeferredErrors, SeveralFailures
-from receiver.messages.message import Message
+from receiver.messages.deferred_errors import DeferredErrors, MultipleFailures
+from receiver.messages.message import Consumer, Message
 from receiver.sinks.unbatch import elements, for_each_element
 
 
@@ -94,7 +93,7 @@ def test_a_failing_element_does_not_keep_the_others_from_being_consumed() -> Non
             raise KeyError(seen[-1])
 
     message = Message(Consumer(1, "tap", "here:1 (f)", print), [np.arange(5)], 0, 0, 0, "cpu:0", None)
-    with pytest.raises(SeveralFailures) as info:
+    with pytest.raises(MultipleFailures) as info:
         for_each_element(message, [(0,)], consume)
     assert seen == [0, 1, 2, 3, 4]
     assert [error.args for error in info.value.exceptions] == [(1,), (3,)]
@@ -106,7 +105,7 @@ def test_a_failing_element_does_not_keep_the_others_from_being_consumed() -> Non
 
 def test_what_failed_several_times_is_deferred_as_several_failures_up_to_the_bound() -> None:
     deferred = DeferredErrors(max_kept=2)
-    group = SeveralFailures("", [ValueError(1), KeyError(2), ValueError(3)])
+    group = MultipleFailures("", [ValueError(1), KeyError(2), ValueError(3)])
     deferred.add_failure(TapFailure(group, "tap", "here:1 (f)", "cpu:0", 7))
     report = deferred.take()
     assert report is not None

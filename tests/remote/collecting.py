@@ -16,17 +16,16 @@ from typing import Any
 import numpy as np
 from ports import free_port
 
-from receiver.messages.consumer import Consumer
-from receiver.messages.message import Message
+from receiver.messages.message import Consumer, Message
 from receiver.remote.forwarder import Forwarder
 from receiver.remote.options import Forward
 from receiver.taplog.format.errors import Damage, Lost
 from receiver.taplog.reading.merge import LostRun
 from receiver.taplog.reading.reader import LogReader
 from receiver.taplog.writing.recorder import Recorder
-from receiver.wire.tap_descriptor import Described
+from receiver.wire.tap_descriptor import TapDescriptor
 
-LOSS = Described(
+LOSS = TapDescriptor(
     name="loss", source_line="/home/me/train.py:12 (step)", consumer_id=77, kind="tap", params={}, kwargs={},
     transforms=(), tree=["dict", [["value", "loss"], ["value", "step"]], [["array"], ["array"]]], shards=None,
     sharding="global",
@@ -63,7 +62,7 @@ class Emitter:
         self.device = device
         self.seq = 0
 
-    def emit(self, described: Described, *arrays: Any) -> None:
+    def emit(self, described: TapDescriptor, *arrays: Any) -> None:
         consumer = Consumer(
             described.consumer_id, described.name, described.source_line, print, described.transforms,
             described.kwargs, is_check=described.kind == "check", describe=lambda: described,

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import numpy as np
 
-from receiver.remote.nats.publication import Unit, units_of
+from receiver.remote.nats.publication import Publication, units_of
 from receiver.remote.streams import StreamKey
-from receiver.taplog.format.block import Block
-from receiver.taplog.reading.merge import Run
+from receiver.taplog.format.block import FrameBlock
+from receiver.taplog.reading.merge import MessageRun
 from receiver.taplog.reading.segment_reader import Writer
 from receiver.wire import encode_frame
-from receiver.wire.tap_descriptor import Described
+from receiver.wire.tap_descriptor import TapDescriptor
 
 KEY = StreamKey("run", 3, "0123456789abcdef")
 
 
-def described(number: int) -> Described:
-    return Described(f"tap.{number}", "a.py:1 (f)", number, "tap", {}, {}, (), ["array"], None, "global")
+def described(number: int) -> TapDescriptor:
+    return TapDescriptor(f"tap.{number}", "a.py:1 (f)", number, "tap", {}, {}, (), ["array"], None, "global")
 
 
-def block_of(sizes: list[int], taps: int = 2) -> Block:
+def block_of(sizes: list[int], taps: int = 2) -> FrameBlock:
     frames = [
         encode_frame(
             [np.full(size, seq, np.float32)], consumer_id=seq % taps, seq=seq, time_ns=seq, run_id=1, device=0
@@ -27,12 +27,12 @@ def block_of(sizes: list[int], taps: int = 2) -> Block:
         for seq, size in enumerate(sizes)
     ]
     offsets = np.cumsum([0, *map(len, frames)])[:-1]
-    return Block(np.frombuffer(bytearray(b"".join(frames)), np.uint8), offsets)
+    return FrameBlock(np.frombuffer(bytearray(b"".join(frames)), np.uint8), offsets)
 
 
-def units(block: Block, taps: int = 2, max_bytes: int = 1 << 20) -> list[Unit]:
+def units(block: FrameBlock, taps: int = 2, max_bytes: int = 1 << 20) -> list[Publication]:
     steps = np.arange(len(block), dtype=np.int64)
     about = {number: described(number) for number in range(taps)}
     writer = Writer("p", "host", 7, 3)
-    run = Run(writer, "cpu:0", block, steps, 0, len(block), {2: 5}, about, None)  # type: ignore[arg-type]
+    run = MessageRun(writer, "cpu:0", block, steps, 0, len(block), {2: 5}, about, None)  # type: ignore[arg-type]
     return list(units_of(KEY, run, {"cpu:0": 0}, max_bytes))

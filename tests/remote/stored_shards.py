@@ -13,11 +13,11 @@ from collecting import LOSS
 from receiver.messages.message import Message
 from receiver.remote.collector.store import Store
 from receiver.remote.delivery.delivery import Delivery
-from receiver.remote.streams import Position, StreamKey
-from receiver.taplog.format.block import Block
+from receiver.remote.streams import StreamKey, StreamOffset
+from receiver.taplog.format.block import FrameBlock
 from receiver.taplog.writing.segment_writer import SegmentWriter
 from receiver.wire import Flags, encode_frame
-from receiver.wire.tap_descriptor import Described
+from receiver.wire.tap_descriptor import TapDescriptor
 
 JOB = "0123456789abcdef0123456789abcdef"
 PARTS = replace(LOSS, name="parts", consumer_id=501, tree=["array"], shards="some")
@@ -76,15 +76,17 @@ class StoredProcess:
         )  # fmt: skip
 
     @property
-    def stored(self) -> Position:
+    def stored(self) -> StreamOffset:
         """How far it is stored."""
-        return Position(1, self._segment.nbytes)
+        return StreamOffset(1, self._segment.nbytes)
 
-    def store(self, launches: Iterable[int], taps: Sequence[Described] = (PARTS,), device: int = 0) -> None:
+    def store(
+        self, launches: Iterable[int], taps: Sequence[TapDescriptor] = (PARTS,), device: int = 0
+    ) -> None:
         """In each of some launches a device has sent a message of each tap."""
         frames = [self._frame(tap, launch, device) for launch in launches for tap in taps]
         offsets = np.cumsum([0, *map(len, frames[:-1])])
-        block = Block(np.frombuffer(bytearray(b"".join(frames)), np.uint8), offsets)
+        block = FrameBlock(np.frombuffer(bytearray(b"".join(frames)), np.uint8), offsets)
         self._segment.frames(f"cpu:{device}", block, TAPS)
 
     def bring(self, delivery: Delivery, launches: Iterable[int], *args: Any, **kwargs: Any) -> None:
@@ -96,7 +98,7 @@ class StoredProcess:
         """A message of a device was dropped."""
         self._seqs[device] += 1
 
-    def _frame(self, tap: Described, launch: int, device: int) -> bytes:
+    def _frame(self, tap: TapDescriptor, launch: int, device: int) -> bytes:
         seq = self._seqs[device]
         self._seqs[device] += 1
         partition = self.key.process * self._devices + device

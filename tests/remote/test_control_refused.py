@@ -19,12 +19,12 @@ import pytest
 from collecting import CollectorProcess, Emitter, forwarder, only, stored, wait_for
 
 from receiver.control.protocol import pack
-from receiver.remote.control.client import CollectorControl, Told
+from receiver.remote.control.client import CollectorControl, ProcessAnswer
 from receiver.remote.control.protocol import ASK, CONTROL, encode_asking
 from receiver.remote.forwarder import Forwarder
 from receiver.remote.options import Forward
 from receiver.remote.protocol import FORWARD, SERVICE, PieceDecoder, encode_position
-from receiver.remote.streams import Position
+from receiver.remote.streams import StreamOffset
 
 Code = grpc.StatusCode
 EPOCH = "0123456789abcdef"
@@ -45,7 +45,9 @@ def other(collector: CollectorProcess, tmp_path_factory: pytest.TempPathFactory)
         yield recorder
 
 
-def told(collector: CollectorProcess, command: str, *, run: str = "*", **arguments: Any) -> list[Told]:
+def told(
+    collector: CollectorProcess, command: str, *, run: str = "*", **arguments: Any
+) -> list[ProcessAnswer]:
     """What the processes of a run answer, or did not."""
     with CollectorControl(Forward(collector.address), run) as control:
         return control.ask(command, seconds=1.0, **arguments).told
@@ -238,11 +240,11 @@ class NoCollector(grpc.GenericRpcHandler):
 
     def forward(self, messages: Iterator[bytes], context: Any) -> Iterator[bytes]:
         next(messages)
-        yield encode_position(Position(0, 0))
+        yield encode_position(StreamOffset(0, 0))
         decoder = PieceDecoder()
         for message in messages:
             if piece := decoder.take(message):
-                yield encode_position(Position(piece[0].segment, piece[0].offset + len(piece[1])))
+                yield encode_position(StreamOffset(piece[0].segment, piece[0].offset + len(piece[1])))
 
     def control(self, messages: Iterator[bytes], context: Any) -> Iterator[bytes]:
         self.connections += 1

@@ -265,7 +265,7 @@ def test_processes_hold_what_is_remembered_whoever_was_killed_and_stopped(
     for name in runs:
         rules = Rules()
         for pattern, settings in kept.about(name):
-            rules = rules.having(pattern, settings)
+            rules = rules.with_setting(pattern, settings)
         for tap in ("layer1/grad", "loss"):
             expected[name, tap] = settings_text(rule_settings(rules.of(tap)))
     wait_for(lambda: held() == expected, f"{expected}")

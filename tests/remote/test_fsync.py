@@ -9,7 +9,7 @@ import pytest
 from collecting import Emitter, forwarder
 
 from receiver.remote.collector.store import Store
-from receiver.remote.streams import Position, StreamKey
+from receiver.remote.streams import StreamKey, StreamOffset
 
 
 @pytest.mark.parametrize("fsync", [True, False])
@@ -40,5 +40,5 @@ def test_what_was_written_is_on_the_disk(
         key = StreamKey.of_folder(segment.parent.name)
     assert key is not None
     stream = Store(tmp_path / "collected", fsync=fsync).open(key)
-    assert stream.append(Position(1, 0), data)
+    assert stream.append(StreamOffset(1, 0), data)
     assert is_on_disk(stream.path(1)) == fsync

@@ -13,7 +13,7 @@ from hypothesis import given, strategies as st
 from receiver.remote.control.rule_store import (
     MAX_BYTES,
     NAME,
-    KeptStatements,
+    RuleStore,
     StatementsFile,
     covers,
     overlap,
@@ -29,21 +29,21 @@ settings_ = st.dictionaries(st.sampled_from(["every", "truncate"]), st.integers(
 said = st.lists(st.tuples(runs, globs, st.none() | settings_), max_size=8)
 
 
-def holds(kept: KeptStatements, run: str, name: str) -> dict[str, Any]:
+def holds(kept: RuleStore, run: str, name: str) -> dict[str, Any]:
     """What follows for one tap of one run, in a process."""
     rules = Rules()
     for pattern, settings in kept.about(run):
-        rules = rules.having(pattern, settings)
+        rules = rules.with_setting(pattern, settings)
     found = rules.of(name)
     return {"every": found.every, "truncate": found.truncate}
 
 
 @given(said)
 def test_of_what_is_said_of_one_tap_the_last_counts(statements: list[Any]) -> None:
-    kept = KeptStatements()
+    kept = RuleStore()
     for run, pattern, settings in statements:
-        kept = kept.without(run, pattern) if settings is None else kept.having(run, pattern, settings)
-    assert KeptStatements.decoded(kept.encoded()).statements == kept.statements
+        kept = kept.without(run, pattern) if settings is None else kept.with_setting(run, pattern, settings)
+    assert RuleStore.decoded(kept.encoded()).statements == kept.statements
     for run in ("exp1", "exp2", "other"):
         for name in NAMES:
             expected = {"every": DEFAULT.every, "truncate": DEFAULT.truncate}
@@ -59,9 +59,9 @@ def test_of_what_is_said_of_one_tap_the_last_counts(statements: list[Any]) -> No
 
 @given(said)
 def test_taking_everything_back_leaves_nothing(statements: list[Any]) -> None:
-    kept = KeptStatements()
+    kept = RuleStore()
     for run, pattern, settings in statements:
-        kept = kept.having(run, pattern, settings or {"enabled": False})
+        kept = kept.with_setting(run, pattern, settings or {"enabled": False})
     assert not kept.without("*", "*").statements
 
 
@@ -75,11 +75,11 @@ def test_which_globs_cover_and_overlap(one: str, other: str) -> None:
 
 
 def test_what_can_never_count_again_is_forgotten() -> None:
-    kept = KeptStatements().having("exp1", "loss", {"every": 3}).having("*", "lo*", {"rate": 1})
+    kept = RuleStore().with_setting("exp1", "loss", {"every": 3}).with_setting("*", "lo*", {"rate": 1})
     assert len(kept.statements) == 2
-    assert kept.having("exp*", "loss", {"every": 5}).statements[-1] == ("exp*", "loss", "every", 5)
-    assert len(kept.having("exp*", "loss", {"every": 5}).statements) == 2
-    assert len(kept.having("*", "*", {"every": 5, "rate": 2}).statements) == 2
+    assert kept.with_setting("exp*", "loss", {"every": 5}).statements[-1] == ("exp*", "loss", "every", 5)
+    assert len(kept.with_setting("exp*", "loss", {"every": 5}).statements) == 2
+    assert len(kept.with_setting("*", "*", {"every": 5, "rate": 2}).statements) == 2
 
 
 @pytest.mark.parametrize(
@@ -89,14 +89,14 @@ def test_what_can_never_count_again_is_forgotten() -> None:
 )  # fmt: skip
 def test_what_makes_no_sense_is_not_kept(run: Any, pattern: Any, settings: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="expected"):
-        KeptStatements().having(run, pattern, settings)
+        RuleStore().with_setting(run, pattern, settings)
 
 
 def test_what_is_kept_is_bounded() -> None:
-    kept = KeptStatements()
+    kept = RuleStore()
     with pytest.raises(ValueError, match="take some back with --reset"):  # noqa: PT012
         for number in range(10_000):
-            kept = kept.having("*", f"tap {number}", {"every": 2})
+            kept = kept.with_setting("*", f"tap {number}", {"every": 2})
     assert len(kept.encoded()) <= MAX_BYTES
 
 
@@ -107,16 +107,16 @@ files = plain.map(lambda found: json.dumps({"version": 1, "statements": found}).
 @given(st.binary() | files)
 def test_anything_else_is_refused(data: bytes) -> None:
     try:
-        KeptStatements.decoded(data)
+        RuleStore.decoded(data)
     except ValueError:
         return
-    assert KeptStatements.decoded(data).encoded()
+    assert RuleStore.decoded(data).encoded()
 
 
 def test_the_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     file = StatementsFile(tmp_path)
     assert not file.read().statements
-    kept = KeptStatements().having("*", "loss", {"every": 3})
+    kept = RuleStore().with_setting("*", "loss", {"every": 3})
     file.write(kept)
     assert StatementsFile(tmp_path).read().statements == kept.statements
     (tmp_path / NAME).with_suffix(".new").write_bytes(b"{")  # of one that was killed in the middle

@@ -19,7 +19,7 @@ from collecting import LOSS, WAIT_SEC, Emitter, forwarder, only, stored, wait_fo
 from nats_collecting import NatsCollectorProcess, all_messages
 from nats_server import NatsServerProcess
 
-from receiver.remote.nats.publication import Unit
+from receiver.remote.nats.publication import Publication
 
 ROOT = Path(__file__).resolve().parents[2]
 NORM = replace(LOSS, name="grad.norm *>", consumer_id=90, tree=["array"])
@@ -75,11 +75,11 @@ def test_each_tap_has_a_subject(server: NatsServerProcess, tmp_path: Path) -> No
             emitter.emit(LOSS, np.float32(0), np.int32(0))
             emitter.emit(NORM, np.float32(0))
     assert list((tmp_path / "spool").iterdir()) == []
-    losses = [Unit.decode(message.data) for message in published(server.url, "taps.my=2Erun.2.loss")]
+    losses = [Publication.decode(message.data) for message in published(server.url, "taps.my=2Erun.2.loss")]
     assert sum(len(unit.block) for unit in losses) == 50
     assert [seq for unit in losses for seq in unit.block.seqs.tolist()] == list(range(0, 100, 2))
     norms = published(server.url, "taps.*.*.grad=2Enorm=20=2A=3E")
-    assert sum(len(Unit.decode(message.data).block) for message in norms) == 50
+    assert sum(len(Publication.decode(message.data).block) for message in norms) == 50
 
 
 @pytest.mark.slow

@@ -9,12 +9,12 @@ import pytest
 from published_units import block_of, units
 
 from receiver.remote.collector.store import Store
-from receiver.remote.nats.publication import Unit
+from receiver.remote.nats.publication import Publication
 from receiver.remote.nats.store import NatsStore
 from receiver.taplog.reading.reader import LogReader
 
 
-def parts(first: int, stop: int) -> list[Unit]:
+def parts(first: int, stop: int) -> list[Publication]:
     """The units of messages of one device with these numbers."""
     return units(block_of([3] * stop).part(first, stop))
 

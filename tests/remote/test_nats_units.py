@@ -12,9 +12,9 @@ from hypothesis import given, strategies as st
 from published_units import KEY, block_of, units
 
 from receiver.remote.errors import BadStreamError
-from receiver.remote.nats.publication import Unit, gathered
+from receiver.remote.nats.publication import Publication, gathered
 from receiver.remote.nats.subjects import subject, token, untoken
-from receiver.taplog.format.block import Block
+from receiver.taplog.format.block import FrameBlock
 
 
 @given(st.text())
@@ -41,7 +41,7 @@ def test_long_names_have_short_tokens() -> None:
 )
 def test_units_are_the_messages_by_tap(sizes: list[int], taps: int, max_bytes: int) -> None:
     block = block_of(sizes, taps)
-    found = [Unit.decode(unit.encode()) for unit in units(block, taps, max_bytes)]
+    found = [Publication.decode(unit.encode()) for unit in units(block, taps, max_bytes)]
     assert {unit.parts for unit in found} == {len(found)}
     assert [unit.part for unit in found] == list(range(len(found)))
     assert len({unit.message_id for unit in found}) == len(found)
@@ -52,7 +52,7 @@ def test_units_are_the_messages_by_tap(sizes: list[int], taps: int, max_bytes: i
         assert unit.block.data.size <= max_bytes or len(unit.block) == 1
         assert unit.steps.tolist() == unit.block.seqs.tolist()
         assert unit.folded == ([(2, 5)] if 2 in unit.block.seqs else [])
-    joined = Block.join([unit.block for unit in found])
+    joined = FrameBlock.join([unit.block for unit in found])
     again = gathered(joined, np.argsort(joined.seqs, kind="stable"))
     assert again.data.tobytes() == block.data.tobytes()
     assert again.offsets.tolist() == block.offsets.tolist()
@@ -61,7 +61,7 @@ def test_units_are_the_messages_by_tap(sizes: list[int], taps: int, max_bytes: i
 @given(st.binary(max_size=200))
 def test_arbitrary_bytes_are_refused(data: bytes) -> None:
     with pytest.raises(BadStreamError):
-        Unit.decode(data)
+        Publication.decode(data)
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_units_that_do_not_hold_together_are_refused(name: str, value: object) -
     fields = msgpack.unpackb(units(block_of([3, 4, 5]))[0].encode())
     fields[name] = value
     with pytest.raises(BadStreamError):
-        Unit.decode(msgpack.packb(fields))
+        Publication.decode(msgpack.packb(fields))
 
 
 @given(st.integers(0, 10_000), st.integers(0, 255))
@@ -91,4 +91,4 @@ def test_a_changed_byte_never_gets_past_with_another_exception(place: int, value
     data = bytearray(units(block_of([3, 4, 5]))[0].encode())
     data[place % len(data)] = value
     with contextlib.suppress(BadStreamError):
-        Unit.decode(bytes(data))
+        Publication.decode(bytes(data))

@@ -10,9 +10,9 @@ import pytest
 from collecting import CollectorProcess, Emitter, forwarder, only, stored, wait_for
 
 from receiver.remote.spool import flush_policy as pace
-from receiver.remote.spool.flush_policy import SEND_BYTES, Pace
+from receiver.remote.spool.flush_policy import SEND_BYTES, FlushPolicy
 from receiver.remote.spool.spool import Spool
-from receiver.remote.streams import Piece, Position
+from receiver.remote.streams import SegmentSlice, StreamOffset
 
 
 @pytest.fixture
@@ -24,13 +24,13 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 def test_the_first_bytes_after_a_pause_are_sent_at_once(clock: list[float]) -> None:
-    mine = Pace()
+    mine = FlushPolicy()
     assert mine.wrote(1)
     assert mine.wait_sec(1, acked=True) == 0.0
 
 
 def test_little_waits_until_the_last_piece_is_long_ago(clock: list[float]) -> None:
-    mine = Pace()
+    mine = FlushPolicy()
     mine.sends(everything=True)
     mine.has_nothing()
     assert mine.wrote(100)  # whoever sends is to look how long that may wait
@@ -41,7 +41,7 @@ def test_little_waits_until_the_last_piece_is_long_ago(clock: list[float]) -> No
 
 
 def test_little_waits_longer_while_the_last_piece_is_not_acknowledged(clock: list[float]) -> None:
-    mine = Pace()
+    mine = FlushPolicy()
     mine.sends(everything=True)
     clock[0] += pace.SEND_SEC
     assert mine.wait_sec(1, acked=True) == 0.0
@@ -51,7 +51,7 @@ def test_little_waits_longer_while_the_last_piece_is_not_acknowledged(clock: lis
 
 
 def test_much_is_sent_at_once_and_so_is_what_must_not_wait(clock: list[float]) -> None:
-    mine = Pace()
+    mine = FlushPolicy()
     mine.sends(everything=True)
     assert mine.wait_sec(SEND_BYTES, acked=False) == 0.0
     assert mine.wrote(SEND_BYTES)
@@ -65,10 +65,10 @@ def test_much_is_sent_at_once_and_so_is_what_must_not_wait(clock: list[float]) -
 
 
 def test_many_small_writes_are_sent_in_few_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pieces: list[Piece] = []
+    pieces: list[SegmentSlice] = []
     read = Spool.read
 
-    def noted(self: Spool, position: Position, timeout_sec: float) -> Piece | None:
+    def noted(self: Spool, position: StreamOffset, timeout_sec: float) -> SegmentSlice | None:
         piece = read(self, position, timeout_sec)
         if piece is not None:
             pieces.append(piece)

@@ -16,7 +16,7 @@ from collecting import CollectorProcess, Emitter, forwarder, only, stored, wait_
 from steady_client import SteadyClient
 
 from receiver.remote import protocol
-from receiver.remote.streams import Piece, Position, StreamKey
+from receiver.remote.streams import SegmentSlice, StreamKey, StreamOffset
 
 KEY = StreamKey("run", 0, "0123456789abcdef")
 METHOD = f"/{protocol.SERVICE}/{protocol.FORWARD}"
@@ -57,7 +57,7 @@ def send(address: str, *messages: bytes, token: str = "") -> tuple[list[bytes], 
     return found, None
 
 
-def messages(piece: Piece) -> tuple[bytes, ...]:
+def messages(piece: SegmentSlice) -> tuple[bytes, ...]:
     """A piece as a client sends it that says of each one where it belongs."""
     return protocol.encode_place(piece.position), *protocol.encode_bytes(piece.data)
 
@@ -99,18 +99,18 @@ def test_who_does_not_say_a_good_hello_is_sent_away(collector: CollectorProcess,
 @pytest.mark.parametrize(
     ("position", "data", "code"),
     [
-        (Position(1, 0), b"no segment" * 100, Code.INVALID_ARGUMENT),
-        (Position(1, 64), b"x" * 64, Code.FAILED_PRECONDITION),
-        (Position(0, 0), b"x" * 64, Code.INVALID_ARGUMENT),
-        (Position(10**7, 0), b"x" * 64, Code.INVALID_ARGUMENT),
-        (Position(1, 2**60), b"x" * 64, Code.INVALID_ARGUMENT),
-        (Position(1, 0), b"", Code.INVALID_ARGUMENT),
+        (StreamOffset(1, 0), b"no segment" * 100, Code.INVALID_ARGUMENT),
+        (StreamOffset(1, 64), b"x" * 64, Code.FAILED_PRECONDITION),
+        (StreamOffset(0, 0), b"x" * 64, Code.INVALID_ARGUMENT),
+        (StreamOffset(10**7, 0), b"x" * 64, Code.INVALID_ARGUMENT),
+        (StreamOffset(1, 2**60), b"x" * 64, Code.INVALID_ARGUMENT),
+        (StreamOffset(1, 0), b"", Code.INVALID_ARGUMENT),
     ],
 )
 def test_pieces_that_are_none_are_refused(
-    collector: CollectorProcess, position: Position, data: bytes, code: Any
+    collector: CollectorProcess, position: StreamOffset, data: bytes, code: Any
 ) -> None:
-    found, error = send(collector.address, hello(epoch="a" * 16), *messages(Piece(position, data)))
+    found, error = send(collector.address, hello(epoch="a" * 16), *messages(SegmentSlice(position, data)))
     assert len(found) == 1  # what is stored of it
     assert error.code() is code
     wait_for_line(collector, "a" * 16, error.details())
@@ -130,10 +130,10 @@ def test_pieces_of_any_length_go_on_where_the_ones_before_end(
     parts = [data[at : at + cut] for at in range(0, 20 * cut, cut)]  # a place has 16 bytes, too
     sent = (message for part in [*parts, data[20 * cut :]] for message in protocol.encode_bytes(part))
     found, error = send(
-        collector.address, protocol.encode_hello(key), protocol.encode_place(Position(1, 0)), *sent
+        collector.address, protocol.encode_hello(key), protocol.encode_place(StreamOffset(1, 0)), *sent
     )
     assert error is None
-    assert protocol.decode_position(found[-1]) == Position(1, len(data))
+    assert protocol.decode_position(found[-1]) == StreamOffset(1, len(data))
     assert (collector.log / "run" / key.segment_name(1)).read_bytes() == data
 
 
@@ -151,17 +151,19 @@ def test_a_segment_of_another_stream_or_a_changed_one_is_refused(
 ) -> None:
     key, data = segment_bytes(tmp_path)
     other = hello(run=key.run, epoch="c" * 16)
-    _, error = send(collector.address, other, *messages(Piece(Position(1, 0), data)))
+    _, error = send(collector.address, other, *messages(SegmentSlice(StreamOffset(1, 0), data)))
     assert error.code() is Code.INVALID_ARGUMENT
     assert "says that it is" in error.details()
     wait_for_line(collector, "c" * 16, "says that it is")
-    _, error = send(collector.address, protocol.encode_hello(key), *messages(Piece(Position(2, 0), data)))
+    _, error = send(
+        collector.address, protocol.encode_hello(key), *messages(SegmentSlice(StreamOffset(2, 0), data))
+    )
     assert error.code() is Code.INVALID_ARGUMENT
     headers = [found.start() for found in re.finditer(rb"\xb6HLC", data)]
     for at in (9, 30, headers[0] + 20, headers[1] + 100):  # in the beginning, and in the headers of chunks
         changed = bytearray(data)
         changed[at] ^= 1
-        piece = Piece(Position(3, 0), bytes(changed))
+        piece = SegmentSlice(StreamOffset(3, 0), bytes(changed))
         _, error = send(collector.address, protocol.encode_hello(key), *messages(piece))
         assert error.code() is Code.INVALID_ARGUMENT, at
         wait_for_line(collector, key.epoch, error.details())
@@ -172,15 +174,21 @@ def test_what_is_sent_again_is_stored_once_and_what_is_left_out_is_noticed(
 ) -> None:
     key, data = segment_bytes(tmp_path)
     half = len(data) // 2
-    pieces = [Piece(Position(1, 0), data[:half]), Piece(Position(1, half), data[half:])]
-    again = [pieces[0], pieces[0], pieces[1], pieces[0], Piece(Position(1, half - 10), data[half - 10 :])]
+    pieces = [SegmentSlice(StreamOffset(1, 0), data[:half]), SegmentSlice(StreamOffset(1, half), data[half:])]
+    again = [
+        pieces[0],
+        pieces[0],
+        pieces[1],
+        pieces[0],
+        SegmentSlice(StreamOffset(1, half - 10), data[half - 10 :]),
+    ]
     found, error = send(
         collector.address, protocol.encode_hello(key), *itertools.chain(*map(messages, again))
     )
     assert error is None
-    assert protocol.decode_position(found[-1]) == Position(1, len(data))
+    assert protocol.decode_position(found[-1]) == StreamOffset(1, len(data))
     assert (collector.log / "run" / key.segment_name(1)).read_bytes() == data
-    gap = Piece(Position(1, len(data) + 64), b"x" * 64)
+    gap = SegmentSlice(StreamOffset(1, len(data) + 64), b"x" * 64)
     _, error = send(collector.address, protocol.encode_hello(key), *messages(gap))
     assert error.code() is Code.FAILED_PRECONDITION
     wait_for_line(collector, key.epoch, error.details())

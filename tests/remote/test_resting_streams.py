@@ -12,7 +12,7 @@ from receiver.messages.message import Message
 from receiver.remote.collector.store import Store
 from receiver.remote.delivery import stream as delivered_stream
 from receiver.remote.delivery.delivery import Delivery
-from receiver.remote.streams import Position, StreamKey
+from receiver.remote.streams import StreamKey, StreamOffset
 
 
 def is_open(path: Path) -> bool:
@@ -48,7 +48,7 @@ def test_its_file_is_closed_and_opened_again_when_more_comes(
         recorder.flush()
         data = (folder / "000001.hcblog").read_bytes()
         stream = store.open(key)
-        stream.append(Position(1, stream.stored.offset), data[stream.stored.offset :])
+        stream.append(StreamOffset(1, stream.stored.offset), data[stream.stored.offset :])
         behind.grown(key, stream.stored)
         store.forget(key)
         wait_for(lambda count=50 * turn: len(found) == count, "the messages")

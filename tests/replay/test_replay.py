@@ -15,15 +15,14 @@ import pytest
 import receiver
 from receiver.errors import LostMessagesError, TapFunctionException
 from receiver.messages.check_report import CheckError
-from receiver.messages.consumer import Consumer
-from receiver.messages.message import Message
+from receiver.messages.message import Consumer, Message
 from receiver.sinks.metrics import JsonlWriter, metrics
 from receiver.taplog.writing.recorder import record
 from receiver.wire.pytree import Node, Opaque
-from receiver.wire.tap_descriptor import Described
+from receiver.wire.tap_descriptor import TapDescriptor
 
 BEGIN_NS = 1_700_000_000 * 10**9
-LOSS = Described(
+LOSS = TapDescriptor(
     name="loss", source_line="train.py:12 (step)", consumer_id=77, kind="tap", params={}, kwargs={"run": 7},
     transforms=(("batch", {"batch_dims": (0, None)}),),
     tree=["dict", [["value", "loss"], ["value", "step"]], [["array"], ["array"]]], shards=None, sharding="global",
@@ -42,7 +41,7 @@ CHECK = replace(
 
 
 def emit(
-    recorder: Any, described: Described, *arrays: Any, seq: int, time_ns: int = 0, device: str = "cpu:0"
+    recorder: Any, described: TapDescriptor, *arrays: Any, seq: int, time_ns: int = 0, device: str = "cpu:0"
 ) -> None:
     consumer = Consumer(
         described.consumer_id, described.name, described.source_line, print, described.transforms,

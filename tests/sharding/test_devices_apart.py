@@ -58,8 +58,10 @@ def test_one_device_may_be_hundreds_of_launches_behind() -> None:
 
 def test_devices_without_room_wait_for_one_whose_tap_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
     looks = []
-    others_deliver = runtime.others_deliver
-    monkeypatch.setattr(runtime, "others_deliver", lambda: looks.append(others_deliver()) or looks[-1])
+    is_another_receiver_busy = runtime.is_another_receiver_busy
+    monkeypatch.setattr(
+        runtime, "is_another_receiver_busy", lambda: looks.append(is_another_receiver_busy()) or looks[-1]
+    )
     monkeypatch.setattr(assembly, "MAX_PENDING_VALUES", 8)
     monkeypatch.setattr(shards, "STANDSTILL_SEC", 0.01)
     rec = Recorder()

@@ -8,15 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from receiver.taplog.format.block import Block
+from receiver.taplog.format.block import FrameBlock
 from receiver.taplog.format.errors import Damage
 from receiver.taplog.reading.logged_message import LoggedMessage
 from receiver.taplog.reading.merge import LostRun
 from receiver.taplog.reading.reader import LogReader
 from receiver.wire import Flags, encode_frame
-from receiver.wire.tap_descriptor import Described
+from receiver.wire.tap_descriptor import TapDescriptor
 
-LOSS = Described(
+LOSS = TapDescriptor(
     name="loss",
     source_line="train.py:12 (step)",
     consumer_id=77,
@@ -35,7 +35,7 @@ SECOND = 1_000_000_000
 BEGIN_NS = 1_700_000_000 * SECOND
 
 
-def frame(tap: Described, *arrays: Any, seq: int, time_ns: int | None = None, flags: int = 0) -> bytes:
+def frame(tap: TapDescriptor, *arrays: Any, seq: int, time_ns: int | None = None, flags: int = 0) -> bytes:
     """One frame; its time is `seq` seconds after `BEGIN_NS` unless given."""
     return encode_frame(
         list(map(np.asarray, arrays)),
@@ -47,13 +47,13 @@ def frame(tap: Described, *arrays: Any, seq: int, time_ns: int | None = None, fl
     )
 
 
-def block_of(*frames: bytes) -> Block:
+def block_of(*frames: bytes) -> FrameBlock:
     """The frames one behind the other."""
     offsets = np.cumsum([0, *map(len, frames[:-1])])
-    return Block(np.frombuffer(bytearray(b"".join(frames)), np.uint8), offsets)
+    return FrameBlock(np.frombuffer(bytearray(b"".join(frames)), np.uint8), offsets)
 
 
-def losses(first: int, count: int, **numbers: int) -> Block:
+def losses(first: int, count: int, **numbers: int) -> FrameBlock:
     """Messages of the tap LOSS, whose loss and step are their sequence numbers, from `first` on."""
     return block_of(
         *(frame(LOSS, np.float32(k), np.int32(k), seq=k, **numbers) for k in range(first, first + count))

@@ -12,7 +12,7 @@ from logged_frames import DESCRIBED, LOSS, NORM, block_of, frame, losses, read
 
 from receiver.cli import main
 from receiver.taplog.format.errors import Lost
-from receiver.taplog.reading.dedup import STREAM, Numbers
+from receiver.taplog.reading.dedup import STREAM, SequenceRanges
 from receiver.taplog.reading.reader import LogReader
 from receiver.taplog.reading.selection import Selection
 from receiver.taplog.writing.segment_writer import SegmentWriter
@@ -20,7 +20,7 @@ from receiver.taplog.writing.segment_writer import SegmentWriter
 
 @given(st.lists(st.lists(st.integers(0, 60), min_size=1, max_size=20, unique=True).map(sorted), max_size=12))
 def test_numbers_are_new_once(runs: list[list[int]]) -> None:
-    numbers, known = Numbers(), set[int]()
+    numbers, known = SequenceRanges(), set[int]()
     for run in runs:
         new = numbers.add(np.array(run, np.uint64))
         assert new.tolist() == [number not in known for number in run]
@@ -28,7 +28,7 @@ def test_numbers_are_new_once(runs: list[list[int]]) -> None:
 
 
 def test_many_gaps_take_bounded_memory() -> None:
-    numbers = Numbers(max_ranges=8)
+    numbers = SequenceRanges(max_ranges=8)
     for number in range(0, 200, 2):
         assert numbers.add(np.array([number], np.uint64)).all()
         assert not numbers.add(np.array([number], np.uint64)).any()

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import numpy as np
 
-from receiver.taplog.format.block import Block
+from receiver.taplog.format.block import FrameBlock
 from receiver.wire import encode_frame
-from receiver.wire.tap_descriptor import Described
+from receiver.wire.tap_descriptor import TapDescriptor
 
-TAP = Described(
+TAP = TapDescriptor(
     name="bench", source_line="bench.py:1 (bench)", consumer_id=7, kind="tap", params={}, kwargs={}, transforms=(),
     tree=["array"], shards=None, sharding="global",
 )  # fmt: skip
 
 
-def block_of(message_bytes: int, count: int) -> Block:
+def block_of(message_bytes: int, count: int) -> FrameBlock:
     """Frames with an array of float32 each."""
     frame = encode_frame([np.zeros(message_bytes // 4, np.float32)], consumer_id=TAP.consumer_id)
-    return Block(np.frombuffer(bytearray(frame * count), np.uint8), np.arange(count) * len(frame))
+    return FrameBlock(np.frombuffer(bytearray(frame * count), np.uint8), np.arange(count) * len(frame))
 
 
-def block_with(message_bytes: int, nbytes: int) -> Block:
+def block_with(message_bytes: int, nbytes: int) -> FrameBlock:
     """As many frames as have so many bytes at least."""
     frame_bytes = block_of(message_bytes, 1).data.size
     return block_of(message_bytes, -(-nbytes // frame_bytes))

@@ -8,12 +8,12 @@ import signal
 import sys
 from types import FrameType
 
-from receiver.cli.reader_process.reader import Reader
+from receiver.cli.reader_process.reader import RingReader
 from receiver.control.client import ControlClient
 from receiver.messages.deferred_errors import OnError
-from receiver.runtime.isolated.ipc import Order
+from receiver.runtime.isolated.ipc import ReaderConfig
 from receiver.runtime.isolated.liveness import stays_alive
-from receiver.runtime.isolated.options import Keeping
+from receiver.runtime.isolated.options import ReaderOptions
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -36,21 +36,21 @@ def run(arguments: argparse.Namespace) -> int:
         said = client.ask("attach")
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, stop)
-        order = Order(
+        order = ReaderConfig(
             said["folder"],
             said["pid"],
             list(said["devices"].items()),
-            Keeping(arguments.record),
+            ReaderOptions(arguments.record),
             on_error=OnError.WARN,
         )
-        reader = Reader(order)
+        reader = RingReader(order)
         print(f"attached to {arguments.pid}: {', '.join(said['devices'])}; Ctrl-C detaches", file=sys.stderr)
         ended = False
         while not stopped and not ended:
             ready, _, _ = select.select([client.socket], [], [], 0.2)
             ended = bool(ready)
         if ended and not stays_alive(arguments.pid):
-            reader.outlive()
+            reader.drain_after_parent_death()
             print(f"process {arguments.pid} has ended", file=sys.stderr)
         else:
             reader.finish()

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from receiver.cli import USAGE, CommandError
 from receiver.cli.output.messages import make_safe
 from receiver.log import logger
-from receiver.messages.consumer import Sink
+from receiver.messages.message import Sink
 from receiver.sinks.metrics import JsonlWriter, metrics
 
 if TYPE_CHECKING:
@@ -102,8 +102,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Runs the command."""
     from receiver.remote.collector.access import Access, is_loopback, server_credentials
     from receiver.remote.collector.limits import Limits
-    from receiver.remote.collector.open_files import allow_many_files
-    from receiver.remote.collector.os_limits import keep_freed_memory
+    from receiver.remote.collector.os_limits import allow_many_files, keep_freed_memory
     from receiver.remote.collector.service import Collector
     from receiver.remote.collector.store import Store
     from receiver.remote.collector_server import serve

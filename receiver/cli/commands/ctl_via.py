@@ -17,7 +17,7 @@ from receiver.runtime.rules.rules import settings_text
 from receiver.taplog.render.json_value import printable
 
 if TYPE_CHECKING:
-    from receiver.remote.control.client import Answers, Told
+    from receiver.remote.control.client import Answers, ProcessAnswer
     from receiver.remote.control.protocol import Controlled
 
 MAX_SAID = 20
@@ -64,7 +64,7 @@ def _show_processes(answers: Answers) -> None:
         print("\n".join(text_table(("run", "tap", "rules"), kept, left=(0, 1, 2))))
 
 
-def _process_row(told: Told) -> tuple[str, ...]:
+def _process_row(told: ProcessAnswer) -> tuple[str, ...]:
     process = told.process
     up = seconds_text(max(0.0, time.time() - process.started))
     key = process.key
@@ -140,7 +140,7 @@ def _show_rules(answers: Answers, pattern: str, seconds: float) -> int:
     return status
 
 
-def _report(told: Sequence[Told], seconds: float) -> int:
+def _report(told: Sequence[ProcessAnswer], seconds: float) -> int:
     # Names those that did not answer, or not what they should have.
     failed = [one for one in told if one.result is None]
     for one in failed[:MAX_SAID]:

@@ -16,7 +16,7 @@ from receiver.cli.arguments.selection import add_log, add_selection, add_shards,
 from receiver.cli.output.messages import make_safe, report_damage
 from receiver.cli.output.unmatched import report_unmatched
 from receiver.messages.check_report import CheckError
-from receiver.messages.consumer import Sink
+from receiver.messages.message import Sink
 from receiver.replayer.replay import Replay, Replayed
 from receiver.sinks.metrics import JsonlWriter, metrics
 from receiver.taplog.reading.reader import LogReader

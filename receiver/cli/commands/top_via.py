@@ -15,7 +15,7 @@ from receiver.cli.output.tables import bytes_text, text_table
 from receiver.taplog.render.json_value import printable
 
 if TYPE_CHECKING:
-    from receiver.remote.control.client import CollectorControl, Told
+    from receiver.remote.control.client import CollectorControl, ProcessAnswer
 
 ANSWER_SEC = 5.0
 """How long a process may take to answer for the first time; one that has not is not waited for again."""
@@ -59,12 +59,12 @@ class _Looks:
         return {"time": time.time(), "processes": shown, "silent": silent}
 
 
-def _where(told: Told) -> dict[str, Any]:
+def _where(told: ProcessAnswer) -> dict[str, Any]:
     process = told.process
     return {"run": process.key.run, "process": process.key.process, "host": process.host, "pid": process.pid}
 
 
-def _figures(told: Told, before: dict[str, Any] | None) -> dict[str, Any] | None:
+def _figures(told: ProcessAnswer, before: dict[str, Any] | None) -> dict[str, Any] | None:
     # None for what makes no sense, or did not come.
     try:
         found = between(before or told.result, told.result)

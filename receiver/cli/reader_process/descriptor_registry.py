@@ -6,12 +6,11 @@ import threading
 from pathlib import Path
 
 from receiver.errors import UnboundConsumerError
-from receiver.messages.consumer import Consumer, Sink
-from receiver.messages.message import Message
+from receiver.messages.message import Consumer, Message, Sink
 from receiver.messages.registry import Lease, Registry
-from receiver.sinks.factory import DescribedTap
+from receiver.sinks.factory import BoundTap
 from receiver.taplog.reading.segment_reader import SegmentReader
-from receiver.wire.tap_descriptor import Described
+from receiver.wire.tap_descriptor import TapDescriptor
 
 
 class DescribedRegistry(Registry):
@@ -38,11 +37,11 @@ class DescribedRegistry(Registry):
                 pass
             for consumer_id, (_, described) in self._reader.consumers.items():
                 if consumer_id not in self._leases_of_all:
-                    consumer = DescribedTap(described, None, unbound=_refuse).consumer
+                    consumer = BoundTap(described, None, unbound=_refuse).consumer
                     self._leases_of_all[consumer_id] = self.lease(consumer)
 
 
-def _refuse(described: Described) -> Sink:
+def _refuse(described: TapDescriptor) -> Sink:
     def report(message: Message) -> None:
         raise UnboundConsumerError(
             f"messages of the tap {described.name!r} at {described.source_line}, whose function is in another process"

@@ -18,9 +18,9 @@ from receiver.log import logger
 from receiver.messages.deferred_errors import OnError
 from receiver.runtime.device_receiver import DeviceReceiver
 from receiver.runtime.dispatch.scope import Scope
-from receiver.runtime.isolated.ipc import Link, Order
+from receiver.runtime.isolated.ipc import IpcChannel, ReaderConfig
 from receiver.runtime.isolated.liveness import LOOK_SEC, stays_alive
-from receiver.runtime.isolated.options import Keeping
+from receiver.runtime.isolated.options import ReaderOptions
 from receiver.sources.ring import RingSource
 from receiver.taplog.flight.recorder import TAPS_FILE
 from receiver.taplog.writing.recorder import Recorder, record
@@ -33,10 +33,10 @@ DRAIN_SEC = 30.0
 """How long one message of a dead process may take before the rest is given up."""
 
 
-class Reader:
+class RingReader:
     """Receivers for the rings of another process."""
 
-    def __init__(self, order: Order) -> None:
+    def __init__(self, order: ReaderConfig) -> None:
         """Starts them.
 
         Raises:
@@ -73,7 +73,7 @@ class Reader:
         sys.stdout.flush()
         if self._recorder is not None:
             self._recorder.flush()
-        return {"stats": self.scope.stats, "deferred": self.scope.deferred.hand_over()}
+        return {"stats": self.scope.stats, "deferred": self.scope.deferred.export_pending()}
 
     def drain(self, timeout_sec: float) -> None:
         """Waits until the collector has what was delivered, for so many seconds at most."""
@@ -105,7 +105,7 @@ class Reader:
             report["forwarded"] = self._forwarder.outcome()
         return report
 
-    def outlive(self) -> None:
+    def drain_after_parent_death(self) -> None:
         """The other process is dead: delivers what it has left."""
         for source in self._sources:
             source.abandon()
@@ -117,7 +117,7 @@ class Reader:
             logger.error("what the process %d left behind: %s", self.order.pid, error)
 
 
-def _forwarder(keeping: Keeping, options: Forward) -> Forwarder:
+def _forwarder(keeping: ReaderOptions, options: Forward) -> Forwarder:
     from receiver.remote.forwarder import Forwarder
 
     # The program's own process is controlled, and answers for its taps.
@@ -126,9 +126,9 @@ def _forwarder(keeping: Keeping, options: Forward) -> Forwarder:
     return Forwarder(options, process_index=index, local_devices=devices)
 
 
-def serve(order: Order, link: Link) -> None:
+def serve(order: ReaderConfig, link: IpcChannel) -> None:
     """Delivers until the other process says that it is enough, or has died."""
-    reader = Reader(order)
+    reader = RingReader(order)
     if order.keeping.forward is not None:
         # Preempted, the program has this process send what there is; then it ends, and this one behind it.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -145,7 +145,7 @@ def serve(order: Order, link: Link) -> None:
             if stays_alive(order.pid):
                 reader.finish()
             else:
-                reader.outlive()
+                reader.drain_after_parent_death()
             return
         if said["kind"] == "report":
             reader.drain(said["drain_sec"])
@@ -162,7 +162,7 @@ def main(descriptor: int) -> None:
     for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     logging.basicConfig(format="%(levelname)s:%(name)s:%(message)s", level=logging.WARNING)
-    link = Link(socket.socket(fileno=descriptor))
+    link = IpcChannel(socket.socket(fileno=descriptor))
     said = link.receive()
     if said is not None:
         threading.current_thread().name = "hostcallback-apart"

@@ -101,9 +101,9 @@ int32_t hcb_ring_keep_in_file(hcb_ring* ring, const char* path, const char* name
 
 hcb_ring* hcb_ring_beside(int32_t device, const hcb_config* config) { return hcb_ring_open(hcb::BesideRing(device), config); }
 
-int32_t hcb_ring_hand_over(hcb_ring* ring, hcb_ring* beside) { return Of(ring)->HandOver(Of(beside)); }
+int32_t hcb_ring_hand_over(hcb_ring* ring, hcb_ring* twin) { return Of(ring)->ShareWith(Of(twin)); }
 
-void hcb_ring_take_over(hcb_ring* beside) { Of(beside)->TakeOver(); }
+void hcb_ring_take_over(hcb_ring* twin) { Of(twin)->Reclaim(); }
 
 int32_t hcb_control_outside(uint64_t consumer_id, int32_t outside) {
   hcb::Control* control = outside != 0 ? hcb::MakeControl(consumer_id) : hcb::FindControl(consumer_id);
@@ -113,7 +113,7 @@ int32_t hcb_control_outside(uint64_t consumer_id, int32_t outside) {
 
 hcb_ring* hcb_ring_attach(const char* path, int32_t* error) { return Handle(hcb::Ring::Attach(path, error).release()); }
 
-void hcb_ring_abandon(hcb_ring* ring) { Of(ring)->Abandon(); }
+void hcb_ring_abandon(hcb_ring* ring) { Of(ring)->MarkWriterDead(); }
 
 void* hcb_ring_memory(hcb_ring* ring, uint64_t* capacity_bytes) {
   *capacity_bytes = Of(ring)->capacity();

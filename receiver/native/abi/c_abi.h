@@ -175,9 +175,9 @@ HCB_EXPORT int32_t hcb_ring_keep_in_file(hcb_ring* ring, const char* path, const
 /* The ring of the same device that another process is to read, made if there is none; configured like `ring`. Put it into a file, then
  * hand it over: from then on the messages of consumers for whom hcb_control_outside was called go there. 0 or an errno. */
 HCB_EXPORT hcb_ring* hcb_ring_beside(int32_t device, const hcb_config* config);
-HCB_EXPORT int32_t hcb_ring_hand_over(hcb_ring* ring, hcb_ring* beside);
+HCB_EXPORT int32_t hcb_ring_hand_over(hcb_ring* ring, hcb_ring* twin);
 /* This process reads it from now on, from where the other one got to, which must not be reading any more. */
-HCB_EXPORT void hcb_ring_take_over(hcb_ring* beside);
+HCB_EXPORT void hcb_ring_take_over(hcb_ring* twin);
 HCB_EXPORT int32_t hcb_control_outside(uint64_t consumer_id, int32_t outside);
 /* The ring of another process, by its file, for reading; null with an errno. Read it with the other functions, and release what was
  * read once it is delivered. It lives as long as the process. */

@@ -72,10 +72,10 @@ bool Holds(const uint8_t* prefix, const ArrayList& arrays) {
   return predicate.nbytes == 0 || std::memchr(predicate.data, 0, predicate.nbytes) == nullptr;
 }
 
-// Where a message goes: into the device's own ring, or the one beside it that another process reads.
+// Where a message goes: into the device's own ring, or the one twin that another process reads.
 Ring* Destination(Ring* own, const Control& control, const Emission& emission) {
-  Ring* const beside = control.outside() ? own->beside() : nullptr;
-  return beside != nullptr && beside->FitsOutside(emission.payload_bytes) ? beside : own;
+  Ring* const twin = control.outside() ? own->shared_twin() : nullptr;
+  return twin != nullptr && twin->FitsOutside(emission.payload_bytes) ? twin : own;
 }
 
 // By itself, so that others need no place on the stack for what it needs.

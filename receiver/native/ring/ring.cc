@@ -254,7 +254,7 @@ void Ring::ResetAfterFork() {
     in_file_ = false;
   }
   outside_ = false;
-  beside_ = nullptr;
+  shared_twin_ = nullptr;
   outstanding_bytes_ = 0;
   next_seq_ = emitted_ = dropped_ = emitted_bytes_ = sample_tick_ = 0;
   // Positions go on: an old header in the memory can never pass for a new one.

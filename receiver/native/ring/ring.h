@@ -63,11 +63,11 @@ class Ring {
   // calls under the sequence number that the frame gets; it must fit.
   Verdict Append(const Emission& emission, std::unique_ptr<PendingCall> call = nullptr);
   // The ring of the same device whose frames another process reads; null if there is none.
-  Ring* beside() const { return beside_.load(std::memory_order_acquire); }
-  // From now on another process reads `beside`, which is in a file. Returns 0 or an errno.
-  int HandOver(Ring* beside);
+  Ring* shared_twin() const { return shared_twin_.load(std::memory_order_acquire); }
+  // From now on another process reads `twin`, which is in a file. Returns 0 or an errno.
+  int ShareWith(Ring* twin);
   // Of a ring that another process read: from now on this one does, from where the other got to. Nobody must be reading.
-  void TakeOver();
+  void Reclaim();
   // Whether the payload can reach a reader in another process: it has to go through the file.
   bool FitsOutside(uint64_t payload_bytes) const { return payload_bytes <= config_.block_budget_bytes; }
   bool SomebodyWaits() const { return waiting_.load(std::memory_order_seq_cst) != 0; }
@@ -75,7 +75,7 @@ class Ring {
   // A ring that another process writes to, by its file, for reading. Null, and an errno.
   static std::unique_ptr<Ring> Attach(const char* path, int* error);
   // Its writer is dead: what that was writing will never be committed.
-  void Abandon();
+  void MarkWriterDead();
 
   // Makes the ring that of a GPU, once: emissions `from_device` need it. Returns 0, or what the driver said.
   int UseGpu(int ordinal);
@@ -252,7 +252,7 @@ class Ring {
   const uint64_t attached_bytes_ = 0;        // of the file of another process's ring; 0: it is this one's
   std::atomic<bool> overwrites_{false};      // whether that is the policy, for a look without `mutex_`
   std::atomic<bool> outside_{false};         // whether another process reads it
-  std::atomic<Ring*> beside_{nullptr};
+  std::atomic<Ring*> shared_twin_{nullptr};
   std::atomic<hcb_host_call> host_call_{nullptr};
   std::atomic<GpuDevice*> gpu_{nullptr};  // set once, with `mutex_`
   bool pinned_ = false;                   // written before `gpu_`

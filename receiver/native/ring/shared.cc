@@ -77,18 +77,18 @@ void AttendTo(Ring* ring) {
 
 void ResetAttendantAfterFork() { new (TheAttendant()) Attendant; }
 
-int Ring::HandOver(Ring* beside) {
+int Ring::ShareWith(Ring* twin) {
   {
-    std::lock_guard<std::mutex> lock(beside->mutex_);
-    if (!beside->in_file_) return EINVAL;
-    beside->outside_.store(true, std::memory_order_seq_cst);
+    std::lock_guard<std::mutex> lock(twin->mutex_);
+    if (!twin->in_file_) return EINVAL;
+    twin->outside_.store(true, std::memory_order_seq_cst);
   }
-  if (beside->SomebodyWaits()) AttendTo(beside);  // whoever came while nobody read it
-  beside_.store(beside, std::memory_order_release);
+  if (twin->SomebodyWaits()) AttendTo(twin);  // whoever came while nobody read it
+  shared_twin_.store(twin, std::memory_order_release);
   return 0;
 }
 
-void Ring::TakeOver() {
+void Ring::Reclaim() {
   {
     std::lock_guard<std::mutex> reader(sleep_mutex_);
     std::lock_guard<std::mutex> lock(mutex_);
@@ -183,7 +183,7 @@ bool Ring::CopyBlock(uint64_t position, OutstandingBlock* block) {
   return true;
 }
 
-void Ring::Abandon() {
+void Ring::MarkWriterDead() {
   std::lock_guard<std::mutex> reader(sleep_mutex_);
   const uint64_t head = control_->head.load(std::memory_order_acquire);
   for (uint64_t at = cursor_; at != head && Check(at, head) == HCB_INTACT;) {

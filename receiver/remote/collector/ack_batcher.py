@@ -14,7 +14,7 @@ ACK_BYTES = 2 << 20
 """So long after the last time, or when so many bytes have been stored since; a quarter of a client's window."""
 
 
-class Acknowledging:
+class AckBatcher:
     """Of one stream, while it is entered. In the collector's event loop."""
 
     def __init__(self, stream: StoredStream, write: Callable[[bytes], Awaitable[None]]) -> None:
@@ -28,7 +28,7 @@ class Acknowledging:
         self._nbytes = 0
         self._ends = False
 
-    async def __aenter__(self) -> Acknowledging:
+    async def __aenter__(self) -> AckBatcher:
         """Begins."""
         self._task = asyncio.ensure_future(self._run())
         return self

@@ -8,13 +8,13 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 from receiver.remote.collector.store import Store
-from receiver.remote.streams import PIECE_BYTES, Piece, Position, StreamKey
+from receiver.remote.streams import PIECE_BYTES, SegmentSlice, StreamKey, StreamOffset
 
 MAX_OLD = 64
 """So many streams that nobody sends at present are shown, those that grew last."""
 
 
-class Growth:
+class GrowthWatcher:
     """How far streams are stored, for those who follow. In the collector's event loop.
 
     Attributes:
@@ -24,11 +24,11 @@ class Growth:
 
     def __init__(self) -> None:
         """Nothing has come."""
-        self.stored: dict[StreamKey, Position] = {}
+        self.stored: dict[StreamKey, StreamOffset] = {}
         self.ended = False
         self._changed = asyncio.Event()
 
-    def grown(self, key: StreamKey, position: Position) -> None:
+    def grown(self, key: StreamKey, position: StreamOffset) -> None:
         """More of a stream is stored."""
         self.stored[key] = position
         self._changed.set()
@@ -47,26 +47,26 @@ class Growth:
 class Following:
     """One who follows."""
 
-    def __init__(self, store: Store, growth: Growth, wants: Callable[[str], bool]) -> None:
+    def __init__(self, store: Store, growth: GrowthWatcher, wants: Callable[[str], bool]) -> None:
         """Whoever it is wants, and may read, the runs of which `wants` is true."""
         self._store = store
         self._growth = growth
         self._wants = wants
-        self._sent: dict[StreamKey, Position] = {}
+        self._sent: dict[StreamKey, StreamOffset] = {}
 
-    async def pieces(self) -> AsyncIterator[tuple[StreamKey, Piece] | None]:
+    async def pieces(self) -> AsyncIterator[tuple[StreamKey, SegmentSlice] | None]:
         """The pieces of all streams, None once everything is there that was when it began, and then those that come."""
         stored = await asyncio.to_thread(self._latest)
         for key, position in stored.items():
             self._growth.stored.setdefault(key, position)
-            self._sent[key] = Position(position.segment, 0)
+            self._sent[key] = StreamOffset(position.segment, 0)
             async for piece in self._send(key, position):
                 yield key, piece
         yield None
         while True:
             behind = False
             for key, position in list(self._growth.stored.items()):
-                if self._wants(key.run) and self._sent.get(key, Position(0, 0)) < position:
+                if self._wants(key.run) and self._sent.get(key, StreamOffset(0, 0)) < position:
                     behind = True
                     async for piece in self._send(key, position):
                         yield key, piece
@@ -75,7 +75,7 @@ class Following:
             if not behind:
                 await self._growth.wait()
 
-    def _latest(self) -> dict[StreamKey, Position]:
+    def _latest(self) -> dict[StreamKey, StreamOffset]:
         stored = {key: at for key, at in self._store.stored().items() if self._wants(key.run)}
 
         def changed(key: StreamKey) -> float:
@@ -86,15 +86,15 @@ class Following:
     def _path(self, key: StreamKey, number: int) -> Path:
         return self._store.folder(key.run) / key.segment_name(number)
 
-    async def _send(self, key: StreamKey, stored: Position) -> AsyncIterator[Piece]:
-        at = self._sent.get(key) or Position(stored.segment, 0)
+    async def _send(self, key: StreamKey, stored: StreamOffset) -> AsyncIterator[SegmentSlice]:
+        at = self._sent.get(key) or StreamOffset(stored.segment, 0)
         while at < stored:
             data = await asyncio.to_thread(_read, self._path(key, at.segment), at.offset)
             if data:
-                yield Piece(at, data)
-                at = Position(at.segment, at.offset + len(data))
+                yield SegmentSlice(at, data)
+                at = StreamOffset(at.segment, at.offset + len(data))
             elif at.segment < stored.segment:
-                at = Position(at.segment + 1, 0)
+                at = StreamOffset(at.segment + 1, 0)
             else:
                 break
         self._sent[key] = at

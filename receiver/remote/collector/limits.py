@@ -28,7 +28,7 @@ class Limits:
     hello_sec: float = 10.0
 
 
-class Places:
+class SlotLimiter:
     """How many calls there are at a time, over all clients and of each address. In the collector's event loop."""
 
     def __init__(self, limits: Limits) -> None:

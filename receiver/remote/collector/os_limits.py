@@ -1,9 +1,13 @@
-"""The memory of a process that takes large messages: what it freed is used again, not fetched from the kernel anew."""
+"""What a collector asks of the operating system: many open files, and memory that is used again after it was freed."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import resource
+
+WANTED_FILES = 1 << 20
+"""Two for each stream, which is more than most systems allow at first."""
 
 KEPT_BYTES = 64 << 20
 """As much freed memory may be kept, in each arena."""
@@ -25,3 +29,12 @@ def keep_freed_memory() -> None:
         mallopt(_M_ARENA_MAX, ARENAS)
         mallopt(_M_MMAP_THRESHOLD, _MAX_MMAP_THRESHOLD)
         mallopt(_M_TRIM_THRESHOLD, KEPT_BYTES)
+
+
+def allow_many_files() -> None:
+    """Lets this process open as many files as it may allow itself."""
+    allowed, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = WANTED_FILES if most == resource.RLIM_INFINITY else min(WANTED_FILES, most)
+    if allowed != resource.RLIM_INFINITY and allowed < wanted:
+        with contextlib.suppress(OSError, ValueError):  # macOS has another bound
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))

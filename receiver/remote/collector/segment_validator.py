@@ -19,7 +19,7 @@ MAX_CHUNK_BYTES = 1 << 34
 _INFO_BYTES = struct.Struct("<12xI")
 
 
-class SegmentCheck:
+class SegmentValidator:
     """Of one segment, from its first byte on. What it checks is where parts begin and end, and whose they are.
 
     What is in a chunk has checksums of its own, which whoever reads it compares.
@@ -120,14 +120,14 @@ def check_info(info: dict[str, Any], key: StreamKey, number: int) -> None:
         raise BadStreamError(f"segment {number} of {key} does not say what process wrote it")
 
 
-def check_file(path: Path, key: StreamKey, number: int, piece_bytes: int = 1 << 20) -> SegmentCheck:
+def check_file(path: Path, key: StreamKey, number: int, piece_bytes: int = 1 << 20) -> SegmentValidator:
     """The check of a segment that is stored, as far as it is.
 
     Raises:
         BadStreamError: it is damaged.
         OSError: it cannot be read.
     """
-    check = SegmentCheck(key, number)
+    check = SegmentValidator(key, number)
     with path.open("rb") as file:
         while data := file.read(piece_bytes):
             check.take(data)

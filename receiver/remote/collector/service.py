@@ -13,14 +13,14 @@ import grpc.aio
 from receiver.log import logger
 from receiver.remote import protocol
 from receiver.remote.collector.access import Access, known, may
-from receiver.remote.collector.ack_batcher import Acknowledging
-from receiver.remote.collector.follow_server import Following, Growth
-from receiver.remote.collector.limits import Limits, Places, Rate
+from receiver.remote.collector.ack_batcher import AckBatcher
+from receiver.remote.collector.follow_server import Following, GrowthWatcher
+from receiver.remote.collector.limits import Limits, Rate, SlotLimiter
 from receiver.remote.collector.refusal import Code, Refused
 from receiver.remote.collector.store import Store
 from receiver.remote.collector.stored_stream import StoredStream
 from receiver.remote.errors import BadStreamError, GapError
-from receiver.remote.streams import Position, StreamKey
+from receiver.remote.streams import StreamKey, StreamOffset
 
 SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
     # More than the protocol has: what is too long is to have a line in the log, and gRPC itself says nothing here.
@@ -33,7 +33,7 @@ SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.so_reuseport", 0),
 )
 
-Grown = Callable[[StreamKey, Position], None]
+Grown = Callable[[StreamKey, StreamOffset], None]
 """Called when more of a stream is stored; on the collector's thread, which must not wait."""
 
 
@@ -66,9 +66,9 @@ class Collector:
         self._access = access or Access()
         self._limits = limits or Limits()
         self._on_grown = on_grown
-        self._places = Places(self._limits)
+        self._places = SlotLimiter(self._limits)
         self._fsync = store.fsync
-        self._growth = Growth()
+        self._growth = GrowthWatcher()
 
     def handlers(self) -> Any:
         """For `grpc.aio.Server.add_generic_rpc_handlers`."""
@@ -152,7 +152,7 @@ class Collector:
             await context.write(protocol.encode_position(stream.stored))
             logger.info("%s comes from %s, from %s on", key, context.peer(), tuple(stream.stored))
             decoder = protocol.PieceDecoder()
-            async with Acknowledging(stream, context.write) as acknowledging:
+            async with AckBatcher(stream, context.write) as acknowledging:
                 async for request in requests:
                     piece = decoder.take(request)
                     if piece is None:
@@ -176,7 +176,7 @@ class Collector:
                 Code.RESOURCE_EXHAUSTED, f"the collector cannot store it: {error.strerror}"
             ) from error
 
-    async def _append(self, stream: StoredStream, position: Position, data: Any) -> bool:
+    async def _append(self, stream: StoredStream, position: StreamOffset, data: Any) -> bool:
         if self._fsync:  # the others go on meanwhile
             return await asyncio.to_thread(stream.append, position, data)
         return stream.append(position, data)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from receiver.remote.collector.stored_stream import StoredStream
 from receiver.remote.errors import RemoteError
-from receiver.remote.streams import Position, StreamKey, is_run
+from receiver.remote.streams import StreamKey, StreamOffset, is_run
 
 _SEGMENT = re.compile(r"p(\d{6,10})-([0-9a-f]{16})-(\d{6})\.hcblog")
 
@@ -72,12 +72,12 @@ class Store:
             self.forget(key)
         os.close(self._lock)
 
-    def stored(self) -> dict[StreamKey, Position]:
+    def stored(self) -> dict[StreamKey, StreamOffset]:
         """How far each stream that has files is stored."""
-        found: dict[StreamKey, Position] = {}
+        found: dict[StreamKey, StreamOffset] = {}
         for key, number, path in self._segments():
-            if number >= found.get(key, Position(0, 0)).segment:
-                found[key] = Position(number, path.stat().st_size)
+            if number >= found.get(key, StreamOffset(0, 0)).segment:
+                found[key] = StreamOffset(number, path.stat().st_size)
         return found
 
     def segments(self, key: StreamKey) -> list[tuple[int, Path]]:

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from receiver.log import logger
-from receiver.remote.collector.segment_validator import SegmentCheck, check_file
+from receiver.remote.collector.segment_validator import SegmentValidator, check_file
 from receiver.remote.errors import BadStreamError, GapError
-from receiver.remote.streams import START, Position, StreamKey
+from receiver.remote.streams import START, StreamKey, StreamOffset
 
 
 class StoredStream:
@@ -34,11 +34,11 @@ class StoredStream:
             OSError: the files cannot be read.
         """
         self.key = key
-        self.stored: Position = START
+        self.stored: StreamOffset = START
         self._folder = folder
         self._fsync = fsync
         self._fd = -1
-        self._check: SegmentCheck | None = None
+        self._check: SegmentValidator | None = None
         self._lock = threading.Lock()  # a client that comes back may meet what is left of its last connection
         self._find()
 
@@ -46,7 +46,7 @@ class StoredStream:
         """Of one of its segments."""
         return self._folder / self.key.segment_name(number)
 
-    def append(self, position: Position, data: Any) -> bool:
+    def append(self, position: StreamOffset, data: Any) -> bool:
         """Stores a piece; what has been stored before is left out. False if all of it has.
 
         Raises:
@@ -57,7 +57,7 @@ class StoredStream:
         with self._lock:
             return self._append(position, data)
 
-    def _append(self, position: Position, data: Any) -> bool:
+    def _append(self, position: StreamOffset, data: Any) -> bool:
         known = self.stored
         if position.segment < known.segment:
             return False
@@ -76,7 +76,7 @@ class StoredStream:
         check.take(data)
         self._write(data)
         self._check = check
-        self.stored = Position(self.stored.segment, self.stored.offset + len(data))
+        self.stored = StreamOffset(self.stored.segment, self.stored.offset + len(data))
         return True
 
     def close(self) -> None:
@@ -102,17 +102,17 @@ class StoredStream:
             # A crash of the machine may leave anything. It is fetched once more, if it is still there.
             logger.warning("%s is damaged (%s): begun anew", path, error)
             path.unlink()
-            self._check = SegmentCheck(self.key, number)
+            self._check = SegmentValidator(self.key, number)
         self._open(number)
 
     def _begin(self, number: int) -> None:
         self.close()
-        self._check = SegmentCheck(self.key, number)
+        self._check = SegmentValidator(self.key, number)
         self._open(number)
 
     def _open(self, number: int) -> None:
         self._fd = os.open(self.path(number), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
-        self.stored = Position(number, os.fstat(self._fd).st_size)
+        self.stored = StreamOffset(number, os.fstat(self._fd).st_size)
 
     def _write(self, data: Any) -> None:
         view = memoryview(data)

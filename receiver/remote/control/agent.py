@@ -11,10 +11,10 @@ from typing import Any
 import grpc
 
 from receiver.control.commands import process
-from receiver.control.endpoints import live
+from receiver.control.endpoints import endpoints
 from receiver.control.protocol import pack
-from receiver.control.pushed_rules import KeptRules
-from receiver.control.request import Client, Handler, answer
+from receiver.control.pushed_rules import PushedRules
+from receiver.control.request import Client, Handler, handle_request
 from receiver.log import logger
 from receiver.remote.control.protocol import (
     COMMANDS,
@@ -54,9 +54,9 @@ class ControlThread:
         """
         self._transport = transport
         self._key = key
-        rules = KeptRules(runtime, f"the collector at {transport.address}, run {key.run}")
+        rules = PushedRules(runtime, f"the collector at {transport.address}, run {key.run}")
         self._handlers: Mapping[str, Handler] = {
-            **{name: live.handlers[name] for name in COMMANDS},
+            **{name: endpoints.handlers[name] for name in COMMANDS},
             "rules": rules,
         }
         self._back_off = BackOff()
@@ -134,7 +134,7 @@ class ControlThread:
                 return pack({"error": "too many control this process at a time", "kind": "ControlError"})
             client = sessions[session] = Client()
         try:
-            found = answer(self._handlers, line, client)
+            found = handle_request(self._handlers, line, client)
         except OSError as error:
             found = pack({"error": str(error), "kind": "ControlError"})
         if len(found) > MAX_ANSWER:

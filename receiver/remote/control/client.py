@@ -12,7 +12,7 @@ from receiver.closing import Closing
 from receiver.control.errors import ControlError
 from receiver.control.protocol import pack, unpack
 from receiver.remote.control.protocol import ASK, Controlled, decode_told, encode_asking
-from receiver.remote.control.rule_store import Statement
+from receiver.remote.control.rule_store import RuleSetting
 from receiver.remote.errors import BadStreamError, LinkError
 from receiver.remote.options import Forward
 from receiver.remote.protocol import SERVICE
@@ -21,7 +21,7 @@ from receiver.remote.sending.grpc_transport import make_channel, metadata_of, tr
 from receiver.taplog.render.json_value import printable
 
 
-class Told(NamedTuple):
+class ProcessAnswer(NamedTuple):
     """What one process answered.
 
     Attributes:
@@ -51,8 +51,8 @@ class Answers:
         kept: what was said by way of it and holds for processes to come.
     """
 
-    told: list[Told] = field(default_factory=list)
-    kept: list[Statement] = field(default_factory=list)
+    told: list[ProcessAnswer] = field(default_factory=list)
+    kept: list[RuleSetting] = field(default_factory=list)
 
 
 class CollectorControl(Closing):
@@ -111,26 +111,26 @@ class CollectorControl(Closing):
         self._channel.close()
 
 
-def _told(process: Controlled, line: bytes | None) -> Told:
+def _told(process: Controlled, line: bytes | None) -> ProcessAnswer:
     if line is None:
-        return Told(process)
+        return ProcessAnswer(process)
     try:
         found = unpack(line)
     except ControlError as error:
-        return Told(process, error=printable(str(error)), kind="ControlError")
+        return ProcessAnswer(process, error=printable(str(error)), kind="ControlError")
     if "error" in found or found.get("result") is None:
-        return Told(
+        return ProcessAnswer(
             process, error=printable(str(found.get("error") or "nothing")), kind=str(found.get("kind"))
         )
-    return Told(process, found["result"])
+    return ProcessAnswer(process, found["result"])
 
 
-def _kept(found: dict[str, Any]) -> list[Statement]:
+def _kept(found: dict[str, Any]) -> list[RuleSetting]:
     if "error" in found:
         raise ControlError(printable(str(found["error"])))
     try:
         return [
-            Statement(_text(run), _text(pattern), _text(name), value)
+            RuleSetting(_text(run), _text(pattern), _text(name), value)
             for run, pattern, name, value in found["result"]["kept"]
         ]
     except (LookupError, TypeError, ValueError) as error:

@@ -17,11 +17,11 @@ from receiver.control.protocol import MAX_REQUEST, pack, unpack
 from receiver.log import logger
 from receiver.remote import protocol
 from receiver.remote.collector.access import Access, known, may
-from receiver.remote.collector.limits import Limits, Places
+from receiver.remote.collector.limits import Limits, SlotLimiter
 from receiver.remote.collector.refusal import Code, Refused
 from receiver.remote.control import protocol as control_protocol
 from receiver.remote.control.rule_store import StatementsFile, covers, overlap
-from receiver.remote.control.sessions import NOBODY, ProcessLink, ProcessLinks
+from receiver.remote.control.sessions import NOBODY, ProcessSession, ProcessSessions
 from receiver.remote.errors import BadStreamError
 from receiver.runtime.rules.rules import checked, checked_glob
 
@@ -75,12 +75,12 @@ class ControlService:
         self._file = StatementsFile(directory)
         self._kept = self._file.read()
         self._saying = asyncio.Lock()  # while something is said and written
-        self._links = ProcessLinks()
+        self._links = ProcessSessions()
         self._sessions = itertools.count(NOBODY + 1)
         self._access = access or Access()
         self._limits = limits or Limits()
-        self._processes = Places(self._limits)
-        self._clients = Places(Limits(streams=MAX_CLIENTS, streams_per_peer=MAX_CLIENTS))
+        self._processes = SlotLimiter(self._limits)
+        self._clients = SlotLimiter(Limits(streams=MAX_CLIENTS, streams_per_peer=MAX_CLIENTS))
 
     def handlers(self) -> Any:
         """For `grpc.aio.Server.add_generic_rpc_handlers`."""
@@ -102,13 +102,13 @@ class ControlService:
                     raise Refused(
                         Code.PERMISSION_DENIED, f"this token is not good for the run {process.key.run}"
                     )
-                link = ProcessLink(process)
+                link = ProcessSession(process)
                 await self._serve(link, requests, context)
         except Refused as refused:
             logger.warning("control of %s at %s: %s", link.process if link else "a process", peer, refused)
             await context.abort(refused.code, str(refused))
 
-    async def _serve(self, link: ProcessLink, requests: AsyncIterator[bytes], context: Any) -> None:
+    async def _serve(self, link: ProcessSession, requests: AsyncIterator[bytes], context: Any) -> None:
         # From here to the loop nothing waits: what is said meanwhile is either in the first request, or behind it.
         self._links.add(link)
         link.request(NOBODY, self._rules(link))
@@ -185,9 +185,9 @@ class ControlService:
         self, session: _Session, command: str, arguments: dict[str, Any], seconds: float, context: Any
     ) -> None:
         came: _Came = asyncio.Queue()
-        waiting: dict[ProcessLink, None] = {}
+        waiting: dict[ProcessSession, None] = {}
         plain = pack({"command": command, "arguments": arguments})
-        behind: list[ProcessLink] = []
+        behind: list[ProcessSession] = []
         for link in self._links.processes():
             if not session.includes(link.process.key.run):
                 continue
@@ -225,7 +225,7 @@ class ControlService:
             kept = self._kept
             for run in session.runs():
                 kept = kept.without(run, pattern) if reset else kept
-                kept = kept.having(run, pattern, settings)
+                kept = kept.with_setting(run, pattern, settings)
             try:
                 await asyncio.to_thread(self._file.write, kept)
             except OSError as error:
@@ -233,15 +233,15 @@ class ControlService:
             self._kept = kept
         logger.info("%s says of %r: reset=%s %r", peer, pattern, reset, settings)
 
-    def _rules(self, link: ProcessLink, arguments: dict[str, Any] | None = None) -> bytes:
+    def _rules(self, link: ProcessSession, arguments: dict[str, Any] | None = None) -> bytes:
         said = {"said": self._kept.about(link.process.key.run)}
         return pack({"command": "rules", "arguments": {**(arguments or {}), **said}})
 
 
-_Came = asyncio.Queue[tuple[ProcessLink, bytes | None]]
+_Came = asyncio.Queue[tuple[ProcessSession, bytes | None]]
 
 
-def _came(came: _Came, link: ProcessLink, future: asyncio.Future[bytes | None]) -> None:
+def _came(came: _Came, link: ProcessSession, future: asyncio.Future[bytes | None]) -> None:
     came.put_nowait((link, future.result()))
 
 
@@ -266,11 +266,11 @@ def _request(line: bytes) -> tuple[str, dict[str, Any], float]:
     return command, arguments, float(seconds)
 
 
-async def _send(link: ProcessLink, context: Any) -> None:
+async def _send(link: ProcessSession, context: Any) -> None:
     async for request in link.requests():
         await context.write(request)
 
 
-async def _receive(link: ProcessLink, requests: AsyncIterator[bytes]) -> None:
+async def _receive(link: ProcessSession, requests: AsyncIterator[bytes]) -> None:
     async for data in requests:
         link.answered(data)

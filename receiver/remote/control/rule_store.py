@@ -18,7 +18,7 @@ MAX_BYTES = 32 << 10
 """So much may be kept: a request has room for all of it."""
 
 
-class Statement(NamedTuple):
+class RuleSetting(NamedTuple):
     """That a rule has a value, for the taps that match a glob in runs that match one."""
 
     run: str
@@ -27,14 +27,14 @@ class Statement(NamedTuple):
     value: Any
 
 
-class KeptStatements:
+class RuleStore:
     """What was said, in order: of what is for one tap the last counts, for each field by itself. Immutable."""
 
-    def __init__(self, statements: Sequence[Statement] = ()) -> None:
+    def __init__(self, statements: Sequence[RuleSetting] = ()) -> None:
         """Nothing was said; or `statements`."""
         self.statements = tuple(statements)
 
-    def having(self, run: str, pattern: str, settings: Mapping[str, Any]) -> KeptStatements:
+    def with_setting(self, run: str, pattern: str, settings: Mapping[str, Any]) -> RuleStore:
         """After settings were said. What can never count again is forgotten.
 
         Raises:
@@ -44,30 +44,30 @@ class KeptStatements:
         checked_glob(pattern)
         statements = list(self.statements)
         for field, value in settings.items():
-            said = Statement(run, pattern, field, checked(field, value))
+            said = RuleSetting(run, pattern, field, checked(field, value))
             statements = [s for s in statements if not _overrules(said, s)]
             statements.append(said)
-        found = KeptStatements(statements)
+        found = RuleStore(statements)
         if len(found.encoded()) > MAX_BYTES:
             raise ValueError(
                 f"the collector keeps rules of {MAX_BYTES >> 10} KiB at most: take some back with --reset"
             )
         return found
 
-    def without(self, run: str, pattern: str) -> KeptStatements:
+    def without(self, run: str, pattern: str) -> RuleStore:
         """After all was taken back for a glob in some runs. Where a wider glob says something, the default is said.
 
         Raises:
             ValueError: a glob makes no sense, or it would be too much to keep.
         """
         every = [
-            Statement(run, pattern, field, getattr(DEFAULT, field)) for field in FIELDS if field != "when"
+            RuleSetting(run, pattern, field, getattr(DEFAULT, field)) for field in FIELDS if field != "when"
         ]
         left = [s for s in self.statements if not any(_overrules(said, s) for said in every)]
         contradicted = {
             said.field: said.value for said in every if any(_may_be_about_the_same(said, s) for s in left)
         }
-        return KeptStatements(left).having(run, pattern, contradicted)
+        return RuleStore(left).with_setting(run, pattern, contradicted)
 
     def about(self, run: str) -> list[tuple[str, dict[str, Any]]]:
         """What is said to the processes of a run: globs and settings, in order."""
@@ -78,7 +78,7 @@ class KeptStatements:
         return json.dumps({"version": VERSION, "statements": self.statements}, indent=1).encode()
 
     @classmethod
-    def decoded(cls, data: bytes) -> KeptStatements:
+    def decoded(cls, data: bytes) -> RuleStore:
         """Reverses `encoded`.
 
         Raises:
@@ -90,7 +90,7 @@ class KeptStatements:
         kept = cls()
         try:
             for run, pattern, field, value in found["statements"]:
-                kept = kept.having(run, pattern, {field: value})
+                kept = kept.with_setting(run, pattern, {field: value})
         except TypeError as error:
             raise ValueError(
                 f"expected statements of a run, a glob, a rule and its value: {error}"
@@ -105,17 +105,17 @@ class StatementsFile:
         """Nothing is read yet."""
         self._path = directory / NAME
 
-    def read(self) -> KeptStatements:
+    def read(self) -> RuleStore:
         """What is in it. A file that makes no sense is logged, and nothing in it."""
         try:
-            return KeptStatements.decoded(self._path.read_bytes())
+            return RuleStore.decoded(self._path.read_bytes())
         except FileNotFoundError:
-            return KeptStatements()
+            return RuleStore()
         except (OSError, ValueError, RecursionError) as error:
             logger.error("%s cannot be read: %s; no rules of taps are kept from before", self._path, error)
-            return KeptStatements()
+            return RuleStore()
 
-    def write(self, kept: KeptStatements) -> None:
+    def write(self, kept: RuleStore) -> None:
         """Replaces it.
 
         Raises:
@@ -129,7 +129,7 @@ class StatementsFile:
         os.replace(new, self._path)
 
 
-def _overrules(said: Statement, earlier: Statement) -> bool:
+def _overrules(said: RuleSetting, earlier: RuleSetting) -> bool:
     return (
         said.field == earlier.field
         and covers(said.run, earlier.run)
@@ -137,7 +137,7 @@ def _overrules(said: Statement, earlier: Statement) -> bool:
     )
 
 
-def _may_be_about_the_same(said: Statement, other: Statement) -> bool:
+def _may_be_about_the_same(said: RuleSetting, other: RuleSetting) -> bool:
     return said.field == other.field and overlap(said.run, other.run) and overlap(said.pattern, other.pattern)
 
 

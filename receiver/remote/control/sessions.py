@@ -18,7 +18,7 @@ NOBODY = 0
 """In place of a session: the collector itself asks."""
 
 
-class ProcessLink:
+class ProcessSession:
     """One process. In the collector's event loop.
 
     Attributes:
@@ -96,31 +96,31 @@ class ProcessLink:
             yield request
 
 
-class ProcessLinks:
+class ProcessSessions:
     """All of them, one for each stream."""
 
     def __init__(self) -> None:
         """None yet."""
-        self._links: dict[StreamKey, ProcessLink] = {}
+        self._links: dict[StreamKey, ProcessSession] = {}
 
-    def add(self, link: ProcessLink) -> None:
+    def add(self, link: ProcessSession) -> None:
         """A process has come; an older connection of it is ended."""
         older = self._links.pop(link.process.key, None)
         if older is not None:
             older.end(Code.ABORTED, f"a newer connection of {link.process}")
         self._links[link.process.key] = link
 
-    def remove(self, link: ProcessLink) -> None:
+    def remove(self, link: ProcessSession) -> None:
         """It is gone."""
         link.gone()
         if self._links.get(link.process.key) is link:
             del self._links[link.process.key]
 
-    def all(self) -> Iterable[ProcessLink]:
+    def all(self) -> Iterable[ProcessSession]:
         """Every one."""
         return tuple(self._links.values())
 
-    def processes(self) -> list[ProcessLink]:
+    def processes(self) -> list[ProcessSession]:
         """One for each process: it may have several streams, the last of which stands for it. By run and number."""
         found = {link.process.instance: link for link in self._links.values()}
         return [found[instance] for instance in sorted(found)]

@@ -16,7 +16,7 @@ import msgpack
 
 from receiver.remote.errors import BadStreamError
 from receiver.remote.spool.stream_reader import Again
-from receiver.remote.streams import Position, StreamKey
+from receiver.remote.streams import StreamKey, StreamOffset
 
 NAME = ".delivered"
 
@@ -30,7 +30,7 @@ class Waiting(NamedTuple):
         seq: its number there.
     """
 
-    position: Position
+    position: StreamOffset
     device: str
     seq: int
 
@@ -41,21 +41,21 @@ class Cursor:
     def __init__(self, directory: Path) -> None:
         """Reads it, if there is one that is good."""
         self._path = directory / NAME
-        self._positions: dict[StreamKey, Position] = {}
+        self._positions: dict[StreamKey, StreamOffset] = {}
         self._waiting: dict[StreamKey, Again] = {}
         self._is_saved = True
         with contextlib.suppress(OSError, ValueError, TypeError, msgpack.UnpackException, BadStreamError):
             for folder, position, *waiting in msgpack.unpackb(self._path.read_bytes()):
                 key = StreamKey.of_folder(folder)
                 if key is not None:
-                    self._positions[key] = Position.of(position)
+                    self._positions[key] = StreamOffset.of(position)
                     if waiting:
                         since, seqs = waiting
-                        self._waiting[key] = Again(Position.of(since), dict(seqs))
+                        self._waiting[key] = Again(StreamOffset.of(since), dict(seqs))
 
-    def position(self, key: StreamKey) -> Position:
+    def position(self, key: StreamKey) -> StreamOffset:
         """Where to go on with a stream."""
-        return self._positions.get(key, Position(0, 0))
+        return self._positions.get(key, StreamOffset(0, 0))
 
     def waiting(self, key: StreamKey) -> Again | None:
         """The shards before that position whose values were incomplete, if there are such."""
@@ -63,7 +63,7 @@ class Cursor:
 
     def wait_for(self, shards: Iterable[tuple[StreamKey, Waiting]]) -> None:
         """Of all that was delivered, only these shards belong to values that are incomplete."""
-        since: dict[StreamKey, Position] = {}
+        since: dict[StreamKey, StreamOffset] = {}
         seqs: dict[StreamKey, dict[str, list[int]]] = {}
         for key, (position, device, seq) in shards:
             since[key] = min(position, since.get(key, position))
@@ -73,7 +73,7 @@ class Cursor:
             self._waiting = waiting
             self._is_saved = False
 
-    def move(self, key: StreamKey, position: Position) -> None:
+    def move(self, key: StreamKey, position: StreamOffset) -> None:
         """Everything before it has been delivered."""
         if self._positions.get(key) != position:
             self._positions[key] = position

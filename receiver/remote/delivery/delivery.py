@@ -11,26 +11,25 @@ from typing import Any
 
 from receiver.log import logger
 from receiver.messages.check_report import FailedCheck
-from receiver.messages.consumer import Sink
 from receiver.messages.deferred_errors import OnError
-from receiver.messages.message import Message
+from receiver.messages.message import Message, Sink
 from receiver.messages.steps import step_place
 from receiver.remote.collector.store import Store
 from receiver.remote.delivery.cursor import Cursor, Waiting
-from receiver.remote.delivery.error_log import RaisedLog
-from receiver.remote.delivery.process_groups import PATIENCE_SEC, JobStreams
+from receiver.remote.delivery.error_log import RateLimitedErrorLog
+from receiver.remote.delivery.process_groups import PATIENCE_SEC, ProgramRunStreams
 from receiver.remote.delivery.stream import DeliveredStream
 from receiver.remote.delivery.stream_printer import CHECKS, PRINTS, StreamPrinter
 from receiver.remote.spool.stream_reader import StoredRuns
-from receiver.remote.streams import Position, StreamKey
+from receiver.remote.streams import StreamKey, StreamOffset
 from receiver.replayer.run_delivery import RunDelivery
 from receiver.runtime.dispatch.scope import Scope
-from receiver.sinks.sharding.multi_process import Stream
+from receiver.sinks.sharding.multi_process import ShardStream
 from receiver.taplog.format.errors import Damage, Lost
-from receiver.taplog.reading.merge import Run
+from receiver.taplog.reading.merge import MessageRun
 from receiver.taplog.reading.segment_reader import Writer
 from receiver.taplog.reading.selection import Selection
-from receiver.wire.tap_descriptor import Described
+from receiver.wire.tap_descriptor import TapDescriptor
 
 TURN_SEC = 0.02
 """Turns begin no sooner after each other, but where streams are behind: waking up for a piece costs more than it."""
@@ -78,15 +77,15 @@ class Delivery:
         self._everything = everything
         self._cursor = Cursor(store.directory)
         self._streams: dict[StreamKey, DeliveredStream] = {}
-        self._jobs = None if shards else JobStreams(patience_sec)
-        self._held: dict[StreamKey, Position] = {}
+        self._jobs = None if shards else ProgramRunStreams(patience_sec)
+        self._held: dict[StreamKey, StreamOffset] = {}
         self.scope = Scope("collector", MAX_LINES, on_error=OnError.WARN)
         self.lost: Counter[str] = Counter()
         self.incomplete: Counter[str] = Counter()
         self._hurry = threading.Event()  # somebody waits until all is delivered
-        self._raised = RaisedLog()
+        self._raised = RateLimitedErrorLog()
         self._changed = threading.Condition()  # protects what follows
-        self._grown: dict[StreamKey, Position] = {}
+        self._grown: dict[StreamKey, StreamOffset] = {}
         self._new: set[StreamKey] = set()  # of these, those of which more has come
         self._stop = False
         self._busy = False
@@ -96,7 +95,7 @@ class Delivery:
         self._thread = threading.Thread(target=self._run, name="hostcallback-delivery", daemon=True)
         self._thread.start()
 
-    def grown(self, key: StreamKey, position: Position) -> None:
+    def grown(self, key: StreamKey, position: StreamOffset) -> None:
         """More of a stream is stored. Any thread; does not wait."""
         with self._changed:
             self._grown[key] = position
@@ -166,7 +165,7 @@ class Delivery:
                 self._raised.end()
                 return
 
-    def _deliver_safely(self, key: StreamKey, stored: Position, *, everything: bool = False) -> bool:
+    def _deliver_safely(self, key: StreamKey, stored: StreamOffset, *, everything: bool = False) -> bool:
         try:
             return self._deliver(key, stored, everything=everything)
         except Exception:  # whatever is wrong with one stream, the others are to be delivered
@@ -179,31 +178,31 @@ class Delivery:
         if jobs is None:
             return
         try:
-            jobs.lose_patience()
+            jobs.expire_stalled()
         except Exception:
             logger.exception("a value cannot be delivered")
-        ready = {key: stored for key, stored in self._held.items() if not jobs.is_held(key)}
+        ready = {key: stored for key, stored in self._held.items() if not jobs.is_paused(key)}
         for key in ready:
             del self._held[key]
         with self._changed:
             self._grown = {**ready, **self._grown}
 
-    def _deliver(self, key: StreamKey, stored: Position, *, everything: bool) -> bool:
+    def _deliver(self, key: StreamKey, stored: StreamOffset, *, everything: bool) -> bool:
         # Whether there is more that can be delivered now.
         stream = self._streams.get(key)
         if stream is None:
             stream = self._streams[key] = self._make(key)
         jobs = self._jobs
 
-        def is_held() -> bool:
-            return jobs is not None and not everything and jobs.is_held(key)
+        def is_paused() -> bool:
+            return jobs is not None and not everything and jobs.is_paused(key)
 
-        if is_held():
+        if is_paused():
             self._held[key] = stored
             return False
         before = stream.runs.position
-        for record in stream.everything(stored) if everything else stream.turn(stored, is_held):
-            if isinstance(record, Run):
+        for record in stream.everything(stored) if everything else stream.turn(stored, is_paused):
+            if isinstance(record, MessageRun):
                 stream.delivery.deliver(record)
             elif isinstance(record, Damage):
                 if not record.torn:
@@ -213,7 +212,7 @@ class Delivery:
         self._cursor.move(key, max(stream.runs.position, self._cursor.position(key)))
         if stream.runs.position >= stored:
             return False
-        if is_held():
+        if is_paused():
             self._held[key] = stored
             return False
         return before != stream.runs.position
@@ -235,7 +234,7 @@ class Delivery:
             see = printer.see
         label = f"{key.run} p{key.process} "
 
-        def joint(writer: Writer) -> Stream | None:
+        def joint(writer: Writer) -> ShardStream | None:
             if self._jobs is None:
                 return None
             return self._jobs.stream(
@@ -259,7 +258,7 @@ class Delivery:
         )
         return stream
 
-    def _wants(self, described: Described) -> bool:
+    def _wants(self, described: TapDescriptor) -> bool:
         if self._everything or self._sinks or described.kind in CHECKS:
             return True
         if self._prints and (described.kind in PRINTS or step_place(described) is not None):

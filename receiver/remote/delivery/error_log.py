@@ -11,7 +11,7 @@ _Kind = tuple[str, str, str, str]
 """The exception's type, tap, line and device."""
 
 
-class RaisedLog:
+class RateLimitedErrorLog:
     """Says the first of each kind, then the tenth, the hundredth, ..., and at last how many there were. One thread."""
 
     def __init__(self) -> None:

@@ -7,11 +7,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from receiver.messages.consumer import Sink
-from receiver.messages.message import Message
+from receiver.messages.message import Message, Sink
 from receiver.remote.streams import StreamKey
-from receiver.sinks.sharding.multi_process import Job, Stream
-from receiver.wire.tap_descriptor import Described
+from receiver.sinks.sharding.multi_process import ProgramRun, ShardStream
+from receiver.wire.tap_descriptor import TapDescriptor
 
 PATIENCE_SEC = 300.0
 """A stream that is far ahead waits until nothing has come of those that are behind for so long. Values of a program
@@ -22,7 +21,7 @@ that has begun another life wait for so long, too."""
 class _Known:
     # A job, and when its streams grew last; how many devices each has.
     run: str
-    job: Job
+    job: ProgramRun
     grown_at: dict[StreamKey, float] = field(default_factory=dict)
     devices: dict[StreamKey, Callable[[], int]] = field(default_factory=dict)
     held_since: float | None = None
@@ -32,11 +31,11 @@ class _Known:
     def last_grown(self) -> float:
         return max(self.grown_at.values())
 
-    def is_held(self, key: StreamKey) -> bool:
-        return self.job.is_held(key, self.devices[key]())
+    def is_paused(self, key: StreamKey) -> bool:
+        return self.job.is_paused(key, self.devices[key]())
 
 
-class JobStreams:
+class ProgramRunStreams:
     """The jobs of all streams that have one. One thread."""
 
     def __init__(self, patience_sec: float = PATIENCE_SEC) -> None:
@@ -50,31 +49,31 @@ class JobStreams:
         key: StreamKey,
         job: str,
         *,
-        wants: Callable[[Described], bool],
+        wants: Callable[[TapDescriptor], bool],
         devices: Callable[[], int],
         mark: Callable[[Message], object],
         see: Callable[[Message, Sink], Sink],
-    ) -> Stream | None:
+    ) -> ShardStream | None:
         """What a stream brings to its job's values; None if it does not say which that is.
 
         Args:
             key: the stream.
             job: what it says.
-            wants: see `Stream`.
+            wants: see `ShardStream`.
             devices: how many devices its process has.
-            mark: see `Stream`.
+            mark: see `ShardStream`.
             see: see there.
         """
         if not job:
             return None
         known = self._jobs.get((key.run, job))
         if known is None:
-            known = self._jobs[key.run, job] = _Known(key.run, Job())
+            known = self._jobs[key.run, job] = _Known(key.run, ProgramRun())
         self._of[key] = known
         known.grown_at[key] = time.monotonic()
         known.devices[key] = devices
         known.not_awaited = None
-        return Stream(known.job, key, key.process, wants, mark, see)
+        return ShardStream(known.job, key, key.process, wants, mark, see)
 
     def grew(self, key: StreamKey) -> None:
         """More of a stream is stored."""
@@ -84,10 +83,10 @@ class JobStreams:
             if known.not_awaited is not None and key in known.not_awaited:
                 known.not_awaited = None
 
-    def is_held(self, key: StreamKey) -> bool:
+    def is_paused(self, key: StreamKey) -> bool:
         """Whether the rest of a stream is to be left for later."""
         known = self._of.get(key)
-        return known is not None and known.is_held(key)
+        return known is not None and known.is_paused(key)
 
     def pending(self) -> Iterator[tuple[StreamKey, Any]]:
         """Where the shards of incomplete values are: their streams, and the marks in these."""
@@ -104,10 +103,10 @@ class JobStreams:
     def take_given_up(self) -> Iterator[tuple[str, int]]:
         """How many values were given up since the last time, with their taps and the reasons."""
         for known in self._jobs.values():
-            yield from known.job.given_up.items()
-            known.job.given_up.clear()
+            yield from known.job.discarded.items()
+            known.job.discarded.clear()
 
-    def lose_patience(self) -> None:
+    def expire_stalled(self) -> None:
         """Gives up what was waited for too long.
 
         Raises:
@@ -115,13 +114,13 @@ class JobStreams:
         """
         now = time.monotonic()
         for known in self._jobs.values():
-            held = [key for key in known.grown_at if known.is_held(key)]
+            held = [key for key in known.grown_at if known.is_paused(key)]
             if held:
                 self._relieve(known, held, now)
             else:
                 known.held_since = None
                 if known.job.pending_values and self._is_over(known, now):
-                    known.job.give_up()
+                    known.job.discard()
 
     def _relieve(self, known: _Known, held: list[StreamKey], now: float) -> None:
         if known.held_since is None:
@@ -133,8 +132,8 @@ class JobStreams:
             if now - since < self._patience_sec:
                 return
             known.not_awaited = frozenset(behind)
-        while all(known.is_held(key) for key in held):
-            known.job.relieve()
+        while all(known.is_paused(key) for key in held):
+            known.job.evict_oldest()
 
     def _is_over(self, known: _Known, now: float) -> bool:
         # Whether its processes have begun another life, and nothing comes of this one any more.

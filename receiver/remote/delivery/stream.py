@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable, Iterator
 
 from receiver.remote.spool.stream_reader import StoredRuns
-from receiver.remote.streams import Position
+from receiver.remote.streams import StreamOffset
 from receiver.replayer.run_delivery import RunDelivery
-from receiver.taplog.reading.merge import Record, Run
+from receiver.taplog.reading.merge import MessageRun, Record
 
 TURN_BYTES = 4 << 20
 """So much of one stream is delivered before it is another one's turn."""
@@ -37,12 +37,12 @@ class DeliveredStream:
         self.at = runs.position, ""
         self._read_at = math.inf  # for ever, where no file is open
 
-    def turn(self, stored: Position, is_enough: Callable[[], bool]) -> Iterator[Record]:
+    def turn(self, stored: StreamOffset, is_enough: Callable[[], bool]) -> Iterator[Record]:
         """What is new up to `stored`, about as much as one turn may take. `is_enough`: whether to stop before that."""
         until = time.monotonic() + TURN_SEC
         yield from self._read(stored, TURN_BYTES, lambda: is_enough() or time.monotonic() >= until)
 
-    def everything(self, stored: Position) -> Iterator[Record]:
+    def everything(self, stored: StreamOffset) -> Iterator[Record]:
         """All that is new up to `stored`."""
         yield from self._read(stored, math.inf, lambda: False)
 
@@ -52,9 +52,11 @@ class DeliveredStream:
             self.runs.rest()
             self._read_at = math.inf
 
-    def _read(self, stored: Position, limit_bytes: float, is_enough: Callable[[], bool]) -> Iterator[Record]:
+    def _read(
+        self, stored: StreamOffset, limit_bytes: float, is_enough: Callable[[], bool]
+    ) -> Iterator[Record]:
         self._read_at = time.monotonic()
         for record in self.runs.read(stored, limit_bytes, is_enough):
-            if isinstance(record, Run):
+            if isinstance(record, MessageRun):
                 self.at = self.runs.position, record.device
             yield record

@@ -8,14 +8,13 @@ import os
 import sys
 from collections.abc import Callable
 
-from receiver.messages.consumer import Sink
-from receiver.messages.message import Message
-from receiver.messages.steps import StepPlace, step_place
+from receiver.messages.message import Message, Sink
+from receiver.messages.steps import StepSource, step_place
 from receiver.sinks.print import PrintSink, write_at_once
 from receiver.taplog.render.json_value import printable, short_text
 from receiver.taplog.render.text import text_of
 from receiver.wire import pytree as tree
-from receiver.wire.tap_descriptor import Described
+from receiver.wire.tap_descriptor import TapDescriptor
 
 PRINTS = ("print", "format")
 CHECKS = ("check", "nonfinite")
@@ -36,7 +35,7 @@ class StreamPrinter:
         self._local_device = local_device
         self._everything = everything
         self._steps: dict[str, int] = {}
-        self._places: dict[int, tuple[Described, StepPlace | None]] = {}
+        self._places: dict[int, tuple[TapDescriptor, StepSource | None]] = {}
 
     def __call__(self, message: Message) -> None:
         """Prints one message."""
@@ -69,7 +68,7 @@ class StreamPrinter:
         finally:
             self._steps[device] = now
 
-    def _see(self, message: Message) -> tuple[Described, str] | None:
+    def _see(self, message: Message) -> tuple[TapDescriptor, str] | None:
         known = self._places.get(message.consumer.consumer_id)
         if known is None:
             if message.consumer.describe is None:
@@ -82,7 +81,7 @@ class StreamPrinter:
             self._see_step(message, place, device)
         return described, device
 
-    def _see_step(self, message: Message, place: StepPlace, device: str) -> None:
+    def _see_step(self, message: Message, place: StepSource, device: str) -> None:
         if place.array < 0:
             self._steps[device] = place.value
         elif place.array < len(message.arrays):
@@ -90,14 +89,14 @@ class StreamPrinter:
             if not array.ndim and array.dtype.kind in "iu":
                 self._steps[device] = int(array)
 
-    def _start(self, described: Described, device: str) -> str:
+    def _start(self, described: TapDescriptor, device: str) -> str:
         local = self._local_device(device)
         number = device.rpartition(":")[2] if local is None else str(local)
         step = f" step {self._steps[device]}" if device in self._steps else ""
         line = os.path.basename(described.source_line.split(" ", 1)[0])
         return printable(f"[p{self._process} d{number}{step} {line}]")
 
-    def _text(self, described: Described, message: Message) -> str:
+    def _text(self, described: TapDescriptor, message: Message) -> str:
         text = text_of(described, message)
         if text is not None:
             return text

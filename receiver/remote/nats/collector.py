@@ -12,10 +12,10 @@ from receiver.log import logger
 from receiver.remote.collector.store import Store
 from receiver.remote.errors import BadStreamError, LinkError
 from receiver.remote.nats.connection import REQUEST_SEC, NatsConnection, NatsServer
-from receiver.remote.nats.publication import Unit
+from receiver.remote.nats.publication import Publication
 from receiver.remote.nats.store import NatsStore
 from receiver.remote.nats.subjects import subject_of_run
-from receiver.remote.streams import Position, StreamKey
+from receiver.remote.streams import StreamKey, StreamOffset
 
 FETCH = 128
 FETCH_SEC = 0.5
@@ -33,7 +33,7 @@ class _Batch:
     # Units of one batch of a device by their part, whether one came again, and where to say that they are stored.
     since: float
     parts: int
-    units: dict[tuple[int, str], Unit] = field(default_factory=dict)
+    units: dict[tuple[int, str], Publication] = field(default_factory=dict)
     again: bool = False
     replies: list[str] = field(default_factory=list)
 
@@ -56,7 +56,7 @@ class NatsCollector:
         *,
         durable: str,
         run: str = "",
-        on_grown: Callable[[StreamKey, Position], None] = lambda key, position: None,
+        on_grown: Callable[[StreamKey, StreamOffset], None] = lambda key, position: None,
     ) -> None:
         """Makes ready.
 
@@ -139,7 +139,7 @@ class NatsCollector:
         for message in messages:
             self._connection.note_stored(message.metadata.sequence.stream)
             try:
-                unit = Unit.decode(message.data)
+                unit = Publication.decode(message.data)
             except BadStreamError as error:
                 logger.warning("a message at %s is no tap's, and left out: %s", message.subject[:200], error)
                 self._replies.append(message.reply)

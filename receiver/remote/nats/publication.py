@@ -12,12 +12,12 @@ import numpy as np
 from receiver.remote.errors import BadStreamError
 from receiver.remote.nats.subjects import subject
 from receiver.remote.streams import StreamKey
-from receiver.taplog.format.block import Block
+from receiver.taplog.format.block import FrameBlock
 from receiver.taplog.format.errors import Lost
-from receiver.taplog.reading.merge import LostRun, Run
+from receiver.taplog.reading.merge import LostRun, MessageRun
 from receiver.wire import Flags, WireError, decode_header
 from receiver.wire.dtypes import Array
-from receiver.wire.tap_descriptor import Described
+from receiver.wire.tap_descriptor import TapDescriptor
 
 VERSION = 1
 LINE_BYTES = 64
@@ -27,7 +27,7 @@ _RING_ONLY = np.uint64(int(Flags.EXTERNAL | Flags.PAD | Flags.DISCARDED | Flags.
 
 
 @dataclass(slots=True)
-class Unit:
+class Publication:
     """Messages of one tap out of one batch of a device; or a note that some were lost, without messages.
 
     Attributes:
@@ -48,10 +48,10 @@ class Unit:
     key: StreamKey
     writer: dict[str, Any]
     device: str
-    block: Block
+    block: FrameBlock
     steps: Array
     folded: list[tuple[int, int]] = field(default_factory=list)
-    described: dict[int, Described] = field(default_factory=dict)
+    described: dict[int, TapDescriptor] = field(default_factory=dict)
     batch: int = 0
     part: int = 0
     parts: int = 1
@@ -90,7 +90,7 @@ class Unit:
         return data
 
     @classmethod
-    def decode(cls, data: bytes) -> Unit:
+    def decode(cls, data: bytes) -> Publication:
         """Reverses `encode`.
 
         Raises:
@@ -104,7 +104,7 @@ class Unit:
             raise BadStreamError(f"{len(data)} bytes are no messages of taps: {error!r}") from error
 
     @classmethod
-    def _decode(cls, fields: dict[str, Any]) -> Unit:
+    def _decode(cls, fields: dict[str, Any]) -> Publication:
         # It comes from outside: nothing is taken for granted.
         if fields["v"] != VERSION:
             raise BadStreamError(
@@ -114,7 +114,7 @@ class Unit:
         data = np.frombuffer(bytearray(fields["frames"]), np.uint8)
         offsets = np.frombuffer(fields["offsets"], "<i8").astype(np.int64)
         steps = np.frombuffer(fields["steps"], "<i8").astype(np.int64)
-        block = Block(data, offsets)
+        block = FrameBlock(data, offsets)
         if len(steps) != len(offsets):
             raise ValueError("the columns do not go together")
         if len(offsets):
@@ -122,7 +122,7 @@ class Unit:
         lost = None if fields["lost"] is None else Lost(**fields["lost"])
         if (lost is None) == (not len(offsets)) or not isinstance(fields["device"], str):
             raise ValueError("neither messages nor a note, or both")
-        described = [Described.unpack(item) for item in fields["described"]]
+        described = [TapDescriptor.unpack(item) for item in fields["described"]]
         batch, part, parts = map(int, fields["batch"])
         return cls(
             StreamKey(run, process, epoch),
@@ -134,7 +134,7 @@ class Unit:
         )  # fmt: skip
 
 
-def _check(block: Block) -> None:
+def _check(block: FrameBlock) -> None:
     # That it is made of frames, one behind the other.
     offsets, size = block.offsets, block.data.size
     ends = np.append(offsets[1:], size)
@@ -150,7 +150,9 @@ def _check(block: Block) -> None:
         raise ValueError("a frame is not as long as it says")
 
 
-def units_of(key: StreamKey, run: Run, local_devices: dict[str, int], max_bytes: int) -> Iterator[Unit]:
+def units_of(
+    key: StreamKey, run: MessageRun, local_devices: dict[str, int], max_bytes: int
+) -> Iterator[Publication]:
     """The messages of a run by tap; no unit has more bytes of frames, unless one message has.
 
     Removes what it takes from `run.folded`.
@@ -170,7 +172,7 @@ def units_of(key: StreamKey, run: Run, local_devices: dict[str, int], max_bytes:
         places += [(tag, part) for part in _parts(block, np.flatnonzero(mask), max_bytes)]
     for number, (tag, part) in enumerate(places):
         seqs = block.seqs[part].tolist()
-        yield Unit(
+        yield Publication(
             key, writer, run.device, gathered(block, part), steps[part],
             [(seq, run.folded.pop(seq)) for seq in seqs if seq in run.folded],
             {i: run.described[i] for i in by_tag[tag] if i in run.described},
@@ -178,24 +180,24 @@ def units_of(key: StreamKey, run: Run, local_devices: dict[str, int], max_bytes:
         )  # fmt: skip
 
 
-def unit_of_lost(key: StreamKey, found: LostRun, local_devices: dict[str, int]) -> Unit:
+def unit_of_lost(key: StreamKey, found: LostRun, local_devices: dict[str, int]) -> Publication:
     """A note that messages are missing."""
-    nothing = Block(np.empty(0, np.uint8), np.empty(0, np.int64))
+    nothing = FrameBlock(np.empty(0, np.uint8), np.empty(0, np.int64))
     writer, none = _writer(found, local_devices), np.empty(0, np.int64)
-    return Unit(key, writer, found.lost.device, nothing, none, lost=found.lost, tag="lost")
+    return Publication(key, writer, found.lost.device, nothing, none, lost=found.lost, tag="lost")
 
 
-def gathered(block: Block, places: Array) -> Block:
+def gathered(block: FrameBlock, places: Array) -> FrameBlock:
     """The messages at these places, in this order, in memory of their own."""
     ends = np.append(block.offsets[1:], block.data.size)
     lines = (ends - block.offsets)[places] // LINE_BYTES
     offsets = np.concatenate([[0], np.cumsum(lines)])
     first = np.repeat(block.offsets[places] // LINE_BYTES - offsets[:-1], lines)
     data = block.data.reshape(-1, LINE_BYTES)[first + np.arange(offsets[-1])]
-    return Block(data.reshape(-1), offsets[:-1] * LINE_BYTES)
+    return FrameBlock(data.reshape(-1), offsets[:-1] * LINE_BYTES)
 
 
-def _parts(block: Block, places: Array, max_bytes: int) -> Iterator[Array]:
+def _parts(block: FrameBlock, places: Array, max_bytes: int) -> Iterator[Array]:
     ends = np.append(block.offsets[1:], block.data.size)
     total = np.cumsum((ends - block.offsets)[places])
     start = 0
@@ -206,7 +208,7 @@ def _parts(block: Block, places: Array, max_bytes: int) -> Iterator[Array]:
         start = stop
 
 
-def _writer(run: Run | LostRun, local_devices: dict[str, int]) -> dict[str, Any]:
+def _writer(run: MessageRun | LostRun, local_devices: dict[str, int]) -> dict[str, Any]:
     found = run.writer
     return {
         "host": found.host,

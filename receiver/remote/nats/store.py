@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from receiver.remote.collector.store import Store
-from receiver.remote.nats.publication import Unit, gathered
-from receiver.remote.streams import Position, StreamKey
-from receiver.taplog.format.block import Block
+from receiver.remote.nats.publication import Publication, gathered
+from receiver.remote.streams import StreamKey, StreamOffset
+from receiver.taplog.format.block import FrameBlock
 from receiver.taplog.format.errors import NotATapLogError
 from receiver.taplog.format.layout import Kind
 from receiver.taplog.reading.chunk_reader import Chunk, read_frames
@@ -42,8 +42,8 @@ class _Series:
         return SegmentWriter(path, number=self._number, info=self._info)
 
     @property
-    def position(self) -> Position:
-        return Position(self._number, self.segment.nbytes)
+    def position(self) -> StreamOffset:
+        return StreamOffset(self._number, self.segment.nbytes)
 
     def rotate_if_due(self) -> None:
         if self.segment.nbytes >= SEGMENT_BYTES:
@@ -66,7 +66,7 @@ class NatsStore:
         self._series: dict[StreamKey, _Series] = {}
         self._highest: dict[tuple[StreamKey, str], int] = {}
 
-    def has(self, unit: Unit, *, again: bool) -> bool:
+    def has(self, unit: Publication, *, again: bool) -> bool:
         """Whether it is stored; `again`: it was delivered before, here or elsewhere."""
         known = unit.key, unit.device
         if known not in self._highest:
@@ -83,7 +83,7 @@ class NatsStore:
                     return True
         return False
 
-    def append(self, units: Sequence[Unit]) -> tuple[StreamKey, Position]:
+    def append(self, units: Sequence[Publication]) -> tuple[StreamKey, StreamOffset]:
         """Stores units of one device of one stream, none of which is stored; returns which log grew how far.
 
         Raises:
@@ -116,8 +116,8 @@ class NatsStore:
             series.segment.close()
         self._series.clear()
 
-    def _append(self, series: _Series, device: str, units: Sequence[Unit]) -> None:
-        block = Block.join([unit.block for unit in units])
+    def _append(self, series: _Series, device: str, units: Sequence[Publication]) -> None:
+        block = FrameBlock.join([unit.block for unit in units])
         steps = np.concatenate([unit.steps for unit in units])
         if len(units) > 1:
             order = np.argsort(block.seqs, kind="stable")
@@ -130,7 +130,7 @@ class NatsStore:
         known = units[0].key, device
         self._highest[known] = max(self._highest.get(known, -1), last)
 
-    def _chunks(self, unit: Unit, kind: Kind) -> Iterator[tuple[SegmentReader, Chunk]]:
+    def _chunks(self, unit: Publication, kind: Kind) -> Iterator[tuple[SegmentReader, Chunk]]:
         # What is stored of the unit's device.
         folder = self._store.folder(unit.key.run)
         for path in sorted(folder.glob(f"p{unit.key.process:06d}-*")) if folder.is_dir() else []:
@@ -165,7 +165,7 @@ def _cut_off_torn(path: Path) -> None:
     segment.close()
 
 
-def _is_note(chunk: Chunk, unit: Unit) -> bool:
+def _is_note(chunk: Chunk, unit: Publication) -> bool:
     lost = unit.lost
     return lost is not None and (chunk.first_seq, chunk.last_seq, chunk.min_time_ns) == (
         lost.first_seq, lost.last_seq, lost.time_ns

@@ -12,13 +12,13 @@ from typing import Any
 from receiver.log import logger
 from receiver.remote.errors import LinkError
 from receiver.remote.nats.connection import REQUEST_SEC, NatsConnection, NatsServer
-from receiver.remote.nats.publication import Unit, unit_of_lost, units_of
+from receiver.remote.nats.publication import Publication, unit_of_lost, units_of
 from receiver.remote.sending.transport import OnAck
 from receiver.remote.spool.directory import SUFFIX
 from receiver.remote.spool.stream_reader import StoredRuns
-from receiver.remote.streams import START, Piece, Position, StreamKey
+from receiver.remote.streams import START, SegmentSlice, StreamKey, StreamOffset
 from receiver.taplog.format.errors import Damage, Lost
-from receiver.taplog.reading.merge import LostRun, Run
+from receiver.taplog.reading.merge import LostRun, MessageRun
 
 HEADER_BYTES = 64 << 10
 """Room in a message for what is no frames."""
@@ -37,14 +37,14 @@ class NatsTransport:
         """
         self._spool = spool
         self._connection = NatsConnection(server)
-        self._stored: dict[StreamKey, tuple[int, Position]] = {}
+        self._stored: dict[StreamKey, tuple[int, StreamOffset]] = {}
 
     def connect(self, key: StreamKey, on_ack: OnAck) -> NatsLink:
         """Begins to send a stream, or goes on with it."""
         self._connection.open()
         losses = self._connection.losses
 
-        def acked(position: Position) -> None:
+        def acked(position: StreamOffset) -> None:
             self._stored[key] = losses, position
             on_ack(position)
 
@@ -59,10 +59,10 @@ class NatsTransport:
 
 
 class NatsLink:
-    """One stream on its way. See `receiver.remote.sending.transport.Link`."""
+    """One stream on its way. See `receiver.remote.sending.transport.TransportStream`."""
 
     def __init__(
-        self, connection: NatsConnection, folder: Path, key: StreamKey, stored: Position, on_ack: OnAck
+        self, connection: NatsConnection, folder: Path, key: StreamKey, stored: StreamOffset, on_ack: OnAck
     ) -> None:
         """Goes on with the stream at `stored`."""
         self.stored = stored
@@ -74,7 +74,7 @@ class NatsLink:
             lambda number: folder / f"{number:06d}{SUFFIX}", stored, lambda described: True
         )
         self._lock = threading.Lock()  # protects what follows
-        self._on_way: deque[tuple[Position, int]] = (
+        self._on_way: deque[tuple[StreamOffset, int]] = (
             deque()
         )  # where pieces end, and how many units come before that
         self._published = 0
@@ -82,7 +82,7 @@ class NatsLink:
         self._error: LinkError | None = None
         self._closed = False
 
-    def send(self, piece: Piece) -> None:
+    def send(self, piece: SegmentSlice) -> None:
         """Publishes what has come with the piece; that which is not whole yet comes with a later one."""
         self.check()
         for unit in self._units(piece.end):
@@ -102,9 +102,9 @@ class NatsLink:
         with self._lock:
             self._closed = True
 
-    def _units(self, end: Position) -> Iterator[Unit]:
+    def _units(self, end: StreamOffset) -> Iterator[Publication]:
         for record in self._runs.read(end, 1 << 62):
-            if isinstance(record, Run):
+            if isinstance(record, MessageRun):
                 limit = max(self._max_bytes - HEADER_BYTES, self._max_bytes // 2)
                 for unit in units_of(self._key, record, self._runs.local_devices, limit):
                     yield from self._fitting(unit)
@@ -113,7 +113,7 @@ class NatsLink:
             elif not record.torn:
                 self._report(record)
 
-    def _fitting(self, unit: Unit) -> Iterator[Unit]:
+    def _fitting(self, unit: Publication) -> Iterator[Publication]:
         if unit.block.data.size + HEADER_BYTES // 2 < self._max_bytes or len(unit.encode()) < self._max_bytes:
             yield unit
             return
@@ -131,7 +131,7 @@ class NatsLink:
     def _report(self, damage: Damage) -> None:
         logger.warning("%s: part of the spool cannot be read, and is not sent: %s", self._key, damage)
 
-    def _publish(self, unit: Unit) -> None:
+    def _publish(self, unit: Publication) -> None:
         with self._lock:
             number = self._published
             self._published += 1
@@ -163,7 +163,7 @@ class NatsLink:
             self._error = self._connection.translated(error)
 
     def _acknowledge(self) -> None:
-        position: Position | None = None
+        position: StreamOffset | None = None
         with self._lock:
             first = min(self._unanswered, default=self._published)
             while self._on_way and self._on_way[0][1] <= first:

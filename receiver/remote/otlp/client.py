@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from receiver.errors import HostCallbackError
 from receiver.remote.otlp.mapping import Attributes, Event, Point
 from receiver.remote.otlp.options import OtlpOptions
-from receiver.runtime.metrics import BEGUN_NS, Figure
+from receiver.runtime.metrics import BEGUN_NS, Metric
 
 _LOGS = "/opentelemetry.proto.collector.logs.v1.LogsService/Export"
 _METRICS = "/opentelemetry.proto.collector.metrics.v1.MetricsService/Export"
@@ -20,7 +20,7 @@ _METRICS = "/opentelemetry.proto.collector.metrics.v1.MetricsService/Export"
 SCOPE = "hostcallback"
 
 
-class Said(enum.Enum):
+class ExportResult(enum.Enum):
     """What came of a request."""
 
     STORED = "stored"
@@ -38,12 +38,12 @@ class Answer(NamedTuple):
         text: why.
     """
 
-    said: Said
+    said: ExportResult
     rejected: int = 0
     text: str = ""
 
 
-class OtlpLink:
+class OtlpClient:
     """A channel to a collector. One thread."""
 
     def __init__(self, options: OtlpOptions) -> None:
@@ -123,7 +123,7 @@ class OtlpLink:
             for name, made in gauges.items()
         )
 
-    def figures_request(self, figures: Iterable[Figure], now_ns: int) -> Any:
+    def figures_request(self, figures: Iterable[Metric], now_ns: int) -> Any:
         """A request that brings the runtime's figures; None if there are none."""
         messages, metrics = self._metrics_messages, []
         for figure in figures:
@@ -154,12 +154,14 @@ class OtlpLink:
             response = method(request, timeout=self._timeout_sec, metadata=self._metadata)
         except self._grpc.RpcError as error:
             text = f"{error.code().name}: {error.details() or 'no reason given'}"
-            return Answer(Said.LATER if error.code() in self._later else Said.REFUSED, text=text)
+            return Answer(
+                ExportResult.LATER if error.code() in self._later else ExportResult.REFUSED, text=text
+            )
         except ValueError as error:  # the channel was closed meanwhile
-            return Answer(Said.LATER, text=str(error))
+            return Answer(ExportResult.LATER, text=str(error))
         partial = response.partial_success
         rejected = partial.rejected_log_records if is_logs else partial.rejected_data_points
-        return Answer(Said.STORED, rejected, partial.error_message)
+        return Answer(ExportResult.STORED, rejected, partial.error_message)
 
     def close(self) -> None:
         """Ends it, and what is being sent."""

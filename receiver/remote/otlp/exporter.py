@@ -13,12 +13,11 @@ from typing import Any
 
 from receiver.closing import Closing
 from receiver.log import logger
-from receiver.messages.consumer import Consumer
-from receiver.messages.message import Message
-from receiver.remote.otlp.client import OtlpLink, Said
-from receiver.remote.otlp.mapping import Event, Point, Tap
+from receiver.messages.message import Consumer, Message
+from receiver.remote.otlp.client import ExportResult, OtlpClient
+from receiver.remote.otlp.mapping import Event, MessageMapper, Point
 from receiver.remote.otlp.options import OtlpOptions
-from receiver.runtime.metrics import figures
+from receiver.runtime.metrics import collect_metrics
 from receiver.runtime.runtime import runtime
 
 FIRST_BACK_OFF_SEC, LAST_BACK_OFF_SEC = 0.2, 10.0
@@ -54,10 +53,10 @@ class OtlpExporter(Closing):
     def __init__(self, options: OtlpOptions) -> None:
         """Use `otlp_exporter`."""
         self._options = options
-        self._link = OtlpLink(options)
-        self._taps: dict[Consumer, Tap] = {}
+        self._link = OtlpClient(options)
+        self._taps: dict[Consumer, MessageMapper] = {}
         self._changed = threading.Condition()  # protects everything below
-        self._queue: deque[tuple[Tap, Message, int]] = deque()
+        self._queue: deque[tuple[MessageMapper, Message, int]] = deque()
         self._queued_bytes = 0
         self._taken = self._done = 0  # messages, since the beginning
         self._hurry = self._closing = False
@@ -143,10 +142,10 @@ class OtlpExporter(Closing):
         self._queue.clear()
         self._closing = True
 
-    def _new_tap(self, message: Message) -> Tap:
+    def _new_tap(self, message: Message) -> MessageMapper:
         if len(self._taps) >= MAX_TAPS:
             self._taps.clear()
-        tap = self._taps[message.consumer] = Tap(message.consumer, len(message.arrays))
+        tap = self._taps[message.consumer] = MessageMapper(message.consumer, len(message.arrays))
         return tap
 
     def _lose(self, reason: str, count: int) -> None:
@@ -166,7 +165,7 @@ class OtlpExporter(Closing):
                 closing = self._closing and not self._queue
             self._export(batch)
             if closing or time.monotonic() >= health_at:
-                self._send(self._link.figures_request(figures(runtime), time.time_ns()), 0)
+                self._send(self._link.figures_request(collect_metrics(runtime), time.time_ns()), 0)
                 health_at = time.monotonic() + self._options.health_sec
             with self._changed:
                 self._done += len(batch)
@@ -174,7 +173,7 @@ class OtlpExporter(Closing):
                 if closing or (self._closing and time.monotonic() >= self._give_up_at):
                     return
 
-    def _export(self, batch: list[tuple[Tap, Message, int]]) -> None:
+    def _export(self, batch: list[tuple[MessageMapper, Message, int]]) -> None:
         events: list[Event] = []
         points: list[Point] = []
         for tap, message, _ in batch:
@@ -202,7 +201,7 @@ class OtlpExporter(Closing):
             with self._changed:
                 if answer.text:
                     self._counters.failure = answer.text
-                if answer.said is Said.STORED:
+                if answer.said is ExportResult.STORED:
                     rejected = min(answer.rejected, count)
                     self._counters.exported += count - rejected
                     if rejected:
@@ -210,7 +209,7 @@ class OtlpExporter(Closing):
                     if said:
                         logger.warning("export to %s works again", self._options.endpoint)
                     return
-                if answer.said is Said.REFUSED:
+                if answer.said is ExportResult.REFUSED:
                     self._lose("the collector refused them", count)
                     logger.error("%s does not take what is exported: %s", self._options.endpoint, answer.text)
                     return

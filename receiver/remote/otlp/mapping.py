@@ -8,12 +8,11 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from receiver.messages.check_report import CheckFailed, Explanation
-from receiver.messages.consumer import Consumer
-from receiver.messages.deferred_errors import FailureOf, SeveralFailures
+from receiver.messages.deferred_errors import DelegatedFailure, MultipleFailures
 from receiver.messages.leaf_names import array_names
-from receiver.messages.message import Message
+from receiver.messages.message import Consumer, Message
 from receiver.messages.steps import NAME, step_place
-from receiver.sinks.factory import CHECKS, SINKS, batchings_of, template_of
+from receiver.sinks.factory import CHECKS, SINK_FACTORIES, batchings_of, template_of
 from receiver.sinks.format import FormatSink
 from receiver.sinks.metrics import NO_METRICS
 from receiver.sinks.print import PrintSink, device_text
@@ -80,7 +79,7 @@ class _Collected:
         self.text += text
 
 
-class Tap:
+class MessageMapper:
     """One tap: makes events and points of its messages.
 
     Attributes:
@@ -139,7 +138,7 @@ class Tap:
         return None
 
     def _failures(self, message: Message) -> Iterator[Event]:
-        sink = SINKS[self._described.kind](self._described, None)
+        sink = SINK_FACTORIES[self._described.kind](self._described, None)
         if sink is None:
             yield self._event(message, _ERROR, "a check failed")
             return
@@ -147,9 +146,9 @@ class Tap:
             sink(message)
         except CheckFailed as failed:
             yield self._failure(message, failed.sink.explain(message))
-        except SeveralFailures as failures:
+        except MultipleFailures as failures:
             for found in failures.exceptions:
-                error = found.error if isinstance(found, FailureOf) else found
+                error = found.error if isinstance(found, DelegatedFailure) else found
                 if isinstance(error, CheckFailed):
                     yield self._failure(message, error.sink.explain(error.message))
 

@@ -89,7 +89,7 @@ def no_control(address: str) -> str:
     )
 
 
-def explained(details: str, address: str, *, tls: bool) -> str:
+def explain_grpc_error(details: str, address: str, *, tls: bool) -> str:
     """What is wrong and what helps, before gRPC's own words; these alone if nothing is known of them.
 
     Args:

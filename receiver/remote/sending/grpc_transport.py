@@ -14,9 +14,9 @@ from receiver.remote import protocol
 from receiver.remote.control.protocol import CONTROL
 from receiver.remote.errors import BadStreamError, LinkError, LinkRefusedError
 from receiver.remote.options import Forward
-from receiver.remote.sending.grpc_diagnostics import explained
+from receiver.remote.sending.grpc_diagnostics import explain_grpc_error
 from receiver.remote.sending.transport import OnAck
-from receiver.remote.streams import Piece, Position, StreamKey
+from receiver.remote.streams import SegmentSlice, StreamKey, StreamOffset
 from receiver.remote.tls import check_tls_files
 
 CONNECT_SEC = 10.0
@@ -77,7 +77,7 @@ def metadata_of(options: Forward) -> tuple[tuple[str, str], ...]:
 def translated(error: Any, address: str, *, tls: bool) -> LinkError:
     """What a call to the collector at an address ended with; `tls`: whether that was spoken."""
     code, details = error.code(), error.details()
-    said = explained(details or "no reason given", address, tls=tls)
+    said = explain_grpc_error(details or "no reason given", address, tls=tls)
     text = f"{said} ({address}, {code.name})"
     return LinkRefusedError(text) if code in REFUSALS else LinkError(text)
 
@@ -119,7 +119,7 @@ class GrpcTransport:
 
 
 class GrpcLink:
-    """One stream on its way. See `receiver.remote.sending.transport.Link`."""
+    """One stream on its way. See `receiver.remote.sending.transport.TransportStream`."""
 
     def __init__(
         self,
@@ -142,10 +142,10 @@ class GrpcLink:
         self._on_ack = on_ack
         self._requests: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._requests.put(protocol.encode_hello(key))
-        self._sent: Position | None = None
+        self._sent: StreamOffset | None = None
         self._error: LinkError | None = None
         self._opened = threading.Event()
-        self.stored = Position(0, 0)
+        self.stored = StreamOffset(0, 0)
         self._call = method(iter(self._requests.get, None), metadata=metadata)
         self._thread = threading.Thread(target=self._receive, name="hostcallback-acks", daemon=True)
         self._thread.start()
@@ -154,7 +154,7 @@ class GrpcLink:
             raise LinkError(f"the collector at {address} did not answer in {CONNECT_SEC:g} s")
         self.check()
 
-    def send(self, piece: Piece) -> None:
+    def send(self, piece: SegmentSlice) -> None:
         """Sends one piece."""
         self.check()
         if piece.position != self._sent:

@@ -9,10 +9,10 @@ from receiver.log import logger
 from receiver.remote.sending.sender import Sender
 from receiver.remote.sending.transport import Transport
 from receiver.remote.spool.directory import StreamFolder
-from receiver.remote.spool.orphan_spool import LeftSpool
+from receiver.remote.spool.orphan_spool import OrphanSpool
 
 
-class LeftSender:
+class OrphanSender:
     """Streams that are sent beside a process's own."""
 
     def __init__(self, folders: Sequence[StreamFolder], transport: Transport, *, window_bytes: int) -> None:
@@ -67,7 +67,7 @@ class LeftSender:
 
     def _sender_of(self, folder: StreamFolder) -> Sender | None:
         try:
-            source = LeftSpool(folder)
+            source = OrphanSpool(folder)
         except OSError as error:
             logger.warning("%s cannot be read: %s", folder.path, error)
             folder.release()

@@ -10,9 +10,9 @@ from collections.abc import Callable
 from receiver.log import logger
 from receiver.remote.errors import LinkError, LinkRefusedError
 from receiver.remote.sending.backoff import LAST_BACK_OFF_SEC, BackOff
-from receiver.remote.sending.transport import Link, Transport
-from receiver.remote.spool.chunk_source import PieceSource
-from receiver.remote.streams import START, Position
+from receiver.remote.sending.transport import Transport, TransportStream
+from receiver.remote.spool.chunk_source import SliceSource
+from receiver.remote.streams import START, StreamOffset
 
 LOOK_SEC = 0.25
 """How long the sender waits for more to send before it looks whether the link is broken."""
@@ -27,7 +27,7 @@ class Sender:
 
     def __init__(
         self,
-        source: PieceSource,
+        source: SliceSource,
         transport: Transport,
         *,
         window_bytes: int,
@@ -51,7 +51,7 @@ class Sender:
         self.refused = ""
         self._changed = threading.Condition()  # protects everything below
         self._stored = START
-        self._on_way: deque[tuple[Position, int]] = deque()
+        self._on_way: deque[tuple[StreamOffset, int]] = deque()
         self._on_way_bytes = 0
         self._stop = False
         self._thread = threading.Thread(target=self._run, name="hostcallback-forward", daemon=True)
@@ -79,7 +79,7 @@ class Sender:
         back_off, said = BackOff(), False
         try:
             while not self._is_over():
-                link: Link | None = None
+                link: TransportStream | None = None
                 began = time.monotonic()
                 try:
                     link = self._transport.connect(self._source.key, self._acked)
@@ -119,7 +119,7 @@ class Sender:
         with self._changed:
             self._changed.wait_for(lambda: self._stop, seconds)
 
-    def _send(self, link: Link) -> None:
+    def _send(self, link: TransportStream) -> None:
         with self._changed:
             self._on_way.clear()
             self._on_way_bytes = 0
@@ -143,12 +143,12 @@ class Sender:
             link.send(piece)
             position = piece.end
 
-    def _wait_for_acks(self, link: Link) -> None:
+    def _wait_for_acks(self, link: TransportStream) -> None:
         with self._changed:
             if self._on_way:
                 self._changed.wait(LOOK_SEC)
 
-    def _acked(self, position: Position) -> None:
+    def _acked(self, position: StreamOffset) -> None:
         self._source.acked(position)
         with self._changed:
             self._stored = position

@@ -5,22 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from receiver.remote.streams import Piece, Position, StreamKey
+from receiver.remote.streams import SegmentSlice, StreamKey, StreamOffset
 
-OnAck = Callable[[Position], None]
+OnAck = Callable[[StreamOffset], None]
 """Called with how far a stream is safely stored, on any thread; never backwards."""
 
 
-class Link(Protocol):
+class TransportStream(Protocol):
     """One stream on its way. One thread sends.
 
     Attributes:
         stored: how far the stream was stored when the link was made. What comes before need not be sent.
     """
 
-    stored: Position
+    stored: StreamOffset
 
-    def send(self, piece: Piece) -> None:
+    def send(self, piece: SegmentSlice) -> None:
         """Sends one piece; pieces of a segment follow each other without gaps. May return before it is stored.
 
         Raises:
@@ -37,7 +37,7 @@ class Link(Protocol):
 class Transport(Protocol):
     """Where streams are stored."""
 
-    def connect(self, key: StreamKey, on_ack: OnAck) -> Link:
+    def connect(self, key: StreamKey, on_ack: OnAck) -> TransportStream:
         """Begins to send a stream, or goes on with it.
 
         Raises:

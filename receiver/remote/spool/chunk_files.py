@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from receiver.remote.spool.directory import StreamFolder
-from receiver.remote.streams import PIECE_BYTES, Piece, Position
+from receiver.remote.streams import PIECE_BYTES, SegmentSlice, StreamOffset
 
 
 class PieceFiles:
@@ -17,7 +17,7 @@ class PieceFiles:
         self._number = 0
         self._descriptor = -1
 
-    def read(self, position: Position, nbytes: int = PIECE_BYTES) -> Piece:
+    def read(self, position: StreamOffset, nbytes: int = PIECE_BYTES) -> SegmentSlice:
         """The piece at `position`, of as many bytes if there are so many and they are not too many.
 
         Raises:
@@ -28,7 +28,7 @@ class PieceFiles:
             path = self._folder.segment(position.segment)
             self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             self._number = position.segment
-        return Piece(position, os.pread(self._descriptor, min(nbytes, PIECE_BYTES), position.offset))
+        return SegmentSlice(position, os.pread(self._descriptor, min(nbytes, PIECE_BYTES), position.offset))
 
     def close(self) -> None:
         """Closes what is open."""

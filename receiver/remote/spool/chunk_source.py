@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from receiver.remote.streams import Piece, Position, StreamKey
+from receiver.remote.streams import SegmentSlice, StreamKey, StreamOffset
 
 
-class PieceSource(Protocol):
+class SliceSource(Protocol):
     """A stream that is to be sent.
 
     Attributes:
@@ -16,13 +16,13 @@ class PieceSource(Protocol):
 
     key: StreamKey
 
-    def read(self, position: Position, timeout_sec: float) -> Piece | None:
+    def read(self, position: StreamOffset, timeout_sec: float) -> SegmentSlice | None:
         """The next bytes from `position` on; None when none came in that time.
 
         Their position is another one where a segment begins, or what was there was dropped.
         """
 
-    def acked(self, position: Position) -> None:
+    def acked(self, position: StreamOffset) -> None:
         """Everything before `position` is safely stored elsewhere."""
 
     def is_sent(self) -> bool:

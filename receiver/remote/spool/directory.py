@@ -102,7 +102,7 @@ class StreamFolder:
             os.close(lock)
 
 
-def left_behind(spool: Path, run: str) -> list[StreamFolder]:
+def find_orphans(spool: Path, run: str) -> list[StreamFolder]:
     """The folders of dead processes of a run, the oldest first. They are this process's now."""
     found: list[tuple[int, StreamFolder]] = []
     with contextlib.suppress(OSError):

@@ -12,7 +12,7 @@ BUSY_SEC = 1.0
 """And so long while that one is not acknowledged: a collector that has much to do gets fewer pieces that bring more."""
 
 
-class Pace:
+class FlushPolicy:
     """Of one stream. Whoever owns it holds its lock."""
 
     def __init__(self, send_bytes: int = SEND_BYTES) -> None:

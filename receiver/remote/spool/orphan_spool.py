@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from receiver.remote.spool.chunk_files import PieceFiles
 from receiver.remote.spool.directory import StreamFolder
-from receiver.remote.streams import Piece, Position
+from receiver.remote.streams import SegmentSlice, StreamOffset
 
 
-class LeftSpool:
-    """What such a process had not sent. One thread. See `receiver.remote.spool.chunk_source.PieceSource`."""
+class OrphanSpool:
+    """What such a process had not sent. One thread. See `receiver.remote.spool.chunk_source.SliceSource`."""
 
     def __init__(self, folder: StreamFolder) -> None:
         """Takes the folder over.
@@ -19,19 +19,19 @@ class LeftSpool:
         self.key = folder.key
         self._folder = folder
         self._files = PieceFiles(folder)
-        self._acked = Position(0, 0)
+        self._acked = StreamOffset(0, 0)
         self._sizes = {number: path.stat().st_size for number, path in folder.segments()}
 
-    def read(self, position: Position, timeout_sec: float) -> Piece | None:
+    def read(self, position: StreamOffset, timeout_sec: float) -> SegmentSlice | None:
         """The next bytes. Nothing more comes."""
         if self._sizes.get(position.segment, 0) <= position.offset:
             later = [n for n in sorted(self._sizes) if n > position.segment and self._sizes[n]]
             if not later:
                 return None
-            position = Position(later[0], 0)
+            position = StreamOffset(later[0], 0)
         return self._files.read(position)
 
-    def acked(self, position: Position) -> None:
+    def acked(self, position: StreamOffset) -> None:
         """What is stored elsewhere is deleted."""
         self._acked = max(self._acked, position)
         for number, nbytes in list(self._sizes.items()):

@@ -16,14 +16,14 @@ from receiver.remote.errors import SpoolError
 from receiver.remote.options import Forward, WhenFull
 from receiver.remote.spool.chunk_files import PieceFiles
 from receiver.remote.spool.directory import StreamFolder, making
-from receiver.remote.spool.flush_policy import Pace
-from receiver.remote.streams import PIECE_BYTES, Piece, Position, StreamKey
-from receiver.taplog.format.block import Block
+from receiver.remote.spool.flush_policy import FlushPolicy
+from receiver.remote.streams import PIECE_BYTES, SegmentSlice, StreamKey, StreamOffset
+from receiver.taplog.format.block import FrameBlock
 from receiver.taplog.format.errors import Lost
 from receiver.taplog.writing.log_writer import LogWriter
 from receiver.taplog.writing.options import LogOptions
 from receiver.taplog.writing.segment_writer import SegmentWriter
-from receiver.taplog.writing.write_buffer import Pending
+from receiver.taplog.writing.write_buffer import WriteBuffer
 from receiver.wire import Flags
 from receiver.wire.dtypes import Array
 
@@ -83,7 +83,7 @@ class Spool(LogWriter):
         self._forward = options
         self._local_devices = dict(local_devices or {})
         self._kept: dict[int, _Kept] = {}
-        self._acked = Position(0, 0)
+        self._acked = StreamOffset(0, 0)
         self._reading = 0
         self._waited = False
         self._is_closing = False
@@ -91,7 +91,7 @@ class Spool(LogWriter):
         segment_bytes = max(1 << 14, min(SEGMENT_BYTES, options.spool_bytes // PARTS))
         flush_bytes = min(FLUSH_BYTES, segment_bytes)
         self._files = PieceFiles(self.folder)
-        self._pace = Pace(segment_bytes)
+        self._pace = FlushPolicy(segment_bytes)
         log_options = LogOptions(
             segment_bytes=segment_bytes,
             fsync=options.fsync,
@@ -118,11 +118,11 @@ class Spool(LogWriter):
             return self._waiting()
 
     @property
-    def end(self) -> Position:
+    def end(self) -> StreamOffset:
         """Behind all that was written."""
         with self._lock:
             number = max(self._kept, default=0)
-            return Position(number, self._kept[number].nbytes if number else 0)
+            return StreamOffset(number, self._kept[number].nbytes if number else 0)
 
     def _waiting(self) -> int:
         total = sum(kept.nbytes for kept in self._kept.values() if kept.number >= self._acked.segment)
@@ -143,8 +143,8 @@ class Spool(LogWriter):
 
     # What is read.
 
-    def read(self, position: Position, timeout_sec: float) -> Piece | None:
-        """See `receiver.remote.spool.chunk_source.PieceSource`."""
+    def read(self, position: StreamOffset, timeout_sec: float) -> SegmentSlice | None:
+        """See `receiver.remote.spool.chunk_source.SliceSource`."""
         deadline = time.monotonic() + timeout_sec
         with self._lock:
             while True:
@@ -168,7 +168,7 @@ class Spool(LogWriter):
             self._pace.sends(everything=is_last and nbytes <= PIECE_BYTES)
         return self._files.read(position, nbytes)
 
-    def _next(self, position: Position) -> tuple[Position, int] | None:
+    def _next(self, position: StreamOffset) -> tuple[StreamOffset, int] | None:
         kept = self._kept.get(position.segment)
         if kept is not None and kept.nbytes > position.offset:
             return position, kept.nbytes - position.offset
@@ -176,11 +176,11 @@ class Spool(LogWriter):
             return None
         for number in sorted(self._kept):
             if number > position.segment and self._kept[number].nbytes:
-                return Position(number, 0), self._kept[number].nbytes
+                return StreamOffset(number, 0), self._kept[number].nbytes
         return None
 
-    def acked(self, position: Position) -> None:
-        """See `receiver.remote.spool.chunk_source.PieceSource`. What is stored elsewhere as a whole is deleted here."""
+    def acked(self, position: StreamOffset) -> None:
+        """See `receiver.remote.spool.chunk_source.SliceSource`. What is stored elsewhere as a whole is deleted here."""
         with self._lock:
             self._acked = max(self._acked, position)
             for number, kept in list(self._kept.items()):
@@ -192,7 +192,7 @@ class Spool(LogWriter):
             self._changed.notify_all()
 
     def is_sent(self) -> bool:
-        """See `receiver.remote.spool.chunk_source.PieceSource`."""
+        """See `receiver.remote.spool.chunk_source.SliceSource`."""
         with self._lock:
             return not self._waiting()
 
@@ -234,7 +234,7 @@ class Spool(LogWriter):
             self._changed.notify_all()
 
     def _wrote(
-        self, segment: SegmentWriter, device: str, block: Block, folded: Sequence[tuple[int, int]]
+        self, segment: SegmentWriter, device: str, block: FrameBlock, folded: Sequence[tuple[int, int]]
     ) -> None:
         kept = self._kept[int(segment.path.stem)]
         first, last = int(block.seqs[0]), int(block.seqs[-1])
@@ -268,7 +268,7 @@ class Spool(LogWriter):
         waiting = self._waiting()
         return not waiting or waiting + nbytes + OVERHEAD_BYTES <= self._forward.spool_bytes
 
-    def _wait_for_room(self, pending: Pending) -> None:
+    def _wait_for_room(self, pending: WriteBuffer) -> None:
         if self._forward.when_full is WhenFull.DROP_OLDEST:
             while not self._has_room(pending.nbytes) and self._drop_oldest():
                 pass
@@ -305,7 +305,7 @@ class Spool(LogWriter):
         self._counters.lost_by_device[device] += count
         self._counters.failure = reason
 
-    def _choose(self, device: str, block: Block, folded: Sequence[tuple[int, int]]) -> Array | None:
+    def _choose(self, device: str, block: FrameBlock, folded: Sequence[tuple[int, int]]) -> Array | None:
         policy = self._forward.when_full
         if policy is WhenFull.BLOCK or self._is_closing:
             return None

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import numpy as np
 
-from receiver.remote.streams import Position
+from receiver.remote.streams import StreamOffset
 from receiver.taplog.format.errors import Damage, NotATapLogError
 from receiver.taplog.format.layout import Kind
 from receiver.taplog.format.step_columns import StepColumns
 from receiver.taplog.reading.chunk_reader import Chunk, read_frames
-from receiver.taplog.reading.merge import NOTES, Record, Run, read_note
+from receiver.taplog.reading.merge import NOTES, MessageRun, Record, read_note
 from receiver.taplog.reading.segment_reader import SegmentReader
-from receiver.wire.tap_descriptor import Described
+from receiver.wire.tap_descriptor import TapDescriptor
 
 _UNKNOWN = 1 << 63
 """Set in chunks with messages of taps that are not described, whatever these are: all bits are."""
@@ -30,7 +30,7 @@ class Again:
         seqs: their numbers, by device.
     """
 
-    since: Position
+    since: StreamOffset
     seqs: Mapping[str, Collection[int]]
 
 
@@ -44,8 +44,8 @@ class StoredRuns:
     def __init__(
         self,
         path_of: Callable[[int], Path],
-        position: Position,
-        wants: Callable[[Described], bool],
+        position: StreamOffset,
+        wants: Callable[[TapDescriptor], bool],
         again: Again | None = None,
     ) -> None:
         """Goes on at `position`.
@@ -64,7 +64,7 @@ class StoredRuns:
         self._path_of = path_of
         self._reader: SegmentReader | None = None
         self._number = 0
-        self._described: dict[int, Described] = {}
+        self._described: dict[int, TapDescriptor] = {}
         self._steps = StepColumns(self._described.get)
         self._folded: dict[int, dict[int, int]] = {}
 
@@ -78,7 +78,7 @@ class StoredRuns:
         return self._local_devices.get(name)
 
     def read(
-        self, stored: Position, limit_bytes: float, is_enough: Callable[[], bool] = lambda: False
+        self, stored: StreamOffset, limit_bytes: float, is_enough: Callable[[], bool] = lambda: False
     ) -> Iterator[Record]:
         """What is new up to `stored`, about as much as the limit says; afterwards `position` says how far it came.
 
@@ -104,13 +104,13 @@ class StoredRuns:
         """Closes the file that is open; whoever reads on opens it again."""
         self._reader = None
 
-    def _next(self, stored: Position) -> Position:
+    def _next(self, stored: StreamOffset) -> StreamOffset:
         number = self.position.segment + 1
         while number < stored.segment and not self._path_of(number).exists():
             number += 1
-        return Position(number, 0)
+        return StreamOffset(number, 0)
 
-    def _read_segment(self, stored: Position) -> Iterator[tuple[Record | None, int]]:
+    def _read_segment(self, stored: StreamOffset) -> Iterator[tuple[Record | None, int]]:
         number, offset = self.position
         if not number:
             return
@@ -132,16 +132,16 @@ class StoredRuns:
                 known = len(reader.consumers)
                 for consumer_id, (_, described) in reader.consumers.items():
                     self._described.setdefault(consumer_id, described)
-            before = Position(number, end) <= self._again_until
+            before = StreamOffset(number, end) <= self._again_until
             for record in self._records(reader, item):
                 chosen = self._chosen_again(record) if before else record
                 if chosen is not None:
                     yield chosen, 0
-            self.position = Position(number, end)
+            self.position = StreamOffset(number, end)
             yield None, end - item.offset
 
-    def _chosen_again(self, record: Record) -> Run | None:
-        if self._again is None or not isinstance(record, Run):
+    def _chosen_again(self, record: Record) -> MessageRun | None:
+        if self._again is None or not isinstance(record, MessageRun):
             return None
         seqs = self._again.seqs.get(record.device, ())
         mask = np.isin(record.block.seqs, np.fromiter(seqs, np.uint64, len(seqs)))
@@ -186,7 +186,7 @@ class StoredRuns:
                 steps = self._steps.of(block, item.step_before)
                 device = reader.devices.get(item.stream, "")
                 folded_here = self._folded.setdefault(item.stream, {})
-                yield Run(
+                yield MessageRun(
                     reader.writer,
                     device,
                     block,

@@ -13,8 +13,7 @@ import numpy as np
 
 from receiver.errors import CallFailedError, TapFailure
 from receiver.log import logger
-from receiver.messages.consumer import Consumer
-from receiver.messages.message import Message
+from receiver.messages.message import Consumer, Message
 from receiver.runtime.dispatch.interrupts import HeldInterrupts
 from receiver.runtime.dispatch.scope import Scope
 from receiver.sources.queue import QueueSource

@@ -9,17 +9,16 @@ from typing import Any
 
 from receiver.errors import TapFailure
 from receiver.messages.check_report import CheckFailed
-from receiver.messages.consumer import Consumer
-from receiver.messages.message import Message
+from receiver.messages.message import Consumer, Message
 from receiver.messages.registry import Registry
 from receiver.runtime.dispatch.calls import Calls
-from receiver.runtime.dispatch.gil_share import LockShare
+from receiver.runtime.dispatch.gil_share import GilThrottle
 from receiver.runtime.dispatch.scope import Scope
-from receiver.runtime.dispatch.tap_counters import TapAccounts
-from receiver.sources.batch_decoder import BatchDecoder, Deliveries
+from receiver.runtime.dispatch.tap_counters import TapCounters
+from receiver.sources.batch_decoder import BatchDecoder, DecodedBatch
 from receiver.sources.source import Batch
 from receiver.wire import Flags, WireError, decode_header
-from receiver.wire.truncation import take_heads
+from receiver.wire.truncation import split_truncated
 
 _END = int(Flags.END_OF_STREAM)
 _CALL = int(Flags.CALL)
@@ -65,7 +64,7 @@ class Dispatcher:
         """
         self._registry = registry
         self._find: Find = registry.find
-        self._accounts: TapAccounts | None = None
+        self._accounts: TapCounters | None = None
         self._decoder = BatchDecoder(self._lose)
         self._device_name = device_name
         self.device = device
@@ -76,19 +75,19 @@ class Dispatcher:
         self.current: Consumer | None = None
         self.current_since = 0.0
         self.delivered = 0
-        self.enter(scope)
+        self.set_scope(scope)
 
     @property
-    def accounts(self) -> TapAccounts | None:
+    def accounts(self) -> TapCounters | None:
         """What is counted for each tap by itself; None while nobody wants to know."""
         return self._accounts
 
     def account(self, on: bool) -> None:
         """Begins or ends counting for each tap, from the next batch on. Any thread."""
-        self._accounts = TapAccounts(self._registry.find) if on else None
+        self._accounts = TapCounters(self._registry.find) if on else None
         self._choose_find()
 
-    def enter(self, scope: Scope) -> None:
+    def set_scope(self, scope: Scope) -> None:
         """Accounts to `scope` from the next frame on."""
         self.scope = scope
         self._stats = scope.device_stats(self._device_name)
@@ -98,9 +97,9 @@ class Dispatcher:
         # What is found may be the consumer with a counter before its sink, or with others beside it. Without these it
         # costs nothing.
         find: Find = self._registry.find if self._accounts is None else self._accounts.find
-        self._find = find if self.scope.beside is None else self.scope.beside.finding(find)
+        self._find = find if self.scope.extra_sinks is None else self.scope.extra_sinks.finding(find)
 
-    def decode(self, batch: Batch) -> Deliveries:
+    def decode(self, batch: Batch) -> DecodedBatch:
         """Decodes a batch into what `deliver` takes, and records it; frames that cannot be decoded count as lost."""
         found = self._decoder.decode(batch)
         folded = 0
@@ -130,7 +129,7 @@ class Dispatcher:
             )
         return found
 
-    def deliver(self, found: Deliveries, share: LockShare | None = None) -> None:
+    def deliver(self, found: DecodedBatch, share: GilThrottle | None = None) -> None:
         """Delivers the messages one after the other; what their sinks raise is deferred, never raised here.
 
         Args:
@@ -141,7 +140,7 @@ class Dispatcher:
         find, device, stats = self._find, self.device, self._stats
         nbytes = found.nbytes
         self.current_since = started = perf_counter()
-        pause_at, paused = inf if share is None else share.due(), 0.0
+        pause_at, paused = inf if share is None else share.next_yield_at(), 0.0
         # A stack stands where its last message was: until all is delivered nothing before it counts as delivered.
         counts = 0 if found.stacked else 1
         for index, (consumer_id, flags, seq, time_ns, run_id, count, arrays) in enumerate(found.items):
@@ -159,15 +158,15 @@ class Dispatcher:
                     continue
                 nbytes -= sum(array.nbytes for array in arrays[:1])
                 try:
-                    arrays = take_heads(arrays, count)
+                    arrays = split_truncated(arrays, count)
                 except WireError as error:
                     self._lose(error)
                     continue
             self.delivered = index * counts
             self.current_since = now = perf_counter()
             if now > pause_at and share is not None:
-                paused += share.pause()
-                pause_at = share.due()
+                paused += share.yield_gil()
+                pause_at = share.next_yield_at()
                 self.current_since = perf_counter()
             self.current = consumer
             try:

@@ -56,7 +56,7 @@ def _is_ours(interval: float) -> bool:
     return abs(interval - INTERVAL_SEC) < 1.5e-6  # it is kept in whole microseconds
 
 
-class LockShare:
+class GilThrottle:
     """Keeps a receiver's share of the interpreter lock small where others want it, in the `with` around each batch."""
 
     def __init__(self) -> None:
@@ -102,11 +102,11 @@ class LockShare:
         """Nobody is known to want the lock from now on. Any thread."""
         self._contended = 0
 
-    def due(self) -> float:
-        """The `perf_counter()` value at which `pause` is due."""
+    def next_yield_at(self) -> float:
+        """The `perf_counter()` value at which `yield_gil` is due."""
         return self._began + (WORK_SEC if self._contended else ALONE_SEC) - self._worked
 
-    def pause(self) -> float:
+    def yield_gil(self) -> float:
         """Lets others have the lock if they want it. Returns for how many seconds."""
         begin = perf_counter()
         self._add_up()

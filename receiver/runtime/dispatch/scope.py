@@ -42,7 +42,7 @@ class Scope:
         self.deferred = DeferredErrors(max_errors, on_error)
         self.recorder: Recorder | None = None
         self.recorders: tuple[Recorder, ...] = ()  # that one, and what forwards
-        self.beside: ScopeSinks | None = None
+        self.extra_sinks: ScopeSinks | None = None
         self._unrecorded_before: Counter[str] = Counter()
         self._stats: dict[str, DeviceStats] = {}
         self._changed = threading.Condition()  # protects everything below
@@ -65,7 +65,7 @@ class Scope:
 
     def deliver_to(self, sinks: ScopeSinks) -> None:
         """Has `sinks` get all messages, too, beside the taps' own. Before any device is in this scope."""
-        self.beside = sinks
+        self.extra_sinks = sinks
 
     def device_stats(self, device: str) -> DeviceStats:
         """The live statistics of a device; only its receiver thread changes them."""
@@ -87,7 +87,7 @@ class Scope:
                 row.tap_sec += seconds
         return rows
 
-    def take_apart(self, process: object, rows: list[DeviceStats]) -> None:
+    def set_remote_stats(self, process: object, rows: list[DeviceStats]) -> None:
         """Accounts for what another process has delivered, which it says from the beginning on each time."""
         with self._changed:
             self._apart[process] = rows

@@ -7,14 +7,13 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from receiver.messages.consumer import Consumer, Sink
-from receiver.messages.deferred_errors import SeveralFailures
-from receiver.messages.message import Message
+from receiver.messages.deferred_errors import MultipleFailures
+from receiver.messages.message import Consumer, Message, Sink
 from receiver.messages.registry import Registry
 from receiver.sinks.exported import SHARDS_ID, WHOLE_ID, ExportedTaps
-from receiver.sinks.factory import Binding, DescribedTap
+from receiver.sinks.factory import Binding, BoundTap
 from receiver.sinks.sharding.sinks import shard_sink
-from receiver.wire.tap_descriptor import Described
+from receiver.wire.tap_descriptor import TapDescriptor
 
 Find = Callable[[int], Consumer | None]
 
@@ -97,8 +96,8 @@ class ScopeSinks:
             return self._deliver
         return shard_sink(self._deliver, described.sharding, assemble=described.shards == "all", waits=False)
 
-    def _exported_tap(self, described: Described, binding: Binding | None) -> DescribedTap:
-        return DescribedTap(
+    def _exported_tap(self, described: TapDescriptor, binding: Binding | None) -> BoundTap:
+        return BoundTap(
             described, Binding(_ignore), unbound=lambda tap: _ignore, waits=False, also=(self._deliver,)
         )
 
@@ -114,7 +113,7 @@ class ScopeSinks:
 
 def _raise(errors: list[BaseException]) -> None:
     if len(errors) > 1:
-        raise SeveralFailures("several sinks of a message", errors)
+        raise MultipleFailures("several sinks of a message", errors)
     if errors:
         raise errors[0]
 

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
-from receiver.messages.consumer import Consumer
-from receiver.messages.message import Message
+from receiver.messages.message import Consumer, Message
 
 
 @dataclass(slots=True)
@@ -64,7 +63,7 @@ class _Counter:
             return dataclasses.replace(self.figures)
 
 
-class TapAccounts:
+class TapCounters:
     """Counts for each tap of one device. `find` is called on the receiver thread, the rest on any."""
 
     def __init__(self, find: Callable[[int], Consumer | None]) -> None:

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from receiver.messages.deferred_errors import OnError
-from receiver.runtime.isolated.options import NOTHING, Keeping
+from receiver.runtime.isolated.options import NO_OPTIONS, ReaderOptions
 
 _LENGTH = struct.Struct("<Q")
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class ReaderConfig:
     """What the reading process is to do.
 
     Attributes:
@@ -34,13 +34,13 @@ class Order:
     folder: str
     pid: int
     devices: Sequence[tuple[str, str]]
-    keeping: Keeping = NOTHING
+    keeping: ReaderOptions = NO_OPTIONS
     max_errors: int = 100
     on_error: str = OnError.DEFER
     remove: bool = False
 
 
-class Link:
+class IpcChannel:
     """One end. Any thread may send, one receives.
 
     The other end is this program's own process, reached by a socket that nobody else has: so objects are pickled.

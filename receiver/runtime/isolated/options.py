@@ -8,7 +8,7 @@ from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
-class Keeping:
+class ReaderOptions:
     """Where to, and as whose.
 
     Attributes:
@@ -24,11 +24,11 @@ class Keeping:
     local_devices: Mapping[str, int] = field(default_factory=dict)
 
 
-NOTHING = Keeping()
+NO_OPTIONS = ReaderOptions()
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class ForwardingReport:
     """What has become of messages that were to be forwarded.
 
     Attributes:

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from receiver.log import logger
-from receiver.messages.consumer import Consumer
 from receiver.messages.deferred_errors import OnError
+from receiver.messages.message import Consumer
 from receiver.messages.registry import Registry
 from receiver.runtime.dispatch.scope import Scope
-from receiver.runtime.isolated.ipc import Link, Order
-from receiver.runtime.isolated.options import NOTHING, Keeping, Outcome
-from receiver.runtime.isolated.ring_handover import OutsideRings
+from receiver.runtime.isolated.ipc import IpcChannel, ReaderConfig
+from receiver.runtime.isolated.options import NO_OPTIONS, ForwardingReport, ReaderOptions
+from receiver.runtime.isolated.ring_handover import HandedOverRings
 
 START_SEC = 60.0
 """How long the other process may take to start."""
@@ -37,11 +37,11 @@ class ReceiverProcess:
 
     def __init__(
         self,
-        rings: OutsideRings,
+        rings: HandedOverRings,
         registry: Registry,
         scope: Scope,
         *,
-        keeping: Keeping = NOTHING,
+        keeping: ReaderOptions = NO_OPTIONS,
         on_death: Callable[[], None] = lambda: None,
     ) -> None:
         """Starts it, and sends it what the taps emit from now on.
@@ -57,7 +57,7 @@ class ReceiverProcess:
             OSError: it cannot be started.
         """
         self.rings = rings
-        self.forwarded: Outcome | None = None
+        self.forwarded: ForwardingReport | None = None
         self._on_death = on_death
         self._end_sec = ANSWER_SEC + (0.0 if keeping.forward is None else keeping.forward.drain_sec)
         self._scope = scope
@@ -66,7 +66,7 @@ class ReceiverProcess:
         self._answered = 0
         self._ready = self._gone = self._ending = False
         files = [(name, str(file)) for name, file in rings.files.items()]
-        order = Order(
+        order = ReaderConfig(
             str(rings.folder), os.getpid(), files, keeping, scope.deferred.max_kept, str(scope.deferred.on_error),
             remove=True,
         )  # fmt: skip
@@ -158,8 +158,8 @@ class ReceiverProcess:
 
     def _take(self, said: dict[str, Any]) -> None:
         if said["kind"] != "ready":
-            self._scope.take_apart(self, said["stats"])
-            self._scope.deferred.absorb(said["deferred"])
+            self._scope.set_remote_stats(self, said["stats"])
+            self._scope.deferred.merge(said["deferred"])
         self.forwarded = said.get("forwarded")
         with self._changed:
             self._ready = self._ready or said["kind"] == "ready"
@@ -167,7 +167,7 @@ class ReceiverProcess:
             self._changed.notify_all()
 
 
-def _start(order: Order) -> tuple[subprocess.Popen[bytes], Link]:
+def _start(order: ReaderConfig) -> tuple[subprocess.Popen[bytes], IpcChannel]:
     ours, theirs = socket.socketpair()
     package = str(Path(__file__).resolve().parents[3])
     path = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH", "")]))
@@ -181,6 +181,6 @@ def _start(order: Order) -> tuple[subprocess.Popen[bytes], Link]:
         raise
     finally:
         theirs.close()
-    link = Link(ours)
+    link = IpcChannel(ours)
     link.send("order", order=order)
     return process, link

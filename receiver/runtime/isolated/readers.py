@@ -12,10 +12,10 @@ from receiver.log import logger
 from receiver.messages.registry import Registry
 from receiver.runtime.device_receiver import DeviceReceiver
 from receiver.runtime.dispatch.scope import Scope
-from receiver.runtime.isolated.options import NOTHING, Keeping
+from receiver.runtime.isolated.options import NO_OPTIONS, ReaderOptions
 from receiver.runtime.isolated.reader_process import ReceiverProcess
-from receiver.runtime.isolated.ring_handover import OutsideRings
-from receiver.runtime.isolated.shared_rings import BesideRings
+from receiver.runtime.isolated.ring_handover import HandedOverRings
+from receiver.runtime.isolated.shared_rings import SharedRings
 from receiver.sources.back_pressure import BackPressure
 from receiver.sources.ring import RingSource
 
@@ -30,13 +30,13 @@ class Reader(Protocol):
         rings: what it reads.
     """
 
-    rings: OutsideRings
+    rings: HandedOverRings
 
     def collect(self) -> None:
         """Has it report what came of the messages, where somebody here wants to know."""
 
 
-class Readers:
+class ReaderProcesses:
     """All of them. Any thread.
 
     Attributes:
@@ -66,14 +66,14 @@ class Readers:
         self._scope_of = scope_of
         self._lock = lock
         self._outside: set[str] = set()  # devices with a ring that another process reads, or is about to
-        self._beside: BesideRings | None = None
+        self._beside: SharedRings | None = None
 
     def start(
         self,
         names: Iterable[str],
         scope: Scope,
         *,
-        keeping: Keeping = NOTHING,
+        keeping: ReaderOptions = NO_OPTIONS,
         on_death: Callable[[], None] = lambda: None,
     ) -> ReceiverProcess | None:
         """Starts a process that delivers the taps of some devices that need nothing of this process.
@@ -108,7 +108,7 @@ class Readers:
         self.add(process)
         return process
 
-    def hand_over(self, names: Iterable[str] | None, back_pressure: BackPressure) -> OutsideRings | None:
+    def hand_over(self, names: Iterable[str] | None, back_pressure: BackPressure) -> HandedOverRings | None:
         """Rings of devices, all or those named, for another process to read; None if there are none that it could.
 
         Raises:
@@ -125,14 +125,14 @@ class Readers:
         if not sources:
             return None
         try:
-            self._beside = self._beside or BesideRings(self._registry)
+            self._beside = self._beside or SharedRings(self._registry)
             for name in sources:
                 adopted = self.adopted.get(name)
                 if adopted is not None and not adopted.stop(STOP_SEC):
                     raise OSError(f"{adopted.describe_wait()}: no other process can read its ring meanwhile")
                 with self._lock:
                     self.adopted.pop(name, None)
-            return OutsideRings(self._beside, sources, self._adopt, back_pressure)
+            return HandedOverRings(self._beside, sources, self._adopt, back_pressure)
         except BaseException:
             self._give_back(sources)
             raise

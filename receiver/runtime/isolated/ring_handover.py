@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from time import perf_counter
 
-from receiver.messages.consumer import Consumer
+from receiver.messages.message import Consumer
 from receiver.messages.registry import Registry
-from receiver.runtime.isolated.shared_rings import BesideRings, Routes
+from receiver.runtime.isolated.shared_rings import SharedRingRouting, SharedRings
 from receiver.sources.back_pressure import BackPressure
 from receiver.sources.ring import RingSource
 
@@ -19,7 +19,7 @@ Adopt = Callable[[str, RingSource], None]
 """Has this process read a ring from now on: the device's name, and the ring."""
 
 
-class OutsideRings:
+class HandedOverRings:
     """The rings of some devices that another process reads. Any thread.
 
     Attributes:
@@ -28,7 +28,7 @@ class OutsideRings:
 
     def __init__(
         self,
-        rings: BesideRings,
+        rings: SharedRings,
         sources: Mapping[str, RingSource],
         adopt: Adopt,
         back_pressure: BackPressure,
@@ -46,7 +46,7 @@ class OutsideRings:
         """
         self.folder = rings.folder
         self._adopt = adopt
-        self._routes: Routes | None = None
+        self._routes: SharedRingRouting | None = None
         self._changed = threading.Condition()  # protects `_ended`
         self._ended = False
         self._rings = {name: rings.ring(name, source) for name, source in sources.items()}
@@ -67,7 +67,7 @@ class OutsideRings:
 
     def route(self, registry: Registry, wanted: Callable[[Consumer], bool]) -> None:
         """From now on taps for which `wanted` says so send there: those that programs have, and those to come."""
-        self._routes = Routes(registry, wanted)
+        self._routes = SharedRingRouting(registry, wanted)
 
     def end(self) -> None:
         """The other process does not read any more: what it has left, and what comes from now on, is delivered here."""

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from receiver.log import logger
-from receiver.messages.consumer import Consumer
+from receiver.messages.message import Consumer
 from receiver.messages.registry import Registry
 from receiver.native import bindings as native
 from receiver.runtime.isolated.liveness import is_alive
@@ -20,7 +20,7 @@ SHARED_MEMORY = Path("/dev/shm")
 PREFIX = "hostcallback-apart-"
 
 
-class BesideRings:
+class SharedRings:
     """Of one process, for as long as it lives: rings are never unmapped. Any thread.
 
     Attributes:
@@ -77,7 +77,7 @@ def _remove_left_behind(base: Path) -> None:
             continue
 
 
-class Routes:
+class SharedRingRouting:
     """Which taps send to the rings beside. Any thread."""
 
     def __init__(self, registry: Registry, wanted: Callable[[Consumer], bool]) -> None:

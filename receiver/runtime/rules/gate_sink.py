@@ -6,9 +6,8 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from receiver.messages.consumer import Consumer, Sink
-from receiver.messages.deferred_errors import SeveralFailures
-from receiver.messages.message import Message
+from receiver.messages.deferred_errors import MultipleFailures
+from receiver.messages.message import Consumer, Message, Sink
 from receiver.runtime.rules.admission import EVERY_DEVICE
 from receiver.runtime.rules.rules import Predicate, Rule
 from receiver.sinks.sharding.sinks import SHARD_SINKS
@@ -18,7 +17,7 @@ SetGate = Callable[[int, bool], None]
 """Tells the handlers of a device, by its id or EVERY_DEVICE, whether the gate is closed there."""
 
 
-class Front:
+class GateSink:
     """Hands a message on if the predicate held for the one before it, and asks it about this one.
 
     What is already on its way when the gate closes arrives here, and so do probes: the predicate is asked about all.
@@ -83,10 +82,10 @@ class Front:
             if passes:
                 self.sink(message)
         except BaseException as error:
-            raise SeveralFailures("the predicate of the tap raised besides", [error, failure]) from None
+            raise MultipleFailures("the predicate of the tap raised besides", [error, failure]) from None
         raise failure
 
-    def follow(self, earlier: Front) -> None:
+    def follow(self, earlier: GateSink) -> None:
         """Takes over from the front that was there; another predicate begins with open gates."""
         with earlier._lock:
             known = dict(earlier._open)
@@ -114,7 +113,7 @@ def _head(array: Any, elements: int) -> Any:
     return array if head is array else head_of(head, array.shape)
 
 
-def put_in_front(
+def install_gate(
     consumer: Consumer, rule: Rule, set_gate: SetGate, count_withheld: Callable[[int], None]
 ) -> None:
     """Puts what the rule needs in front of the consumer's sink, or takes away what it does not need any more."""
@@ -122,7 +121,7 @@ def put_in_front(
     sharded = isinstance(sink, SHARD_SINKS)
     # Of shards it is the value that they make which is looked at.
     place: Any = sink if sharded else consumer
-    present = place.sink if isinstance(place.sink, Front) else None
+    present = place.sink if isinstance(place.sink, GateSink) else None
     predicate = None if rule.when is None else rule.when.predicate
     elements = rule.truncate if sharded else None
     wanted = (predicate, elements)
@@ -134,7 +133,7 @@ def put_in_front(
         if present is not None:
             present.open_gates()
         return
-    front = Front(own, predicate, elements, consumer.unflatten, set_gate, count_withheld, sharded=sharded)
+    front = GateSink(own, predicate, elements, consumer.unflatten, set_gate, count_withheld, sharded=sharded)
     if present is not None:
         front.follow(present)
     place.sink = front

@@ -8,18 +8,18 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from receiver.messages.consumer import Consumer
+from receiver.messages.message import Consumer
 from receiver.messages.registry import Registry
 from receiver.native import bindings as native_library
 from receiver.runtime.rules.admission import EVERY_DEVICE, Admission, interval_ns_of, probe_ns_of
-from receiver.runtime.rules.gate_sink import put_in_front
+from receiver.runtime.rules.gate_sink import install_gate
 from receiver.runtime.rules.rules import DEFAULT, OFF, PYTHON, Rule, Rules
 
 MAX_ADMISSIONS = 4096
 """With more of them, those of taps that are gone are forgotten."""
 
 
-class Switches:
+class RuleTable:
     """Safe from any thread. What is said applies to programs that run already, and to those to come.
 
     The native handlers have a table of their own, which is kept in step; other transports ask `is_off` and `admission`.
@@ -30,7 +30,7 @@ class Switches:
         self._lock = threading.RLock()  # protects everything below
         self._library: ctypes.CDLL | None = None
         self._rules = Rules()
-        self._told: dict[
+        self._native_rules: dict[
             int, Rule
         ] = {}  # what the native table has, by consumer id, where it is not the default
         self._admissions: dict[int, Admission] = {}
@@ -80,7 +80,7 @@ class Switches:
         Raises:
             ValueError: a setting makes no sense.
         """
-        self._change(registry, lambda rules: rules.having(pattern, settings))
+        self._change(registry, lambda rules: rules.with_setting(pattern, settings))
 
     def reset_rules(self, registry: Registry, pattern: str) -> None:
         """Says that all is as by default for the taps whose names match a glob."""
@@ -98,7 +98,7 @@ class Switches:
         def change(rules: Rules) -> Rules:
             rules = rules.without(origin)
             for pattern, settings in said:
-                rules = rules.having(pattern, settings, origin)
+                rules = rules.with_setting(pattern, settings, origin)
             return rules
 
         self._change(registry, change)
@@ -108,7 +108,7 @@ class Switches:
             self._rules = change(self._rules)
             self._tell_all(registry)
 
-    def known(self, consumer: Consumer, without: Iterable[int] = ()) -> None:
+    def register(self, consumer: Consumer, without: Iterable[int] = ()) -> None:
         """A tap that some program has from now on, and the ids of the devices where it does not check."""
         with self._lock:
             for device in without:
@@ -175,10 +175,10 @@ class Switches:
             admission = self._admissions[consumer_id] = Admission()
         if admission is not None:
             admission.set(rule)
-            put_in_front(
+            install_gate(
                 consumer, rule, functools.partial(self._set_gate, consumer_id, admission), admission.count
             )
-        if self._library is None or rule == self._told.get(consumer_id, DEFAULT):
+        if self._library is None or rule == self._native_rules.get(consumer_id, DEFAULT):
             return
         control = native_library.Control(
             every=rule.every,
@@ -191,9 +191,9 @@ class Switches:
         if self._library.hcb_control_set(consumer_id, control):
             raise _full()
         if rule == DEFAULT:
-            self._told.pop(consumer_id, None)
+            self._native_rules.pop(consumer_id, None)
         else:
-            self._told[consumer_id] = rule
+            self._native_rules[consumer_id] = rule
 
     def _set_gate(self, consumer_id: int, admission: Admission, device: int, closed: bool) -> None:
         admission.set_gate(device, closed)

@@ -161,7 +161,7 @@ class Rules:
         """Whether anything was said."""
         return bool(self._statements)
 
-    def having(self, pattern: str, settings: Mapping[str, Any], origin: str = PYTHON) -> Rules:
+    def with_setting(self, pattern: str, settings: Mapping[str, Any], origin: str = PYTHON) -> Rules:
         """The rules after settings were said of a pattern.
 
         Raises:
@@ -178,7 +178,7 @@ class Rules:
 
     def reset(self, pattern: str, origin: str = PYTHON) -> Rules:
         """The rules after all was said to be as by default for a pattern."""
-        return self.having(pattern, {field: getattr(DEFAULT, field) for field in FIELDS}, origin)
+        return self.with_setting(pattern, {field: getattr(DEFAULT, field) for field in FIELDS}, origin)
 
     def without(self, origin: str) -> Rules:
         """The rules without what one origin said."""

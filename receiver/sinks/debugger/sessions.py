@@ -12,7 +12,7 @@ from receiver.sinks.debugger.console import open_console
 from receiver.sinks.debugger.debugger import Debugger, Frame
 
 
-class _Stop:
+class DebugSession:
     """One stop that has the debugger. As a context: the time in which it runs code of the user."""
 
     def __init__(self) -> None:
@@ -31,11 +31,15 @@ class _Stop:
 
 
 _changed = threading.Condition()  # protects everything below
-_stack: list[_Stop] = []  # the last one has the debugger; one below another waits for what it evaluates
+_stack: list[
+    DebugSession
+] = []  # the last one has the debugger; one below another waits for what it evaluates
 _quits = 0
 
 
-def stop(frames: Sequence[Frame], what: str, where: str, stdin: Any = None, stdout: Any = None) -> None:
+def open_session(
+    frames: Sequence[Frame], what: str, where: str, stdin: Any = None, stdout: Any = None
+) -> None:
     """Opens the debugger, when it is this stop's turn, and waits until the user lets the program go on.
 
     A stop in code that the user evaluates in the debugger has its turn at once: the debugger waits for it.
@@ -75,8 +79,8 @@ def reset() -> None:
     _stack.clear()
 
 
-def _take_turn(where: str) -> _Stop:
-    turn = _Stop()
+def _take_turn(where: str) -> DebugSession:
+    turn = DebugSession()
     with _changed:
         before = _quits
         inside = _stack[-1] if _stack and _stack[-1].evaluating else None
@@ -95,7 +99,7 @@ def _take_turn(where: str) -> _Stop:
     return turn
 
 
-def _leave(turn: _Stop, *, quitted: bool = False) -> None:
+def _leave(turn: DebugSession, *, quitted: bool = False) -> None:
     global _quits
     with _changed:
         _stack.remove(turn)

@@ -33,11 +33,11 @@ Key = tuple[int, int, int]
 """A launch: run id, group, number of shards."""
 
 
-class Ahead(Exception):
+class WouldBlock(Exception):
     """A shard cannot be added now: its device is too far ahead of the others."""
 
 
-class Room:
+class MemoryBudget:
     """What incomplete values take, of one assembly, or of several together.
 
     Attributes:
@@ -63,8 +63,8 @@ class Assembly:
     over those before it: its shards of them were dropped, and the values are given up. Where a launch ends with such
     values, they are given up when later launches have overtaken them.
 
-    Every value of which a shard was added is handed out once, or counted once in `given_up`, or is still pending. (One
-    kind is neither: what a device brings late, after `give_up_oldest`, of which no other device had brought a shard.)
+    Every value of which a shard was added is handed out once, or counted once in `discarded`, or is still pending. (One
+    kind is neither: what a device brings late, after `discard_oldest`, of which no other device had brought a shard.)
 
     Attributes:
         pending_values: values that are incomplete and not given up.
@@ -72,7 +72,7 @@ class Assembly:
         begun: how many values there were so far.
         unfinished: how many of them some device is not through with: the pending ones, and some that were given up.
         finished: how many values all devices are through with. It grows as long as no device stands still.
-        given_up: how many values were given up. Whoever reports them sets it back to 0.
+        discarded: how many values were given up. Whoever reports them sets it back to 0.
     """
 
     __slots__ = (
@@ -85,14 +85,14 @@ class Assembly:
         "_tidied",
         "_tidy_at",
         "begun",
+        "discarded",
         "finished",
-        "given_up",
         "pending_bytes",
         "pending_values",
         "unfinished",
     )
 
-    def __init__(self, device_index: int = 0, room: Room | None = None) -> None:
+    def __init__(self, device_index: int = 0, room: MemoryBudget | None = None) -> None:
         """Makes one without values.
 
         Args:
@@ -100,7 +100,7 @@ class Assembly:
             room: shared with other assemblies; its own by default.
         """
         self._device_index = device_index
-        self._room = Room() if room is None else room
+        self._room = MemoryBudget() if room is None else room
         self._launches: dict[Key, Launch] = {}
         self._devices: dict[Any, Device] = {}  # by group, number of shards, partition and device
         self._begun = 0  # launches
@@ -108,7 +108,7 @@ class Assembly:
         self._tidied = 0  # `_shared` when there was no room and overtaken values were looked for
         self._tidy_at = 2 * OVERTAKEN_BY  # how many launches in the table are tidied up
         self.pending_values = self.pending_bytes = 0
-        self.begun = self.unfinished = self.finished = self.given_up = 0
+        self.begun = self.unfinished = self.finished = self.discarded = 0
 
     def __len__(self) -> int:
         """How many launches are remembered."""
@@ -128,7 +128,7 @@ class Assembly:
         return self._is_full(1)
 
     @property
-    def is_roomy(self) -> bool:
+    def has_headroom(self) -> bool:
         """Whether a device that had to wait may go on."""
         return not self._is_full(ROOMY)
 
@@ -203,12 +203,12 @@ class Assembly:
             if key[1:] == (group, shards)
         )
 
-    def give_up_all(self) -> None:
+    def discard_all(self) -> None:
         """Gives up what is pending."""
         while self.unfinished:
-            self.give_up_oldest()
+            self.discard_oldest()
 
-    def give_up_oldest(self) -> None:
+    def discard_oldest(self) -> None:
         """Gives up the older half of the unfinished values, however soon their shards may come."""
         count = (self.unfinished + 1) // 2
         for launch in self._launches.values():
@@ -238,7 +238,7 @@ class Assembly:
         # The launch has the id of an earlier one, and its values are counted from 0 again. (Older XLA makes ids of a
         # program and the number of its launches; the devices forget old counts.)
         if launch.unfinished:
-            raise Ahead
+            raise WouldBlock
         del self._launches[key]
         return self._begin(key, shard)
 
@@ -300,7 +300,7 @@ class Assembly:
             # It is the last of its launch (who began a later one has passed it over): nothing before it need be there.
             self._make_room(layout.partition)
         elif missing > 1 and self.unfinished >= 4 * MAX_PENDING_VALUES:
-            raise Ahead
+            raise WouldBlock
         device, _ = launch.devices[layout.partition]
         value = Value(occurrence, missing, device, message.time_ns)
         if missing == layout.shards:
@@ -309,7 +309,7 @@ class Assembly:
             self.pending_bytes += value.nbytes
             self._room.nbytes += value.nbytes
         else:
-            self.given_up += 1
+            self.discarded += 1
         value.next = at.next
         at.next = value
         self.begun += 1
@@ -324,7 +324,7 @@ class Assembly:
             self._tidied = self._shared
             self._give_up_overtaken(math.inf)
         if self._is_full(2) or (self._is_full(1) and not self._is_behind(partition)):
-            raise Ahead
+            raise WouldBlock
 
     def _is_full(self, part: float) -> bool:
         return self.unfinished >= part * MAX_PENDING_VALUES or self._room.nbytes >= part * MAX_PENDING_BYTES
@@ -368,7 +368,7 @@ class Assembly:
     def _give_up(self, value: Value) -> None:
         if value.arrays is not None:
             self._release(value)
-            self.given_up += 1
+            self.discarded += 1
 
     def _release(self, value: Value) -> None:
         value.arrays = None

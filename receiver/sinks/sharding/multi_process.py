@@ -6,12 +6,11 @@ from collections import Counter, deque
 from collections.abc import Callable, Hashable, Iterator
 from typing import NamedTuple
 
-from receiver.messages.consumer import Sink
-from receiver.messages.message import Message
-from receiver.sinks.sharding.assembly import Ahead, Room
-from receiver.sinks.sharding.multi_process_tap import JointTap, Origin
+from receiver.messages.message import Message, Sink
+from receiver.sinks.sharding.assembly import MemoryBudget, WouldBlock
+from receiver.sinks.sharding.multi_process_tap import MultiProcessTap, ShardOrigin
 from receiver.sinks.sharding.shard_record import RecordReader, Shard
-from receiver.wire.tap_descriptor import Described
+from receiver.wire.tap_descriptor import TapDescriptor
 
 PARKED_BYTES = 64 << 20
 """So much of one stream may be read beyond what there is room for, while others wait for what may be behind it."""
@@ -27,7 +26,7 @@ APART = (
 )
 
 
-class Parked(NamedTuple):
+class BufferedShard(NamedTuple):
     """A shard that there was no room for, or that came behind such a one.
 
     Attributes:
@@ -36,7 +35,7 @@ class Parked(NamedTuple):
         begun: how many values the tap had begun when there was no room for it.
     """
 
-    tap: JointTap
+    tap: MultiProcessTap
     shard: Shard
     begun: int
 
@@ -46,25 +45,25 @@ class Parked(NamedTuple):
         return OVERHEAD_BYTES + sum(array.nbytes for array in self.shard.arrays)
 
 
-class Job:
+class ProgramRun:
     """The values of a program's taps, over all its processes. One thread.
 
     What is read of its processes is several *streams*, each of which brings the shards of its devices in order. One
     that is far ahead of others is *held*: whoever reads leaves the rest of it for later.
 
     Attributes:
-        given_up: how many values were given up, by tap and reason. Whoever reports them clears it.
+        discarded: how many values were given up, by tap and reason. Whoever reports them clears it.
         left: where the shards are from that belonged to such values, if that is kept. Likewise.
     """
 
     def __init__(self, *, keeps_left: bool = False) -> None:
         """Nothing has come yet. `keeps_left`: whether to keep `left`."""
-        self.left: list[Origin] = []
+        self.left: list[ShardOrigin] = []
         self._keeps_left = keeps_left
-        self.given_up: Counter[str] = Counter()
-        self._room = Room()
-        self._taps: dict[int, JointTap] = {}
-        self._parked: dict[Origin, deque[Parked]] = {}  # by the device of a stream
+        self.discarded: Counter[str] = Counter()
+        self._room = MemoryBudget()
+        self._taps: dict[int, MultiProcessTap] = {}
+        self._parked: dict[ShardOrigin, deque[BufferedShard]] = {}  # by the device of a stream
         self._parked_bytes: Counter[Hashable] = Counter()  # by stream
         self._held: dict[Hashable, tuple[tuple[int, ...], bool]] = {}  # and what that was found from
 
@@ -78,28 +77,30 @@ class Job:
         """Whether there are shards that there was no room for."""
         return bool(self._parked)
 
-    def tap(self, described: Described) -> JointTap:
+    def tap(self, described: TapDescriptor) -> MultiProcessTap:
         """The tap that is described; it has the same id in all processes."""
         found = self._taps.get(described.consumer_id)
         if found is None:
             title = f"{described.name} at {described.source_line}"
-            found = self._taps[described.consumer_id] = JointTap(title, described.device_index, self._room)
+            found = self._taps[described.consumer_id] = MultiProcessTap(
+                title, described.device_index, self._room
+            )
         return found
 
-    def bring(self, tap: JointTap, shard: Shard) -> None:
-        """A shard has come, whose message's device is an `Origin`.
+    def add_shard(self, tap: MultiProcessTap, shard: Shard) -> None:
+        """A shard has come, whose message's device is an `ShardOrigin`.
 
         Raises:
-            Exception: what consumers raise, or ValueError, as `JointTap.add` does.
+            Exception: what consumers raise, or ValueError, as `MultiProcessTap.add` does.
         """
-        origin: Origin = shard.message.device
+        origin: ShardOrigin = shard.message.device
         try:
             if origin in self._parked:
                 self._park(origin, tap, shard)
                 return
             try:
                 whole = tap.add(shard)
-            except Ahead:
+            except WouldBlock:
                 self._park(origin, tap, shard)
                 return
             if whole is not None:
@@ -109,7 +110,7 @@ class Job:
             if self._parked:
                 self._unpark()
 
-    def is_held(self, stream: Hashable, devices: int) -> bool:
+    def is_paused(self, stream: Hashable, devices: int) -> bool:
         """Whether a stream is to be left where it is, which is of so many devices."""
         nbytes = self._parked_bytes[stream]
         if not nbytes or nbytes >= PARKED_BYTES:
@@ -126,7 +127,7 @@ class Job:
         """The processes that have brought what the held streams wait for: the others are behind."""
         return {origin.process for tap in self._heads() for origin in tap.oldest()}
 
-    def relieve(self) -> None:
+    def evict_oldest(self) -> None:
         """Gives up the older half of what held streams wait for, and takes in what there is room for now.
 
         Raises:
@@ -136,11 +137,11 @@ class Job:
         if not any(tap.assembly.unfinished for tap in heads):
             heads = list(self._taps.values())  # it is for the sake of others that there is no room
         for tap in heads:
-            tap.give_up_oldest()
+            tap.discard_oldest()
         self._count_all()
         self._unpark()
 
-    def give_up(self) -> None:
+    def discard(self) -> None:
         """Gives up all that is incomplete: nothing more comes.
 
         Raises:
@@ -148,11 +149,11 @@ class Job:
         """
         while self.pending_values or self._parked:
             for tap in self._taps.values():
-                tap.give_up_all()
+                tap.discard_all()
             self._count_all()
             self._unpark()
 
-    def pending(self) -> Iterator[Origin]:
+    def pending(self) -> Iterator[ShardOrigin]:
         """Where the shards are from that would be needed once more if this were begun anew."""
         for tap in self._taps.values():
             yield from tap.pending()
@@ -160,12 +161,12 @@ class Job:
             for item in parked:
                 yield item.shard.message.device
 
-    def _heads(self) -> list[JointTap]:
+    def _heads(self) -> list[MultiProcessTap]:
         # What parked shards wait for.
         return list({id(parked[0].tap): parked[0].tap for parked in self._parked.values()}.values())
 
-    def _park(self, origin: Origin, tap: JointTap, shard: Shard) -> None:
-        parked = Parked(tap, shard, -1)
+    def _park(self, origin: ShardOrigin, tap: MultiProcessTap, shard: Shard) -> None:
+        parked = BufferedShard(tap, shard, -1)
         self._parked.setdefault(origin, deque()).append(parked)
         self._parked_bytes[origin.stream] += parked.nbytes
 
@@ -180,20 +181,20 @@ class Job:
                     if origin not in self._parked:
                         break
 
-    def _has_changed(self, parked: Parked) -> bool:
+    def _has_changed(self, parked: BufferedShard) -> bool:
         # Whether it is worth while to try again; there is more to it than this.
         assembly = parked.tap.assembly
-        return assembly.is_roomy or assembly.begun > parked.begun
+        return assembly.has_headroom or assembly.begun > parked.begun
 
-    def _take_in(self, origin: Origin, parked: deque[Parked]) -> bool:
+    def _take_in(self, origin: ShardOrigin, parked: deque[BufferedShard]) -> bool:
         item = parked[0]
-        if item.tap.is_apart:
+        if item.tap.launch_ids_differ:
             self._unparked(origin, parked)
             _hand_on_alone(item.shard)
             return True
         try:
             whole = item.tap.add(item.shard)
-        except Ahead:
+        except WouldBlock:
             parked[0] = item._replace(begun=item.tap.assembly.begun)
             return False
         except ValueError:  # it goes with no others, and is left out
@@ -206,7 +207,7 @@ class Job:
             whole.device.hand_on(whole._replace(device=whole.device.device))
         return True
 
-    def _unparked(self, origin: Origin, parked: deque[Parked]) -> None:
+    def _unparked(self, origin: ShardOrigin, parked: deque[BufferedShard]) -> None:
         self._parked_bytes[origin.stream] -= parked.popleft().nbytes
         if not parked:
             del self._parked[origin]
@@ -215,28 +216,28 @@ class Job:
         for tap in self._taps.values():
             self._count(tap)
 
-    def _count(self, tap: JointTap) -> None:
-        early = tap.take_early() if tap.is_apart else []
-        if tap.is_apart:
-            tap.give_up_all()
+    def _count(self, tap: MultiProcessTap) -> None:
+        early = tap.take_early() if tap.launch_ids_differ else []
+        if tap.launch_ids_differ:
+            tap.discard_all()
         count, left = tap.take_given_up()
-        if self._keeps_left and not tap.is_apart:
+        if self._keeps_left and not tap.launch_ids_differ:
             self.left += left
         if count:
-            self.given_up[f"{tap.title}: {APART if tap.is_apart else NOT_WHOLE}"] += count
+            self.discarded[f"{tap.title}: {APART if tap.launch_ids_differ else NOT_WHOLE}"] += count
         for shard in early:
             _hand_on_alone(shard)
 
 
 def _hand_on_alone(shard: Shard) -> None:
     message = shard.message
-    origin: Origin = message.device
+    origin: ShardOrigin = message.device
     origin.hand_on(
         message._replace(device=origin.device, arrays=shard.arrays, shard_index=shard.layout.places)
     )
 
 
-class Stream(NamedTuple):
+class ShardStream(NamedTuple):
     """One of the things that a program's processes are read by.
 
     Attributes:
@@ -249,14 +250,14 @@ class Stream(NamedTuple):
             this device leads: the sink, or the same with something around it.
     """
 
-    job: Job
+    job: ProgramRun
     key: Hashable
     process: int
-    wants: Callable[[Described], bool]
+    wants: Callable[[TapDescriptor], bool]
     mark: Callable[[Message], object]
     see: Callable[[Message, Sink], Sink]
 
-    def sink(self, described: Described, sink: Sink) -> Sink:
+    def sink(self, described: TapDescriptor, sink: Sink) -> Sink:
         """Consumes the shards of one tap of this stream; `sink` gets the whole values that its devices lead."""
         return _StreamTap(self, self.job.tap(described), sink)
 
@@ -264,7 +265,7 @@ class Stream(NamedTuple):
 class _StreamTap:
     __slots__ = ("_reader", "_sink", "_stream", "_tap")
 
-    def __init__(self, stream: Stream, tap: JointTap, sink: Sink) -> None:
+    def __init__(self, stream: ShardStream, tap: MultiProcessTap, sink: Sink) -> None:
         self._stream = stream
         self._tap = tap
         self._sink = sink
@@ -275,8 +276,8 @@ class _StreamTap:
         shard = self._reader.read(message)
         alone = message._replace(arrays=shard.arrays, shard_index=shard.layout.places)
         sink = stream.see(alone, self._sink)
-        if tap.is_apart:
+        if tap.launch_ids_differ:
             sink(alone)
             return
-        origin = Origin(stream.key, message.device, stream.process, stream.mark(message), sink)
-        stream.job.bring(tap, shard._replace(message=message._replace(device=origin)))
+        origin = ShardOrigin(stream.key, message.device, stream.process, stream.mark(message), sink)
+        stream.job.add_shard(tap, shard._replace(message=message._replace(device=origin)))

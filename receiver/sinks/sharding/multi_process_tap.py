@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from receiver.messages.message import Message
-from receiver.sinks.sharding.assembly import OVERTAKEN_BY, Assembly, Room, is_pending
+from receiver.sinks.sharding.assembly import OVERTAKEN_BY, Assembly, MemoryBudget, is_pending
 from receiver.sinks.sharding.shard_record import Shard
 
 Launch = tuple[int, int, int]
@@ -18,7 +18,7 @@ NEAR = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class ShardOrigin:
     """Where a shard came from. It stands for the shard's device while its value is being put together.
 
     Attributes:
@@ -36,17 +36,17 @@ class Origin:
     hand_on: Callable[[Message], None] = field(compare=False)
 
 
-class JointTap:
+class MultiProcessTap:
     """The values of one tap. One thread.
 
     Attributes:
         assembly: puts them together.
         title: name and source line.
-        is_apart: whether its processes number their launches differently, so that nothing tells which shards belong
-            together.
+        launch_ids_differ: whether its processes number their launches differently, so that which shards belong
+            together is unknown.
     """
 
-    def __init__(self, title: str, device_index: int, room: Room) -> None:
+    def __init__(self, title: str, device_index: int, room: MemoryBudget) -> None:
         """Makes one without values.
 
         Args:
@@ -56,9 +56,9 @@ class JointTap:
         """
         self.title = title
         self.assembly = Assembly(device_index, room)
-        self.is_apart = False
-        self._came: dict[object | None, list[Origin]] = {}  # by value, those that are pending
-        self._left: list[Origin] = []
+        self.launch_ids_differ = False
+        self._came: dict[object | None, list[ShardOrigin]] = {}  # by value, those that are pending
+        self._left: list[ShardOrigin] = []
         self._partitions: dict[Hashable, set[tuple[int, int, int]]] = {}
         # The launches of each process, until two were met in one; and what has come of these, to be handed on by itself
         # if they never are.
@@ -66,13 +66,13 @@ class JointTap:
         self._early: list[Shard] = []
 
     def add(self, shard: Shard) -> Message | None:
-        """Adds a shard, whose message's device is an `Origin`; returns the whole value if it was the last one.
+        """Adds a shard, whose message's device is an `ShardOrigin`; returns the whole value if it was the last one.
 
         Raises:
             Ahead: there is no room for it now. Nothing was added.
             ValueError: the shard does not go with the others.
         """
-        origin: Origin = shard.message.device
+        origin: ShardOrigin = shard.message.device
         whole = self.assembly.add(shard)
         layout = shard.layout
         self._partitions.setdefault(origin.stream, set()).add((layout.group, layout.shards, layout.partition))
@@ -88,9 +88,9 @@ class JointTap:
             self._left.append(origin)
         return whole
 
-    def take_given_up(self) -> tuple[int, list[Origin]]:
+    def take_given_up(self) -> tuple[int, list[ShardOrigin]]:
         """How many values were given up since the last time, and where the shards are from that belonged to such."""
-        count, self.assembly.given_up = self.assembly.given_up, 0
+        count, self.assembly.discarded = self.assembly.discarded, 0
         if count:
             for value in [value for value in self._came if not is_pending(value)]:
                 self._left += self._came.pop(value)
@@ -102,25 +102,25 @@ class JointTap:
         early, self._early = self._early, []
         return early
 
-    def give_up_oldest(self) -> None:
+    def discard_oldest(self) -> None:
         """Gives up the older half of what is incomplete."""
         self._early.clear()
-        self.assembly.give_up_oldest()
+        self.assembly.discard_oldest()
 
-    def give_up_all(self) -> None:
+    def discard_all(self) -> None:
         """Gives up all that is incomplete."""
-        self.assembly.give_up_all()
+        self.assembly.discard_all()
 
     def is_behind(self, stream: Hashable, devices: int) -> bool:
         """Whether others wait for one of a stream's devices, of which it has so many; or may, as far as is known."""
         known = self._partitions.get(stream, set())
         return len(known) < devices or any(self.assembly.is_behind(*partition) for partition in known)
 
-    def oldest(self) -> list[Origin]:
+    def oldest(self) -> list[ShardOrigin]:
         """Where the shards are from that there are of the oldest incomplete value."""
         return next(iter(self._came.values()), [])
 
-    def pending(self) -> list[Origin]:
+    def pending(self) -> list[ShardOrigin]:
         """Where the shards are from that there are of incomplete values."""
         return [origin for came in self._came.values() for origin in came]
 
@@ -139,7 +139,7 @@ class JointTap:
             for number, other in launches.items()
             if number != process
         ):
-            self.is_apart = True
+            self.launch_ids_differ = True
             self._launches = None
         elif len(mine) >= 4 * OVERTAKEN_BY:
             mine.clear()  # the others are far behind, or not there: what is to come tells as much

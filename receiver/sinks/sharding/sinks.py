@@ -8,12 +8,11 @@ from collections.abc import Callable
 from time import monotonic
 
 from receiver.errors import IncompleteValueError
-from receiver.messages.consumer import Sink
-from receiver.messages.deferred_errors import SeveralFailures
-from receiver.messages.message import Message
-from receiver.sinks.sharding.assembly import Ahead, Assembly
+from receiver.messages.deferred_errors import MultipleFailures
+from receiver.messages.message import Message, Sink
+from receiver.sinks.sharding.assembly import Assembly, WouldBlock
 from receiver.sinks.sharding.shard_record import RecordReader, Shard
-from receiver.sinks.sharding.ticket_queue import Turns
+from receiver.sinks.sharding.ticket_queue import TicketQueue
 
 STANDSTILL_SEC = 10.0
 """A device that is far ahead waits for the others, until for so long no value was completed and no other receiver had
@@ -24,7 +23,7 @@ BUSY_STANDSTILL_SEC = 600.0
 
 # Values are handed on in the order in which they were completed, whichever thread did it: so the taps of a program,
 # and of programs that follow each other, keep their order.
-turns = Turns()
+turns = TicketQueue()
 
 waiting_threads: set[threading.Thread] = set()
 """Receiver threads that wait for other devices' shards now."""
@@ -83,7 +82,7 @@ class AssemblingSink:
         self,
         sink: Sink,
         device_index: int = 0,
-        others_deliver: Callable[[], bool] = lambda: False,
+        is_another_receiver_busy: Callable[[], bool] = lambda: False,
         *,
         waits: bool = True,
     ) -> None:
@@ -93,12 +92,12 @@ class AssemblingSink:
             sink: consumes the whole values; it may be replaced at any time.
             device_index: which of the program's devices they are said to come from; the first one that has a shard of
                 the value if this one has none.
-            others_deliver: whether receivers on other threads, beside those that wait, have messages to deliver now.
+            is_another_receiver_busy: whether a receiver on another thread that does not wait has messages to deliver.
             waits: whether a device that is far ahead waits; not where one thread brings the shards of all.
         """
         self.sink = sink
         self._waits = waits
-        self._others_deliver = others_deliver
+        self._others_deliver = is_another_receiver_busy
         self._reader = RecordReader()
         self._lock = threading.Lock()  # protects everything below
         self._changed = threading.Condition(self._lock)
@@ -120,43 +119,43 @@ class AssemblingSink:
         Raises:
             IncompleteValueError: values of this tap were given up, of which shards were lost.
             ValueError: the message has no shard record, or one that does not go with the others.
-            SeveralFailures: values were given up, and the sink raised.
+            MultipleFailures: values were given up, and the sink raised.
         """
         shard = self._reader.read(message)
-        assembly, ticket, given_up = self._assembly, None, 0
+        assembly, ticket, discarded = self._assembly, None, 0
         try:
             with self._lock:
                 try:
                     whole = self._add(shard)
                     if whole is not None:
-                        ticket = turns.take()
+                        ticket = turns.issue()
                 finally:
-                    given_up, assembly.given_up = assembly.given_up, 0
+                    discarded, assembly.discarded = assembly.discarded, 0
             if whole is not None:
                 turns.wait(ticket)
                 self.sink(whole)
         except BaseException as error:
-            if given_up:
-                raise SeveralFailures(
-                    "values were given up besides", [error, _incomplete(given_up)]
+            if discarded:
+                raise MultipleFailures(
+                    "values were given up besides", [error, _incomplete(discarded)]
                 ) from None
             raise
         finally:
             if ticket is not None:
-                turns.leave(ticket)
-        if given_up:
-            raise _incomplete(given_up)
+                turns.release(ticket)
+        if discarded:
+            raise _incomplete(discarded)
 
     def _add(self, shard: Shard) -> Message | None:
         assembly = self._assembly
         begun = assembly.begun
         try:
             return assembly.add(shard)
-        except Ahead:
+        except WouldBlock:
             return self._add_in_time(shard)
         finally:
             # Whoever waits may be needed by now for a value that was begun without it.
-            if self._waiting and (assembly.is_roomy or assembly.begun > begun):
+            if self._waiting and (assembly.has_headroom or assembly.begun > begun):
                 self._wake()
 
     def _add_in_time(self, shard: Shard) -> Message | None:
@@ -178,7 +177,7 @@ class AssemblingSink:
             ):
                 # All wait for each other; or one does not come, and is not waited for again before it does.
                 self._standstill = finished
-                assembly.give_up_oldest()
+                assembly.discard_oldest()
             else:
                 self._wait(STANDSTILL_SEC / 10)
             if finished != assembly.finished:
@@ -186,7 +185,7 @@ class AssemblingSink:
                 quiet_since = since
             try:
                 return assembly.add(shard)
-            except Ahead:
+            except WouldBlock:
                 continue
 
     def _wait(self, timeout_sec: float) -> None:
@@ -221,7 +220,7 @@ def shard_sink(
     *,
     assemble: bool,
     device_index: int = 0,
-    others_deliver: Callable[[], bool] = lambda: False,
+    is_another_receiver_busy: Callable[[], bool] = lambda: False,
     waits: bool = True,
 ) -> Sink:
     """The sink of messages with a shard record.
@@ -231,9 +230,9 @@ def shard_sink(
         sharding: "global" or "local".
         assemble: whether this process sees all shards.
         device_index: as in `AssemblingSink`.
-        others_deliver: as there.
+        is_another_receiver_busy: as there.
         waits: as there.
     """
     if sharding == "global" and assemble:
-        return AssemblingSink(sink, device_index, others_deliver, waits=waits)
+        return AssemblingSink(sink, device_index, is_another_receiver_busy, waits=waits)
     return LocalShardSink(sink)

@@ -6,7 +6,7 @@ import threading
 from collections import deque
 
 
-class Turns:
+class TicketQueue:
     """A queue of tickets. Any thread.
 
     Whoever takes a ticket must `leave` with it, whatever happens meanwhile: everybody behind it waits for that.
@@ -26,7 +26,7 @@ class Turns:
         """How many tickets are out, that of the one whose turn it is among them."""
         return len(self._tickets)
 
-    def take(self) -> object:
+    def issue(self) -> object:
         """A ticket behind all others."""
         ticket = object()
         with self._lock:
@@ -40,7 +40,7 @@ class Turns:
             with self._changed:
                 self._changed.wait_for(lambda: tickets[0] is ticket)
 
-    def leave(self, ticket: object) -> None:
+    def release(self, ticket: object) -> None:
         """Gives a ticket back, after its turn or instead of it."""
         with self._lock:
             if ticket in self._tickets:  # not if the process was forked meanwhile

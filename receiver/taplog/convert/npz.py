@@ -18,7 +18,7 @@ from receiver.taplog.render.json_message import process_text
 from receiver.taplog.render.json_value import plain_value
 from receiver.taplog.render.leaves import Leaf, LoggedLeaves
 from receiver.wire.dtypes import Array
-from receiver.wire.truncation import Head
+from receiver.wire.truncation import TruncatedArray
 
 BUFFER_BYTES = 64 << 20
 """How much is gathered in memory before it is written to the columns' files."""
@@ -197,7 +197,7 @@ def _kind(logged: LoggedMessage, leaves: list[Leaf]) -> _Kind:
 
 
 def _whole(array: Array) -> tuple[int, ...] | None:
-    return array.whole_shape if isinstance(array, Head) else None
+    return array.whole_shape if isinstance(array, TruncatedArray) else None
 
 
 def _about(kind: _Kind, logged: LoggedMessage, leaves: list[Leaf]) -> dict[str, Any]:

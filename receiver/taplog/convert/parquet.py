@@ -14,7 +14,7 @@ from receiver.taplog.reading.merge import LostRun
 from receiver.taplog.render.json_message import process_text
 from receiver.taplog.render.leaves import Leaf, LoggedLeaves
 from receiver.wire.dtypes import Array
-from receiver.wire.truncation import Head
+from receiver.wire.truncation import TruncatedArray
 
 ROW_GROUP_BYTES = 32 << 20
 ROW_GROUP_ROWS = 1 << 15
@@ -137,7 +137,7 @@ class ParquetConversion:
 
 def _columns(leaf: Leaf) -> dict[str, Any]:
     array = plain_array(leaf.array)
-    whole = leaf.array.whole_shape if isinstance(leaf.array, Head) else None
+    whole = leaf.array.whole_shape if isinstance(leaf.array, TruncatedArray) else None
     is_scalar = not array.ndim and array.dtype.kind != "c"
     return {
         "leaf": leaf.name,

@@ -11,7 +11,7 @@ from receiver.taplog.reading.logged_message import LoggedMessage, LoggedTap
 from receiver.taplog.render.json_message import type_text
 from receiver.taplog.render.leaves import Leaf, LoggedLeaves
 from receiver.wire.dtypes import Array
-from receiver.wire.truncation import Head
+from receiver.wire.truncation import TruncatedArray
 
 MAX_KNOWN = 4096
 
@@ -89,7 +89,7 @@ class MessageComparison:
 
 
 def _type(leaf: Leaf) -> str:
-    whole = leaf.array.whole_shape if isinstance(leaf.array, Head) else None
+    whole = leaf.array.whole_shape if isinstance(leaf.array, TruncatedArray) else None
     return type_text(leaf.array) + (
         "" if whole is None else f", the first of an array of shape {list(whole)}"
     )

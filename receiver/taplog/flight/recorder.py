@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 from receiver.log import logger
-from receiver.messages.consumer import Consumer
+from receiver.messages.message import Consumer
 from receiver.sources.ring import RingSource
 from receiver.sources.source import Source
 from receiver.taplog.flight.ring_file import SUFFIX

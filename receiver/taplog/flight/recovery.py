@@ -21,7 +21,7 @@ from receiver.taplog.format.step_columns import StepColumns
 from receiver.taplog.reading.segment_reader import SegmentReader
 from receiver.taplog.writing.frame_copier import collect
 from receiver.taplog.writing.segment_writer import SegmentWriter
-from receiver.wire.tap_descriptor import Described
+from receiver.wire.tap_descriptor import TapDescriptor
 
 CHUNK_FRAMES = 1024
 
@@ -149,7 +149,7 @@ def write_log(flight: Flight, directory: Path, *, delivered: bool = True) -> Pat
 
 
 def _write_ring(
-    ring: RingContents, writer: SegmentWriter, consumers: dict[int, Described], *, delivered: bool
+    ring: RingContents, writer: SegmentWriter, consumers: dict[int, TapDescriptor], *, delivered: bool
 ) -> None:
     steps = StepColumns(consumers.get)
     step = NO_STEP
@@ -179,7 +179,7 @@ def _chunks(messages: Sequence[RecoveredFrame]) -> Iterator[Sequence[RecoveredFr
         yield messages[start : start + CHUNK_FRAMES]
 
 
-def _described(flight: Flight) -> dict[int, Described]:
+def _described(flight: Flight) -> dict[int, TapDescriptor]:
     path = flight.folder / TAPS_FILE
     try:
         reader = SegmentReader(path)

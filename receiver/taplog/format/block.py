@@ -13,7 +13,7 @@ from receiver.wire import HEADER
 Array = np.ndarray[Any, Any]
 
 
-class Block:
+class FrameBlock:
     """Frames of one device, one behind the other from offset 0 on.
 
     Attributes:
@@ -30,7 +30,7 @@ class Block:
         return len(self.offsets)
 
     @classmethod
-    def join(cls, blocks: Sequence[Block]) -> Block:
+    def join(cls, blocks: Sequence[FrameBlock]) -> FrameBlock:
         """One block of all of them, in order."""
         if len(blocks) == 1:
             return blocks[0]
@@ -38,21 +38,21 @@ class Block:
         offsets = [block.offsets + start for block, start in zip(blocks, starts, strict=True)]
         return cls(np.concatenate([block.data for block in blocks]), np.concatenate(offsets))
 
-    def part(self, start: int, stop: int) -> Block:
+    def part(self, start: int, stop: int) -> FrameBlock:
         """The frames from index `start` up to `stop`; their memory is shared."""
         if start == 0 and stop == len(self):
             return self
         first = int(self.offsets[start]) if start < len(self) else self.data.size
         last = int(self.offsets[stop]) if stop < len(self) else self.data.size
-        return Block(self.data[first:last], self.offsets[start:stop] - first)
+        return FrameBlock(self.data[first:last], self.offsets[start:stop] - first)
 
-    def chosen(self, mask: Array) -> Block:
+    def chosen(self, mask: Array) -> FrameBlock:
         """The frames at which `mask` is true; their memory is shared."""
-        return self if mask.all() else Block(self.data, self.offsets[mask])
+        return self if mask.all() else FrameBlock(self.data, self.offsets[mask])
 
-    def taken_out(self, mask: Array) -> Block:
+    def taken_out(self, mask: Array) -> FrameBlock:
         """The frames at which `mask`, true somewhere, is true; in memory of their own."""
-        return Block.join([self.part(place, place + 1) for place in np.flatnonzero(mask).tolist()])
+        return FrameBlock.join([self.part(place, place + 1) for place in np.flatnonzero(mask).tolist()])
 
     @cached_property
     def _words(self) -> Any:
@@ -116,12 +116,12 @@ class Block:
         column: Array = self._words[self._at + 6]
         return column
 
-    def without_flags(self, flags: int) -> Block:
+    def without_flags(self, flags: int) -> FrameBlock:
         """The same frames without some flags; a copy if any has them."""
         unwanted = np.uint64(flags << 32)
         if not (self._words[self._at] & unwanted).any():
             return self
-        block = Block(self.data.copy(), self.offsets)
+        block = FrameBlock(self.data.copy(), self.offsets)
         block._words[self._at] &= ~unwanted
         return block
 

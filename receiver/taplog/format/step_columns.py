@@ -7,12 +7,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from receiver.messages.steps import StepPlace, step_place
+from receiver.messages.steps import StepSource, step_place
 from receiver.sinks.exported import SHARDS_ID, WHOLE_ID
-from receiver.taplog.format.block import Block
+from receiver.taplog.format.block import FrameBlock
 from receiver.taplog.format.layout import NO_STEP, align
 from receiver.wire import HEADER, Flags, WireError, decode_metadata, payload_layout
-from receiver.wire.tap_descriptor import Described
+from receiver.wire.tap_descriptor import TapDescriptor
 
 Array = np.ndarray[Any, Any]
 
@@ -33,14 +33,14 @@ class _Slot(NamedTuple):
 class StepColumns:
     """Finds the steps of messages, looking at each tap once. One thread at a time."""
 
-    def __init__(self, described: Callable[[int], Described | None]) -> None:
+    def __init__(self, described: Callable[[int], TapDescriptor | None]) -> None:
         """`described` tells what is known of a consumer."""
         self._described = described
-        self._places: dict[int, tuple[StepPlace | None, int]] = {}
+        self._places: dict[int, tuple[StepSource | None, int]] = {}
         self._slots: dict[tuple[int, bytes], _Slot | None] = {}  # by number of the array, and metadata
-        self._exported: dict[bytes, StepPlace | None] = {}
+        self._exported: dict[bytes, StepSource | None] = {}
 
-    def of(self, block: Block, before: int) -> Array:
+    def of(self, block: FrameBlock, before: int) -> Array:
         """The step of each message, int64: its own, or that of the last one before it; `before` if there is none."""
         count = len(block)
         steps = np.full(count, before, np.int64)
@@ -52,7 +52,7 @@ class StepColumns:
         last = np.maximum.accumulate(np.where(own, np.arange(count), -1))
         return np.where(last < 0, before, steps[last])
 
-    def _fill(self, block: Block, consumer_id: int, steps: Array, own: Array) -> None:
+    def _fill(self, block: FrameBlock, consumer_id: int, steps: Array, own: Array) -> None:
         if consumer_id in (WHOLE_ID, SHARDS_ID):
             for index in np.flatnonzero(block.consumer_ids == consumer_id).tolist():
                 step = self._of_exported(block, index, consumer_id == SHARDS_ID)
@@ -75,7 +75,7 @@ class StepColumns:
                     steps[alike] = _read(block, alike, slot)
                     own[alike] = True
 
-    def _place(self, consumer_id: int) -> tuple[StepPlace | None, int]:
+    def _place(self, consumer_id: int) -> tuple[StepSource | None, int]:
         # And how many arrays there are before the tapped ones.
         known = self._places.get(consumer_id)
         if known is None:
@@ -93,7 +93,7 @@ class StepColumns:
             self._slots[key] = _slot(metadata, array)
         return self._slots[key]
 
-    def _of_exported(self, block: Block, index: int, sharded: bool) -> int:
+    def _of_exported(self, block: FrameBlock, index: int, sharded: bool) -> int:
         metadata = block.metadata(index)
         try:
             specs = decode_metadata(metadata)
@@ -109,7 +109,7 @@ class StepColumns:
             if len(self._exported) >= MAX_KNOWN:
                 self._exported.clear()
             try:
-                self._exported[description] = step_place(Described.unpack(description))
+                self._exported[description] = step_place(TapDescriptor.unpack(description))
             except ValueError:
                 self._exported[description] = None
         place = self._exported[description]
@@ -121,7 +121,7 @@ class StepColumns:
         return NO_STEP if slot is None else int(_read(block, np.array([index]), slot)[0])
 
 
-def _alike(block: Block, where: Array) -> list[Array]:
+def _alike(block: FrameBlock, where: Array) -> list[Array]:
     # The same messages, by their metadata.
     lengths = block.meta_bytes[where]
     if int(lengths[0]) <= 64 and (lengths == lengths[0]).all():
@@ -149,7 +149,7 @@ def _slot(metadata: bytes, array: int) -> _Slot | None:
     return _Slot(HEADER.size + align(len(metadata)) + offsets[array], spec.dtype)
 
 
-def _read(block: Block, where: Array, slot: _Slot) -> Array:
+def _read(block: FrameBlock, where: Array, slot: _Slot) -> Array:
     at = (block.offsets[where] + slot.offset) // slot.dtype.itemsize
     steps: Array = block.data.view(slot.dtype)[at].astype(np.int64)
     return steps

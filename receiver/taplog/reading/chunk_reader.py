@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from receiver.taplog.format import layout
-from receiver.taplog.format.block import Block
+from receiver.taplog.format.block import FrameBlock
 from receiver.taplog.format.checksums import PAGE_BYTES, page_checksums, page_count
 from receiver.taplog.format.compression import decompress
 from receiver.taplog.format.errors import Damage
@@ -92,7 +92,7 @@ def read_whole(file: File, chunk: Chunk) -> bytes | Damage:
     return data
 
 
-def read_frames(file: File, chunk: Chunk) -> tuple[Block, Damage | None]:
+def read_frames(file: File, chunk: Chunk) -> tuple[FrameBlock, Damage | None]:
     """The frames of a chunk that can be trusted, and what is wrong with the others."""
     data, good = _stored(file, chunk)
     usable = len(data)
@@ -190,6 +190,6 @@ def _next_frame(data: bytes, good: Array, start: int) -> int | None:
     return None
 
 
-def _block(data: bytes, offsets: list[int] | Array) -> Block:
+def _block(data: bytes, offsets: list[int] | Array) -> FrameBlock:
     array = np.frombuffer(data[: len(data) // 64 * 64], np.uint8)
-    return Block(array, np.asarray(offsets, np.int64))
+    return FrameBlock(array, np.asarray(offsets, np.int64))

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from receiver.taplog.reading.merge import LostRun, Record, Run
+from receiver.taplog.reading.merge import LostRun, MessageRun, Record
 from receiver.taplog.reading.segment_reader import Writer
 from receiver.wire.dtypes import Array
 
@@ -20,7 +20,7 @@ STREAM = "stream"
 MAX_RANGES = 1 << 16
 
 
-class Numbers:
+class SequenceRanges:
     """Numbers that there have been, as ranges; when these get too many, the lowest are forgotten."""
 
     def __init__(self, max_ranges: int = MAX_RANGES) -> None:
@@ -49,7 +49,7 @@ class Numbers:
         return new
 
 
-class Copies:
+class SequenceDeduplicator:
     """Finds out which streams are in several of the logs that are read, and leaves out what was there already."""
 
     def __init__(self) -> None:
@@ -70,17 +70,17 @@ class Copies:
 
     def once(self, records: Iterable[Record]) -> Iterator[Record]:
         """The records, without the messages and notes that came before."""
-        seen: defaultdict[tuple[str, str], Numbers] = defaultdict(Numbers)
+        seen: defaultdict[tuple[str, str], SequenceRanges] = defaultdict(SequenceRanges)
         notes: set[tuple[str, Any]] = set()
         for record in records:
-            stream = self._streams.get(record.writer, "") if isinstance(record, Run | LostRun) else ""
+            stream = self._streams.get(record.writer, "") if isinstance(record, MessageRun | LostRun) else ""
             if stream not in self._copied:
                 yield record
             elif isinstance(record, LostRun):
                 if (stream, record.lost) not in notes:
                     notes.add((stream, record.lost))
                     yield record
-            elif isinstance(record, Run):
+            elif isinstance(record, MessageRun):
                 seqs = record.block.seqs[record.start : record.stop]
                 new = seen[stream, record.device].add(seqs)
                 if new.all():

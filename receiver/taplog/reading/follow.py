@@ -15,11 +15,11 @@ from receiver.taplog.format.segment_name import segments_of
 from receiver.taplog.format.step_columns import StepColumns
 from receiver.taplog.reading.chunk_reader import Chunk, read_frames
 from receiver.taplog.reading.logged_message import LoggedMessage, RunDecoder
-from receiver.taplog.reading.merge import LostRun, Run
+from receiver.taplog.reading.merge import LostRun, MessageRun
 from receiver.taplog.reading.segment_reader import SegmentReader, Writer
 from receiver.taplog.reading.selection import Selection
-from receiver.taplog.reading.shard_assembly import Wholes
-from receiver.wire.tap_descriptor import Described
+from receiver.taplog.reading.shard_assembly import ShardMerger
+from receiver.wire.tap_descriptor import TapDescriptor
 
 AT_ONCE = 64
 """How many chunks are decoded and put in order of time together."""
@@ -68,8 +68,8 @@ class Follower:
         self._wait = wait
         self._followed: dict[Path, _Followed | None] = {}
         self._decoder = RunDecoder()
-        self._wholes = None if shards or selection.devices else Wholes(shows_incomplete=False)
-        self._described: dict[Writer, tuple[dict[int, Described], StepColumns]] = {}
+        self._wholes = None if shards or selection.devices else ShardMerger(shows_incomplete=False)
+        self._described: dict[Writer, tuple[dict[int, TapDescriptor], StepColumns]] = {}
         self.writers: set[Writer] = set()
         self._refused: list[Damage] = []
         self._look(first=True)
@@ -124,7 +124,7 @@ class Follower:
     def _together_anew(self, found: list[Found]) -> list[Found]:
         # Of values that begin before these messages, some shards are missing.
         if self._wholes is not None:
-            self._wholes = Wholes(shows_incomplete=False)
+            self._wholes = ShardMerger(shows_incomplete=False)
         return list(self._together(_by_time(found)))
 
     def _together(self, found: list[Found]) -> Iterator[Found]:
@@ -134,8 +134,8 @@ class Follower:
                 yield item
                 continue
             yield from wholes.take(item)
-            while wholes.jobs.is_held(item.writer, 1):  # what comes is shown: nobody is waited for
-                wholes.jobs.relieve()
+            while wholes.jobs.is_paused(item.writer, 1):  # what comes is shown: nobody is waited for
+                wholes.jobs.evict_oldest()
                 yield from wholes.found()
 
     def _look(self, *, first: bool) -> None:
@@ -220,7 +220,7 @@ class Follower:
         mask = selection.choose(block.times_ns, steps)
         folded = followed.folded.get(chunk.stream, {})
         block = block.chosen(mask)
-        run = Run(
+        run = MessageRun(
             reader.writer,
             device,
             block,
@@ -238,9 +238,9 @@ class Follower:
         ]
         return found
 
-    def _known(self, reader: SegmentReader) -> tuple[dict[int, Described], StepColumns]:
+    def _known(self, reader: SegmentReader) -> tuple[dict[int, TapDescriptor], StepColumns]:
         if reader.writer not in self._described:
-            described: dict[int, Described] = {}
+            described: dict[int, TapDescriptor] = {}
             self._described[reader.writer] = described, StepColumns(described.get)
         known = self._described[reader.writer]
         for consumer_id, (_, item) in reader.consumers.items():

@@ -8,17 +8,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from receiver.messages.consumer import Consumer
-from receiver.messages.message import Message
+from receiver.messages.message import Consumer, Message
 from receiver.sinks.exported import SHARDS_ID, WHOLE_ID
 from receiver.sinks.sharding.shard_record import PLACES_FROM, RecordReader, Shard
 from receiver.taplog.format.errors import Damage
 from receiver.taplog.format.layout import NO_STEP
-from receiver.taplog.reading.merge import Run
+from receiver.taplog.reading.merge import MessageRun
 from receiver.taplog.reading.segment_reader import Writer
 from receiver.wire import Decoder, Flags, WireError, pytree as tree
-from receiver.wire.tap_descriptor import Described
-from receiver.wire.truncation import take_heads
+from receiver.wire.tap_descriptor import TapDescriptor
+from receiver.wire.truncation import split_truncated
 
 _TRUNCATED = int(Flags.TRUNCATED)
 
@@ -33,7 +32,7 @@ class LoggedTap:
         consumer: the same as a consumer, whose sink does nothing.
     """
 
-    def __init__(self, consumer_id: int, described: Described | None) -> None:
+    def __init__(self, consumer_id: int, described: TapDescriptor | None) -> None:
         """`described` is None for a consumer that the log does not describe."""
         self.described = described
         self.records = RecordReader() if described is not None and described.shards is not None else None
@@ -101,7 +100,7 @@ class RunDecoder:
         self._taps: dict[tuple[str, int], LoggedTap] = {}
         self._exported: dict[bytes, LoggedTap] = {}
 
-    def messages(self, run: Run) -> Iterator[LoggedMessage | Damage]:
+    def messages(self, run: MessageRun) -> Iterator[LoggedMessage | Damage]:
         """The messages of a run, in order; a `Damage` instead of one that cannot be decoded."""
         steps = run.steps[run.start : run.stop].tolist()
         for offset, step in zip(run.block.starts[run.start : run.stop], steps, strict=True):
@@ -110,10 +109,10 @@ class RunDecoder:
             except (WireError, ValueError) as error:
                 yield Damage(run.path, offset, 0, 1, f"a message cannot be decoded ({error})")
 
-    def _message(self, run: Run, offset: int, step: int) -> LoggedMessage:
+    def _message(self, run: MessageRun, offset: int, step: int) -> LoggedMessage:
         consumer_id, flags, seq, time_ns, run_id, _, arrays = self._decoder.decode(run.block.data, offset)
         if flags & _TRUNCATED:
-            arrays = take_heads(arrays, 0)
+            arrays = split_truncated(arrays, 0)
         tap, arrays = self._tap_of(run, consumer_id, arrays)
         message = Message(tap.consumer, arrays, seq, time_ns, run_id, run.device, None)
         shard = None
@@ -129,7 +128,7 @@ class RunDecoder:
             shard,
         )
 
-    def _tap_of(self, run: Run, consumer_id: int, arrays: list[Any]) -> tuple[LoggedTap, list[Any]]:
+    def _tap_of(self, run: MessageRun, consumer_id: int, arrays: list[Any]) -> tuple[LoggedTap, list[Any]]:
         if consumer_id not in (WHOLE_ID, SHARDS_ID):
             key = run.writer.process, consumer_id
             tap = self._taps.get(key)
@@ -144,7 +143,7 @@ class RunDecoder:
         if tap is None:
             if len(self._exported) >= MAX_EXPORTED:
                 self._exported.clear()
-            described = Described.unpack(description)
+            described = TapDescriptor.unpack(description)
             tap = self._exported[description] = LoggedTap(described.consumer_id, described)
         if not sharded:
             return tap, arrays[1:]

@@ -12,19 +12,19 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from receiver.taplog.format.block import Block
+from receiver.taplog.format.block import FrameBlock
 from receiver.taplog.format.errors import CutOffLogError, Damage, Lost, NotATapLogError
 from receiver.taplog.format.layout import Kind
 from receiver.taplog.format.step_columns import StepColumns
 from receiver.taplog.reading.chunk_reader import Chunk, read_frames
 from receiver.taplog.reading.segment_reader import SegmentReader, Writer
 from receiver.taplog.reading.selection import Selection
-from receiver.wire.tap_descriptor import Described
+from receiver.wire.tap_descriptor import TapDescriptor
 
 Array = np.ndarray[Any, Any]
 
 
-class Run(NamedTuple):
+class MessageRun(NamedTuple):
     """Consecutive messages of one device: some of a block's.
 
     Attributes:
@@ -41,12 +41,12 @@ class Run(NamedTuple):
 
     writer: Writer
     device: str
-    block: Block
+    block: FrameBlock
     steps: Array
     start: int
     stop: int
     folded: dict[int, int]
-    described: dict[int, Described]
+    described: dict[int, TapDescriptor]
     path: Path
 
 
@@ -57,7 +57,7 @@ class LostRun(NamedTuple):
     lost: Lost
 
 
-Record = Run | LostRun | Damage
+Record = MessageRun | LostRun | Damage
 
 NOTES = (Kind.LOST, Kind.FOLDED)
 """The kinds of chunks that say something of messages that are not there."""
@@ -80,7 +80,7 @@ class _Stream:
     def __init__(self, device: str) -> None:
         self.device = device
         self.chunks: deque[tuple[SegmentReader, Chunk]] = deque()
-        self.block: Block | None = None
+        self.block: FrameBlock | None = None
         self.path = Path()
         self.steps: Array = np.empty(0, np.int64)
         self.folded: dict[int, int] = {}
@@ -103,7 +103,7 @@ class _Process:
 
     def __init__(self, writer: Writer, paths: Sequence[Path], selection: Selection) -> None:
         self.writer = writer
-        self.described: dict[int, Described] = {}
+        self.described: dict[int, TapDescriptor] = {}
         self._paths = deque(paths)
         self._selection = selection
         self._streams: dict[str, _Stream] = {}
@@ -172,7 +172,7 @@ class _Process:
             else:
                 yield chunk.damage(segment.path, f"a chunk of the unknown kind {int(chunk.kind)}")
 
-    def _begin(self, stream: _Stream, block: Block, chunk: Chunk) -> None:
+    def _begin(self, stream: _Stream, block: FrameBlock, chunk: Chunk) -> None:
         if not len(block):
             return
         selection = self._selection
@@ -187,7 +187,7 @@ class _Process:
         if mask.any():
             stream.block, stream.steps, stream.done = block.chosen(mask), steps[mask], 0
 
-    def _named(self, block: Block) -> Array:
+    def _named(self, block: FrameBlock) -> Array:
         # Messages whose tap is told by themselves, as those of exported programs, are looked at later.
         wants, described = self._selection.wants_name, self.described
         unwanted = [
@@ -210,10 +210,10 @@ def _of_file(path: Path, error: Exception) -> Damage:
 class Order(Protocol):
     """Says, beside time, in which order processes are read."""
 
-    def is_held(self, writer: Writer, devices: int) -> bool:
+    def is_paused(self, writer: Writer, devices: int) -> bool:
         """Whether a process, of which so many devices are known, is to be left until others were read on."""
 
-    def relieve(self) -> None:
+    def evict_oldest(self) -> None:
         """Only such are left: lets some of them go on, though it may take several times."""
 
 
@@ -241,12 +241,12 @@ def merged(
     while heap or held:
         if order is not None and held:
             if not heap:
-                order.relieve()
+                order.evict_oldest()
             held = _let_go(heap, held, order)
             if not heap:
                 continue
         _, _, process, stream = top = heapq.heappop(heap)
-        if order is not None and order.is_held(process.writer, process.device_count):
+        if order is not None and order.is_paused(process.writer, process.device_count):
             held.append(top)
             continue
         if stream is None:
@@ -270,7 +270,7 @@ def merged(
 def _let_go(heap: list[Any], held: list[Any], order: Order) -> list[Any]:
     left = []
     for item in held:
-        if order.is_held(item[2].writer, item[2].device_count):
+        if order.is_paused(item[2].writer, item[2].device_count):
             left.append(item)
         else:
             heapq.heappush(heap, item)
@@ -285,7 +285,7 @@ def _feed(heap: list[Any], count: Iterator[int], process: _Process) -> Iterator[
         heapq.heappush(heap, (time_ns, next(count), process, None))
 
 
-def _run(process: _Process, stream: _Stream, until_ns: int | None) -> Run:
+def _run(process: _Process, stream: _Stream, until_ns: int | None) -> MessageRun:
     block = stream.block
     assert block is not None
     start, stop = stream.done, len(block)
@@ -295,7 +295,7 @@ def _run(process: _Process, stream: _Stream, until_ns: int | None) -> Run:
     stream.done = stop
     if stop == len(block):
         stream.block = None
-    return Run(
+    return MessageRun(
         process.writer,
         stream.device,
         block,

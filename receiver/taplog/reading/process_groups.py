@@ -5,43 +5,42 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from receiver.messages.consumer import Sink
-from receiver.messages.message import Message
-from receiver.sinks.sharding.multi_process import Job, Stream
-from receiver.sinks.sharding.multi_process_tap import Origin
+from receiver.messages.message import Message, Sink
+from receiver.sinks.sharding.multi_process import ProgramRun, ShardStream
+from receiver.sinks.sharding.multi_process_tap import ShardOrigin
 from receiver.taplog.reading.segment_reader import Writer
-from receiver.wire.tap_descriptor import Described
+from receiver.wire.tap_descriptor import TapDescriptor
 
 
-class LoggedJobs:
+class LoggedProgramRuns:
     """The jobs, by what the logs say of them. One thread. See `receiver.taplog.reading.merge.Order`."""
 
     def __init__(self, *, keeps_left: bool = False) -> None:
-        """Knows of none. `keeps_left`: see `Job`."""
-        self._jobs: dict[str, Job] = {}
+        """Knows of none. `keeps_left`: see `ProgramRun`."""
+        self._jobs: dict[str, ProgramRun] = {}
         self._keeps_left = keeps_left
 
-    def of(self, writer: Writer) -> Job | None:
+    def of(self, writer: Writer) -> ProgramRun | None:
         """The job that a process was part of; None if its log names none."""
         if not writer.job:
             return None
         if writer.job not in self._jobs:
-            self._jobs[writer.job] = Job(keeps_left=self._keeps_left)
+            self._jobs[writer.job] = ProgramRun(keeps_left=self._keeps_left)
         return self._jobs[writer.job]
 
-    def stream(self, writer: Writer) -> Stream | None:
+    def stream(self, writer: Writer) -> ShardStream | None:
         """What a process brings to the job's values."""
         job = self.of(writer)
         if job is None:
             return None
-        return Stream(job, writer, process_of(writer), _any, _unmarked, _as_it_is)
+        return ShardStream(job, writer, process_of(writer), _any, _unmarked, _as_it_is)
 
-    def is_held(self, writer: Writer, devices: int) -> bool:
+    def is_paused(self, writer: Writer, devices: int) -> bool:
         """Whether a process, which has so many devices, is too far ahead of the others to be read on."""
         job = self._jobs.get(writer.job)
-        return job is not None and job.is_held(writer, devices)
+        return job is not None and job.is_paused(writer, devices)
 
-    def relieve(self) -> None:
+    def evict_oldest(self) -> None:
         """Gives up some of what is incomplete: only processes that are held are left.
 
         Raises:
@@ -49,7 +48,7 @@ class LoggedJobs:
         """
         for job in self._jobs.values():
             if job.has_parked:
-                job.relieve()
+                job.evict_oldest()
 
     def finish(self) -> None:
         """Gives up all that is incomplete: nothing more comes.
@@ -58,13 +57,13 @@ class LoggedJobs:
             Exception: what consumers raise.
         """
         for job in self._jobs.values():
-            job.give_up()
+            job.discard()
 
-    def given_up(self) -> Counter[str]:
+    def discarded(self) -> Counter[str]:
         """How many values were given up, by tap and reason."""
-        return sum((job.given_up for job in self._jobs.values()), Counter[str]())
+        return sum((job.discarded for job in self._jobs.values()), Counter[str]())
 
-    def take_left(self) -> Iterator[Origin]:
+    def take_left(self) -> Iterator[ShardOrigin]:
         """Where the shards are from, since the last time, whose values were given up."""
         for job in self._jobs.values():
             left, job.left = job.left, []
@@ -76,7 +75,7 @@ def process_of(writer: Writer) -> int:
     return writer.process_index or 0
 
 
-def _any(described: Described) -> bool:
+def _any(described: TapDescriptor) -> bool:
     return True
 
 

@@ -11,12 +11,12 @@ from receiver.taplog.format.errors import CutOffLogError, Damage, DamagedLogErro
 from receiver.taplog.format.layout import Kind
 from receiver.taplog.format.segment_name import segments_of
 from receiver.taplog.reading.chunk_reader import Chunk
-from receiver.taplog.reading.dedup import Copies
+from receiver.taplog.reading.dedup import SequenceDeduplicator
 from receiver.taplog.reading.logged_message import LoggedMessage, RunDecoder
-from receiver.taplog.reading.merge import LostRun, Order, Record, Run, merged
+from receiver.taplog.reading.merge import LostRun, MessageRun, Order, Record, merged
 from receiver.taplog.reading.segment_reader import SegmentReader, Writer
 from receiver.taplog.reading.selection import Selection
-from receiver.taplog.reading.shard_assembly import Wholes
+from receiver.taplog.reading.shard_assembly import ShardMerger
 
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
@@ -44,7 +44,7 @@ class LogReader:
         given = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
         found: dict[Writer, list[Path]] = {}
         self._cut_off: list[Path] = []
-        self._copies = Copies()
+        self._copies = SequenceDeduplicator()
         problem: Exception = NotATapLogError("no tap log was given")
         for path in dict.fromkeys(segment for item in given for segment in segments_of(item)):
             try:
@@ -130,7 +130,7 @@ class LogReader:
         if selection.devices:
             yield from self.records(selection)
             return
-        wholes = Wholes(shows_incomplete=True)
+        wholes = ShardMerger(shows_incomplete=True)
         for record in self.records(selection, order=wholes.jobs):
             if isinstance(record, LoggedMessage):
                 yield from wholes.take(record)
@@ -144,7 +144,7 @@ class LogReader:
         """The messages, and in their places what is said to be lost or is damaged; `order`: see `runs`."""
         decoder = RunDecoder()
         for record in self.runs(selection, order=order):
-            if not isinstance(record, Run):
+            if not isinstance(record, MessageRun):
                 yield record
                 continue
             for message in decoder.messages(record):

@@ -15,7 +15,7 @@ from receiver.taplog.format import layout
 from receiver.taplog.format.errors import Damage, Lost, NotATapLogError
 from receiver.taplog.format.layout import CHUNK_HEADER_BYTES, HEADER_BYTES, TRAILER_BYTES, ChunkHeader, Kind
 from receiver.taplog.reading.chunk_reader import Chunk, read_whole
-from receiver.wire.tap_descriptor import Described
+from receiver.wire.tap_descriptor import TapDescriptor
 
 SCAN_BYTES = 1 << 20
 """How much is looked through at a time for the next chunk behind a damaged stretch."""
@@ -71,7 +71,7 @@ class SegmentReader:
             raise
         self._first = HEADER_BYTES + layout.align(info_bytes)
         self._devices: dict[int, str] = {}
-        self._consumers: dict[int, tuple[int, Described]] = {}
+        self._consumers: dict[int, tuple[int, TapDescriptor]] = {}
 
     @property
     def nbytes(self) -> int:
@@ -84,7 +84,7 @@ class SegmentReader:
         return self._devices
 
     @property
-    def consumers(self) -> dict[int, tuple[int, Described]]:
+    def consumers(self) -> dict[int, tuple[int, TapDescriptor]]:
         """By consumer id the number in the chunks' masks and the description, as far as `chunks` has come."""
         return self._consumers
 
@@ -217,7 +217,7 @@ class SegmentReader:
                 if "stream" in item:
                     self._devices[int(item["stream"])] = str(item["device"])
                 else:
-                    described = Described.unpack(item["consumer"])
+                    described = TapDescriptor.unpack(item["consumer"])
                     self._consumers[described.consumer_id] = int(item["number"]), described
         except (ValueError, TypeError, KeyError, msgpack.UnpackException) as error:
             return chunk.damage(self.path, f"descriptions of taps cannot be understood ({error})")

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from receiver.messages.message import Message
-from receiver.sinks.sharding.multi_process_tap import Origin
+from receiver.sinks.sharding.multi_process_tap import ShardOrigin
 from receiver.taplog.reading.logged_message import LoggedMessage
-from receiver.taplog.reading.process_groups import LoggedJobs, process_of
+from receiver.taplog.reading.process_groups import LoggedProgramRuns, process_of
 
 
-class Wholes:
+class ShardMerger:
     """Shards go in one by one, whole values come out. One thread.
 
     Attributes:
@@ -19,7 +19,7 @@ class Wholes:
 
     def __init__(self, *, shows_incomplete: bool) -> None:
         """Nothing has come yet. `shows_incomplete`: whether shards of values that cannot become whole come out, too."""
-        self.jobs = LoggedJobs(keeps_left=shows_incomplete)
+        self.jobs = LoggedProgramRuns(keeps_left=shows_incomplete)
         self._whole: list[LoggedMessage] = []
 
     def take(self, logged: LoggedMessage) -> Iterator[LoggedMessage]:
@@ -39,15 +39,15 @@ class Wholes:
         tap = None
         if described.shards == "some" and described.sharding == "global":
             tap = job.tap(described)
-        if tap is None or tap.is_apart:
+        if tap is None or tap.launch_ids_differ:
             yield logged
             return
 
         def hand_on(whole: Message) -> None:
             self._whole.append(logged._replace(message=whole, shard=None))
 
-        origin = Origin(logged.writer, logged.message.device, process_of(logged.writer), logged, hand_on)
-        job.bring(tap, shard._replace(message=shard.message._replace(device=origin)))
+        origin = ShardOrigin(logged.writer, logged.message.device, process_of(logged.writer), logged, hand_on)
+        job.add_shard(tap, shard._replace(message=shard.message._replace(device=origin)))
         yield from self.found()
 
     def found(self) -> Iterator[LoggedMessage]:

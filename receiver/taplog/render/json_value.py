@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from receiver.wire.pytree import FLOAT0, Node, Opaque
-from receiver.wire.truncation import Head
+from receiver.wire.truncation import TruncatedArray
 
 Array = np.ndarray[Any, Any]
 
@@ -22,7 +22,7 @@ def plain_value(value: Any) -> Any:
     containers of the program's own classes `{"node": class, "children": [...]}`; objects that stayed in the program
     `{"object": repr}`.
     """
-    if isinstance(value, Head) and value.whole_shape is not None:
+    if isinstance(value, TruncatedArray) and value.whole_shape is not None:
         return {"head": _array(np.asarray(value)), "shape": list(value.whole_shape)}
     if isinstance(value, np.ndarray):
         return _array(value)
@@ -79,7 +79,7 @@ def short_text(value: Any, limit: int | None = None) -> str:
 
 
 def _text(value: Any, short: bool) -> str:
-    if isinstance(value, Head) and value.whole_shape is not None:
+    if isinstance(value, TruncatedArray) and value.whole_shape is not None:
         return f"first {value.size} of {value.whole_shape}: {_text(np.asarray(value), short)}"
     if isinstance(value, np.ndarray):
         if not value.ndim:

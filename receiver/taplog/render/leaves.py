@@ -16,7 +16,7 @@ class Leaf(NamedTuple):
 
     Attributes:
         name: the keys to it, with slashes between; empty if the array is all that was tapped.
-        array: its elements; a `receiver.wire.truncation.Head` where a rule truncated it.
+        array: its elements; a `receiver.wire.truncation.TruncatedArray` where a rule truncated it.
         place: where it lies in the whole array, if that was partitioned over devices.
     """
 

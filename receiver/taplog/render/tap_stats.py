@@ -13,9 +13,9 @@ from receiver.sinks.exported import SHARDS_ID, WHOLE_ID
 from receiver.taplog.format.errors import Damage
 from receiver.taplog.format.layout import NO_STEP
 from receiver.taplog.reading.logged_message import LoggedMessage, RunDecoder
-from receiver.taplog.reading.merge import LostRun, Record, Run
+from receiver.taplog.reading.merge import LostRun, MessageRun, Record
 from receiver.taplog.reading.selection import Selection
-from receiver.wire.tap_descriptor import Described
+from receiver.wire.tap_descriptor import TapDescriptor
 
 
 @dataclass(slots=True)
@@ -25,7 +25,7 @@ class TapStats:
     Attributes:
         name: the tap's.
         source_line: of the tap.
-        kind: what it is for; see `receiver.sinks.factory.SINKS`. Empty if the log does not say.
+        kind: what it is for; see `receiver.sinks.factory.SINK_FACTORIES`. Empty if the log does not say.
         messages: how many there are; those of checks with the failures that were folded.
         nbytes: of their frames.
         first_time_ns: Unix time of the first.
@@ -112,7 +112,7 @@ def gather(records: Iterable[Record], selection: Selection) -> LogStats:
     return found
 
 
-def _count(found: LogStats, run: Run, decoder: RunDecoder, selection: Selection) -> None:
+def _count(found: LogStats, run: MessageRun, decoder: RunDecoder, selection: Selection) -> None:
     block = run.block.part(run.start, run.stop)
     steps = run.steps[run.start : run.stop]
     ids, padded = block.consumer_ids, np.uint64(2**64 - 64)
@@ -134,7 +134,7 @@ def _count(found: LogStats, run: Run, decoder: RunDecoder, selection: Selection)
 
 
 def _count_exported(
-    found: LogStats, run: Run, nbytes: int, decoder: RunDecoder, selection: Selection
+    found: LogStats, run: MessageRun, nbytes: int, decoder: RunDecoder, selection: Selection
 ) -> None:
     # Their messages say which tap they are of.
     for message in decoder.messages(run):
@@ -148,7 +148,7 @@ def _count_exported(
             tap.add(run.device, np.array([message.message.time_ns]), steps, nbytes, message.folded)
 
 
-def _tap(found: LogStats, described: Described | None, consumer_id: int) -> TapStats:
+def _tap(found: LogStats, described: TapDescriptor | None, consumer_id: int) -> TapStats:
     if described is None:
         key = f"consumer {consumer_id:#018x}", "(not described)", ""
     else:

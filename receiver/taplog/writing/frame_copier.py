@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from receiver.sources.columns import Columns
+from receiver.sources.columns import BatchColumns
 from receiver.sources.source import Batch
-from receiver.taplog.format.block import Block
+from receiver.taplog.format.block import FrameBlock
 from receiver.taplog.format.layout import align, padding
 from receiver.wire import HEADER, Flags
 from receiver.wire.dtypes import Array
@@ -33,7 +33,7 @@ _EXTERNAL = int(Flags.EXTERNAL)
 _FLAGS_AT, _META_AT, _PAYLOAD_AT = 4, 44, 48
 
 
-def collect(batch: Batch, room: Room = new_memory) -> Block:
+def collect(batch: Batch, room: Room = new_memory) -> FrameBlock:
     """Copies a batch's frames, before it is released. EXTERNAL frames become inline ones.
 
     Args:
@@ -67,10 +67,10 @@ def collect(batch: Batch, room: Room = new_memory) -> Block:
         size = len(part)
         data[done : done + size] = np.frombuffer(part, np.uint8)
         done += size
-    return Block(data, np.array(offsets, np.int64))
+    return FrameBlock(data, np.array(offsets, np.int64))
 
 
-def _collect_runs(columns: Columns, count: int, room: Room) -> Block | None:
+def _collect_runs(columns: BatchColumns, count: int, room: Room) -> FrameBlock | None:
     # Frames follow each other but where the ring ends or some were folded. None if any payload is elsewhere.
     at = columns.offsets(count)
     words = columns.words
@@ -91,4 +91,4 @@ def _collect_runs(columns: Columns, count: int, room: Room) -> Block | None:
     for start, stop in zip(starts, stops, strict=True):
         data[done : done + stop - start] = columns.bytes[start:stop]
         done += stop - start
-    return Block(data, offsets)
+    return FrameBlock(data, offsets)

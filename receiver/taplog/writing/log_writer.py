@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from receiver.log import logger
-from receiver.taplog.format.block import Block
+from receiver.taplog.format.block import FrameBlock
 from receiver.taplog.format.compression import Compressor
 from receiver.taplog.format.errors import Lost
 from receiver.taplog.format.segment_name import segment_name
@@ -21,15 +21,15 @@ from receiver.taplog.format.step_columns import StepColumns
 from receiver.taplog.writing.frame_copier import Room
 from receiver.taplog.writing.options import LogCounters, LogOptions
 from receiver.taplog.writing.segment_writer import SegmentWriter
-from receiver.taplog.writing.write_buffer import Pending
+from receiver.taplog.writing.write_buffer import WriteBuffer
 from receiver.wire.dtypes import Array
-from receiver.wire.tap_descriptor import Described
+from receiver.wire.tap_descriptor import TapDescriptor
 
 RETRY_SEC = 1.0
 """After a write failed nothing is tried for so long: what comes meanwhile is lost."""
 
 
-Messages = tuple[Block, Sequence[tuple[int, int]], bool]
+Messages = tuple[FrameBlock, Sequence[tuple[int, int]], bool]
 """Messages of one device in order; pairs of a sequence number and how many failures of the same check were left out
 before it; and whether they are to be written at once."""
 
@@ -52,7 +52,7 @@ class LogWriter:
         self.options = options or LogOptions()
         self._counters = LogCounters()
         self._compressor = Compressor() if self.options.compress else None
-        self._described: dict[int, Described] = {}
+        self._described: dict[int, TapDescriptor] = {}
         self._steps = StepColumns(self._described.get)
         # Several segments, so that few bytes are lost when one is deleted.
         keep = self.options.keep_bytes
@@ -69,7 +69,7 @@ class LogWriter:
     def _start_anew(self) -> None:
         self._lock = threading.Lock()  # protects everything below, and the segment
         self._due = threading.Condition(self._lock)
-        self._pending: dict[str, Pending] = {}
+        self._pending: dict[str, WriteBuffer] = {}
         self._lost: dict[tuple[str, str], Lost] = {}
         self._flush_at: float | None = None
         self._retry_at = 0.0
@@ -88,7 +88,7 @@ class LogWriter:
                 lost_by_device=counters.lost_by_device.copy(),
             )
 
-    def describe(self, described: Described) -> None:
+    def describe(self, described: TapDescriptor) -> None:
         """Says what a consumer is, before its first messages come."""
         self._described[described.consumer_id] = described
 
@@ -96,7 +96,7 @@ class LogWriter:
         """Whether `describe` has said what that consumer is."""
         return consumer_id in self._described
 
-    def append(self, device: str, block: Block, *, at_once: bool = False) -> None:
+    def append(self, device: str, block: FrameBlock, *, at_once: bool = False) -> None:
         """Takes messages of one device over, in order; `at_once`: they are to be written now."""
         self.record(device, lambda room: (block, (), at_once))
 
@@ -108,7 +108,7 @@ class LogWriter:
         with self._lock:
             pending = self._pending.get(device)
             if pending is None:
-                pending = self._pending[device] = Pending()
+                pending = self._pending[device] = WriteBuffer()
             messages = collect(pending.room)
             if messages is None:
                 return
@@ -167,7 +167,7 @@ class LogWriter:
         self._counters = LogCounters()
         self._start_anew()
 
-    def _write(self, device: str, pending: Pending) -> None:
+    def _write(self, device: str, pending: WriteBuffer) -> None:
         if not pending.nbytes:
             return
         self._wait_for_room(pending)
@@ -209,15 +209,15 @@ class LogWriter:
         self._counters.messages += len(block)
         self._wrote(segment, device, block, folded)
 
-    def _wait_for_room(self, pending: Pending) -> None:
+    def _wait_for_room(self, pending: WriteBuffer) -> None:
         """Called before what is pending is written; may wait, with the lock given up meanwhile."""
 
-    def _choose(self, device: str, block: Block, folded: Sequence[tuple[int, int]]) -> Array | None:
+    def _choose(self, device: str, block: FrameBlock, folded: Sequence[tuple[int, int]]) -> Array | None:
         """Which messages are to be written, a mask; None for all. Has noted the others as lost."""
         return None
 
     def _wrote(
-        self, segment: SegmentWriter, device: str, block: Block, folded: Sequence[tuple[int, int]]
+        self, segment: SegmentWriter, device: str, block: FrameBlock, folded: Sequence[tuple[int, int]]
     ) -> None:
         """Called when messages have been written."""
 

@@ -11,18 +11,17 @@ import numpy as np
 
 from receiver.closing import Closing
 from receiver.log import logger
-from receiver.messages.consumer import Consumer
-from receiver.messages.message import Message
+from receiver.messages.message import Consumer, Message
 from receiver.sinks.print import device_text
 from receiver.sinks.sharding.shard_record import shard_record
 from receiver.sources.source import Batch
-from receiver.taplog.format.block import Block
+from receiver.taplog.format.block import FrameBlock
 from receiver.taplog.writing.frame_copier import Room, collect
 from receiver.taplog.writing.log_writer import LogWriter, Messages
 from receiver.taplog.writing.options import SEGMENT_BYTES, SEGMENT_SEC, LogCounters, LogOptions
 from receiver.wire import Flags, WireError, decode_metadata, encode_frame
-from receiver.wire.tap_descriptor import Described
-from receiver.wire.truncation import as_sent, row
+from receiver.wire.tap_descriptor import TapDescriptor
+from receiver.wire.truncation import encode_truncated, row
 
 Find = Callable[[int], Consumer | None]
 
@@ -125,10 +124,10 @@ class Recorder(Closing):
             if described.shards is not None:
                 described, arrays = _as_seen(described, arrays, message)
             self._log.describe(described)
-            arrays, truncated = as_sent(arrays)
+            arrays, truncated = encode_truncated(arrays)
             numbers["flags"] = flags | (Flags.TRUNCATED if truncated else Flags(0))
             frame = encode_frame(arrays, consumer_id=described.consumer_id, **numbers)
-            block = Block(np.frombuffer(bytearray(frame), np.uint8), np.zeros(1, np.int64))
+            block = FrameBlock(np.frombuffer(bytearray(frame), np.uint8), np.zeros(1, np.int64))
             self._log.append(device_text(device), block, at_once=bool(flags))
 
     def write(self) -> None:
@@ -143,7 +142,7 @@ class Recorder(Closing):
         """Writes everything that has come and finishes the segment. What comes later begins another one."""
         self._log.close()
 
-    def _describe(self, block: Block, find: Find) -> None:
+    def _describe(self, block: FrameBlock, find: Find) -> None:
         for consumer_id in block.consumers:
             if self._log.knows(consumer_id):
                 continue
@@ -158,7 +157,7 @@ class Recorder(Closing):
             self._log.describe(description_of(consumer, arrays))
 
 
-def description_of(consumer: Consumer, arrays: int) -> Described:
+def description_of(consumer: Consumer, arrays: int) -> TapDescriptor:
     """What a tap is, as far as it can be told; its messages bring so many arrays."""
     try:
         if consumer.describe is not None:
@@ -167,7 +166,7 @@ def description_of(consumer: Consumer, arrays: int) -> Described:
             return described
     except ValueError:
         pass  # said below as far as it can be
-    return Described(
+    return TapDescriptor(
         name=consumer.name,
         source_line=consumer.source_line,
         consumer_id=consumer.consumer_id,
@@ -187,7 +186,9 @@ def _unstacked(message: Message) -> list[list[Any]]:
     return [[row(array, k) for array in message.arrays] for k in range(message.stacked)]
 
 
-def _as_seen(described: Described, arrays: list[Any], message: Message) -> tuple[Described, list[Any]]:
+def _as_seen(
+    described: TapDescriptor, arrays: list[Any], message: Message
+) -> tuple[TapDescriptor, list[Any]]:
     # The frames of such taps begin with a shard record. A whole has none; a shard gets one that tells its place.
     consumer_id = (described.consumer_id + _AS_SINKS_SEE) % 2**64
     if message.shard_index is None:

@@ -17,12 +17,12 @@ import numpy as np
 
 from receiver import wire
 from receiver.taplog.format import layout
-from receiver.taplog.format.block import Block
+from receiver.taplog.format.block import FrameBlock
 from receiver.taplog.format.checksums import page_checksums
 from receiver.taplog.format.compression import Compressor
 from receiver.taplog.format.errors import Lost
 from receiver.taplog.format.layout import NO_STEP, ChunkHeader, Codec, Kind
-from receiver.wire.tap_descriptor import Described
+from receiver.wire.tap_descriptor import TapDescriptor
 
 Array = np.ndarray[Any, Any]
 
@@ -113,7 +113,7 @@ class SegmentWriter:
         """Whether it has no chunks."""
         return not self._headers
 
-    def describe(self, *described: Described) -> None:
+    def describe(self, *described: TapDescriptor) -> None:
         """Says what consumers are, unless it has been said. Before the first frames that are for them.
 
         Raises:
@@ -128,8 +128,8 @@ class SegmentWriter:
     def frames(
         self,
         device: str,
-        block: Block,
-        described: Mapping[int, Described],
+        block: FrameBlock,
+        described: Mapping[int, TapDescriptor],
         *,
         step_before: int = NO_STEP,
         steps: Array | None = None,
@@ -231,7 +231,7 @@ class SegmentWriter:
                 os.close(self._fd)
             self._fd = -1
 
-    def _new_consumers(self, described: Sequence[Described]) -> tuple[list[Any], dict[int, int]]:
+    def _new_consumers(self, described: Sequence[TapDescriptor]) -> tuple[list[Any], dict[int, int]]:
         new = {d.consumer_id: d for d in described if d.consumer_id not in self._consumers}
         first = len(self._consumers)
         numbers = {consumer_id: first + place for place, consumer_id in enumerate(new)}

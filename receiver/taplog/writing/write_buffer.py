@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from receiver.taplog.format.block import Block
+from receiver.taplog.format.block import FrameBlock
 from receiver.taplog.format.layout import NO_STEP
 from receiver.wire.dtypes import Array
 
@@ -12,7 +12,7 @@ MEMORY_BYTES = 512 << 10
 """Two reads of a device that sends as fast as it can. What does not fit gets memory of its own."""
 
 
-class Pending:
+class WriteBuffer:
     """One device's. Whoever owns it holds its lock.
 
     Attributes:
@@ -26,7 +26,7 @@ class Pending:
         self.step = NO_STEP
         self._memory = np.empty(0, np.uint8)
         self._used = 0
-        self._blocks: list[Block] = []
+        self._blocks: list[FrameBlock] = []
         self._folded: list[tuple[int, int]] = []
 
     def room(self, nbytes: int) -> Array:
@@ -38,7 +38,7 @@ class Pending:
             return np.empty(nbytes, np.uint8)
         return self._memory[self._used : end]
 
-    def add(self, block: Block, folded: list[tuple[int, int]]) -> None:
+    def add(self, block: FrameBlock, folded: list[tuple[int, int]]) -> None:
         """Adds messages, and how many failures of the same check were left out before some of them."""
         if block.data.base is self._memory:
             self._used += block.data.size
@@ -46,7 +46,7 @@ class Pending:
         self._folded += folded
         self.nbytes += block.data.size
 
-    def take(self) -> tuple[Block, list[tuple[int, int]]] | None:
+    def take(self) -> tuple[FrameBlock, list[tuple[int, int]]] | None:
         """All of it, if there is any. The block is good until the next one is added."""
         if not self._blocks:
             return None
@@ -54,9 +54,9 @@ class Pending:
         if self._used == self.nbytes:
             starts = np.cumsum([0, *(block.data.size for block in blocks[:-1])])
             offsets = [block.offsets + start for block, start in zip(blocks, starts, strict=True)]
-            whole = Block(self._memory[: self._used], np.concatenate(offsets))
+            whole = FrameBlock(self._memory[: self._used], np.concatenate(offsets))
         else:
-            whole = Block.join(blocks)
+            whole = FrameBlock.join(blocks)
         self._blocks, self._folded = [], []
         self._used = self.nbytes = 0
         return whole, folded

@@ -15,8 +15,8 @@ import numpy as np
 import hostcallback as hcb
 from receiver.remote.forwarder import Forwarder
 from receiver.remote.sending.grpc_transport import GrpcTransport
-from receiver.remote.sending.transport import Link, OnAck
-from receiver.remote.streams import Position, StreamKey
+from receiver.remote.sending.transport import OnAck, TransportStream
+from receiver.remote.streams import StreamKey, StreamOffset
 from tools.bench.blocks import TAP, block_of
 from tools.bench.programs.peer_grpc_clients import BareClient
 
@@ -31,16 +31,16 @@ class Client:
         self.seconds: list[float] = []
         self._transport = GrpcTransport(options)
         self._changed = threading.Condition()  # protects what follows
-        self._written: deque[tuple[Position, float]] = deque()
+        self._written: deque[tuple[StreamOffset, float]] = deque()
         with self._changed:  # the first acknowledgement comes before there is a spool to look at
             self._forwarder = Forwarder(options, process_index=process, transport=self)
             self._log: Any = self._forwarder._log
         self._log.describe(TAP)
 
-    def connect(self, key: StreamKey, on_ack: OnAck) -> Link:
+    def connect(self, key: StreamKey, on_ack: OnAck) -> TransportStream:
         """See `receiver.remote.sending.transport.Transport`."""
 
-        def acked(position: Position) -> None:
+        def acked(position: StreamOffset) -> None:
             on_ack(position)
             now = time.perf_counter()
             with self._changed:

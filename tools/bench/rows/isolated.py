@@ -106,7 +106,7 @@ def _released() -> int:
     own = [receiver.source.counters() for receiver in runtime.receivers()]
     other = [
         runtime_rings.counters()
-        for reader in runtime.apart.processes
+        for reader in runtime.isolated.processes
         for runtime_rings in reader.rings._rings.values()
     ]
     return sum(counters.emitted - counters.queued_messages for counters in own + other)

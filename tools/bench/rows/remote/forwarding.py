@@ -14,7 +14,7 @@ from receiver.remote.forwarder import Forwarder
 from receiver.remote.sending.grpc_transport import CHANNEL_OPTIONS, GrpcTransport
 from receiver.remote.sending.sender import Sender
 from receiver.remote.spool.directory import StreamFolder
-from receiver.remote.spool.orphan_spool import LeftSpool
+from receiver.remote.spool.orphan_spool import OrphanSpool
 from receiver.remote.spool.spool import FLUSH_BYTES, Spool
 from tools.bench.blocks import TAP, block_with
 from tools.bench.row import Figure, Row, measure
@@ -73,7 +73,7 @@ def _left(address: str, folder: Path) -> float:
     log.folder.release()
     left = StreamFolder.take(log.folder.path)
     assert left is not None
-    source = LeftSpool(left)
+    source = OrphanSpool(left)
     transport = GrpcTransport(options_for(address, folder))
     start = perf_counter()
     sender = Sender(source, transport, window_bytes=8 << 20, ends=True)
