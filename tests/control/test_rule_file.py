@@ -98,12 +98,12 @@ def test_a_forked_child_follows_the_file_too(tmp_path: Path) -> None:
 import os, sys, threading, time
 from pathlib import Path
 import hostcallback as hcb
-from receiver.control.endpoints import live
+from receiver.control.endpoints import endpoints
 path = Path(sys.argv[1])
 path.write_text("[loss]\\nevery = 3\\n")
 hcb.control_file(path)
 if os.fork() == 0:
-    live.start()
+    endpoints.start()
     path.write_text("[loss]\\nevery = 4\\n")
     deadline, moment = time.monotonic() + 30, threading.Event()
     while hcb.taps.rules != {"loss": "every=4"}:

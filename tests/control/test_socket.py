@@ -180,17 +180,17 @@ def test_a_child_answers_for_itself_and_not_for_its_parent(folder: Path) -> None
 import os, sys
 import hostcallback as hcb, jax.numpy as jnp
 from receiver.control.client import ControlClient
-from receiver.control.endpoints import live
-live.start()
-path = live.socket_path
+from receiver.control.endpoints import endpoints
+endpoints.start()
+path = endpoints.socket_path
 child = os.fork()
 if child == 0:
-    assert live.socket_path is None
+    assert endpoints.socket_path is None
     with ControlClient(os.getppid()) as client:
         assert client.ask("process")["pid"] == os.getppid()
-    live.start()
-    assert live.socket_path.name == f"{os.getpid()}.sock", live.socket_path
-    live.close()
+    endpoints.start()
+    assert endpoints.socket_path.name == f"{os.getpid()}.sock", live.socket_path
+    endpoints.close()
     os._exit(0)
 assert os.waitpid(child, 0)[1] == 0
 assert path.exists()
