@@ -41,7 +41,7 @@ def breakpoint(
 
     `q`, or the end of the input (Ctrl-D), ends the program: whoever uses its results gets a
     `jax.errors.JaxRuntimeError` that says so, and `barrier_wait` or the end of the receiver raises the
-    `BreakpointQuit` itself. It ends those that wait for their turn as well. Programs that run afterwards open_session again.
+    `BreakpointQuit` itself. It ends those that wait for their turn as well. Programs that run afterwards stop again.
     Outside of jit it raises the `BreakpointQuit`. Ctrl-C goes to the main thread, as always: while that waits for the
     program, it takes effect when the program goes on.
 
