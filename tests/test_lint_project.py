@@ -30,6 +30,9 @@ def lint(root: Path, *options: str) -> subprocess.CompletedProcess[str]:
         ("hostcallback/api.py", "import jax as j\nj.lax._x", "private name jax.lax._x"),
         ("hostcallback/api.py", "from jaxlib import xla_client", "private name jaxlib.xla_client"),
         ("tests/test_x.py", "from jax._src import core", "private name jax._src.core"),
+        ("hostcallback/_jax_compat.py", "from jax._src import core", "private name jax._src.core"),
+        ("hostcallback/api.py", "import jax\njax.__version_info__", "version of JAX"),
+        ("hostcallback/api.py", "from jax import __version_info__", "version of JAX"),
         ("receiver/messages/message.py", "import jax", "receiver/ imports jax"),
         ("receiver/messages/message.py", "def f():\n    from jax import lax", "receiver/ imports jax"),
         ("receiver/messages/message.py", "import hostcallback", "receiver/ imports hostcallback"),
@@ -55,7 +58,9 @@ def test_a_broken_rule_is_named_with_file_line_and_cure(
 @pytest.mark.parametrize(
     ("path", "code"),
     [
-        ("hostcallback/_jax_compat.py", "from jax._src import core"),
+        ("hostcallback/_jax_compat/effects.py", "from jax._src import core"),
+        ("hostcallback/_jax_compat/versions.py", "import jax\njax.__version_info__"),
+        ("tests/test_x.py", "import jax\njax.__version_info__"),
         ("hostcallback/api.py", "import jax\njax.__version__\njax.lax.scan"),
         ("hostcallback/api.py", "import jaxlib\njaxlib.__version__"),
         ("receiver/remote/client.py", "import grpc"),

@@ -83,8 +83,11 @@ def broken_rule(name: Name, path: Path) -> str | None:
     """What is wrong with this name in this file, if anything. `path` is relative to the root."""
     package = name.dotted.partition(".")[0]
     folder = path.parts[0]
-    if is_private(name.dotted) and path != Path("hostcallback", "_jax_compat.py"):
-        return f"private name {name.dotted}; it belongs in hostcallback/_jax_compat.py, with its reason"
+    in_compat = path.parts[:2] == ("hostcallback", "_jax_compat")
+    if is_private(name.dotted) and not in_compat:
+        return f"private name {name.dotted}; it belongs in hostcallback/_jax_compat/, with its reason"
+    if name.dotted == "jax.__version_info__" and folder == "hostcallback" and not in_compat:
+        return "version of JAX; what depends on it belongs in hostcallback/_jax_compat/versions.py"
     if name.imported and folder == "receiver" and package in ("jax", "jaxlib", "hostcallback"):
         return f"receiver/ imports {package}; only hostcallback/ may, receiver/ runs without it"
     in_packages = folder in ("hostcallback", "receiver")

@@ -17,6 +17,8 @@ from hostcallback.lifecycle import raise_soon
 from hostcallback.primitives.tap import TapEffect
 from receiver.log import logger
 
+FAST_DISPATCH_VARIABLE = "HOSTCALLBACK_FAST_DISPATCH"
+
 boundary_p = Primitive("tap_boundary")
 """A whole program with taps, `closed`: never bound, only lowered."""
 boundary_p.multiple_results = True
@@ -50,7 +52,7 @@ def install() -> bool:
     Raises:
         ValueError: `HOSTCALLBACK_FAST_DISPATCH` is neither 0 nor 1.
     """
-    variable = compat.FAST_DISPATCH_VARIABLE
+    variable = FAST_DISPATCH_VARIABLE
     choice = os.environ.get(variable, "").strip() or "1"
     if choice not in ("0", "1"):
         raise ValueError(

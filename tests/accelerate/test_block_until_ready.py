@@ -14,7 +14,7 @@ import pytest
 from jax import lax
 
 import hostcallback as hcb
-from hostcallback import _jax_compat as compat
+from hostcallback._jax_compat import sync
 from hostcallback.lifecycle import readiness
 
 X = np.float32(3)
@@ -154,7 +154,7 @@ def test_it_raises_nothing_and_the_barrier_does() -> None:
 
 def test_undone_it_is_jaxs_again() -> None:
     def places() -> list[Any]:
-        return [compat.ArrayImpl.block_until_ready, compat._xla_client.batched_block_until_ready]
+        return [sync.ArrayImpl.block_until_ready, sync._xla_client.batched_block_until_ready]
 
     before = places()
     with hcb.accelerate():
@@ -167,11 +167,11 @@ def test_a_jax_that_lacks_it_is_told_of_and_works_on(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     seen: list[Any] = []
-    batched = compat._xla_client.batched_block_until_ready
-    monkeypatch.delattr(compat._xla_client, "batched_block_until_ready")
+    batched = sync._xla_client.batched_block_until_ready
+    monkeypatch.delattr(sync._xla_client, "batched_block_until_ready")
     with caplog.at_level(logging.WARNING, logger="hostcallback"):
         acceleration = hcb.accelerate()
-    monkeypatch.setattr(compat._xla_client, "batched_block_until_ready", batched, raising=False)
+    monkeypatch.setattr(sync._xla_client, "batched_block_until_ready", batched, raising=False)
     with acceleration:
         jax.block_until_ready(jax.jit(lambda x: [jax.debug.callback(seen.append, x), x][1])(X))
         jax.effects_barrier()

@@ -20,7 +20,7 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 
 import hostcallback as hcb
-from hostcallback import _jax_compat as compat
+from hostcallback._jax_compat import sync
 from hostcallback.sync import dispatching_threads, fence, streams
 from hostcallback.sync.dispatching_threads import DispatchingThreads
 from receiver.native import bindings as native_library
@@ -226,7 +226,7 @@ def test_a_jax_whose_streams_are_others_needs_a_fence(
     x = jnp.ones((128, 128)) * 1e-2
     f(x)
     settle()
-    monkeypatch.setattr(compat, "_hash_of_thread", lambda ident: ident)
+    monkeypatch.setattr(sync, "_hash_of_thread", lambda ident: ident)
     monkeypatch.setattr(streams._Trials, "known", False)
     monkeypatch.setattr(streams._Trials, "ended", 0)
     fences.clear()

@@ -1,0 +1,123 @@
+"""Custom calls and Python callbacks with results, and the batching of calls."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from jax._src import (
+    callback as _callback,  # emit_python_callback: the transport of platforms without the native handler
+    core as _core,  # ShapedArray
+    ffi as _ffi,  # ffi_batching_rule
+)
+from jax._src.interpreters import mlir as _mlir  # custom_call, aval_to_ir_type
+from jax._src.lib.mlir import ir as _ir  # types of lowered values
+from jax._src.lib.mlir.dialects import hlo as _hlo  # TokenType, convert
+
+from hostcallback._jax_compat import versions
+from hostcallback._jax_compat.lowering import LoweringContext, sharding_of_per_device_calls, widened
+
+
+def batch_call(primitive: Any, args: Any, dims: Any, **params: Any) -> Any:
+    """Batches an opaque call as `vmap_method` says, as JAX does it for `pure_callback` and `ffi_call` (0.8 to 0.12)."""
+    return _ffi.ffi_batching_rule(primitive, args, dims, **params)
+
+
+def custom_call_with_results(
+    context: LoweringContext,
+    name: str,
+    token: Any,
+    operands: Sequence[Any],
+    results: Sequence[Any],
+    attributes: dict[str, Any],
+) -> tuple[Any, list[Any]]:
+    """As `LoweringContext.custom_call`, with row-major results of the avals `results`; returns token and results."""
+    ranks = [len(_ir.RankedTensorType(operand.type).shape) for operand in operands]
+    op = _mlir.custom_call(
+        name,
+        result_types=[_hlo.TokenType.get(), *(_ir_type(context, aval) for aval in results)],
+        operands=[token, *operands],
+        has_side_effect=True,
+        api_version=4,
+        backend_config={key: _mlir.ir_attribute(value) for key, value in attributes.items()},
+        operand_layouts=[(), *(tuple(range(rank - 1, -1, -1)) for rank in ranks)],
+        result_layouts=[(), *(tuple(range(aval.ndim - 1, -1, -1)) for aval in results)],
+    )
+    # An aval stands for the token here, which is a result like the others.
+    context.run_on_every_device(op, [_core.ShapedArray((), np.dtype(np.bool_)), *results])
+    token_out, *outs = op.results
+    return token_out, outs
+
+
+def python_callback_with_results(
+    context: LoweringContext,
+    function: Callable[..., Any],
+    token: Any,
+    operands: Sequence[Any],
+    avals: Sequence[Any],
+    results: Sequence[Any],
+) -> tuple[Any, list[Any]]:
+    """As `LoweringContext.python_callback`; the function returns arrays of the avals `results`, widened.
+
+    Without a token it is in no order, and returns none.
+    """
+    index_aval = _core.ShapedArray((), np.dtype(np.uint32))
+    operands = context.widen(operands, avals)
+    avals_in = [index_aval, *(_core.ShapedArray(aval.shape, widened(aval.dtype)) for aval in avals)]
+    avals_out = [_core.ShapedArray(aval.shape, widened(aval.dtype)) for aval in results]
+    ctx = dataclasses.replace(
+        context.raw, module_context=context.module_for_callbacks(), avals_in=avals_in, avals_out=avals_out
+    )
+    sharding = sharding_of_per_device_calls(avals_out) if context.manual else None
+    if context.automatic:
+        sharding = context.sharding_of_one_device(avals_out)
+    extra = {"returns_token": token is not None} if versions.CALLBACK_RETURNS_TOKEN else {}
+    outs, token_out, _ = _callback.emit_python_callback(
+        ctx, function, token, [context.partition_index(), *operands], avals_in, avals_out,
+        has_side_effect=True, sharding=sharding, **extra,
+    )  # fmt: skip
+    narrowed = [
+        out if widened(aval.dtype) == aval.dtype else _convert(_ir_type(context, aval), out)
+        for out, aval in zip(outs, results, strict=True)
+    ]
+    return token_out, narrowed
+
+
+_convert: Any = _hlo.convert
+
+
+def _ir_type(context: LoweringContext, aval: Any) -> Any:
+    to_type: Any = _mlir.aval_to_ir_type
+    return (
+        to_type(context.raw.module_context, aval) if versions.AVAL_TO_IR_TYPE_TAKES_CONTEXT else to_type(aval)
+    )
+
+
+def call_when_run(primitive: Any, function: Callable[[], None]) -> None:
+    """Makes a primitive without operands call `function` where its program runs; it returns an empty array."""
+    aval = _core.ShapedArray((0,), np.dtype(np.uint8))
+    extra: dict[str, Any] = {"returns_token": False} if versions.CALLBACK_RETURNS_TOKEN else {}
+
+    def call() -> tuple[Any, ...]:
+        function()
+        return (np.zeros(0, np.uint8),)
+
+    def lower(ctx: Any) -> Any:
+        return _callback.emit_python_callback(ctx, call, None, [], [], [aval], has_side_effect=True, **extra)[
+            0
+        ]
+
+    primitive.def_abstract_eval(lambda: [aval])
+    _mlir.register_lowering(primitive, lower)
+
+
+def dispatch_synchronously(context: LoweringContext) -> None:
+    """Has the calling thread run the program on CPU, and wait for its end, where its arguments are there.
+
+    XLA provides for it where programs have host callbacks, "to avoid deadlocks with reentrant callbacks" (0.8 to
+    0.12): a thread holds no more than one of the 32 programs that a device has in flight, and those of a host
+    function find their places. This callback is never called.
+    """
+    context.raw.module_context.add_host_callback(lambda *args: ())

@@ -1,0 +1,124 @@
+"""The two seams of JAX's dispatch: the hook after each jitted call, and the lowering of a whole program."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from jax._src import (
+    api as _api,  # _post_hook_state: what is called after each jitted call
+    config as _config,  # debug_nans, debug_infs: share a hook with us
+    core as _core,  # Var, new_jaxpr_eqn
+    source_info_util as _source_info_util,  # new_source_info
+)
+from jax._src.interpreters import pxla as _pxla  # lower_sharding_computation, _cached_lowering_to_hlo
+
+from hostcallback._jax_compat.jaxprs import constants_to_inputs
+
+
+def call_after_each_jit(function: Callable[[Any], None]) -> Callable[[], None]:
+    """Has JAX call `function(jitted)` after each call on its fast path, on any thread. Returns what undoes that.
+
+    JAX has one such hook, which its NaN checks use (`_post_hook_state`, 0.8 to 0.12); the one there is called as well.
+    """
+    state: Any = _api._post_hook_state
+    before = state.get_global()
+
+    def hook(jitted: Any, args: Any, kwargs: Any, out: Any) -> None:
+        if before is not None:
+            before(jitted, args, kwargs, out)
+        function(jitted)
+
+    def undo() -> None:
+        if state.get_global() is hook:
+            state.set_global(before)
+
+    hook.undo = undo  # type: ignore[attr-defined]
+    state.set_global(hook)
+    return undo
+
+
+def is_hooked(undo: Callable[[], None]) -> bool:
+    """Whether the hook that `undo` undoes is there: setting a NaN check replaces it."""
+    hook: Any = _api._post_hook_state.get_global()
+    return getattr(hook, "undo", None) is undo
+
+
+def let_threads_have_the_hook() -> None:
+    """Keeps JAX from hiding the hook of `call_after_each_jit` from threads; and from this one, if it has done so.
+
+    JAX sets the hook of a thread to None whenever a NaN check may have ended there, as each jaxpr that it evaluates
+    does, and then the thread has none (0.8 to 0.12).
+    """
+    for flag in (_config.debug_nans, _config.debug_infs):
+        checked: Any = flag
+        update = checked._update_thread_local_hook
+        if not hasattr(update, "keeps_the_hook"):
+            checked._update_thread_local_hook = _KeepingTheHook(update)
+    _forget_that_there_is_no_hook()
+
+
+class _KeepingTheHook:
+    # What JAX calls when a thread's own setting of a NaN check changes.
+    keeps_the_hook = True
+
+    def __init__(self, update: Callable[[Any], None]) -> None:
+        self._update = update
+
+    def __call__(self, value: Any) -> None:
+        self._update(value)
+        _forget_that_there_is_no_hook()
+
+
+def _forget_that_there_is_no_hook() -> None:
+    state: Any = _api._post_hook_state
+    everywhere = _config.debug_nans.get_global() or _config.debug_infs.get_global()
+    if state.get_local() is None and not everywhere:
+        state.set_local(_config.config_ext.unset)
+
+
+def wrap_outermost_lowering(wrap: Callable[[Any], Any]) -> None:
+    """Has JAX lower `wrap(closed)` where it lowers a program `closed` as a whole, whichever jit it is of.
+
+    Every outermost jit ends in `pxla.lower_sharding_computation`, and there in `_cached_lowering_to_hlo`, which gets
+    the program after dead code, references and donation have been dealt with (0.8 to 0.12). Programs that are exported
+    stay as they are: their effects tell the process that runs them that they hold taps.
+
+    Raises:
+        LookupError: this JAX lowers its programs in another way. Nothing has been changed then.
+    """
+    lower = getattr(_pxla, "_cached_lowering_to_hlo", None)
+    outer = inspect.unwrap(getattr(_pxla, "lower_sharding_computation", len))
+    calls = getattr(getattr(outer, "__code__", None), "co_names", ())
+    if lower is None or "_cached_lowering_to_hlo" not in calls:
+        raise LookupError("jax._src.interpreters.pxla does not lower through _cached_lowering_to_hlo")
+    # The cached function is C++ and does not tell its own signature.
+    parameters = list(inspect.signature(outer).parameters)
+    if parameters[:1] != ["closed_jaxpr"] or "lowering_parameters" not in parameters:
+        raise LookupError(f"pxla.lower_sharding_computation takes ({', '.join(parameters)})")
+
+    @functools.wraps(lower)
+    def lower_wrapped(closed_jaxpr: Any, *args: Any, **kwargs: Any) -> Any:
+        how = kwargs.get("lowering_parameters")
+        if how is not None and not how.for_export:
+            closed_jaxpr = wrap(closed_jaxpr)
+        return lower(closed_jaxpr, *args, **kwargs)
+
+    module: Any = _pxla
+    module._cached_lowering_to_hlo = lower_wrapped
+
+
+def as_one_equation(closed: Any, primitive: Any, effects: set[Any]) -> Any:
+    """A program that is one equation of `primitive`, with `closed` among its parameters, and has these effects."""
+    inner, _ = constants_to_inputs(closed)
+    operands = [*closed.jaxpr.constvars, *closed.jaxpr.invars]
+    results = [_core.Var(aval) for aval in inner.out_avals]
+    equation = _core.new_jaxpr_eqn(
+        operands, results, primitive, {"closed": inner}, effects, _source_info_util.new_source_info()
+    )
+    outer = closed.jaxpr.replace(
+        eqns=[equation], outvars=results, effects=effects, debug_info=closed.jaxpr.debug_info
+    )
+    return closed.replace(jaxpr=outer)

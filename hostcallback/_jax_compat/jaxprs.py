@@ -1,0 +1,107 @@
+"""Programs (jaxprs) and their equations: their parts and parameters, evaluation, and JAX's rules for some of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+from jax._src import (
+    ad_checkpoint as _ad_checkpoint,  # remat_p
+    core as _core,  # eval_jaxpr, subjaxprs, Var: not in jax.extend.core
+    sharding_impls as _sharding_impls,  # UnspecifiedValue
+)
+from jax._src.interpreters import (
+    ad as _ad,  # Zero.from_primal_value
+    batching as _batching,  # batch_jaxpr2
+    partial_eval as _pe,  # convert_constvars_jaxpr, close_jaxpr
+)
+from jax._src.lax.control_flow import loops as _loops  # _scan_known_hoisting
+
+from hostcallback._jax_compat import versions
+
+Var: Any = _core.Var
+INLINE_CALLS = ("core_call", "closed_call", "core_closed_call", "call")
+"""Primitives that only call a program."""
+
+
+def eval_jaxpr(closed: Any, *args: Any) -> list[Any]:
+    """Evaluates a closed jaxpr."""
+    return _core.eval_jaxpr(closed.jaxpr, closed.consts, *args)
+
+
+def open_jaxpr(jaxpr: Any) -> tuple[Any, Sequence[Any]]:
+    """A jaxpr, closed or not, and the values of its constants. From 0.12 on there is one class for both."""
+    return getattr(jaxpr, "jaxpr", jaxpr), getattr(jaxpr, "consts", ())
+
+
+def equations_of(jaxprs: Iterable[Any], primitives: Sequence[Any]) -> Iterator[Any]:
+    """Every equation of one of the primitives in the jaxprs, and in those within them."""
+    for jaxpr in jaxprs:
+        for equation in jaxpr.eqns:
+            if equation.primitive in primitives:
+                yield equation
+        yield from equations_of(_core.subjaxprs(jaxpr), primitives)
+
+
+def constants_to_inputs(closed: Any) -> tuple[Any, list[Any]]:
+    """The same program with its constants as leading inputs, and those constants."""
+    jaxpr = _pe.convert_constvars_jaxpr(closed.jaxpr)
+    return _pe.close_jaxpr(jaxpr), list(closed.consts)
+
+
+def lower_to_primitives(closed: Any) -> Any:
+    """The same program without "high-level" equations, which have no lowering rules.
+
+    They came with 0.8; `jax.lax.custom_root` is one since 0.12. What takes or returns high-level values stays as it is.
+    """
+    if not closed.jaxpr.is_high or any(aval.is_high for aval in (*closed.in_avals, *closed.out_avals)):
+        return closed
+    return versions.lower_to_lojaxpr(closed)
+
+
+def bind_equation(equation: Any, values: Sequence[Any]) -> list[Any]:
+    """Evaluates one equation on other values; the rules of custom derivatives stay with it."""
+    bind_params: Any = equation.primitive.get_bind_params(equation.params)
+    functions: Sequence[Any] = ()
+    if isinstance(bind_params, tuple):  # until 0.9; then the functions are among the parameters
+        functions, bind_params = bind_params
+    outs = equation.primitive.bind(*functions, *values, **bind_params)
+    return list(outs) if equation.primitive.multiple_results else [outs]
+
+
+def scan_groups(params: dict[str, Any], operands: Sequence[Any]) -> list[list[Any]]:
+    """A scan's operands as constants, carry and what is scanned over."""
+    if "ft_in" in params:  # from 0.12 on
+        return [list(group) for group in params["ft_in"].update(list(operands)).unpack()]
+    first, second = params["num_consts"], params["num_consts"] + params["num_carry"]
+    return [list(operands[:first]), list(operands[first:second]), list(operands[second:])]
+
+
+def jit_options(params: dict[str, Any]) -> dict[str, Any]:
+    """What `jax.jit` takes of a nested jit's parameters, beside its shardings; `inline` has been a bool and an enum."""
+    return {key: params[key] for key in ("keep_unused", "inline") if key in params}
+
+
+def jit_shardings(params: dict[str, Any], name: str) -> tuple[Any, ...] | None:
+    """`in_shardings` or `out_shardings` of a nested jit, for `jax.jit`; None where nothing is specified."""
+    shardings = [None if isinstance(s, _sharding_impls.UnspecifiedValue) else s for s in params[name]]
+    return None if all(s is None for s in shardings) else tuple(shardings)
+
+
+remat_p: Any = _ad_checkpoint.remat_p  # jax.extend.core.primitives has it since 0.10
+batch_jaxpr: Any = _batching.batch_jaxpr2
+
+
+def zero_tangent(primal: Any) -> Any:
+    """A symbolic zero for the tangent of a value."""
+    zero: Any = _ad.Zero  # whose annotations know no class methods
+    return zero.from_primal_value(primal)
+
+
+def wrap_scan_hoisting(wrapper: Callable[[Any], Any]) -> None:
+    """Replaces the function that takes loop-invariant code out of scans under differentiation.
+
+    It is called as `hoist(closed_jaxpr, known_consts, *counts)` and returns what stays first, a closed jaxpr (0.8 to
+    0.12). It is in no table of rules: two of JAX's rules call it by name.
+    """
+    _loops._scan_known_hoisting = wrapper(_loops._scan_known_hoisting)

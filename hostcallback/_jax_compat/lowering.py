@@ -1,0 +1,372 @@
+"""The context that JAX passes to lowering rules, under one interface in all versions, and calls lowered in it."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax._src import (
+    callback as _callback,  # emit_python_callback: the transport of platforms without the native handler
+    core as _core,  # ShapedArray
+    dispatch as _dispatch,  # prim_requires_devices_during_lowering
+    effects as _effects,  # ordered_effects
+    sharding_impls as _sharding_impls,  # the axis context in lowering rules
+    xla_bridge as _xla_bridge,  # get_backend
+)
+from jax._src.interpreters import mlir as _mlir  # jaxpr_subcomp, TokenSet, set_sharding
+from jax._src.lib.mlir import ir as _ir  # types of lowered values
+from jax._src.lib.mlir.dialects import hlo as _hlo  # TokenType, PartitionIdOp
+
+from hostcallback._jax_compat import versions
+
+
+def register_lowering(primitive: Any, rule: Callable[..., Any], platform: str | None = None) -> None:
+    """Registers a lowering rule that JAX may not cache: it depends on the place it is called in."""
+    _mlir.register_lowering(primitive, rule, platform=platform, cacheable=False)
+
+
+def lower_with_devices(primitive: Any) -> None:
+    """Makes JAX tell the primitive's lowering rule which devices the program is for."""
+    _dispatch.prim_requires_devices_during_lowering.add(primitive)
+
+
+def lowering_platform(platform: str) -> str:
+    """What JAX calls a device's platform when it lowers for it: `cuda` or `rocm` where the device says `gpu`."""
+    if platform != "gpu":
+        return platform
+    # Devices go on saying `gpu` for what programs tell apart (0.8 to 0.12).
+    return str(getattr(_xla_bridge.get_backend(platform), "_raw_platform", platform))
+
+
+def uint8_attribute(data: bytes) -> Any:
+    """Bytes as an FFI attribute."""
+    return np.frombuffer(data, np.uint8)
+
+
+class _Discharging(threading.local):
+    depth = 0
+
+
+_discharging = _Discharging()  # how many `lower_discharged` the thread is in
+
+
+def lower_discharged(ctx: Any, closed: Any, args: Sequence[Any], effect_type: type[Any]) -> Sequence[Any]:
+    """Lowers a closed jaxpr inline, with a fresh token for its effect of that type, dropped at the end.
+
+    Its other ordered effects take their tokens from the surrounding program.
+    """
+    ordered = _effects.ordered_effects.filter_in(closed.jaxpr.effects)
+    discharged = [effect for effect in ordered if isinstance(effect, effect_type)]
+    others = [effect for effect in ordered if not isinstance(effect, effect_type)]
+    tokens = _mlir.TokenSet(
+        {**dict(_mlir.TokenSet.create(discharged).items()), **{e: ctx.tokens_in.get(e) for e in others}}
+    )
+    extra: dict[str, Any] = {"outer_traceback": None} if versions.SUBCOMP_TAKES_TRACEBACK else {}
+    _discharging.depth += 1
+    try:
+        outs, tokens = _mlir.jaxpr_subcomp(
+            ctx.module_context, closed.jaxpr, ctx.name_stack, tokens, [_mlir.ir_constant(c) for c in closed.consts],
+            *args, dim_var_values=ctx.dim_var_values, const_lowering=ctx.const_lowering, **extra,
+        )  # fmt: skip
+    finally:
+        _discharging.depth -= 1
+    if others:
+        ctx.set_tokens_out(ctx.tokens_in.update_tokens(tokens.subset(others)))
+    return outs
+
+
+class LoweringContext:
+    """What a tap's lowering rule needs of JAX's lowering context, under one name in all versions."""
+
+    def __init__(self, ctx: Any) -> None:
+        """Wraps the context that JAX passes to a lowering rule."""
+        self.raw = ctx
+        self.axis_context = ctx.module_context.axis_context
+
+    @property
+    def platforms(self) -> Sequence[str]:
+        """The platforms the equation is lowered for, at once."""
+        return tuple(self.raw.platforms or self.raw.module_context.platforms)
+
+    @property
+    def platform(self) -> str:
+        """The first of them, such as `cpu`."""
+        return str(self.platforms[0])
+
+    @property
+    def for_export(self) -> bool:
+        """Whether the program is lowered to be run by other processes (`jax.export`)."""
+        return bool(self.raw.module_context.lowering_parameters.for_export)
+
+    def constant(self, value: np.ndarray[Any, Any]) -> Any:
+        """An array that the program brings along."""
+        return _mlir.ir_constant(value)
+
+    @property
+    def manual(self) -> bool:
+        """Whether the equation is inside shard_map or pmap, so that each device runs its own."""
+        return isinstance(self.axis_context, _sharding_impls.SPMDAxisContext)
+
+    @property
+    def partially_manual(self) -> bool:
+        """Whether some axes of the mesh are still partitioned by the compiler."""
+        return self.manual and self.axis_context.manual_axes != frozenset(self.axis_context.mesh.axis_names)
+
+    @property
+    def automatic(self) -> bool:
+        """Whether the compiler partitions the equation's operands, over some axes at least."""
+        return self.partially_manual or (not self.manual and self.device_count > 1)
+
+    @property
+    def partly_manual_mesh(self) -> list[tuple[int, bool]]:
+        """Size of each mesh axis and whether it is manual; no axes where all of the mesh is the compiler's."""
+        if not self.manual:
+            return []
+        mesh = self.axis_context.mesh
+        return [(int(size), name in self.axis_context.manual_axes) for name, size in mesh.shape.items()]
+
+    @property
+    def device_count(self) -> int:
+        """Over how many devices the program is partitioned, by the compiler or by hand; 1 for none."""
+        if self.manual:
+            return int(self.axis_context.mesh.size)
+        return getattr(self.axis_context, "num_devices", 1)
+
+    def devices(self) -> list[Any] | None:
+        """The program's devices in partition order; None where JAX does not know them yet."""
+        context = self.axis_context
+        if self.manual:
+            found = getattr(context.mesh, "_flat_devices_tuple", None)
+            if found is None:
+                found = getattr(context.mesh, "devices", None)
+                found = None if found is None else list(found.flat)
+            if found is not None:
+                return list(found)
+        assigned = getattr(context, "device_assignment", None)
+        return None if assigned is None else list(assigned)
+
+    def local_devices(self) -> list[Any]:
+        """This process's devices among the program's, or all of the platform's where JAX does not know them."""
+        devices = self.devices()
+        if devices is None:
+            return list(jax.local_devices(backend=self.platform)) if self._backend_is_here() else []
+        here = jax.process_index()
+        return [device for device in devices if device.process_index == here]
+
+    def keep_alive(self, value: Any) -> None:
+        """Keeps `value` alive as long as the compiled program."""
+        self.raw.module_context.add_keepalive(value)
+
+    @property
+    def kept_alive(self) -> int:
+        """How many values the program keeps alive so far."""
+        return len(self.raw.module_context.keepalives)
+
+    def avoid_persistent_cache(self) -> None:
+        """Keeps JAX from writing a program to the persistent cache, where jaxlib would crash on it.
+
+        It does for a program for several devices that takes tokens, as one with an ordered effect does, see
+        `versions`. JAX does not cache programs with host callbacks; this one is never called.
+        """
+        affected = versions.PERSISTENT_CACHE_CRASHES_ON_TOKENS and self.device_count > 1
+        if affected and not _discharging.depth:
+            self.raw.module_context.add_host_callback(lambda *args: ())
+
+    def token_in(self, effect: Any) -> Any:
+        """The token that the equation must wait for: the one JAX threads for the effect, or else the block's own."""
+        if effect in self.raw.tokens_in.effects():
+            return self.raw.tokens_in.get(effect)
+        # The last token that a call in this block of code made.
+        for op in reversed(list(_ir.InsertionPoint.current.block.operations)):
+            if op.operation.name == "stablehlo.custom_call":
+                for result in op.results:
+                    if str(result.type) == "!stablehlo.token":
+                        return result
+        return _hlo.create_token()
+
+    def set_token_out(self, effect: Any, token: Any) -> None:
+        """The token that later equations wait for."""
+        if effect in self.raw.tokens_in.effects():
+            self.raw.set_tokens_out(self.raw.tokens_in.update_tokens(_mlir.TokenSet({effect: token})))
+
+    def unless(self, predicate: Any, token: Any, emit: Callable[[], Any]) -> Any:
+        """Emits a branch that does what `emit` does, unless all of a boolean array holds; returns the new token."""
+        branch = _hlo.IfOp([_hlo.TokenType.get()], _all(predicate))
+        with _ir.InsertionPoint(branch.regions[0].blocks.append()):
+            _hlo.return_([token])
+        with _ir.InsertionPoint(branch.regions[1].blocks.append()):
+            _hlo.return_([emit()])
+        return branch.results[0]
+
+    def custom_call(self, name: str, token: Any, operands: Sequence[Any], attributes: dict[str, Any]) -> Any:
+        """Emits a side-effecting typed-FFI call on a token and row-major operands; returns its token."""
+        ranks = [len(_ir.RankedTensorType(operand.type).shape) for operand in operands]
+        op = _mlir.custom_call(
+            name,
+            result_types=[_hlo.TokenType.get()],
+            operands=[token, *operands],
+            has_side_effect=True,
+            api_version=4,
+            backend_config={key: _mlir.ir_attribute(value) for key, value in attributes.items()},
+            operand_layouts=[(), *(tuple(range(rank - 1, -1, -1)) for rank in ranks)],
+            result_layouts=[()],
+        )
+        self.run_on_every_device(op, [])
+        return op.results[0]
+
+    def partitioned_call(self, name: str, token: Any, operands: Sequence[Any], config: str) -> Any:
+        """Emits a side-effecting call that a partitioner registered as `name` replaces; returns its token."""
+        op = _hlo.CustomCallOp(
+            [_hlo.TokenType.get()],
+            [token, *operands],
+            call_target_name=_ir.StringAttr.get(name),
+            has_side_effect=_ir.BoolAttr.get(True),
+            api_version=_mlir.i32_attr(2),
+            called_computations=_ir.ArrayAttr.get([]),
+            backend_config=_ir.StringAttr.get(config),
+            operand_layouts=None,
+            result_layouts=None,
+        )
+        return op.results[0]
+
+    def add_python_callback(self, function: Callable[..., Any]) -> tuple[str, int]:
+        """Attaches `function(*operands)` to the program, for a call on a token that is made elsewhere.
+
+        Returns:
+            The call's target and the callback's number, its attribute `index` (0.8 to 0.12).
+        """
+
+        def on_token(token: Any, *operands: Any) -> tuple[Any, ...]:
+            function(*operands)
+            return (token,)
+
+        module = self.raw.module_context
+        module.add_host_callback(on_token)
+        device = "cpu" if self.platform == "cpu" else "gpu"
+        return f"xla_ffi_python_{device}_callback", len(module.host_callbacks) - 1
+
+    def widen(self, operands: Sequence[Any], avals: Sequence[Any]) -> list[Any]:
+        """Operands whose elements are whole bytes, as `widened` says."""
+        # JAX 0.8.0 hands packed elements of less than a byte to Python as they lie.
+        return [_widen(operand, aval) for operand, aval in zip(operands, avals, strict=True)]
+
+    def sharding_of_one_device(self, avals: Sequence[Any]) -> Any:
+        """The sharding of a Python callback with such results that the program's first device calls (0.8 to 0.12).
+
+        XLA's partitioner takes no other custom call on one device.
+
+        Raises:
+            NotImplementedError: some axes of the mesh are manual.
+        """
+        return _callback._callback_op_sharding(self.axis_context, None, avals)
+
+    def run_on_every_device(self, op: Any, results: Sequence[Any]) -> None:
+        """Where each device runs its own call, has XLA's partitioner leave the call as it is.
+
+        Args:
+            op: the call.
+            results: its avals.
+        """
+        if not self.manual:
+            return
+        sharding = sharding_of_per_device_calls(results)
+        set_sharding: Any = _mlir.set_sharding
+        if versions.SET_SHARDING_TAKES_CONTEXT:
+            set_sharding(self.raw.module_context, op, sharding)
+        else:
+            set_sharding(op, sharding)
+
+    def python_callback(
+        self, function: Callable[..., Any], token: Any, operands: Sequence[Any], avals: Sequence[Any]
+    ) -> Any:
+        """Emits `function(partition, *operands)` on the device's execution thread; returns the new token.
+
+        `partition` is the index of the running device in the program's device list. Where the compiler partitions, only
+        the first device calls, with whole arrays.
+        """
+        index_aval = _core.ShapedArray((), np.dtype(np.uint32))
+        operands = self.widen(operands, avals)
+        avals = [_core.ShapedArray(aval.shape, widened(aval.dtype)) for aval in avals]
+        ctx = dataclasses.replace(
+            self.raw, module_context=self.module_for_callbacks(), avals_in=[index_aval, *avals], avals_out=[]
+        )
+        sharding = sharding_of_per_device_calls([]) if self.manual else None
+        if self.automatic:
+            sharding = self.sharding_of_one_device([])
+        _, token, _ = _callback.emit_python_callback(
+            ctx, function, token, [self.partition_index(), *operands], [index_aval, *avals], [],
+            has_side_effect=True, sharding=sharding,
+        )  # fmt: skip
+        return token
+
+    def module_for_callbacks(self) -> Any:
+        """The module context, with a backend also where this machine has none of the platform."""
+        module = self.raw.module_context
+        if self._backend_is_here():
+            return module
+        return module.replace(backend=_BackendElsewhere(self.platform), platforms=(self.platform,))
+
+    def _backend_is_here(self) -> bool:
+        try:
+            self.raw.module_context.get_backend()
+        except (RuntimeError, ValueError):  # not on this machine; another one than the program was traced for
+            return False
+        return True
+
+    def partition_index(self) -> Any:
+        """Emits the index of the running device in the program's device list."""
+        if isinstance(self.axis_context, versions.ReplicaAxisContext):
+            return _hlo.ReplicaIdOp().result
+        if self.manual:
+            return _hlo.PartitionIdOp().result
+        return _mlir.ir_constant(np.uint32(0))
+
+
+def _all(predicate: Any) -> Any:
+    rank = len(_ir.RankedTensorType(predicate.type).shape)
+    if not rank:
+        return predicate
+    scalar = _ir.RankedTensorType.get([], _ir.IntegerType.get_signless(1))
+    dimensions = _ir.DenseI64ArrayAttr.get(range(rank))
+    reduce = _hlo.ReduceOp([scalar], [predicate], [_mlir.ir_constant(np.bool_(True))], dimensions)
+    block = reduce.regions[0].blocks.append(scalar, scalar)
+    with _ir.InsertionPoint(block):
+        _hlo.return_([_hlo.AndOp(*block.arguments).result])
+    return reduce.results[0]
+
+
+class _BackendElsewhere:
+    # Stands for the backend of a platform that a program is lowered for on a machine without it (0.8 to 0.12 ask it for
+    # nothing else). The program cannot run here: what the backend would remember of the callback is not needed.
+
+    def __init__(self, platform: str) -> None:
+        self.platform = platform
+
+    def make_python_callback_from_host_send_and_recv(self, *args: Any) -> None:
+        return None
+
+
+def sharding_of_per_device_calls(avals: Iterable[Any]) -> Any:
+    # Replicated "manual" sharding for a call without array results (0.8 to 0.12 under Shardy).
+    return _callback._get_sdy_array_list_for_callbacks(list(avals))
+
+
+def widened(dtype: Any) -> np.dtype[Any]:
+    """The dtype in which a value reaches a Python callback: whole bytes, every value kept."""
+    name = np.dtype(dtype).name
+    if name.startswith("float4"):
+        return np.dtype(np.float32)
+    if name in ("int1", "int2", "int4"):
+        return np.dtype(np.int8)
+    return np.dtype(np.uint8 if name in ("uint1", "uint2", "uint4") else dtype)
+
+
+def _widen(operand: Any, aval: Any) -> Any:
+    if widened(aval.dtype) == aval.dtype:
+        return operand
+    element = _mlir.dtype_to_ir_type(widened(aval.dtype))
+    return _hlo.ConvertOp(_ir.RankedTensorType.get(aval.shape, element), operand).result

@@ -1,0 +1,74 @@
+"""Names and source lines of traced functions and equations, and the frames they were traced in."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+from collections.abc import Iterator
+from typing import Any
+
+from jax._src import (
+    api_util as _api_util,  # fun_sourceinfo
+    source_info_util as _source_info_util,  # user_context, is_user_filename
+)
+
+
+def traced_function(closed: Any) -> str | None:
+    """Name and source line of the function that a program was traced from, as `source_of` says them."""
+    name = getattr(closed.jaxpr.debug_info, "func_src_info", None)
+    return None if name is None else str(name)
+
+
+def source_of(function: Any) -> str:
+    """Name and source line of a function, jitted or not, as JAX's traces note them (0.8 to 0.12)."""
+    wrapped = inspect.unwrap(function)
+    while isinstance(wrapped, functools.partial):  # which hides what it wraps from JAX until 0.12
+        wrapped = inspect.unwrap(wrapped.func)
+    return str(_api_util.fun_sourceinfo(wrapped))
+
+
+def is_jaxs_own(function: Any) -> bool:
+    """Whether JAX defines the function itself, in one of its private modules (0.8 to 0.12)."""
+    return (getattr(function, "__module__", None) or "").startswith("jax._src.")
+
+
+@contextlib.contextmanager
+def equation_context(equation: Any) -> Iterator[None]:
+    """What an equation was traced in (name stack, source line, `compute_on` and such), as `core.eval_jaxpr` has it."""
+    name_stack: Any = _source_info_util.current_name_stack() + equation.source_info.name_stack
+    with (
+        _source_info_util.user_context(equation.source_info.traceback, name_stack=name_stack),
+        equation.ctx.manager,
+    ):
+        yield
+
+
+def no_equation_context() -> Any:
+    """Undoes `equation_context` while other code of the user's is traced, whose equations have their own lines."""
+    return _source_info_util.user_context(None, name_stack=_source_info_util.new_name_stack())
+
+
+def equation_frames(equation: Any) -> Iterator[tuple[str, int, str]]:
+    """File, line and function of the frames that an equation was traced in, innermost first, without JAX's own.
+
+    Only those of the innermost function that JAX traced, and none if that is JAX's own: what called it may have been
+    another line when JAX traced it, and kept the result, than it is here. From 0.9 on there are no others.
+    """
+    traceback = equation.source_info.traceback
+    for frame in traceback.frames if traceback else ():
+        if frame.function_name.endswith("trace_to_jaxpr_dynamic"):
+            return
+        if _source_info_util.is_user_filename(frame.file_name):
+            yield frame.file_name, frame.line_num, frame.function_name
+
+
+def evaluated_frames() -> Iterator[tuple[str, int, str]]:
+    """As `equation_frames`, of the equation that the calling thread evaluates; none where it calls a user's function.
+
+    `eval_jaxpr` and JAX's rules put the equation's traceback where new equations get theirs from (0.8 to 0.12).
+    """
+    traceback = getattr(_source_info_util._source_info_context.context, "traceback", None)
+    for frame in traceback.frames if traceback else ():
+        if _source_info_util.is_user_filename(frame.file_name):
+            yield frame.file_name, frame.line_num, frame.function_name

@@ -1,0 +1,113 @@
+"""Waits for dispatched programs: JAX's own waits, which we extend, and the execution streams of XLA:CPU."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Any, cast
+
+import jax
+from jax._src import dispatch as _dispatch  # runtime_tokens: `jax.effects_barrier` ends in a method of theirs
+from jax._src.lib import xla_client as _xla_client  # execution_stream_id, batched_block_until_ready
+
+from hostcallback._jax_compat.tracing import ArrayImpl
+
+
+def extend_effects_barrier(function: Callable[[], None]) -> None:
+    """Has `jax.effects_barrier` call `function` when it has waited for JAX's own effects; JAX's exit does so, too.
+
+    Both end in `RuntimeTokenSet.block_until_ready` (0.8 to 0.12), which programs reach by several names.
+    """
+    tokens = type(_dispatch.runtime_tokens)
+    wait: Any = tokens.block_until_ready
+
+    @functools.wraps(wait)
+    def wait_for_both(self: Any) -> None:
+        wait(self)
+        function()
+
+    tokens.block_until_ready = wait_for_both  # type: ignore[method-assign]
+
+
+def extend_block_until_ready(function: Callable[[], None]) -> Callable[[], None]:
+    """Has `jax.block_until_ready`, and the method of arrays, call `function` when what they wait for is ready.
+
+    The first takes several arrays to `xla_client.batched_block_until_ready`, and one to its method (0.8 to 0.12).
+
+    Returns:
+        What undoes it, unless somebody else has replaced the same since: theirs calls ours, which goes on.
+
+    Raises:
+        LookupError: this JAX has one of the two no more; nothing has changed then.
+    """
+    places = [(ArrayImpl, "block_until_ready"), (_xla_client, "batched_block_until_ready")]
+    for owner, name in places:
+        if not callable(vars(owner).get(name)):
+            raise LookupError(f"{owner.__name__} has no function {name}")
+
+    def extended(wait: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        @functools.wraps(wait, assigned=("__name__", "__doc__"))  # nanobind has no name for the rest
+        def wait_for_both(arrays: Any) -> Any:
+            result = wait(arrays)
+            function()
+            return result
+
+        return wait_for_both
+
+    replaced = [(owner, name, vars(owner)[name]) for owner, name in places]
+    ours = [extended(wait) for _, _, wait in replaced]
+    for (owner, name, _), wait_for_both in zip(replaced, ours, strict=True):
+        setattr(owner, name, wait_for_both)
+
+    def undo() -> None:
+        for (owner, name, wait), wait_for_both in zip(replaced, ours, strict=True):
+            if vars(owner).get(name) is wait_for_both:
+                setattr(owner, name, wait)
+
+    return undo
+
+
+PROGRAMS_IN_FLIGHT = 32
+"""Programs that XLA:CPU lets a device have in flight (its `max_inflight_computations`); counted on 0.8 to 0.12."""
+
+
+def dispatches_asynchronously() -> bool:
+    """Whether XLA:CPU comes back from a dispatch before the program is over."""
+    config: Any = jax.config  # whose flags are no attributes
+    return bool(config.read("jax_cpu_enable_async_dispatch"))
+
+
+def execution_stream(ident: int) -> contextlib.AbstractContextManager[None]:
+    """What is dispatched inside goes to the execution stream of the thread with this `threading.get_ident` (Linux).
+
+    jaxlib's CPU client gives a thread the stream `std::hash<std::thread::id>` (`PosixEnv::GetCurrentThreadId` of tsl,
+    0.8 to 0.12), which in libstdc++ is `_Hash_bytes` of the pthread's number. Where it is not, `streams` finds out.
+    """
+    stream = _xla_client.execution_stream_id(_hash_of_thread(ident))
+    return cast("contextlib.AbstractContextManager[None]", stream)
+
+
+@functools.lru_cache(maxsize=4096)
+def _hash_of_thread(ident: int) -> int:
+    # MurmurHash64A as in libstdc++'s hash_bytes.cc, of eight bytes.
+    factor, mask = 0xC6A4A7935BD1E995, 2**64 - 1
+
+    def mixed(value: int) -> int:
+        return value ^ value >> 47
+
+    value = (0xC70F6907 ^ (8 * factor & mask)) ^ (mixed(ident * factor & mask) * factor & mask)
+    value = mixed(mixed(value * factor & mask) * factor & mask)
+    return value - 2**64 if value >= 2**63 else value
+
+
+def in_callback_of_jax() -> bool:
+    """Whether the calling thread is inside a host function that JAX calls for a program (0.8 to 0.12)."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_globals.get("__name__") == "jax._src.callback":
+            return True
+        frame = frame.f_back
+    return False

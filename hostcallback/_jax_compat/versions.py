@@ -1,0 +1,61 @@
+"""What differs between the supported versions of JAX, as constants that the other modules of this package ask for.
+
+A new version of JAX is added here first. Some differences are in the parameters of equations, not in the version; the
+functions that read those parameters name them.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import jax
+from jax._src import (
+    callback as _callback,  # emit_python_callback
+    core as _core,  # ManualAxisType
+    sharding_impls as _sharding_impls,  # ReplicaAxisContext
+)
+from jax._src.interpreters import (
+    mlir as _mlir,  # jaxpr_subcomp, set_sharding, aval_to_ir_type
+    partial_eval as _pe,  # lower_jaxpr, lower_jaxpr2
+)
+
+# ---- Signatures: with the other number of arguments, each lowering raises TypeError ----------------------------------
+
+SUBCOMP_TAKES_TRACEBACK = "outer_traceback" in inspect.signature(_mlir.jaxpr_subcomp).parameters
+"""From 0.9 on."""
+
+CALLBACK_RETURNS_TOKEN = "returns_token" in inspect.signature(_callback.emit_python_callback).parameters
+"""From 0.9 on. Before, a Python callback returns a token if it takes one."""
+
+SET_SHARDING_TAKES_CONTEXT = len(inspect.signature(_mlir.set_sharding).parameters) == 3
+"""From 0.10 on."""
+
+AVAL_TO_IR_TYPE_TAKES_CONTEXT = len(inspect.signature(_mlir.aval_to_ir_type).parameters) > 1
+"""Not on 0.8.0; on 0.10.2 and 0.12.0.1."""
+
+# ---- Names -----------------------------------------------------------------------------------------------------------
+
+HAS_MANUAL_AXIS_TYPE = hasattr(_core, "ManualAxisType")
+"""From 0.10 on, the manual axes over which a value varies are `manual_axis_type.varying`; before, they are `vma`."""
+
+ReplicaAxisContext: Any = getattr(_sharding_impls, "ReplicaAxisContext", ())
+"""The axis context of pmap, which runs replicas on 0.8. Later pmap is a jitted shard_map; then this is an empty tuple,
+of which nothing is an instance."""
+
+lower_to_lojaxpr: Any = getattr(_pe, "lower_jaxpr2", _pe.lower_jaxpr)
+"""Replaces the "high-level" equations of a closed jaxpr. 0.8 has the second name only."""
+
+# ---- Behaviour that no signature shows -------------------------------------------------------------------------------
+
+TOKENS_ENTER_PARTIALLY_MANUAL_REGIONS = jax.__version_info__ >= (0, 12)
+"""Whether an ordered effect may be inside a shard_map that leaves some axes to the compiler.
+
+Without this test, XLA aborts the process in `HloSharding::Validate` (0.8.0, 0.10.2, 0.11.0); 0.12.0.1 works.
+"""
+
+PERSISTENT_CACHE_CRASHES_ON_TOKENS = (0, 8, 1) <= jax.__version_info__ < (0, 11)
+"""Whether a program for several devices that takes tokens must not be written to the persistent cache.
+
+Without this test, jaxlib reads through a null pointer (`SaveLayoutToEmptyProto`) when it serializes the program.
+"""
