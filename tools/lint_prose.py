@@ -47,7 +47,7 @@ class Allowed(NamedTuple):
 
 ALLOWED = (
     Allowed("tools/lint_prose.py", "", "lists the idioms"),
-    Allowed("tests/test_lint_project.py", "", "plants idioms for the check to find"),
+    Allowed("tests/project/test_lint_project.py", "", "plants idioms for the check to find"),
     Allowed("", "--beside", "an option of `hcb convert`, which scripts use"),
 )
 

@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 import threading
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -14,9 +13,9 @@ import numpy as np
 import pytest
 
 import hostcallback as hcb
+from checkout import ROOT
 from hostcallback import _jax_compat as compat
 
-ROOT = Path(__file__).resolve().parents[2]
 X = np.float32(3)
 
 

@@ -18,12 +18,13 @@ import pytest
 from jax import lax
 
 import hostcallback as hcb
+from checkout import HELPERS
 from receiver.runtime.runtime import runtime
 from receiver.taplog.reading.reader import LogReader
 
 pytestmark = pytest.mark.native_only
 
-PROGRAM = Path(__file__).with_name("program.py")
+PROGRAM = HELPERS / "isolated_program.py"
 
 
 def run(scenario: str, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:

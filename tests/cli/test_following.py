@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hcb_command import hcb, start
 from test_reading import LOSS, Program, objects
 
+from hcb_command import hcb, start
 from receiver.taplog.writing.recorder import record
 
 

@@ -13,8 +13,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from hcb_command import environment, hcb
 
+from hcb_command import environment, hcb
 from receiver.messages.message import Consumer, Message
 from receiver.taplog.writing.recorder import Recorder, record
 from receiver.wire.tap_descriptor import TapDescriptor

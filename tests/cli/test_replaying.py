@@ -9,9 +9,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hcb_command import hcb
 from test_reading import BEGIN_NS, CHECK, LOSS, TEXT, Program
 
+from hcb_command import hcb
 from receiver.taplog.writing.recorder import record
 
 FUNCTIONS = """

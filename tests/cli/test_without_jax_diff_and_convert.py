@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hcb_command import hcb, start
 
+from hcb_command import hcb, start
 from receiver.messages.message import Consumer, Message
 from receiver.taplog.writing.recorder import record
 from receiver.wire.tap_descriptor import TapDescriptor

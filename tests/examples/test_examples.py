@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from checkout import ROOT
+
 DIGITS = ROOT / "examples" / "train_digits.py"
 
 PNG_MAGIC = b"\x89PNG\r\n\x1a\n"

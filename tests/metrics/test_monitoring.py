@@ -5,17 +5,16 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import jax
 import jax.monitoring
 import pytest
 
 import hostcallback as hcb
+from checkout import ROOT
 from hostcallback.lifecycle import monitoring
 from receiver.runtime.device_stats import DeviceStats
 
-ROOT = Path(__file__).resolve().parents[2]
 Heard = list[tuple[str, object, dict[str, object]]]
 
 heard: Heard = []

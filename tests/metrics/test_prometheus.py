@@ -6,7 +6,6 @@ import subprocess
 import sys
 import urllib.request
 from collections.abc import Iterator
-from pathlib import Path
 
 import jax.numpy as jnp
 import prometheus_client
@@ -15,8 +14,8 @@ from jax import lax
 from prometheus_client.parser import text_string_to_metric_families
 
 import hostcallback as hcb
+from checkout import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 Samples = dict[tuple[str, str], float]
 
 

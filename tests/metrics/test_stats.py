@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import threading
-from pathlib import Path
 
 import jax.numpy as jnp
 import pytest
 from jax import lax
 
 import hostcallback as hcb
+from checkout import ROOT
 from receiver.runtime.dispatch.scope import Scope
 from receiver.runtime.totals import Totals
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_a_snapshot_has_the_queue_of_an_open_receiver() -> None:

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from checkout import ROOT
 from receiver.native import bindings as native
 
-ROOT = Path(__file__).parents[2]
 SOURCES = ROOT / "receiver" / "native"
 
 spec = importlib.util.spec_from_file_location("build_native", ROOT / "tools" / "build_native.py")

@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from watching import JITS, errors_of, line_of
 
 import hostcallback as hcb
-from nonfinite.watching import JITS, errors_of, line_of
 from transforming import Jit
 
 X = jnp.linspace(0.5, 3.0, 12).reshape(3, 4)

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from jax import lax
 from jax.sharding import Mesh, PartitionSpec as P
+from watching import JITS, errors_of, line_of
 
 import hostcallback as hcb
-from nonfinite.watching import JITS, errors_of, line_of
 from transforming import COMPILED, Jit
 
 X = jnp.array([3.0, 2.0, 1.0, 0.5])

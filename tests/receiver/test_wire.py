@@ -12,7 +12,6 @@ import subprocess
 import sys
 import tracemalloc
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -21,6 +20,7 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
+from checkout import ROOT
 from receiver.wire import (
     HEADER,
     ArraySpec,
@@ -47,7 +47,6 @@ from receiver.wire import (
 )
 from receiver.wire.dtypes import WIRE_TYPES, WireType, dtype_of, wire_type_of
 
-ROOT = Path(__file__).resolve().parents[2]
 GOLDEN = ROOT / "tests" / "receiver" / "golden"
 
 Array = np.ndarray[Any, Any]

@@ -14,9 +14,8 @@ import grpc
 import pytest
 from collecting import CollectorProcess, Emitter, forwarder, wait_for
 
+from checkout import ROOT
 from receiver.remote import protocol
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 class Tail:

@@ -13,12 +13,13 @@ from pathlib import Path
 import pytest
 from collecting import CollectorProcess
 
+from checkout import HELPERS
 from receiver.remote.streams import StreamKey
 from receiver.taplog.reading.reader import LogReader
 
 pytestmark = pytest.mark.native_only
 
-PROGRAM = Path(__file__).parents[1] / "apart" / "program.py"
+PROGRAM = HELPERS / "isolated_program.py"
 
 
 @pytest.fixture

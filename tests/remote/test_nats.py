@@ -19,9 +19,9 @@ from collecting import LOSS, WAIT_SEC, Emitter, forwarder, only, stored, wait_fo
 from nats_collecting import NatsCollectorProcess, all_messages
 from nats_server import NatsServerProcess
 
+from checkout import ROOT
 from receiver.remote.nats.publication import Publication
 
-ROOT = Path(__file__).resolve().parents[2]
 NORM = replace(LOSS, name="grad.norm *>", consumer_id=90, tree=["array"])
 
 

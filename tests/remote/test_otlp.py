@@ -21,8 +21,8 @@ from otlp_collector import OtlpCollector, plain
 
 import hostcallback as hcb
 import receiver
+from checkout import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 STEPS = 6
 
 

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import receiver
+from checkout import HELPERS, ROOT
 from receiver.errors import LostMessagesError, TapFunctionException
 from receiver.messages.check_report import CheckError
 from receiver.messages.message import Consumer, Message
@@ -314,9 +315,8 @@ print(grown, took)
 
 @pytest.mark.slow
 def test_a_large_log_is_read_in_constant_memory(tmp_path: Path) -> None:
-    root = Path(__file__).resolve().parents[2]
     result = subprocess.run(
-        [sys.executable, "-c", LARGE, str(tmp_path), str(1 << 30), str(root), str(root / "tests" / "taplog")],
+        [sys.executable, "-c", LARGE, str(tmp_path), str(1 << 30), str(ROOT), str(HELPERS)],
         capture_output=True, text=True, timeout=110, check=False,
     )  # fmt: skip
     assert result.returncode == 0, result.stderr

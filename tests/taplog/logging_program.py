@@ -10,8 +10,8 @@ import threading
 from itertools import count
 
 import numpy as np
-from logged_frames import LOSS, NORM, block_of, frame, losses
 
+from logged_frames import LOSS, NORM, block_of, frame, losses
 from receiver.taplog.writing.log_writer import LogWriter
 from receiver.taplog.writing.options import LogOptions
 

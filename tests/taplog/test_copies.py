@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
-from logged_frames import DESCRIBED, LOSS, NORM, block_of, frame, losses, read
 
+from logged_frames import DESCRIBED, LOSS, NORM, block_of, frame, losses, read
 from receiver.cli import main
 from receiver.taplog.format.errors import Lost
 from receiver.taplog.reading.dedup import STREAM, SequenceRanges

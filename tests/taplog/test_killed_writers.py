@@ -11,8 +11,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from logged_frames import LOSS, read, seqs
 
+from checkout import HELPERS
+from logged_frames import LOSS, read, seqs
 from receiver.taplog.reading.reader import LogReader
 
 PROGRAM = Path(__file__).with_name("logging_program.py")
@@ -20,9 +21,11 @@ PROGRAM = Path(__file__).with_name("logging_program.py")
 
 def kill_at_random(folder: Path, compress: bool, rng: random.Random) -> dict[int, int]:
     """Starts the program, kills it, and returns how many messages of each device it said were written."""
+    paths = [str(HELPERS), os.environ.get("PYTHONPATH")]
     process = subprocess.Popen(
-        [sys.executable, str(PROGRAM), str(folder), str(int(compress))], stdout=subprocess.PIPE, text=True
-    )
+        [sys.executable, str(PROGRAM), str(folder), str(int(compress))],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
     assert process.stdout is not None
     written: dict[int, int] = {}
     lines = rng.randrange(1, 400)

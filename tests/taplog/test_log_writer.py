@@ -16,8 +16,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from logged_frames import DESCRIBED, LOSS, NORM, block_of, frame, losses, read, seqs
 
+from checkout import HELPERS
+from logged_frames import DESCRIBED, LOSS, NORM, block_of, frame, losses, read, seqs
 from receiver.taplog.format.segment_name import is_segment_name, segment_name
 from receiver.taplog.reading.reader import LogReader
 from receiver.taplog.reading.selection import Selection
@@ -339,10 +340,7 @@ def test_a_file_system_that_is_full_leaves_whole_messages(tmp_path: Path) -> Non
     if mounted.returncode:
         pytest.skip("no file system may be mounted here")
     try:
-        paths = [
-            str(Path(__file__).parent),
-            *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)),
-        ]
+        paths = [str(HELPERS), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
         result = subprocess.run(
             [sys.executable, "-c", FULL, str(tmp_path), *paths],
             capture_output=True, text=True, timeout=60, check=False,
@@ -381,7 +379,7 @@ log.close()
 
 
 def test_a_forked_child_writes_into_a_segment_of_its_own(tmp_path: Path) -> None:
-    paths = [str(Path(__file__).parent), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    paths = [str(HELPERS), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     subprocess.run(
         [sys.executable, "-W", "ignore", "-c", FORK, str(tmp_path), *paths], timeout=60, check=True
     )

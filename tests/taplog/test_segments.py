@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
-from logged_frames import BEGIN_NS, DESCRIBED, LOSS, NORM, SECOND, block_of, frame, losses, read, seqs
 
+from logged_frames import BEGIN_NS, DESCRIBED, LOSS, NORM, SECOND, block_of, frame, losses, read, seqs
 from receiver.taplog.format import layout
 from receiver.taplog.format.checksums import PAGE_BYTES
 from receiver.taplog.format.compression import Compressor

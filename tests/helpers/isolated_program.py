@@ -1,4 +1,4 @@
-"""A program whose receiver is in a process of its own: `program.py SCENARIO [LOG]`."""
+"""A program whose receiver is in a process of its own: `isolated_program.py SCENARIO [LOG]`."""
 
 from __future__ import annotations
 

@@ -12,8 +12,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-PROGRAM = Path(__file__).parent / "control" / "controlled_program.py"
-ROOT = PROGRAM.parents[2]
+from checkout import ROOT
+
+PROGRAM = Path(__file__).with_name("controlled_program.py")
 
 
 class Controlled:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
+from checkout import ROOT
 
 # Imports every module of `receiver` below the folder given, with some packages made impossible to import.
 # `python -S` is no option (numpy is wanted), so an import hook refuses them and says who asked.

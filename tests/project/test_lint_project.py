@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
+from checkout import ROOT
 
 
 def lint(root: Path, *options: str) -> subprocess.CompletedProcess[str]:

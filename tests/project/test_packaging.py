@@ -15,9 +15,10 @@ from pathlib import Path
 
 import pytest
 
+from checkout import ROOT
+
 pytestmark = pytest.mark.slow  # builds wheels
 
-ROOT = Path(__file__).resolve().parents[1]
 LIBRARY = "receiver/native/" + ("libhostcallback.dylib" if sys.platform == "darwin" else "libhostcallback.so")
 CONFIG = configparser.ConfigParser()
 CONFIG.read(ROOT / "setup.cfg", encoding="utf-8")

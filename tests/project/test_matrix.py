@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
+from checkout import ROOT
+
 THIS = sys.version_info[:2]
 
 

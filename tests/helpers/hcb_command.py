@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from checkout import python_path
+
 # An import of JAX would be found: a package of that name that cannot be imported stands before it.
 REFUSE = "raise ImportError('hcb must work without JAX')\n"
 
@@ -17,9 +19,7 @@ def environment(folder: Path, **variables: str) -> dict[str, str]:
     for name in ("jax", "jaxlib", "hostcallback"):
         (refused / name).mkdir(parents=True, exist_ok=True)
         (refused / name / "__init__.py").write_text(REFUSE)
-    root = Path(__file__).resolve().parents[2]
-    paths = [str(refused), str(root), *filter(None, [os.environ.get("PYTHONPATH")])]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "TZ": "UTC", **variables}
+    return {**os.environ, "PYTHONPATH": python_path(refused), "TZ": "UTC", **variables}
 
 
 def hcb(folder: Path, *arguments: str | Path, **variables: str) -> subprocess.CompletedProcess[str]:

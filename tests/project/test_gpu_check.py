@@ -6,13 +6,14 @@ import importlib.util
 import os
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-TOOLS = Path(__file__).parents[1] / "tools"
+from checkout import ROOT
+
+TOOLS = ROOT / "tools"
 
 
 def run(*command: str) -> subprocess.CompletedProcess[str]:
