@@ -1,1 +1,1 @@
-"""Live control of taps: the rules, what they decide, and the ways in: a file, and a socket for other processes."""
+"""Live control of taps: the commands of a process, and its two endpoints, a rule file and a control socket."""

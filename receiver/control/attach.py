@@ -1,4 +1,4 @@
-"""A process that attaches itself by the control socket, and shows what this one's taps print."""
+"""The command `attach`: a client process reads the rings of this process and prints the messages of its taps."""
 
 from __future__ import annotations
 
@@ -17,25 +17,35 @@ from receiver.sources.back_pressure import BackPressure, Policy
 
 
 class AttachedReader:
-    """What one attached process reads, until its connection ends. It never makes a device wait.
+    """The rings that one attached process reads until its connection ends.
+
+    Messages for which these rings have no room are dropped, so an attached process never makes a device wait.
 
     Attributes:
-        rings: what it reads.
+        rings: rings that were handed over to the attached process.
     """
 
     def __init__(self, rings: HandedOverRings) -> None:
-        """`rings` are handed over to it."""
+        """`rings` are handed over to the attached process already."""
         self.rings = rings
 
     def collect(self) -> None:
-        """Nothing: what it delivers is for whoever started it."""
+        """Does nothing: the user who started the attached process sees its output, this process needs none of it."""
 
 
 def attach(runtime: Runtime, arguments: Mapping[str, Any], connection: Connection) -> dict[str, Any]:
-    """Answers the command `attach`: the messages of taps that print go to the client from now on.
+    """Answers the command `attach`: from now on the client receives the messages of taps that print.
+
+    Args:
+        runtime: whose rings the client reads.
+        arguments: of the command; it takes none.
+        connection: the client; the rings are taken back when it closes.
+
+    Returns:
+        The process id, the folder of the rings, and the ring file of each device, by the device's name.
 
     Raises:
-        ControlError: another process reads the rings already, or there are none that it could read.
+        ControlError: another process reads the rings already, or no device has a ring that a process could read.
     """
     rings = runtime.isolated.hand_over(None, BackPressure(policy=Policy.DROP_NEWEST))
     if rings is None:
@@ -47,13 +57,15 @@ def attach(runtime: Runtime, arguments: Mapping[str, Any], connection: Connectio
     runtime.isolated.add(attachment)
     rings.route(runtime.registry, _is_printer)
     pid = connection.peer.pid if connection.peer is not None else 0
-    logger.warning("process %d shows the messages of taps that print; detached, it gives them back", pid)
+    logger.warning(
+        "process %d now shows the messages of taps that print; they come back when it detaches", pid
+    )
 
     def detach() -> None:
         rings.end()
         runtime.isolated.remove(attachment)
 
-    # Not on the server's thread, which others wait for.
+    # `rings.end` may take long. On the server's only thread it would make every other client wait.
     connection.on_close.append(lambda: threading.Thread(target=detach, daemon=True).start())
     files = {name: str(file) for name, file in rings.files.items()}
     return {"pid": os.getpid(), "folder": str(rings.folder), "devices": files}

@@ -1,4 +1,4 @@
-"""Talks to the control socket of another process."""
+"""The client of another process's control socket."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _KINDS = {kind.__name__: kind for kind in (ControlError, ControlSocketError, NoS
 
 
 class ControlClient(Closing):
-    """A connection to one process; a context manager. One thread at a time."""
+    """A connection to the control socket of one process; a context manager. One thread at a time."""
 
     def __init__(self, pid: int, timeout_sec: float = TIMEOUT_SEC) -> None:
-        """Connects.
+        """Connects to process `pid`; every answer may take `timeout_sec` seconds.
 
         Raises:
-            ControlSocketError: there is no such process, it does not use hostcallback, or it is somebody else's.
+            ControlSocketError: no such process exists, it does not use hostcallback, or it belongs to another user.
         """
         self.pid = pid
         self._timeout_sec = timeout_sec
@@ -31,20 +31,20 @@ class ControlClient(Closing):
         self._received = b""
 
     def close(self) -> None:
-        """Ends it."""
+        """Closes the connection."""
         self._socket.close()
 
     @property
     def socket(self) -> socket.socket:
-        """For what is beside the protocol, such as descriptors."""
+        """The connected socket, for data that the protocol does not carry, such as file descriptors."""
         return self._socket
 
     def ask(self, command: str, **arguments: Any) -> Any:
-        """What the process answers.
+        """Sends a command and returns the process's answer.
 
         Raises:
-            ControlError: it cannot do that; the text says why.
-            ControlSocketError: it is gone, or does not answer.
+            ControlError: the process cannot do that; the text says why.
+            ControlSocketError: the process has ended, or does not answer in time.
         """
         try:
             self._socket.sendall(protocol.pack({"command": command, "arguments": arguments}))
@@ -64,7 +64,7 @@ class ControlClient(Closing):
         while b"\n" not in self._received:
             received = self._socket.recv(1 << 16)
             if not received:
-                raise ConnectionResetError("it has closed the connection")
+                raise ConnectionResetError("it closed the connection")
             self._received += received
             if len(self._received) > protocol.MAX_RESPONSE:
                 raise ConnectionResetError("its answer does not end")
@@ -84,20 +84,21 @@ def _connect(pid: int, timeout_sec: float) -> socket.socket:
         peer = peer_of(connection)
     except PermissionError as error:
         connection.close()
-        raise ControlSocketError(f"{path} is somebody else's: run hcb as that user") from error
+        raise ControlSocketError(f"{path} belongs to another user: run hcb as that user") from error
     except OSError as error:
         connection.close()
         raise ControlSocketError(_why_not(pid)) from error
     if not may_control(peer) and os.geteuid() != 0:
         connection.close()
         raise ControlSocketError(
-            f"whoever listens at {path} is of the user {peer.uid if peer else '?'}, not yours: remove the socket"
+            f"the process that listens at {path} belongs to user {peer.uid if peer else '?'}, not to you: remove the "
+            "socket"
         )
     return connection
 
 
 def refuse_others_than(path: Any) -> None:
-    """Raises ControlSocketError for a socket, or its folder, of somebody else. The superuser may talk to all."""
+    """Raises ControlSocketError if a socket or its folder belongs to another user. The superuser may talk to all."""
     if os.geteuid() != 0:
         refuse_others(path.parent)
         refuse_others(path)
@@ -107,19 +108,19 @@ def _why_not(pid: int) -> str:
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
-        return f"there is no process {pid}: `hcb ctl` lists those that there are"
+        return f"no process {pid} exists: `hcb ctl` lists the processes that can be controlled"
     except PermissionError:
-        return f"process {pid} is another user's: run hcb as that user"
+        return f"process {pid} belongs to another user: run hcb as that user"
     except OverflowError:
-        return f"{pid} is no process id"
+        return f"{pid} is not a process id"
     return (
-        f"process {pid} has no control socket: it does not use hostcallback, no tap was traced in it yet, its folder "
-        "for sockets is another one (HOSTCALLBACK_CONTROL_DIR), or it was started with HOSTCALLBACK_CONTROL_SOCKET=0"
+        f"process {pid} has no control socket: it does not use hostcallback, it has traced no tap yet, it keeps its "
+        "sockets in another folder (HOSTCALLBACK_CONTROL_DIR), or it was started with HOSTCALLBACK_CONTROL_SOCKET=0"
     )
 
 
 def processes() -> list[dict[str, Any]]:
-    """What those processes that can be reached say of themselves, by process id."""
+    """Describes each process that this user can reach, in the order of process ids."""
     found = []
     for pid in sorted(sockets()):
         try:

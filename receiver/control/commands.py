@@ -1,4 +1,4 @@
-"""What a process answers to those who control it: who it is, its taps and their rules, and their figures."""
+"""The commands that a process answers: its description, its taps and their rules, and its metrics."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _STARTED = time.time()
 
 
 def commands(runtime: Runtime) -> dict[str, Handler]:
-    """The handlers by command."""
+    """Returns the handlers, by command."""
     accounted = _Accounted(runtime)
     return {
         "process": lambda arguments, client: process(),
@@ -33,7 +33,7 @@ def commands(runtime: Runtime) -> dict[str, Handler]:
 
 
 def process() -> dict[str, Any]:
-    """What this process says of itself."""
+    """Describes this process: id, host, command line, and start in Unix seconds."""
     return {
         "pid": os.getpid(),
         "host": socket.gethostname(),
@@ -43,12 +43,12 @@ def process() -> dict[str, Any]:
 
 
 def rules(runtime: Runtime, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Sets the rules of the taps that match a glob, and says which those are.
+    """Sets the rules of the taps that match a glob, and returns the names of these taps with their rules.
 
     Raises:
-        NoSuchTapError: none is.
-        ControlError: the arguments make no sense.
-        ValueError: a setting makes no sense.
+        NoSuchTapError: no tap matches.
+        ControlError: the arguments are not a glob with settings.
+        ValueError: a setting is invalid.
     """
     pattern, settings = arguments.get("pattern"), arguments.get("settings", {})
     if not isinstance(pattern, str) or not isinstance(settings, dict) or "when" in settings:
@@ -62,10 +62,10 @@ def rules(runtime: Runtime, arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def ruled(runtime: Runtime, pattern: str, settings: Mapping[str, Any]) -> list[str]:
-    """The names of the taps that settings of a glob are for.
+    """Names of the taps to which `settings` of a glob apply.
 
     Raises:
-        NoSuchTapError: there are none.
+        NoSuchTapError: no tap matches.
     """
     names = tap_names(runtime.registry, checks=not settings or set(settings) == {"enabled"})
     found = matching(pattern, names)
@@ -77,12 +77,12 @@ def ruled(runtime: Runtime, pattern: str, settings: Mapping[str, Any]) -> list[s
 
 
 def rule_text(runtime: Runtime, name: str) -> str:
-    """What holds for taps of a name, as in `every=100 rate=10`."""
+    """The rules that apply to taps of one name, as in `every=100 rate=10`."""
     return settings_text(rule_settings(runtime.rule_table.rules.of(name)))
 
 
 def _taps(runtime: Runtime) -> list[list[Consumer]]:
-    # Consumers that people see as one tap: those of its transformations, for example.
+    # Groups the consumers that a user sees as one tap, such as those that transformations made of it.
     found: dict[tuple[str, str], list[Consumer]] = {}
     for consumer in runtime.registry.consumers():
         if consumer.is_switchable:
@@ -103,7 +103,7 @@ def _tap(runtime: Runtime, consumers: list[Consumer]) -> dict[str, Any]:
 
 
 class _Accounted:
-    # Has each tap counted for as long as a client that asked is connected.
+    # Has each tap counted while a client that asked for metrics is connected. Counting costs time per message.
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
@@ -122,7 +122,7 @@ class _Accounted:
 
 
 def figures(runtime: Runtime) -> dict[str, Any]:
-    """Figures of all devices and taps now. Those of taps are counted from when somebody first asked."""
+    """Metrics of all devices and taps now. Those of taps count from the first request of a connected client."""
     taps: dict[tuple[str, str], dict[str, Any]] = {}
     for consumers in _taps(runtime):
         known = _tap(runtime, consumers)
@@ -135,7 +135,7 @@ def figures(runtime: Runtime) -> dict[str, Any]:
     receivers = runtime.receivers()
     for receiver in receivers:
         for consumer, counted in receiver.accounts.figures() if receiver.accounts else ():
-            # Also those that cannot be ruled, such as calls.
+            # Includes consumers without rules, such as calls.
             row = taps.setdefault(
                 (consumer.name, consumer.source_line),
                 {

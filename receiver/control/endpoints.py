@@ -1,4 +1,4 @@
-"""The ways by which a running process is ruled from outside: its control file and its control socket."""
+"""The two endpoints by which users control a running process: its rule file and its control socket."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SOCKET_VARIABLE = "HOSTCALLBACK_CONTROL_SOCKET"
 
 
 class ControlEndpoints:
-    """The control file and the control socket of a process. Any thread."""
+    """The rule file and the control socket of a process. Any thread."""
 
     def __init__(self, runtime: Runtime) -> None:
         """Nothing is opened until `start`."""
@@ -32,26 +32,29 @@ class ControlEndpoints:
         self._started = False
         self._file: RuleFile | None = None
         self._server: ControlServer | None = None
-        self._followed: Path | None = None  # by the parent, for a forked child to go on with
+        self._followed: Path | None = None  # the parent's file, for a forked child to follow
         self._handlers = commands(runtime)
         self._handlers["attach"] = functools.partial(attach, runtime)
 
     @property
     def socket_path(self) -> Path | None:
-        """Where the control socket is; None if there is none."""
+        """Path of the control socket; None while none is open."""
         return None if self._server is None else self._server.path
 
     @property
     def handlers(self) -> Mapping[str, Handler]:
-        """What answers those who control this process, by command."""
+        """Handlers of this process's commands, by command."""
         return self._handlers
 
     def add_command(self, name: str, handler: Handler) -> None:
-        """Has the control socket answer another command."""
+        """Adds a command that the control socket answers."""
         self._handlers[name] = handler
 
     def start(self) -> None:
-        """Opens what the environment asks for, once: called when receivers start. What cannot be opened is logged."""
+        """Opens the endpoints that the environment asks for, once. Failures are logged.
+
+        Receivers call it when they start.
+        """
         with self._lock:
             if self._started:
                 return
@@ -78,10 +81,10 @@ class ControlEndpoints:
             atexit.register(self._server.stop)
 
     def watch(self, path: Path | None, poll_sec: float = POLL_SEC) -> None:
-        """Keeps the rules as a file says from now on, in place of the file before; None: of none.
+        """Follows the rule file `path` from now on, in place of the previous one; None follows none.
 
         Raises:
-            RuleFileError: what the file says makes no sense; it is watched all the same.
+            RuleFileError: the file's content is invalid; it is followed nevertheless.
         """
         with self._lock:
             self._followed = None
@@ -96,7 +99,7 @@ class ControlEndpoints:
                 raise RuleFileError(self._file.problem)
 
     def close(self) -> None:
-        """Ends both; `start` opens them again."""
+        """Closes both endpoints; `start` opens them again."""
         with self._lock:
             if self._server is not None:
                 atexit.unregister(self._server.stop)
@@ -108,7 +111,11 @@ class ControlEndpoints:
             self._started = False
 
     def after_fork_in_child(self) -> None:
-        """The child has no threads and must not answer for its parent; its own receivers will open what is its own."""
+        """Drops the parent's endpoints: a forked child has no threads, and must not answer in place of its parent.
+
+        The child's own receivers call `start`, which opens the child's endpoints.
+        """
+        # A new lock: a thread of the parent may have held the old one.
         self._lock = threading.Lock()
         if self._server is not None:
             atexit.unregister(self._server.stop)
@@ -120,4 +127,4 @@ class ControlEndpoints:
 
 
 endpoints = ControlEndpoints(runtime)
-"""This process's."""
+"""The endpoints of this process."""

@@ -1,9 +1,9 @@
 """The errors of live control.
 
-ControlError             something was asked for that cannot be done
-|-- RuleFileError        a control file says what makes no sense
-|-- ControlSocketError   a process cannot be reached, or must not be trusted, or cannot be reachable
-`-- NoSuchTapError       a glob matches no tap
+ControlError             a request that cannot be fulfilled
+|-- RuleFileError        a rule file with invalid content
+|-- ControlSocketError   a process that cannot be reached, must not be trusted, or cannot open its socket
+`-- NoSuchTapError       a glob that matches no tap
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from receiver.errors import HostCallbackError
 
 
 class ControlError(HostCallbackError):
-    """Something was asked of live control that cannot be done."""
+    """A user asked live control for something that it cannot do."""
 
 
 class RuleFileError(ControlError):
-    """A control file cannot be understood; names the line and the cure."""
+    """The content of a rule file is invalid; the text names the line and the cure."""
 
 
 class ControlSocketError(ControlError):
-    """A process's control socket cannot be made, reached or trusted."""
+    """A process's control socket cannot be created, reached or trusted."""
 
 
 class NoSuchTapError(ControlError):

@@ -1,4 +1,4 @@
-"""What goes over a control socket: one JSON object per line, a request and then its response, any number of them.
+"""The protocol of control sockets: one JSON object per line, a request and then its response, any number of them.
 
 {"version": 1, "command": "rules", "arguments": {...}}
 {"version": 1, "result": ...}  or  {"version": 1, "error": "text for people", "kind": "NoSuchTapError"}
@@ -17,20 +17,20 @@ MAX_RESPONSE = 16 << 20
 
 
 def pack(message: dict[str, Any]) -> bytes:
-    """A line."""
+    """Encodes a message as one line."""
     return json.dumps({"version": VERSION, **message}).encode() + b"\n"
 
 
 def unpack(line: bytes) -> dict[str, Any]:
-    """What is in a line.
+    """Decodes one line.
 
     Raises:
-        ControlError: it is no object, or of another version.
+        ControlError: the line is not a JSON object, or of another protocol version.
     """
     try:
         message = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise ControlError(f"{line[:40]!r} is no JSON: {error}") from error
+        raise ControlError(f"{line[:40]!r} is not JSON: {error}") from error
     if not isinstance(message, dict) or message.get("version") != VERSION:
         raise ControlError(
             f"{line[:40]!r} is not of version {VERSION} of the control protocol: use the hcb command of the "

@@ -1,4 +1,4 @@
-"""Rules that somebody elsewhere keeps for this process, such as a collector: all of them at a time, as in a file."""
+"""Rules that another program, such as a collector, keeps for this process and pushes to it as a whole."""
 
 from __future__ import annotations
 
@@ -13,50 +13,49 @@ from receiver.runtime.runtime import Runtime
 
 
 class PushedRules:
-    """Keeps this process's rules as one origin has them. Answers the command `rules` in place of the socket's.
-
-    The arguments are `said`, all that holds now, as [glob, settings] in order; and `pattern` with `settings`, what
-    the client wants to hear about: both are left away where there is nobody who does.
+    """Keeps this process's rules as one origin pushes them. Answers the command `rules` as the socket's handler does.
+    The argument `said` lists all rules that apply now, as [glob, settings] pairs in order. If a client waits for an
+    answer, `pattern` and `settings` say which taps it asks about; otherwise both are absent.
     """
 
     def __init__(self, runtime: Runtime, origin: str) -> None:
-        """Nothing was said by the origin, whose name no other has."""
+        """The origin, whose name no other origin has, has pushed no rules yet."""
         self._runtime = runtime
         self._origin = origin
         self._said: list[tuple[str, dict[str, Any]]] = []
 
     def __call__(self, arguments: dict[str, Any], client: Client) -> dict[str, Any]:
-        """Applies what is said if it is not what was said before, and answers which taps match and what holds for them.
+        """Applies the rules if they changed, and returns the taps that match the client's glob with their rules.
 
         Raises:
-            NoSuchTapError: no tap matches; what is said holds for those to come.
-            ControlError: the arguments make no sense; nothing changes.
-            ValueError: a setting makes no sense; nothing changes.
+            NoSuchTapError: no tap matches; the rules apply to later taps nevertheless.
+            ControlError: the arguments are invalid; nothing changes.
+            ValueError: a setting is invalid; nothing changes.
         """
         said = _checked(arguments.get("said"))
         if said != self._said:
             self._runtime.rule_table.replace_rules(self._runtime.registry, said, self._origin)
             self._said = said
-            logger.info("%s: %d rule(s) of taps hold now", self._origin, len(said))
+            logger.info("%s: %d rule(s) of taps apply now", self._origin, len(said))
         pattern, settings = arguments.get("pattern"), arguments.get("settings", {})
         if pattern is None:
             return {"names": [], "rules": {}}
         if not isinstance(settings, dict):
-            raise ControlError(f"settings are {settings!r:.80}, expected fields and values")
+            raise ControlError(f"invalid settings {settings!r:.80}: expected an object of fields and values")
         found = ruled(self._runtime, checked_glob(pattern), settings)
         return {"names": found, "rules": {name: rule_text(self._runtime, name) for name in found}}
 
 
 def _checked(said: Any) -> list[tuple[str, dict[str, Any]]]:
     if not isinstance(said, list):
-        raise ControlError(f"what is said is {said!r:.80}, expected globs and settings")
+        raise ControlError(f"invalid rules {said!r:.80}: expected a list of [glob, settings] pairs")
     found = []
     for item in said:
         if not isinstance(item, list) or len(item) != 2 or not isinstance(item[1], dict):
-            raise ControlError(f"what is said is {item!r:.80}, expected a glob and settings")
+            raise ControlError(f"invalid rule {item!r:.80}: expected a [glob, settings] pair")
         pattern, settings = item
         if "when" in settings:
-            raise ControlError("a predicate is Python's to give, hcb.taps[glob].when(function)")
+            raise ControlError("only Python can set a predicate: hcb.taps[glob].when(function)")
         found.append(
             (checked_glob(pattern), {name: checked(name, value) for name, value in settings.items()})
         )

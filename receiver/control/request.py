@@ -1,4 +1,4 @@
-"""Answers requests of control: finds the command's handler, and says what went wrong. Whichever way a request came."""
+"""Answers control requests of every endpoint: finds the command's handler, and turns its errors into responses."""
 
 from __future__ import annotations
 
@@ -12,32 +12,32 @@ from receiver.log import logger
 
 
 class Client:
-    """Whoever asks, for as long as it is connected.
+    """The client of a request, as long as it is connected.
 
     Attributes:
-        on_close: called when the client is gone, on the thread that answered it.
+        on_close: called when the client has disconnected, on the thread that answered it.
     """
 
     def __init__(self) -> None:
-        """It has just come."""
+        """A client that has just connected."""
         self.on_close: list[Callable[[], None]] = []
 
     def closed(self) -> None:
-        """It is gone."""
+        """Calls the callbacks of `on_close`: the client has disconnected."""
         for callback in self.on_close:
             callback()
 
 
 Handler = Callable[[dict[str, Any], Any], Any]
-"""Answers one command: from its arguments and the `Client` to what that gets, as JSON has it. On a thread that serves
-nobody else meanwhile. A HostCallbackError or ValueError that it raises is the client's to read."""
+"""Answers one command: maps its arguments and the `Client` to a result that JSON can represent. The calling thread
+serves no other client meanwhile. The client receives the text of a HostCallbackError or ValueError that it raises."""
 
 
 def handle_request(handlers: Mapping[str, Handler], line: bytes, client: Client) -> bytes:
-    """The response to a request, both as lines of `receiver.control.protocol`.
+    """Returns the response to a request, both as lines of `receiver.control.protocol`.
 
     Raises:
-        OSError: the client is gone.
+        OSError: the client has disconnected.
     """
     try:
         request = protocol.unpack(line)
@@ -47,10 +47,10 @@ def handle_request(handlers: Mapping[str, Handler], line: bytes, client: Client)
             known = ", ".join(sorted(handlers))
             raise ControlError(f"this process has no command {command!r}, only {known}")
         return protocol.pack({"result": handler(arguments, client)})
-    except OSError:
+    except OSError:  # the connection is broken, so a response could not be sent
         raise
     except Exception as error:
         if not isinstance(error, HostCallbackError | ValueError):
-            logger.exception("a request of control failed")
+            logger.exception("a control request failed")
         text = str(error) or type(error).__name__
         return protocol.pack({"error": text, "kind": type(error).__name__})

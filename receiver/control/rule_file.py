@@ -1,4 +1,4 @@
-"""Rules from a file: TOML, a table for each glob, applied whenever the file changes."""
+"""Rules from a file: TOML, one table per glob, applied whenever the file changes."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from receiver.runtime.rules.rule_table import RuleTable
 from receiver.runtime.rules.rules import FILE, Rules
 
 POLL_SEC = 1.0
-"""How often the file is looked at."""
+"""Seconds between two looks at the file."""
 
 SETTLE_SEC = 0.1
-"""So long a file must stay as it is before it is read: who writes it may not be through."""
+"""Seconds for which a file must not change before it is read: its writer may not have finished."""
 
 MAX_BYTES = 1 << 20
 
@@ -31,11 +31,11 @@ Table = dict[str, dict[str, Any]]
 
 
 def read_rules(path: Path) -> Table:
-    """The settings in a control file, by glob.
+    """Reads the settings of a rule file, by glob.
 
     Raises:
-        RuleFileError: it is no TOML, or says what makes no sense; names the line.
-        OSError: it cannot be read.
+        RuleFileError: the file is not TOML, or a setting is invalid; the text names the line.
+        OSError: the file cannot be read.
     """
     with path.open("rb") as file:
         data = file.read(MAX_BYTES + 1)
@@ -45,22 +45,22 @@ def read_rules(path: Path) -> Table:
         text = data.decode()
         table = tomllib.loads(text)
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise RuleFileError(f"{path} is no TOML: {error}; expected such as {EXAMPLE}") from error
+        raise RuleFileError(f"{path} is not TOML: {error}; expected, for example, {EXAMPLE}") from error
     for pattern, settings in table.items():
         line = _line_of(text, pattern)
         if not isinstance(settings, dict):
             raise RuleFileError(
-                f"{path}, line {line}: {pattern} = {settings!r} belongs to no glob, expected such as {EXAMPLE}"
+                f"{path}, line {line}: {pattern} = {settings!r} belongs to no glob; expected, for example, {EXAMPLE}"
             )
         for field, value in settings.items():
             where = f"{path}, line {_line_of(text, field, after=line)}: [{pattern!r}]"
             if isinstance(value, dict):
                 raise RuleFileError(
-                    f'{where} has a table {field!r} in it: quote names with dots in them, ["{pattern}.{field}"]'
+                    f'{where} contains a table {field!r}: quote names that have dots in them, ["{pattern}.{field}"]'
                 )
             if field == "when":
                 raise RuleFileError(
-                    f"{where}: a predicate is Python's to give, hcb.taps[glob].when(function)"
+                    f"{where}: only Python can set a predicate: hcb.taps[glob].when(function)"
                 )
             try:
                 Rules().with_setting(pattern, {field: value})
@@ -70,7 +70,7 @@ def read_rules(path: Path) -> Table:
 
 
 def _line_of(text: str, key: str, after: int = 0) -> int:
-    # Where a key or a table's name stands, as far as that can be told without a parser that keeps lines.
+    # Finds the line of a key or a table by its text, since tomllib does not report lines.
     for number, line in enumerate(text.splitlines(), 1):
         if number > after and re.match(rf"\s*\[?\s*[\"']?{re.escape(key)}[\"'.\s\]=]", line):
             return number
@@ -78,12 +78,12 @@ def _line_of(text: str, key: str, after: int = 0) -> int:
 
 
 class RuleFile:
-    """Keeps the rules of a process as a file says, from a thread of its own that looks at it each second."""
+    """Applies the rules of a file to a process; a thread follows the file's changes."""
 
     def __init__(
         self, path: Path, switches: RuleTable, registry: Registry, poll_sec: float = POLL_SEC
     ) -> None:
-        """Applies what the file says now, if there is one; `start` goes on from there."""
+        """`start` applies the file's rules and follows it; until then nothing is read."""
         self.path = path
         self._switches = switches
         self._registry = registry
@@ -95,12 +95,12 @@ class RuleFile:
         self._thread = threading.Thread(target=self._run, name="hostcallback-control-file", daemon=True)
 
     def start(self) -> None:
-        """Looks at the file now, and then from the thread."""
+        """Applies the file now, and starts the thread that follows it."""
         self.look()
         self._thread.start()
 
     def stop(self) -> None:
-        """Ends the thread and takes the file's rules back."""
+        """Ends the thread and removes the file's rules."""
         self._stopped.set()
         if self._thread.is_alive():
             self._thread.join()
@@ -108,7 +108,7 @@ class RuleFile:
 
     @property
     def problem(self) -> str:
-        """What is wrong with the file as it is now; an empty text if nothing is."""
+        """The current error of the file; empty if it has none."""
         return self._problem
 
     def _run(self) -> None:
@@ -116,7 +116,7 @@ class RuleFile:
             try:
                 if self._has_settled():
                     self.look()
-            except Exception:  # the thread must go on: the next version of the file may be well
+            except Exception:  # the thread must continue: the next version of the file may be valid
                 logger.exception("the control file %s could not be applied", self.path)
 
     def _has_settled(self) -> bool:
@@ -130,7 +130,7 @@ class RuleFile:
         return True
 
     def look(self) -> None:
-        """Applies the file if it is another one than the last time. What is wrong with it is logged, once."""
+        """Applies the file if it changed since the last look. An error of the file is logged once."""
         try:
             state = _state_of(self.path)
             if state is not None and state != self._state:
@@ -142,10 +142,10 @@ class RuleFile:
             elif state is None and self._state is not None:
                 self._switches.replace_rules(self._registry, (), FILE)
                 self._unmatched = []
-                logger.info("control file %s is gone, and its rules with it", self.path)
+                logger.info("control file %s was removed, and its rules with it", self.path)
             self._state = state
         except (RuleFileError, OSError) as error:
-            self._say(f"{error}; the rules that were there before stay")
+            self._say(f"{error}; the previous rules stay")
             self._state = _state_of(self.path) if isinstance(error, RuleFileError) else self._state
         self._say_unmatched()
 
@@ -155,7 +155,7 @@ class RuleFile:
         self._problem = problem
 
     def _say_unmatched(self) -> None:
-        # At first no tap has been traced: then it is too early to tell.
+        # As long as the program has traced no tap, nothing can be said about a glob that matches none.
         names = tap_names(self._registry) if self._unmatched else []
         if not names:
             return

@@ -1,4 +1,4 @@
-"""Answers requests of other processes on the control socket of this one."""
+"""The server of this process's control socket."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ from receiver.log import logger
 
 MAX_CONNECTIONS = 64
 SEND_SEC = 5.0
-"""A client that does not take its answer for so long is given up."""
+"""Seconds after which the server gives up a client that does not take its answer."""
 
 
 class Connection(Client):
-    """One client.
+    """One connected client.
 
     Attributes:
-        socket: to it. A handler may send descriptors over it before it returns.
-        peer: who it is; None where the system does not tell.
+        socket: connection to the client. A handler may send descriptors over it before it returns.
+        peer: user and process of the client; None where the system does not tell.
     """
 
     def __init__(self, connection: socket.socket, peer: Peer | None) -> None:
-        """Of a client that may control this process."""
+        """`connection` belongs to a client that may control this process."""
         super().__init__()
         self.socket = connection
         self.peer = peer
@@ -45,7 +45,7 @@ class Connection(Client):
 
 
 class ControlServer:
-    """Listens on a socket of its own, from a daemon thread that sleeps in the kernel until somebody connects.
+    """Listens on this process's control socket, from a daemon thread that sleeps in the kernel until a client connects.
 
     Attributes:
         path: of the socket.
@@ -53,17 +53,18 @@ class ControlServer:
     """
 
     def __init__(self, handlers: dict[str, Handler]) -> None:
-        """Makes the socket, for nobody but this process's user, and starts the thread.
+        """Creates the socket, which only this process's user can open, and starts the thread.
 
         Raises:
-            ControlSocketError: its folder belongs to somebody else, or its name is too long.
-            OSError: it cannot be made.
+            ControlSocketError: the socket's folder belongs to another user, or its path is too long.
+            OSError: the socket cannot be created.
         """
         self.handlers = handlers
         folder = make_directory()
         remove_stale(folder)
         self.path = folder / f"{os.getpid()}{SUFFIX}"
         self._listener = _listen(self.path)
+        # A pipe wakes the thread in `stop`: closing a socket does not end a `select` that waits for it.
         self._wake_reader, self._wake_writer = os.pipe()
         self._connections: dict[socket.socket, Connection] = {}
         self._thread = threading.Thread(target=self._run, name="hostcallback-control", daemon=True)
@@ -75,12 +76,14 @@ class ControlServer:
             self.path.unlink(missing_ok=True)
             os.write(self._wake_writer, b"x")
         self._thread.join(SEND_SEC)
-        if not self._thread.is_alive():  # else it answers somebody who does not listen, and needs them yet
+        if (
+            not self._thread.is_alive()
+        ):  # a thread that still waits for a client would otherwise use closed descriptors
             os.close(self._wake_reader)
             os.close(self._wake_writer)
 
     def forget(self) -> None:
-        """In a forked child: closes what is the parent's, without a word to its clients."""
+        """Closes the parent's sockets in a forked child, without telling the parent's clients."""
         self._listener.close()
         for connection in self._connections:
             connection.close()
@@ -101,7 +104,7 @@ class ControlServer:
                             self._accept(selector)
                         elif isinstance(key.fileobj, socket.socket):
                             self._serve(key.fileobj, selector)
-                    except Exception:  # whatever a client did, the next one is served
+                    except Exception:  # the server must continue: an error of one client must not end it
                         logger.exception("the control socket could not serve a client")
 
     def _end(self, selector: selectors.BaseSelector) -> None:
@@ -112,7 +115,9 @@ class ControlServer:
     def _accept(self, selector: selectors.BaseSelector) -> None:
         try:
             accepted, _ = self._listener.accept()
-        except OSError as error:  # such as too many open files: whoever waits is tried again
+        except (
+            OSError
+        ) as error:  # such as too many open files: the client stays in the queue, and is tried again
             logger.warning("the control socket cannot accept: %s", error)
             time.sleep(1.0)
             return
@@ -140,7 +145,7 @@ class ControlServer:
                     client.sendall(protocol.pack({"error": "a request is too long", "kind": "ControlError"}))
                     raise ConnectionError
                 client.sendall(handle_request(self.handlers, line, connection))
-        except OSError:  # it is gone, or does not listen
+        except OSError:  # the client has disconnected, or does not take its answer
             self._close(client, selector)
 
     def _close(self, client: socket.socket, selector: selectors.BaseSelector) -> None:
@@ -153,7 +158,7 @@ class ControlServer:
 def _listen(path: Path) -> socket.socket:
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        path.unlink(missing_ok=True)  # of an earlier process with this number
+        path.unlink(missing_ok=True)  # left by an earlier process with this id
         listener.bind(str(path))
         path.chmod(0o600)
         listener.listen(16)

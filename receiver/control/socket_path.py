@@ -1,4 +1,4 @@
-"""Where the control sockets of processes are, and whose they may be."""
+"""Paths of control sockets, and the checks of their owners."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _LOCAL_PEERCRED = 1  # macOS, sys/un.h
 
 
 class Peer(NamedTuple):
-    """Who is at the other end of a socket.
+    """The process at the other end of a socket.
 
     Attributes:
-        uid: the user.
-        pid: the process; 0 where the system does not tell.
+        uid: its user.
+        pid: its process id; 0 where the system does not tell.
     """
 
     uid: int
@@ -31,7 +31,7 @@ class Peer(NamedTuple):
 
 
 def directory() -> Path:
-    """Where this process's socket belongs: `$HOSTCALLBACK_CONTROL_DIR`, or a folder of the user's."""
+    """Folder of this process's socket: `$HOSTCALLBACK_CONTROL_DIR`, or a folder that belongs to the user."""
     return _directories(os.geteuid())[0]
 
 
@@ -48,11 +48,11 @@ def _directories(uid: int) -> list[Path]:
 
 
 def make_directory() -> Path:
-    """The folder, made if there is none, for nobody but its user.
+    """Returns the folder, created if it does not exist, which only its user can open.
 
     Raises:
-        ControlSocketError: it belongs to somebody else, or is no folder.
-        OSError: it cannot be made.
+        ControlSocketError: it belongs to another user, or is not a folder.
+        OSError: it cannot be created.
     """
     path = directory()
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -63,7 +63,8 @@ def make_directory() -> Path:
 
 
 def refuse_others(path: Path) -> None:
-    """Raises ControlSocketError if a folder or a socket is not this user's. (The superuser's are everybody's.)"""
+    """Raises ControlSocketError if a folder or a socket is neither this user's nor the superuser's."""
+    # lstat: a link of another user could lead to this user's own folder.
     found = path.lstat()
     if found.st_uid not in _trusted():
         raise ControlSocketError(
@@ -81,7 +82,7 @@ def _trusted() -> set[int]:
 
 
 def peer_of(connection: socket.socket) -> Peer | None:
-    """Who is at the other end; None where the system does not tell (then the folder's permissions decide)."""
+    """The process at the other end; None where the system does not tell (then the folder's permissions decide)."""
     if hasattr(socket, "SO_PEERCRED"):
         found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
         pid, uid, _ = struct.unpack("3i", found)
@@ -93,7 +94,7 @@ def peer_of(connection: socket.socket) -> Peer | None:
 
 
 def may_control(peer: Peer | None) -> bool:
-    """Whether who connected may rule this process: its own user, or the superuser."""
+    """Whether a client may control this process: its user is this process's, or the superuser."""
     return peer is None or peer.uid in _trusted()
 
 
@@ -105,20 +106,20 @@ def answers(path: Path) -> bool:
             probe.connect(str(path))
         except (ConnectionRefusedError, FileNotFoundError):
             return False
-        except OSError:  # such as a queue that is full: somebody is there
+        except OSError:  # such as a full queue: a process listens
             return True
         return True
 
 
 def remove_stale(folder: Path) -> None:
-    """Removes the sockets of processes that are gone: nobody listens there."""
+    """Removes the sockets of processes that have ended."""
     for path in folder.glob(f"*{SUFFIX}"):
         if not answers(path):
             path.unlink(missing_ok=True)
 
 
 def sockets() -> dict[int, Path]:
-    """The sockets that are there for this user, by process id; for the superuser everybody's."""
+    """The sockets that this user can reach, by process id; the superuser reaches those of all users."""
     folders = _directories(os.geteuid())
     if os.geteuid() == 0:
         folders += [*Path("/tmp").glob("hostcallback-*"), *Path("/run/user").glob("*/hostcallback")]

@@ -149,4 +149,4 @@ def test_no_such_process(capsys: pytest.CaptureFixture[str]) -> None:
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
     assert main(["attach", str(gone.pid)]) == 1
-    assert f"there is no process {gone.pid}" in capsys.readouterr().err
+    assert f"no process {gone.pid} exists" in capsys.readouterr().err

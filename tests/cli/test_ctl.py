@@ -106,9 +106,9 @@ def test_a_process_without_taps(process: Controlled) -> None:
 @pytest.mark.parametrize(
     ("arguments", "status", "message"),
     [
-        (["99999999", "x", "--every", "2"], 1, "hcb: there is no process 99999999"),
-        (["99999999999999999999"], 1, "is no process id"),
-        (["abc"], 2, "no process id"),
+        (["99999999", "x", "--every", "2"], 1, "hcb: no process 99999999 exists"),
+        (["99999999999999999999"], 1, "is not a process id"),
+        (["abc"], 2, "is not a process id"),
         (["1", "--every", "3"], 2, "rules are for taps: give their name or a glob"),
         (["1", "x", "--every", "0"], 2, "every is 0, expected a whole number of messages, 1 or more"),
         (["1", "x", "--rate", "fast"], 2, "'fast' is no number"),

@@ -125,4 +125,4 @@ def test_intervals_that_make_no_sense(process: Controlled, interval: str) -> Non
 def test_no_such_process(process: Controlled) -> None:
     done = process.hcb("top", 99999999, "--once")
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.startswith("hcb: there is no process 99999999")
+    assert done.stderr.startswith("hcb: no process 99999999 exists")

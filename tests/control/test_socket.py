@@ -26,7 +26,7 @@ from receiver.control.protocol import MAX_REQUEST
 from receiver.control.socket_path import sockets
 from receiver.runtime.runtime import runtime
 
-as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only the superuser can be somebody else")
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only the superuser can become another user")
 NOBODY = 65534
 
 
@@ -132,7 +132,7 @@ def test_sockets_of_processes_that_are_gone_are_removed(folder: Path) -> None:
         assert path.exists()
         process.kill()
         assert path.exists(), "nobody tidied up"
-        with pytest.raises(ControlSocketError, match=f"there is no process {process.pid}"):
+        with pytest.raises(ControlSocketError, match=f"no process {process.pid} exists"):
             ControlClient(process.pid)
     with controlled(folder) as other:
         assert not path.exists()

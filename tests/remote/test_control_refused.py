@@ -197,7 +197,7 @@ def test_a_client_that_does_not_say_what_it_wants(
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        (b"hello", "is no JSON"), (b"[1]", "not of version"), (b"{}", "not of version"), (b"[" * 8000, "is no JSON"),
+        (b"hello", "is not JSON"), (b"[1]", "not of version"), (b"{}", "not of version"), (b"[" * 8000, "is not JSON"),
         (pack({"command": "attach"}), "cannot be asked"), (pack({"command": ["x"]}), "cannot be asked"),
         (pack({"command": "process", "arguments": []}), "cannot be asked"),
         (pack({"command": "process", "seconds": 1e9}), "no time to wait"),

@@ -108,7 +108,7 @@ def run(arguments: argparse.Namespace) -> int:
         _list_processes()
         return 0
     if not arguments.pid.isdecimal():
-        arguments.parser.error(f"argument PID: {arguments.pid!r} is no process id; `hcb ctl` lists them")
+        arguments.parser.error(f"argument PID: {arguments.pid!r} is not a process id; `hcb ctl` lists them")
     with ControlClient(int(arguments.pid)) as client:
         if arguments.pattern is None:
             _list_taps(client.ask("taps"))
