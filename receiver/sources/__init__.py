@@ -1,1 +1,1 @@
-"""Where the frames of a device come from: the native ring, or a queue."""
+"""Sources of a device's frames: the native ring, or a queue."""

@@ -1,4 +1,4 @@
-"""What happens to an emission for which a device's queue has no room."""
+"""Policies for an emission that finds no room in its device's queue."""
 
 from __future__ import annotations
 
@@ -8,18 +8,22 @@ from dataclasses import dataclass
 
 
 class Policy(enum.StrEnum):
-    """Every drop is counted, spends a sequence number, and so shows as a gap."""
+    """Policy for an emission that finds no room. Dropped emissions are counted, and leave a gap in the numbers."""
 
     BLOCK = "block"
-    """It waits: nothing is lost."""
+    """The emission waits: no message is lost."""
     BLOCK_THEN_DROP = "block_then_drop"
-    """It waits for `timeout_sec`, then it is dropped."""
+    """The emission waits for `timeout_sec`, then it is dropped."""
     DROP_NEWEST = "drop_newest"
-    """It is dropped."""
+    """The emission is dropped."""
     SAMPLE = "sample"
-    """Beyond half full only every `sample_every`-th is kept; one that finds no room is dropped."""
+    """In a queue that is more than half full, all but every `sample_every`-th emission are dropped; so is one that
+    finds no room."""
     OVERWRITE_OLDEST = "overwrite_oldest"
-    """The oldest messages that wait are dropped to make room. Calls and what is being written are waited for."""
+    """The oldest queued messages are dropped to make room.
+
+    Calls are not, nor unfinished messages: it waits for them.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +31,7 @@ class BackPressure:
     """A policy with its parameters.
 
     Attributes:
-        policy: see `Policy`; its value, such as "drop_newest", is taken as well.
+        policy: see `Policy`; its value, such as "drop_newest", is accepted too.
         timeout_sec: for BLOCK_THEN_DROP.
         sample_every: for SAMPLE.
     """
@@ -37,7 +41,7 @@ class BackPressure:
     sample_every: int = 10
 
     def __post_init__(self) -> None:
-        """Raises ValueError for what is no policy or out of range."""
+        """Raises ValueError for an unknown policy or a parameter out of range."""
         try:
             object.__setattr__(self, "policy", Policy(self.policy))
         except ValueError:

@@ -1,4 +1,4 @@
-"""Decodes what a source has read into what the dispatcher delivers, many alike messages at a time."""
+"""Decodes a batch of frames into the messages that the dispatcher delivers, many alike messages at a time."""
 
 from __future__ import annotations
 
@@ -14,33 +14,33 @@ from receiver.wire import Decoder, Flags, Plan, WireError, decode_header
 from receiver.wire.dtypes import Array
 
 DecodedMessage = tuple[int, int, int, int, int, int, Sequence[Array]]
-"""consumer_id, flags, seq, time_ns, run_id, count, arrays. `count` is how many messages the arrays are stacked of,
-along a new first axis; 0 for one message as it is. A stack has the numbers of its last message."""
+"""consumer_id, flags, seq, time_ns, run_id, count, arrays. For a stack, `count` is the number of messages, which lie
+along a new first axis, and the other numbers are those of the last message; for a single message `count` is 0."""
 
 MIN_BATCH = 8
-"""Fewer messages are decoded one by one."""
+"""A batch of fewer messages is decoded one by one."""
 
 MIN_ALIKE = 4
-"""Fewer messages of one kind are decoded one by one."""
+"""Fewer messages of one kind are decoded one by one: setting up their group costs more than it saves."""
 
 CHUNK_BYTES = 8 << 10
-"""Arrays of so many bytes share their memory: a consumer that keeps one of them keeps no more than that."""
+"""Bytes of arrays that share memory. A consumer that keeps one small array keeps at most this much alive."""
 
 _BATCHED = int(Flags.BATCHED)
-_LATER = object()  # stands for a message whose arrays are in a stack that comes with a later one
+_LATER = object()  # placeholder: the message's arrays are in a stack, which stands at a later message
 _WRITABLE: Any = [["readwrite"]]
 
 
 class DecodedBatch(NamedTuple):
-    """What one batch holds.
+    """The content of one batch.
 
     Attributes:
-        items: in order of emission; to be taken once. Made as they are taken where that saves the garbage collector
-            the sight of thousands of tuples.
+        items: messages in order of emission; iterate only once. Where possible they are created during iteration, so
+            that the garbage collector does not track thousands of tuples.
         nbytes: of all arrays.
-        first_time_ns: when the first message was emitted; 0 if there is none.
-        last_seq: of the batch, whether that message can be decoded or not; -1 if even its header cannot.
-        stacked: whether any of the messages are stacked.
+        first_time_ns: emission time of the first message in Unix nanoseconds; 0 if the batch has no message.
+        last_seq: sequence number of the last frame, even if only its header can be decoded; -1 if that cannot either.
+        stacked: whether any messages are stacked.
     """
 
     items: Iterable[DecodedMessage]
@@ -51,15 +51,21 @@ class DecodedBatch(NamedTuple):
 
 
 class BatchDecoder:
-    """Decodes the batches of one device. One thread at a time."""
+    """Decodes the batches of one device. One thread at a time, the device's reader."""
 
     def __init__(self, lose: Callable[[WireError], None]) -> None:
-        """`lose` is told of each frame that cannot be decoded."""
+        """The decoder calls `lose` with the error of each frame that cannot be decoded."""
         self._decoder = Decoder()
         self._lose = lose
 
     def decode(self, batch: Batch) -> DecodedBatch:
-        """Decodes the batch. The arrays are fresh memory; those of alike small messages may share it."""
+        """Decodes a batch.
+
+        Returns:
+            Messages whose numpy arrays have the shapes and dtypes of the frames' metadata (of a stack, with the
+            count as a new first axis). The arrays own fresh memory, so the batch may be released; small alike ones
+            may share it.
+        """
         if batch.count >= MIN_BATCH and batch.columns is not None:
             return self._decode_columns(batch, batch.columns)
         decode = self._decoder.decode
@@ -118,7 +124,7 @@ class BatchDecoder:
         return DecodedBatch(items, nbytes, numbers[3][0], numbers[2][-1], batched)
 
     def _decode_alike(self, columns: BatchColumns, group: Group, plan: Plan) -> DecodedBatch:
-        # All messages of a batch are of one kind, as those of a scan with one tap are.
+        # The whole batch is of one kind, as the messages of a scan with one tap are.
         nbytes = group.size * plan.nbytes
         first_time_ns = columns.numbers(0)[3]
         consumer_id, flags, seq, time_ns, run_id = columns.numbers(group.size - 1)
@@ -130,7 +136,7 @@ class BatchDecoder:
         return DecodedBatch(items, nbytes, first_time_ns, seq, stacked=False)
 
     def _plan_for(self, columns: BatchColumns, group: Group) -> Plan | None:
-        # None: its messages are decoded one by one, which tells what is wrong with them, if anything is.
+        # None has the messages decoded one by one, which reports each invalid one.
         if group.size < MIN_ALIKE:
             return None
         try:
@@ -163,7 +169,7 @@ def _last_seq(batch: Batch) -> int:
 
 
 def _stride(plan: Plan) -> int:
-    # A payload of one array needs no padding for the next one to be aligned.
+    # With a single array no padding is needed to align the next one.
     return plan.payload_bytes if len(plan.entries) == 1 else (plan.payload_bytes + 7) & -8
 
 
@@ -174,7 +180,7 @@ def _stacks(columns: BatchColumns, group: Group, plan: Plan) -> list[Array]:
 
 
 def _unstack(columns: BatchColumns, group: Group, plan: Plan) -> Iterator[tuple[Array, ...]]:
-    # Everything is copied at once: the batch's memory is given back before its messages are delivered.
+    # Copies everything at once: the batch's memory is released before its messages are delivered.
     stride = _stride(plan)
     at_once = max(1, CHUNK_BYTES // stride) if stride else group.size
     rows: list[list[Array]] = [[] for _ in plan.entries]
@@ -187,7 +193,7 @@ def _unstack(columns: BatchColumns, group: Group, plan: Plan) -> Iterator[tuple[
 
 
 def _rows(stack: Array) -> list[Array]:
-    # Indexing or iterating over one dimension makes scalars; nditer makes arrays, and in a quarter of the time.
+    # Indexing or iterating over one dimension makes scalars; nditer makes arrays, in a quarter of the time.
     if stack.ndim == 1:
         rows: list[Any] = list(np.nditer(stack, op_flags=_WRITABLE))
         return rows
@@ -199,7 +205,7 @@ def _waits_for_others(item: DecodedMessage) -> bool:
 
 
 def _stacked(items: list[DecodedMessage]) -> list[DecodedMessage]:
-    """The same, but alike messages of consumers that take stacks as stacks."""
+    """The same messages, with alike messages of consumers that take stacks combined into stacks."""
     if not any(map(_waits_for_others, items)):
         return items
     alike: dict[Any, list[int]] = {}

@@ -1,4 +1,4 @@
-"""One read of a native ring as columns: the headers by field, and which messages are alike."""
+"""One read of a native ring as columns: the header fields, and the groups of alike messages."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _FIELDS: Sequence[tuple[str, Any]] = (
 
 
 class Group(NamedTuple):
-    """Messages of one read with equal metadata, and, if their consumer takes stacks, for one consumer.
+    """Messages of one read that have equal metadata and, if their consumer takes stacks, the same consumer.
 
     Attributes:
-        frame: index of the first of them.
-        first: where they begin in the columns' order.
-        size: how many they are.
-        payload_bytes: of each.
+        frame: index of the group's first message.
+        first: start of the group in the columns' order.
+        size: number of messages.
+        payload_bytes: of each message.
     """
 
     frame: int
@@ -38,16 +38,16 @@ class Group(NamedTuple):
 
 
 class BatchColumns:
-    """The columns of the batch that was read last. Reader thread only; good until the batch is released.
+    """The columns of the last batch of a ring. Reader thread only; valid until the batch is released.
 
     Attributes:
-        memory: the ring's.
-        bytes: the same, as an array.
-        words: the same, as an array of uint64.
+        memory: the ring's memory.
+        bytes: view of `memory`, uint8.
+        words: view of `memory`, little-endian uint64.
     """
 
     def __init__(self, library: ctypes.PyDLL, ring: int, memory: memoryview, batch: native.Batch) -> None:
-        """For all batches of a ring, whose memory is `memory`; `batch` is where each is listed."""
+        """Serves all batches of a ring: `memory` is the ring's, `batch` the structure into which it is read."""
         self.memory = memory
         self.bytes = np.frombuffer(memory, np.uint8)
         self.words = np.frombuffer(memory, "<u8")
@@ -69,40 +69,40 @@ class BatchColumns:
         ]
 
     def read(self, count: int) -> None:
-        """Reads the batch's `count` messages."""
+        """Reads the headers of the batch's `count` messages."""
         self._library.hcb_batch_columns(self._ring, self._batch_pointer, self._pointer)
         self._count = count
 
     def lists(self) -> Sequence[list[int]]:
-        """Lists of consumer_id, flags, seq, time_ns and run_id, in order of emission.
+        """Lists of consumer_id, flags, seq, time_ns and run_id, in order of emission, and the order of the groups.
 
-        Last the order of `groups`: group by group, then the messages of none.
+        The order lists message indices, group by group, then those of messages in no group.
         """
         return [view[: self._count].tolist() for view in self._views]
 
     def numbers(self, place: int) -> Sequence[int]:
-        """consumer_id, flags, seq, time_ns and run_id of one message."""
+        """Returns consumer_id, flags, seq, time_ns and run_id of one message."""
         return [view.item(place) for view in self._views[:-1]]
 
     def offset(self, frame: int) -> int:
-        """Where in `memory` the header of a frame is."""
+        """Offset of a frame's header in `memory`, in bytes."""
         offset: int = self._batch.offsets[frame]
         return offset
 
     def offsets(self, count: int) -> Array:
-        """Where in `memory` the headers of the first `count` frames are, int64. A view; `read` is not needed for it."""
+        """Offsets in bytes of the first `count` headers in `memory`: int64, shape (count,). A view; needs no `read`."""
         return self._offsets[:count]
 
     def groups(self) -> list[Group]:
-        """The groups of the messages that `read` found."""
+        """Groups of the messages that `read` found."""
         found = self._native.group[: self._native.groups]
         return [Group(group.frame, group.first, group.count, group.payload_bytes) for group in found]
 
     def stack(self, start: int, count: int, stride: int) -> Array:
-        """The payloads of `count` messages of one group, from the place `start` of the order on.
+        """Copies the payloads of `count` messages of one group, from index `start` of the order on.
 
         Returns:
-            Fresh bytes in which they lie `stride` bytes apart; what lies between is arbitrary.
+            uint8, shape (count * stride,), fresh memory: a payload every `stride` bytes. The gaps are uninitialized.
         """
         out = np.empty(count * stride, np.uint8)
         self._library.hcb_batch_stack(

@@ -1,4 +1,4 @@
-"""The source of platforms without the native handler: a bounded queue that Python callbacks fill."""
+"""The source of platforms without a native handler: a bounded queue that Python callbacks fill."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BATCH_BYTES = 1 << 20
 
 
 class _QueueBatch:
-    """Frames taken from the queue."""
+    """Frames that the reader or a caller took from the queue. See `Batch`."""
 
     def __init__(self, source: QueueSource, frames: list[bytes]) -> None:
         self._source = source
@@ -34,19 +34,19 @@ class _QueueBatch:
         self.folded: Sequence[int] = ()
 
     def release(self) -> None:
-        """Makes room for as many frames again."""
+        """Returns the frames' room to the queue."""
         self._source.free(len(self._frames), sum(map(len, self._frames)))
         self._frames = []
 
 
 class QueueSource:
-    """A queue of encoded frames, bounded in bytes.
+    """A queue of encoded frames with a limit in bytes.
 
-    An emission that waits for room holds the device's execution thread, which the native transport never does.
+    An emission that waits for room blocks the device's execution thread; with the native transport it does not.
     """
 
     def __init__(self, device: int, capacity_bytes: int = CAPACITY_BYTES) -> None:
-        """`device` is the device's id; one frame larger than `capacity_bytes` is admitted on its own."""
+        """`device` is the device's id. An empty queue admits one frame larger than `capacity_bytes`."""
         self.device = device
         self._capacity_bytes = capacity_bytes
         self._changed = threading.Condition()  # protects everything below
@@ -59,11 +59,13 @@ class QueueSource:
         self._held_bytes = 0
         self._waiting = 0
         self._dropped = 0
-        self._overwritten = 0  # of those that were dropped
+        self._overwritten = 0  # part of `_dropped`: frames that OVERWRITE_OLDEST removed
         self._back_pressure = BackPressure()
         self._closed: str | None = None
-        self._turn_taken = False  # what was read is being delivered
-        self._reader_turn = False  # by the reader
+        self._turn_taken = (
+            False  # a thread delivers frames: no other thread may take any until it has finished
+        )
+        self._reader_turn = False  # that thread is the reader
 
     def configure(self, back_pressure: BackPressure) -> None:
         """See `Source`."""
@@ -71,7 +73,13 @@ class QueueSource:
             self._back_pressure = back_pressure
 
     def emit(self, prefix: bytes, arrays: Sequence[np.ndarray[Any, Any]], run_id: int = 0) -> None:
-        """Appends a frame, or drops it, as the policy says. Any thread but the reader's."""
+        """Appends a frame or drops it, as the policy says. Any thread but the reader's.
+
+        Args:
+            prefix: header and metadata of the message.
+            arrays: its arrays, of the shapes and dtypes that the metadata names; they are copied.
+            run_id: of the launch.
+        """
         with self._changed:
             if not self._admit():
                 self._dropped += 1
@@ -80,12 +88,12 @@ class QueueSource:
             self._append(self._frame(prefix, arrays, run_id))
 
     def call(self, prefix: bytes, arrays: Sequence[np.ndarray[Any, Any]], run_id: int = 0) -> _QueueBatch:
-        """Appends the frame of a call, whatever the policy, and takes it when all before it has been delivered.
+        """Appends the frame of a call, regardless of the policy, and takes it once all earlier frames are delivered.
 
-        The reader stands still until `end_read_call`: the calling thread, any but the reader's, delivers meanwhile.
+        The calling thread, which must not be the reader, delivers the frame. The reader pauses until `end_read_call`.
 
         Raises:
-            CallFailedError: calls have been closed.
+            CallFailedError: `close_calls` has been called.
         """
         with self._changed:
             frame = self._frame(prefix, arrays, run_id)
@@ -93,7 +101,7 @@ class QueueSource:
                 self._append(frame)
             try:
                 self._changed.wait_for(lambda: self._closed is not None or self._in_front(frame))
-            except BaseException:  # an interrupted wait: the frame must not stop the queue
+            except BaseException:  # an interrupted wait: a frame that no thread takes would block the queue
                 self._withdraw(frame)
                 raise
             if self._closed is not None:
@@ -103,7 +111,10 @@ class QueueSource:
             return _QueueBatch(self, [self._frames.popleft()])
 
     def end_read_call(self) -> None:
-        """Lets the reader go on. By the thread that `call` gave a frame, once it is delivered."""
+        """Lets the reader continue.
+
+        The thread that received a frame from `call` calls it once the frame is delivered.
+        """
         with self._changed:
             self._turn_taken = False
             self._changed.notify_all()
@@ -112,6 +123,7 @@ class QueueSource:
         return not self._turn_taken and self._frames[0] is frame
 
     def _withdraw(self, frame: bytes) -> None:
+        # By identity: equal bytes could be another call, and `in` would compare all frames.
         if any(queued is frame for queued in self._frames):
             self._frames.remove(frame)
             self._held_frames -= 1
@@ -120,13 +132,13 @@ class QueueSource:
             self._changed.notify_all()
 
     def close_calls(self, message: str) -> None:
-        """See `Source`. Those whose host functions run go on."""
+        """See `Source`. Calls whose host functions already run are not interrupted."""
         with self._changed:
             self._closed = message
             self._changed.notify_all()
 
     def send_end(self, token: int) -> None:
-        """See `Source`. Never waits for room."""
+        """See `Source`. Does not wait for room."""
         with self._changed:
             self._append(self._frame(encode_prefix(token, Flags.END_OF_STREAM, ()), (), 0))
 
@@ -165,7 +177,7 @@ class QueueSource:
         return False
 
     def _overwrite_oldest(self) -> None:
-        # As far as the reader does not have them, and they may be lost.
+        # Drops frames that the reader has not taken, up to the first one that must not be lost.
         while not self._has_room() and self._frames:
             if decode_header(self._frames[0]).flags & (Flags.CALL | Flags.END_OF_STREAM):
                 return
@@ -194,7 +206,7 @@ class QueueSource:
             self._waiting -= 1
 
     def free(self, frames: int, held_bytes: int) -> None:
-        """Gives room back: for batches."""
+        """Returns room to the queue. Called by batches."""
         with self._changed:
             self._held_frames -= frames
             self._held_bytes -= held_bytes
@@ -224,7 +236,7 @@ class QueueSource:
             return _QueueBatch(self, frames)
 
     def _readable(self) -> bool:
-        # A call is left to the thread that waits for it.
+        # The thread that waits in `call` takes a call's frame, not the reader.
         return bool(self._frames) and not self._turn_taken and not self._call_in_front()
 
     def _call_in_front(self) -> bool:

@@ -1,4 +1,4 @@
-"""The source of platforms with the native handler: one device's ring in the native library."""
+"""The source of platforms with a native handler: one device's ring in the native library."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from receiver.wire.dtypes import is_subbyte, pack_subbyte, unpack_subbyte
 
 
 def _raw(arrays: Sequence[np.ndarray[Any, Any]]) -> tuple[int, Any, Any]:
-    # Number, addresses and lengths of contiguous arrays, as the native library takes them.
+    # Count, addresses and byte lengths of contiguous arrays, as the native library takes them.
     count = len(arrays)
     addresses = (ctypes.c_void_p * count)(*[array.ctypes.data for array in arrays])
     return count, addresses, (ctypes.c_uint64 * count)(*[array.nbytes for array in arrays])
@@ -34,18 +34,18 @@ def _c_text(message: str) -> bytes:
     return message.replace("\0", "").encode(errors="replace")
 
 
-# What programs call may be called as long as the process lives.
+# Programs may call these functions until the process ends, so they are never freed.
 _host_calls: list[Any] = []
 
 
 class RingSource:
-    """Reads one device's ring. Rings belong to the process: any number of sources may follow one another on one.
+    """Reads one device's ring. Rings live as long as the process; sources of one ring may follow one another.
 
-    `read` and the batches' `release` belong to one thread at a time; the rest is for any thread.
+    One thread at a time calls `read` and the batches' `release`; any thread may call the other methods.
     """
 
     def __init__(self, device: int, library: ctypes.CDLL, ring: int) -> None:
-        """Use `open`."""
+        """Called by the constructors `open`, `open_gpu`, `open_beside` and `attach`."""
         self.device = device
         self._library = library
         self._ring = ring
@@ -53,7 +53,7 @@ class RingSource:
         self._device_id = device
         capacity = ctypes.c_uint64()
         address = library.hcb_ring_memory(ring, capacity)
-        # Rings are never unmapped, so that this view outlives everything.
+        # Rings are never unmapped, so this view is always valid.
         self.memory = memoryview((ctypes.c_uint8 * capacity.value).from_address(address)).cast("B")
         self._native_batch = native.Batch()
         self._batch_pointer = ctypes.byref(self._native_batch)
@@ -63,7 +63,7 @@ class RingSource:
 
     @classmethod
     def open(cls, device: int, config: RingConfig | None = None) -> RingSource:
-        """The ring of the device with FFI ordinal `device`, made if there is none, and configured.
+        """Opens the ring of the device with FFI ordinal `device`, created if it does not exist, and configures it.
 
         Raises:
             NativeLibraryError: the library cannot be loaded.
@@ -86,9 +86,11 @@ class RingSource:
         config: RingConfig | None = None,
         before_use: Callable[[RingSource], None] = lambda source: None,
     ) -> RingSource:
-        """The ring of the GPU with FFI ordinal `ordinal`, whose messages say `device_id`. Raises as `open`.
+        """Opens the ring of the GPU with FFI ordinal `ordinal`, whose messages carry `device_id`.
 
-        `before_use` is called with it before its memory is pinned, and so cannot be moved any more.
+        Raises as `open` does.
+
+        `before_use` is called with the source before the GPU driver pins the ring's memory: after that it cannot move.
         """
         source = cls.open(native.load().hcb_gpu_ring(ordinal), config)
         source._device_id = device_id
@@ -99,7 +101,7 @@ class RingSource:
 
     @classmethod
     def open_beside(cls, source: RingSource, block_budget_bytes: int) -> RingSource:
-        """The ring of the same device that another process is to read, made if there is none. Raises as `open`."""
+        """Opens the shared ring of the source's device, for another process to read. Raises as `open` does."""
         library = native.load()
         config = dataclasses.replace(source._config, block_budget_bytes=block_budget_bytes)
         ring = library.hcb_ring_beside(source.device, config.native())
@@ -114,10 +116,10 @@ class RingSource:
 
     @classmethod
     def attach(cls, path: Path) -> RingSource:
-        """The ring of another process, by its file, for reading only.
+        """Opens a ring of another process by its file, for reading.
 
         Raises:
-            OSError: it cannot be opened, or is no ring's.
+            OSError: the file cannot be opened, or is not a ring's.
             NativeLibraryError: the library cannot be loaded.
         """
         library = native.load()
@@ -128,33 +130,33 @@ class RingSource:
         return cls(0, library, ring)
 
     def hand_over(self, beside: RingSource) -> None:
-        """From now on the messages of some consumers go to the ring `beside`, which another process reads.
+        """From now on sends the messages of some consumers to a shared ring, which another process reads.
 
         Raises:
-            OSError: that is in no file.
+            OSError: the shared ring is not in a file.
         """
         error = self._library.hcb_ring_hand_over(self._ring, beside._ring)
         if error:
             raise OSError(error, os.strerror(error))
 
     def take_over(self) -> None:
-        """This process reads the ring from now on, which another one read, from where that got to."""
+        """Continues to read, in this process, a ring that another process read, from the position that it released."""
         self._library.hcb_ring_take_over(self._ring)
 
     def abandon(self) -> None:
-        """The process that writes is dead: what it was writing is given up."""
+        """Marks the frames that a dead process was writing as discarded, so that the reader passes them."""
         self._library.hcb_ring_abandon(self._ring)
 
     def keep_in_file(self, path: Path, name: str, block_bytes: int) -> None:
-        """Moves the ring, with what is in it, into a new file, for good. Any thread; producers and reader go on.
+        """Moves the ring and its content into a new file, for good. Any thread. Producers and reader continue.
 
         Args:
             path: of the file.
             name: of the device.
-            block_bytes: room in it for payloads outside the ring.
+            block_bytes: room in the file for payloads outside the ring.
 
         Raises:
-            OSError: EEXIST: it is in a file. EBUSY: a GPU uses it. Or the file cannot be made.
+            OSError: EEXIST if the ring is in a file already, EBUSY if a GPU uses it, or the file cannot be created.
         """
         error = self._library.hcb_ring_keep_in_file(self._ring, os.fsencode(path), name.encode(), block_bytes)
         if error:
@@ -162,11 +164,11 @@ class RingSource:
 
     @property
     def capacity_bytes(self) -> int:
-        """Memory of the ring."""
+        """Memory of the ring in bytes."""
         return len(self.memory)
 
     def configure(self, back_pressure: BackPressure) -> None:
-        """See `Source`. A RingConfig changes the block budget too; the other sizes stay."""
+        """See `Source`. A RingConfig also changes the block budget; the other sizes stay."""
         if not isinstance(back_pressure, RingConfig):
             back_pressure = dataclasses.replace(
                 self._config,
@@ -178,11 +180,11 @@ class RingSource:
         self._library.hcb_ring_configure(self._ring, back_pressure.native())
 
     def read(self, timeout_sec: float | None) -> RingBatch | None:
-        """See `Source`. At most 1024 frames or about 1 MiB, payloads outside the ring included.
+        """See `Source`. Reads at most 1024 frames or about 1 MiB, payloads outside the ring included.
 
         Raises:
-            CorruptRingError: a stretch without frames was skipped; the next read goes on behind it.
-            LostCopiesError: messages of a GPU were lost before they were in the ring; the next read goes on.
+            CorruptRingError: a damaged stretch was skipped; the next read continues after it.
+            LostCopiesError: messages of a GPU were lost before they reached the ring; the next read continues.
             RuntimeError: the previous batch has not been released.
         """
         if self._batch is not None and not self._batch.released:
@@ -208,7 +210,7 @@ class RingSource:
                     batch.damage_messages,
                 )
             return None
-        # What the batch owns is taken over at once, even if nobody looks at it.
+        # Takes ownership of the blocks at once: the native library frees none of them any more.
         payloads: dict[int, Any] = {}
         if batch.blocks_count:
             for block in batch.blocks[: batch.blocks_count]:
@@ -218,16 +220,16 @@ class RingSource:
         return self._batch
 
     def give_back(self, position: int, frames: int) -> None:
-        """Frees what is before a position, which that many frames were."""
+        """Releases the memory before a position, which held `frames` messages. Called by batches."""
         if self._quick.hcb_ring_release(self._ring, position, frames):
             self._library.hcb_ring_admit(self._ring)
 
     def wake(self) -> None:
-        """See `Source`. If no read waits, the next one that would wait returns None."""
+        """See `Source`. If no read waits, the next read that would wait returns None."""
         self._library.hcb_ring_wake(self._ring)
 
     def send_end(self, token: int) -> None:
-        """See `Source`. Never waits: without room the frame stands in the queue of waiting emissions."""
+        """See `Source`. Does not wait: without room the frame joins the queue of waiting emissions."""
         prefix = encode_prefix(token, Flags.END_OF_STREAM, ())
         status = self._library.hcb_ring_append(self._ring, prefix, len(prefix))
         if status < 0:
@@ -238,10 +240,18 @@ class RingSource:
     def call(
         self, prefix: bytes, arrays: Sequence[np.ndarray[Any, Any]], results: Sequence[ArraySpec]
     ) -> list[np.ndarray[Any, Any]]:
-        """Emits a call from the host, behind all that is queued, and waits for its reply. Any thread but the reader's.
+        """Emits a call from the host, after all queued frames, and waits for its reply. Any thread but the reader's.
+
+        Args:
+            prefix: header and metadata of the call's frame.
+            arrays: arguments, of any shape and dtype; they are copied.
+            results: shape and dtype of each result.
+
+        Returns:
+            One array per entry of `results`, of that shape and dtype.
 
         Raises:
-            CallFailedError: with what the program is to fail with.
+            CallFailedError: the host function failed, or the ring refused the call; with the text for the program.
         """
         given = [pack_subbyte(a) if is_subbyte(a.dtype) else np.ascontiguousarray(a) for a in arrays]
         filled = [
@@ -264,12 +274,14 @@ class RingSource:
         ]
 
     def read_call(self, timeout_sec: float) -> RingBatch | None:
-        """For threads that run host functions: waits for a call that is the next frame, when all before is delivered.
+        """Waits for a call that is the next frame, once all earlier frames are delivered.
 
-        The reader, which is in `read` then, stands still until `end_read_call`: the calling thread delivers meanwhile.
+        The threads that run host functions call it.
+
+        The reader, which waits in `read`, pauses until `end_read_call`: the calling thread delivers the frame.
 
         Returns:
-            That frame alone; None when `timeout_sec` passed.
+            That frame alone; None if `timeout_sec` has passed.
         """
         taken = native.CallFrame()
         if not self._library.hcb_ring_read_call(self._ring, round(timeout_sec * 1e9), taken):
@@ -277,32 +289,32 @@ class RingSource:
         return self._taken(taken)
 
     def end_read_call(self) -> None:
-        """Lets the reader go on. By the thread that `read_call` gave a frame, once it is delivered."""
+        """Lets the reader continue. The thread that `read_call` gave a frame calls it once the frame is delivered."""
         self._quick.hcb_ring_end_read_call(self._ring)
 
     def call_on_own_threads(self, call: Callable[[int, bool], bool]) -> None:
-        """Has programs that run on a Python thread call the host there.
+        """Runs the host functions of programs that run on a Python thread on that thread.
 
         Args:
-            call: what to do then, with the number of the call, and whether the thread goes on with a program that
-                another one began; it reads the call with `read_own_call` and replies. It returns whether the thread
-                was interrupted, and must not raise.
+            call: gets the id of the call, and whether the thread resumes a program that another thread began. It reads
+                the call with `read_own_call` and replies. It returns whether the thread was interrupted, and must not
+                raise: an exception cannot pass the native code between.
         """
         pointer = native.HostCall(call)
         _host_calls.append(pointer)
         self._library.hcb_ring_set_host_call(self._ring, pointer)
 
     def read_own_call(self, own: int, timeout_sec: float) -> RingBatch | None:
-        """As `read_call`, for the call of the calling thread's own program.
+        """Reads the call of the calling thread's program, as `read_call` does.
 
         Returns:
-            Its frame; None when `timeout_sec` passed, or the call has been failed.
+            Its frame; None if `timeout_sec` has passed, or the call has failed.
 
         Raises:
-            CallFailedError: the calling thread is the reader, which is to deliver what is before the call.
+            CallFailedError: the calling thread is the reader, which must deliver the frames before the call.
         """
         taken = native.CallFrame()
-        # Mostly it is its turn at once.
+        # Usually its turn has come, so the first look keeps the interpreter lock.
         status = self._quick.hcb_own_call_read(self._ring, own, 0, taken)
         if not status and timeout_sec:
             status = self._library.hcb_own_call_read(self._ring, own, round(timeout_sec * 1e9), taken)
@@ -314,11 +326,11 @@ class RingSource:
         return self._taken(taken) if status else None
 
     def withdraw_own_call(self, own: int, message: str) -> bool:
-        """Fails a call that has not been read; False if its frame has to find room first."""
+        """Fails a call that no thread has read; returns False while its frame waits for room."""
         return bool(self._library.hcb_own_call_withdraw(self._ring, own, _c_text(message)))
 
     def own_call_ended(self, own: int) -> bool:
-        """Whether the call has its reply, or has been failed."""
+        """Whether the call has its reply, or has failed."""
         return bool(self._quick.hcb_own_call_ended(own))
 
     def _taken(self, taken: native.CallFrame) -> RingBatch:
@@ -328,26 +340,33 @@ class RingSource:
         return RingBatch(self, 1, (taken.offset,), (taken.end,), payloads)
 
     def reply(self, seq: int, results: Sequence[np.ndarray[Any, Any]]) -> int | None:
-        """Gives the program that waits for the reply to message `seq` its results, contiguous arrays. Any thread.
+        """Gives the program that waits for the reply to message `seq` its results. Any thread.
+
+        Args:
+            seq: sequence number of the call's message.
+            results: contiguous arrays of the shapes and dtypes that the program expects; they are copied.
 
         Returns:
-            What to call `resume` with; None if no program waits for the reply (any more).
+            The handle for `resume`; None if no program waits for the reply (any more).
         """
         raw = [pack_subbyte(a) if is_subbyte(a.dtype) else a for a in results]
         replied: int | None = self._library.hcb_call_reply(self.device, seq, *_raw(raw))
         return replied
 
     def resume(self, replied: int | None) -> None:
-        """Lets the program go on, on the calling thread, until it ends or waits again. Calls: see `read_call`."""
+        """Continues the program on the calling thread until it ends or waits again.
+
+        For its next call see `read_call`.
+        """
         if replied is not None:
             self._library.hcb_call_resume(replied)
 
     def fail(self, seq: int, message: str) -> None:
-        """Fails the program that waits for the reply to message `seq`, if there is one. Does not wait. Any thread."""
+        """Fails the program that waits for the reply to message `seq`, if one does. Does not wait. Any thread."""
         self._library.hcb_call_fail(self.device, seq, _c_text(message))
 
     def close_calls(self, message: str) -> None:
-        """See `Source`. Closes those of all devices."""
+        """See `Source`. Closes the calls of all devices."""
         self._library.hcb_call_close(_c_text(message))
 
     def counters(self) -> SourceCounters:

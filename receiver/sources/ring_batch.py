@@ -1,4 +1,4 @@
-"""What one read of a ring found, and the payloads that are outside of it."""
+"""The result of one read of a ring: its frames, and their payloads outside the ring."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 
 class BlockMemory:
-    """Owns one block of the native library; numpy arrays made of it keep it alive."""
+    """Owns one memory block of the native library; numpy arrays that are made from it keep it alive."""
 
     def __init__(self, library: ctypes.CDLL, address: int, nbytes: int) -> None:
-        # Its own reference: at interpreter exit the module may be gone before the last array.
+        # Keeps the function itself: at interpreter exit the module may be gone before the last array is.
         self._free = library.hcb_block_free
         self._address = address
         self.__array_interface__ = {
@@ -61,9 +61,9 @@ class RingBatch:
         self.folded = folded
         self._frames: Sequence[Frame] | None = None
         self._source = source
-        self._offsets = offsets  # as `ends`, the source's buffer: overwritten by the next read
+        self._offsets = offsets  # like `ends`, a buffer of the source, which its next read overwrites
         self._ends = ends
-        self._payloads = payloads  # by frame
+        self._payloads = payloads  # by index of the frame
         self._released = 0
 
     @property
@@ -78,7 +78,7 @@ class RingBatch:
         return self._frames
 
     def release(self, count: int | None = None) -> None:
-        """See `Batch`. Releasing what is released already does nothing."""
+        """See `Batch`. Releasing frames again does nothing."""
         upto = self.count if count is None else min(count, self.count)
         if upto > self._released:
             folded = sum(self.folded[self._released : upto])
@@ -87,5 +87,5 @@ class RingBatch:
 
     @property
     def released(self) -> bool:
-        """Whether all of it was given back."""
+        """Whether all frames were released."""
         return self._released == self.count

@@ -1,4 +1,4 @@
-"""How much a device may have queued in its ring, and what happens beyond it."""
+"""Sizes of a device's ring, and the policy for emissions that find no room."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _NATIVE_POLICY = {
 
 @dataclass(frozen=True, slots=True)
 class RingConfig(BackPressure):
-    """How much a device may have queued, and what happens beyond it.
+    """Sizes of a device's ring, and the policy for emissions that find no room.
 
     Attributes:
         capacity_bytes: memory of the ring, rounded up to a power of two; fixed once the ring exists.
-        external_threshold_bytes: larger payloads travel outside the ring; fixed likewise.
-        block_budget_bytes: payload bytes outside the ring that the reader has not taken; one payload beyond
-            the budget is let through alone.
+        external_threshold_bytes: larger payloads travel outside the ring; fixed once the ring exists.
+        block_budget_bytes: limit for payload bytes outside the ring that the reader has not taken; a single payload
+            may exceed it if no other is queued.
     """
 
     capacity_bytes: int = 8 << 20
@@ -36,7 +36,7 @@ class RingConfig(BackPressure):
     block_budget_bytes: int = 64 << 20
 
     def __post_init__(self) -> None:
-        """Raises ValueError for what the native library would misread."""
+        """Raises ValueError for sizes that the native library would misread."""
         BackPressure.__post_init__(self)
         for name in ("capacity_bytes", "external_threshold_bytes", "block_budget_bytes"):
             if getattr(self, name) < 1:
@@ -44,10 +44,10 @@ class RingConfig(BackPressure):
 
     @classmethod
     def from_environment(cls) -> RingConfig:
-        """The defaults, with the sizes that `HOSTCALLBACK_RING_BYTES` and `HOSTCALLBACK_BLOCK_BUDGET_BYTES` give.
+        """Returns the defaults with the sizes of `HOSTCALLBACK_RING_BYTES` and `HOSTCALLBACK_BLOCK_BUDGET_BYTES`.
 
         Raises:
-            ValueError: one of them is no positive whole number.
+            ValueError: one of them is not a positive whole number.
         """
         default = cls()
         return cls(
@@ -56,7 +56,7 @@ class RingConfig(BackPressure):
         )
 
     def native(self) -> native.Config:
-        """The same for the native library."""
+        """Returns the configuration as the native library's structure."""
         return native.Config(
             self.capacity_bytes,
             self.external_threshold_bytes,

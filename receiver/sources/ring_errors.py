@@ -1,4 +1,4 @@
-"""What can go wrong in a ring: a stretch without frames, copies that a GPU's driver did not make."""
+"""Errors of a ring: damaged memory, and copies that a GPU's driver failed to make."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ DAMAGE = {
     5: "a length beyond the queued bytes",
     6: "a descriptor of an unknown payload block",
 }
-"""By number, as the native library has it."""
+"""Reasons by the native library's number (`hcb_damage`)."""
 
 _COPY_STEPS = {
     1: "the GPU driver could not be used",
     2: "the GPU driver refused a copy to the host",
-    3: "the GPU failed before a copy to the host was through",
+    3: "the GPU failed before it finished a copy to the host",
     4: "the host has no memory for an array",
 }
 
 
 class CorruptRingError(CorruptStreamError):
-    """A stretch of a ring held no frames: something wrote into its memory. The stream goes on behind it.
+    """A stretch of a ring's memory was overwritten and holds no frames. The stream continues after it.
 
     Attributes:
-        skipped: accepted messages that were lost with it.
+        skipped: accepted messages that were lost with the stretch.
         start: position of its first byte in the stream.
-        end: position behind its last byte.
+        end: position after its last byte.
     """
 
     def __init__(self, device: int, reason: str, start: int, end: int, skipped: int) -> None:
-        """`reason` is what the first header in it had wrong."""
+        """`reason` says what is wrong with the first header of the stretch."""
         super().__init__(
             f"ring of device {device}: {reason} at position {start}: skipped {end - start} bytes with "
             f"{skipped} message(s), up to position {end}. Some code in this process writes into memory that it "
@@ -45,14 +45,14 @@ class CorruptRingError(CorruptStreamError):
 
 
 class LostCopiesError(LostMessagesError):
-    """A GPU's driver failed to copy messages to the host: they are lost, and the stream goes on.
+    """A GPU's driver failed to copy messages to the host: they are lost, and the stream continues.
 
     Attributes:
-        count: how many.
+        count: number of lost messages.
     """
 
     def __init__(self, device: int, count: int, step: int, code: int) -> None:
-        """`step` says where it failed, `code` is the driver's error."""
+        """`step` is the native library's number of the failed step (`hcb_copy_step`), `code` the driver's error."""
         self.count = count
         super().__init__(
             f"device {device}: {count} message(s) were lost: {_COPY_STEPS[step]} (driver error {code}). After an error "

@@ -1,4 +1,4 @@
-"""What a source of frames is: the interface between a transport and the thread that drains it."""
+"""The interface between a transport, which emits frames, and the thread that drains it."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ Frame = tuple[Any, int, Any]
 
 @dataclass(frozen=True, slots=True)
 class SourceCounters:
-    """What a source has taken in since it was made.
+    """Counters of a source since it was created.
 
     Attributes:
-        emitted: frames accepted, delivered or not (dropped ones excluded).
-        dropped: frames refused by the back-pressure policy, or overwritten; each spent a sequence number.
-        emitted_bytes: bytes of the accepted frames, external payloads included.
-        queued_messages: accepted frames that the reader has not released yet.
-        queued_bytes: bytes of those.
-        waiting_producers: emissions that wait for room now.
-        next_seq: the sequence number the next message of this device gets.
-        discarded: accepted frames that are not delivered: overwritten ones, and, on a GPU, those of checks that hold
+        emitted: accepted frames, delivered or not (without dropped ones).
+        dropped: frames that the back-pressure policy refused, or overwrote; each used a sequence number.
+        emitted_bytes: bytes of the accepted frames, payloads outside the ring included.
+        queued_messages: accepted frames that the reader has not released.
+        queued_bytes: bytes of the queued frames.
+        waiting_producers: emissions that wait for room.
+        next_seq: sequence number of the device's next message.
+        discarded: accepted frames that are not delivered: overwritten ones and, on a GPU, those of checks that hold
             and of failed copies.
         unpinned: copies from a GPU into memory that its driver could not pin, which are slower.
     """
@@ -42,26 +42,26 @@ class SourceCounters:
 
 
 class Batch(Protocol):
-    """Consecutive frames of one source, in order. Their memory is the source's until released."""
+    """Consecutive frames of one source, in order. Their memory belongs to the source until they are released."""
 
     @property
     def count(self) -> int:
-        """How many frames there are."""
+        """Number of frames."""
 
     @property
     def frames(self) -> Sequence[Frame]:
-        """The frames, oldest first. The end of a stream is a batch of its own."""
+        """The frames, oldest first. The end of a stream is always alone in its batch."""
 
     @property
     def columns(self) -> BatchColumns | None:
-        """The same frames as columns, where the source has them."""
+        """The same frames as columns; None if the source has none."""
 
     @property
     def folded(self) -> Sequence[int]:
-        """For each frame, how many failures of the same check were left out before it; empty for none at all."""
+        """Per frame, the number of failures of the same check that were left out before it; empty if there are none."""
 
     def release(self) -> None:
-        """Gives the frames' memory back to the producers."""
+        """Returns the frames' memory to the producers."""
 
 
 class Source(Protocol):
@@ -70,10 +70,10 @@ class Source(Protocol):
     device: int
 
     def read(self, timeout_sec: float | None) -> Batch | None:
-        """Blocks for the next frames, without holding the interpreter lock. Reader thread only.
+        """Waits for the next frames, without holding the interpreter lock. Reader thread only.
 
         Returns:
-            At least one frame; None when `timeout_sec` passed or `wake` was called.
+            At least one frame; None if `timeout_sec` has passed or `wake` was called.
         """
 
     def wake(self) -> None:
@@ -83,13 +83,13 @@ class Source(Protocol):
         """Appends an END_OF_STREAM frame whose consumer id is `token`. Any thread."""
 
     def configure(self, back_pressure: BackPressure) -> None:
-        """Changes what happens to emissions that find no room, from now on. Any thread."""
+        """Changes the policy for emissions that find no room, from now on. Any thread."""
 
     def close_calls(self, message: str) -> None:
-        """Fails every call that waits, and those that are still to come. Any thread."""
+        """Fails every waiting call and every later one. Any thread."""
 
     def counters(self) -> SourceCounters:
-        """Any thread."""
+        """Reads the counters. Any thread."""
 
     def discarded(self) -> int:
-        """How many frames up to the last read were accepted and are not delivered. Reader thread only."""
+        """Number of accepted frames up to the last read that are not delivered. Reader thread only."""
