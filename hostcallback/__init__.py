@@ -51,8 +51,9 @@ from receiver.errors import (
 )
 from receiver.messages.check_report import CheckError, FailedCheck
 from receiver.messages.deferred_errors import OnError
-from receiver.remote.options import Forward
-from receiver.remote.otlp.exporter import OtlpExporter, otlp_exporter
+from receiver.messages.message import Message
+from receiver.remote.options import Forward, forward
+from receiver.remote.otlp.exporter import OtlpExporter, otlp_exporter, otlp_exporter as otlp
 from receiver.runtime.prometheus import register as prometheus_collector
 from receiver.sinks.nonfinite import NonFiniteError
 from receiver.sources.back_pressure import BackPressure
@@ -79,6 +80,7 @@ __all__ = [
     "HostCallbackError",
     "IncompleteValueError",
     "LostMessagesError",
+    "Message",
     "NativeLibraryError",
     "NonFiniteError",
     "OnError",
@@ -109,10 +111,12 @@ __all__ = [
     "enable_checks",
     "error_collector",
     "export_checks",
+    "forward",
     "id_print",
     "id_tap",
     "jit",
     "log",
+    "otlp",
     "otlp_exporter",
     "outfeed_receiver",
     "print",

@@ -43,8 +43,8 @@ def barrier_wait(timeout_sec: float | None = None) -> None:
     deadline = None if timeout_sec is None else perf_counter() + timeout_sec
     wait_for_taps(deadline=deadline)
     for receiver in runtime.receivers():
-        for recorder in receiver.scope.recorders:
-            recorder.flush()
+        for sink in receiver.scope.batch_sinks:
+            sink.flush()
     error = merge(runtime.take_deferred())
     if error is not None:
         raise error

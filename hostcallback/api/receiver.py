@@ -14,6 +14,15 @@ from typing import TYPE_CHECKING, Self
 import jax
 
 from hostcallback.api.barrier import wait_for_taps
+from hostcallback.api.receiver_options import (
+    ReceiverSink,
+    ReceiverSinks,
+    RecordTo,
+    check_numbers,
+    check_process,
+    error_policy,
+    receiver_sinks,
+)
 from hostcallback.lifecycle import effect_dispatch, monitoring, raise_soon, receivers as transport
 from hostcallback.lifecycle.devices import choose_devices
 from hostcallback.lifecycle.forwarding import (
@@ -28,7 +37,6 @@ from receiver.errors import DeviceClaimedError, TapTimeoutError
 from receiver.log import logger
 from receiver.messages.check_report import FailedCheck
 from receiver.messages.deferred_errors import MAX_KEPT, OnError
-from receiver.messages.message import Sink
 from receiver.remote.options import Forward
 from receiver.runtime.device_stats import DeviceStats, summarize
 from receiver.runtime.dispatch.scope import Scope
@@ -41,8 +49,6 @@ from receiver.taplog.writing.recorder import Recorder, record as record_to
 
 if TYPE_CHECKING:
     from receiver.remote.forwarder import Forwarder
-
-Record = str | os.PathLike[str] | Recorder
 
 
 class RecordingWarning(UserWarning):
@@ -57,18 +63,22 @@ class OutfeedReceiver:
         scope: Scope,
         devices: Sequence[jax.Device],
         timeout_sec: float,
-        record: Record | None = None,
+        sinks: ReceiverSinks | None = None,
         flight_recorder: str | os.PathLike[str] | None = None,
         process: bool = False,
-        forward: Forward | None = None,
     ) -> None:
         """See `outfeed_receiver`."""
-        self._forward = forward
+        sinks = sinks or ReceiverSinks()
+        self._forward = sinks.forward
         self._forwarder: Forwarder | None = None
         self._in_process = process
         self._process: ReceiverProcess | None = None
         self._timeout_sec = timeout_sec
-        self._record = record
+        self._record = sinks.record
+        for batch_sink in sinks.batches:
+            scope.add_batch_sink(batch_sink)
+        if sinks.messages:
+            scope.deliver_to(ScopeSinks(sinks.messages))
         self._flight_recorder = flight_recorder
         self._scope = scope
         self._devices = tuple(devices)
@@ -121,7 +131,7 @@ class OutfeedReceiver:
             self._scope.record_with(self._record)
         if self._forward is not None:
             self._forwarder = open_forwarder(self._forward)
-            self._scope.forward_with(self._forwarder)
+            self._scope.add_batch_sink(self._forwarder)
         try:
             runtime.claim(self._names, self._scope)
         except DeviceClaimedError:
@@ -240,12 +250,12 @@ def outfeed_receiver(
     max_errors: int = MAX_KEPT,
     back_pressure: BackPressure | str = Policy.BLOCK,
     on_error: OnError | str = OnError.DEFER,
-    record: Record | None = None,
+    record: RecordTo | None = None,
     flight_recorder: str | os.PathLike[str] | None = None,
     process: bool = False,
     forward: str | Forward | None = None,
     spool: str | os.PathLike[str] | None = None,
-    sinks: Sequence[Sink] = (),
+    sinks: Sequence[ReceiverSink] = (),
 ) -> OutfeedReceiver:
     """A context manager that accounts for the taps of a stretch of the program, such as a training loop.
 
@@ -275,8 +285,9 @@ def outfeed_receiver(
             JAX first after this receiver was made), "abort" (as "defer", and the program in which the check failed is
             ended: it raises `jax.errors.JaxRuntimeError`). On several devices, "abort" ends the program on each at its
             next failing check or other tap.
-        record: a folder; all messages are recorded there, in a tap log that `hcb cat` and `receiver.replay` read
-            without this program. Or what `hcb.record(folder, ...)` made, which has options and may be used again.
+        record: a short form of `sinks=[hcb.record(folder)]`. A folder: all messages are recorded there, in a tap log
+            that `hcb cat` and `receiver.replay` read without this program. Or what `hcb.record(folder, ...)` made,
+            which has options and may be used again.
 
         flight_recorder: a folder, in shared memory (`/dev/shm`) or on disk; from now on and until the process ends, the
             messages that devices emitted last are kept there, delivered or not, so that `hcb recover` finds them if
@@ -290,14 +301,16 @@ def outfeed_receiver(
             keep their order among themselves, not with those of taps with functions, which stay in this process. For
             CPU devices on the native transport; others stay here, with a warning.
 
-        forward: `host:port` of a collector (`hcb collect`), which all messages are sent to; or what `hcb.Forward(...)`
-            returns, which has options.
+        forward: a short form of `sinks=[hcb.forward(address)]`: `host:port` of a collector (`hcb collect`), which all
+            messages are sent to; or what `hcb.forward(...)` returns, which has options.
         spool: the folder that messages are written to before they are sent; what was emitted is there when the process
             is killed, and the next one of the run sends it. A folder of the user's for temporary files by default.
 
-        sinks: callables that get every message, whichever tap it is of, as `receiver.messages.message.Message`, on the
-            device's receiver thread; whole values where these lie on several devices. What they raise is raised as
-            what taps raise. `otlp_exporter` makes one.
+        sinks: what gets every message, from every tap, as well as the taps' own functions:
+            `[hcb.record("logs"), hcb.forward("host:7070", spool="spool"), hcb.otlp("host:4317"), function]`. A
+            function is called with each `hostcallback.Message`, on the device's receiver thread and in the device's
+            order; a value that lies on several devices comes as a whole. Exceptions of a sink are raised as those of
+            taps are. A sink that can take batches (recorders, forwarders; `record_batch`) gets batches of frames.
 
     Raises:
         TypeError: `record` is neither a path nor a recorder, `forward` no address, or `sinks` no sequence of callables.
@@ -309,48 +322,20 @@ def outfeed_receiver(
         TapFunctionException: (on leaving) what tap functions raised.
         TapTimeoutError: (on leaving) a tap outlasted `timeout_sec`; names it and how much is queued.
     """
-    if not isinstance(timeout_sec, int | float) or not 0 <= timeout_sec < float("inf"):
-        raise ValueError(f"timeout_sec is {timeout_sec!r}, expected a finite number of seconds, 0 or more")
-    if not isinstance(max_errors, int) or max_errors < 1:
-        raise ValueError(f"max_errors is {max_errors!r}, expected a whole number of at least 1")
+    check_numbers(timeout_sec, max_errors)
     if not isinstance(back_pressure, BackPressure):
         back_pressure = BackPressure(policy=back_pressure)
-    try:
-        on_error = OnError(on_error)
-    except ValueError:
-        raise ValueError(
-            f"on_error is {on_error!r}, expected one of {', '.join(repr(str(policy)) for policy in OnError)}"
-        ) from None
+    on_error = error_policy(on_error)
+    taking = receiver_sinks(record, forward, spool, sinks)
+    if process:
+        check_process(taking, back_pressure)
     if on_error is OnError.ABORT:
         effect_dispatch.expect_failures()
     if on_error is OnError.RAISE_SOON:
         raise_soon.prepare()
-    if process and record is not None and isinstance(record, Recorder):
-        raise ValueError("process=True records with a process of its own: give record= the path of a folder")
-    if process and back_pressure.policy is Policy.OVERWRITE_OLDEST:
-        raise ValueError('process=True cannot be had with "overwrite_oldest": use another back_pressure')
-    if not isinstance(sinks, Sequence) or not all(map(callable, sinks)):
-        raise TypeError(f"sinks is {sinks!r}, expected a sequence of callables that take a message")
-    if process and sinks:
-        raise ValueError(
-            "process=True delivers in another process, where the sinks are not: give one of the two"
-        )
     scope = Scope(receiver_name, max_errors, back_pressure, on_error)
-    if sinks:
-        scope.deliver_to(ScopeSinks(sinks))
-    if record is not None and not isinstance(record, str | os.PathLike | Recorder):
-        raise TypeError(
-            f"record is a {type(record).__name__}, expected the path of a folder, or what hcb.record(path) returns"
-        )
-    if spool is not None and not isinstance(forward, str):
-        raise ValueError(
-            f"spool is {spool!r}, and forward is {forward!r}: give forward='host:port', or hcb.Forward"
-        )
-    options = Forward(forward, spool=spool) if isinstance(forward, str) else forward
-    if options is not None and not isinstance(options, Forward):
-        raise TypeError(f"forward is a {type(options).__name__}, expected 'host:port' or hcb.Forward(...)")
     return OutfeedReceiver(
-        scope, choose_devices(backends, devices), timeout_sec, record, flight_recorder, process, options
+        scope, choose_devices(backends, devices), timeout_sec, taking, flight_recorder, process
     )
 
 

@@ -112,13 +112,13 @@ class _Accounted:
     def figures(self, arguments: Mapping[str, Any], client: Client) -> dict[str, Any]:
         if client not in self._clients:
             self._clients.add(client)
-            self._runtime.account(True)
+            self._runtime.count_taps(True)
             client.on_close.append(lambda: self._leave(client))
         return figures(self._runtime)
 
     def _leave(self, client: Client) -> None:
         self._clients.discard(client)
-        self._runtime.account(False)
+        self._runtime.count_taps(False)
 
 
 def figures(runtime: Runtime) -> dict[str, Any]:
@@ -134,7 +134,7 @@ def figures(runtime: Runtime) -> dict[str, Any]:
         }
     receivers = runtime.receivers()
     for receiver in receivers:
-        for consumer, counted in receiver.accounts.figures() if receiver.accounts else ():
+        for consumer, counted in receiver.tap_counters.snapshot() if receiver.tap_counters else ():
             # Includes consumers without rules, such as calls.
             row = taps.setdefault(
                 (consumer.name, consumer.source_line),

@@ -9,6 +9,7 @@ import stat
 import tempfile
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
+from typing import Any
 
 from receiver.remote.errors import SpoolError
 from receiver.remote.streams import is_run
@@ -133,3 +134,21 @@ class Forward:
                 "another folder"
             )
         return path
+
+
+def forward(
+    address: str, *, spool: str | os.PathLike[str] | None = None, run: str = "", **options: Any
+) -> Forward:
+    """Forwards the messages of a receiver to a collector: `outfeed_receiver(sinks=[hcb.forward("host:7070")])`.
+
+    Args:
+        address: `host:port` of the collector, or a NATS server with JetStream, `nats://host:port`.
+        spool: the folder that messages are written to before they are sent; None for a folder of this user's.
+        run: names the program's run.
+        **options: further attributes of `Forward`.
+
+    Raises:
+        TypeError: an option is not an attribute of `Forward`.
+        ValueError: an option is out of range.
+    """
+    return Forward(address, spool=spool, run=run, **options)

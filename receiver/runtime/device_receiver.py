@@ -109,13 +109,13 @@ class DeviceReceiver:
         return not self._thread.is_alive()
 
     @property
-    def accounts(self) -> TapCounters | None:
+    def tap_counters(self) -> TapCounters | None:
         """What is counted for each tap by itself; None while nobody wants to know."""
-        return self._dispatcher.accounts
+        return self._dispatcher.tap_counters
 
-    def account(self, on: bool) -> None:
+    def count_taps(self, on: bool) -> None:
         """Begins or ends counting for each tap."""
-        self._dispatcher.account(on)
+        self._dispatcher.count_taps(on)
 
     def running_tap(self) -> tuple[Consumer, float] | None:
         """The consumer whose sink runs now and for how many seconds; None between messages."""

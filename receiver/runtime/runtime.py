@@ -86,7 +86,7 @@ class Runtime:
                 source.configure(scope.back_pressure)
                 receiver = DeviceReceiver(name, device, source, self.registry, scope, make_calls)
                 self._receivers[name] = receiver
-                receiver.account(self._accounting > 0)
+                receiver.count_taps(self._accounting > 0)
                 logger.debug("receiver of %s started", name)
             return receiver
 
@@ -133,8 +133,8 @@ class Runtime:
             self.flight.remove()
         self.isolated.remove_files()
 
-    def account(self, on: bool) -> None:
-        """Somebody wants the figures of each tap from now on (see `DeviceReceiver.accounts`), or does not any more."""
+    def count_taps(self, on: bool) -> None:
+        """A client wants the counters of each tap (see `DeviceReceiver.tap_counters`), or no longer wants them."""
         with self._lock:
             before = self._accounting > 0
             self._accounting += 1 if on else -1
@@ -142,7 +142,7 @@ class Runtime:
             if before != after:
                 for name in self._receivers:
                     for receiver in self._of(name):
-                        receiver.account(after)
+                        receiver.count_taps(after)
 
     def stats(self, scope: Scope) -> list[DeviceStats]:
         """A scope's statistics now, with the queues of those devices that it has still."""

@@ -343,7 +343,9 @@ def test_figures_are_counted_while_somebody_looks(everywhere: Everywhere) -> Non
                 ]
                 program(1.0)
                 hostcallback.barrier_wait()
-        wait_for(lambda: not any(receiver.accounts for receiver in runtime.receivers()), "nobody counting")
+        wait_for(
+            lambda: not any(receiver.tap_counters for receiver in runtime.receivers()), "nobody counting"
+        )
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="makes certificates with openssl")

@@ -53,7 +53,7 @@ class RingReader:
         self._forwarder: Forwarder | None = None
         if keeping.forward is not None:
             self._forwarder = _forwarder(keeping, keeping.forward)
-            self.scope.forward_with(self._forwarder)
+            self.scope.add_batch_sink(self._forwarder)
         self._sources = [RingSource.attach(Path(file)) for _, file in order.devices]
         registry = DescribedRegistry(Path(order.folder) / TAPS_FILE)
         self._receivers = [
@@ -65,8 +65,8 @@ class RingReader:
 
     def _write(self) -> None:
         # What is given back the other process does not have any more.
-        for recorder in self.scope.recorders:
-            recorder.write()
+        for sink in self.scope.batch_sinks:
+            sink.write()
 
     def report(self) -> dict[str, Any]:
         """What has come of the messages so far; failures are in one report only."""

@@ -14,6 +14,7 @@ from receiver.messages.registry import Registry
 from receiver.runtime.dispatch.calls import Calls
 from receiver.runtime.dispatch.gil_share import GilThrottle
 from receiver.runtime.dispatch.scope import Scope
+from receiver.runtime.dispatch.sink_chain import Link, SinkChain
 from receiver.runtime.dispatch.tap_counters import TapCounters
 from receiver.sources.batch_decoder import BatchDecoder, DecodedBatch
 from receiver.sources.source import Batch
@@ -24,7 +25,6 @@ _END = int(Flags.END_OF_STREAM)
 _CALL = int(Flags.CALL)
 _UNUSUAL = int(Flags.END_OF_STREAM | Flags.TRUNCATED)
 _ANY_SEQ = -1
-Find = Callable[[int], Consumer | None]
 _tuple_new = tuple.__new__  # a NamedTuple's own constructor takes twice as long
 
 
@@ -33,7 +33,7 @@ class Dispatcher:
 
     Attributes:
         device: what tap functions get as `device`.
-        scope: accounts for what is delivered now; changed between frames by `enter`.
+        scope: accounts for what is delivered now; changed between frames by `set_scope`.
         current: the consumer whose sink runs now, or None. Read by other threads for reports.
         current_since: `perf_counter()` at which it began.
         delivered: how many messages of what `deliver` works on it is through with.
@@ -63,8 +63,8 @@ class Dispatcher:
                 number.
         """
         self._registry = registry
-        self._find: Find = registry.find
-        self._accounts: TapCounters | None = None
+        self._chain = SinkChain(registry.find)
+        self._counters: TapCounters | None = None
         self._decoder = BatchDecoder(self._lose)
         self._device_name = device_name
         self.device = device
@@ -78,26 +78,28 @@ class Dispatcher:
         self.set_scope(scope)
 
     @property
-    def accounts(self) -> TapCounters | None:
-        """What is counted for each tap by itself; None while nobody wants to know."""
-        return self._accounts
+    def tap_counters(self) -> TapCounters | None:
+        """The counters of each tap; None while no client wants them."""
+        return self._counters
 
-    def account(self, on: bool) -> None:
+    def count_taps(self, on: bool) -> None:
         """Begins or ends counting for each tap, from the next batch on. Any thread."""
-        self._accounts = TapCounters(self._registry.find) if on else None
-        self._choose_find()
+        self._counters = TapCounters() if on else None
+        self._make_chain()
 
     def set_scope(self, scope: Scope) -> None:
         """Accounts to `scope` from the next frame on."""
         self.scope = scope
         self._stats = scope.device_stats(self._device_name)
-        self._choose_find()
+        self._make_chain()
 
-    def _choose_find(self) -> None:
-        # What is found may be the consumer with a counter before its sink, or with others beside it. Without these it
-        # costs nothing.
-        find: Find = self._registry.find if self._accounts is None else self._accounts.find
-        self._find = find if self.scope.extra_sinks is None else self.scope.extra_sinks.finding(find)
+    def _make_chain(self) -> None:
+        links: list[Link] = []
+        if self._counters is not None:
+            links.append(self._counters.link)
+        if self.scope.message_sinks is not None:
+            links.append(self.scope.message_sinks.link)
+        self._chain = SinkChain(self._registry.find, links)
 
     def decode(self, batch: Batch) -> DecodedBatch:
         """Decodes a batch into what `deliver` takes, and records it; frames that cannot be decoded count as lost."""
@@ -118,11 +120,11 @@ class Dispatcher:
                 dropped = found.last_seq + 1 - expected - batch.count - folded
                 self._stats.dropped += max(0, dropped)  # a damaged header may say anything
             self._expected_seq = found.last_seq + 1
-        for recorder in self.scope.recorders:
-            recorder.record_batch(
+        for sink in self.scope.batch_sinks:
+            sink.record_batch(
                 self._device_name,
                 batch,
-                self._find,
+                self._chain.find,
                 dropped=dropped,
                 first_seq=max(0, expected),
                 last_seq=max(0, found.last_seq),
@@ -137,7 +139,7 @@ class Dispatcher:
             share: of the interpreter lock, to keep to meanwhile.
         """
         # This is the hottest Python loop of the package: what can be a local variable is one.
-        find, device, stats = self._find, self.device, self._stats
+        find, device, stats = self._chain.find, self.device, self._stats
         nbytes = found.nbytes
         self.current_since = started = perf_counter()
         pause_at, paused = inf if share is None else share.next_yield_at(), 0.0
@@ -178,8 +180,8 @@ class Dispatcher:
             except CheckFailed as failed:
                 folded = self._folded.pop(seq, 0)
                 stats.delivered += folded
-                if folded and self._accounts is not None:
-                    self._accounts.count_folded(consumer_id, folded)
+                if folded and self._counters is not None:
+                    self._counters.count_folded(consumer_id, folded)
                 self.scope.deferred.add_check(consumer, failed, self._device_name, 1 + folded)
             except BaseException as error:  # a tap's failure, whatever it is, must not stop the stream
                 stats.failed += count or 1
@@ -196,8 +198,8 @@ class Dispatcher:
         """Accounts for messages that can never be delivered."""
         self._expected_seq = _ANY_SEQ  # the gap they leave is no drop
         self.scope.deferred.add_lost(reason, count)
-        for recorder in self.scope.recorders:
-            recorder.lose(self._device_name, count, reason)
+        for sink in self.scope.batch_sinks:
+            sink.lose(self._device_name, count, reason)
 
     def _lose(self, error: WireError) -> None:
         self.scope.deferred.add_lost(f"undecodable frame on {self._device_name}: {error}", 1)

@@ -13,6 +13,7 @@ from receiver.sources.back_pressure import BackPressure
 
 if TYPE_CHECKING:
     from receiver.runtime.dispatch.scope_sinks import ScopeSinks
+    from receiver.runtime.dispatch.sink_chain import BatchSink
     from receiver.taplog.writing.recorder import Recorder
 
 
@@ -41,8 +42,8 @@ class Scope:
         self.back_pressure = back_pressure or BackPressure()
         self.deferred = DeferredErrors(max_errors, on_error)
         self.recorder: Recorder | None = None
-        self.recorders: tuple[Recorder, ...] = ()  # that one, and what forwards
-        self.extra_sinks: ScopeSinks | None = None
+        self.batch_sinks: tuple[BatchSink, ...] = ()  # that one among them
+        self.message_sinks: ScopeSinks | None = None
         self._unrecorded_before: Counter[str] = Counter()
         self._stats: dict[str, DeviceStats] = {}
         self._changed = threading.Condition()  # protects everything below
@@ -54,18 +55,21 @@ class Scope:
         ] = {}  # by device: failures and seconds of those that are over
 
     def record_with(self, recorder: Recorder) -> None:
-        """Has all messages recorded, before they are delivered. Before any device is in this scope."""
+        """Records all messages before they are delivered, and has `stats` show what could not be recorded.
+
+        Before any device is in this scope.
+        """
         self.recorder = recorder
-        self.recorders += (recorder,)
+        self.add_batch_sink(recorder)
         self._unrecorded_before = self._unrecorded()
 
-    def forward_with(self, forwarder: Recorder) -> None:
-        """Has all messages forwarded, from before they are delivered. Before any device is in this scope."""
-        self.recorders += (forwarder,)
+    def add_batch_sink(self, sink: BatchSink) -> None:
+        """Hands all batches to the sink before they are delivered. Before any device is in this scope."""
+        self.batch_sinks += (sink,)
 
     def deliver_to(self, sinks: ScopeSinks) -> None:
-        """Has `sinks` get all messages, too, beside the taps' own. Before any device is in this scope."""
-        self.extra_sinks = sinks
+        """Delivers all messages to `sinks` as well as to the taps' own. Before any device is in this scope."""
+        self.message_sinks = sinks
 
     def device_stats(self, device: str) -> DeviceStats:
         """The live statistics of a device; only its receiver thread changes them."""

@@ -1,10 +1,9 @@
-"""Sinks beside the taps' own: they get every message of a scope, whichever tap it is of."""
+"""The sinks of a scope: they get every message of it, from every tap, as well as the taps' own sinks."""
 
 from __future__ import annotations
 
-import dataclasses
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from receiver.messages.deferred_errors import MultipleFailures
@@ -15,8 +14,6 @@ from receiver.sinks.factory import Binding, BoundTap
 from receiver.sinks.sharding.sinks import shard_sink
 from receiver.wire.tap_descriptor import TapDescriptor
 
-Find = Callable[[int], Consumer | None]
-
 
 class ScopeSinks:
     """The sinks of one scope. Any thread.
@@ -26,36 +23,22 @@ class ScopeSinks:
     """
 
     def __init__(self, sinks: Sequence[Sink]) -> None:
-        """`sinks` get the messages beside the taps' own."""
+        """`sinks` get the messages as well as the taps' own sinks."""
         self._sinks = tuple(sinks)
         self._lock = threading.Lock()  # protects the table, of which devices share the entries
         self._by_id: dict[int, Sink] = {}
         self._registry = Registry()
         self._exported = ExportedTaps(self._registry, self._exported_tap)
 
-    def finding(self, find: Find) -> Find:
-        """Finds what `find` finds, with these sinks beside its own; for one device."""
-        known: dict[int, tuple[Consumer, Consumer]] = {}
-
-        def find_with_sinks(consumer_id: int) -> Consumer | None:
-            consumer = find(consumer_id)
-            if consumer is None:
-                return None
-            found = known.get(consumer_id)
-            if found is None or found[0] is not consumer:
-                found = known[consumer_id] = consumer, self._with_sinks(consumer)
-            return found[1]
-
-        return find_with_sinks
-
-    def _with_sinks(self, consumer: Consumer) -> Consumer:
-        beside = self._sink_of(consumer)
-        if beside is None:
-            return consumer
+    def link(self, consumer: Consumer, sink: Sink) -> Sink:
+        """These sinks and then `sink`, the rest of the chain of the consumer's messages."""
+        extra = self._sink_of(consumer)
+        if extra is None:
+            return sink
 
         # A tap function may change the arrays: the others come first. But it is the tap's own sink that has devices
         # wait that are far ahead of those whose shards it wants.
-        own_first = beside != self._deliver
+        own_first = extra != self._deliver
 
         def both(message: Message) -> Any:
             errors: list[BaseException] = []
@@ -63,15 +46,15 @@ class ScopeSinks:
             for is_own in (own_first, not own_first):
                 try:
                     if is_own:
-                        result = consumer.sink(message)  # rules may put another one there meanwhile
+                        result = sink(message)
                     else:
-                        beside(message)
+                        extra(message)
                 except BaseException as error:
                     errors.append(error)
             _raise(errors)
             return result
 
-        return dataclasses.replace(consumer, sink=both)
+        return both
 
     def _sink_of(self, consumer: Consumer) -> Sink | None:
         with self._lock:

@@ -1,19 +1,18 @@
-"""Figures of each tap on one device, counted while somebody looks: messages, bytes, failures, time in its function."""
+"""Counters of each tap on one device, kept while a client looks: messages, bytes, failures, time in its function."""
 
 from __future__ import annotations
 
 import dataclasses
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
-from receiver.messages.message import Consumer, Message
+from receiver.messages.message import Consumer, Message, Sink
 
 
 @dataclass(slots=True)
-class TapFigures:
+class TapCounts:
     """What one tap did on one device since counting began.
 
     Attributes:
@@ -30,61 +29,60 @@ class TapFigures:
 
 
 class _Counter:
-    # Stands before a consumer's sink. The sink is looked up each time: rules may put another one there meanwhile.
-
-    def __init__(self, consumer: Consumer) -> None:
+    def __init__(self, consumer: Consumer, sink: Sink) -> None:
         self.consumer = consumer
-        self.figures = TapFigures()
-        self.stand_in = dataclasses.replace(consumer, sink=self)
-        self._lock = threading.Lock()  # protects the figures: calls run on several threads
+        self.counts = TapCounts()
+        self._sink = sink
+        self._lock = threading.Lock()  # protects the counts: calls run on several threads
 
     def __call__(self, message: Message) -> Any:
         started = perf_counter()
         failed = 1
         try:
-            result = self.consumer.sink(message)
+            result = self._sink(message)
             failed = 0
             return result
         finally:
             seconds = perf_counter() - started
             with self._lock:
-                self.figures.messages += message.stacked or 1
-                self.figures.nbytes += sum(array.nbytes for array in message.arrays)
-                self.figures.failed += failed
-                self.figures.tap_sec += seconds
+                self.counts.messages += message.stacked or 1
+                self.counts.nbytes += sum(array.nbytes for array in message.arrays)
+                self.counts.failed += failed
+                self.counts.tap_sec += seconds
+
+    def follow(self, sink: Sink) -> None:
+        self._sink = sink  # of another scope
 
     def fold(self, count: int) -> None:
         with self._lock:
-            self.figures.messages += count
-            self.figures.failed += count
+            self.counts.messages += count
+            self.counts.failed += count
 
-    def copy(self) -> TapFigures:
+    def copy(self) -> TapCounts:
         with self._lock:
-            return dataclasses.replace(self.figures)
+            return dataclasses.replace(self.counts)
 
 
 class TapCounters:
-    """Counts for each tap of one device. `find` is called on the receiver thread, the rest on any."""
+    """Counts for each tap of one device. `link` is called on the receiver thread, the rest on any."""
 
-    def __init__(self, find: Callable[[int], Consumer | None]) -> None:
-        """`find` finds consumers by id."""
-        self._find = find
+    def __init__(self) -> None:
+        """Nothing is counted yet."""
         self._counters: dict[int, _Counter] = {}
 
-    def find(self, consumer_id: int) -> Consumer | None:
-        """The consumer of that id, with a counter before its sink; or None."""
-        consumer = self._find(consumer_id)
-        if consumer is None:
-            return None
-        counter = self._counters.get(consumer_id)
+    def link(self, consumer: Consumer, sink: Sink) -> Sink:
+        """A counter before the sink of the consumer's messages."""
+        counter = self._counters.get(consumer.consumer_id)
         if counter is None or counter.consumer is not consumer:
-            counter = self._counters[consumer_id] = _Counter(consumer)
-        return counter.stand_in
+            counter = self._counters[consumer.consumer_id] = _Counter(consumer, sink)
+        else:
+            counter.follow(sink)
+        return counter
 
     def count_folded(self, consumer_id: int, count: int) -> None:
         """Failures of a check that were left out before its last message."""
         self._counters[consumer_id].fold(count)
 
-    def figures(self) -> list[tuple[Consumer, TapFigures]]:
-        """A snapshot."""
+    def snapshot(self) -> list[tuple[Consumer, TapCounts]]:
+        """Each tap's consumer with a copy of its counts."""
         return [(counter.consumer, counter.copy()) for counter in list(self._counters.values())]

@@ -1,0 +1,118 @@
+"""The options of `outfeed_receiver`, checked in one place: which values they take, and which of them exclude others."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from receiver.messages.deferred_errors import OnError
+from receiver.messages.message import Sink
+from receiver.remote.options import Forward
+from receiver.runtime.dispatch.sink_chain import BatchSink
+from receiver.sources.back_pressure import BackPressure, Policy
+from receiver.taplog.writing.recorder import Recorder
+
+RecordTo = str | os.PathLike[str] | Recorder
+"""The folder of a tap log, or what writes to one."""
+
+ReceiverSink = Callable[..., Any] | BatchSink | Forward
+"""What `sinks=` takes: a callable, a sink that takes batches, or how to forward."""
+
+
+@dataclass(frozen=True)
+class ReceiverSinks:
+    """Where the messages of a receiver go, apart from their taps' own sinks.
+
+    Attributes:
+        record: the folder or the recorder that `stats` reports on; None if nothing is recorded.
+        forward: how messages are forwarded; None if they are not.
+        batches: other sinks that take batches.
+        messages: sinks that take messages.
+    """
+
+    record: RecordTo | None = None
+    forward: Forward | None = None
+    batches: tuple[BatchSink, ...] = ()
+    messages: tuple[Sink, ...] = ()
+
+
+def receiver_sinks(
+    record: RecordTo | None, forward: str | Forward | None, spool: str | os.PathLike[str] | None, sinks: Any
+) -> ReceiverSinks:
+    """`sinks=`, with `record=`, `forward=` and `spool=` as its short forms.
+
+    Raises:
+        TypeError: one of them is of a type that none of them takes.
+        ValueError: messages are to be forwarded twice, or `spool` comes without an address in `forward`.
+    """
+    if record is not None and not isinstance(record, str | os.PathLike | Recorder):
+        raise TypeError(
+            f"record is a {type(record).__name__}, expected the path of a folder, or what hcb.record(path) returns"
+        )
+    if spool is not None and not isinstance(forward, str):
+        raise ValueError(
+            f"spool is {spool!r}, and forward is {forward!r}: give forward='host:port', or hcb.forward"
+        )
+    options = Forward(forward, spool=spool) if isinstance(forward, str) else forward
+    if options is not None and not isinstance(options, Forward):
+        raise TypeError(f"forward is a {type(options).__name__}, expected 'host:port' or hcb.forward(...)")
+    if not isinstance(sinks, Sequence) or isinstance(sinks, str):
+        raise TypeError(f"sinks is {sinks!r}, expected a sequence, such as [hcb.record('logs'), function]")
+    batches: list[BatchSink] = []
+    messages: list[Sink] = []
+    for sink in sinks:
+        if isinstance(sink, Forward):
+            if options is not None:
+                raise ValueError(
+                    f"messages are to be forwarded to {options.shown_address} and to {sink.shown_address}: a receiver "
+                    "forwards to one collector"
+                )
+            options = sink
+        elif isinstance(sink, Recorder) and record is None:
+            record = sink
+        elif isinstance(sink, BatchSink):
+            batches.append(sink)
+        elif callable(sink):
+            messages.append(sink)
+        else:
+            raise TypeError(
+                f"sinks has {sink!r}, expected a callable that takes a message, or what hcb.record, hcb.forward or "
+                "hcb.otlp returns"
+            )
+    return ReceiverSinks(record, options, tuple(batches), tuple(messages))
+
+
+def check_process(sinks: ReceiverSinks, back_pressure: BackPressure) -> None:
+    """Checks the options of a receiver that delivers in another process.
+
+    Raises:
+        ValueError: one of them does not go with that.
+    """
+    if isinstance(sinks.record, Recorder):
+        raise ValueError("process=True records with a process of its own: give record= the path of a folder")
+    if back_pressure.policy is Policy.OVERWRITE_OLDEST:
+        raise ValueError('process=True cannot be had with "overwrite_oldest": use another back_pressure')
+    if sinks.messages or sinks.batches:
+        raise ValueError(
+            "process=True delivers in another process, where the sinks are not: give one of the two"
+        )
+
+
+def check_numbers(timeout_sec: float, max_errors: int) -> None:
+    """Raises ValueError for a number that is out of range."""
+    if not isinstance(timeout_sec, int | float) or not 0 <= timeout_sec < float("inf"):
+        raise ValueError(f"timeout_sec is {timeout_sec!r}, expected a finite number of seconds, 0 or more")
+    if not isinstance(max_errors, int) or max_errors < 1:
+        raise ValueError(f"max_errors is {max_errors!r}, expected a whole number of at least 1")
+
+
+def error_policy(on_error: OnError | str) -> OnError:
+    """The policy of that name. Raises ValueError for a name that is none."""
+    try:
+        return OnError(on_error)
+    except ValueError:
+        raise ValueError(
+            f"on_error is {on_error!r}, expected one of {', '.join(repr(str(policy)) for policy in OnError)}"
+        ) from None
