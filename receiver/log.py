@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import logging
-import os
+
+from receiver import environment
 
 logger = logging.getLogger("hostcallback")
-
-LEVEL_VARIABLE = "HOSTCALLBACK_LOG_LEVEL"
 
 
 def set_level_from_environment() -> None:
@@ -16,14 +15,9 @@ def set_level_from_environment() -> None:
     Raises:
         ValueError: the variable holds neither a level's name nor a number.
     """
-    text = os.environ.get(LEVEL_VARIABLE, "").strip()
-    if not text:
-        return
-    level = int(text) if text.isdigit() else logging.getLevelNamesMapping().get(text.upper())
-    if level is None:
-        names = ", ".join(logging.getLevelNamesMapping())
-        raise ValueError(f"{LEVEL_VARIABLE}={text!r} is not a logging level: use one of {names}, or a number")
-    logger.setLevel(level)
+    level = environment.LOG_LEVEL.read()
+    if level is not None:
+        logger.setLevel(level)
 
 
 set_level_from_environment()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import os
 import sys
 import threading
 from collections.abc import Callable
@@ -15,11 +14,10 @@ from hostcallback import _jax_compat as compat
 from hostcallback.lifecycle import readiness, receivers as transport
 from hostcallback.lowering import takeover
 from hostcallback.tracing.source_line import SourceLine, first_user_line, user_source_line
+from receiver import environment
 from receiver.errors import ReentrantWaitError
 from receiver.log import logger
 from receiver.runtime.runtime import runtime
-
-VARIABLE = "HOSTCALLBACK_ACCELERATE"
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,12 +239,7 @@ def _bind_outside(name: str, bind_jaxs: Callable[..., Any], *args: Any, **params
 
 
 def _accelerate_from_environment() -> None:
-    choice = os.environ.get(VARIABLE, "").strip()
-    if choice not in ("", "0", "1", "verbose"):
-        raise ValueError(
-            f"{VARIABLE}={choice!r}, expected 1 (callbacks of JAX's go through hostcallback), verbose (the same, and "
-            "tells of each on standard error) or 0 (the default)"
-        )
+    choice = environment.ACCELERATE.read()
     if choice in ("1", "verbose"):
         _activate(Acceleration("numpy", choice == "verbose"))
 

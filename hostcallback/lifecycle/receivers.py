@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -15,6 +14,7 @@ import numpy as np
 
 from hostcallback import _jax_compat as compat
 from hostcallback.lifecycle import reentrant_calls as reentrant
+from receiver import environment
 from receiver.control.endpoints import endpoints
 from receiver.errors import NativeLibraryError
 from receiver.log import logger
@@ -28,14 +28,12 @@ from receiver.sources.queue import QueueSource
 from receiver.sources.ring import RingSource
 from receiver.sources.ring_config import RingConfig
 from receiver.sources.source import Source
-from receiver.taplog.flight import recorder as flight
 from receiver.wire import ArraySpec, Flags, decode_header, encode_prefix
 from receiver.wire.truncation import cut, shape_record
 
 FFI_TARGET = "hostcallback_tap"
 FFI_SHARD_TARGET = "hostcallback_tap_shard"
 FFI_CALL_TARGET = "hostcallback_call"
-TRANSPORT_VARIABLE = "HOSTCALLBACK_TRANSPORT"
 NATIVE_PLATFORMS = ("cpu", "cuda", "rocm")
 GPU_PLATFORMS = ("cuda", "rocm")
 
@@ -58,9 +56,7 @@ def use_native(platform: str) -> bool:
         ValueError: `HOSTCALLBACK_TRANSPORT` holds neither `native` nor `callback`.
         NativeLibraryError: it holds `native` and the library, or a GPU's driver, cannot be loaded.
     """
-    choice = os.environ.get(TRANSPORT_VARIABLE, "").strip().lower()
-    if choice not in ("", "native", "callback"):
-        raise ValueError(f"{TRANSPORT_VARIABLE}={choice!r}: expected 'native', 'callback' or nothing")
+    choice = environment.TRANSPORT.read()
     if platform not in NATIVE_PLATFORMS or choice == "callback":
         return False
     try:
@@ -108,13 +104,13 @@ def start(platform: str) -> None:
 
 def _record_flight() -> None:
     # A program that was asked to leave a trace should not end for want of room for it.
-    directory = os.environ.get(flight.VARIABLE, "").strip()
-    if not directory:
+    directory = environment.FLIGHT_RECORDER.read()
+    if directory is None:
         return
     try:
         runtime.record_flight(directory)
     except OSError as error:
-        logger.warning("%s=%s: no flight is recorded: %s", flight.VARIABLE, directory, error)
+        logger.warning("%s=%s: no flight is recorded: %s", environment.FLIGHT_RECORDER, directory, error)
 
 
 def started() -> bool:

@@ -7,7 +7,6 @@ taps and drops it at the end. Programs without taps are left alone.
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 from jax.extend.core import Primitive
@@ -15,9 +14,8 @@ from jax.extend.core import Primitive
 from hostcallback import _jax_compat as compat
 from hostcallback.lifecycle import raise_soon
 from hostcallback.primitives.tap import TapEffect
+from receiver import environment
 from receiver.log import logger
-
-FAST_DISPATCH_VARIABLE = "HOSTCALLBACK_FAST_DISPATCH"
 
 boundary_p = Primitive("tap_boundary")
 """A whole program with taps, `closed`: never bound, only lowered."""
@@ -52,13 +50,7 @@ def install() -> bool:
     Raises:
         ValueError: `HOSTCALLBACK_FAST_DISPATCH` is neither 0 nor 1.
     """
-    variable = FAST_DISPATCH_VARIABLE
-    choice = os.environ.get(variable, "").strip() or "1"
-    if choice not in ("0", "1"):
-        raise ValueError(
-            f"{variable}={choice!r}, expected 1 (the default) or 0 (JAX's own dispatch of effects)"
-        )
-    if choice == "0":
+    if not environment.FAST_DISPATCH.read():
         return False
     try:
         compat.wrap_outermost_lowering(discharge)
@@ -67,7 +59,7 @@ def install() -> bool:
             "calls of programs with taps take JAX's slow path, about 100 us instead of 5, since this JAX is not known: "
             "%s. Messages arrive as always. Update hostcallback, or silence this with %s=0",
             error,
-            variable,
+            environment.FAST_DISPATCH,
         )
         return False
     return True

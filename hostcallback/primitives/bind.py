@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,9 +13,9 @@ from hostcallback.primitives.tap import tap_p
 from hostcallback.tracing import leaves
 from hostcallback.tracing.source_line import user_source_line
 from hostcallback.tracing.tap_spec import SinkFactory, TapSpec
+from receiver import environment
 from receiver.messages.call_site import CallSite, note_place
 
-TANGENTS_VARIABLE = "HOSTCALLBACK_TAP_TANGENTS"
 SHARDINGS = ("global", "local")
 
 
@@ -120,7 +119,7 @@ def bind_spec(
     try:
         arrays, structure = leaves.split_leaves(arg, "arg", tap, keep_objects=options.keep_objects)
         _check_kwargs(kwargs, options.name, tap)
-        tangents = _tangents_by_default() if options.tap_tangents is None else options.tap_tangents
+        tangents = environment.TAP_TANGENTS.read() if options.tap_tangents is None else options.tap_tangents
         spec = TapSpec(
             name=options.name,
             source_line=source_line,
@@ -157,10 +156,3 @@ def _check_kwargs(kwargs: dict[str, Any], name: str, tap: str) -> None:
                 "stay on the host: put it into the tapped pytree, such as id_tap(tap_func, {'x': x, 'step': step}) "
                 f"(in the tap {tap})"
             )
-
-
-def _tangents_by_default() -> bool:
-    choice = os.environ.get(TANGENTS_VARIABLE, "").strip()
-    if choice not in ("", "0", "1"):
-        raise ValueError(f"{TANGENTS_VARIABLE}={choice!r}: expected 0, 1 or nothing")
-    return choice != "0"

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import atexit
 import functools
-import os
 import threading
 from collections.abc import Mapping
 from pathlib import Path
 
+from receiver import environment
 from receiver.control.attach import attach
 from receiver.control.commands import commands
 from receiver.control.errors import ControlError, RuleFileError
@@ -17,9 +17,6 @@ from receiver.control.rule_file import POLL_SEC, RuleFile
 from receiver.control.server import ControlServer
 from receiver.log import logger
 from receiver.runtime.runtime import Runtime, runtime
-
-FILE_VARIABLE = "HOSTCALLBACK_CONTROL_FILE"
-SOCKET_VARIABLE = "HOSTCALLBACK_CONTROL_SOCKET"
 
 
 class ControlEndpoints:
@@ -59,18 +56,17 @@ class ControlEndpoints:
             if self._started:
                 return
             self._started = True
-            named = os.environ.get(FILE_VARIABLE, "").strip()
-            path = self._followed or (Path(named) if named else None)
+            path = self._followed or environment.CONTROL_FILE.read()
             if path is not None and self._file is None:
                 self._file = RuleFile(path, self._runtime.rule_table, self._runtime.registry)
                 self._file.start()
-            choice = os.environ.get(SOCKET_VARIABLE, "").strip()
-            if choice not in ("", "0", "1"):
-                logger.warning(
-                    "%s=%r: expected 1 (the default) or 0, for no control socket", SOCKET_VARIABLE, choice
-                )
-            elif choice != "0":
-                self._open_socket()
+            try:
+                has_socket = environment.CONTROL_SOCKET.read()
+            except ValueError as error:
+                logger.warning("%s", error)
+            else:
+                if has_socket:
+                    self._open_socket()
 
     def _open_socket(self) -> None:
         try:

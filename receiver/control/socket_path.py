@@ -10,9 +10,9 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
+from receiver import environment
 from receiver.control.errors import ControlSocketError
 
-DIRECTORY_VARIABLE = "HOSTCALLBACK_CONTROL_DIR"
 SUFFIX = ".sock"
 
 _LOCAL_PEERCRED = 1  # macOS, sys/un.h
@@ -37,8 +37,8 @@ def directory() -> Path:
 
 def _directories(uid: int) -> list[Path]:
     found = []
-    if named := os.environ.get(DIRECTORY_VARIABLE, "").strip():
-        found.append(Path(named))
+    if named := environment.CONTROL_DIR.read():
+        found.append(named)
     own = os.environ.get("XDG_RUNTIME_DIR", "").strip() if uid == os.geteuid() else ""
     for runtime in (own, f"/run/user/{uid}"):
         if runtime and os.path.isdir(runtime):
@@ -69,11 +69,11 @@ def refuse_others(path: Path) -> None:
     if found.st_uid not in _trusted():
         raise ControlSocketError(
             f"{path} belongs to the user {found.st_uid}, and this process is {os.geteuid()}'s: have that user remove "
-            f"it, or name another folder in {DIRECTORY_VARIABLE}"
+            f"it, or name another folder in {environment.CONTROL_DIR}"
         )
     if not (stat.S_ISDIR(found.st_mode) or stat.S_ISSOCK(found.st_mode)):
         raise ControlSocketError(
-            f"{path} is neither a folder nor a socket: remove it, or name another folder in {DIRECTORY_VARIABLE}"
+            f"{path} is neither a folder nor a socket: remove it, or name another folder in {environment.CONTROL_DIR}"
         )
 
 

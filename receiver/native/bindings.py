@@ -12,6 +12,7 @@ import sys
 from ctypes import POINTER, c_char_p, c_int32, c_int64, c_uint8, c_uint32, c_uint64, c_void_p
 from pathlib import Path
 
+from receiver import environment
 from receiver.errors import NativeLibraryError
 
 ABI_VERSION = 9
@@ -328,8 +329,8 @@ def open_gpu(platform: str) -> None:
     Raises:
         NativeLibraryError: the native library or the driver cannot be loaded.
     """
-    variable = f"HOSTCALLBACK_{platform.upper()}_LIBRARY"
-    file = os.environ.get(variable, "").strip()
+    variable = environment.GPU_LIBRARIES[platform]
+    file = variable.read() or ""
     error = ctypes.create_string_buffer(1000)
     if not load().hcb_gpu_open(GPU_VENDORS[platform], os.fsencode(file), error, len(error)):
         reason = error.value.decode(errors="replace")

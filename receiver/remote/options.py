@@ -11,11 +11,9 @@ from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any
 
+from receiver import environment
 from receiver.remote.errors import SpoolError
 from receiver.remote.streams import is_run
-
-RUN_VARIABLE = "HOSTCALLBACK_RUN"
-TOKEN_VARIABLE = "HOSTCALLBACK_TOKEN"
 
 
 class WhenFull(enum.StrEnum):
@@ -77,8 +75,8 @@ class Forward:
                 f"forward is {self.address!r}, expected the collector's host:port, such as 'localhost:7070', or a NATS "
                 "server, 'nats://localhost:4222'"
             )
-        object.__setattr__(self, "run", self.run or os.environ.get(RUN_VARIABLE, "").strip() or "run")
-        object.__setattr__(self, "token", self.token or os.environ.get(TOKEN_VARIABLE, "").strip())
+        object.__setattr__(self, "run", self.run or environment.RUN.read() or "run")
+        object.__setattr__(self, "token", self.token or environment.TOKEN.read())
         if not is_run(self.run):
             raise ValueError(
                 f"run is {self.run!r}, expected up to 64 letters, digits, '.', '-' and '_', beginning with a letter "

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 
+from receiver import environment
 from receiver.native import bindings as native
 from receiver.sources.back_pressure import BackPressure, Policy
-
-CAPACITY_VARIABLE = "HOSTCALLBACK_RING_BYTES"
-BUDGET_VARIABLE = "HOSTCALLBACK_BLOCK_BUDGET_BYTES"
 
 _NATIVE_POLICY = {
     Policy.BLOCK: 0,
@@ -51,8 +48,8 @@ class RingConfig(BackPressure):
         """
         default = cls()
         return cls(
-            capacity_bytes=_bytes_from(CAPACITY_VARIABLE, default.capacity_bytes),
-            block_budget_bytes=_bytes_from(BUDGET_VARIABLE, default.block_budget_bytes),
+            capacity_bytes=environment.RING_BYTES.read() or default.capacity_bytes,
+            block_budget_bytes=environment.BLOCK_BUDGET_BYTES.read() or default.block_budget_bytes,
         )
 
     def native(self) -> native.Config:
@@ -65,12 +62,3 @@ class RingConfig(BackPressure):
             _NATIVE_POLICY[Policy(self.policy)],
             self.sample_every,
         )
-
-
-def _bytes_from(variable: str, default: int) -> int:
-    text = os.environ.get(variable, "").strip()
-    if not text:
-        return default
-    if not text.isdecimal() or int(text) < 1:
-        raise ValueError(f"{variable}={text!r}: expected a number of bytes, at least 1")
-    return int(text)

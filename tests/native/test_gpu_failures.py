@@ -12,6 +12,7 @@ from fake_gpu import Driver, Gpu
 from test_build import compile_program, needs_compiler
 
 from hostcallback.lifecycle import receivers as transport
+from receiver import environment
 from receiver.errors import LostMessagesError, NativeLibraryError
 from receiver.messages.message import Consumer
 from receiver.messages.registry import Registry
@@ -187,14 +188,14 @@ def test_without_a_driver_taps_of_a_gpu_use_callbacks_and_a_warning_says_so(
     def no_driver(platform: str) -> None:
         raise NativeLibraryError(f"the GPU driver of {platform} cannot be loaded")
 
-    monkeypatch.delenv(transport.TRANSPORT_VARIABLE, raising=False)
+    monkeypatch.delenv(environment.TRANSPORT.name, raising=False)
     monkeypatch.setattr(native, "open_gpu", no_driver)
     monkeypatch.setattr(transport, "local_devices", lambda platform: [object()])
     choose = transport.use_native.__wrapped__
     with caplog.at_level(logging.WARNING):
         assert not choose("cuda")
     assert "taps on cuda use the slower callback transport: the GPU driver of cuda" in caplog.text
-    monkeypatch.setenv(transport.TRANSPORT_VARIABLE, "native")
+    monkeypatch.setenv(environment.TRANSPORT.name, "native")
     with pytest.raises(NativeLibraryError):
         choose("cuda")
 

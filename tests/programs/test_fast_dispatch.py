@@ -85,4 +85,4 @@ def test_fast_dispatch_can_be_switched_off_without_a_word() -> None:
 def test_a_switch_that_is_neither_on_nor_off_is_refused() -> None:
     out, err = run(HOSTCALLBACK_FAST_DISPATCH="maybe")
     assert out == ""
-    assert "HOSTCALLBACK_FAST_DISPATCH='maybe', expected 1 (the default) or 0" in err
+    assert "HOSTCALLBACK_FAST_DISPATCH='maybe': expected 1 (the default) or 0" in err

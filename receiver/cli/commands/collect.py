@@ -6,13 +6,13 @@ import argparse
 import asyncio
 import contextlib
 import logging
-import os
 import runpy
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from receiver import environment
 from receiver.cli import USAGE, CommandError
 from receiver.cli.output.messages import make_safe
 from receiver.log import logger
@@ -213,11 +213,9 @@ def _fetching(
     from receiver.remote.nats.connection import NatsServer
     from receiver.remote.nats.server import fetching
     from receiver.remote.nats.subjects import token
-    from receiver.remote.options import TOKEN_VARIABLE
 
-    secret = os.environ.get(TOKEN_VARIABLE, "").strip()
     try:
-        server = NatsServer(url=arguments.nats, token=secret, tls_ca=arguments.nats_ca)
+        server = NatsServer(url=arguments.nats, token=environment.TOKEN.read(), tls_ca=arguments.nats_ca)
     except ValueError as error:
         raise CommandError(f"--nats: {error}") from error
     durable = f"hcb-collect-{token(arguments.nats_run)}" if arguments.nats_run else "hcb-collect"

@@ -14,9 +14,8 @@ from importlib.abc import Loader, MetaPathFinder
 from types import ModuleType, TracebackType
 from typing import Any
 
+from receiver import environment
 from receiver.cli import FAILED, INTERRUPTED, CommandError
-
-VARIABLE = "HOSTCALLBACK_ACCELERATE"
 
 EXAMPLES = """\
 The script runs as by `python SCRIPT ARGUMENTS`, in this interpreter, and needs no change. When it imports jax, it
@@ -53,7 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
     script, is_module = arguments.script, arguments.module
     if not is_module and not os.path.exists(script):
         raise CommandError(f"{script}: no such script: hcb run SCRIPT ARGUMENTS")
-    os.environ[VARIABLE] = "verbose" if arguments.verbose else "1"
+    os.environ[environment.ACCELERATE.name] = "verbose" if arguments.verbose else "1"
     accelerate_with_jax()
     sys.argv = [script, *arguments.arguments]
     if not sys.flags.safe_path:

@@ -12,6 +12,7 @@ import threading
 import time
 from pathlib import Path
 
+from receiver import environment
 from receiver.log import logger
 from receiver.messages.message import Consumer
 from receiver.sources.ring import RingSource
@@ -19,7 +20,6 @@ from receiver.sources.source import Source
 from receiver.taplog.flight.ring_file import SUFFIX
 from receiver.taplog.writing.segment_writer import SegmentWriter
 
-VARIABLE = "HOSTCALLBACK_FLIGHT_RECORDER"
 PROCESS_FILE = "process.json"
 TAPS_FILE = "taps.hcblog"
 
@@ -114,5 +114,6 @@ def _cure(error: OSError, nbytes: int) -> str:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return f"its file needs {nbytes >> 20} MiB, and the file system is full: make room, or name another folder"
     if error.errno == errno.EBUSY:
-        return f"the memory of a GPU's ring is pinned once it is in use: set {VARIABLE} before the first tap"
+        variable = environment.FLIGHT_RECORDER
+        return f"the memory of a GPU's ring is pinned once it is in use: set {variable} before the first tap"
     return str(error)
