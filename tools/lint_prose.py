@@ -29,8 +29,7 @@ IDIOMS = (
 PROSE_CHECKED = (
     "CHANGELOG.md",
     "README.md",
-    "docs/metrics.md",
-    "docs/otlp.md",
+    "docs",
     "receiver/control",
     "receiver/sources",
 )

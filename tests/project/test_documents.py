@@ -9,7 +9,9 @@ import pytest
 
 from checkout import ROOT
 
-DOCUMENTS = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCUMENTS = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
+SHORTENED = [ROOT, ROOT / "hostcallback", ROOT / "receiver", ROOT / "docs"]
+"""Folders from which documents name files."""
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
@@ -18,6 +20,30 @@ def test_every_relative_link_leads_to_a_file(document: Path) -> None:
     missing = [
         link for link in links if "://" not in link and not (document.parent / link).resolve().exists()
     ]
+    assert missing == []
+
+
+def anchors(document: Path) -> set[str]:
+    """The ids that GitHub gives the headings of a document."""
+    headings = re.findall(r"^#+ (.*)", document.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_every_link_to_a_heading_leads_to_one(document: Path) -> None:
+    links = re.findall(r"\]\(([^)#\s:]*)#([^)\s]+)\)", document.read_text())
+    missing = [
+        f"{path}#{anchor}"
+        for path, anchor in links
+        if anchor not in anchors((document.parent / path).resolve() if path else document)
+    ]
+    assert missing == []
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_every_source_file_that_a_document_names_exists(document: Path) -> None:
+    named = re.findall(r"`([\w./]+/[\w./]+\.(?:py|cc|h))`", document.read_text())
+    missing = [name for name in named if not any((folder / name).exists() for folder in SHORTENED)]
     assert missing == []
 
 

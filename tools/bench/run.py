@@ -41,13 +41,14 @@ from tools.gpu.check import REPORT as GPU_REPORT, TABLE_BEGINS
 Rows = Row | list[Row]
 
 EXPLANATION = """\
-Medians of several rounds, ours and the peer in turn; the spread is half the interquartile range of ours. Both sides
-deliver every value to a Python function before the clock stops, but for the rows that say otherwise. Ratios carry
-over to other machines, times do not. What exactly both sides do is in the docstring of each row's function, in
-`tools/bench/rows/`.
+The values are medians of several rounds; hostcallback and the peer run in turn. The spread is half the interquartile
+range of its times. Both sides deliver every value to a Python function before the clock stops, except in rows that
+say otherwise. Ratios carry over to other machines, times do not. The docstring of each row's function, in
+`tools/bench/rows/`, describes the work of both sides.
 
-`python tools/bench.py --only TEXT` runs the rows whose name there contains the text, and writes nothing;
-`python tools/bench.py --only memory --messages 100000000` is the memory row over 100 million (2 to 5 minutes)."""
+`python tools/bench.py --only TEXT` runs the rows of `tools/bench/run.py` whose name contains the text, and writes
+nothing; `python tools/bench.py --only memory --messages 100000000` is the memory row over 100 million (2 to 5
+minutes)."""
 
 REPORT = Path(__file__).resolve().parents[2] / "docs" / "benchmarks.md"
 

@@ -62,10 +62,10 @@ def apart_here(rounds: int) -> list[Row]:
             delivered[name].append(rate)
     base, here, other = (figure(times[name]) for name in ("untapped", "here", "apart"))
     rates = {name: figure(values).median for name, values in delivered.items()}
-    title = "a loop of pure Python beside a saturated receiver"
+    title = "a loop of pure Python, a saturated receiver"
     return [
         other.beside(
-            base, f"{title} in a process of its own ({rates['apart']:,.0f} prints/s)", "ms", "untapped", 1.1
+            base, f"{title} in a child process ({rates['apart']:,.0f} prints/s)", "ms", "untapped", 1.1
         ),
         here.beside(base, f"{title} in this process ({rates['here']:,.0f} prints/s)", "ms", "untapped", None),
     ]

@@ -178,7 +178,7 @@ def idle_here(rounds: int) -> list[Row]:
     assert count.count == len(runtime.receivers()) == 4
     sleep(0.5)
     mine = figure([cpu_ms_per_sec() - without for _ in range(rounds)])
-    return [mine.within(1.0, "four idle receivers: processor time, beside none", "ms/s")]
+    return [mine.within(1.0, "four idle receivers: processor time, compared with none", "ms/s")]
 
 
 PACE_SEC, PACES = 1e-3, 100
@@ -241,11 +241,11 @@ def busy_here(rounds: int) -> list[Row]:
     programs = (loaded, quiet, flood)
     mine, peer, flooded = measure([lambda program=program: beside(program) for program in programs], rounds)
     share, flood_share = (statistics.median(shares[program]) for program in (loaded, flood))
-    name = f"dispatch beside a receiver that is busy {share:.0%} of the time"
-    saturated = f"dispatch beside a saturated receiver (busy {flood_share:.0%})"
+    name = f"dispatch during deliveries, the receiver busy {share:.0%} of the time"
+    saturated = f"dispatch during deliveries, the receiver saturated (busy {flood_share:.0%})"
     return [
-        mine.beside(peer, name, "us/call", "beside an idle one", 1.1),
-        flooded.beside(peer, saturated, "us/call", "beside an idle one", 2.0),
+        mine.beside(peer, name, "us/call", "with an idle receiver", 1.1),
+        flooded.beside(peer, saturated, "us/call", "with an idle receiver", 2.0),
     ]
 
 
