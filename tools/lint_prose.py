@@ -27,6 +27,7 @@ IDIOMS = (
 )
 
 PROSE_CHECKED = (
+    "hostcallback/_jax_compat",
     "CHANGELOG.md",
     "README.md",
     "docs",

@@ -45,7 +45,7 @@ def custom_call_with_results(
         operand_layouts=[(), *(tuple(range(rank - 1, -1, -1)) for rank in ranks)],
         result_layouts=[(), *(tuple(range(aval.ndim - 1, -1, -1)) for aval in results)],
     )
-    # An aval stands for the token here, which is a result like the others.
+    # JAX's helper takes avals, and the token is a result without one: a scalar stands for it (0.8 to 0.12).
     context.run_on_every_device(op, [_core.ShapedArray((), np.dtype(np.bool_)), *results])
     token_out, *outs = op.results
     return token_out, outs
@@ -116,8 +116,8 @@ def call_when_run(primitive: Any, function: Callable[[], None]) -> None:
 def dispatch_synchronously(context: LoweringContext) -> None:
     """Has the calling thread run the program on CPU, and wait for its end, where its arguments are there.
 
-    XLA provides for it where programs have host callbacks, "to avoid deadlocks with reentrant callbacks" (0.8 to
-    0.12): a thread holds no more than one of the 32 programs that a device has in flight, and those of a host
-    function find their places. This callback is never called.
+    XLA does so for programs with host callbacks, "to avoid deadlocks with reentrant callbacks" (0.8 to 0.12): a thread
+    then has one of the 32 programs that a device has in flight at most. Without it, threads fill all places with
+    programs whose host functions wait for a place: a deadlock. The callback added here is never called.
     """
     context.raw.module_context.add_host_callback(lambda *args: ())

@@ -16,6 +16,9 @@ from jax._src import (
 def define_flag(name: str, default: bool | int, about: str, on_set: Callable[[Any], None]) -> Any:
     """Defines a JAX configuration flag; its `.value` is its current value.
 
+    The drop-in for `host_callback` has flags that JAX removed with that module. Without it, `jax.config.update` raises
+    for them: it knows only flags that were defined (0.8 to 0.12).
+
     Args:
         name: in lower case. The environment variable of that name in upper case sets it, too.
         default: its value until it is set; its type is the flag's.
@@ -36,9 +39,8 @@ def shared_value(key: str, value: str, timeout_sec: float) -> str | None:
     client: Any = _distributed.global_state.client
     if client is None:
         return None
-    with contextlib.suppress(
-        jax.errors.JaxRuntimeError
-    ):  # another one was first; or the next call says what is wrong
+    # Another process was first, or the next call raises what is wrong.
+    with contextlib.suppress(jax.errors.JaxRuntimeError):
         client.key_value_set(key, value)
     found: str = client.blocking_key_value_get(key, int(timeout_sec * 1000))
     return found

@@ -17,7 +17,7 @@ def wrap_custom_partitioning(wrapper: Callable[[Any], Any]) -> None:
 
     Where the compiler partitions, JAX's rule (0.8 to 0.12) makes a call without side effects and sets no tokens. Later,
     while XLA compiles, it lowers what the function's `partition` returns, for a program without tokens, and keeps
-    nothing alive of that.
+    nothing alive of that. Without another rule, lowering fails for lack of a token if the function has taps.
     """
     _mlir.register_lowering(
         custom_partitioning_p, wrapper(_custom_partitioning._custom_partitioning_lowering_rule)

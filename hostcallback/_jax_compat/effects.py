@@ -18,7 +18,11 @@ Effect: Any = _effects.Effect
 
 
 def register_effect(effect_type: type[Any], *, ordered: bool) -> None:
-    """Allows an effect everywhere JAX lets one in; ordered ones also on several devices (0.8 and later)."""
+    """Allows an effect in every place where JAX checks effects; an ordered one also on several devices.
+
+    Without it, control flow, checkpoints, custom derivatives and lowering refuse programs with the effect (0.8 to
+    0.12).
+    """
     allowed = [
         _effects.lowerable_effects,
         _effects.control_flow_allowed_effects,
@@ -43,7 +47,11 @@ def has_input_effect(closed: Any) -> bool:
 
 
 def add_effects(primitive: Any, effects_of: Callable[[dict[str, Any]], set[Any]]) -> None:
-    """Gives the equations of one of JAX's primitives more effects: those that `effects_of` finds for its parameters."""
+    """Gives the equations of one of JAX's primitives more effects: those that `effects_of` finds for its parameters.
+
+    Without it, the primitives of kernels and of custom partitioning hide the effects of the programs they hold (0.8 to
+    0.12): the program around them has no token for the taps in there.
+    """
     evaluate = primitive.abstract_eval  # which returns effects as well, however it was registered
 
     @functools.wraps(evaluate)
@@ -75,9 +83,10 @@ def thread_tokens() -> dict[str, Any]:
 
 
 def asks_for_token(frame: FrameType | None) -> bool:
-    """Whether a frame is part of JAX's look for a token at the start of a dispatch.
+    """Whether a frame belongs to JAX's search for a token at the start of a dispatch.
 
-    `RuntimeTokenSet.get_token_input` (0.8 to 0.12) calls the effect's hash, as other places do.
+    `RuntimeTokenSet.get_token_input` (0.8 to 0.12) calls the effect's hash. Other places do, too: without this test,
+    an error for the next call could be raised while a program is traced or lowered.
     """
     for _ in range(4):
         if frame is None:
@@ -95,7 +104,11 @@ def ordered_tokens(tokens: dict[str, Any], effect: Any) -> list[jax.Array]:
 
 
 def drop_token(tokens: dict[str, Any], effect: Any) -> None:
-    """Makes a thread's next computation with `effect` begin with a new token."""
+    """Makes a thread's next computation with `effect` begin with a new token.
+
+    Without it, the token of a program that failed goes into the next program with the effect (0.8 to 0.12), which then
+    fails with the same error.
+    """
     tokens.get("current_tokens", {}).pop(effect, None)
 
 
@@ -107,7 +120,10 @@ def wait_for_runtime_tokens(tokens: dict[str, Any]) -> None:
 
 
 def drop_failed_runtime_tokens(tokens: dict[str, Any]) -> None:
-    """Waits for the thread's programs, and forgets those that failed: JAX's exit raises what they failed with."""
+    """Waits for the thread's programs, and forgets those that failed.
+
+    Without it, `jax.effects_barrier` and the exit of the process raise what they failed with once more (0.8 to 0.12).
+    """
     runtime_tokens = tokens.get("output_runtime_tokens", {})
     for device, token in list(runtime_tokens.items()):
         try:

@@ -52,7 +52,8 @@ def constants_to_inputs(closed: Any) -> tuple[Any, list[Any]]:
 def lower_to_primitives(closed: Any) -> Any:
     """The same program without "high-level" equations, which have no lowering rules.
 
-    They came with 0.8; `jax.lax.custom_root` is one since 0.12. What takes or returns high-level values stays as it is.
+    They came with 0.8; `jax.lax.custom_root` is one since 0.12. Without it, the lowering of such a program raises that
+    it found no rule. A program that takes or returns high-level values stays as it is.
     """
     if not closed.jaxpr.is_high or any(aval.is_high for aval in (*closed.in_avals, *closed.out_avals)):
         return closed
@@ -78,7 +79,7 @@ def scan_groups(params: dict[str, Any], operands: Sequence[Any]) -> list[list[An
 
 
 def jit_options(params: dict[str, Any]) -> dict[str, Any]:
-    """What `jax.jit` takes of a nested jit's parameters, beside its shardings; `inline` has been a bool and an enum."""
+    """What `jax.jit` takes of a nested jit's parameters, except its shardings; `inline` is a bool or an enum."""
     return {key: params[key] for key in ("keep_unused", "inline") if key in params}
 
 
@@ -101,7 +102,8 @@ def zero_tangent(primal: Any) -> Any:
 def wrap_scan_hoisting(wrapper: Callable[[Any], Any]) -> None:
     """Replaces the function that takes loop-invariant code out of scans under differentiation.
 
-    It is called as `hoist(closed_jaxpr, known_consts, *counts)` and returns what stays first, a closed jaxpr (0.8 to
-    0.12). It is in no table of rules: two of JAX's rules call it by name.
+    It is called as `hoist(closed_jaxpr, known_consts, *counts)` and returns the remaining closed jaxpr first (0.8 to
+    0.12). It is in no table of rules: two of JAX's rules call it by name. Without it, a tap of a loop-invariant value
+    is moved out of its loop and sends one message, or none, instead of one for each iteration (jax#16637).
     """
     _loops._scan_known_hoisting = wrapper(_loops._scan_known_hoisting)

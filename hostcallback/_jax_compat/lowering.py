@@ -30,15 +30,18 @@ def register_lowering(primitive: Any, rule: Callable[..., Any], platform: str | 
 
 
 def lower_with_devices(primitive: Any) -> None:
-    """Makes JAX tell the primitive's lowering rule which devices the program is for."""
+    """Makes JAX tell the primitive's lowering rule which devices the program is for.
+
+    Without it, JAX may lower the program without knowing them, and `LoweringContext.devices` is None (0.8 to 0.12).
+    """
     _dispatch.prim_requires_devices_during_lowering.add(primitive)
 
 
 def lowering_platform(platform: str) -> str:
-    """What JAX calls a device's platform when it lowers for it: `cuda` or `rocm` where the device says `gpu`."""
+    """What JAX calls a device's platform when it lowers for it: `cuda` or `rocm` for a device of the platform `gpu`."""
     if platform != "gpu":
         return platform
-    # Devices go on saying `gpu` for what programs tell apart (0.8 to 0.12).
+    # Devices have the platform `gpu` for both (0.8 to 0.12).
     return str(getattr(_xla_bridge.get_backend(platform), "_raw_platform", platform))
 
 
@@ -251,13 +254,13 @@ class LoweringContext:
 
     def widen(self, operands: Sequence[Any], avals: Sequence[Any]) -> list[Any]:
         """Operands whose elements are whole bytes, as `widened` says."""
-        # JAX 0.8.0 hands packed elements of less than a byte to Python as they lie.
+        # JAX 0.8.0 hands packed elements of less than a byte to Python as they lie: without this, values are wrong.
         return [_widen(operand, aval) for operand, aval in zip(operands, avals, strict=True)]
 
     def sharding_of_one_device(self, avals: Sequence[Any]) -> Any:
         """The sharding of a Python callback with such results that the program's first device calls (0.8 to 0.12).
 
-        XLA's partitioner takes no other custom call on one device.
+        XLA's partitioner refuses every other custom call on one device.
 
         Raises:
             NotImplementedError: some axes of the mesh are manual.
@@ -340,8 +343,9 @@ def _all(predicate: Any) -> Any:
 
 
 class _BackendElsewhere:
-    # Stands for the backend of a platform that a program is lowered for on a machine without it (0.8 to 0.12 ask it for
-    # nothing else). The program cannot run here: what the backend would remember of the callback is not needed.
+    # Stands for the backend of a platform that this machine lacks, when a program is lowered for it. JAX asks it for
+    # nothing else (0.8 to 0.12); without it, lowering a Python callback raises that there is no such backend. The
+    # program cannot run here: what the backend would remember of the callback is not needed.
 
     def __init__(self, platform: str) -> None:
         self.platform = platform
@@ -351,7 +355,7 @@ class _BackendElsewhere:
 
 
 def sharding_of_per_device_calls(avals: Iterable[Any]) -> Any:
-    # Replicated "manual" sharding for a call without array results (0.8 to 0.12 under Shardy).
+    """The sharding of a call that each device runs for itself: replicated and "manual" (0.8 to 0.12 under Shardy)."""
     return _callback._get_sdy_array_list_for_callbacks(list(avals))
 
 

@@ -50,8 +50,8 @@ def vary_over(axes: frozenset[Any], value: Any) -> Any:
 def results_that_vary_as(avals: Sequence[Any], results: Sequence[Any]) -> list[Any]:
     """The avals of results that depend on all operands: they vary over every manual mesh axis that one of those does.
 
-    The axes are `vma` in 0.8 and `manual_axis_type.varying` from 0.10 on. JAX's own rule for its callbacks and FFI
-    calls leaves them out or demands that all operands agree.
+    JAX's own rule for its callbacks and FFI calls leaves the axes out, or demands that all operands agree (0.8 to
+    0.12): without this one, shard_map refuses the result of a call or the call itself.
     """
     varying = varying_axes(avals)
     sharding = _core.get_cur_mesh_sharding()

@@ -64,7 +64,7 @@ def register_partitioner(name: str, partition: Callable[..., Any]) -> None:
         "can_side_effecting_have_replicated_sharding": True,
     }
     _xla_client.register_custom_call_partitioner(**arguments)
-    # Platforms in plugins have partitioners of their own.
+    # Each platform in a plugin keeps its own partitioners (0.8 to 0.12): without this, it knows no such call.
     _xla_bridge.register_plugin_callbacks(
         functools.partial(_xla_client.register_custom_call_partitioner, **arguments)
     )

@@ -15,7 +15,7 @@ from jax._src import (
 
 
 def traced_function(closed: Any) -> str | None:
-    """Name and source line of the function that a program was traced from, as `source_of` says them."""
+    """Name and source line of the function that a program was traced from, in the form of `source_of`."""
     name = getattr(closed.jaxpr.debug_info, "func_src_info", None)
     return None if name is None else str(name)
 
@@ -23,7 +23,8 @@ def traced_function(closed: Any) -> str | None:
 def source_of(function: Any) -> str:
     """Name and source line of a function, jitted or not, as JAX's traces note them (0.8 to 0.12)."""
     wrapped = inspect.unwrap(function)
-    while isinstance(wrapped, functools.partial):  # which hides what it wraps from JAX until 0.12
+    # Until 0.12, JAX does not look into a partial: without this, the name is not the one that the trace has.
+    while isinstance(wrapped, functools.partial):
         wrapped = inspect.unwrap(wrapped.func)
     return str(_api_util.fun_sourceinfo(wrapped))
 
@@ -52,8 +53,9 @@ def no_equation_context() -> Any:
 def equation_frames(equation: Any) -> Iterator[tuple[str, int, str]]:
     """File, line and function of the frames that an equation was traced in, innermost first, without JAX's own.
 
-    Only those of the innermost function that JAX traced, and none if that is JAX's own: what called it may have been
-    another line when JAX traced it, and kept the result, than it is here. From 0.9 on there are no others.
+    Only those of the innermost function that JAX traced, and none if that is JAX's own: JAX keeps the traced function,
+    and another line may have called it then. From 0.9 on the equation has no other frames; before, without the test
+    for `trace_to_jaxpr_dynamic`, the line could be wrong.
     """
     traceback = equation.source_info.traceback
     for frame in traceback.frames if traceback else ():

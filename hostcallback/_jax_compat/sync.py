@@ -17,9 +17,10 @@ from hostcallback._jax_compat.tracing import ArrayImpl
 
 
 def extend_effects_barrier(function: Callable[[], None]) -> None:
-    """Has `jax.effects_barrier` call `function` when it has waited for JAX's own effects; JAX's exit does so, too.
+    """Has `jax.effects_barrier`, and JAX's exit, call `function` when they have waited for JAX's own effects.
 
-    Both end in `RuntimeTokenSet.block_until_ready` (0.8 to 0.12), which programs reach by several names.
+    Both end in `RuntimeTokenSet.block_until_ready` (0.8 to 0.12), which programs reach by several names. Without it,
+    `jax.effects_barrier` returns before the messages of taps are delivered.
     """
     tokens = type(_dispatch.runtime_tokens)
     wait: Any = tokens.block_until_ready
@@ -36,12 +37,14 @@ def extend_block_until_ready(function: Callable[[], None]) -> Callable[[], None]
     """Has `jax.block_until_ready`, and the method of arrays, call `function` when what they wait for is ready.
 
     The first takes several arrays to `xla_client.batched_block_until_ready`, and one to its method (0.8 to 0.12).
+    Without it, results are ready before the callbacks that `accelerate` took over have run.
 
     Returns:
-        What undoes it, unless somebody else has replaced the same since: theirs calls ours, which goes on.
+        A function that undoes it. It leaves a function alone that other code has replaced since: the replacement calls
+        ours, which goes on.
 
     Raises:
-        LookupError: this JAX has one of the two no more; nothing has changed then.
+        LookupError: this JAX lacks one of the two; nothing has changed then.
     """
     places = [(ArrayImpl, "block_until_ready"), (_xla_client, "batched_block_until_ready")]
     for owner, name in places:
@@ -71,20 +74,24 @@ def extend_block_until_ready(function: Callable[[], None]) -> Callable[[], None]
 
 
 PROGRAMS_IN_FLIGHT = 32
-"""Programs that XLA:CPU lets a device have in flight (its `max_inflight_computations`); counted on 0.8 to 0.12."""
+"""Programs that XLA:CPU lets a device have in flight (its `max_inflight_computations`); counted on 0.8 to 0.12.
+
+A fence that takes fewer does not keep other threads from dispatching.
+"""
 
 
 def dispatches_asynchronously() -> bool:
-    """Whether XLA:CPU comes back from a dispatch before the program is over."""
+    """Whether XLA:CPU returns from a dispatch before the program is over."""
     config: Any = jax.config  # whose flags are no attributes
     return bool(config.read("jax_cpu_enable_async_dispatch"))
 
 
 def execution_stream(ident: int) -> contextlib.AbstractContextManager[None]:
-    """What is dispatched inside goes to the execution stream of the thread with this `threading.get_ident` (Linux).
+    """Programs dispatched inside go to the execution stream of the thread with this `threading.get_ident` (Linux).
 
     jaxlib's CPU client gives a thread the stream `std::hash<std::thread::id>` (`PosixEnv::GetCurrentThreadId` of tsl,
-    0.8 to 0.12), which in libstdc++ is `_Hash_bytes` of the pthread's number. Where it is not, `streams` finds out.
+    0.8 to 0.12), which in libstdc++ is `_Hash_bytes` of the pthread's number. Elsewhere the number is wrong:
+    `hostcallback.sync.streams` tries it before it relies on it.
     """
     stream = _xla_client.execution_stream_id(_hash_of_thread(ident))
     return cast("contextlib.AbstractContextManager[None]", stream)
@@ -92,7 +99,7 @@ def execution_stream(ident: int) -> contextlib.AbstractContextManager[None]:
 
 @functools.lru_cache(maxsize=4096)
 def _hash_of_thread(ident: int) -> int:
-    # MurmurHash64A as in libstdc++'s hash_bytes.cc, of eight bytes.
+    # MurmurHash64A of eight bytes, as in libstdc++'s hash_bytes.cc.
     factor, mask = 0xC6A4A7935BD1E995, 2**64 - 1
 
     def mixed(value: int) -> int:
@@ -104,7 +111,11 @@ def _hash_of_thread(ident: int) -> int:
 
 
 def in_callback_of_jax() -> bool:
-    """Whether the calling thread is inside a host function that JAX calls for a program (0.8 to 0.12)."""
+    """Whether the calling thread is inside a host function that JAX calls for a program.
+
+    JAX sets no mark for it, so this looks for the module `jax._src.callback` among the frames (0.8 to 0.12). Without
+    this test, a host function that calls `jax.effects_barrier` would wait for the program that waits for it.
+    """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if frame.f_globals.get("__name__") == "jax._src.callback":

@@ -49,12 +49,16 @@ def check_callback_params(name: str, params: dict[str, Any]) -> None:
 
 
 def replace_bind(primitive: Any, bind: Callable[..., Any]) -> None:
-    """Has `primitive.bind(...)` call `bind`: tracing ends there, and so does evaluating a jaxpr (0.8 to 0.12)."""
+    """Has `primitive.bind(...)` call `bind`.
+
+    Every way to the primitive goes through it, tracing as well as the evaluation of a jaxpr (0.8 to 0.12). To replace
+    the public functions instead would miss the libraries that imported them before.
+    """
     primitive.bind = bind  # hides the method of the class
 
 
 def restore_bind(primitive: Any, bind: Callable[..., Any]) -> None:
-    """Undoes `replace_bind`, unless somebody else has replaced it since: theirs calls ours, which hands on."""
+    """Undoes `replace_bind`, unless other code has replaced it since: that one calls ours, which hands on."""
     if vars(primitive).get("bind") is bind:
         del primitive.bind
 

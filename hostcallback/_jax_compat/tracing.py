@@ -64,9 +64,9 @@ def trace_of(tracer: Any) -> Literal["this", "outer"] | None:
 def escaped_tracer_error(value: Any) -> Exception | None:
     """JAX's error for a tracer whose trace is over; None for every other value.
 
-    JAX (0.8 to 0.12) takes most such tracers for constants of whatever is traced now, and raises only when that runs,
-    far from the line that used them. A tracer is alive if its trace is current or encloses the current one; where a
-    kind of trace does not tell what encloses it, JAX is left to judge.
+    JAX (0.8 to 0.12) takes most such tracers for constants of the current trace, and raises only when the program
+    runs, far from the line that used them. A tracer is alive if its trace is current or encloses the current one; if a
+    kind of trace does not know what encloses it, JAX decides.
     """
     if not isinstance(value, _core.Tracer):
         return None
@@ -82,7 +82,7 @@ def escaped_tracer_error(value: Any) -> Exception | None:
 
 
 def _are_one(trace: Any, other: Any) -> bool:
-    # JAX makes several objects for one trace; they share a tag.
+    # JAX makes several objects for one trace (0.8 to 0.12); they share a tag.
     return trace is other or getattr(trace, "tag", trace) is getattr(other, "tag", other)
 
 
@@ -92,11 +92,11 @@ def is_frame_of_jit(frame: FrameType) -> bool:
 
 
 def tracing_for(frame: FrameType | None) -> str | None:
-    """For what code a frame's thread is tracing that JAX lowers by rules of its own; None for ordinary programs.
+    """For which code with a special lowering a frame's thread is tracing; None for ordinary programs.
 
-    What such code binds gets into no program's list of effects: a Pallas kernel, the body of a custom partitioning, and
-    what a lowering rule is written in (`mlir.lower_fun`). JAX tells nowhere that it traces for one, so this looks for
-    the modules and the function that do it (0.8 to 0.12).
+    Such code is a Pallas kernel, the body of a custom partitioning, or a function by which a lowering rule is written
+    (`mlir.lower_fun`). The effects of its equations get into no program's list of effects. JAX sets no mark while it
+    traces for one, so this looks for the modules and the function that do it (0.8 to 0.12).
     """
     while frame is not None:
         module = frame.f_globals.get("__name__", "")
@@ -114,6 +114,7 @@ def tracing_for(frame: FrameType | None) -> str | None:
 def cache_weakly(key_type: type[Any]) -> None:
     """Keeps JAX's caches from keeping equation parameters of that type alive.
 
-    `_cached_abstract_eval` and others (0.8 to 0.12) hold their keys strongly unless the type is one of these.
+    `_cached_abstract_eval` and others (0.8 to 0.12) hold their keys strongly unless the type is one of these: without
+    it, they keep what the user's function refers to.
     """
     _util.weakref_cache_key_types.add(key_type)
