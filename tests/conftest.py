@@ -36,8 +36,10 @@ TRANSPORT = os.environ.get("HOSTCALLBACK_TRANSPORT") or "native"
 
 # Codecs, logs, assembling, forwarding of what was recorded, documents, packaging: no transport has a part in them.
 TESTS = Path(__file__).parent
-_ROOMS = ("receiver", "native", "taplog", "replay", "remote", "cli", "compare", "convert", "project")
-WITHOUT_TRANSPORT = tuple(TESTS / room for room in _ROOMS)
+WITHOUT_TRANSPORT = {TESTS / room for room in ("receiver", "native", "remote", "project")}
+WITH_TRANSPORT = {
+    TESTS / "receiver" / room for room in ("control", "runtime", "taplog/flight", "taplog/recording")
+}
 
 # Rooms whose tests compile much, and some that do not.
 SMALL = {TESTS / room for room in ("drop_in", "taps")}
@@ -71,8 +73,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return
 
     def runs_natively_only(item: pytest.Item) -> bool:
-        parents = {item.path, *item.path.parents}
-        return bool(item.get_closest_marker("native_only") or parents.intersection(WITHOUT_TRANSPORT))
+        parents = {*item.path.parents}
+        without = parents.intersection(WITHOUT_TRANSPORT) and not parents.intersection(WITH_TRANSPORT)
+        return bool(item.get_closest_marker("native_only") or without)
 
     left_out = [item for item in items if runs_natively_only(item)]
     items[:] = [item for item in items if not runs_natively_only(item)]

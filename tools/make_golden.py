@@ -19,7 +19,7 @@ sys.path.insert(0, str(ROOT))
 from receiver.wire import Flags, encode_frame  # noqa: E402
 from receiver.wire.dtypes import WIRE_TYPES, WireType, dtype_of  # noqa: E402
 
-FOLDER = ROOT / "tests" / "receiver" / "golden"
+FOLDER = ROOT / "tests" / "receiver" / "wire" / "golden"
 
 
 class Case(NamedTuple):

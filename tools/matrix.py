@@ -27,7 +27,7 @@ ROOMS = {
         "taps",
         "calls",
         "checks",
-        "lifecycle",
+        "hostcallback",
         "accelerate",
         "debug",
         "programs",

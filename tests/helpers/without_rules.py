@@ -1,4 +1,4 @@
-"""Each test of live control begins and ends without rules."""
+"""A fixture for folders whose tests each begin and end without rules."""
 
 from __future__ import annotations
 

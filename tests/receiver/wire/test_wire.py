@@ -47,7 +47,7 @@ from receiver.wire import (
 )
 from receiver.wire.dtypes import WIRE_TYPES, WireType, dtype_of, wire_type_of
 
-GOLDEN = ROOT / "tests" / "receiver" / "golden"
+GOLDEN = ROOT / "tests" / "receiver" / "wire" / "golden"
 
 Array = np.ndarray[Any, Any]
 Result = tuple[int, int, int, int, int, int, list[Array]]

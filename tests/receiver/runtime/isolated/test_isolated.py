@@ -231,7 +231,7 @@ def test_a_failure_in_the_other_process_is_reported_here() -> None:
     with pytest.raises(hcb.TapFunctionException) as caught, hcb.outfeed_receiver(process=True):
         hcb.jit(program)(np.float32(1.5))
     assert "format code" in str(caught.value.exceptions[0])
-    assert "test_apart.py" in "".join(caught.value.exceptions[0].__notes__)
+    assert "test_isolated.py" in "".join(caught.value.exceptions[0].__notes__)
 
 
 def test_misuse(tmp_path: Path) -> None:
