@@ -1,1 +1,1 @@
-"""Messages of many processes in one place: each process's spool, what sends it, and the collector that stores it."""
+"""Forwarding: each process's spool, the transports that send it, and the collector that stores the streams of all."""

@@ -1,4 +1,4 @@
-"""Runs a collector until it is told to end."""
+"""Runs a collector until a signal ends it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from receiver.remote.control.relay import ControlService
 from receiver.remote.errors import RemoteError
 
 END_SEC = 2.0
-"""How long streams may go on when the collector is to end. What they have not sent stays in their spools."""
+"""Seconds for which streams may continue when the collector ends. Unsent data stays in their spools."""
 
 
 async def serve(
@@ -29,13 +29,13 @@ async def serve(
 
     Args:
         collector: the service.
-        address: to listen at, `host:port`; port 0 for any.
-        credentials: for TLS; None for none.
-        control: hands on what is asked of the processes; None if nothing may be.
+        address: to listen at, `host:port`; port 0 for any free one.
+        credentials: for TLS; None for plain text.
+        control: relays control requests to processes; None disables control.
         on_listening: called with the port.
 
     Raises:
-        RemoteError: nothing can listen there.
+        RemoteError: the collector cannot listen at the address.
     """
     server = grpc.aio.server(options=SERVER_OPTIONS)
     server.add_generic_rpc_handlers((collector.handlers(),))
@@ -49,7 +49,7 @@ async def serve(
     except RuntimeError as error:
         raise RemoteError(f"cannot listen at {address}: {error}") from error
     if not port:
-        raise RemoteError(f"cannot listen at {address}: it is taken, or not this machine's")
+        raise RemoteError(f"cannot listen at {address}: another program uses it, or it is not this machine's")
     await server.start()
     end = asyncio.Event()
     loop = asyncio.get_running_loop()

@@ -1,10 +1,10 @@
-"""What goes wrong between a process and its collector.
+"""Errors between a process and its collector.
 
 RemoteError             (a HostCallbackError)
-|-- LinkError           the collector cannot be reached, or the connection broke: it is tried again
-|   `-- LinkRefusedError  it does not want this stream: trying again would not help
-|-- BadStreamError      what a client sends is no stream of a tap log
-|   `-- GapError        it goes on behind what is stored
+|-- LinkError           the collector cannot be reached, or the connection broke: the process retries
+|   `-- LinkRefusedError  the collector refuses this stream: retrying does not help
+|-- BadStreamError      a client sends bytes that are not a stream of a tap log
+|   `-- GapError        the bytes between the stored ones and the next are missing
 `-- SpoolError          a spool's folder cannot be used
 """
 
@@ -14,7 +14,7 @@ from receiver.errors import HostCallbackError
 
 
 class RemoteError(HostCallbackError):
-    """Something between a process and its collector."""
+    """An error between a process and its collector."""
 
 
 class LinkError(RemoteError):
@@ -22,16 +22,16 @@ class LinkError(RemoteError):
 
 
 class LinkRefusedError(LinkError):
-    """The collector does not want this stream, whenever it is tried."""
+    """The collector refuses this stream; retrying does not help."""
 
 
 class BadStreamError(RemoteError):
-    """What a client sends is no stream of a tap log."""
+    """A client sends bytes that are not a stream of a tap log."""
 
 
 class GapError(BadStreamError):
-    """A stream goes on behind what is stored of it."""
+    """Bytes are missing between the stored part of a stream and its next slice."""
 
 
 class SpoolError(RemoteError):
-    """A spool's folder cannot be used."""
+    """The folder of a spool cannot be used."""

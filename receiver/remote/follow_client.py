@@ -1,4 +1,4 @@
-"""The other side of `hcb tail --from`: streams in a folder of its own, for a reader of logs that grow."""
+"""The client's side of `hcb tail --from`: stores the followed streams in a temporary folder, for a log reader."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ ANSWER_SEC = 60.0
 
 
 class RemoteLog(Closing):
-    """What a collector has and gets, as a folder with a tap log that grows.
+    """The streams of a collector as a folder with a growing tap log.
 
     Attributes:
         folder: the folder.
     """
 
     def __init__(self, options: Forward, run: str) -> None:
-        """Asks the collector for a run, or all that a pattern names; `options`: how it is to be reached."""
+        """Asks the collector at `options` for a run, or for the runs that match a pattern."""
         self._address = options.address
         self._tls = options.tls_ca is not None
         self._temporary = tempfile.TemporaryDirectory(prefix="hostcallback-tail-")
@@ -44,32 +44,32 @@ class RemoteLog(Closing):
         self._thread.start()
 
     def wait(self, timeout_sec: float) -> None:
-        """Waits until everything is there that the collector had when this began.
+        """Waits until all data has arrived that the collector had at the start.
 
         Raises:
-            LinkError: the collector cannot be reached, or does not want to.
+            LinkError: the collector cannot be reached, or refuses.
         """
         if not self._caught_up.wait(timeout_sec):
             raise LinkError(f"the collector at {self._address} did not answer in {timeout_sec:g} s")
         self.check()
 
     def check(self) -> None:
-        """Raises LinkError if nothing more will come."""
+        """Raises LinkError if the connection has ended."""
         if self._error is not None:
             raise self._error
 
     def finished(self) -> list[Path]:
-        """The segments that nothing more will come of: of their streams there are later ones."""
+        """Segments that are complete: their streams have later ones."""
         found = sorted(self.folder.iterdir())
         return [path for path, later in itertools.pairwise(found) if path.name[:-14] == later.name[:-14]]
 
     def remove(self, paths: Sequence[Path]) -> None:
-        """Removes segments that have been read."""
+        """Removes segments that the caller has read."""
         for path in paths:
             path.unlink()
 
     def close(self) -> None:
-        """Ends it and removes the folder."""
+        """Closes the connection and removes the folder."""
         self._call.cancel()
         self._thread.join(5.0)
         self._channel.close()
@@ -100,6 +100,6 @@ class RemoteLog(Closing):
         with path.open("ab") as file:
             if file.tell() != position.offset:
                 raise BadStreamError(
-                    f"{key} goes on at {tuple(position)}, and there are {file.tell()} bytes of it"
+                    f"{key} continues at {tuple(position)}, and {file.tell()} bytes of it are stored"
                 )
             file.write(data)

@@ -1,4 +1,4 @@
-"""Forwarding of this process's taps: its spool, and the threads that send it and what dead processes left."""
+"""Forwards this process's taps: its spool, and the threads that send the spool and those of dead processes."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 
 class Forwarder(Recorder):
-    """Forwards messages to a collector by way of a spool. A recorder: what it is called with is forwarded. Any thread.
+    """Forwards each message that it is called with to a collector, through a spool. Any thread.
 
     Attributes:
-        options: how.
+        options: of the forwarding.
     """
 
     def __init__(
@@ -37,19 +37,19 @@ class Forwarder(Recorder):
         job: str = "",
         transport: Transport | None = None,
     ) -> None:
-        """Makes the spool, and begins to send what dead processes of the run left there.
+        """Creates the spool, and starts to send the spools that dead processes of the run left.
 
         Args:
-            options: how.
+            options: address, run, spool and access.
             process_index: of this process in a program of several.
-            local_devices: by name, the number of each device among this process's own.
-            job: names one life of the program, alike in all its processes.
-            transport: where to; to the collector at the address in the options by default.
+            local_devices: index of each device among this process's own, by name.
+            job: identifies one run of the program, equal in all its processes.
+            transport: to the collector; by default the one for the address in the options.
 
         Raises:
-            SpoolError: the spool's folder is somebody else's, or cannot be written to.
-            RemoteError: a file is no certificate or key.
-            OSError: one cannot be read.
+            SpoolError: the spool's folder belongs to another user, or cannot be written to.
+            RemoteError: a file is not a certificate or a key.
+            OSError: a file cannot be read.
         """
         self.options = options
         self._transport = transport or _transport(options)
@@ -67,16 +67,16 @@ class Forwarder(Recorder):
 
     @property
     def unsent_bytes(self) -> int:
-        """How much is in the spool that the collector has not said it has."""
+        """Bytes in the spool that the collector has not acknowledged."""
         return self._spool.waiting_bytes
 
     @property
     def refused(self) -> str:
-        """Why the collector does not want the stream; empty if it does."""
+        """The reason for which the collector refuses the stream; empty if it does not."""
         return self._sender.refused
 
     def outcome(self) -> ForwardingReport:
-        """What has become of the messages so far."""
+        """Reports the messages that were lost or not forwarded so far."""
         counters, own = self.counters, self._spool.folder
         why = self.refused or f"the collector at {self.options.shown_address} did not take them in time"
         return ForwardingReport(
@@ -84,16 +84,16 @@ class Forwarder(Recorder):
         )
 
     def take_over(self) -> None:
-        """Sends what processes left in the spool that have died since this one began."""
+        """Sends the orphan spools of processes that have died since this one started."""
         self._left.add(find_orphans(self.options.folder, self.options.run))
 
     def drain(self, timeout_sec: float) -> bool:
-        """Writes what has come and waits until the collector has all of it; whether it has in that time."""
+        """Writes queued messages and waits until the collector has stored all; False if `timeout_sec` passes first."""
         self.flush()
         return self._sender.drain(timeout_sec)
 
     def _end(self) -> None:
-        # The spool is closed: nothing more comes.
+        # Called when the spool is closed, after its last message.
         deadline = time.monotonic() + self.options.drain_sec
         sent = self._sender.drain(self.options.drain_sec)
         self._sender.stop()
@@ -134,6 +134,8 @@ def _transport(options: Forward) -> Transport:
             tls_key=options.tls_key,
         )  # fmt: skip
         return NatsTransport(server, options.folder)
-    from receiver.remote.sending.grpc_transport import GrpcTransport  # grpc takes its time to load
+    from receiver.remote.sending.grpc_transport import (
+        GrpcTransport,
+    )  # here, because grpc takes long to import
 
     return GrpcTransport(options)

@@ -1,1 +1,1 @@
-"""The collector: takes the streams of many processes and stores them."""
+"""The collector: receives the streams of many processes and stores them."""

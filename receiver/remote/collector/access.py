@@ -1,4 +1,4 @@
-"""Who may talk to a collector: TLS, tokens, and where it listens without either."""
+"""Access to a collector: TLS, tokens, and the addresses at which it may listen without either."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from receiver.remote.errors import RemoteError
 from receiver.remote.tls import check_tls_files
 
 CONTROL = "+control"
-"""In a file of tokens, before the runs whose processes one may control. No run has such a name."""
+"""Stands in a token file before the runs whose processes a token may control. No run can have this name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """Who may send and follow streams, and control the processes that send them, of which runs.
+    """Which tokens may send, follow and control streams, and of which runs.
 
     Attributes:
-        tokens: patterns of names of runs by token, for sending and following;
-        controls: for controlling. No token is asked for if neither has any.
+        tokens: patterns of run names by token, for sending and following.
+        controls: the same for controlling. If both are empty, the collector asks for no token.
     """
 
     tokens: dict[str, tuple[str, ...]] = field(default_factory=dict)
@@ -34,18 +34,18 @@ class Access:
 
     @classmethod
     def from_file(cls, path: str | Path) -> Access:
-        """Reads tokens: lines of a token and the runs it is good for, or patterns of them; all if there are none.
+        """Reads a token file: each line has a token and the runs, or patterns of runs, that it grants; without, all.
 
-        With `+control` before the runs, the line is about controlling processes, else about sending and following. A
-        token may have several lines.
+        With `+control` before the runs, a line grants control of processes, otherwise sending and following. A token
+        may have several lines.
 
         Raises:
-            RemoteError: the file has no tokens, or lines that make no sense, or others may read it.
+            RemoteError: the file has no tokens or an invalid line, or other users may read it.
             OSError: it cannot be read.
         """
         path = Path(path)
         if path.stat().st_mode & 0o077:
-            raise RemoteError(f"{path}: others may read these tokens: chmod 600 {path}")
+            raise RemoteError(f"{path}: other users may read these tokens: chmod 600 {path}")
         tokens: dict[str, tuple[str, ...]] = {}
         controls: dict[str, tuple[str, ...]] = {}
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
@@ -57,21 +57,22 @@ class Access:
             if runs and runs[0] == CONTROL:
                 granted, runs = controls, runs[1:]
             unknown = [run for run in runs if run.startswith("+")]
-            if unknown:  # no run is called so
+            if unknown:  # no run name begins with a plus
                 raise RemoteError(
-                    f"{path}, line {number}: {unknown[0]} is no run, expected a token, {CONTROL} or nothing, and runs"
+                    f"{path}, line {number}: {unknown[0]} is not a run, expected a token, {CONTROL} or nothing, and "
+                    "runs"
                 )
             granted[token] = granted.get(token, ()) + (tuple(runs) or ("*",))
         if not tokens and not controls:
-            raise RemoteError(f"{path}: no tokens, expected lines of a token and the runs it is good for")
+            raise RemoteError(f"{path}: no tokens, expected lines of a token and the runs that it grants")
         return cls(tokens, controls)
 
     def runs_of(self, metadata: Iterable[Any]) -> tuple[str, ...] | None:
-        """Patterns of the runs that a caller may write and read; None if it is nobody that is known."""
+        """Patterns of the runs that a caller may send and follow; None if its token is unknown."""
         return self._of(metadata, self.tokens)
 
     def controls_of(self, metadata: Iterable[Any]) -> tuple[str, ...] | None:
-        """Patterns of the runs whose processes a caller may control; None if it is nobody that is known."""
+        """Patterns of the runs whose processes a caller may control; None if its token is unknown."""
         return self._of(metadata, self.controls)
 
     def _of(self, metadata: Iterable[Any], granted: dict[str, tuple[str, ...]]) -> tuple[str, ...] | None:
@@ -80,17 +81,18 @@ class Access:
         given = next((str(value) for key, value in metadata if key == "authorization"), "")
         given = given.removeprefix("Bearer ").strip()
         found: tuple[str, ...] | None = None
-        for token in {**self.tokens, **self.controls}:  # all of them, so that time tells nothing
+        # Compares all tokens, in constant time each: the response time must not tell which one is close.
+        for token in {**self.tokens, **self.controls}:
             if hmac.compare_digest(token.encode(), given.encode()):
                 found = granted.get(token, ())
         return found
 
 
 def known(runs: tuple[str, ...] | None) -> tuple[str, ...]:
-    """The patterns, of a caller that is known.
+    """Returns the patterns of a caller whose token is known.
 
     Raises:
-        Refused: it is not.
+        Refused: the token is unknown.
     """
     if runs is None:
         raise Refused(Code.UNAUTHENTICATED, "the collector does not know this token")
@@ -98,16 +100,16 @@ def known(runs: tuple[str, ...] | None) -> tuple[str, ...]:
 
 
 def may(runs: tuple[str, ...], run: str) -> bool:
-    """Whether a run is among those that patterns name."""
+    """Whether any of the patterns matches a run."""
     return any(fnmatchcase(run, pattern) for pattern in runs)
 
 
 def server_credentials(cert: str, key: str, ca: str | None) -> Any:
-    """TLS with these files; with `ca`, clients need a certificate by one of those.
+    """TLS credentials from these files; with `ca`, clients must present a certificate that it signed.
 
     Raises:
-        RemoteError: one is no certificate or key.
-        OSError: one cannot be read.
+        RemoteError: a file is not a certificate or a key.
+        OSError: a file cannot be read.
     """
     check_tls_files(ca, cert, key)
     clients = None if ca is None else Path(ca).read_bytes()
@@ -117,7 +119,7 @@ def server_credentials(cert: str, key: str, ca: str | None) -> Any:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches an address."""
+    """Whether only this machine can reach an address."""
     if host == "localhost":
         return True
     try:

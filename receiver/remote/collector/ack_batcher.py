@@ -1,4 +1,4 @@
-"""Tells a client how far its stream is stored: at once after a pause, for many pieces together when they come fast."""
+"""Acknowledges stored slices to a client: at once after a pause, many together while they come fast."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from receiver.remote.collector.stored_stream import StoredStream
 
 ACK_SEC = 0.02
 ACK_BYTES = 2 << 20
-"""So long after the last time, or when so many bytes have been stored since; a quarter of a client's window."""
+"""Limits of an acknowledgement batch: seconds since the last one, and bytes stored since (a quarter of a client's
+window, so that a client never waits for room)."""
 
 
 class AckBatcher:
-    """Of one stream, while it is entered. In the collector's event loop."""
+    """Acknowledges one stream; an asynchronous context manager. Runs in the collector's event loop."""
 
     def __init__(self, stream: StoredStream, write: Callable[[bytes], Awaitable[None]]) -> None:
         """`write` sends a message to the client."""
@@ -29,16 +30,16 @@ class AckBatcher:
         self._ends = False
 
     async def __aenter__(self) -> AckBatcher:
-        """Begins."""
+        """Starts the task that writes acknowledgements."""
         self._task = asyncio.ensure_future(self._run())
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, *exception: object) -> None:
-        """Ends; says it once more if nothing went wrong."""
+        """Ends the task; without an exception, it first acknowledges once more."""
         if kind is None:
             self._ends = True
             self._due.set()
-            await self._task  # it may be writing: gRPC takes one message at a time
+            await self._task  # not cancelled: it may be writing, and gRPC takes one message at a time
             return
         self._task.cancel()
         with contextlib.suppress(asyncio.CancelledError, Exception):
@@ -46,7 +47,7 @@ class AckBatcher:
         self._forget_timer()
 
     def stored(self, nbytes: int) -> None:
-        """So much more of it is stored, or was before."""
+        """Notes that `nbytes` more of the stream are stored now, or were before."""
         self._nbytes += nbytes
         if self._nbytes >= ACK_BYTES:
             self._due.set()

@@ -1,4 +1,4 @@
-"""The collector's side of `hcb tail --from`: what is stored of streams, from their last segments on, as it comes."""
+"""The collector's side of `hcb tail --from`: sends streams from their last stored segments on, as they grow."""
 
 from __future__ import annotations
 
@@ -11,51 +11,51 @@ from receiver.remote.collector.store import Store
 from receiver.remote.streams import PIECE_BYTES, SegmentSlice, StreamKey, StreamOffset
 
 MAX_OLD = 64
-"""So many streams that nobody sends at present are shown, those that grew last."""
+"""Number of streams without a connected client that are sent: those that grew last."""
 
 
 class GrowthWatcher:
-    """How far streams are stored, for those who follow. In the collector's event loop.
+    """Announces how far streams are stored to the clients that follow them. Runs in the collector's event loop.
 
     Attributes:
-        stored: how far, by stream.
-        ended: whether nothing more will come: the collector ends.
+        stored: end of the stored bytes, by stream.
+        ended: whether the collector ends, so that no stream will grow any more.
     """
 
     def __init__(self) -> None:
-        """Nothing has come."""
+        """No stream has grown yet."""
         self.stored: dict[StreamKey, StreamOffset] = {}
         self.ended = False
         self._changed = asyncio.Event()
 
     def grown(self, key: StreamKey, position: StreamOffset) -> None:
-        """More of a stream is stored."""
+        """Announces that a stream is stored up to `position`."""
         self.stored[key] = position
         self._changed.set()
 
     def end(self) -> None:
-        """Nothing more will come."""
+        """Announces that no stream will grow any more."""
         self.ended = True
         self._changed.set()
 
     async def wait(self) -> None:
-        """Until more is stored."""
+        """Waits until a stream grows or the collector ends."""
         self._changed.clear()
         await self._changed.wait()
 
 
 class Following:
-    """One who follows."""
+    """One client that follows streams."""
 
     def __init__(self, store: Store, growth: GrowthWatcher, wants: Callable[[str], bool]) -> None:
-        """Whoever it is wants, and may read, the runs of which `wants` is true."""
+        """`wants` tells which runs the client has asked for and may read."""
         self._store = store
         self._growth = growth
         self._wants = wants
         self._sent: dict[StreamKey, StreamOffset] = {}
 
     async def pieces(self) -> AsyncIterator[tuple[StreamKey, SegmentSlice] | None]:
-        """The pieces of all streams, None once everything is there that was when it began, and then those that come."""
+        """Yields the slices of all streams that are stored at the start, then None, then those stored later."""
         stored = await asyncio.to_thread(self._latest)
         for key, position in stored.items():
             self._growth.stored.setdefault(key, position)

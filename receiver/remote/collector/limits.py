@@ -1,4 +1,4 @@
-"""What one client may use of a collector."""
+"""Limits on a client's use of a collector."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from receiver.remote.collector.refusal import Code, Refused
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Bounds.
+    """Limits on clients.
 
     Attributes:
-        streams: at a time, over all clients.
-        streams_per_peer: at a time, of one address.
-        bytes_per_sec: of one stream; 0 for any.
-        hello_sec: a client that has not said who it is by then is sent away.
+        streams: simultaneous streams of all clients.
+        streams_per_peer: simultaneous streams of one address.
+        bytes_per_sec: of one stream; 0 for no limit.
+        hello_sec: seconds in which a client must send its first message; otherwise the collector refuses it.
     """
 
     streams: int = 4096
@@ -29,23 +29,23 @@ class Limits:
 
 
 class SlotLimiter:
-    """How many calls there are at a time, over all clients and of each address. In the collector's event loop."""
+    """Counts simultaneous calls, in total and per address. Runs in the collector's event loop."""
 
     def __init__(self, limits: Limits) -> None:
-        """None so far; as many as `limits` has streams."""
+        """No call is counted yet; `limits` has the maximum numbers of streams."""
         self._limits = limits
         self._peers: Counter[str] = Counter()
 
     @contextlib.contextmanager
     def taken(self, peer: str) -> Iterator[None]:
-        """Within it, a client (as gRPC names it) has one.
+        """Counts a call of a client, named as gRPC does, while the context is entered.
 
         Raises:
-            Refused: there is none left.
+            Refused: a limit is reached.
         """
         host = peer.rpartition(":")[0]
         if self._peers.total() >= self._limits.streams or self._peers[host] >= self._limits.streams_per_peer:
-            raise Refused(Code.RESOURCE_EXHAUSTED, "the collector has as many streams as it may")
+            raise Refused(Code.RESOURCE_EXHAUSTED, "the collector's limit of simultaneous streams is reached")
         self._peers[host] += 1
         try:
             yield
@@ -56,15 +56,15 @@ class SlotLimiter:
 
 
 class Rate:
-    """How long to wait so that a stream keeps to its rate, a second's worth ahead at most."""
+    """Limits the rate of a stream. A stream may be ahead by at most one second's bytes."""
 
     def __init__(self, bytes_per_sec: float) -> None:
-        """0 for any."""
+        """0 for no limit."""
         self._rate = bytes_per_sec
         self._due = 0.0
 
     def wait_sec(self, nbytes: int) -> float:
-        """Accounts for bytes; how long to wait before more are taken."""
+        """Counts received bytes, and returns the seconds to wait before more may be taken."""
         if not self._rate:
             return 0.0
         now = time.monotonic()

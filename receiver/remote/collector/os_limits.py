@@ -1,4 +1,4 @@
-"""What a collector asks of the operating system: many open files, and memory that is used again after it was freed."""
+"""Operating-system settings of a collector: many open files, and an allocator that keeps freed memory."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import ctypes
 import resource
 
 WANTED_FILES = 1 << 20
-"""Two for each stream, which is more than most systems allow at first."""
+"""Wanted number of open files: two per stream, which exceeds the default limit of most systems."""
 
 KEPT_BYTES = 64 << 20
-"""As much freed memory may be kept, in each arena."""
+"""Bytes of freed memory that each arena may keep."""
 
 ARENAS = 2
 
@@ -19,10 +19,10 @@ _MAX_MMAP_THRESHOLD = 32 << 20
 
 
 def keep_freed_memory() -> None:
-    """Tells glibc's allocator, for the whole process. Does nothing where there is another one.
+    """Tells glibc's allocator to keep freed memory, for the whole process. Does nothing with another allocator.
 
-    By default it gives back to the kernel what a message of 1 MiB took, after each message, and then half of the time
-    of receiving goes into getting empty pages for the next one.
+    By default the allocator returns the memory of each 1 MiB message to the kernel, and half of the time of receiving
+    goes into faulting empty pages in for the next one.
     """
     with contextlib.suppress(OSError, AttributeError):
         mallopt = ctypes.CDLL(None).mallopt
@@ -32,9 +32,9 @@ def keep_freed_memory() -> None:
 
 
 def allow_many_files() -> None:
-    """Lets this process open as many files as it may allow itself."""
+    """Raises this process's limit of open files as far as the system allows."""
     allowed, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = WANTED_FILES if most == resource.RLIM_INFINITY else min(WANTED_FILES, most)
     if allowed != resource.RLIM_INFINITY and allowed < wanted:
-        with contextlib.suppress(OSError, ValueError):  # macOS has another bound
+        with contextlib.suppress(OSError, ValueError):  # macOS has another, lower limit
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))

@@ -1,4 +1,4 @@
-"""How a collector sends a client away: with a status, and a text that says why."""
+"""The error with which a collector refuses a client: a gRPC status, and the reason as text."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ Code = grpc.StatusCode
 
 
 class Refused(Exception):
-    """A call is ended with a status.
+    """Ends a call with a status.
 
     Attributes:
-        code: the status.
+        code: the gRPC status.
     """
 
     def __init__(self, code: Any, text: str) -> None:

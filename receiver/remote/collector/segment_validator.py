@@ -1,4 +1,4 @@
-"""Checks the bytes of a segment as they come, before they are stored: its beginning, and the header of each chunk."""
+"""Validates a segment's bytes as they arrive, before they are stored: its beginning, and the header of each chunk."""
 
 from __future__ import annotations
 
@@ -14,37 +14,37 @@ from receiver.taplog.format.layout import CHUNK_HEADER_BYTES, HEADER_BYTES, TRAI
 from receiver.wire import UnsupportedVersionError
 
 MAX_CHUNK_BYTES = 1 << 34
-"""No device has more in one message."""
+"""Upper limit of a chunk. No device can emit a larger message."""
 
 _INFO_BYTES = struct.Struct("<12xI")
 
 
 class SegmentValidator:
-    """Of one segment, from its first byte on. What it checks is where parts begin and end, and whose they are.
+    """Validates one segment from its first byte on: where its parts begin and end, and which stream wrote it.
 
-    What is in a chunk has checksums of its own, which whoever reads it compares.
+    The content of chunks is not checked: chunks have their own checksums, which readers compare.
     """
 
     def __init__(self, key: StreamKey, number: int) -> None:
-        """Nothing of it has come."""
+        """No byte of the segment has arrived yet."""
         self._key = key
         self._number = number
         self._nbytes = 0
-        self._part_at = 0  # where the next header is
-        self._head = b""  # what has come of it
+        self._part_at = 0  # offset of the next header
+        self._head = b""  # the bytes of it that have arrived
         self._in_header = True
         self._is_complete = False
 
     def take(self, data: Any) -> None:
-        """The next bytes.
+        """Validates the next bytes.
 
         Raises:
-            BadStreamError: they are no segment's, or those of another stream. Nothing more can be taken.
+            BadStreamError: they are not a segment's, or another stream's. The validator cannot be used any more.
         """
         start, end = self._nbytes, self._nbytes + len(data)
         while True:
             if self._is_complete and end > self._part_at:
-                raise BadStreamError(f"segment {self._number} goes on behind its end at {self._part_at}")
+                raise BadStreamError(f"segment {self._number} continues after its end at {self._part_at}")
             have = self._part_at + len(self._head)
             if have >= end:
                 break
@@ -56,20 +56,22 @@ class SegmentValidator:
         self._nbytes = end
 
     def _wanted(self) -> int:
-        # How long the header is, as far as can be told.
+        # Length of the current header, as far as its first bytes tell.
         if not self._in_header:
             ended = self._head[:8] == layout.END_MAGIC if len(self._head) >= 8 else False
             return 8 if len(self._head) < 8 else TRAILER_BYTES if ended else CHUNK_HEADER_BYTES
         if len(self._head) < HEADER_BYTES:
             return HEADER_BYTES
-        (info_bytes,) = _INFO_BYTES.unpack_from(self._head)  # is checked when all of it is there
+        (info_bytes,) = _INFO_BYTES.unpack_from(
+            self._head
+        )  # not trusted yet: its checksum covers later bytes
         return HEADER_BYTES + int(min(info_bytes, layout.MAX_INFO_BYTES))
 
     def _look(self) -> None:
         if self._in_header:
             self._look_at_beginning()
         elif len(self._head) == 8:
-            return  # which of the two it is has just been seen
+            return  # eight bytes tell whether a chunk or the trailer follows, so `_wanted` is asked once more
         elif self._head[:8] == layout.END_MAGIC:
             end = self._part_at + TRAILER_BYTES
             if layout.decode_trailer(self._head, end) is None:
@@ -106,7 +108,7 @@ class SegmentValidator:
 
 
 def check_info(info: dict[str, Any], key: StreamKey, number: int) -> None:
-    """Raises BadStreamError if a segment's beginning does not say that it is this one of this stream."""
+    """Raises BadStreamError if the beginning of a segment does not name this stream and this number."""
     found = info.get("run"), info.get("stream_process"), info.get("process"), info.get("segment")
     if found != (key.run, key.process, key.epoch, number):
         raise BadStreamError(f"segment {number} of {key} says that it is {str(found)[:200]}")
@@ -121,10 +123,10 @@ def check_info(info: dict[str, Any], key: StreamKey, number: int) -> None:
 
 
 def check_file(path: Path, key: StreamKey, number: int, piece_bytes: int = 1 << 20) -> SegmentValidator:
-    """The check of a segment that is stored, as far as it is.
+    """Validates a stored segment, complete or not, and returns the validator for its next bytes.
 
     Raises:
-        BadStreamError: it is damaged.
+        BadStreamError: the segment is damaged.
         OSError: it cannot be read.
     """
     check = SegmentValidator(key, number)

@@ -1,4 +1,4 @@
-"""The collector: takes the streams of many processes over gRPC, stores them, and says so."""
+"""The collector's gRPC service: receives the streams of many processes, stores and acknowledges them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from receiver.remote.errors import BadStreamError, GapError
 from receiver.remote.streams import StreamKey, StreamOffset
 
 SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
-    # More than the protocol has: what is too long is to have a line in the log, and gRPC itself says nothing here.
+    # Above the protocol's limit: the service logs a message that is too long, where gRPC would refuse it silently.
     ("grpc.max_receive_message_length", 4 * protocol.MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", protocol.MAX_MESSAGE_BYTES),
     ("grpc.keepalive_time_ms", 30_000),
@@ -34,15 +34,15 @@ SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
 )
 
 Grown = Callable[[StreamKey, StreamOffset], None]
-"""Called when more of a stream is stored; on the collector's thread, which must not wait."""
+"""Called when more of a stream is stored, on the collector's thread. It must not wait."""
 
 
 class Collector:
-    """The service. Everything runs in one event loop.
+    """The service. All of it runs in one event loop.
 
     Attributes:
-        store: where streams are stored.
-        streams: those that come at present.
+        store: stores the streams.
+        streams: streams of connected clients.
     """
 
     def __init__(
@@ -53,12 +53,12 @@ class Collector:
         limits: Limits | None = None,
         on_grown: Grown = lambda key, position: None,
     ) -> None:
-        """Makes the service.
+        """Creates the service.
 
         Args:
-            store: where streams are stored.
-            access: who may send.
-            limits: how much.
+            store: stores the streams.
+            access: which clients may send and follow.
+            limits: on clients.
             on_grown: called when more of a stream is stored.
         """
         self.store = store
@@ -71,7 +71,7 @@ class Collector:
         self._growth = GrowthWatcher()
 
     def handlers(self) -> Any:
-        """For `grpc.aio.Server.add_generic_rpc_handlers`."""
+        """Returns the handlers for `grpc.aio.Server.add_generic_rpc_handlers`."""
         return grpc.method_handlers_generic_handler(
             protocol.SERVICE,
             {
@@ -81,7 +81,7 @@ class Collector:
         )
 
     def end(self) -> None:
-        """Lets those who follow go, once they have what is stored."""
+        """Ends the calls of following clients once they have received all that is stored."""
         self._growth.end()
 
     async def _forward(self, requests: AsyncIterator[bytes], context: Any) -> None:
@@ -108,7 +108,7 @@ class Collector:
         except BadStreamError as error:
             await context.abort(Code.INVALID_ARGUMENT, str(error))
         except Refused as refused:
-            logger.warning("%s wants to follow: %s", context.peer(), refused)
+            logger.warning("%s may not follow: %s", context.peer(), refused)
             await context.abort(refused.code, str(refused))
 
     async def _hello(self, requests: AsyncIterator[bytes], context: Any) -> StreamKey:
@@ -117,14 +117,15 @@ class Collector:
             async with asyncio.timeout(self._limits.hello_sec):
                 key = protocol.decode_hello(await anext(aiter(requests)))
         except (TimeoutError, StopAsyncIteration):
-            raise Refused(Code.DEADLINE_EXCEEDED, "the client did not say what it sends") from None
+            raise Refused(Code.DEADLINE_EXCEEDED, "the client did not say which stream it sends") from None
         except BadStreamError as error:
             raise Refused(Code.INVALID_ARGUMENT, str(error)) from error
         if not may(runs, key.run):
-            raise Refused(Code.PERMISSION_DENIED, f"this token is not good for the run {key.run}")
+            raise Refused(Code.PERMISSION_DENIED, f"this token does not grant the run {key.run}")
         return key
 
     async def _serve(self, key: StreamKey, requests: AsyncIterator[bytes], context: Any) -> None:
+        # A client that reconnects may arrive before its old connection is known to be dead: the newer one wins.
         older = self.streams.get(key)
         if older is not None and not older.done():
             older.set_result(None)
@@ -177,6 +178,6 @@ class Collector:
             ) from error
 
     async def _append(self, stream: StoredStream, position: StreamOffset, data: Any) -> bool:
-        if self._fsync:  # the others go on meanwhile
+        if self._fsync:  # in another thread, since the other streams must not wait for the disk
             return await asyncio.to_thread(stream.append, position, data)
         return stream.append(position, data)

@@ -1,4 +1,4 @@
-"""All streams of a collector, in a folder: one folder for each run, a tap log that every command reads."""
+"""All streams of a collector in a folder: a folder per run, which is a tap log that every command reads."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ _SEGMENT = re.compile(r"p(\d{6,10})-([0-9a-f]{16})-(\d{6})\.hcblog")
 
 
 class Store:
-    """The folder, which no other collector has meanwhile.
+    """The collector's folder, locked against other collectors.
 
     Attributes:
         directory: the folder.
-        fsync: whether each piece waits for the disk.
+        fsync: whether each slice is synced to the disk before it is acknowledged.
     """
 
     def __init__(self, directory: str | os.PathLike[str], *, fsync: bool = False) -> None:
-        """Makes the folder if there is none.
+        """Creates the folder if it does not exist, and locks it.
 
         Raises:
-            RemoteError: another collector has it.
-            OSError: it cannot be made.
+            RemoteError: another collector uses it.
+            OSError: it cannot be created.
         """
         self.directory = Path(directory)
         self.fsync = fsync
@@ -40,14 +40,14 @@ class Store:
         except BlockingIOError:
             os.close(self._lock)
             raise RemoteError(
-                f"{self.directory}: another collector stores there; end it first, or give --log another folder"
+                f"{self.directory}: another collector stores there; end it first, or name another folder with --log"
             ) from None
 
     def open(self, key: StreamKey) -> StoredStream:
-        """A stream, as far as it is stored; the same object each time.
+        """Opens a stream; the same object until `forget`.
 
         Raises:
-            OSError: its files cannot be read or made.
+            OSError: its files cannot be read or created.
         """
         found = self._streams.get(key)
         if found is None:
@@ -57,23 +57,23 @@ class Store:
         return found
 
     def forget(self, key: StreamKey) -> None:
-        """Closes the files of a stream that nobody sends at present."""
+        """Closes the files of a stream that no client sends any more."""
         found = self._streams.pop(key, None)
         if found is not None:
             found.close()
 
     def folder(self, run: str) -> Path:
-        """Where the segments of a run are."""
+        """Folder of a run's segments."""
         return self.directory / run
 
     def close(self) -> None:
-        """Closes all files, and leaves the folder to others."""
+        """Closes all files and unlocks the folder."""
         for key in list(self._streams):
             self.forget(key)
         os.close(self._lock)
 
     def stored(self) -> dict[StreamKey, StreamOffset]:
-        """How far each stream that has files is stored."""
+        """End of the stored bytes of each stream that has files."""
         found: dict[StreamKey, StreamOffset] = {}
         for key, number, path in self._segments():
             if number >= found.get(key, StreamOffset(0, 0)).segment:
@@ -81,7 +81,7 @@ class Store:
         return found
 
     def segments(self, key: StreamKey) -> list[tuple[int, Path]]:
-        """The segments of a stream that are there, by number."""
+        """Stored segments of a stream, by number."""
         return sorted((number, path) for found, number, path in self._segments(key.run) if found == key)
 
     def _segments(self, only: str = "") -> Iterator[tuple[StreamKey, int, Path]]:

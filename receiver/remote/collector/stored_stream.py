@@ -1,4 +1,4 @@
-"""One stream as a collector has stored it: the segments of a tap log, byte by byte those of the spool."""
+"""One stream in a collector's store: the segments of a tap log, byte by byte as in the spool."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ class StoredStream:
     """Appends to the files of one stream. Any thread.
 
     Attributes:
-        key: which.
-        stored: how far it is in the files.
+        key: the stream.
+        stored: end of the stored bytes.
     """
 
     def __init__(self, folder: Path, key: StreamKey, *, fsync: bool = False) -> None:
-        """Looks how far it is stored already.
+        """Finds the stored bytes of the stream.
 
         Args:
-            folder: where the segments of its run are.
-            key: which stream.
-            fsync: whether each piece waits for the disk.
+            folder: of its run's segments.
+            key: the stream.
+            fsync: whether each slice is synced to the disk.
 
         Raises:
             OSError: the files cannot be read.
@@ -39,20 +39,22 @@ class StoredStream:
         self._fsync = fsync
         self._fd = -1
         self._check: SegmentValidator | None = None
-        self._lock = threading.Lock()  # a client that comes back may meet what is left of its last connection
+        self._lock = (
+            threading.Lock()
+        )  # protects the files: a reconnected client may meet its old connection's write
         self._find()
 
     def path(self, number: int) -> Path:
-        """Of one of its segments."""
+        """Path of one of its segments."""
         return self._folder / self.key.segment_name(number)
 
     def append(self, position: StreamOffset, data: Any) -> bool:
-        """Stores a piece; what has been stored before is left out. False if all of it has.
+        """Stores a slice, without the bytes that are stored already; False if all of them are.
 
         Raises:
-            GapError: there is something between what is stored and this.
-            BadStreamError: it is no segment's.
-            OSError: it cannot be written. Nothing of it is stored then.
+            GapError: bytes between the stored ones and this slice are missing.
+            BadStreamError: the slice is not a segment's.
+            OSError: it cannot be written. Then none of it is stored.
         """
         with self._lock:
             return self._append(position, data)
@@ -63,15 +65,18 @@ class StoredStream:
             return False
         if position.segment == known.segment:
             if position.offset > known.offset:
-                raise GapError(f"{self.key} goes on at {tuple(position)}, and is stored up to {tuple(known)}")
+                raise GapError(
+                    f"{self.key} continues at {tuple(position)}, and is stored up to {tuple(known)}"
+                )
             data = memoryview(data)[known.offset - position.offset :]
             if not data:
                 return False
         elif position.offset:
-            raise GapError(f"segment {position.segment} of {self.key} does not begin at its beginning")
+            raise GapError(f"segment {position.segment} of {self.key} does not start at its beginning")
         else:
             self._begin(position.segment)
         assert self._check is not None
+        # Validates with a copy: if the write fails, the same bytes come again.
         check = copy.copy(self._check)
         check.take(data)
         self._write(data)
@@ -80,7 +85,7 @@ class StoredStream:
         return True
 
     def close(self) -> None:
-        """Closes the file."""
+        """Closes the current segment's file."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -99,8 +104,10 @@ class StoredStream:
         try:
             self._check = check_file(path, self.key, number)
         except BadStreamError as error:
-            # A crash of the machine may leave anything. It is fetched once more, if it is still there.
-            logger.warning("%s is damaged (%s): begun anew", path, error)
+            # A crash of the machine may leave any bytes. The client sends the segment again if it still has it.
+            logger.warning(
+                "%s is damaged (%s) and was removed; the stream continues at its beginning", path, error
+            )
             path.unlink()
             self._check = SegmentValidator(self.key, number)
         self._open(number)
@@ -122,5 +129,5 @@ class StoredStream:
             if self._fsync:
                 os.fsync(self._fd)
         except OSError:
-            os.ftruncate(self._fd, self.stored.offset)
+            os.ftruncate(self._fd, self.stored.offset)  # a partly written slice would break the offsets
             raise

@@ -1,1 +1,1 @@
-"""Live control of taps in all processes, by way of their collector."""
+"""Live control of the taps of many processes through their collector."""

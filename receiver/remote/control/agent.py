@@ -1,4 +1,4 @@
-"""Has this process answer those who control it by way of its collector: a thread that waits for their requests."""
+"""The thread through which a process answers control requests that its collector relays."""
 
 from __future__ import annotations
 
@@ -31,26 +31,26 @@ from receiver.remote.streams import StreamKey
 from receiver.runtime.runtime import runtime
 
 REFUSED_SEC = 60.0
-"""A collector that does not want to control may have been started anew by then, and want to."""
+"""Seconds between attempts while the collector refuses control: it may be restarted with control enabled."""
 
 PAUSE_SEC = 0.01
-"""Between two requests: whoever asks, the program keeps its time."""
+"""Seconds between two requests, so that frequent requests do not slow the program down."""
 
 MAX_SESSIONS = 64
 MAX_ANSWERS = 16
 TAKE_SEC = 10.0
-"""A collector that does not take answers for so long is given up until the next connection."""
+"""Seconds after which the connection to a collector that takes no answers is given up."""
 
 
 class ControlThread:
-    """Answers until it is stopped, over one connection after another. What it does, no other thread waits for."""
+    """Answers requests until it is stopped, over one connection after another. No other thread waits for it."""
 
     def __init__(self, transport: GrpcTransport, key: StreamKey) -> None:
         """Starts the thread.
 
         Args:
             transport: to the collector.
-            key: of this process's stream.
+            key: this process's stream.
         """
         self._transport = transport
         self._key = key
@@ -66,7 +66,7 @@ class ControlThread:
         self._thread.start()
 
     def stop(self, timeout_sec: float = 2.0) -> None:
-        """Ends it; a request that is being answered is not waited for any longer."""
+        """Ends the thread, and waits up to `timeout_sec` seconds for the request in progress."""
         self._stopped.set()
         call = self._call
         if call is not None:
@@ -81,13 +81,13 @@ class ControlThread:
                 wait_sec = self._back_off.next_sec()
             except LinkRefusedError as error:
                 if str(error) != said:
-                    logger.info("%s cannot be controlled by way of the collector: %s", self._key, error)
+                    logger.info("%s cannot be controlled through the collector: %s", self._key, error)
                 said, wait_sec = str(error), REFUSED_SEC
             except LinkError as error:
-                logger.debug("control of %s by way of the collector: %s", self._key, error)
+                logger.debug("control of %s through the collector: %s", self._key, error)
                 wait_sec = self._back_off.next_sec()
-            except Exception:  # whatever it was, the program goes on, and is reachable again
-                logger.exception("control of %s by way of the collector failed", self._key)
+            except Exception:  # the program must continue, and stay reachable
+                logger.exception("control of %s through the collector failed", self._key)
                 wait_sec = self._back_off.next_sec()
             self._stopped.wait(wait_sec)
 
@@ -97,7 +97,7 @@ class ControlThread:
         sessions: dict[int, Client] = {}
         self._call = self._transport.serve(iter(answers.get, None))
         try:
-            if self._stopped.is_set():  # it may have been too early to cancel
+            if self._stopped.is_set():  # `stop` may have run before there was a call to cancel
                 return
             for message in self._call:
                 self._back_off.reset()
@@ -116,13 +116,14 @@ class ControlThread:
             raise translated(error, self._transport.address, tls=self._transport.tls) from error
         except BadStreamError as error:
             raise LinkError(
-                f"the collector at {self._transport.address} asks what makes no sense: {error}"
+                f"the collector at {self._transport.address} sent an invalid request: {error}"
             ) from error
         except queue.Full:
             raise LinkError(f"the collector at {self._transport.address} takes no answers") from None
         finally:
             self._call.cancel()
-            with contextlib.suppress(queue.Full):  # then gRPC does not wait for one
+            # With a full queue gRPC takes answers instead of waiting, and the cancelled call ends it.
+            with contextlib.suppress(queue.Full):
                 answers.put_nowait(None)
             for client in sessions.values():
                 client.closed()
@@ -131,13 +132,15 @@ class ControlThread:
         client = sessions.get(session)
         if client is None:
             if len(sessions) >= MAX_SESSIONS:
-                return pack({"error": "too many control this process at a time", "kind": "ControlError"})
+                return pack({"error": "too many clients control this process", "kind": "ControlError"})
             client = sessions[session] = Client()
         try:
             found = handle_request(self._handlers, line, client)
         except OSError as error:
             found = pack({"error": str(error), "kind": "ControlError"})
         if len(found) > MAX_ANSWER:
-            text = f"the answer has {len(found)} bytes, and {MAX_ANSWER} fit: use `hcb ctl` on that machine"
+            text = (
+                f"the answer has {len(found)} bytes, the limit is {MAX_ANSWER}: use `hcb ctl` on that machine"
+            )
             return pack({"error": text, "kind": "ControlError"})
         return found

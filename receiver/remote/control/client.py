@@ -1,4 +1,4 @@
-"""The side of those who control processes by way of a collector: `hcb ctl --via`, `hcb top --via`."""
+"""The client that controls processes through a collector: `hcb ctl --via`, `hcb top --via`."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from receiver.taplog.render.json_value import printable
 
 
 class ProcessAnswer(NamedTuple):
-    """What one process answered.
+    """The answer of one process.
 
     Attributes:
-        process: which.
-        result: what it answered; None if it did not.
-        error: why not: its own words, or none if it did not answer in time.
-        kind: of the error, as `receiver.control.protocol` has it.
+        process: the process.
+        result: its answer; None if it has none.
+        error: its error; empty if it did not answer in time.
+        kind: of the error, as in `receiver.control.protocol`.
     """
 
     process: Controlled
@@ -38,17 +38,17 @@ class ProcessAnswer(NamedTuple):
 
     @property
     def is_silent(self) -> bool:
-        """Whether it did not answer in time."""
+        """Whether the process did not answer in time."""
         return self.result is None and not self.error
 
 
 @dataclass(slots=True)
 class Answers:
-    """What all processes answered, and what the collector remembers.
+    """The answers of all processes, and the rules that the collector remembers.
 
     Attributes:
-        told: by run and number.
-        kept: what was said by way of it and holds for processes to come.
+        told: answers, sorted by run and process number.
+        kept: rules that users have set through the collector, and that apply to later processes too.
     """
 
     told: list[ProcessAnswer] = field(default_factory=list)
@@ -56,18 +56,18 @@ class Answers:
 
 
 class CollectorControl(Closing):
-    """A connection to a collector, whose processes it reaches; a context manager. One thread."""
+    """A connection to a collector that reaches its processes; a context manager. One thread."""
 
     def __init__(self, options: Forward, runs: str = "*") -> None:
-        """Connects when something is asked.
+        """Prepares the connection; it opens with the first command.
 
         Args:
-            options: how the collector is to be reached.
+            options: address, token and certificates of the collector.
             runs: the run whose processes are meant, or a pattern of runs.
 
         Raises:
-            RemoteError: a file is no certificate or key.
-            OSError: one cannot be read.
+            RemoteError: a file is not a certificate or a key.
+            OSError: a file cannot be read.
         """
         self._address = options.address
         self._tls = options.tls_ca is not None
@@ -78,11 +78,11 @@ class CollectorControl(Closing):
         self._call = method(iter(self._requests.get, None), metadata=metadata_of(options))
 
     def ask(self, command: str, *, seconds: float, **arguments: Any) -> Answers:
-        """Asks all processes of the runs, and waits for their answers, for so many seconds at most.
+        """Sends a command to all processes of the runs, and waits at most `seconds` for their answers.
 
         Raises:
             ControlError: the collector cannot do that; the text says why.
-            LinkError: the collector cannot be reached, or does not want to.
+            LinkError: the collector cannot be reached, or refuses.
         """
         self._requests.put(pack({"command": command, "arguments": arguments, "seconds": seconds}))
         answers = Answers()
@@ -101,11 +101,11 @@ class CollectorControl(Closing):
                 raise LinkError(no_control(self._address)) from error
             raise translated(error, self._address, tls=self._tls) from error
         except BadStreamError as error:
-            raise LinkError(f"there is no collector at {self._address}: {error}") from error
+            raise LinkError(f"the program at {self._address} is not a collector: {error}") from error
         raise LinkError(f"the collector at {self._address} has ended")
 
     def close(self) -> None:
-        """Ends it."""
+        """Closes the connection."""
         self._requests.put(None)
         self._call.cancel()
         self._channel.close()
@@ -134,7 +134,7 @@ def _kept(found: dict[str, Any]) -> list[RuleSetting]:
             for run, pattern, name, value in found["result"]["kept"]
         ]
     except (LookupError, TypeError, ValueError) as error:
-        raise BadStreamError(f"what it remembers makes no sense: {error}") from error
+        raise BadStreamError(f"the collector sent invalid rules: {error}") from error
 
 
 def _text(found: Any) -> str:

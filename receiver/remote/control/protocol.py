@@ -1,6 +1,6 @@
-"""What processes, a collector and those who control say to each other, as bytes. Specified in docs/forwarding.md.
+"""The control messages between processes, collector and controlling clients. Specified in docs/forwarding.md.
 
-Requests and answers are the lines of `receiver.control.protocol`, whichever way they go; here is what is around them.
+Requests and answers are the lines of `receiver.control.protocol`; this module encodes the envelopes around them.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from receiver.remote.streams import PIECE_BYTES, StreamKey
 from receiver.taplog.render.json_value import printable
 
 CONTROL = "Control"
-"""The method by which processes wait for requests."""
+"""The gRPC method by which processes wait for requests."""
 
 ASK = "Ask"
-"""The method of those who control."""
+"""The gRPC method of controlling clients."""
 
 COMMANDS = ("process", "taps", "rules", "figures")
-"""What processes do for somebody elsewhere. The control socket has more."""
+"""Commands that processes answer through a collector. The control socket has more."""
 
 MAX_ANSWER = PIECE_BYTES
 MAX_RUNS = 128
 MAX_HOST = 255
 MAX_COMMAND = 300
 MAX_SEC = 60.0
-"""The longest that a collector waits for processes."""
+"""Longest time in seconds for which a collector waits for processes."""
 
 _REQUEST = struct.Struct("<QQ")
-"""session, number; the request follows, or nothing: the session is over."""
+"""session, number; the request follows, or nothing when the session ends."""
 
 _ANSWER = struct.Struct("<Q")
 """The request's number; the answer follows."""
@@ -43,14 +43,14 @@ _ANSWER = struct.Struct("<Q")
 
 @dataclass(frozen=True, slots=True)
 class Controlled:
-    """A process that a collector can reach. What it says of itself is checked, not believed.
+    """A process that a collector can reach. All fields are the process's own claims, checked for type and length only.
 
     Attributes:
         key: of its stream.
         host: the machine's name.
-        pid: its number there.
+        pid: the process id on that machine.
         command: its command line.
-        started: when, in seconds since 1970.
+        started: start of the process, in seconds since 1970.
     """
 
     key: StreamKey
@@ -60,17 +60,17 @@ class Controlled:
     started: float
 
     def __str__(self) -> str:
-        """For people."""
+        """The process as messages to users name it."""
         return f"{self.key.run} p{self.key.process} (process {self.pid} on {self.host})"
 
     @property
     def instance(self) -> tuple[str, int, str, int]:
-        """The same for all streams of one process."""
+        """Identity of the process, equal for all its streams."""
         return self.key.run, self.key.process, self.host, self.pid
 
 
 def encode_process(key: StreamKey, about: dict[str, Any]) -> bytes:
-    """What a process begins with: its stream, and what it answers to the command `process`."""
+    """Encodes a process's first message: its stream, and its answer to the command `process`."""
     return encode_map(version=VERSION, **_fields(_controlled(key, about)))
 
 
@@ -78,7 +78,7 @@ def decode_process(data: bytes) -> Controlled:
     """Reverses `encode_process`.
 
     Raises:
-        BadStreamError: it is none, or of a newer version.
+        BadStreamError: the message is not a process's first one, or of a newer version.
     """
     return _process_of(decode_first(data))
 
@@ -106,16 +106,14 @@ def _controlled(key: StreamKey, found: dict[str, Any]) -> Controlled:
         or not 0 <= pid < 1 << 32
         or not math.isfinite(started)
     ):
-        raise BadStreamError(
-            "a process says of itself what makes no sense, expected host, pid, command, started"
-        )
+        raise BadStreamError("a process sent an invalid description, expected host, pid, command, started")
     return Controlled(
         key, printable(host[:MAX_HOST]), int(pid), printable(command[:MAX_COMMAND]), float(started)
     )
 
 
 def encode_request(session: int, number: int, line: bytes) -> bytes:
-    """A request to a process, of a session of somebody who controls; without a line that session's end."""
+    """Encodes a request to a process, for one client's session; an empty line ends that session."""
     return _REQUEST.pack(session, number) + line
 
 
@@ -123,7 +121,7 @@ def decode_request(data: bytes) -> tuple[int, int, bytes]:
     """Reverses `encode_request`.
 
     Raises:
-        BadStreamError: it is none.
+        BadStreamError: the message is not a request.
     """
     if not _REQUEST.size <= len(data) <= _REQUEST.size + MAX_REQUEST:
         raise BadStreamError(f"a request has {len(data)} bytes, expected {_REQUEST.size} to 64 KiB more")
@@ -131,7 +129,7 @@ def decode_request(data: bytes) -> tuple[int, int, bytes]:
 
 
 def encode_answer(number: int, line: bytes) -> bytes:
-    """A process's answer to the request of that number."""
+    """Encodes a process's answer to the request with that number."""
     return _ANSWER.pack(number) + line
 
 
@@ -139,7 +137,7 @@ def decode_answer(data: bytes) -> tuple[int, bytes]:
     """Reverses `encode_answer`.
 
     Raises:
-        BadStreamError: it is none.
+        BadStreamError: the message is not an answer.
     """
     if not _ANSWER.size < len(data) <= _ANSWER.size + MAX_ANSWER:
         raise BadStreamError(f"an answer has {len(data)} bytes, expected {_ANSWER.size + 1} to 1 MiB more")
@@ -147,7 +145,7 @@ def decode_answer(data: bytes) -> tuple[int, bytes]:
 
 
 def encode_asking(runs: str) -> bytes:
-    """What one who controls begins with: the run, or a pattern of runs."""
+    """Encodes a controlling client's first message: the run, or a pattern of runs."""
     return encode_map(version=VERSION, run=runs)
 
 
@@ -155,7 +153,7 @@ def decode_asking(data: bytes) -> str:
     """Reverses `encode_asking`.
 
     Raises:
-        BadStreamError: it is none, or of a newer version.
+        BadStreamError: the message is not a client's first one, or of a newer version.
     """
     runs = decode_first(data).get("run")
     if not isinstance(runs, str) or not 0 < len(runs) <= MAX_RUNS:
@@ -166,7 +164,10 @@ def decode_asking(data: bytes) -> str:
 
 
 def encode_told(process: Controlled | None, line: bytes | None) -> bytes:
-    """What one who controls is told: a process's answer, None for none in time; and at last the collector's own."""
+    """Encodes a message to a controlling client: a process's answer, with None for none in time.
+
+    Without a process it is the collector's own answer, which comes last.
+    """
     data: bytes = msgpack.packb([None if process is None else _fields(process), line])
     return data
 
@@ -175,17 +176,17 @@ def decode_told(data: bytes) -> tuple[Controlled | None, bytes | None]:
     """Reverses `encode_told`.
 
     Raises:
-        BadStreamError: it is none.
+        BadStreamError: the message is not a collector's.
     """
     try:
         found = msgpack.unpackb(data) if len(data) <= MAX_ANSWER + MAX_HELLO_BYTES else None
     except (ValueError, TypeError, RecursionError, msgpack.UnpackException):
         found = None
     if not isinstance(found, list) or len(found) != 2 or not isinstance(found[1], bytes | None):
-        raise BadStreamError(f"{len(data)} bytes are no answer of a collector")
+        raise BadStreamError(f"{len(data)} bytes are not an answer of a collector")
     about, line = found
     if about is None:
         return None, line
     if not isinstance(about, dict):
-        raise BadStreamError(f"{len(data)} bytes are no answer of a collector")
+        raise BadStreamError(f"{len(data)} bytes are not an answer of a collector")
     return _process_of(about), line

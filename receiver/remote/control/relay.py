@@ -1,4 +1,4 @@
-"""The collector's part in live control: hands requests on to processes, and remembers what was said of their taps."""
+"""The collector's part in live control: relays requests to processes, and remembers the rules that users set."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from receiver.runtime.rules.rules import checked, checked_glob
 MAX_CLIENTS = 64
 DEFAULT_SEC = 5.0
 END_SEC = 2.0
-"""How long a process that is sent away may take to take what is on its way to it."""
+"""Seconds for which an ended process session may still receive the messages in transit."""
 
 TELL_SEC = 60.0
-"""How long one who controls may take to hear all answers, beyond what the processes may take."""
+"""Seconds in which a client must receive all answers, in addition to the processes' time."""
 
 
 class _Session:
-    # One who controls: what it may, and what it wants to.
+    # One controlling client: the runs that its token grants, and the runs that it asked for.
 
     def __init__(self, number: int, controls: Sequence[str], wanted: str) -> None:
         self.number = number
@@ -49,7 +49,7 @@ class _Session:
         return overlap(runs, self._wanted) and any(overlap(runs, control) for control in self._controls)
 
     def runs(self) -> tuple[str, ...]:
-        # The patterns for which something is said.
+        # The patterns of runs for which the client's rules are stored.
         if self._wanted == "*":
             return tuple(dict.fromkeys(self._controls))
         if any(covers(control, self._wanted) for control in self._controls):
@@ -60,21 +60,23 @@ class _Session:
 
 
 class ControlService:
-    """The two methods. Everything runs in the collector's event loop."""
+    """The gRPC methods for processes and for controlling clients. All of it runs in the collector's event loop."""
 
     def __init__(
         self, directory: Path, *, access: Access | None = None, limits: Limits | None = None
     ) -> None:
-        """Reads what was said before.
+        """Reads the stored rules.
 
         Args:
             directory: the collector's folder.
-            access: who may control, and which processes may be.
-            limits: how much.
+            access: which clients may control, and which processes may be controlled.
+            limits: on processes and clients.
         """
         self._file = StatementsFile(directory)
         self._kept = self._file.read()
-        self._saying = asyncio.Lock()  # while something is said and written
+        self._saying = (
+            asyncio.Lock()
+        )  # held while rules change, so that the file is written in the same order
         self._links = ProcessSessions()
         self._sessions = itertools.count(NOBODY + 1)
         self._access = access or Access()
@@ -83,7 +85,7 @@ class ControlService:
         self._clients = SlotLimiter(Limits(streams=MAX_CLIENTS, streams_per_peer=MAX_CLIENTS))
 
     def handlers(self) -> Any:
-        """For `grpc.aio.Server.add_generic_rpc_handlers`."""
+        """Returns the handlers for `grpc.aio.Server.add_generic_rpc_handlers`."""
         return grpc.method_handlers_generic_handler(
             protocol.SERVICE,
             {
@@ -100,7 +102,7 @@ class ControlService:
                 process = await self._first(requests, control_protocol.decode_process)
                 if not may(runs, process.key.run):
                     raise Refused(
-                        Code.PERMISSION_DENIED, f"this token is not good for the run {process.key.run}"
+                        Code.PERMISSION_DENIED, f"this token does not grant the run {process.key.run}"
                     )
                 link = ProcessSession(process)
                 await self._serve(link, requests, context)
@@ -109,7 +111,7 @@ class ControlService:
             await context.abort(refused.code, str(refused))
 
     async def _serve(self, link: ProcessSession, requests: AsyncIterator[bytes], context: Any) -> None:
-        # From here to the loop nothing waits: what is said meanwhile is either in the first request, or behind it.
+        # No await until the tasks start: rules that change meanwhile are either in the first request or in a later one.
         self._links.add(link)
         link.request(NOBODY, self._rules(link))
         sending = asyncio.ensure_future(_send(link, context))
@@ -126,7 +128,7 @@ class ControlService:
         finally:
             self._links.remove(link)
             receiving.cancel()
-            # gRPC loses the status that ends a call whose write is cancelled: that has its time first.
+            # gRPC loses the status of a call whose write is cancelled, so pending writes get time first.
             await asyncio.wait((sending,), timeout=END_SEC)
             sending.cancel()
             await asyncio.gather(sending, receiving, return_exceptions=True)
@@ -139,7 +141,7 @@ class ControlService:
                 if not controls:
                     raise Refused(
                         Code.PERMISSION_DENIED,
-                        "this token may not control processes: the collector's token file says who may, with a line "
+                        "this token may not control processes: grant it in the collector's token file, with a line "
                         "of the token, +control and runs",
                     )
                 wanted = await self._first(requests, control_protocol.decode_asking)
@@ -155,7 +157,7 @@ class ControlService:
                     for link in self._links.all():
                         link.close_session(session.number)
         except Refused as refused:
-            logger.warning("%s wants to control: %s", peer, refused)
+            logger.warning("%s may not control: %s", peer, refused)
             await context.abort(refused.code, str(refused))
 
     async def _first(self, requests: AsyncIterator[bytes], decode: Callable[[bytes], Any]) -> Any:
@@ -163,7 +165,7 @@ class ControlService:
             async with asyncio.timeout(self._limits.hello_sec):
                 return decode(await anext(aiter(requests)))
         except (TimeoutError, StopAsyncIteration):
-            raise Refused(Code.DEADLINE_EXCEEDED, "the client did not say what it wants") from None
+            raise Refused(Code.DEADLINE_EXCEEDED, "the client did not send its first message") from None
         except BadStreamError as error:
             raise Refused(Code.INVALID_ARGUMENT, str(error)) from error
 
@@ -193,7 +195,7 @@ class ControlService:
                 continue
             if command == "rules":
                 future = link.request(session.number, self._rules(link, arguments))
-            elif link.is_behind(session.number):  # it is known not to answer
+            elif link.is_behind(session.number):  # it has not answered the last request: do not queue another
                 behind.append(link)
                 continue
             else:
@@ -206,17 +208,22 @@ class ControlService:
                     link, line = await came.get()
                     del waiting[link]
                     now = limit.when()
-                    limit.reschedule(None)  # the client's time is another one
+                    limit.reschedule(
+                        None
+                    )  # the processes' time does not include the time that the client takes
                     await context.write(control_protocol.encode_told(link.process, line))
                     limit.reschedule(now)
         for link in (*waiting, *behind):
             await context.write(control_protocol.encode_told(link.process, None))
 
     async def _say(self, session: _Session, arguments: dict[str, Any], peer: str) -> None:
-        # Remembers it, in the file first.
+        # Stores the rules: in the file first, so that no process applies a rule that a restarted collector has
+        # forgotten.
         pattern, settings = checked_glob(arguments.get("pattern")), arguments.get("settings", {})
         if not isinstance(settings, dict) or "when" in settings:
-            raise ControlError(f"rules have settings, and no predicates, got {settings!r:.200}")
+            raise ControlError(
+                f"invalid settings {settings!r:.200}: expected fields and values, without predicates"
+            )
         settings = {field: checked(field, value) for field, value in settings.items()}
         reset = bool(arguments.get("reset"))
         if not settings and not reset:
@@ -229,9 +236,9 @@ class ControlService:
             try:
                 await asyncio.to_thread(self._file.write, kept)
             except OSError as error:
-                raise ControlError(f"the collector cannot remember it: {error.strerror}") from error
+                raise ControlError(f"the collector cannot store the rules: {error.strerror}") from error
             self._kept = kept
-        logger.info("%s says of %r: reset=%s %r", peer, pattern, reset, settings)
+        logger.info("%s sets rules of %r: reset=%s %r", peer, pattern, reset, settings)
 
     def _rules(self, link: ProcessSession, arguments: dict[str, Any] | None = None) -> bytes:
         said = {"said": self._kept.about(link.process.key.run)}
@@ -257,11 +264,11 @@ def _request(line: bytes) -> tuple[str, dict[str, Any], float]:
     if command not in control_protocol.COMMANDS or not isinstance(arguments, dict):
         known_ones = ", ".join(control_protocol.COMMANDS)
         raise ControlError(
-            f"{command!r:.80} cannot be asked of processes by way of a collector, only {known_ones}"
+            f"{command!r:.80} cannot be sent to processes through a collector, only {known_ones}"
         )
     if not isinstance(seconds, int | float) or not 0 < seconds <= control_protocol.MAX_SEC:
         raise ControlError(
-            f"{seconds!r:.80} is no time to wait, expected seconds, up to {control_protocol.MAX_SEC:g}"
+            f"{seconds!r:.80} is not a time to wait, expected seconds, up to {control_protocol.MAX_SEC:g}"
         )
     return command, arguments, float(seconds)
 

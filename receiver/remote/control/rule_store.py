@@ -1,4 +1,4 @@
-"""What was said of taps by way of a collector, and of which runs: kept in a file, for processes that come later."""
+"""The rules that users set through a collector, by run: stored in a file, for processes that start later."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from receiver.runtime.rules.rules import DEFAULT, FIELDS, checked, checked_glob
 NAME = ".control.json"
 VERSION = 1
 MAX_BYTES = 32 << 10
-"""So much may be kept: a request has room for all of it."""
+"""Limit of the encoded rules: all of them must fit into one request."""
 
 
 class RuleSetting(NamedTuple):
-    """That a rule has a value, for the taps that match a glob in runs that match one."""
+    """The value of one rule field, for the taps that match a glob in the runs that match another."""
 
     run: str
     pattern: str
@@ -28,17 +28,17 @@ class RuleSetting(NamedTuple):
 
 
 class RuleStore:
-    """What was said, in order: of what is for one tap the last counts, for each field by itself. Immutable."""
+    """Rule settings in order; for each tap and field, the last setting that matches applies. Immutable."""
 
     def __init__(self, statements: Sequence[RuleSetting] = ()) -> None:
-        """Nothing was said; or `statements`."""
+        """Holds `statements`."""
         self.statements = tuple(statements)
 
     def with_setting(self, run: str, pattern: str, settings: Mapping[str, Any]) -> RuleStore:
-        """After settings were said. What can never count again is forgotten.
+        """Returns the store with settings added. Earlier settings that can never apply again are removed.
 
         Raises:
-            ValueError: a glob or a setting makes no sense, or it would be too much to keep.
+            ValueError: a glob or a setting is invalid, or the rules exceed the limit.
         """
         checked_glob(run)
         checked_glob(pattern)
@@ -50,15 +50,17 @@ class RuleStore:
         found = RuleStore(statements)
         if len(found.encoded()) > MAX_BYTES:
             raise ValueError(
-                f"the collector keeps rules of {MAX_BYTES >> 10} KiB at most: take some back with --reset"
+                f"the collector stores at most {MAX_BYTES >> 10} KiB of rules: remove some with --reset"
             )
         return found
 
     def without(self, run: str, pattern: str) -> RuleStore:
-        """After all was taken back for a glob in some runs. Where a wider glob says something, the default is said.
+        """Returns the store without the settings of a glob in some runs.
+
+        If a setting of a wider glob remains, the default value is set in addition, which overrides it for this glob.
 
         Raises:
-            ValueError: a glob makes no sense, or it would be too much to keep.
+            ValueError: a glob is invalid, or the rules exceed the limit.
         """
         every = [
             RuleSetting(run, pattern, field, getattr(DEFAULT, field)) for field in FIELDS if field != "when"
@@ -70,11 +72,11 @@ class RuleStore:
         return RuleStore(left).with_setting(run, pattern, contradicted)
 
     def about(self, run: str) -> list[tuple[str, dict[str, Any]]]:
-        """What is said to the processes of a run: globs and settings, in order."""
+        """Rules for the processes of a run: globs and settings, in order."""
         return [(s.pattern, {s.field: s.value}) for s in self.statements if fnmatchcase(run, s.run)]
 
     def encoded(self) -> bytes:
-        """As bytes of JSON."""
+        """Encodes the rules as JSON."""
         return json.dumps({"version": VERSION, "statements": self.statements}, indent=1).encode()
 
     @classmethod
@@ -82,7 +84,7 @@ class RuleStore:
         """Reverses `encoded`.
 
         Raises:
-            ValueError: it is none.
+            ValueError: the data is not encoded rules.
         """
         found = json.loads(data) if len(data) <= MAX_BYTES else None
         if not isinstance(found, dict) or found.get("version") != VERSION or "statements" not in found:
@@ -99,28 +101,29 @@ class RuleStore:
 
 
 class StatementsFile:
-    """The file in a collector's folder. One thread at a time."""
+    """The rule file in a collector's folder. One thread at a time."""
 
     def __init__(self, directory: Path) -> None:
-        """Nothing is read yet."""
+        """The file is not read yet."""
         self._path = directory / NAME
 
     def read(self) -> RuleStore:
-        """What is in it. A file that makes no sense is logged, and nothing in it."""
+        """Reads the rules. An invalid file is logged and counts as empty."""
         try:
             return RuleStore.decoded(self._path.read_bytes())
         except FileNotFoundError:
             return RuleStore()
         except (OSError, ValueError, RecursionError) as error:
-            logger.error("%s cannot be read: %s; no rules of taps are kept from before", self._path, error)
+            logger.error("%s cannot be read: %s; earlier rules of taps are lost", self._path, error)
             return RuleStore()
 
     def write(self, kept: RuleStore) -> None:
-        """Replaces it.
+        """Replaces the file.
 
         Raises:
-            OSError: it cannot be; the old one stays.
+            OSError: it cannot be written; the old file stays.
         """
+        # A new file, synced before the rename: a crash leaves either the old rules or the new ones, never a part.
         new = self._path.with_suffix(".new")
         with new.open("wb") as file:
             file.write(kept.encoded())
@@ -146,12 +149,12 @@ def _is_name(glob: str) -> bool:
 
 
 def covers(glob: str, other: str) -> bool:
-    """Whether all names that match another glob match a glob, as far as that is easily told."""
+    """Whether all names that match `other` match `glob`. Only simple cases are recognized; otherwise False."""
     return glob in ("*", other) or (_is_name(other) and fnmatchcase(other, glob))
 
 
 def overlap(one: str, other: str) -> bool:
-    """Whether a name may match both globs."""
+    """Whether a name may match both globs. True if that is not easily excluded."""
     if _is_name(one):
         return fnmatchcase(one, other)
     return not _is_name(other) or fnmatchcase(other, one)

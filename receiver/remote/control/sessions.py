@@ -1,4 +1,4 @@
-"""The processes that a collector can reach, and the requests that are on their way to them."""
+"""Sessions with the processes that a collector can reach, and their pending requests."""
 
 from __future__ import annotations
 
@@ -12,32 +12,32 @@ from receiver.remote.errors import BadStreamError
 from receiver.remote.streams import StreamKey
 
 MAX_UNANSWERED = 256
-"""A process that leaves so many requests without an answer is sent away. When it comes again it gets all that holds."""
+"""Limit of unanswered requests, beyond which a process is disconnected. When it reconnects it receives all rules."""
 
 NOBODY = 0
-"""In place of a session: the collector itself asks."""
+"""Session number of the collector's own requests."""
 
 
 class ProcessSession:
-    """One process. In the collector's event loop.
+    """The session with one process. Runs in the collector's event loop.
 
     Attributes:
-        process: who it is.
-        ended: has the reason when the collector is to end it.
+        process: the process.
+        ended: resolved with the reason when the collector ends the session.
     """
 
     def __init__(self, process: Controlled) -> None:
-        """It has just come."""
+        """The process has just connected."""
         self.process = process
         self.ended: asyncio.Future[Refused] = asyncio.get_running_loop().create_future()
-        self._outgoing: asyncio.Queue[bytes | None] = asyncio.Queue()  # None: nothing more
+        self._outgoing: asyncio.Queue[bytes | None] = asyncio.Queue()  # None ends it
         self._is_gone = False
         self._last = 0
         self._unanswered: dict[int, tuple[int, asyncio.Future[bytes | None]]] = {}
-        self._sessions: Counter[int] = Counter()  # requests without an answer, by session
+        self._sessions: Counter[int] = Counter()  # unanswered requests, by client session
 
     def request(self, session: int, line: bytes) -> asyncio.Future[bytes | None]:
-        """Sends a request; the future has the answer, or None if none will come."""
+        """Sends a request. The future gets the answer, or None when none can come any more."""
         future: asyncio.Future[bytes | None] = asyncio.get_running_loop().create_future()
         if self.ended.done():
             future.set_result(None)
@@ -51,11 +51,11 @@ class ProcessSession:
         return future
 
     def is_behind(self, session: int) -> bool:
-        """Whether a session's last request has no answer yet."""
+        """Whether a client session has unanswered requests."""
         return bool(self._sessions[session])
 
     def close_session(self, session: int) -> None:
-        """A session is over: tells the process, if it knows of it."""
+        """Ends a client session, and tells the process if it knows the session."""
         if session in self._sessions:
             del self._sessions[session]
             self._outgoing.put_nowait(encode_request(session, 0, b""))
@@ -64,7 +64,7 @@ class ProcessSession:
         """Takes an answer.
 
         Raises:
-            BadStreamError: it is none, or to no request.
+            BadStreamError: the data is not an answer, or answers no pending request.
         """
         number, line = decode_answer(data)
         session, future = self._unanswered.pop(number, (NOBODY, None))
@@ -76,13 +76,13 @@ class ProcessSession:
             future.set_result(line)
 
     def end(self, code: object, text: str) -> None:
-        """Has it sent away."""
+        """Has the collector end the session, with a status and a reason."""
         if not self.ended.done():
             self.ended.set_result(Refused(code, text))
 
     def gone(self) -> None:
-        """No answers come any more."""
-        self.end(Code.UNAVAILABLE, "the process has gone")
+        """Resolves all pending requests with None: the process has disconnected."""
+        self.end(Code.UNAVAILABLE, "the process has disconnected")
         self._is_gone = True
         for _, future in self._unanswered.values():
             if not future.done():
@@ -91,36 +91,36 @@ class ProcessSession:
         self._outgoing.put_nowait(None)
 
     async def requests(self) -> AsyncIterator[bytes]:
-        """What is to be sent, as it comes, until it is gone."""
+        """Yields the requests to send, until the process disconnects."""
         while (request := await self._outgoing.get()) is not None and not self._is_gone:
             yield request
 
 
 class ProcessSessions:
-    """All of them, one for each stream."""
+    """The sessions of all processes, one per stream."""
 
     def __init__(self) -> None:
-        """None yet."""
+        """No process is connected."""
         self._links: dict[StreamKey, ProcessSession] = {}
 
     def add(self, link: ProcessSession) -> None:
-        """A process has come; an older connection of it is ended."""
+        """Adds a session, and ends an older one of the same stream."""
         older = self._links.pop(link.process.key, None)
         if older is not None:
             older.end(Code.ABORTED, f"a newer connection of {link.process}")
         self._links[link.process.key] = link
 
     def remove(self, link: ProcessSession) -> None:
-        """It is gone."""
+        """Removes the session of a process that has disconnected."""
         link.gone()
         if self._links.get(link.process.key) is link:
             del self._links[link.process.key]
 
     def all(self) -> Iterable[ProcessSession]:
-        """Every one."""
+        """All sessions."""
         return tuple(self._links.values())
 
     def processes(self) -> list[ProcessSession]:
-        """One for each process: it may have several streams, the last of which stands for it. By run and number."""
+        """One session per process, by run and number: of a process with several streams, the session added last."""
         found = {link.process.instance: link for link in self._links.values()}
         return [found[instance] for instance in sorted(found)]

@@ -1,1 +1,1 @@
-"""Delivers what a collector has stored to its consumers."""
+"""Delivers a collector's stored messages to its consumers."""

@@ -1,7 +1,8 @@
-"""How far a collector has delivered each stream to its consumers, in a file.
+"""The file in which a collector keeps how far it has delivered each stream to its consumers.
 
-It is the msgpack of a list with an entry for each stream: the stream, the position before which all was delivered but
-for some shards of values that were incomplete, the position before the first of these, and their numbers by device.
+The file is a msgpack list with an entry per stream: the stream, and the position up to which all messages were
+delivered. If shards of incomplete values are excepted, the position before the first of them and their sequence
+numbers by device follow.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ NAME = ".delivered"
 
 
 class Waiting(NamedTuple):
-    """Where a shard is.
+    """The location of a shard that waits for other shards of its value.
 
     Attributes:
-        position: where to go on to read it.
-        device: its device's name.
-        seq: its number there.
+        position: where reading must start to find it.
+        device: name of its device.
+        seq: its sequence number on that device.
     """
 
     position: StreamOffset
@@ -36,10 +37,10 @@ class Waiting(NamedTuple):
 
 
 class Cursor:
-    """The file. One thread."""
+    """How far each stream was delivered, in a file. One thread."""
 
     def __init__(self, directory: Path) -> None:
-        """Reads it, if there is one that is good."""
+        """Reads the file. A missing or invalid one counts as empty: then everything is delivered again."""
         self._path = directory / NAME
         self._positions: dict[StreamKey, StreamOffset] = {}
         self._waiting: dict[StreamKey, Again] = {}
@@ -54,15 +55,15 @@ class Cursor:
                         self._waiting[key] = Again(StreamOffset.of(since), dict(seqs))
 
     def position(self, key: StreamKey) -> StreamOffset:
-        """Where to go on with a stream."""
+        """Position from which to continue a stream."""
         return self._positions.get(key, StreamOffset(0, 0))
 
     def waiting(self, key: StreamKey) -> Again | None:
-        """The shards before that position whose values were incomplete, if there are such."""
+        """Shards before that position whose values are incomplete; None if there are none."""
         return self._waiting.get(key)
 
     def wait_for(self, shards: Iterable[tuple[StreamKey, Waiting]]) -> None:
-        """Of all that was delivered, only these shards belong to values that are incomplete."""
+        """Sets the shards whose values are incomplete. All other messages before the positions were delivered."""
         since: dict[StreamKey, StreamOffset] = {}
         seqs: dict[StreamKey, dict[str, list[int]]] = {}
         for key, (position, device, seq) in shards:
@@ -74,16 +75,16 @@ class Cursor:
             self._is_saved = False
 
     def move(self, key: StreamKey, position: StreamOffset) -> None:
-        """Everything before it has been delivered."""
+        """Notes that all messages of a stream before `position` have been delivered."""
         if self._positions.get(key) != position:
             self._positions[key] = position
             self._is_saved = False
 
     def save(self) -> None:
-        """Writes the file, if anything has changed.
+        """Writes the file if anything has changed.
 
         Raises:
-            OSError: it cannot be written; the old one stays.
+            OSError: it cannot be written; the old file stays.
         """
         if self._is_saved:
             return

@@ -1,4 +1,4 @@
-"""Delivers what a collector has stored to its consumers, behind the storing: a thread that reads the files."""
+"""Delivers a collector's stored messages to its consumers, on a thread that reads the stored files."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ from receiver.taplog.reading.selection import Selection
 from receiver.wire.tap_descriptor import TapDescriptor
 
 TURN_SEC = 0.02
-"""Turns begin no sooner after each other, but where streams are behind: waking up for a piece costs more than it."""
+"""Minimum seconds between delivery rounds, unless a stream is behind: waking up per slice costs more than delivering
+it."""
 
 SAVE_SEC = 1.0
 MAX_LINES = 10_000
@@ -40,12 +41,12 @@ EVERYTHING = Selection()
 
 
 class Delivery:
-    """The consumers of a collector, fed by one thread.
+    """Feeds the consumers of a collector from one thread.
 
     Attributes:
-        scope: accounts for what is delivered, over all processes.
-        lost: messages that streams say are missing, by reason.
-        incomplete: values that were not put together from the shards of several processes, by tap and reason.
+        scope: counts the delivered messages and collects the errors of all processes.
+        lost: messages that streams report as missing, by reason.
+        incomplete: values that were not assembled from the shards of several processes, by tap and reason.
     """
 
     def __init__(
@@ -59,16 +60,16 @@ class Delivery:
         shards: bool = False,
         patience_sec: float = PATIENCE_SEC,
     ) -> None:
-        """Starts the thread with what is stored and was not delivered.
+        """Starts the thread with the stored messages that were not delivered before.
 
         Args:
-            store: where streams are stored.
-            bind: functions by the names, or patterns of names, of the taps whose messages they take.
-            sinks: get every message.
-            prints: whether what prints is printed.
-            everything: whether all messages are.
-            shards: whether shards of programs of several processes are delivered by themselves, and not put together.
-            patience_sec: how long what is ahead waits for what is behind; see `process_groups`.
+            store: the stored streams.
+            bind: functions by the tap names, or patterns of names, whose messages they receive.
+            sinks: each receives every message.
+            prints: whether messages of printing taps are printed.
+            everything: whether all messages are printed.
+            shards: whether shards of programs of several processes are delivered one by one instead of assembled.
+            patience_sec: seconds for which a stream that is ahead waits for others; see `process_groups`.
         """
         self._store = store
         self._bind = dict(bind or {})
@@ -82,11 +83,11 @@ class Delivery:
         self.scope = Scope("collector", MAX_LINES, on_error=OnError.WARN)
         self.lost: Counter[str] = Counter()
         self.incomplete: Counter[str] = Counter()
-        self._hurry = threading.Event()  # somebody waits until all is delivered
+        self._hurry = threading.Event()  # set while a thread waits in `wait_idle`
         self._raised = RateLimitedErrorLog()
         self._changed = threading.Condition()  # protects what follows
         self._grown: dict[StreamKey, StreamOffset] = {}
-        self._new: set[StreamKey] = set()  # of these, those of which more has come
+        self._new: set[StreamKey] = set()  # streams of `_grown` that grew since the last round
         self._stop = False
         self._busy = False
         for key, position in store.stored().items():
@@ -96,14 +97,14 @@ class Delivery:
         self._thread.start()
 
     def grown(self, key: StreamKey, position: StreamOffset) -> None:
-        """More of a stream is stored. Any thread; does not wait."""
+        """Notes that a stream is stored up to `position`. Any thread; does not wait."""
         with self._changed:
             self._grown[key] = position
             self._new.add(key)
             self._changed.notify_all()
 
     def wait_idle(self, timeout_sec: float) -> bool:
-        """Waits until all that is stored has been delivered; whether it has in that time."""
+        """Waits until all stored messages have been delivered; False if `timeout_sec` passes first."""
         self._hurry.set()
         try:
             with self._changed:
@@ -112,11 +113,11 @@ class Delivery:
             self._hurry.clear()
 
     def failed_checks(self) -> list[FailedCheck]:
-        """The checks that failed in any process, by line, the first failure first."""
+        """Failed checks of all processes, by source line, the first failure first."""
         return self.scope.deferred.checks()
 
     def close(self, timeout_sec: float = 60.0) -> None:
-        """Delivers what is stored, as far as there is time, and ends the thread."""
+        """Delivers stored messages for at most `timeout_sec` seconds, and ends the thread."""
         self.wait_idle(timeout_sec)
         with self._changed:
             self._stop = True
@@ -125,7 +126,7 @@ class Delivery:
 
     def _run(self) -> None:
         save_at = time.monotonic() + SAVE_SEC
-        # First what is not in the cursor's positions: what is written down next has it.
+        # Shards that the cursor's positions do not include come first: the next saved cursor must still list them.
         for key in [key for key in self._grown if self._cursor.waiting(key) is not None]:
             self._deliver_safely(key, self._cursor.position(key), everything=True)
         turn_at = 0.0
@@ -142,7 +143,7 @@ class Delivery:
                 self._busy = bool(turn)
                 stop = self._stop
             for key, stored in turn.items():
-                if self._stop:  # there is no time for the rest
+                if self._stop:  # `close` has run out of time
                     break
                 if self._jobs is not None and key in new:
                     self._jobs.grew(key)
@@ -168,12 +169,12 @@ class Delivery:
     def _deliver_safely(self, key: StreamKey, stored: StreamOffset, *, everything: bool = False) -> bool:
         try:
             return self._deliver(key, stored, everything=everything)
-        except Exception:  # whatever is wrong with one stream, the others are to be delivered
+        except Exception:  # an error in one stream must not keep the others from being delivered
             logger.exception("messages of %s cannot be delivered", key)
             return False
 
     def _go_on(self) -> None:
-        # With streams that had to wait, and need not any more.
+        # Resumes the streams that no longer have to wait for others.
         jobs = self._jobs
         if jobs is None:
             return
@@ -188,7 +189,7 @@ class Delivery:
             self._grown = {**ready, **self._grown}
 
     def _deliver(self, key: StreamKey, stored: StreamOffset, *, everything: bool) -> bool:
-        # Whether there is more that can be delivered now.
+        # Returns whether more of the stream can be delivered now.
         stream = self._streams.get(key)
         if stream is None:
             stream = self._streams[key] = self._make(key)
@@ -262,7 +263,7 @@ class Delivery:
         if self._everything or self._sinks or described.kind in CHECKS:
             return True
         if self._prints and (described.kind in PRINTS or step_place(described) is not None):
-            return True  # steps are printed, too
+            return True  # steps are printed with the messages
         return any(fnmatchcase(described.name, pattern) for pattern in self._bind)
 
     def _note_lost(self, key: StreamKey, lost: Lost) -> None:
@@ -285,8 +286,8 @@ class Delivery:
     def _report_incomplete(self) -> None:
         if self._jobs is not None and self._jobs.pending_values:
             logger.warning(
-                "%d value(s) are incomplete, because shards of other processes have not come. A collector that goes on "
-                "here delivers them when they do", self._jobs.pending_values,
+                "%d value(s) are incomplete, because shards of other processes are missing. The next collector of this "
+                "folder delivers them when the shards arrive", self._jobs.pending_values,
             )  # fmt: skip
 
     def _save(self) -> None:
@@ -295,7 +296,7 @@ class Delivery:
         try:
             self._cursor.save()
         except OSError as error:
-            logger.warning("how far was delivered cannot be written down: %s", error)
+            logger.warning("the delivered position cannot be saved: %s", error)
 
 
 def _as_it_is(message: Message, sink: Sink) -> Sink:

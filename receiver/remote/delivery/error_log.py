@@ -1,4 +1,4 @@
-"""Logs what a collector's consumers raise, in a way that one which always raises fills no disk."""
+"""Logs the exceptions of a collector's consumers, at a rate that cannot fill the disk."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from receiver.errors import TapFailure, TapFunctionException
 from receiver.log import logger
 
 _Kind = tuple[str, str, str, str]
-"""The exception's type, tap, line and device."""
+"""Exception type, tap, source line and device."""
 
 
 class RateLimitedErrorLog:
-    """Says the first of each kind, then the tenth, the hundredth, ..., and at last how many there were. One thread."""
+    """Logs the first exception of each kind, then the tenth, the hundredth, ..., and finally the total. One thread."""
 
     def __init__(self) -> None:
-        """Nothing has been raised."""
+        """No exception has been raised yet."""
         self._counts: Counter[_Kind] = Counter()
         self._said: Counter[_Kind] = Counter()
 
     def log(self, report: TapFunctionException) -> None:
-        """Logs what was raised since the last time."""
+        """Logs the exceptions that were raised since the last call."""
         for failure, error in zip(report.failures, report.exceptions, strict=False):
             kind = _kind(failure)
             self._counts[kind] += 1
@@ -29,15 +29,14 @@ class RateLimitedErrorLog:
                 self._said[kind] = count
                 often = f"; {count} times by now" if count > 1 else ""
                 logger.error("%s%s", _line(error), often)
-        for error in report.exceptions[
-            len(report.failures) :
-        ]:  # what was no consumer's fault is counted there
+        # Errors that no consumer caused follow the consumers' failures. They are not repeated, so each is logged.
+        for error in report.exceptions[len(report.failures) :]:
             logger.error("%s", _line(error))
         if report.suppressed:
-            logger.error("%d more exceptions of consumers are not looked at", sum(report.suppressed.values()))
+            logger.error("%d more exceptions of consumers are not shown", sum(report.suppressed.values()))
 
     def end(self) -> None:
-        """Logs how often each kind came that has come since it was last said."""
+        """Logs the total of each kind that was raised again since it was last logged."""
         for kind, count in self._counts.items():
             if count > self._said[kind]:
                 logger.error("%s was raised by tap %s at %s, device %s: %d times in all", *kind, count)

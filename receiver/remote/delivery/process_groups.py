@@ -1,4 +1,4 @@
-"""Which streams of a collector bring shards of the same values, which of them wait for others, and for how long."""
+"""Groups a collector's streams by program run, for values that several processes shard, and pauses those far ahead."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from receiver.sinks.sharding.multi_process import ProgramRun, ShardStream
 from receiver.wire.tap_descriptor import TapDescriptor
 
 PATIENCE_SEC = 300.0
-"""A stream that is far ahead waits until nothing has come of those that are behind for so long. Values of a program
-that has begun another life wait for so long, too."""
+"""Seconds for which a stream that is far ahead waits for the streams behind it, counted from the last time that one of
+them grew. Incomplete values of a run that was restarted are discarded once it has sent nothing for as long."""
 
 
 @dataclass(slots=True)
 class _Known:
-    # A job, and when its streams grew last; how many devices each has.
+    # A program run, the times at which its streams grew last, and the number of devices of each.
     run: str
     job: ProgramRun
     grown_at: dict[StreamKey, float] = field(default_factory=dict)
     devices: dict[StreamKey, Callable[[], int]] = field(default_factory=dict)
     held_since: float | None = None
-    # Streams that were waited for in vain, until one of them grows.
+    # Streams for which the others waited in vain. They are not waited for again until one of them grows.
     not_awaited: frozenset[StreamKey] | None = None
 
     def last_grown(self) -> float:
@@ -36,10 +36,10 @@ class _Known:
 
 
 class ProgramRunStreams:
-    """The jobs of all streams that have one. One thread."""
+    """The program runs of all streams that name one. One thread."""
 
     def __init__(self, patience_sec: float = PATIENCE_SEC) -> None:
-        """Knows of none. `patience_sec`: see `PATIENCE_SEC`."""
+        """No program run is known yet. `patience_sec`: see `PATIENCE_SEC`."""
         self._patience_sec = patience_sec
         self._jobs: dict[tuple[str, str], _Known] = {}
         self._of: dict[StreamKey, _Known] = {}
@@ -54,15 +54,15 @@ class ProgramRunStreams:
         mark: Callable[[Message], object],
         see: Callable[[Message, Sink], Sink],
     ) -> ShardStream | None:
-        """What a stream brings to its job's values; None if it does not say which that is.
+        """Returns the stream of shards that a stored stream brings to its program run; None if it names no run.
 
         Args:
-            key: the stream.
-            job: what it says.
+            key: the stored stream.
+            job: the program run that it names.
             wants: see `ShardStream`.
-            devices: how many devices its process has.
+            devices: returns the number of devices of the stream's process.
             mark: see `ShardStream`.
-            see: see there.
+            see: see `ShardStream`.
         """
         if not job:
             return None
@@ -76,7 +76,7 @@ class ProgramRunStreams:
         return ShardStream(known.job, key, key.process, wants, mark, see)
 
     def grew(self, key: StreamKey) -> None:
-        """More of a stream is stored."""
+        """Notes that a stream has grown."""
         known = self._of.get(key)
         if known is not None:
             known.grown_at[key] = time.monotonic()
@@ -84,12 +84,12 @@ class ProgramRunStreams:
                 known.not_awaited = None
 
     def is_paused(self, key: StreamKey) -> bool:
-        """Whether the rest of a stream is to be left for later."""
+        """Whether a stream is ahead of others and must wait for them."""
         known = self._of.get(key)
         return known is not None and known.is_paused(key)
 
     def pending(self) -> Iterator[tuple[StreamKey, Any]]:
-        """Where the shards of incomplete values are: their streams, and the marks in these."""
+        """Shards of incomplete values: the stream of each, and its mark there."""
         for known in self._jobs.values():
             for origin in known.job.pending():
                 if isinstance(origin.stream, StreamKey):
@@ -97,20 +97,20 @@ class ProgramRunStreams:
 
     @property
     def pending_values(self) -> int:
-        """How many values are incomplete."""
+        """Number of incomplete values."""
         return sum(known.job.pending_values for known in self._jobs.values())
 
     def take_given_up(self) -> Iterator[tuple[str, int]]:
-        """How many values were given up since the last time, with their taps and the reasons."""
+        """Numbers of values that were discarded since the last call, by tap and reason."""
         for known in self._jobs.values():
             yield from known.job.discarded.items()
             known.job.discarded.clear()
 
     def expire_stalled(self) -> None:
-        """Gives up what was waited for too long.
+        """Discards the values that have waited too long.
 
         Raises:
-            Exception: what consumers raise.
+            Exception: a consumer raised it.
         """
         now = time.monotonic()
         for known in self._jobs.values():
@@ -136,7 +136,7 @@ class ProgramRunStreams:
             known.job.evict_oldest()
 
     def _is_over(self, known: _Known, now: float) -> bool:
-        # Whether its processes have begun another life, and nothing comes of this one any more.
+        # Whether the program was restarted, and this run sends nothing any more.
         last = known.last_grown()
         if now - last < self._patience_sec:
             return False

@@ -1,4 +1,4 @@
-"""One stream whose messages a collector's consumers get: how far, from which file, and for how long at a time."""
+"""One stream that a collector delivers: its position, its open file, and the length of its turns."""
 
 from __future__ import annotations
 
@@ -12,42 +12,42 @@ from receiver.replayer.run_delivery import RunDelivery
 from receiver.taplog.reading.merge import MessageRun, Record
 
 TURN_BYTES = 4 << 20
-"""So much of one stream is delivered before it is another one's turn."""
+"""Bytes of one stream that are delivered before the next stream's turn."""
 
 TURN_SEC = 0.5
-"""And for no longer, where a consumer is slow, but at least what was written together."""
+"""Seconds after which a turn ends if a consumer is slow. A turn delivers at least one chunk of the log."""
 
 IDLE_SEC = 60.0
-"""The file of a stream that has not grown for so long is closed: streams end, and collectors go on for months."""
+"""Seconds without growth after which a stream's file is closed: streams end, but collectors run for months."""
 
 
 class DeliveredStream:
-    """One thread.
+    """Reads one stored stream in turns. One thread.
 
     Attributes:
-        runs: what reads it.
-        delivery: what its messages go to; set by whoever makes this.
-        at: where to go on to read what is delivered now, and its device.
+        runs: reads the stream.
+        delivery: delivers its messages; set by the creator.
+        at: position from which the current messages can be read again, and their device.
     """
 
     def __init__(self, runs: StoredRuns) -> None:
-        """Nothing has been read."""
+        """Nothing of the stream has been read yet."""
         self.runs = runs
         self.delivery: RunDelivery
         self.at = runs.position, ""
-        self._read_at = math.inf  # for ever, where no file is open
+        self._read_at = math.inf  # infinite while no file is open
 
     def turn(self, stored: StreamOffset, is_enough: Callable[[], bool]) -> Iterator[Record]:
-        """What is new up to `stored`, about as much as one turn may take. `is_enough`: whether to stop before that."""
+        """Yields new records up to `stored`, about as many as fit into one turn. `is_enough` ends the turn earlier."""
         until = time.monotonic() + TURN_SEC
         yield from self._read(stored, TURN_BYTES, lambda: is_enough() or time.monotonic() >= until)
 
     def everything(self, stored: StreamOffset) -> Iterator[Record]:
-        """All that is new up to `stored`."""
+        """Yields all new records up to `stored`."""
         yield from self._read(stored, math.inf, lambda: False)
 
     def rest_if_idle(self, now: float) -> None:
-        """Closes the file if nothing has been read of it for long. `now` is of `time.monotonic`."""
+        """Closes the file if the stream has not been read for long. `now` is a time of `time.monotonic`."""
         if self._read_at < now - IDLE_SEC:
             self.runs.rest()
             self._read_at = math.inf

@@ -1,4 +1,4 @@
-"""The sink that prints messages of one stream, each behind where it is from: `[p3 d1 step 120 model.py:42]`."""
+"""The sink that prints messages of one stream, each after its origin: `[p3 d1 step 120 model.py:42]`."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ CHECKS = ("check", "nonfinite")
 
 
 class StreamPrinter:
-    """Prints. One thread."""
+    """Prints the messages of one stream with their origin. One thread."""
 
     def __init__(self, process: int, local_device: Callable[[str], int | None], *, everything: bool) -> None:
-        """Prints those of prints only, or of `everything`.
+        """Prints the messages of printing taps, or all with `everything`.
 
         Args:
-            process: the number of the process.
-            local_device: tells the number of a device among its process's own.
-            everything: whether what does not print is shown, too.
+            process: number of the process.
+            local_device: returns the index of a device among its process's own, by name.
+            everything: whether messages of other taps are shown too.
         """
         self._process = process
         self._local_device = local_device
@@ -38,7 +38,7 @@ class StreamPrinter:
         self._places: dict[int, tuple[TapDescriptor, StepSource | None]] = {}
 
     def __call__(self, message: Message) -> None:
-        """Prints one message."""
+        """Prints a message."""
         known = self._see(message)
         if known is None:
             return
@@ -52,9 +52,9 @@ class StreamPrinter:
         write_at_once(sys.stdout, f"{start}{between}{text}\n")
 
     def see(self, message: Message, sink: Sink) -> Sink:
-        """Gets a shard; returns a sink for the whole value: `sink`, at this place in the program.
+        """Notes the step of a shard; returns a sink for the whole value that prints it with this step.
 
-        The device may have gone further by the time when the value is whole.
+        When the value is complete, the shard's device may have reached a later step.
         """
         self._see(message)
         device = _device_of(message)
