@@ -1,1 +1,1 @@
-"""What is left of `jax.experimental.host_callback` beside its functions: flags, and the names of its internals."""
+"""The rest of `jax.experimental.host_callback` for the drop-in: flags, and errors for the names of its internals."""

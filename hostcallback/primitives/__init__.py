@@ -1,1 +1,6 @@
-"""The primitives, and how JAX's transformations treat them."""
+"""The tap and call primitives, and JAX's transformations of them.
+
+All taps share one primitive, whose rules do not know the purpose of a tap: prints, callbacks and checks differ in
+their sinks only. Some rules of JAX for loops and checkpoints lose or repeat effects; `control_flow` replaces them.
+docs/design/primitives.md has the reasons, docs/transformations.md the resulting messages.
+"""

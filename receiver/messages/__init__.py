@@ -1,1 +1,6 @@
-"""What a message is, which tap it is of, and what went wrong with it."""
+"""Messages, the consumers they are for, and the errors that must not stop the stream.
+
+Consumer ids are the keys of the registry. A consumer stays registered while a compiled program can emit to it:
+programs hold leases, and after the last lease ends it is retired, until a barrier has proved that no program of it
+runs. Dispatchers look consumers up on receiver threads; lowering registers them on the user's threads.
+"""

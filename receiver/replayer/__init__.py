@@ -1,1 +1,1 @@
-"""Delivers the messages of a tap log once more."""
+"""Delivers the messages of a tap log again, through the dispatcher that receivers use."""

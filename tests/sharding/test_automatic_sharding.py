@@ -164,7 +164,7 @@ def test_many_launches_are_told_apart(jit: Jit) -> None:
     assert all((value == value[0, 0]).all() for value in rec.values)
 
 
-@pytest.mark.native_only  # a Python callback is not told which launch it belongs to: see docs/architecture.md
+@pytest.mark.native_only  # a Python callback is not told which launch it belongs to: see docs/design/sharded-taps.md
 def test_launches_of_several_threads_are_not_mixed() -> None:
     rec = Recorder()
     f = hcb.jit(lambda x: hcb.id_tap(rec, x))

@@ -69,7 +69,7 @@ def test_order_within_each_group(jit: Jit) -> None:
         assert in_loop == ["scan", "again"] * 1500
         outside = [place for place in places if place not in ("scan", "again")]
         assert outside == ["first", "unused", "last"]
-        # Before JAX 0.12 a loop is not held back by taps before it: docs/architecture.md.
+        # Before JAX 0.12 a loop is not held back by taps before it: docs/design/sharded-taps.md.
         if jax.__version_info__ >= (0, 12):
             assert places == ["first", *in_loop, "unused", "last"]
 

@@ -1,1 +1,1 @@
-"""What commands print: messages, tables, a screen that stays up to date."""
+"""The output of commands: messages, tables, live screens."""

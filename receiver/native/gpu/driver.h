@@ -1,7 +1,7 @@
 // The GPU driver: the few functions of libcuda or libamdhip64 that taps need, found at run time.
 //
 // Nothing here is needed to build, and nothing of it is there on a machine without a GPU. None of the functions waits for the
-// device; docs/architecture.md says why none may.
+// device; docs/design/gpu-transport.md says why none may.
 #ifndef HOSTCALLBACK_GPU_DRIVER_H_
 #define HOSTCALLBACK_GPU_DRIVER_H_
 

@@ -1,1 +1,1 @@
-"""Tap logs in the formats of other tools: a module for each, and what they have in common."""
+"""Tap logs in the formats of other tools: a module per format, and their common parts."""

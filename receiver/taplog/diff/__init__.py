@@ -1,1 +1,1 @@
-"""Compares two tap logs: which messages belong together, and where their values differ first."""
+"""Compares two tap logs: pairs their messages, and finds the first difference."""
