@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fake_gpu import Driver, Gpu
-from test_build import needs_compiler
 
+from compiling import needs_compiler
+from fake_gpu import Driver, Gpu
 from receiver.messages.message import Consumer
 from receiver.messages.registry import Registry
 from receiver.runtime.device_receiver import DeviceReceiver

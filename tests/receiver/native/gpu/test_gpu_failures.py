@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fake_gpu import Driver, Gpu
-from test_build import compile_program, needs_compiler
 
+from compiling import compile_program, needs_compiler
+from fake_gpu import Driver, Gpu
 from hostcallback.lifecycle import receivers as transport
 from receiver import environment
 from receiver.errors import LostMessagesError, NativeLibraryError

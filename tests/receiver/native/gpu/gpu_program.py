@@ -9,8 +9,8 @@ import threading
 from pathlib import Path
 
 import numpy as np
-from fake_gpu import Driver, Gpu
 
+from fake_gpu import Driver, Gpu
 from receiver import wire
 from receiver.errors import CallFailedError, NativeLibraryError
 from receiver.native import bindings as native

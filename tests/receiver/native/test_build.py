@@ -3,33 +3,15 @@
 from __future__ import annotations
 
 import ctypes
-import importlib.util
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from checkout import ROOT
+from compiling import COMPILER, SOURCES, build_native, compile_program, needs_compiler
+from fake_gpu import SOURCES as DRIVER_SOURCES
 from receiver.native import bindings as native
-
-SOURCES = ROOT / "receiver" / "native"
-
-spec = importlib.util.spec_from_file_location("build_native", ROOT / "tools" / "build_native.py")
-build_native = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(build_native)
-
-try:
-    COMPILER = build_native.find_compiler()
-except build_native.BuildError:
-    COMPILER = None
-needs_compiler = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler here")
-
-
-def compile_program(sources: list[Path], output: Path, *flags: str) -> None:
-    command = [*COMPILER, "-std=c++17", f"-I{SOURCES}", *flags, *map(str, sources), "-o", str(output)]
-    command += build_native.LIBRARIES
-    subprocess.run(command, check=True, capture_output=True, text=True)
 
 
 def test_without_a_compiler_the_error_says_what_is_missing_and_what_to_do(monkeypatch, tmp_path, capsys):
@@ -129,7 +111,7 @@ def run_under_load(program, tmp_path, sanitizer, library_sources=()):
     except subprocess.CalledProcessError:
         pytest.skip(f"the sanitizer {sanitizer!r} does not work here")
     stress = tmp_path / "stress"
-    compile_program([*SOURCES.rglob("*.cc"), Path(__file__).with_name(program)], stress, *flags)
+    compile_program([*SOURCES.rglob("*.cc"), Path(__file__).parent / program], stress, *flags)
     arguments = [stress, "2000", tmp_path / "file"]
     if library_sources:
         arguments[-1] = tmp_path / "library.so"
@@ -142,7 +124,9 @@ def run_under_load(program, tmp_path, sanitizer, library_sources=()):
 @needs_compiler
 @pytest.mark.slow
 @pytest.mark.parametrize("sanitizer", ["", "thread", "address,undefined"])
-@pytest.mark.parametrize("program", ["ring_stress.cc", "call_stress.cc", "control_stress.cc"])
+@pytest.mark.parametrize(
+    "program", ["ring/ring_stress.cc", "handlers/call_stress.cc", "rules/rule_stress.cc"]
+)
 def test_rings_calls_and_rules_hold_under_load(tmp_path, program, sanitizer):
     run_under_load(program, tmp_path, sanitizer)
 
@@ -151,8 +135,7 @@ def test_rings_calls_and_rules_hold_under_load(tmp_path, program, sanitizer):
 @pytest.mark.slow
 @pytest.mark.parametrize("sanitizer", ["", "thread", "address,undefined"])
 def test_gpu_rings_hold_under_load(tmp_path, sanitizer):
-    sources = [Path(__file__).with_name(name) for name in ("fake_cuda.cc", "ffi_caller.cc")]
-    run_under_load("gpu_stress.cc", tmp_path, sanitizer, sources)
+    run_under_load("gpu/gpu_stress.cc", tmp_path, sanitizer, DRIVER_SOURCES)
 
 
 def test_a_missing_library_is_named_with_the_cure(tmp_path):

@@ -208,7 +208,7 @@ def packed(array: np.ndarray[Any, Any]) -> bytes:
 
 def build(output: Path) -> Path:
     """Compiles the fake driver into `output`."""
-    from test_build import compile_program
+    from compiling import compile_program
 
     compile_program(SOURCES, output, "-O1", "-fPIC", "-shared", "-fvisibility=hidden", "-pthread")
     return output

@@ -9,9 +9,9 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from fake_gpu import Driver, Gpu
-from test_build import needs_compiler
 
+from compiling import needs_compiler
+from fake_gpu import Driver, Gpu
 from receiver.native import bindings as native
 from receiver.sources.ring_config import RingConfig
 from receiver.wire import Flags

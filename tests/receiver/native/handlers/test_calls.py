@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_build import SOURCES, compile_program, needs_compiler
 
+from checkout import HELPERS, ROOT
+from compiling import SOURCES, compile_program, needs_compiler
 from receiver import wire
 from receiver.errors import UnknownConsumerError
 from receiver.messages.message import Consumer
@@ -244,7 +245,7 @@ def test_a_call_without_a_consumer_fails_and_is_reported(make_ring: Any) -> None
 
 CLOSED = """
 import sys; sys.path[:0] = sys.argv[1:]
-from conftest import TestRing
+from rings import TestRing
 from receiver.sources.ring_config import RingConfig
 from test_calls import Caller
 ring = TestRing(RingConfig())
@@ -260,7 +261,7 @@ assert ring.library.hcb_call_count(ring.device) == 0
 def test_closing_fails_the_calls_that_wait_and_those_to_come() -> None:
     here = Path(__file__).parent
     done = subprocess.run(
-        [sys.executable, "-c", CLOSED, str(here), str(here.parent), str(here.parents[1])],
+        [sys.executable, "-c", CLOSED, *map(str, (here, here.parent / "helpers", HELPERS, ROOT))],
         capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
