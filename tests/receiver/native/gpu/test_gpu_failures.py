@@ -56,7 +56,7 @@ def test_a_block_that_cannot_be_pinned_is_not_kept(driver: Driver) -> None:
 LOST = {
     "the copy is refused": ("cuMemcpyDtoHAsync_v2", 0, "refused a copy"),
     "its second array is": ("cuMemcpyDtoHAsync_v2", 1, "refused a copy"),
-    "the device fails": ("cuEventQuery", 0, "failed before a copy"),
+    "the device fails": ("cuEventQuery", 0, "failed before it finished a copy"),
 }
 
 
