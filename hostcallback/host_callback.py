@@ -41,6 +41,7 @@ from receiver.runtime.runtime import runtime
 from receiver.sinks.host_callback import call_and_log, logging_failures, positional_tap_sink
 from receiver.sinks.print import PrintSink, SupportsWrite
 from receiver.sinks.tap import Unflatten
+from receiver.wire import tap_kind
 
 
 class CallbackFlavor(enum.Enum):
@@ -154,7 +155,7 @@ def id_print(
 
     identity = ("host_callback.id_print", output_stream, threshold, tap_with_device)
     params = {"threshold": threshold, "with_device": tap_with_device}
-    options = _options("id_print", device_index, kind="print", params=params)
+    options = _options("id_print", device_index, kind=tap_kind.PRINT, params=params)
     return _tap(arg, result, kwargs, sink_of, identity, options)
 
 

@@ -13,12 +13,13 @@ from jax import lax
 
 from hostcallback import _jax_compat as compat
 from hostcallback.primitives.bind import TapOptions
-from hostcallback.primitives.call import BREAKPOINT, emit_call
+from hostcallback.primitives.call import emit_call
 from hostcallback.tracing.frames import CapturedFrame, capture_frames
 from hostcallback.tracing.retention import Unavailable
 from hostcallback.tracing.source_line import SourceLine, user_source_line
 from receiver.sinks.debugger import sessions as stops
 from receiver.sinks.debugger.console import SupportsReadline, SupportsWriteAndFlush
+from receiver.wire import tap_kind
 
 
 def breakpoint(
@@ -88,7 +89,7 @@ def _check_when(when: Any, where: SourceLine) -> None:
 def _stop_here(stop: _Stop, operands: Any) -> None:
     # In front, as their names have it: see `call`'s rule for transposition.
     operands = {"missing": np.zeros(len(jax.tree.leaves(operands)), np.bool_), **operands}
-    options = TapOptions("breakpoint", tap_tangents=False, kind=BREAKPOINT)
+    options = TapOptions("breakpoint", tap_tangents=False, kind=tap_kind.BREAKPOINT)
     emit_call(stop, operands, {}, (), "sequential", options)
 
 

@@ -18,6 +18,7 @@ from receiver.messages.message import Sink
 from receiver.runtime.runtime import runtime
 from receiver.sinks.check import CheckSink
 from receiver.sinks.unbatch import batchings_of
+from receiver.wire import tap_kind
 
 
 def check(
@@ -72,7 +73,7 @@ def check(
         )
 
     options = TapOptions(
-        name, tap_tangents=False, sharding="local", keep_objects=True, kind="check", params=params_of(template),
+        name, tap_tangents=False, sharding="local", keep_objects=True, kind=tap_kind.CHECK, params=params_of(template),
         check=True, folds=True, without_devices=without, place=user_place(),
     )  # fmt: skip
     identity = ("check", fmt, str(template.printoptions))

@@ -17,6 +17,7 @@ from receiver.sinks.format import Deliver, PrintLines, log_records
 from receiver.sinks.print import SupportsWrite
 from receiver.sinks.tap import callback_sink
 from receiver.sinks.unbatch import batchings_of
+from receiver.wire import tap_kind
 
 LOGGER = logging.getLogger("hostcallback.log")
 """Where `log` logs unless told otherwise."""
@@ -271,7 +272,7 @@ def callback(
         def make_sink(spec: TapSpec, transforms: tuple[Transform, ...], float0_leaves: Float0Leaves) -> Sink:
             return callback_sink(func, spec.structure.unflatten_with(float0_leaves), batchings_of(transforms))
 
-        options = replace(_options(name or callable_name(func), ordered, partitioned), kind="callback")
+        options = replace(_options(name or callable_name(func), ordered, partitioned), kind=tap_kind.CALLBACK)
         bind_tap((tuple(args), dict(kwargs)), (), {}, make_sink, identity=("callback", func), options=options)
 
     if callback is None:

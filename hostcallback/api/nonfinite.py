@@ -22,6 +22,7 @@ from hostcallback.tracing.source_line import SourceLine, first_user_line, user_s
 from hostcallback.tracing.tap_spec import Float0Leaves, TapSpec, Transform
 from receiver.messages.message import Sink
 from receiver.sinks.nonfinite import NonFiniteSink, Watched
+from receiver.wire import tap_kind
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -346,7 +347,7 @@ def _report(
     nan_counts, inf_counts = zip(*counts, strict=True)
     message = (jnp.logical_not(failed), list(made_here), list(nan_counts), list(inf_counts), list(iterations))
     options = TapOptions(
-        "watch_nonfinite", tap_tangents=False, sharding="local", kind="nonfinite", check=True, folds=False,
+        "watch_nonfinite", tap_tangents=False, sharding="local", kind=tap_kind.NONFINITE, check=True, folds=False,
         params={"operations": [operation.plain() for operation in watched]},
     )  # fmt: skip
     bind_tap(message, (), {}, make_sink, identity=("nonfinite", repr(identity)), options=options)

@@ -11,6 +11,7 @@ from hostcallback.tracing.tap_spec import Float0Leaves, TapSpec, Transform
 from receiver.messages.message import Sink
 from receiver.sinks.print import PrintSink, SupportsWrite
 from receiver.sinks.tap import tap_sink
+from receiver.wire import tap_kind
 
 
 def id_tap(
@@ -132,7 +133,12 @@ def id_print(
         return PrintSink(spec.kwargs, spec.structure.unflatten_with(float0_leaves), output_stream, threshold)
 
     options = TapOptions(
-        name or "id_print", ordered, tap_tangents, sharding, kind="print", params={"threshold": threshold}
+        name or "id_print",
+        ordered,
+        tap_tangents,
+        sharding,
+        kind=tap_kind.PRINT,
+        params={"threshold": threshold},
     )
     identity = ("print", output_stream, threshold)
     return bind_tap(arg, result, kwargs, make_sink, identity=identity, options=options)

@@ -23,6 +23,7 @@ from receiver.messages.message import Sink
 from receiver.sinks.format import Deliver, FormatSink, PrintLines
 from receiver.sinks.tap import callback_sink
 from receiver.sinks.unbatch import batchings_of
+from receiver.wire import tap_kind
 
 Arrays = Literal["numpy", "jax"]
 """What callbacks get: fresh numpy arrays, or JAX arrays on the CPU as from JAX."""
@@ -117,7 +118,7 @@ def _print(
     if logging_record is not None:
         params |= {"logger": logging_record.name, "level": logging_record.levelno}
     identity = ("jax print", options.name, fmt, has_placeholders, str(template.printoptions))
-    options = replace(options, kind="format", params=params)
+    options = replace(options, kind=tap_kind.FORMAT, params=params)
     bind_tap((values, named), (), {}, make_sink, identity=identity, options=options)
     return []
 
@@ -185,7 +186,9 @@ def _emit_callback(
         )
 
     params = params or {}
-    options = replace(_options(callable_name(func), ordered, partitioned), kind="callback", params=params)
+    options = replace(
+        _options(callable_name(func), ordered, partitioned), kind=tap_kind.CALLBACK, params=params
+    )
     identity = ("jax callback", func, arrays, *params)
     bind_tap(arguments, (), {}, make_sink, identity=identity, options=options)
     readiness.expect_callbacks()

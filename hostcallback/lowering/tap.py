@@ -26,9 +26,6 @@ from receiver.wire import ArraySpec, Flags, encode_prefix
 MAX_BRANCHES = 32
 """Checks of one program beyond so many taps have no branch around them: 0.1 us instead of 0.05."""
 
-BY_ELEMENT = ("format", "callback")
-"""The kinds of taps whose sinks take a batch apart."""
-
 
 def _lower(ctx: Any, *operands: Any, tap: TapSpec, transforms: Any, float0_leaves: Float0Leaves) -> Any:
     context = compat.LoweringContext(ctx)
@@ -177,7 +174,7 @@ def _whole_axes(
 ) -> Sequence[Sequence[int]]:
     # Who gets a device's shards of each element of a batch, as from JAX's callbacks, needs all elements on it.
     batchings = batchings_of(transforms)
-    if not context.automatic or tap.sharding != "local" or tap.kind not in BY_ELEMENT or not batchings:
+    if not context.automatic or tap.sharding != "local" or not tap.kind.by_element or not batchings:
         return ()
     described = int(context.for_export)  # in front, without a batch
     return [

@@ -15,6 +15,8 @@ from hostcallback.tracing.source_line import user_source_line
 from hostcallback.tracing.tap_spec import SinkFactory, TapSpec
 from receiver import environment
 from receiver.messages.call_site import CallSite, note_place
+from receiver.wire import tap_kind
+from receiver.wire.tap_kind import TapKind
 
 SHARDINGS = ("global", "local")
 
@@ -33,8 +35,7 @@ class TapOptions:
             `tap_tangents` says.
         keep_objects: whether arrays that JAX cannot put on a device (of texts, say) stay on the host, as every leaf
             does that is no array; by default they are refused.
-        kind: what the tap's messages are for, for processes that run the program without having traced it; a key of
-            `receiver.sinks.factory.SINK_FACTORIES`.
+        kind: what the tap's messages are for.
         params: what a sink of that kind needs; plain data.
         check: whether the first array is a predicate, and a message is sent only where it does not hold.
         folds: whether of its failures in a row, of such a check, only the first and the last need be read.
@@ -49,7 +50,7 @@ class TapOptions:
     device_index: int = 0
     tap_transposed: bool | None = None
     keep_objects: bool = False
-    kind: str = "tap"
+    kind: TapKind = tap_kind.TAP
     params: Mapping[str, Any] = field(default_factory=dict)
     check: bool = False
     folds: bool = False

@@ -23,10 +23,6 @@ from receiver.sinks.call import CallSink, Expected
 from receiver.sinks.tap import tap_sink
 from receiver.wire.dtypes import wire_type_of
 
-BREAKPOINT = "breakpoint"
-"""The `kind` of a call that sends primals and may be transposed: its first operand says which of the others have no
-values then."""
-
 call_p = Primitive("host_call")
 call_p.multiple_results = True
 
@@ -122,7 +118,7 @@ def _jvp(primals: Any, tangents: Any, *, call: TapSpec, **params: Any) -> Any:
 def _transpose(cotangents: Any, *args: Any, call: TapSpec, **params: Any) -> Any:
     refuse_to_differentiate(call)
     # It sends what it found, tangents in the rule of a custom derivative too. They have no values in transposed code;
-    # the first operand says which those are.
+    # the first operand of such a call says which those are.
     missing = [ad.is_undefined_primal(arg) for arg in args]
     known = [jnp.zeros(a.aval.shape, a.aval.dtype) if m else a for a, m in zip(args, missing, strict=True)]
     call_p.bind(jnp.array(missing[1:]), *known[1:], call=call, **params)
@@ -135,7 +131,7 @@ def refuse_to_differentiate(call: TapSpec) -> None:
     Raises:
         ValueError: it is not.
     """
-    if call.kind == BREAKPOINT:
+    if call.kind.sends_primals:
         return
     raise ValueError(
         f"the call of {call.name} at {call.source_line} was differentiated, and JAX cannot look into "

@@ -16,6 +16,7 @@ from hostcallback.tracing.tap_spec import Float0Leaves, TapSpec, Transform
 from receiver.messages.message import Sink
 from receiver.sinks.format import Deliver, FormatSink, Template
 from receiver.sinks.unbatch import Array, batchings_of
+from receiver.wire import tap_kind
 from receiver.wire.pytree import is_plain
 
 
@@ -66,7 +67,7 @@ def emit_text(
         return FormatSink(template, unflatten, batchings_of(transforms), deliver(spec.source_line))
 
     identity = (*identity, fmt, str(template.printoptions))
-    options = replace(options, kind="format", params={**options.params, **params_of(template)})
+    options = replace(options, kind=tap_kind.FORMAT, params={**options.params, **params_of(template)})
     bind_tap((tuple(args), dict(kwargs)), (), {}, make_sink, identity=identity, options=options)
 
 

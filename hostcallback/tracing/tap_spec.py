@@ -17,6 +17,7 @@ from receiver.runtime.runtime import runtime
 from receiver.sinks.sharding.sinks import shard_sink
 from receiver.wire.pytree import is_plain
 from receiver.wire.tap_descriptor import TapDescriptor
+from receiver.wire.tap_kind import TapKind
 
 Transform = tuple[str, Any]
 """("batch", dims) | ("jvp", None) | ("transpose", None): hashable, as equations carry it."""
@@ -50,7 +51,7 @@ class TapSpec:
         transposed: whether transposition taps the cotangents.
         sharding: "global" or "local": what its sink gets of arrays that the compiler partitions.
         device_index: which of the program's devices an array assembled from its shards is said to come from.
-        kind: what its messages are for; see `receiver.sinks.factory.SINK_FACTORIES`.
+        kind: what its messages are for.
         params: what a sink of that kind needs, as plain data.
         check: whether the first array is a predicate, and a message is sent only where it does not hold.
         folds: whether of its failures in a row, of such a check, only the first and the last need be read.
@@ -92,7 +93,7 @@ class TapSpec:
         transposed: bool,
         sharding: str,
         device_index: int,
-        kind: str,
+        kind: TapKind,
         params: Mapping[str, Any],
         check: bool,
         folds: bool,
@@ -223,7 +224,7 @@ class TapSpec:
             name=self.name,
             source_line=str(self.source_line),
             consumer_id=self.consumer_id(transforms, float0_leaves, shards),
-            kind=self.kind,
+            kind=self.kind.text,
             params=params,
             kwargs={key: value for key, value in self.kwargs.items() if is_plain(value)},
             transforms=public_transforms(transforms),

@@ -71,6 +71,15 @@ class CallSite:
         return shown
 
 
+def location_of(source_line: str) -> Frame:
+    """The frame that a text such as `train.py:12 (step)` names; one without file and line if it names none."""
+    file, _, rest = source_line.rpartition(":")
+    line, _, function = rest.partition(" ")
+    if not file or not line.isdecimal():
+        return Frame("", 0, "")
+    return Frame(file, int(line), function.strip("()"))
+
+
 def note_place(places: list[CallSite], place: CallSite) -> None:
     """Adds a place to the few that are kept of one line's, unless it is among them."""
     if place not in places and len(places) < MAX_PLACES:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from receiver.wire import pytree as tree
+from receiver.wire.tap_kind import TapKind
 
 
 class _Place(NamedTuple):
@@ -13,9 +14,9 @@ class _Place(NamedTuple):
     number: int
 
 
-def by_name(kind: str, value: Any) -> Any:
+def by_name(kind: TapKind, value: Any) -> Any:
     """The value of a tap of that kind with its arguments by name or number, where it is made of args and kwargs."""
-    if kind not in ("format", "callback", "check"):
+    if not kind.has_arguments:
         return value
     *first, args, kwargs = value  # print("loss {loss}", loss=x); a check has its predicate before them
     numbered = {str(number): arg for number, arg in enumerate(args)}
@@ -47,7 +48,7 @@ def named_leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
         yield from named_leaves(f"{name}/{text}" if name else str(text), item)
 
 
-def array_names(kind: str, unflatten: Callable[[Sequence[Any]], Any], count: int) -> list[str]:
+def array_names(kind: TapKind, unflatten: Callable[[Sequence[Any]], Any], count: int) -> list[str]:
     """The names of the `count` arrays of a tap's messages; those that stand in where none is tapped have none.
 
     Raises:

@@ -15,7 +15,7 @@ from receiver.replayer.log_batches import LogBatch, ReplayedCalls
 from receiver.runtime.dispatch.dispatcher import Dispatcher
 from receiver.runtime.dispatch.scope import Scope
 from receiver.sinks.exported import ExportedTaps
-from receiver.sinks.factory import CHECKS, Binding, BoundTap
+from receiver.sinks.factory import Binding, BoundTap
 from receiver.sinks.sharding.multi_process import ShardStream
 from receiver.sources.source import Batch
 from receiver.taplog.format.block import FrameBlock
@@ -24,6 +24,7 @@ from receiver.taplog.reading.segment_reader import Writer
 from receiver.taplog.reading.selection import Selection
 from receiver.wire import Flags
 from receiver.wire.tap_descriptor import TapDescriptor
+from receiver.wire.tap_kind import UNDESCRIBED
 
 _CHECK = int(Flags.CHECK)
 
@@ -110,13 +111,13 @@ class RunDelivery:
         self.names.add(described.name)
         for pattern, found in self.bindings.items():
             # A pattern takes no failures away from the report: a check is bound by its own name.
-            matches = described.kind not in CHECKS and fnmatchcase(described.name, pattern)
+            matches = not described.tap_kind.is_check and fnmatchcase(described.name, pattern)
             if pattern == described.name or (binding is None and matches):
                 self.matched.add(pattern)
                 binding = found
         wanted = self._selection.wants_name(described.name)
-        if not wanted or (binding is None and not self._printers and described.kind in ("print", "format")):
-            ignored = replace(described, kind="undescribed")
+        if not wanted or (binding is None and not self._printers and described.tap_kind.prints):
+            ignored = replace(described, kind=UNDESCRIBED.text)
             also = self._sinks if wanted else ()
             tap = BoundTap(
                 ignored,
@@ -134,7 +135,7 @@ class RunDelivery:
             )
         except ValueError as error:  # its messages are skipped
             self.scope.deferred.add_lost(str(error), 1)
-            undescribed = replace(described, kind="undescribed")
+            undescribed = replace(described, kind=UNDESCRIBED.text)
             return BoundTap(undescribed, None, unbound=self._unbound, waits=False, also=self._sinks)
 
     def _unbound(self, described: TapDescriptor) -> Sink:

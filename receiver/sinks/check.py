@@ -52,6 +52,11 @@ class CheckSink:
             return
         raise CheckFailed(message, self)
 
+    def texts(self, message: Message) -> list[str]:
+        """What a message says of the failure."""
+        explained = self.explain(message)
+        return [f"{explained.text} ({explained.where})" if explained.where else explained.text]
+
     def explain(self, message: Message) -> Explanation:
         """The text with the values of the first element that failed. Does not raise: problems are part of it."""
         try:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from receiver.messages.call_site import CallSite, Frame
+from receiver.messages.call_site import CallSite, Frame, location_of
 from receiver.messages.message import Consumer, Message, Sink
 from receiver.sinks.check import CheckSink
 from receiver.sinks.format import FormatSink, PrintLines, Template, log_records
@@ -19,8 +19,9 @@ from receiver.sinks.print import PrintSink
 from receiver.sinks.sharding.sinks import AssemblingSink, shard_sink
 from receiver.sinks.tap import callback_sink, tap_sink
 from receiver.sinks.unbatch import Batchings, for_each_element
-from receiver.wire import pytree as tree
+from receiver.wire import pytree as tree, tap_kind
 from receiver.wire.tap_descriptor import TapDescriptor
+from receiver.wire.tap_kind import TapKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +68,8 @@ def _format(described: TapDescriptor, binding: Binding | None) -> Sink | None:
     template = template_of(described)
     deliver: Callable[[list[str]], None] = PrintLines(None)
     if "logger" in params:
-        file, _, rest = described.source_line.rpartition(":")
-        line, _, function = rest.partition(" ")
         logger = logging.getLogger(params["logger"])
-        deliver = log_records(logger, params["level"], file, int(line), function.strip("()"))
+        deliver = log_records(logger, params["level"], *location_of(described.source_line))
     return FormatSink(template, unflatten, batchings, deliver)
 
 
@@ -114,17 +113,35 @@ def _nonfinite(described: TapDescriptor, binding: Binding | None) -> Sink | None
 MakeSink = Callable[[TapDescriptor, Binding | None], Sink | None]
 """Makes the sink of one kind of tap in a process that never traced it; None where that takes a binding."""
 
-SINK_FACTORIES: dict[str, MakeSink] = {
-    "tap": _bound_tap,
-    "print": _print,
-    "format": _format,
-    "callback": _callback,
-    "check": _check,
-    "nonfinite": _nonfinite,
+SINK_FACTORIES: dict[TapKind, MakeSink] = {
+    tap_kind.TAP: _bound_tap,
+    tap_kind.PRINT: _print,
+    tap_kind.FORMAT: _format,
+    tap_kind.CALLBACK: _callback,
+    tap_kind.CHECK: _check,
+    tap_kind.NONFINITE: _nonfinite,
 }
 
-CHECKS = ("check", "nonfinite")
-"""The kinds whose messages are failures."""
+
+def own_sink(described: TapDescriptor) -> Sink | None:
+    """The sink of a tap to which nothing is bound; None if it has none.
+
+    Raises:
+        LookupError: its params do not go with its kind.
+        TypeError: as above.
+        ValueError: as above.
+    """
+    return SINK_FACTORIES.get(described.tap_kind, _bound_tap)(described, None)
+
+
+def texts_of(described: TapDescriptor, message: Message) -> list[str] | None:
+    """What a message prints, logs, or says of a failed check; None if the tap does nothing of that.
+
+    Raises:
+        Exception: of any kind, where the message is not as the tap is described.
+    """
+    texts: Callable[[Message], list[str]] | None = getattr(own_sink(described), "texts", None)
+    return None if texts is None else texts(message)
 
 
 class BoundTap:
@@ -166,7 +183,7 @@ class BoundTap:
         """
         self.described = described
         self._also = tuple(also)
-        self._make = SINK_FACTORIES.get(described.kind, _bound_tap)
+        self._make = SINK_FACTORIES.get(described.tap_kind, _bound_tap)
         try:
             self._by_itself = self._make(described, None) or unbound(described)
             self.bind(binding)
@@ -192,7 +209,7 @@ class BoundTap:
             sink,
             described.transforms,
             described.kwargs,
-            is_check=described.kind in CHECKS,
+            is_check=described.tap_kind.is_check,
             describe=lambda: described,
             unflatten=lambda arrays: tree.unflatten_with(described.tree)(arrays),
         )

@@ -82,6 +82,12 @@ class FormatSink:
         """Whether another process, with the same standard output, would do."""
         return isinstance(self._deliver, PrintLines) and self._deliver.stream is None
 
+    def texts(self, message: Message) -> list[str]:
+        """The texts of a message, one for each element."""
+        texts: list[str] = []
+        FormatSink(self._template, self._unflatten, self._batchings, texts.extend)(message)
+        return texts
+
     def __call__(self, message: Message) -> None:
         """Formats one message; elements that cannot be formatted do not keep the others back."""
         texts: list[str] = []

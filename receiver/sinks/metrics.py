@@ -18,9 +18,6 @@ from receiver.messages.steps import NAME, StepSource, step_place
 from receiver.wire import pytree as tree
 from receiver.wire.tap_descriptor import TapDescriptor
 
-NO_METRICS = ("check", "nonfinite", "breakpoint")
-"""Kinds of taps whose values are no metrics."""
-
 
 class MetricWriter(Protocol):
     """What `metrics` writes to: as clu's `MetricWriter`, of which it needs one method."""
@@ -35,7 +32,7 @@ class _Metrics:
     def __init__(self, described: TapDescriptor) -> None:
         self._name = described.name
         self._unflatten = tree.unflatten_with(described.tree)
-        self._kind = described.kind
+        self._kind = described.tap_kind
         self.place: StepSource | None = step_place(described)
 
     def step(self, message: Message) -> int | None:
@@ -48,7 +45,7 @@ class _Metrics:
         return int(array) if not array.ndim and array.dtype.kind in "iu" else None
 
     def scalars(self, message: Message) -> dict[str, float]:
-        if self._kind in NO_METRICS:
+        if not self._kind.has_metrics:
             return {}
         value = by_name(self._kind, self._unflatten(message.arrays))
         return {

@@ -164,6 +164,15 @@ class NonFiniteSink:
                 failures.append(DelegatedFailure(consumer, CheckFailed(message, explains)))
         raise MultipleFailures("operations made values that are not finite", failures)
 
+    def texts(self, message: Message) -> list[str]:
+        """What a message says of each operation that made something."""
+        try:
+            self(message)
+        except MultipleFailures as failures:
+            made = [error.error for error in failures.exceptions if isinstance(error, DelegatedFailure)]
+            return [f.sink.explain(message).text for f in made if isinstance(f, CheckFailed)]
+        return []
+
 
 @dataclass(frozen=True, slots=True)
 class _Explains:

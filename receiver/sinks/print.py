@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 import threading
 from collections.abc import Iterable, Mapping
@@ -76,6 +77,12 @@ class PrintSink:
     def is_portable(self) -> bool:
         """Whether another process, with the same standard output, would do."""
         return self._stream is None
+
+    def texts(self, message: Message) -> list[str]:
+        """What a message prints, without the device and the line's end."""
+        stream = io.StringIO()
+        PrintSink(self._kwargs, self._unflatten, stream, self._threshold)(message)
+        return [stream.getvalue().rstrip("\n")]
 
     def __call__(self, message: Message) -> None:
         """Prints one message."""

@@ -10,6 +10,7 @@ import msgpack
 import numpy as np
 
 from receiver.wire import pytree as tree
+from receiver.wire.tap_kind import TapKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +21,7 @@ class TapDescriptor:
         name: the tap's name; consumers are bound by it.
         source_line: of the tap, where it was traced.
         consumer_id: of its consumer in the process that exported it.
-        kind: what the tap is for; see `receiver.sinks.factory.SINK_FACTORIES`.
+        kind: what the tap is for: the text of its `tap_kind`.
         params: what its sink needs beside `kwargs`.
         kwargs: its keyword arguments, as far as they are plain data.
         transforms: as tap functions get them.
@@ -39,6 +40,11 @@ class TapDescriptor:
     tree: tree.Description
     shards: str | None
     sharding: str
+
+    @property
+    def tap_kind(self) -> TapKind:
+        """What the tap is for, and what that implies."""
+        return TapKind.named(self.kind)
 
     @property
     def device_index(self) -> int:

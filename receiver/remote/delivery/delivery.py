@@ -19,7 +19,7 @@ from receiver.remote.delivery.cursor import Cursor, Waiting
 from receiver.remote.delivery.error_log import RateLimitedErrorLog
 from receiver.remote.delivery.process_groups import PATIENCE_SEC, ProgramRunStreams
 from receiver.remote.delivery.stream import DeliveredStream
-from receiver.remote.delivery.stream_printer import CHECKS, PRINTS, StreamPrinter
+from receiver.remote.delivery.stream_printer import StreamPrinter
 from receiver.remote.spool.stream_reader import StoredRuns
 from receiver.remote.streams import StreamKey, StreamOffset
 from receiver.replayer.run_delivery import RunDelivery
@@ -260,9 +260,9 @@ class Delivery:
         return stream
 
     def _wants(self, described: TapDescriptor) -> bool:
-        if self._everything or self._sinks or described.kind in CHECKS:
+        if self._everything or self._sinks or described.tap_kind.is_check:
             return True
-        if self._prints and (described.kind in PRINTS or step_place(described) is not None):
+        if self._prints and (described.tap_kind.prints or step_place(described) is not None):
             return True  # steps are printed with the messages
         return any(fnmatchcase(described.name, pattern) for pattern in self._bind)
 

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import functools
-import io
 import os
 import sys
 from collections.abc import Callable
 
 from receiver.messages.message import Message, Sink
 from receiver.messages.steps import StepSource, step_place
-from receiver.sinks.print import PrintSink, write_at_once
+from receiver.sinks.factory import texts_of
+from receiver.sinks.print import write_at_once
 from receiver.taplog.render.json_value import printable, short_text
 from receiver.taplog.render.text import text_of
 from receiver.wire import pytree as tree
 from receiver.wire.tap_descriptor import TapDescriptor
-
-PRINTS = ("print", "format")
-CHECKS = ("check", "nonfinite")
 
 
 class StreamPrinter:
@@ -43,8 +40,8 @@ class StreamPrinter:
         if known is None:
             return
         described, device = known
-        prints = described.kind in PRINTS
-        if not prints and not (self._everything and described.kind not in CHECKS):
+        kind = described.tap_kind
+        if not kind.prints and (kind.is_check or not self._everything):
             return
         text = self._text(described, message)
         start = self._start(described, device)
@@ -100,12 +97,11 @@ class StreamPrinter:
         text = text_of(described, message)
         if text is not None:
             return text
-        unflatten = tree.unflatten_with(described.tree)
-        if described.kind != "print":
-            return f"{printable(described.name)} {short_text(unflatten(message.arrays), 160)}"
-        stream = io.StringIO()
-        PrintSink(described.kwargs, unflatten, stream, described.params["threshold"])(message)
-        return stream.getvalue().rstrip("\n")
+        texts = texts_of(described, message) if described.tap_kind.prints else None
+        if texts is not None:
+            return "\n".join(texts)
+        value = tree.unflatten_with(described.tree)(message.arrays)
+        return f"{printable(described.name)} {short_text(value, 160)}"
 
 
 def _device_of(message: Message) -> str:

@@ -7,15 +7,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from receiver.messages.call_site import location_of
 from receiver.messages.check_report import CheckFailed, Explanation
 from receiver.messages.deferred_errors import DelegatedFailure, MultipleFailures
 from receiver.messages.leaf_names import array_names
 from receiver.messages.message import Consumer, Message
 from receiver.messages.steps import NAME, step_place
-from receiver.sinks.factory import CHECKS, SINK_FACTORIES, batchings_of, template_of
-from receiver.sinks.format import FormatSink
-from receiver.sinks.metrics import NO_METRICS
-from receiver.sinks.print import PrintSink, device_text
+from receiver.sinks.factory import own_sink, texts_of
+from receiver.sinks.print import device_text
 from receiver.taplog.convert.numpy_dtypes import plain_array
 from receiver.taplog.render.leaves import joined
 from receiver.taplog.writing.recorder import description_of
@@ -69,16 +68,6 @@ class Point(NamedTuple):
     attributes: Attributes
 
 
-class _Collected:
-    # An output stream for what a printer would print.
-
-    def __init__(self) -> None:
-        self.text = ""
-
-    def write(self, text: str) -> None:
-        self.text += text
-
-
 class MessageMapper:
     """One tap: makes events and points of its messages.
 
@@ -91,13 +80,14 @@ class MessageMapper:
         """The tap of a consumer whose messages bring so many arrays."""
         self.consumer = consumer
         self._described = described = description_of(consumer, arrays)
-        self.is_check = described.kind in CHECKS
+        self._kind = kind = described.tap_kind
+        self.is_check = kind.is_check
         self._count = arrays
         self._step = step_place(described)
-        self._file, self._line, self._function = _location(described.source_line)
+        self._place = location_of(described.source_line)
         self._unflatten = tree.unflatten_with(described.tree)
         try:
-            self._names = array_names(described.kind, self._unflatten, arrays)
+            self._names = array_names(kind, self._unflatten, arrays)
         except (ValueError, TypeError):  # not as described: what came is worth having all the same
             self._names = [str(index) for index in range(arrays)]
         self._metrics = [metric_name(joined(described.name, name)) for name in self._names]
@@ -111,7 +101,7 @@ class MessageMapper:
         """The message with only the arrays that anything is made of; None if that is none of them. Receiver threads."""
         if self._make is not None:
             return message
-        if self._described.kind in NO_METRICS:
+        if not self._kind.has_metrics:
             return None
         dimensions = 1 if message.stacked else 0
         # Copies: a tap function may change the arrays before anything is made of them.
@@ -130,15 +120,12 @@ class MessageMapper:
                 yield from self._points(one)
 
     def _maker(self) -> Callable[[Message], Iterator[Event]] | None:
-        described = self._described
         if self.is_check:
             return self._failures
-        if described.kind in ("format", "print"):
-            return self._texts
-        return None
+        return self._texts if self._kind.prints else None
 
     def _failures(self, message: Message) -> Iterator[Event]:
-        sink = SINK_FACTORIES[self._described.kind](self._described, None)
+        sink = own_sink(self._described)
         if sink is None:
             yield self._event(message, _ERROR, "a check failed")
             return
@@ -169,16 +156,8 @@ class MessageMapper:
         return event
 
     def _texts(self, message: Message) -> Iterator[Event]:
-        described, texts = self._described, list[str]()
-        if described.kind == "format":
-            template, batchings = template_of(described), batchings_of(described)
-            FormatSink(template, self._unflatten, batchings, texts.extend)(message)
-        else:
-            stream = _Collected()
-            PrintSink(described.kwargs, self._unflatten, stream, described.params["threshold"])(message)
-            texts.append(stream.text.rstrip("\n"))
-        level = described.params.get("level", _INFO)
-        for text in texts:
+        level = self._described.params.get("level", _INFO)
+        for text in texts_of(self._described, message) or ():
             yield self._event(message, level if isinstance(level, int) else _INFO, text)
 
     def _points(self, message: Message) -> Iterator[Point]:
@@ -195,7 +174,7 @@ class MessageMapper:
 
     def _event(self, message: Message, level: int, body: str) -> Event:
         text, number = next((text, number) for least, text, number in _SEVERITIES if level >= least)
-        about = self._about(message) | _code(self._file, self._line, self._function)
+        about = self._about(message) | _code(*self._place)
         about["hostcallback.seq"] = message.seq
         if message.run_id:
             about["hostcallback.run_id"] = f"{message.run_id & (2**64 - 1):#x}"
@@ -242,15 +221,6 @@ def _unstacked(message: Message) -> list[list[Any]]:
         [array if array is _NOTHING else row(array, k) for array in message.arrays]
         for k in range(message.stacked)
     ]
-
-
-def _location(source_line: str) -> tuple[str, int, str]:
-    # From "train.py:12 (step)".
-    file, _, rest = source_line.rpartition(":")
-    line, _, function = rest.partition(" ")
-    if not file or not line.isdecimal():
-        return "", 0, ""
-    return file, int(line), function.strip("()")
 
 
 def _code(file: str, line: int, function: str) -> Attributes:

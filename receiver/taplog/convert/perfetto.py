@@ -7,7 +7,6 @@ import math
 from typing import Any, TextIO
 
 from receiver.messages.steps import NAME
-from receiver.sinks.metrics import NO_METRICS
 from receiver.taplog.convert.jax_profile import JaxProfile
 from receiver.taplog.convert.numpy_dtypes import plain_array
 from receiver.taplog.reading.logged_message import LoggedMessage
@@ -58,7 +57,7 @@ class TraceConversion:
         self._event(
             {"ph": "i", "s": "t", "cat": "tap", "name": name, "pid": pid, "tid": tid, "ts": ts, "args": args}
         )
-        if described is not None and described.kind in NO_METRICS:
+        if described is not None and not described.tap_kind.has_metrics:
             return
         for leaf in self._leaves.of(logged):
             array = plain_array(leaf.array)

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from receiver.messages.steps import NAME
-from receiver.sinks.metrics import NO_METRICS
 from receiver.taplog.convert.errors import ConvertError
 from receiver.taplog.convert.numpy_dtypes import plain_array
 from receiver.taplog.reading.logged_message import LoggedMessage
@@ -72,7 +71,7 @@ class TensorBoardConversion:
         text = self._text(logged)
         if text is not None:
             writer.add_text(name, text, **at)
-        if described is not None and described.kind in NO_METRICS:
+        if described is not None and not described.tap_kind.has_metrics:
             return
         for leaf in self._leaves.of(logged):
             if leaf.name == NAME or leaf.name.endswith(f"/{NAME}"):

@@ -46,7 +46,7 @@ class LoggedTap:
                 _ignore,
                 described.transforms,
                 described.kwargs,
-                is_check=described.kind in ("check", "nonfinite"),
+                is_check=described.tap_kind.is_check,
                 describe=lambda: described,
                 unflatten=lambda arrays: self.unflatten(arrays),
             )

@@ -49,7 +49,7 @@ def _names(tap: LoggedTap, count: int) -> list[str]:
     if tap.described is None:
         return [str(index) for index in range(count)]
     try:
-        return array_names(tap.described.kind, tap.unflatten, count)
+        return array_names(tap.described.tap_kind, tap.unflatten, count)
     except (ValueError, TypeError):  # not as described: what came is worth having all the same
         return [str(index) for index in range(count)]
 

@@ -25,7 +25,7 @@ class TapStats:
     Attributes:
         name: the tap's.
         source_line: of the tap.
-        kind: what it is for; see `receiver.sinks.factory.SINK_FACTORIES`. Empty if the log does not say.
+        kind: what it is for, the text of a `TapKind`. Empty if the log does not say.
         messages: how many there are; those of checks with the failures that were folded.
         nbytes: of their frames.
         first_time_ns: Unix time of the first.

@@ -21,6 +21,7 @@ from receiver.taplog.writing.log_writer import LogWriter, Messages
 from receiver.taplog.writing.options import SEGMENT_BYTES, SEGMENT_SEC, LogCounters, LogOptions
 from receiver.wire import Flags, WireError, decode_metadata, encode_frame
 from receiver.wire.tap_descriptor import TapDescriptor
+from receiver.wire.tap_kind import UNDESCRIBED
 from receiver.wire.truncation import encode_truncated, row
 
 Find = Callable[[int], Consumer | None]
@@ -170,7 +171,7 @@ def description_of(consumer: Consumer, arrays: int) -> TapDescriptor:
         name=consumer.name,
         source_line=consumer.source_line,
         consumer_id=consumer.consumer_id,
-        kind="undescribed",
+        kind=UNDESCRIBED.text,
         params={},
         kwargs={},
         transforms=(),

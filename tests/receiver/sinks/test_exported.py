@@ -18,11 +18,12 @@ from receiver.errors import IncompleteValueError, TapFailure, TapFunctionExcepti
 from receiver.messages.deferred_errors import DeferredErrors, DelegatedFailure
 from receiver.messages.message import Consumer, Message
 from receiver.messages.registry import Registry
-from receiver.sinks import exported, factory as described_tap
+from receiver.sinks import exported
 from receiver.sinks.exported import SHARDS_ID, WHOLE_ID, ExportedTaps
 from receiver.sinks.factory import Binding
 from receiver.sinks.sharding.shard_record import shard_record
 from receiver.wire.tap_descriptor import TapDescriptor
+from receiver.wire.tap_kind import KINDS
 
 TAP = TapDescriptor(
     name="loss",
@@ -136,7 +137,7 @@ DESCRIBED = st.builds(
     name=st.text(),
     source_line=st.text(),
     consumer_id=st.integers(0, 2**64 - 1),
-    kind=st.sampled_from([*described_tap.SINK_FACTORIES, "later"]),
+    kind=st.sampled_from([*(kind.text for kind in KINDS), "later"]),
     params=MAPS,
     kwargs=MAPS,
     transforms=TRANSFORMS,
