@@ -1,4 +1,4 @@
-"""How a process forwards its taps: to whom, by way of which spool, and what becomes of them when that is full."""
+"""Options of forwarding: the collector's address, the spool and its limits, and access."""
 
 from __future__ import annotations
 
@@ -17,37 +17,39 @@ from receiver.remote.streams import is_run
 
 
 class WhenFull(enum.StrEnum):
-    """What happens to messages for which a spool has no room. Each loss is noted where the messages are stored."""
+    """Policy for messages that find no room in a spool. Each loss is noted where the messages are stored."""
 
     BLOCK = "block"
-    """They wait, and their device with them: nothing is lost."""
+    """The messages wait, and their device with them: no message is lost."""
     DROP_OLDEST = "drop_oldest"
-    """The oldest segments that nobody has begun to send are dropped."""
+    """The oldest segments that the sender has not reached are dropped."""
     DROP_NEWEST = "drop_newest"
-    """They are dropped."""
+    """The messages are dropped."""
     SAMPLE = "sample"
-    """Beyond half full only every `sample_every`-th is kept; without room all are dropped. Failed checks are kept."""
+    """In a spool that is more than half full, one message in `sample_every` is kept, and each failed check; in a full
+    one, none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Forward:
-    """How messages are forwarded: for `outfeed_receiver(forward=...)`.
+    """Options of forwarding, for `outfeed_receiver(forward=...)`.
 
     Attributes:
         address: of the collector, `host:port`; or of a NATS server with JetStream, `nats://host:port` or `tls://`.
-        spool: the folder; None for one of this user's below the folder for temporary files.
-        run: names the program's run.
-        spool_bytes: how much may wait.
-        when_full: what happens to more.
+        spool: the folder; None for this user's folder in the system's folder for temporary files.
+        run: name of the program's run.
+        spool_bytes: limit of unacknowledged bytes in the spool.
+        when_full: policy for messages beyond the limit.
         sample_every: for `WhenFull.SAMPLE`.
-        fsync: whether each write of the spool waits for the disk.
-        window_bytes: how much may be on its way.
-        drain_sec: how long the end of a receiver waits for the collector.
-        tls_ca: a file with the certificates that the collector's is checked by; None for no TLS.
-        tls_cert: a file with this client's own certificate, and
-        tls_key: its key, for a collector that wants one.
+        fsync: whether each write of the spool is synced to the disk.
+        window_bytes: limit of sent and unacknowledged bytes.
+        drain_sec: seconds for which the end of a receiver waits for the collector.
+        tls_ca: file of the certificates that verify the collector's; None for no TLS.
+        tls_cert: file of this client's certificate, if the collector requires one.
+        tls_key: file of the certificate's key.
         token: the bearer token.
-        control: whether those whom the collector lets may rule this process's taps by way of it (`hcb ctl --via`).
+        control: whether clients that the collector permits may control this process's taps through it
+            (`hcb ctl --via`).
     """
 
     address: str
@@ -67,7 +69,7 @@ class Forward:
     control: bool = True
 
     def __post_init__(self) -> None:
-        """Raises ValueError for what is out of range."""
+        """Raises ValueError for an option out of range."""
         address = self.address if isinstance(self.address, str) else ""
         host, _, port = address.rpartition(":")
         if not self.is_nats and (not host or not port.isdecimal() or not 0 < int(port) < 65536):
@@ -98,12 +100,12 @@ class Forward:
             raise ValueError("tls_cert and tls_key belong together: give both, or neither")
         if self.tls_cert is not None and self.tls_ca is None:
             raise ValueError(
-                "a client certificate needs TLS: give tls_ca, the certificates to check the collector by"
+                "a client certificate needs TLS: give tls_ca, the certificates that verify the collector's"
             )
 
     @property
     def is_nats(self) -> bool:
-        """Whether it goes to a NATS server."""
+        """Whether the address is a NATS server's."""
         return isinstance(self.address, str) and self.address.startswith(("nats://", "tls://"))
 
     @property
@@ -115,11 +117,11 @@ class Forward:
 
     @property
     def folder(self) -> Path:
-        """Where the spools of this user's processes are.
+        """Folder of the spools of this user's processes.
 
         Raises:
-            SpoolError: that of the folder for temporary files is somebody else's.
-            OSError: it cannot be made.
+            SpoolError: the default folder belongs to another user.
+            OSError: it cannot be created.
         """
         if self.spool is not None:
             return Path(self.spool)
@@ -128,7 +130,7 @@ class Forward:
         found = path.lstat()
         if found.st_uid != os.geteuid() or not stat.S_ISDIR(found.st_mode) or found.st_mode & 0o077:
             raise SpoolError(
-                f"{path} is not a folder of this user's ({os.geteuid()}) alone: remove it, or give spool= "
+                f"{path} is not a folder that only this user ({os.geteuid()}) can open: remove it, or give spool= "
                 "another folder"
             )
         return path

@@ -1,7 +1,6 @@
-"""SIGTERM, as before a preemption: what was emitted is written and sent first, whoever else handles the signal.
-
-The handler is native, because JAX's own is: `jax.distributed.initialize` replaces the handler that it finds. Ours calls
-the one it stands before, and stands before it again when it has been replaced.
+"""Forwards all emitted messages at SIGTERM, as before a preemption, before other handlers act on the signal.
+The handler is native, because JAX's own is: `jax.distributed.initialize` replaces the handler that it finds. Our
+handler chains to the previous one, and reinstalls itself if another library replaces it.
 """
 
 from __future__ import annotations
@@ -18,38 +17,38 @@ from receiver.log import logger
 from receiver.native import bindings as native_library
 
 LOOK_SEC = 0.5
-"""How often is looked whether somebody has replaced the handler."""
+"""Seconds between checks whether another library has replaced the handler."""
 
 GRACE_SEC = 5.0
-"""How long the collector may take to acknowledge what it is sent then."""
+"""Seconds that the collector has to acknowledge the messages."""
 
 
 class Drains(Protocol):
-    """What is flushed."""
+    """A forwarder that is flushed at SIGTERM."""
 
     def drain(self, timeout_sec: float) -> bool:
-        """Writes what has come and waits until it is stored elsewhere; whether it is in that time."""
+        """Writes queued messages and waits until the collector has stored them; False if the time is over first."""
 
 
 class SigtermFlusher:
-    """The thread that flushes. Once begun, it goes on as long as the process.
+    """The thread that flushes forwarders at SIGTERM. Once started, it runs as long as the process.
 
     Attributes:
-        deliver: waits until what was emitted has been read, for so many seconds at most.
+        deliver: waits at most the given seconds until receivers have read all emitted messages.
     """
 
     def __init__(self) -> None:
-        """Nothing is watched."""
+        """No handler is installed yet."""
         self.deliver: Callable[[float], Any] = lambda timeout_sec: None
         self._forget()
 
     def _forget(self) -> None:
-        self._lock = threading.Lock()  # protects what follows
+        self._lock = threading.Lock()  # protects everything below
         self._flushed: weakref.WeakSet[Drains] = weakref.WeakSet()
         self._thread: threading.Thread | None = None
 
     def add(self, flushed: Drains) -> None:
-        """Has it flushed at SIGTERM while it lives; does nothing where the native library cannot be loaded."""
+        """Flushes a forwarder at SIGTERM as long as it lives. Does nothing if the native library cannot be loaded."""
         if not native_library.available():
             return
         with self._lock:
@@ -57,7 +56,9 @@ class SigtermFlusher:
             if self._thread is not None:
                 return
             read, write = os.pipe()
-            os.set_blocking(write, False)  # a full one has been heard of
+            os.set_blocking(
+                write, False
+            )  # the handler must not block: a full pipe has woken the thread already
             ends = native_library.load().hcb_watch_termination(write)
             self._thread = threading.Thread(
                 target=self._run, args=(read, write, ends), name="hostcallback-sigterm", daemon=True
@@ -65,12 +66,12 @@ class SigtermFlusher:
             self._thread.start()
 
     def remove(self, flushed: Drains) -> None:
-        """It needs no flushing any more."""
+        """Removes a forwarder."""
         with self._lock:
             self._flushed.discard(flushed)
 
     def after_fork_in_child(self) -> None:
-        """The child has no such thread."""
+        """Removes the handler in a forked child, which does not have the thread."""
         if self._thread is not None:
             native_library.load().hcb_unwatch_termination()
         self._forget()
@@ -82,7 +83,7 @@ class SigtermFlusher:
             if ready:
                 os.read(read, 4096)
                 self._flush()
-                if ends:  # nobody else handles it: the process ends, as it would have
+                if ends:  # the default action was replaced: end the process as it would have
                     library.hcb_unwatch_termination()
                     os.kill(os.getpid(), signal.SIGTERM)
                     return
@@ -96,11 +97,11 @@ class SigtermFlusher:
                 self.deliver(GRACE_SEC)
             for item in flushed:
                 item.drain(GRACE_SEC)
-        except Exception:  # whatever it is, the signal is to have its effect
-            logger.exception("at SIGTERM not everything could be forwarded")
+        except Exception:  # the signal must still have its effect
+            logger.exception("not all messages could be forwarded at SIGTERM")
 
 
 watch = SigtermFlusher()
-"""This process's."""
+"""The flusher of this process."""
 
 os.register_at_fork(after_in_child=watch.after_fork_in_child)

@@ -1,4 +1,4 @@
-"""Streams: what is sent of one process's spool, how far, and in which pieces."""
+"""Streams: the identity of a forwarded spool, positions in it, and the slices that are sent."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from receiver.remote.errors import BadStreamError
 
 PIECE_BYTES = 1 << 20
-"""The most bytes of a segment that are sent at a time."""
+"""Largest slice in bytes."""
 
 _RUN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 _EPOCH = re.compile(r"[0-9a-f]{16}")
@@ -27,12 +27,12 @@ def is_run(run: object) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class StreamKey:
-    """Which stream. What it is made of is checked: its texts are good as names of files.
+    """Identity of a stream. Its fields are checked, so that they are safe as file names.
 
     Attributes:
-        run: names the program's run, over all its processes.
-        process: the process's number in it.
-        epoch: tells one life of the process, and one spool of it, from the others.
+        run: name of the program's run, equal in all its processes.
+        process: number of the process in the run.
+        epoch: distinguishes the starts of the process, and its spools.
     """
 
     run: str
@@ -40,7 +40,7 @@ class StreamKey:
     epoch: str
 
     def __post_init__(self) -> None:
-        """Raises BadStreamError for what is no key."""
+        """Raises BadStreamError for an invalid field."""
         process = self.process
         if not is_run(self.run):
             raise BadStreamError(
@@ -48,36 +48,36 @@ class StreamKey:
                 "with a letter or digit"
             )
         if not isinstance(process, int) or isinstance(process, bool) or not 0 <= process <= MAX_PROCESS:
-            raise BadStreamError(f"the process is {process!r}, expected a number from 0 on")
+            raise BadStreamError(f"the process is {process!r}, expected a number of at least 0")
         if not isinstance(self.epoch, str) or _EPOCH.fullmatch(self.epoch) is None:
             raise BadStreamError(f"the epoch is {str(self.epoch)[:80]!r}, expected 16 hexadecimal digits")
 
     def __str__(self) -> str:
-        """For people."""
+        """The stream as messages to users name it."""
         return f"{self.run} p{self.process} ({self.epoch})"
 
     @property
     def folder(self) -> str:
-        """The name of its folder in a spool."""
+        """Name of the stream's folder in a spool."""
         return f"{self.run}~{self.process}~{self.epoch}"
 
     @classmethod
     def of_folder(cls, name: str) -> StreamKey | None:
-        """The key of a folder of that name; None if it is not a stream's."""
+        """The key of a spool folder; None if the name is not a stream's."""
         found = _FOLDER.fullmatch(name)
         return None if found is None else cls(found[1], int(found[2]), found[3])
 
     def segment_name(self, number: int) -> str:
-        """The name of one of its segments where those of a run are together."""
+        """Name of one of its segments in a collector's folder of the run."""
         return f"p{self.process:06d}-{self.epoch}-{number:06d}.hcblog"
 
 
 class StreamOffset(NamedTuple):
-    """A place in a stream: everything before it.
+    """A position in a stream.
 
     Attributes:
         segment: number of the segment; 0 before the first.
-        offset: in the segment's file.
+        offset: bytes from the start of the segment's file.
     """
 
     segment: int
@@ -85,16 +85,16 @@ class StreamOffset(NamedTuple):
 
     @classmethod
     def of(cls, found: Any) -> StreamOffset:
-        """From what came over the wire.
+        """Decodes a position that came over the wire.
 
         Raises:
-            BadStreamError: that is no position.
+            BadStreamError: it is not a position.
         """
         if isinstance(found, list) and len(found) == 2 and all(type(number) is int for number in found):
             segment, offset = found
             if 0 <= segment <= MAX_SEGMENT and 0 <= offset <= MAX_OFFSET:
                 return cls(segment, offset)
-        raise BadStreamError(f"{str(found)[:80]} is no position in a stream: expected two numbers")
+        raise BadStreamError(f"{str(found)[:80]} is not a position in a stream: expected two numbers")
 
 
 START = StreamOffset(0, 0)
@@ -104,7 +104,7 @@ class SegmentSlice(NamedTuple):
     """Bytes of one segment.
 
     Attributes:
-        position: of the first.
+        position: of the first byte.
         data: at most `PIECE_BYTES`.
     """
 
@@ -113,5 +113,5 @@ class SegmentSlice(NamedTuple):
 
     @property
     def end(self) -> StreamOffset:
-        """Behind the last."""
+        """Position after the last byte."""
         return StreamOffset(self.position.segment, self.position.offset + len(self.data))

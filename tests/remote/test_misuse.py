@@ -75,10 +75,10 @@ def said(address: str, spool: Path, caplog: pytest.LogCaptureFixture, **options:
     [
         (
             b"HTTP/1.1 400 Bad Request\r\n\r\n",
-            "no collector, or one with TLS: correct the address, or give tls_ca",
+            "not a collector, or one with TLS: correct the address, or give tls_ca",
         ),
-        (b"SSH-2.0-OpenSSH_9.9\r\n", "no collector"),
-        pytest.param(b"", "says nothing", marks=pytest.mark.slow),
+        (b"SSH-2.0-OpenSSH_9.9\r\n", "not a collector"),
+        pytest.param(b"", "does not answer", marks=pytest.mark.slow),
     ],
 )
 def test_a_server_that_is_no_collector(
@@ -87,7 +87,7 @@ def test_a_server_that_is_no_collector(
     with answering(data) as address:
         text = said(address, tmp_path / "spool", caplog)
     assert cure in text
-    assert "it is tried again" in text
+    assert "the sender retries" in text
 
 
 def test_of_a_hosts_addresses_one_refuses_and_one_is_no_collector(
@@ -96,21 +96,21 @@ def test_of_a_hosts_addresses_one_refuses_and_one_is_no_collector(
     # gRPC tells of the address that it tried last, which is any of localhost's.
     with answering(b"SSH-2.0-OpenSSH_9.9\r\n") as address:
         text = said(address.replace("127.0.0.1", "localhost"), tmp_path / "spool", caplog)
-    assert "is no collector" in text
+    assert "is not a collector" in text
 
 
 def test_nobody_and_no_such_host(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     text = said(f"localhost:{free_port()}", tmp_path / "nobody", caplog)
-    assert "nobody listens at" in text
-    assert "start `hcb collect` there" in text
+    assert "no collector is listening" in text
+    assert "Start `hcb collect` there" in text
     text = said("no-such-host.invalid:7070", tmp_path / "no host", caplog)
-    assert "this machine knows no host of the name" in text
+    assert "this machine cannot resolve the host name" in text
 
 
 def test_another_grpc_service_is_not_asked_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with another_service() as address:
         text = said(address, tmp_path / "spool", caplog)
-    assert "what listens at" in text
+    assert "the program that listens at" in text
     assert "is not forwarded any more" in text
 
 
@@ -121,10 +121,10 @@ def test_tls_where_there_is_none_and_none_where_there_is(
     cert, key = map(str, authority.sign("collector"))
     with CollectorProcess(tmp_path / "plain", "--quiet") as collector:
         text = said(collector.address, tmp_path / "a", caplog, tls_ca=authority.certificate)
-        assert "speaks no TLS: leave out tls_ca" in text
+        assert "does not use TLS: leave out tls_ca" in text
     with CollectorProcess(tmp_path / "tls", "--quiet", "--tls-cert", cert, "--tls-key", key) as collector:
         text = said(collector.address, tmp_path / "b", caplog)
-        assert "it may want TLS (give tls_ca)" in text
+        assert "it may require TLS (give tls_ca)" in text
 
 
 def test_a_collector_and_a_process_of_different_protocols(
@@ -169,9 +169,12 @@ def test_files_that_are_no_certificates_are_found_before_anything_is_made(
     text = tmp_path / "text"
     text.write_text("no certificate")
     for options, expected in (
-        ({"tls_ca": text}, "text: no certificates of authorities"),
-        ({"tls_ca": ours.certificate, "tls_cert": text, "tls_key": key}, "no certificate and its key"),
-        ({"tls_ca": ours.certificate, "tls_cert": cert, "tls_key": other_key}, "no certificate and its key"),
+        ({"tls_ca": text}, "text: not certificates of authorities"),
+        ({"tls_ca": ours.certificate, "tls_cert": text, "tls_key": key}, "not a certificate and its key"),
+        (
+            {"tls_ca": ours.certificate, "tls_cert": cert, "tls_key": other_key},
+            "not a certificate and its key",
+        ),
     ):
         for address in ("localhost:7070", "nats://localhost:4222"):
             with pytest.raises(RemoteError, match=expected):
@@ -182,9 +185,9 @@ def test_files_that_are_no_certificates_are_found_before_anything_is_made(
     log = str(tmp_path / "log")
     arguments = ["collect", "--listen", "localhost:0", "--log", log, "--tls-cert", str(cert), "--tls-key"]
     assert main([*arguments, str(other_key)]) == 1
-    assert "no certificate and its key" in capsys.readouterr().err
+    assert "not a certificate and its key" in capsys.readouterr().err
     assert main(["collect", "--nats", "nats://localhost:4222", "--log", log, "--nats-ca", str(text)]) == 1
-    assert "no certificates of authorities" in capsys.readouterr().err
+    assert "not certificates of authorities" in capsys.readouterr().err
 
 
 def test_two_processes_of_one_number_are_told_apart(tmp_path: Path) -> None:

@@ -205,7 +205,7 @@ def test_what_is_no_message_of_a_tap_is_left_out(server: NatsServerProcess, tmp_
             Emitter(sending).losses(10)
         wait_for(lambda: len(all_messages(collector.log)) == 10, "the messages")
         assert collector.stop() == 0
-    assert sum("is no tap's, and left out" in line for line in collector.errors) == 3
+    assert sum("is not a tap's, and was left out" in line for line in collector.errors) == 3
 
 
 def test_a_message_that_the_server_cannot_take_is_noted_as_lost(

@@ -37,7 +37,7 @@ def test_a_server_that_lost_its_store_is_noticed_and_gets_what_spools_hold(
             shutil.rmtree(tmp_path / "jetstream")
             server.start()
             emitter.losses(100)
-            wait_for(lambda: "has lost messages that it had said it stored" in caplog.text, "a line about it")
+            wait_for(lambda: "has lost messages that it had acknowledged" in caplog.text, "a line about it")
             collector.start()
             wait_for(lambda: len(read_together(collector.log)) >= 300, "all messages")
         server.kill()

@@ -202,7 +202,7 @@ def test_what_a_collector_refuses_is_counted_and_not_sent_again(
         emit(3, otlp)
         otlp.flush(60)
     assert otlp.counters.lost["the collector rejected them"] == 2
-    assert "does not take what is exported" in caplog.text
+    assert "does not accept what is exported" in caplog.text
 
 
 def test_closing_without_a_collector_takes_no_longer_than_it_may_and_says_what_was_lost(
@@ -256,7 +256,7 @@ def test_only_this_machine_is_spoken_to_without_tls_unless_wanted() -> None:
         ({"endpoint": "localhost"}, "endpoint is 'localhost', expected the host:port"),
         ({"endpoint": "ftp://localhost:1"}, "expected the host:port"),
         ({"tls_key": "key.pem"}, "tls_cert and tls_key belong together"),
-        ({"insecure": True, "tls_ca": "ca.pem"}, "insecure=True goes with neither"),
+        ({"insecure": True, "tls_ca": "ca.pem"}, "insecure=True excludes"),
         ({"queue_messages": 0}, "queue_messages is 0, expected a whole number"),
         ({"flush_sec": -1}, "flush_sec is -1, expected a number of seconds"),
         ({"drain_sec": float("inf")}, "drain_sec is inf"),

@@ -39,7 +39,7 @@ def test_both_sides_check_each_others_certificates(tmp_path: Path, caplog: pytes
         return {"tls_ca": ca, "tls_cert": mine, "tls_key": my_key}
 
     good = shown("good")
-    hung_up, hung_up_tls = "it may want TLS (give tls_ca)", "does it want a client's certificate"
+    hung_up, hung_up_tls = "it may require TLS (give tls_ca)", "does it require a client certificate"
     refused = {
         "no TLS": ({}, hung_up, "WRONG_VERSION_NUMBER"),
         "no certificate": ({"tls_ca": ca}, hung_up_tls, "PEER_DID_NOT_RETURN_A_CERTIFICATE"),
@@ -47,7 +47,7 @@ def test_both_sides_check_each_others_certificates(tmp_path: Path, caplog: pytes
         "expired": (shown("old", first_day=-3, last_day=-1), hung_up_tls, "certificate has expired"),
         "not yet valid": (shown("new", first_day=1), hung_up_tls, "certificate is not yet valid"),
         "a collector of another authority": (
-            {**good, "tls_ca": others.certificate}, "the certificate that is shown at", "",
+            {**good, "tls_ca": others.certificate}, "the certificate of the server at", "",
         ),
     }  # fmt: skip
     with CollectorProcess(tmp_path, *map(str, arguments)) as collector:

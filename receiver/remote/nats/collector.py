@@ -1,4 +1,4 @@
-"""Fetches what processes published to JetStream, stores it, and only then says so."""
+"""The collector of NATS JetStream: fetches publications, stores them, and acknowledges only stored ones."""
 
 from __future__ import annotations
 
@@ -20,17 +20,18 @@ from receiver.remote.streams import StreamKey, StreamOffset
 FETCH = 128
 FETCH_SEC = 0.5
 HOLD_SEC = 2.0
-"""For so long a collector waits for the rest of a batch, of which another one may have it."""
+"""Seconds for which a collector holds an incomplete batch: another collector may have received the rest of it."""
 
 ACK_SEC = 15.0
-"""What a collector has not acknowledged by then goes to another one."""
+"""Seconds after which JetStream delivers unacknowledged messages again, to any collector."""
 
 RETRY_SEC = 0.5
 
 
 @dataclass(slots=True)
 class _Batch:
-    # Units of one batch of a device by their part, whether one came again, and where to say that they are stored.
+    # Publications of one batch of a device, whether any was delivered before, and the subjects of their
+    # acknowledgements.
     since: float
     parts: int
     units: dict[tuple[int, str], Publication] = field(default_factory=dict)
@@ -43,10 +44,10 @@ class _Batch:
 
 
 class NatsCollector:
-    """A member of a queue group: of a durable consumer of JetStream each gets some of the messages. One thread.
+    """A member of a queue group: each gets some messages of one durable consumer of JetStream. One thread.
 
     Attributes:
-        stop: set to end it.
+        stop: set it to end the collector.
     """
 
     def __init__(
@@ -58,13 +59,13 @@ class NatsCollector:
         run: str = "",
         on_grown: Callable[[StreamKey, StreamOffset], None] = lambda key, position: None,
     ) -> None:
-        """Makes ready.
+        """Prepares the collector; `serve` connects.
 
         Args:
-            store: has the folder.
-            server: where JetStream is.
-            durable: the name of the consumer: collectors with the same one share the messages.
-            run: only of this run; of all for the empty text.
+            store: stores the streams.
+            server: the NATS server.
+            durable: name of the durable consumer; collectors with the same name share the messages.
+            run: fetches this run only; empty for all runs.
             on_grown: called when more of a stream is stored.
 
         Raises:
@@ -81,14 +82,14 @@ class NatsCollector:
         self.stop = threading.Event()
 
     def serve(self, on_connected: Callable[[], None] = lambda: None) -> None:
-        """Fetches and stores until `stop` is set, whatever becomes of the server meanwhile."""
+        """Fetches and stores until `stop` is set. Reconnects if the server goes away."""
         said = connected = False
         while not self.stop.is_set():
             try:
                 if self._subscription is None:
                     self._subscribe()
                     if said:
-                        logger.warning("NATS is back")
+                        logger.warning("the NATS server answers again")
                     if not connected:
                         on_connected()
                     said, connected = False, True
@@ -97,10 +98,10 @@ class NatsCollector:
                 self._subscription = None
                 if not said:
                     said = True
-                    logger.warning("nothing can be fetched at present: %s; it is tried again", error)
+                    logger.warning("nothing can be fetched at present: %s; the collector retries", error)
                 self.stop.wait(RETRY_SEC)
-            except Exception:  # whatever it is, what is not acknowledged comes again
-                logger.exception("something is wrong with what NATS brings")
+            except Exception:  # unacknowledged messages come again, so starting over loses none
+                logger.exception("messages from NATS could not be processed")
                 self._subscription = None
                 self._batches.clear()
                 self._replies.clear()
@@ -109,7 +110,7 @@ class NatsCollector:
             self._write_due(everything=True)
             self._acknowledge()
         except LinkError as error:
-            logger.warning("what was stored last may come again: %s", error)
+            logger.warning("the messages stored last may be delivered again: %s", error)
         self._connection.close()
         self._store.close()
 
@@ -141,7 +142,9 @@ class NatsCollector:
             try:
                 unit = Publication.decode(message.data)
             except BadStreamError as error:
-                logger.warning("a message at %s is no tap's, and left out: %s", message.subject[:200], error)
+                logger.warning(
+                    "a message at %s is not a tap's, and was left out: %s", message.subject[:200], error
+                )
                 self._replies.append(message.reply)
                 continue
             key = unit.key, unit.device, unit.batch
@@ -160,7 +163,7 @@ class NatsCollector:
                 try:
                     self._write(batch)
                 except OSError as error:
-                    # Nobody says that it is stored: it comes again.
+                    # Not acknowledged, so it comes again.
                     logger.error("messages of %s cannot be stored: %s", key[0], error)
                     self.stop.wait(RETRY_SEC)
 
@@ -172,7 +175,7 @@ class NatsCollector:
         self._replies += batch.replies
 
     def _acknowledge(self) -> None:
-        # By whatever connection there is: that one by which a message came may have ended.
+        # Over the current connection: the one that brought a message may have ended.
         replies = self._replies
         if not replies:
             return

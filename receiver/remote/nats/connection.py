@@ -1,4 +1,4 @@
-"""A connection to a NATS server with JetStream, for threads: nats-py's event loop on a thread of its own."""
+"""A connection to a NATS server with JetStream, for threads: nats-py's event loop runs on a thread."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from receiver.remote.tls import check_tls_files
 
 STREAM = "TAPS"
 DUPLICATE_SEC = 600.0
-"""For so long JetStream knows a message again by its id."""
+"""Seconds for which JetStream recognizes a message's id as a duplicate."""
 
 MAX_AGE_SEC = 7 * 86_400.0
-"""For so long a stream that is made here keeps messages."""
+"""Seconds for which a stream that is created here keeps its messages."""
 
 REQUEST_SEC = 5.0
 
@@ -33,15 +33,15 @@ SCHEMES = ("nats://", "tls://")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NatsServer:
-    """Where a server is, and who comes.
+    """Address of a NATS server, and the client's credentials.
 
     Attributes:
-        url: `nats://host:port`, or `tls://`; several with commas between; a user and a password may be in it.
-        token: that the server asks for; empty for none.
-        tls_ca: a file with the certificates that the server's is checked by; None for the system's.
-        tls_cert: a file with this client's own certificate, and
-        tls_key: its key.
-        stream: the name of the stream.
+        url: `nats://host:port` or `tls://host:port`; several separated by commas; may contain a user and a password.
+        token: the server's token; empty for none.
+        tls_ca: file of the certificates that verify the server's; None for the system's.
+        tls_cert: file of this client's certificate.
+        tls_key: file of the certificate's key.
+        stream: name of the JetStream stream.
     """
 
     url: str
@@ -52,10 +52,10 @@ class NatsServer:
     stream: str = STREAM
 
     def __post_init__(self) -> None:
-        """Raises ValueError for what is no URL."""
+        """Raises ValueError for an invalid URL."""
         for url in self.url.split(","):
             if not url.strip().startswith(SCHEMES):
-                raise ValueError(f"{url!r} is no address of a NATS server, such as nats://localhost:4222")
+                raise ValueError(f"{url!r} is not an address of a NATS server, such as nats://localhost:4222")
 
     @property
     def shown(self) -> str:
@@ -64,18 +64,18 @@ class NatsServer:
 
 
 class NatsConnection:
-    """Connects when it is first used, and again whenever the server is back. Any thread.
+    """Connects when it is first used, and again when the server returns. Any thread.
 
     Attributes:
-        losses: how often JetStream did not have any more what it had said it stored.
+        losses: how often JetStream had lost messages that it had acknowledged.
     """
 
     def __init__(self, server: NatsServer) -> None:
-        """Starts the thread.
+        """Starts the thread of the event loop.
 
         Raises:
-            HostCallbackError: the package nats-py is missing, or a file is no certificate or key.
-            OSError: one cannot be read.
+            HostCallbackError: the package nats-py is missing, or a file is not a certificate or a key.
+            OSError: a file cannot be read.
         """
         check_tls_files(server.tls_ca, server.tls_cert, server.tls_key)
         try:
@@ -94,32 +94,32 @@ class NatsConnection:
         self._last_seq = 0
         self._client: Any = None
         self._jetstream: Any = None
-        self._opening = asyncio.Lock()  # several streams begin at once, by one connection
+        self._opening = asyncio.Lock()  # held while connecting, since several streams may begin at once
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="hostcallback-nats", daemon=True)
         self._thread.start()
 
     @property
     def client(self) -> Any:
-        """The client of nats-py, when `open` has returned."""
+        """The client of nats-py; valid after `open`."""
         return self._client
 
     @property
     def jetstream(self) -> Any:
-        """JetStream of the connection, when `open` has returned."""
+        """The connection's JetStream context; valid after `open`."""
         return self._jetstream
 
     @property
     def max_payload(self) -> int:
-        """The most bytes that the server takes in a message."""
+        """Largest message in bytes that the server accepts."""
         return int(self._client.max_payload)
 
     def open(self) -> None:
-        """Connects, if it is not, and sees to it that there is a stream.
+        """Connects if there is no connection, and creates the stream if it does not exist.
 
         Raises:
-            LinkRefusedError: the server does not want this client.
-            LinkError: there is no server at present, or none with JetStream.
+            LinkRefusedError: the server refuses this client.
+            LinkError: the server cannot be reached, or has no JetStream.
         """
 
         async def open() -> None:
@@ -129,14 +129,14 @@ class NatsConnection:
         self.wait(open(), 4 * REQUEST_SEC)
 
     def start(self, coroutine: Coroutine[Any, Any, Any]) -> concurrent.futures.Future[Any]:
-        """Runs a coroutine in the loop."""
+        """Runs a coroutine in the event loop, and returns its future."""
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
     def wait(self, coroutine: Coroutine[Any, Any, Any], timeout_sec: float) -> Any:
-        """The result of a coroutine that is run in the loop.
+        """Runs a coroutine in the event loop, and waits for its result.
 
         Raises:
-            LinkError: it failed, or took longer than that.
+            LinkError: it failed, or took longer than `timeout_sec`.
         """
         future = self.start(coroutine)
         try:
@@ -150,23 +150,23 @@ class NatsConnection:
             raise self.translated(error) from error
 
     def translated(self, error: BaseException) -> LinkError:
-        """What nats-py raised, as the sender of a stream knows it."""
+        """Translates an exception of nats-py into the sender's errors."""
         text = f"{error or type(error).__name__} (NATS at {self.server.shown})"
         if "authorization" in str(error).lower() or "permissions violation" in str(error).lower():
             return LinkRefusedError(text)
         return LinkError(text)
 
     def note_stored(self, number: int) -> None:
-        """JetStream has said that it has a message by that number."""
+        """Notes that JetStream has acknowledged the message with sequence number `number`."""
         self._last_seq = max(self._last_seq, number)
 
     def check(self) -> None:
-        """Raises LinkError if there is no connection."""
+        """Raises LinkError if the connection is broken."""
         if self._client is None or not self._client.is_connected:
-            raise LinkError(f"there is no NATS server at {self.server.shown} at present")
+            raise LinkError(f"the NATS server at {self.server.shown} cannot be reached at present")
 
     def close(self) -> None:
-        """Ends it. Does not raise, also when it has ended."""
+        """Closes the connection and ends the thread. Never raises; may be called again."""
         if self._loop.is_closed():
             return
         with contextlib.suppress(Exception):
@@ -182,7 +182,7 @@ class NatsConnection:
         for task in others:
             task.cancel()
         await asyncio.gather(*others, return_exceptions=True)
-        await asyncio.sleep(0)  # what was closed is gone only then
+        await asyncio.sleep(0)  # closed transports are released in the loop's next round
 
     async def _drop(self) -> None:
         client, self._client = self._client, None
@@ -208,15 +208,15 @@ class NatsConnection:
         self._compare(info)
 
     def _compare(self, info: Any) -> None:
-        # With what was there before: a server may come back with an empty folder, or with an old one.
+        # Compares with the earlier state: a server may come back with an empty folder, or with an old one.
         before, self._created = self._created, info.created
         last = info.state.last_seq
         if before is not None and (info.created != before or last < self._last_seq):
             self.losses += 1
             self._last_seq = 0
             logger.error(
-                "JetStream of the NATS server at %s has lost messages that it had said it stored: those that no "
-                "collector has fetched, and no spool holds any more, are missing. Give the server a folder that lasts "
+                "JetStream of the NATS server at %s has lost messages that it had acknowledged: messages that no "
+                "collector has fetched, and no spool holds any more, are missing. Give the server a persistent folder "
                 "(-sd)", self.server.shown,
             )  # fmt: skip
         self._last_seq = max(self._last_seq, last)
@@ -233,14 +233,14 @@ class NatsConnection:
             options["tls"] = context
 
         async def note(error: Exception) -> None:
-            pass  # who waits for an answer hears of it
+            pass  # the coroutine that waits for an answer raises the error
 
         client = self.nats.NATS()
         try:
             await client.connect(
                 [url.strip() for url in server.url.split(",")],
                 connect_timeout=REQUEST_SEC,
-                allow_reconnect=False,  # what was on its way is published again, from the spool
+                allow_reconnect=False,  # the sender publishes unacknowledged messages again, from the spool
                 error_cb=note,
                 name="hostcallback",
                 **options,
@@ -254,7 +254,7 @@ class NatsConnection:
 async def _discard(client: Any) -> None:
     with contextlib.suppress(Exception):
         await client.close()
-    # nats-py leaves sockets open: where a server refused it, and where one ended while it was closed here.
+    # nats-py leaves the socket open if the server refused the client, or ended while it was being closed here.
     transport = getattr(client, "_transport", None)
     if transport is not None:
         transport.close()

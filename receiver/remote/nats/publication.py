@@ -1,4 +1,4 @@
-"""What one message of JetStream brings: messages of one tap on one device, with all it takes to store them anywhere."""
+"""Publications: the messages of one tap on one device as one JetStream message, with all that storing them needs."""
 
 from __future__ import annotations
 
@@ -21,28 +21,28 @@ from receiver.wire.tap_descriptor import TapDescriptor
 
 VERSION = 1
 LINE_BYTES = 64
-"""Frames begin and end at multiples of this."""
+"""Frames start and end at multiples of this."""
 
 _RING_ONLY = np.uint64(int(Flags.EXTERNAL | Flags.PAD | Flags.DISCARDED | Flags.BUSY))
 
 
 @dataclass(slots=True)
 class Publication:
-    """Messages of one tap out of one batch of a device; or a note that some were lost, without messages.
+    """Messages of one tap from one batch of a device; or, without messages, a note that some were lost.
 
     Attributes:
-        key: the stream they are of.
-        writer: who emitted them, as segments say it.
+        key: the stream of the messages.
+        writer: the emitting process, as segments describe it.
         device: its name.
-        block: the messages.
-        steps: the step of each.
-        folded: pairs of a sequence number and how many failures of the same check were left out before it.
-        described: the consumers, by id, as far as they are known.
+        block: frames of the messages.
+        steps: step of each message, int64, shape (messages,).
+        folded: pairs of a sequence number and the count of failures of the same check that were left out before it.
+        described: known descriptors, by consumer id.
         batch: first sequence number of the batch.
-        part: which of its taps this is, and
-        parts: how many it has.
-        lost: what is missing.
-        tag: the tap's name.
+        part: index of this publication in the batch.
+        parts: number of publications of the batch.
+        lost: the lost messages, in a note.
+        tag: name of the tap.
     """
 
     key: StreamKey
@@ -60,18 +60,18 @@ class Publication:
 
     @property
     def subject(self) -> str:
-        """Where it is published."""
+        """Subject to which it is published."""
         return subject(self.key.run, self.key.process, self.tag)
 
     @property
     def message_id(self) -> str:
-        """By which JetStream and collectors know it again: the numbers of the messages on their device."""
+        """Id by which JetStream and collectors recognize duplicates: device and range of the messages' numbers."""
         if self.lost is not None:
             return f"{self.key.epoch}/{self.device}/lost/{self.lost.first_seq}-{self.lost.last_seq}/{self.lost.time_ns}"
         return f"{self.key.epoch}/{self.device}/{int(self.block.seqs[0])}-{int(self.block.seqs[-1])}"
 
     def encode(self) -> bytes:
-        """As it is published."""
+        """Encodes the publication as msgpack."""
         fields = {
             "v": VERSION,
             "stream": [self.key.run, self.key.process, self.key.epoch],
@@ -94,21 +94,21 @@ class Publication:
         """Reverses `encode`.
 
         Raises:
-            BadStreamError: it is none.
+            BadStreamError: the data is not a publication.
         """
         try:
             return cls._decode(msgpack.unpackb(data))
         except BadStreamError:
             raise
         except (ValueError, TypeError, KeyError, AttributeError, msgpack.UnpackException, WireError) as error:
-            raise BadStreamError(f"{len(data)} bytes are no messages of taps: {error!r}") from error
+            raise BadStreamError(f"{len(data)} bytes are not messages of taps: {error!r}") from error
 
     @classmethod
     def _decode(cls, fields: dict[str, Any]) -> Publication:
-        # It comes from outside: nothing is taken for granted.
+        # The data comes from outside this process, so every field is checked.
         if fields["v"] != VERSION:
             raise BadStreamError(
-                f"messages are of version {str(fields['v'])[:20]}, this collector knows {VERSION}"
+                f"messages have version {str(fields['v'])[:20]}, this collector knows {VERSION}"
             )
         run, process, epoch = fields["stream"]
         data = np.frombuffer(bytearray(fields["frames"]), np.uint8)
@@ -116,12 +116,12 @@ class Publication:
         steps = np.frombuffer(fields["steps"], "<i8").astype(np.int64)
         block = FrameBlock(data, offsets)
         if len(steps) != len(offsets):
-            raise ValueError("the columns do not go together")
+            raise ValueError("the columns have different lengths")
         if len(offsets):
             _check(block)
         lost = None if fields["lost"] is None else Lost(**fields["lost"])
         if (lost is None) == (not len(offsets)) or not isinstance(fields["device"], str):
-            raise ValueError("neither messages nor a note, or both")
+            raise ValueError("expected either messages or a note of lost ones")
         described = [TapDescriptor.unpack(item) for item in fields["described"]]
         batch, part, parts = map(int, fields["batch"])
         return cls(
@@ -135,27 +135,26 @@ class Publication:
 
 
 def _check(block: FrameBlock) -> None:
-    # That it is made of frames, one behind the other.
+    # Checks that the block consists of frames without gaps.
     offsets, size = block.offsets, block.data.size
     ends = np.append(offsets[1:], size)
     if offsets[0] or size % LINE_BYTES or (offsets % LINE_BYTES).any() or (ends <= offsets).any():
-        raise ValueError("no frames one behind the other")
+        raise ValueError("the frames have gaps, or overlap")
     decode_header(block.data)
     lines = block.data.reshape(-1, LINE_BYTES)[offsets // LINE_BYTES]
     if (lines[:, :4] != lines[0, :4]).any() or (block.flags & _RING_ONLY).any():
-        raise ValueError("a frame does not begin as frames do")
+        raise ValueError("a frame does not start with a frame's header")
     up = np.uint64(LINE_BYTES - 1)
     nbytes = LINE_BYTES + ((block.meta_bytes + up) & ~up) + ((block.payload_bytes + up) & ~up)
     if (nbytes != (ends - offsets).astype(np.uint64)).any():
-        raise ValueError("a frame is not as long as it says")
+        raise ValueError("a frame's length differs from its header's")
 
 
 def units_of(
     key: StreamKey, run: MessageRun, local_devices: dict[str, int], max_bytes: int
 ) -> Iterator[Publication]:
-    """The messages of a run by tap; no unit has more bytes of frames, unless one message has.
-
-    Removes what it takes from `run.folded`.
+    """Splits the messages of a run by tap. A publication exceeds `max_bytes` of frames only if one message does.
+    Removes the counts that it takes from `run.folded`.
     """
     block = run.block.part(run.start, run.stop)
     steps = run.steps[run.start : run.stop]
@@ -181,14 +180,14 @@ def units_of(
 
 
 def unit_of_lost(key: StreamKey, found: LostRun, local_devices: dict[str, int]) -> Publication:
-    """A note that messages are missing."""
+    """Returns a note of lost messages."""
     nothing = FrameBlock(np.empty(0, np.uint8), np.empty(0, np.int64))
     writer, none = _writer(found, local_devices), np.empty(0, np.int64)
     return Publication(key, writer, found.lost.device, nothing, none, lost=found.lost, tag="lost")
 
 
 def gathered(block: FrameBlock, places: Array) -> FrameBlock:
-    """The messages at these places, in this order, in memory of their own."""
+    """Copies the messages at `places` (integer indices) into a new block, in that order."""
     ends = np.append(block.offsets[1:], block.data.size)
     lines = (ends - block.offsets)[places] // LINE_BYTES
     offsets = np.concatenate([[0], np.cumsum(lines)])

@@ -1,4 +1,4 @@
-"""Runs the part of a collector that fetches from NATS, on a thread, beside whatever else it serves."""
+"""Runs a NATS collector on a thread, while the main thread serves other clients or waits for a signal."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ END_SEC = 30.0
 
 @contextlib.contextmanager
 def fetching(collector: NatsCollector, on_connected: Callable[[], None]) -> Iterator[None]:
-    """Within it, the collector fetches and stores; `on_connected` is called when it does for the first time."""
+    """Runs the collector while the context is entered. `on_connected` is called after its first connection."""
     thread = threading.Thread(
         target=collector.serve, args=(on_connected,), name="hostcallback-nats-collector", daemon=True
     )
@@ -27,11 +27,11 @@ def fetching(collector: NatsCollector, on_connected: Callable[[], None]) -> Iter
 
 
 def wait_for_end() -> None:
-    """Waits for SIGTERM or SIGINT, which end a collector that does nothing else. Only from the main thread."""
+    """Waits for SIGTERM or SIGINT, for a collector that serves nothing else. Main thread only."""
     end = threading.Event()
     before = {
         number: signal.signal(number, lambda *_: end.set()) for number in (signal.SIGTERM, signal.SIGINT)
     }
     end.wait()
-    for number, handler in before.items():  # the second time it ends at once
+    for number, handler in before.items():  # a second signal ends the process at once
         signal.signal(number, handler)

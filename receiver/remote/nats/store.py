@@ -1,4 +1,4 @@
-"""What a collector fetches from JetStream, in tap logs: each message once, those of a device in order."""
+"""Stores publications in a collector's tap logs: each message once, and a device's messages in order."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SEGMENT_BYTES = 64 << 20
 
 
 class _Series:
-    # Segments whose messages are in order for each device: as if by a process of their own.
+    # Segments in which each device's messages are in order, as if one process had written them.
 
     def __init__(self, store: Store, key: StreamKey, writer: dict[str, Any]) -> None:
         self.key = StreamKey(key.run, key.process, uuid.uuid4().hex[:16])
@@ -52,13 +52,13 @@ class _Series:
 
 
 class NatsStore:
-    """Writes units into the logs of a collector's folder. One thread."""
+    """Writes publications into the logs of a collector's folder. One thread."""
 
     def __init__(self, store: Store) -> None:
-        """`store` has the folder. What a collector that was killed there had half written is cut off: it comes again.
+        """Truncates the incomplete chunks that a killed collector left in the folder: JetStream delivers them again.
 
         Raises:
-            OSError: a file cannot be cut.
+            OSError: a file cannot be truncated.
         """
         self._store = store
         for path in sorted(store.directory.glob("*/p*.hcblog")):
@@ -67,7 +67,7 @@ class NatsStore:
         self._highest: dict[tuple[StreamKey, str], int] = {}
 
     def has(self, unit: Publication, *, again: bool) -> bool:
-        """Whether it is stored; `again`: it was delivered before, here or elsewhere."""
+        """Whether a publication is stored. `again`: JetStream delivered it before, to this collector or another."""
         known = unit.key, unit.device
         if known not in self._highest:
             self._highest[known] = max((c.last_seq for _, c in self._chunks(unit, Kind.FRAMES)), default=-1)
@@ -84,7 +84,7 @@ class NatsStore:
         return False
 
     def append(self, units: Sequence[Publication]) -> tuple[StreamKey, StreamOffset]:
-        """Stores units of one device of one stream, none of which is stored; returns which log grew how far.
+        """Stores publications of one device of one stream that are not stored yet; returns the log and its new end.
 
         Raises:
             OSError: they cannot be written.
@@ -95,7 +95,7 @@ class NatsStore:
         series = self._series.get(key)
         seqs = min((int(unit.block.seqs[0]) for unit in whole), default=-1)
         if series is None or (whole and seqs <= series.last.get(device, -1)):
-            # Earlier messages came late, by way of a collector that died: readers put them in their place by time.
+            # Earlier messages came late, from a collector that died. A new series keeps each series in order.
             if series is not None:
                 series.segment.close()
             series = self._series[key] = _Series(self._store, key, first.writer)
@@ -111,7 +111,7 @@ class NatsStore:
         return series.key, position
 
     def close(self) -> None:
-        """Finishes all segments."""
+        """Completes all segments."""
         for series in self._series.values():
             series.segment.close()
         self._series.clear()
@@ -131,7 +131,7 @@ class NatsStore:
         self._highest[known] = max(self._highest.get(known, -1), last)
 
     def _chunks(self, unit: Publication, kind: Kind) -> Iterator[tuple[SegmentReader, Chunk]]:
-        # What is stored of the unit's device.
+        # Stored chunks of the publication's device.
         folder = self._store.folder(unit.key.run)
         for path in sorted(folder.glob(f"p{unit.key.process:06d}-*")) if folder.is_dir() else []:
             segment = _opened(path)
@@ -154,7 +154,7 @@ def _opened(path: Path | os.PathLike[str]) -> SegmentReader | None:
 
 
 def _cut_off_torn(path: Path) -> None:
-    # Readers would take the messages in it that are whole, and then those that come again.
+    # Readers would take the complete messages of a torn chunk, and then the same messages that come again.
     segment = _opened(path)
     if segment is None:
         return

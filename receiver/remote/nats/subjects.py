@@ -1,4 +1,4 @@
-"""Subjects of NATS: `taps.RUN.PROCESS.TAG`, with names of any characters made safe, and found again."""
+"""NATS subjects `taps.RUN.PROCESS.TAG`, with an escaping that allows any name."""
 
 from __future__ import annotations
 
@@ -15,9 +15,8 @@ _ESCAPED = re.compile(rb"=([0-9A-F]{2})")
 
 
 def token(name: str) -> str:
-    """A name as one token of a subject: what is no letter, digit, dash or underscore as `=` and two digits for a byte.
-
-    `untoken` reverses it. Names that come out longer than 256 characters become `=h` and a hash, for good.
+    """Escapes a name as one token of a subject: a byte that is not a letter, digit, `-` or `_` is `=` and two digits.
+    `untoken` reverses it. A name whose token is longer than 256 characters becomes `=h` and a hash, irreversibly.
     """
     safe = _UNSAFE.sub(lambda found: b"=%02X" % found[0][0], name.encode(errors="surrogatepass")).decode()
     if len(safe) > MAX_TOKEN:
@@ -35,10 +34,10 @@ def untoken(token: str) -> str:
 
 
 def subject(run: str, process: int, tag: str) -> str:
-    """The subject of the messages of one tap in one process."""
+    """Subject of the messages of one tap in one process."""
     return f"{PREFIX}.{token(run)}.{process}.{token(tag)}"
 
 
 def subject_of_run(run: str) -> str:
-    """That of all messages of a run; of all runs for the empty text."""
+    """Subject of all messages of a run; of all runs if `run` is empty."""
     return f"{PREFIX}.{token(run)}.>" if run else ALL

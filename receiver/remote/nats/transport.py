@@ -1,4 +1,4 @@
-"""Streams to JetStream: reads what a spool holds and publishes it by tap, each message with an id."""
+"""The transport to JetStream: reads a spool and publishes its messages by tap, each publication with an id."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from receiver.taplog.format.errors import Damage, Lost
 from receiver.taplog.reading.merge import LostRun, MessageRun
 
 HEADER_BYTES = 64 << 10
-"""Room in a message for what is no frames."""
+"""Bytes of a message that are reserved for everything but frames."""
 
 ID_HEADER = "Nats-Msg-Id"
 
 
 class NatsTransport:
-    """Streams of the spools in one folder. See `receiver.remote.sending.transport.Transport`."""
+    """Transport of the streams in one spool folder. See `receiver.remote.sending.transport.Transport`."""
 
     def __init__(self, server: NatsServer, spool: Path) -> None:
-        """Connects when the first stream does.
+        """The connection opens with the first stream.
 
         Raises:
             HostCallbackError: the package nats-py is missing.
@@ -40,7 +40,7 @@ class NatsTransport:
         self._stored: dict[StreamKey, tuple[int, StreamOffset]] = {}
 
     def connect(self, key: StreamKey, on_ack: OnAck) -> NatsLink:
-        """Begins to send a stream, or goes on with it."""
+        """Starts to send a stream, or continues it."""
         self._connection.open()
         losses = self._connection.losses
 
@@ -49,22 +49,22 @@ class NatsTransport:
             on_ack(position)
 
         known, stored = self._stored.get(key, (losses, START))
-        if known != losses:  # all that is still in the spool is published again
+        if known != losses:  # JetStream has lost messages: publish all that the spool still holds
             stored = START
         return NatsLink(self._connection, self._spool / key.folder, key, stored, acked)
 
     def close(self) -> None:
-        """Ends everything."""
+        """Closes the connection."""
         self._connection.close()
 
 
 class NatsLink:
-    """One stream on its way. See `receiver.remote.sending.transport.TransportStream`."""
+    """One stream that is being sent. See `receiver.remote.sending.transport.TransportStream`."""
 
     def __init__(
         self, connection: NatsConnection, folder: Path, key: StreamKey, stored: StreamOffset, on_ack: OnAck
     ) -> None:
-        """Goes on with the stream at `stored`."""
+        """Continues the stream at `stored`."""
         self.stored = stored
         self._connection = connection
         self._key = key
@@ -73,17 +73,16 @@ class NatsLink:
         self._runs = StoredRuns(
             lambda number: folder / f"{number:06d}{SUFFIX}", stored, lambda described: True
         )
-        self._lock = threading.Lock()  # protects what follows
-        self._on_way: deque[tuple[StreamOffset, int]] = (
-            deque()
-        )  # where pieces end, and how many units come before that
+        self._lock = threading.Lock()  # protects everything below
+        # Ends of slices, each with the number of publications up to there.
+        self._on_way: deque[tuple[StreamOffset, int]] = deque()
         self._published = 0
         self._unanswered: set[int] = set()
         self._error: LinkError | None = None
         self._closed = False
 
     def send(self, piece: SegmentSlice) -> None:
-        """Publishes what has come with the piece; that which is not whole yet comes with a later one."""
+        """Publishes the messages that are complete with this slice; the rest waits for the next one."""
         self.check()
         for unit in self._units(piece.end):
             self._publish(unit)
@@ -92,13 +91,13 @@ class NatsLink:
         self._acknowledge()
 
     def check(self) -> None:
-        """Raises LinkError if the link is broken."""
+        """Raises LinkError if the connection is broken."""
         if self._error is not None:
             raise self._error
         self._connection.check()
 
     def close(self) -> None:
-        """Ends it."""
+        """Ends the stream's transport; the connection stays open."""
         with self._lock:
             self._closed = True
 
@@ -119,7 +118,7 @@ class NatsLink:
             return
         first, last = int(unit.block.seqs[0]), int(unit.block.seqs[-1])
         nbytes = unit.block.data.size
-        reason = f"{nbytes} bytes are more than the NATS server takes (its max_payload is {self._max_bytes})"
+        reason = f"{nbytes} bytes exceed the NATS server's limit (its max_payload is {self._max_bytes})"
         logger.warning("%s: a message of %s is lost: %s", self._key, unit.tag, reason)
         time_ns = int(unit.block.times_ns[0])
         unit.lost = Lost(unit.device, first, last, len(unit.block), nbytes, time_ns, reason)
@@ -129,7 +128,7 @@ class NatsLink:
         yield unit
 
     def _report(self, damage: Damage) -> None:
-        logger.warning("%s: part of the spool cannot be read, and is not sent: %s", self._key, damage)
+        logger.warning("%s: part of the spool cannot be read, and is not forwarded: %s", self._key, damage)
 
     def _publish(self, unit: Publication) -> None:
         with self._lock:

@@ -1,4 +1,4 @@
-"""OTLP over gRPC: events, points and figures as requests, and what the collector answers."""
+"""The OTLP client over gRPC: encodes events, points and metrics as requests, and interprets the answers."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ SCOPE = "hostcallback"
 
 
 class ExportResult(enum.Enum):
-    """What came of a request."""
+    """The result of a request."""
 
     STORED = "stored"
     REFUSED = "refused"
     LATER = "later"
-    """It is worth another attempt."""
+    """The request failed in a way that a retry may cure."""
 
 
 class Answer(NamedTuple):
-    """What a collector says to a request.
+    """The collector's answer to a request.
 
     Attributes:
-        said: in a word.
-        rejected: how many records it did not take, of those of a request that is stored.
-        text: why.
+        said: the result.
+        rejected: number of rejected records, in a request that was stored.
+        text: the reason.
     """
 
     said: ExportResult
@@ -44,10 +44,10 @@ class Answer(NamedTuple):
 
 
 class OtlpClient:
-    """A channel to a collector. One thread."""
+    """A channel to an OpenTelemetry Collector. One thread."""
 
     def __init__(self, options: OtlpOptions) -> None:
-        """Connects when the first request is sent.
+        """The channel connects with the first request.
 
         Raises:
             HostCallbackError: the package opentelemetry-proto, or grpcio, is missing.
@@ -94,7 +94,7 @@ class OtlpClient:
         )  # fmt: skip
 
     def events_request(self, events: Sequence[Event], now_ns: int) -> Any:
-        """A request that brings events."""
+        """Encodes events as a request."""
         messages = self._logs_messages
         records = [
             messages.LogRecord(
@@ -112,7 +112,7 @@ class OtlpClient:
         return self._logs_service.ExportLogsServiceRequest(resource_logs=[found])
 
     def points_request(self, points: Iterable[Point]) -> Any:
-        """A request that brings points of gauges."""
+        """Encodes points of gauges as a request."""
         gauges: dict[str, list[Any]] = {}
         for point in points:
             made = self._point(point.value, point.time_ns, point.attributes)
@@ -124,7 +124,7 @@ class OtlpClient:
         )
 
     def figures_request(self, figures: Iterable[Metric], now_ns: int) -> Any:
-        """A request that brings the runtime's figures; None if there are none."""
+        """Encodes the runtime's metrics as a request; None if there are none."""
         messages, metrics = self._metrics_messages, []
         for figure in figures:
             points = [
@@ -147,7 +147,7 @@ class OtlpClient:
         return self._metrics_request(metrics) if metrics else None
 
     def send(self, request: Any) -> Answer:
-        """Sends a request and waits for the answer. Does not raise for what the network or the collector does."""
+        """Sends a request and waits for the answer. Network errors and refusals are in the answer, not raised."""
         is_logs = isinstance(request, self._logs_service.ExportLogsServiceRequest)
         method = self._logs if is_logs else self._metrics
         try:
@@ -157,14 +157,14 @@ class OtlpClient:
             return Answer(
                 ExportResult.LATER if error.code() in self._later else ExportResult.REFUSED, text=text
             )
-        except ValueError as error:  # the channel was closed meanwhile
+        except ValueError as error:  # `close` has closed the channel meanwhile
             return Answer(ExportResult.LATER, text=str(error))
         partial = response.partial_success
         rejected = partial.rejected_log_records if is_logs else partial.rejected_data_points
         return Answer(ExportResult.STORED, rejected, partial.error_message)
 
     def close(self) -> None:
-        """Ends it, and what is being sent."""
+        """Closes the channel and cancels the request in progress."""
         self._channel.close()
 
     def _metrics_request(self, metrics: Iterable[Any]) -> Any:
@@ -200,7 +200,7 @@ class OtlpClient:
 
 
 def _text(text: str) -> str:
-    # Names of files may hold what UTF-8 does not.
+    # File names may contain bytes that are not UTF-8, which protobuf refuses.
     return text.encode(errors="replace").decode()
 
 

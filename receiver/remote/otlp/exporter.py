@@ -1,4 +1,4 @@
-"""Exports messages to an OpenTelemetry Collector: a sink with a bounded queue, and the thread that sends."""
+"""Exports messages to an OpenTelemetry Collector: a sink with a bounded queue, and the thread that drains it."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ from receiver.runtime.runtime import runtime
 
 FIRST_BACK_OFF_SEC, LAST_BACK_OFF_SEC = 0.2, 10.0
 
-_random = random.Random()  # of its own: the program's may be seeded
+_random = random.Random()  # separate from the program's generator, which may be seeded
 
 ROOM_FOR_FAILURES = 1_000
-"""So many failures of checks are taken when the queue is full of other messages."""
+"""Extra room in the queue for failures of checks, when other messages have filled it."""
 
 MAX_TAPS = 4_096
 
 
 @dataclass(slots=True)
 class OtlpCounters:
-    """What an exporter did.
+    """Counters of an exporter.
 
     Attributes:
-        exported: log records and data points that the collector has taken.
-        lost: messages, log records and data points that it will never have, by the reason.
-        left_out: messages of which nothing is exported, by the reason.
-        failure: what went wrong last; empty if nothing did.
+        exported: log records and data points that the collector has accepted.
+        lost: messages, log records and data points that will never be exported, by reason.
+        left_out: messages that have nothing to export, by reason.
+        failure: the last error; empty if there was none.
     """
 
     exported: int = 0
@@ -48,10 +48,13 @@ class OtlpCounters:
 
 
 class OtlpExporter(Closing):
-    """A sink that exports to an OpenTelemetry Collector. It never waits for that and never raises. Any thread."""
+    """A sink that exports to an OpenTelemetry Collector. It never waits for the collector and never raises.
+
+    Any thread.
+    """
 
     def __init__(self, options: OtlpOptions) -> None:
-        """Use `otlp_exporter`."""
+        """Called by `otlp_exporter`."""
         self._options = options
         self._link = OtlpClient(options)
         self._taps: dict[Consumer, MessageMapper] = {}
@@ -68,15 +71,15 @@ class OtlpExporter(Closing):
 
     @property
     def counters(self) -> OtlpCounters:
-        """A snapshot."""
+        """A copy of the current counters."""
         with self._changed:
             found = self._counters
             return OtlpCounters(found.exported, Counter(found.lost), Counter(found.left_out), found.failure)
 
     def __call__(self, message: Message) -> None:
-        """Takes one message."""
+        """Queues one message."""
         if message.consumer.describe is None:
-            return  # no tap: what calls and breakpoints bring
+            return  # messages of calls and breakpoints belong to no tap
         tap = self._taps.get(message.consumer)
         if tap is None or not tap.takes(message):
             tap = self._new_tap(message)
@@ -101,10 +104,10 @@ class OtlpExporter(Closing):
                     self._changed.notify_all()
 
     def flush(self, timeout_sec: float | None = None) -> bool:
-        """Sends what has come so far; False if the collector did not take it in that time.
+        """Sends the messages queued so far; False if the collector did not accept them in time.
 
         Args:
-            timeout_sec: seconds; `drain_sec` by default.
+            timeout_sec: seconds to wait; `drain_sec` by default.
         """
         with self._changed:
             wanted = self._taken
@@ -114,7 +117,7 @@ class OtlpExporter(Closing):
             return self._changed.wait_for(lambda: self._done >= wanted, timeout_sec)
 
     def close(self) -> None:
-        """Sends what has come, waiting `drain_sec` at most. What is left then is counted and logged."""
+        """Sends the queued messages for at most `drain_sec` seconds. The rest is counted as lost and logged."""
         with self._changed:
             if self._closing:
                 return
@@ -137,7 +140,7 @@ class OtlpExporter(Closing):
             )  # fmt: skip
 
     def after_fork_in_child(self) -> None:
-        """Leaves everything to the parent: the thread and the channel are its own."""
+        """Drops the parent's queue in a forked child: the thread and the channel belong to the parent."""
         self._changed = threading.Condition()
         self._queue.clear()
         self._closing = True
@@ -183,9 +186,9 @@ class OtlpExporter(Closing):
                         events.append(made)
                     else:
                         points.append(made)
-            except Exception as error:  # whatever is wrong with this one, the others go on
+            except Exception as error:  # an error in one message must not lose the others
                 with self._changed:
-                    self._lose("it cannot be made a record", 1)
+                    self._lose("the message cannot be converted to a record", 1)
                     self._counters.failure = f"{tap.consumer.name}: {type(error).__name__}: {error}"
         if events:
             self._send(self._link.events_request(events, time.time_ns()), len(events))
@@ -211,17 +214,19 @@ class OtlpExporter(Closing):
                     return
                 if answer.said is ExportResult.REFUSED:
                     self._lose("the collector refused them", count)
-                    logger.error("%s does not take what is exported: %s", self._options.endpoint, answer.text)
+                    logger.error(
+                        "%s does not accept what is exported: %s", self._options.endpoint, answer.text
+                    )
                     return
                 if not said:
                     said = True
                     logger.warning(
-                        "%s cannot be exported to at present: %s; it is tried again",
+                        "%s cannot be reached at present: %s; the exporter retries",
                         self._options.endpoint, answer.text,
                     )  # fmt: skip
                 wait = _random.uniform(0.5, 1.0) * back_off
                 until = min(time.monotonic() + wait, self._give_up_at)
-                # Closing ends no wait early: there is time until it gives up.
+                # `close` does not end this wait, but it sets the time at which the exporter gives up.
                 while time.monotonic() < until:
                     self._changed.wait(until - time.monotonic())
                     until = min(until, self._give_up_at)
@@ -232,25 +237,25 @@ class OtlpExporter(Closing):
 
 
 def otlp_exporter(endpoint: str | None = None, **options: Any) -> OtlpExporter:
-    """A sink that exports to an OpenTelemetry Collector, over gRPC: `outfeed_receiver(sinks=[...])`, or of a replay.
+    """Creates a sink that exports to an OpenTelemetry Collector over gRPC, for receivers and replays.
 
         with hcb.otlp_exporter("localhost:4317") as otlp, hcb.outfeed_receiver(sinks=[otlp]):
             train()
 
-    Failures of checks become log records of severity ERROR with file and line, what is printed or logged becomes log
-    records, and scalars points of gauges, a metric for each leaf of a tap. The metrics of docs/metrics.md are exported
-    with them. A receiver never waits: what has no room in the queue is counted in `counters`. What the collector cannot
-    take now is sent again, at growing intervals. docs/otlp.md has every name.
+    Failures of checks become log records of severity ERROR with file and line. Printed and logged texts become log
+    records. Scalars become points of gauges, one metric per leaf of a tap. The metrics of docs/metrics.md are exported
+    too. A receiver never waits: a message that finds no room in the queue is dropped, and counted in `counters`. A
+    request that the collector cannot accept now is sent again, at growing intervals. docs/otlp.md lists all names.
 
     Args:
-        endpoint: `host:port`, perhaps with `http://` or `https://` before it; by default that of the environment
-            variable `OTEL_EXPORTER_OTLP_ENDPOINT`, or `localhost:4317`.
-        **options: of `receiver.remote.otlp.options.OtlpOptions`: `tls_ca`, `tls_cert` and `tls_key` (paths; TLS is
-            spoken unless the collector is on this machine), `insecure` (never TLS), `headers` (a dict, such as one
-            with a token under `authorization`), `service_name`, `resource` (more attributes of this process),
-            `queue_messages`, `queue_bytes` (what may wait), `batch_messages`, `flush_sec` (how long a record waits for
-            others), `timeout_sec` (of one request), `health_sec` (between the runtime's metrics), `drain_sec` (how
-            long closing may take).
+    endpoint: `host:port`, optionally with `http://` or `https://` before it; by default the value of the
+        environment variable `OTEL_EXPORTER_OTLP_ENDPOINT`, or `localhost:4317`.
+    **options: of `receiver.remote.otlp.options.OtlpOptions`: `tls_ca`, `tls_cert` and `tls_key` (paths; TLS is
+        used unless the collector is on this machine), `insecure` (never TLS), `headers` (a dict, for example with
+        a token under `authorization`), `service_name`, `resource` (more attributes of this process),
+        `queue_messages` and `queue_bytes` (limits of the queue), `batch_messages`, `flush_sec` (longest wait of a
+        record for others), `timeout_sec` (of one request), `health_sec` (between the runtime's metrics),
+        `drain_sec` (limit for closing).
 
     Raises:
         HostCallbackError: the package opentelemetry-proto, or grpcio, is missing.

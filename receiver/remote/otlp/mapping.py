@@ -1,4 +1,4 @@
-"""What a message is to an OpenTelemetry Collector: failures and texts are events, numbers are points of metrics."""
+"""Maps messages to OpenTelemetry: failures and texts become events, numbers become points of metrics."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ Attributes = dict[str, str | int | float | bool]
 
 _OF_REPLAY = re.compile(r"process (?P<process>\d+), (?P<device>.*)")
 _OF_COLLECTOR = re.compile(r"(?P<run>\S+) p(?P<process>\d+) (?P<device>.*)")
-"""How messages of several processes name their device."""
+"""Device names in messages of several processes."""
 
 _SEVERITIES = ((50, "FATAL", 21), (40, "ERROR", 17), (30, "WARN", 13), (20, "INFO", 9), (0, "DEBUG", 5))
-"""Levels of `logging`, and OpenTelemetry's texts and numbers for them and what is above."""
+"""Lowest level of `logging`, and OpenTelemetry's text and number for it."""
 
 _ERROR, _INFO = 40, 20
 
@@ -38,11 +38,11 @@ class Event:
     """A log record.
 
     Attributes:
-        time_ns: Unix time of the emission.
-        severity: OpenTelemetry's number, and
+        time_ns: Unix time of the emission in nanoseconds.
+        severity: OpenTelemetry's severity number.
         severity_text: its name.
-        body: one line, or several of a text that was printed.
-        attributes: by OpenTelemetry's names where it has some.
+        body: one line, or the lines of a printed text.
+        attributes: under OpenTelemetry's names where it defines one.
     """
 
     time_ns: int
@@ -56,10 +56,10 @@ class Point(NamedTuple):
     """A value of a gauge.
 
     Attributes:
-        metric: its name.
-        time_ns: Unix time of the emission.
+        metric: name of the gauge.
+        time_ns: Unix time of the emission in nanoseconds.
         value: the number.
-        attributes: what it belongs to.
+        attributes: tap, device, process, step and leaf.
     """
 
     metric: str
@@ -69,15 +69,15 @@ class Point(NamedTuple):
 
 
 class MessageMapper:
-    """One tap: makes events and points of its messages.
+    """Maps the messages of one tap to events and points.
 
     Attributes:
-        consumer: whose messages.
-        is_check: whether these are failures.
+        consumer: the tap's consumer.
+        is_check: whether the messages are failures of a check.
     """
 
     def __init__(self, consumer: Consumer, arrays: int) -> None:
-        """The tap of a consumer whose messages bring so many arrays."""
+        """`consumer` receives messages of `arrays` arrays."""
         self.consumer = consumer
         self._described = described = description_of(consumer, arrays)
         self._kind = kind = described.tap_kind
@@ -88,30 +88,31 @@ class MessageMapper:
         self._unflatten = tree.unflatten_with(described.tree)
         try:
             self._names = array_names(kind, self._unflatten, arrays)
-        except (ValueError, TypeError):  # not as described: what came is worth having all the same
+        except (ValueError, TypeError):
+            # The descriptor does not fit the arrays: export them under their indices.
             self._names = [str(index) for index in range(arrays)]
         self._metrics = [metric_name(joined(described.name, name)) for name in self._names]
         self._make = self._maker()
 
     def takes(self, message: Message) -> bool:
-        """Whether a message of the consumer brings as many arrays as the first did."""
+        """Whether a message has as many arrays as the mapper was made for."""
         return len(message.arrays) == self._count
 
     def shortened(self, message: Message) -> Message | None:
-        """The message with only the arrays that anything is made of; None if that is none of them. Receiver threads."""
+        """Returns the message with only the arrays that are exported; None if none is. Receiver threads."""
         if self._make is not None:
             return message
         if not self._kind.has_metrics:
             return None
         dimensions = 1 if message.stacked else 0
-        # Copies: a tap function may change the arrays before anything is made of them.
+        # Copies: a tap function may change the arrays before the exporter's thread reads them.
         arrays = [array.copy() if array.ndim == dimensions else _NOTHING for array in message.arrays]
         if all(array is _NOTHING for array in arrays):
             return None
         return message._replace(arrays=arrays)
 
     def made_of(self, message: Message) -> Iterator[Event | Point]:
-        """What a message is. Raises whatever its arrays make the tap's own code raise."""
+        """Yields the events or points of a message. Raises the exceptions of the tap's own code, such as formatting."""
         for arrays in _unstacked(message):
             one = message._replace(arrays=arrays, stacked=0)
             if self._make is not None:
@@ -205,11 +206,11 @@ class MessageMapper:
 
 
 _NOTHING: Any = None
-"""Stands for an array that nothing is made of."""
+"""Placeholder for an array that is not exported."""
 
 
 def metric_name(name: str) -> str:
-    """A name as OpenTelemetry wants those of metrics: a letter first, then letters, digits, and `_.-/`; at most 255."""
+    """Converts a name to OpenTelemetry's rules: starts with a letter, then letters, digits and `_.-/`; at most 255."""
     name = re.sub(r"[^A-Za-z0-9_.\-/]", "_", name)
     return (name if name[:1].isalpha() else f"tap.{name}")[:255]
 

@@ -1,4 +1,4 @@
-"""How an OpenTelemetry Collector is reached, and how much may wait for it."""
+"""Options of the OTLP exporter: the collector's address, TLS, and limits of the queue."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _LOCAL = ("localhost", "127.0.0.1", "[::1]")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OtlpOptions:
-    """What `otlp_exporter` takes, see there."""
+    """The options of `otlp_exporter`, which documents them."""
 
     endpoint: str = DEFAULT_ENDPOINT
     insecure: bool = False
@@ -33,7 +33,7 @@ class OtlpOptions:
     drain_sec: float = 5.0
 
     def __post_init__(self) -> None:
-        """Raises ValueError for what is out of range."""
+        """Raises ValueError for an option out of range."""
         scheme, _, rest = self.endpoint.rpartition("://") if isinstance(self.endpoint, str) else ("", "", "")
         host, _, port = rest.rstrip("/").rpartition(":")
         if (
@@ -49,9 +49,7 @@ class OtlpOptions:
         if (self.tls_cert is None) != (self.tls_key is None):
             raise ValueError("tls_cert and tls_key belong together: give both, or neither")
         if self.insecure and (self.tls_ca is not None or self.tls_cert is not None or scheme == "https"):
-            raise ValueError(
-                "insecure=True goes with neither certificates nor https://: give one or the other"
-            )
+            raise ValueError("insecure=True excludes certificates and https://: give one or the other")
         for name in ("queue_messages", "queue_bytes", "batch_messages"):
             _positive(name, getattr(self, name), int)
         for name in ("flush_sec", "timeout_sec", "health_sec"):
@@ -64,12 +62,12 @@ class OtlpOptions:
 
     @property
     def address(self) -> str:
-        """`host:port`."""
+        """The address as `host:port`."""
         return self.endpoint.rpartition("://")[2].rstrip("/")
 
     @property
     def is_secure(self) -> bool:
-        """Whether TLS is spoken: unless it is not wanted, or the address is this machine's own."""
+        """Whether TLS is used: yes, unless the options disable it or the address is this machine."""
         if self.insecure or self.endpoint.startswith("http://"):
             return False
         if self.tls_ca is not None or self.tls_cert is not None or self.endpoint.startswith("https://"):

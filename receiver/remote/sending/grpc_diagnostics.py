@@ -1,4 +1,4 @@
-"""Says what is probably wrong where gRPC cannot connect, and what to do."""
+"""Explains gRPC's connection errors: the likely cause, and the cure."""
 
 from __future__ import annotations
 
@@ -6,13 +6,16 @@ import socket
 from collections.abc import Callable
 
 _Says = Callable[[str, bool], str]
-"""From the address, and whether TLS is spoken."""
+"""Returns an explanation for an address; the flag tells whether TLS is used."""
 
 
 def _nobody(address: str, tls: bool) -> str:
-    if _listens(address):  # at another address of that host than the last one, of which gRPC tells
+    if _listens(address):  # the error is of the last address of a host that has several: another one answers
         return _no_collector(address, tls)
-    return f"nobody listens at {address}: start `hcb collect` there, or correct the address"
+    return (
+        f"connection refused at {address}: no collector is listening. Start `hcb collect` there or correct the "
+        "address"
+    )
 
 
 def _listens(address: str) -> bool:
@@ -25,37 +28,43 @@ def _listens(address: str) -> bool:
 
 
 def _no_host(address: str, tls: bool) -> str:
-    return f"this machine knows no host of the name in {address}: correct the address"
+    return f"this machine cannot resolve the host name in {address}: correct the address"
 
 
 def _silent(address: str, tls: bool) -> str:
-    return f"what listens at {address} says nothing: is it a collector, and not stopped?"
+    return f"the program that listens at {address} does not answer: is it a collector, and not stopped?"
 
 
 def _no_collector(address: str, tls: bool) -> str:
     if tls:
-        return f"what listens at {address} is no collector: correct the address"
-    return f"what listens at {address} is no collector, or one with TLS: correct the address, or give tls_ca"
+        return f"the program that listens at {address} is not a collector: correct the address"
+    return (
+        f"the program that listens at {address} is not a collector, or one with TLS: correct the address, or give "
+        "tls_ca"
+    )
 
 
 def _no_tls(address: str, tls: bool) -> str:
-    return f"what listens at {address} speaks no TLS: leave out tls_ca, or give the collector --tls-cert and --tls-key"
+    return (
+        f"the program that listens at {address} does not use TLS: leave out tls_ca, or give the collector --tls-cert "
+        "and --tls-key"
+    )
 
 
 def _bad_certificate(address: str, tls: bool) -> str:
     return (
-        f"the certificate that is shown at {address} is not good: it must be valid now, signed by one in tls_ca, "
-        "and for the host in the address"
+        f"the certificate of the server at {address} is invalid: it must be valid now, signed by a certificate in "
+        "tls_ca, and issued for the host in the address"
     )
 
 
 def _hung_up(address: str, tls: bool) -> str:
     if tls:
         return (
-            f"what listens at {address} hung up: does it want a client's certificate (tls_cert, tls_key) that is valid "
-            "and signed by its --tls-ca?"
+            f"the program that listens at {address} closed the connection: does it require a client certificate "
+            "(tls_cert, tls_key) that is valid and signed by its --tls-ca?"
         )
-    return f"what listens at {address} hung up: it may want TLS (give tls_ca)"
+    return f"the program that listens at {address} closed the connection: it may require TLS (give tls_ca)"
 
 
 def _bad_files(address: str, tls: bool) -> str:
@@ -78,26 +87,26 @@ _KNOWN: tuple[tuple[str, _Says], ...] = (
     ("Socket closed", _hung_up),
     ("Connection reset", _hung_up),
 )
-"""What gRPC's texts have in them, the first that fits counts."""
+"""Parts of gRPC's error texts; the first that matches counts."""
 
 
 def no_control(address: str) -> str:
-    """Of a collector that knows nothing of live control."""
+    """Explains that a collector does not implement live control."""
     return (
-        f"the collector at {address} has nobody control processes: it was started with --no-control, or is of an older "
-        "version"
+        f"the collector at {address} does not relay control requests: it was started with --no-control, or is of an "
+        "older version"
     )
 
 
 def explain_grpc_error(details: str, address: str, *, tls: bool) -> str:
-    """What is wrong and what helps, before gRPC's own words; these alone if nothing is known of them.
+    """Returns cause and cure before gRPC's own text; only that text if the error is unknown.
 
     Args:
-        details: what gRPC says.
-        address: that was tried.
-        tls: whether TLS was.
+        details: gRPC's text.
+        address: the collector's.
+        tls: whether TLS was used.
     """
     for text, says in _KNOWN:
-        if text in details and text != details:  # else it was connected, and that ended
+        if text in details and text != details:  # the text alone means that an established connection broke
             return f"{says(address, tls)} ({details})"
     return details

@@ -1,4 +1,4 @@
-"""The gRPC client: streams to a collector."""
+"""The gRPC transport to a collector."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ REFUSALS = (
     grpc.StatusCode.ALREADY_EXISTS,
     grpc.StatusCode.UNIMPLEMENTED,
 )
-"""After these the same would be said again."""
+"""Status codes after which a retry would get the same answer."""
 
 CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.keepalive_time_ms", 20_000),
@@ -38,21 +38,19 @@ CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_send_message_length", protocol.MAX_MESSAGE_BYTES),
     ("grpc.max_receive_message_length", protocol.MAX_MESSAGE_BYTES),
     ("grpc.initial_reconnect_backoff_ms", 100),
-    (
-        "grpc.min_reconnect_backoff_ms",
-        5_000,
-    ),  # that long a connection may take to be made, whatever the name says
+    # gRPC uses this as the time in which a connection must be established, despite its name.
+    ("grpc.min_reconnect_backoff_ms", 5_000),
     ("grpc.max_reconnect_backoff_ms", 2_000),
     ("grpc.enable_retries", 0),
 )
 
 
 def make_channel(options: Forward) -> Any:
-    """A channel to the collector.
+    """Creates a channel to the collector.
 
     Raises:
-        RemoteError: a file is no certificate or key.
-        OSError: one cannot be read.
+        RemoteError: a file is not a certificate or a key.
+        OSError: a file cannot be read.
     """
     if options.tls_ca is None:
         return grpc.insecure_channel(options.address, options=CHANNEL_OPTIONS)
@@ -70,12 +68,12 @@ def make_channel(options: Forward) -> Any:
 
 
 def metadata_of(options: Forward) -> tuple[tuple[str, str], ...]:
-    """What each call says of who makes it."""
+    """Metadata of each call: the client's token."""
     return (("authorization", f"Bearer {options.token}"),) if options.token else ()
 
 
 def translated(error: Any, address: str, *, tls: bool) -> LinkError:
-    """What a call to the collector at an address ended with; `tls`: whether that was spoken."""
+    """Translates the error of a call to the collector at `address`; `tls`: whether the call used TLS."""
     code, details = error.code(), error.details()
     said = explain_grpc_error(details or "no reason given", address, tls=tls)
     text = f"{said} ({address}, {code.name})"
@@ -83,19 +81,19 @@ def translated(error: Any, address: str, *, tls: bool) -> LinkError:
 
 
 class GrpcTransport:
-    """Streams to one collector. See `receiver.remote.sending.transport.Transport`.
+    """Transport of streams to one collector. See `receiver.remote.sending.transport.Transport`.
 
     Attributes:
         address: of the collector.
-        tls: whether it is reached by TLS.
+        tls: whether it uses TLS.
     """
 
     def __init__(self, options: Forward) -> None:
-        """Connects when the first stream does.
+        """The channel connects with the first stream.
 
         Raises:
-            RemoteError: a file is no certificate or key.
-            OSError: one cannot be read.
+            RemoteError: a file is not a certificate or a key.
+            OSError: a file cannot be read.
         """
         self.address = options.address
         self.tls = options.tls_ca is not None
@@ -104,22 +102,22 @@ class GrpcTransport:
         self._forward = self._channel.stream_stream(f"/{protocol.SERVICE}/{protocol.FORWARD}")
 
     def connect(self, key: StreamKey, on_ack: OnAck) -> GrpcLink:
-        """Begins to send a stream, or goes on with it."""
+        """Starts to send a stream, or continues it."""
         return GrpcLink(self._forward, self._metadata, self.address, key, on_ack, tls=self.tls)
 
     def serve(self, messages: Iterator[bytes]) -> Any:
-        """Waits for requests of those who control: the call, which gives them, and sends `messages`."""
+        """Returns the call that receives control requests through the collector and sends `messages`."""
         return self._channel.stream_stream(f"/{protocol.SERVICE}/{CONTROL}")(
             messages, metadata=self._metadata
         )
 
     def close(self) -> None:
-        """Ends everything."""
+        """Closes the channel."""
         self._channel.close()
 
 
 class GrpcLink:
-    """One stream on its way. See `receiver.remote.sending.transport.TransportStream`."""
+    """One stream that is being sent. See `receiver.remote.sending.transport.TransportStream`."""
 
     def __init__(
         self,
@@ -131,11 +129,11 @@ class GrpcLink:
         *,
         tls: bool = False,
     ) -> None:
-        """Waits for what the collector has of it.
+        """Connects, and waits for the collector's position in the stream.
 
         Raises:
-            LinkRefusedError: the stream is not wanted there.
-            LinkError: there is nobody at present.
+            LinkRefusedError: the collector refuses the stream.
+            LinkError: the collector cannot be reached.
         """
         self._address = address
         self._tls = tls
@@ -155,7 +153,7 @@ class GrpcLink:
         self.check()
 
     def send(self, piece: SegmentSlice) -> None:
-        """Sends one piece."""
+        """Sends one slice."""
         self.check()
         if piece.position != self._sent:
             self._requests.put(protocol.encode_place(piece.position))
@@ -164,12 +162,12 @@ class GrpcLink:
         self._sent = piece.end
 
     def check(self) -> None:
-        """Raises LinkError if the link is broken."""
+        """Raises LinkError if the connection is broken."""
         if self._error is not None:
             raise self._error
 
     def close(self) -> None:
-        """Ends it."""
+        """Ends the call."""
         self._requests.put(None)
         self._call.cancel()
 
@@ -186,6 +184,6 @@ class GrpcLink:
         except grpc.RpcError as error:
             self._error = translated(error, self._address, tls=self._tls)
         except BadStreamError as error:
-            self._error = LinkRefusedError(f"there is no collector at {self._address}: {error}")
+            self._error = LinkRefusedError(f"the program at {self._address} is not a collector: {error}")
         finally:
             self._opened.set()

@@ -1,4 +1,4 @@
-"""Sends what dead processes of a run left in a spool, one stream after the other."""
+"""Sends the orphan spools of a run, which dead processes left, one stream after the other."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from receiver.remote.spool.orphan_spool import OrphanSpool
 
 
 class OrphanSender:
-    """Streams that are sent beside a process's own."""
+    """Sends orphan spools while the process's own sender works."""
 
     def __init__(self, folders: Sequence[StreamFolder], transport: Transport, *, window_bytes: int) -> None:
-        """Begins.
+        """Starts to send.
 
         Args:
-            folders: of the streams, which are this process's now.
-            transport: where they go.
-            window_bytes: how much may be on its way.
+            folders: of the streams, locked by this process.
+            transport: to the collector.
+            window_bytes: limit of unacknowledged bytes.
         """
         self._transport = transport
         self._window_bytes = window_bytes
-        self._changed = threading.Condition()  # protects what follows
+        self._changed = threading.Condition()  # protects everything below
         self._waiting = list(folders)
         self._sender: Sender | None = None
         self._ended = False
         self._go_on()
 
     def add(self, folders: Sequence[StreamFolder]) -> None:
-        """Sends these, too."""
+        """Sends more orphan spools, after those that wait."""
         with self._changed:
             if self._ended:
                 for folder in folders:
@@ -43,12 +43,12 @@ class OrphanSender:
                 self._go_on()
 
     def drain(self, timeout_sec: float) -> bool:
-        """Waits until all are sent, or refused; whether they are in that time."""
+        """Waits until all are sent or refused; False if `timeout_sec` passes first."""
         with self._changed:
             return self._changed.wait_for(lambda: self._sender is None, timeout_sec)
 
     def stop(self) -> None:
-        """Ends it. What is not sent is left to others."""
+        """Ends the sending. Unsent spools are unlocked, so that another process can send them."""
         with self._changed:
             self._ended = True
             waiting, self._waiting = self._waiting, []
@@ -72,7 +72,7 @@ class OrphanSender:
             logger.warning("%s cannot be read: %s", folder.path, error)
             folder.release()
             return None
-        logger.info("forwarding what the process of %s left behind", folder.key)
+        logger.info("forwarding the spool that the process of %s left", folder.key)
 
         def end() -> None:
             source.end()

@@ -1,4 +1,4 @@
-"""Sends one stream: piece by piece, as many bytes ahead as the window has, over one link after another."""
+"""Sends one stream, slice by slice, with a window of unacknowledged bytes, over one connection after another."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from receiver.remote.spool.chunk_source import SliceSource
 from receiver.remote.streams import START, StreamOffset
 
 LOOK_SEC = 0.25
-"""How long the sender waits for more to send before it looks whether the link is broken."""
+"""Seconds for which the sender waits for more data before it checks whether the connection is broken."""
 
 
 class Sender:
-    """A thread that sends one stream until it is told to end, or all of a dead process's is sent.
+    """A thread that sends one stream until it is stopped or, for an orphan spool, until all is sent.
 
     Attributes:
-        refused: why the stream is not wanted; empty while it is.
+        refused: the reason for which the collector refuses the stream; empty if it does not.
     """
 
     def __init__(
@@ -38,10 +38,10 @@ class Sender:
 
         Args:
             source: the stream.
-            transport: where it goes.
-            window_bytes: how much may be on its way.
-            ends: whether the stream ends where it ends now.
-            on_end: called by the thread, at last.
+            transport: to the collector or broker.
+            window_bytes: limit of unacknowledged bytes.
+            ends: whether the stream is complete, as an orphan's is.
+            on_end: called by the thread before it ends.
         """
         self._source = source
         self._transport = transport
@@ -58,7 +58,7 @@ class Sender:
         self._thread.start()
 
     def drain(self, timeout_sec: float) -> bool:
-        """Waits until everything is stored; False if it was not in time, or the stream is refused."""
+        """Waits until the collector has stored everything; False if the time is over or the stream is refused."""
         deadline = time.monotonic() + timeout_sec
         with self._changed:
             while not self._source.is_sent() and not self.refused and self._thread.is_alive():
@@ -69,7 +69,7 @@ class Sender:
         return self._source.is_sent()
 
     def stop(self, timeout_sec: float = 5.0) -> None:
-        """Ends the thread, with what is not sent left where it is."""
+        """Ends the thread. Unsent data stays in the spool."""
         with self._changed:
             self._stop = True
             self._changed.notify_all()
@@ -91,7 +91,7 @@ class Sender:
                 except LinkRefusedError as error:
                     self.refused = str(error)
                     logger.error(
-                        "%s is not forwarded any more: %s; what was not sent stays in the spool",
+                        "%s is not forwarded any more: %s; unsent data stays in the spool",
                         self._source.key, error,
                     )  # fmt: skip
                     return
@@ -99,7 +99,7 @@ class Sender:
                     if not said:
                         said = True
                         logger.warning(
-                            "%s cannot be forwarded at present: %s; it is tried again",
+                            "%s cannot be forwarded at present: %s; the sender retries",
                             self._source.key,
                             error,
                         )

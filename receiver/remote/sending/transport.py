@@ -1,4 +1,4 @@
-"""What carries the pieces of a stream to where they are stored: gRPC, or another way."""
+"""The interface of transports, which carry the slices of a stream to a collector or a broker."""
 
 from __future__ import annotations
 
@@ -8,42 +8,42 @@ from typing import Protocol
 from receiver.remote.streams import SegmentSlice, StreamKey, StreamOffset
 
 OnAck = Callable[[StreamOffset], None]
-"""Called with how far a stream is safely stored, on any thread; never backwards."""
+"""Called with the end of a stream's safely stored bytes, on any thread; never with an earlier position."""
 
 
 class TransportStream(Protocol):
-    """One stream on its way. One thread sends.
+    """One stream that is being sent. One thread sends.
 
     Attributes:
-        stored: how far the stream was stored when the link was made. What comes before need not be sent.
+        stored: end of the stored bytes when the connection was made. Earlier bytes need not be sent.
     """
 
     stored: StreamOffset
 
     def send(self, piece: SegmentSlice) -> None:
-        """Sends one piece; pieces of a segment follow each other without gaps. May return before it is stored.
+        """Sends one slice; slices of a segment follow each other without gaps. May return before the slice is stored.
 
         Raises:
-            LinkError: the link is broken.
+            LinkError: the connection is broken.
         """
 
     def check(self) -> None:
-        """Raises LinkError if the link is broken."""
+        """Raises LinkError if the connection is broken."""
 
     def close(self) -> None:
-        """Ends it. Does not raise, nor wait."""
+        """Ends the sending. Neither raises nor waits."""
 
 
 class Transport(Protocol):
-    """Where streams are stored."""
+    """A transport to one collector or broker."""
 
     def connect(self, key: StreamKey, on_ack: OnAck) -> TransportStream:
-        """Begins to send a stream, or goes on with it.
+        """Starts to send a stream, or continues it.
 
         Raises:
-            LinkRefusedError: the stream is not wanted there.
-            LinkError: there is nobody at present.
+            LinkRefusedError: the collector refuses the stream.
+            LinkError: the collector cannot be reached at present.
         """
 
     def close(self) -> None:
-        """Ends everything."""
+        """Closes all connections."""

@@ -1,4 +1,4 @@
-"""Reads pieces of the segments in a stream's folder; the last one stays open."""
+"""Reads slices of the segments in a stream's folder, and keeps the last segment open."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from receiver.remote.streams import PIECE_BYTES, SegmentSlice, StreamOffset
 
 
 class PieceFiles:
-    """One thread."""
+    """Reads the segments of one stream. One thread."""
 
     def __init__(self, folder: StreamFolder) -> None:
-        """Opens nothing."""
+        """No file is open yet."""
         self._folder = folder
         self._number = 0
         self._descriptor = -1
 
     def read(self, position: StreamOffset, nbytes: int = PIECE_BYTES) -> SegmentSlice:
-        """The piece at `position`, of as many bytes if there are so many and they are not too many.
+        """Reads up to `nbytes` at `position`, at most `PIECE_BYTES` and at most to the segment's end.
 
         Raises:
-            OSError: it cannot be read.
+            OSError: the segment cannot be read.
         """
         if self._number != position.segment:
             self.close()
@@ -31,7 +31,7 @@ class PieceFiles:
         return SegmentSlice(position, os.pread(self._descriptor, min(nbytes, PIECE_BYTES), position.offset))
 
     def close(self) -> None:
-        """Closes what is open."""
+        """Closes the open segment."""
         descriptor, self._descriptor, self._number = self._descriptor, -1, 0
         if descriptor >= 0:
             os.close(descriptor)

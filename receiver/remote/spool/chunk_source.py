@@ -1,4 +1,4 @@
-"""Where the pieces of a stream come from: the spool of this process, or one that a process left behind."""
+"""The interface of slice sources: this process's spool, or an orphan spool."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from receiver.remote.streams import SegmentSlice, StreamKey, StreamOffset
 
 
 class SliceSource(Protocol):
-    """A stream that is to be sent.
+    """A stream that a sender sends.
 
     Attributes:
-        key: whose it is.
+        key: identifies the stream.
     """
 
     key: StreamKey
 
     def read(self, position: StreamOffset, timeout_sec: float) -> SegmentSlice | None:
-        """The next bytes from `position` on; None when none came in that time.
+        """Returns the next slice from `position` on; None if none came in `timeout_sec`.
 
-        Their position is another one where a segment begins, or what was there was dropped.
+        The slice starts elsewhere if a new segment starts, or if the data at `position` was dropped.
         """
 
     def acked(self, position: StreamOffset) -> None:
-        """Everything before `position` is safely stored elsewhere."""
+        """Notes that everything before `position` is safely stored by the collector."""
 
     def is_sent(self) -> bool:
-        """Whether all there is so far is stored elsewhere."""
+        """Whether the collector has stored all data so far."""

@@ -1,4 +1,4 @@
-"""The folders of a spool: one for each stream, locked by the process whose it is, found again when that is dead."""
+"""The folders of a spool: one per stream, locked by its process; when that process is dead, another can take it."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ SUFFIX = ".hcblog"
 
 @contextlib.contextmanager
 def making(spool: Path) -> Iterator[None]:
-    """What raises OSError within it raises SpoolError, which says what to do."""
+    """Turns an OSError inside the context into a SpoolError that names the cure."""
     try:
         yield
     except OSError as error:
         raise SpoolError(
             f"the spool is {spool}, and nothing can be written there ({error.strerror or error}): give spool= a folder "
-            "on a disk of this machine, with room, that this user may write to"
+            "on a disk of this machine that has room and that this user may write to"
         ) from error
 
 
 class StreamFolder:
-    """The folder of one stream, which nobody else has while this object lives.
+    """The folder of one stream, locked against other processes while this object lives.
 
     Attributes:
-        key: whose it is.
+        key: identifies the stream.
         path: of the folder.
     """
 
     def __init__(self, key: StreamKey, path: Path, lock: int) -> None:
-        """Use `make` or `take`."""
+        """Called by `make` and `take`."""
         self.key = key
         self.path = path
         self._lock = lock
@@ -45,26 +45,26 @@ class StreamFolder:
 
     @classmethod
     def make(cls, spool: Path, key: StreamKey) -> StreamFolder:
-        """Makes a new one.
+        """Creates the folder of a new stream.
 
         Raises:
-            SpoolError: it cannot be made.
+            SpoolError: it cannot be created.
         """
         path, new = spool / key.folder, spool / f".new-{key.folder}"
         with making(spool):
             spool.mkdir(mode=0o700, parents=True, exist_ok=True)
             new.mkdir(mode=0o700)
             lock = _lock(new)
-            assert lock is not None, "a folder that nobody looks for was locked"
-            new.rename(path)  # whoever finds it by its name finds it locked
+            assert lock is not None, "another process has locked a folder with a random name"
+            new.rename(path)  # after the lock: other processes look for folders without locks
         return cls(key, path, lock)
 
     @classmethod
     def take(cls, path: Path) -> StreamFolder | None:
-        """The folder that another process left; None if that lives, or it is no stream's.
+        """Locks the folder that another process left; None if that process lives, or the folder is not a stream's.
 
         Raises:
-            OSError: it cannot be read.
+            OSError: the folder cannot be read.
         """
         key = StreamKey.of_folder(path.name)
         if key is None or not path.is_dir() or not (path / LOCK).exists():
@@ -72,22 +72,22 @@ class StreamFolder:
         lock = _lock(path)
         if lock is None:
             return None
-        if not (path / LOCK).exists():  # whoever had it has just removed it
+        if not (path / LOCK).exists():  # its owner removed it between the two checks
             os.close(lock)
             return None
         return cls(key, path, lock)
 
     def segment(self, number: int) -> Path:
-        """The path of a segment."""
+        """Path of a segment."""
         return self.path / f"{number:06d}{SUFFIX}"
 
     def segments(self) -> list[tuple[int, Path]]:
-        """Those that are there, by number."""
+        """Existing segments, by number."""
         found = [path for path in self.path.iterdir() if path.suffix == SUFFIX and path.stem.isdecimal()]
         return sorted((int(path.stem), path) for path in found)
 
     def remove(self) -> None:
-        """Removes it with all that is in it. Does not raise."""
+        """Removes the folder and its content. Never raises."""
         with contextlib.suppress(OSError):
             for _, path in self.segments():
                 path.unlink()
@@ -96,14 +96,14 @@ class StreamFolder:
         self.release()
 
     def release(self) -> None:
-        """Leaves it to others."""
+        """Unlocks the folder, so that another process can take it."""
         lock, self._lock = self._lock, -1
         if lock >= 0:
             os.close(lock)
 
 
 def find_orphans(spool: Path, run: str) -> list[StreamFolder]:
-    """The folders of dead processes of a run, the oldest first. They are this process's now."""
+    """Locks and returns the stream folders that dead processes of a run left, the oldest first."""
     found: list[tuple[int, StreamFolder]] = []
     with contextlib.suppress(OSError):
         for path in spool.iterdir():
@@ -135,7 +135,7 @@ _open_folders: weakref.WeakSet[StreamFolder] = weakref.WeakSet()
 
 
 def _after_fork_in_child() -> None:
-    # A lock lasts as long as any process has its descriptor: the child must not hold its parent's.
+    # A lock lasts as long as any process has its descriptor, so the child must close its parent's.
     for folder in list(_open_folders):
         folder.release()
 

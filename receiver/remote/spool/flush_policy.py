@@ -1,4 +1,4 @@
-"""When what was written to a spool is sent: much at once, little a few times a second."""
+"""Decides when spooled data is sent: large amounts at once, small amounts at most ten times per second."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import time
 
 SEND_BYTES = 256 << 10
 SEND_SEC = 0.1
-"""What is less waits so long after the last piece: each piece costs both sides some wake-ups of threads."""
+"""Seconds between slices of less than `SEND_BYTES`: each slice wakes several threads on both sides."""
 
 BUSY_SEC = 1.0
-"""And so long while that one is not acknowledged: a collector that has much to do gets fewer pieces that bring more."""
+"""The same while the last slice is not acknowledged: a busy collector gets fewer and larger slices."""
 
 
 class FlushPolicy:
-    """Of one stream. Whoever owns it holds its lock."""
+    """The flush policy of one stream. Its owner's lock protects it."""
 
     def __init__(self, send_bytes: int = SEND_BYTES) -> None:
-        """Nothing was sent; so many bytes are much, or `SEND_BYTES`."""
+        """No data was sent yet. `send_bytes` is the amount that is sent at once; at most `SEND_BYTES`."""
         self._send_bytes = min(send_bytes, SEND_BYTES)
         self._sent_at = -BUSY_SEC
         self._hurries = False
@@ -24,20 +24,20 @@ class FlushPolicy:
         self._is_idle = True
 
     def hurry(self) -> None:
-        """What was written so far must not wait."""
+        """Has all data written so far sent without waiting."""
         self._hurries = True
 
     def wrote(self, nbytes: int) -> bool:
-        """Bytes were written; whether the sender is to look at them now."""
+        """Notes that bytes were written; returns whether the sender should look at them now."""
         self._written += nbytes
         return self._is_idle or self._hurries or self._written >= self._send_bytes
 
     def wait_sec(self, nbytes: int, *, acked: bool) -> float:
-        """How long so many bytes are to wait before they are sent, unless more come.
+        """Returns the seconds for which `nbytes` wait before they are sent, unless more are written.
 
         Args:
-            nbytes: how many.
-            acked: whether all that was sent is acknowledged.
+            nbytes: unsent bytes.
+            acked: whether all sent data is acknowledged.
         """
         self._is_idle = False
         if self._hurries or nbytes >= self._send_bytes:
@@ -45,11 +45,11 @@ class FlushPolicy:
         return max(0.0, self._sent_at + (SEND_SEC if acked else BUSY_SEC) - time.monotonic())
 
     def sends(self, *, everything: bool) -> None:
-        """A piece is sent now; whether it is the last there is."""
+        """Notes that a slice is sent now. `everything`: it contains all unsent data."""
         self._sent_at = time.monotonic()
         self._written = 0
         self._hurries = self._hurries and not everything
 
     def has_nothing(self) -> None:
-        """All that was written is sent: what comes next is to be looked at."""
+        """Notes that all written data is sent, so that the sender looks at the next write."""
         self._is_idle = True

@@ -1,4 +1,4 @@
-"""The spool of a process that is dead, to be sent by another one."""
+"""The spool of a dead process, which another process sends."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from receiver.remote.streams import SegmentSlice, StreamOffset
 
 
 class OrphanSpool:
-    """What such a process had not sent. One thread. See `receiver.remote.spool.chunk_source.SliceSource`."""
+    """The unsent data of a dead process. One thread. See `receiver.remote.spool.chunk_source.SliceSource`."""
 
     def __init__(self, folder: StreamFolder) -> None:
-        """Takes the folder over.
+        """Takes ownership of the locked folder.
 
         Raises:
             OSError: it cannot be read.
@@ -23,7 +23,7 @@ class OrphanSpool:
         self._sizes = {number: path.stat().st_size for number, path in folder.segments()}
 
     def read(self, position: StreamOffset, timeout_sec: float) -> SegmentSlice | None:
-        """The next bytes. Nothing more comes."""
+        """Returns the next slice. Never waits: the stream does not grow any more."""
         if self._sizes.get(position.segment, 0) <= position.offset:
             later = [n for n in sorted(self._sizes) if n > position.segment and self._sizes[n]]
             if not later:
@@ -32,7 +32,7 @@ class OrphanSpool:
         return self._files.read(position)
 
     def acked(self, position: StreamOffset) -> None:
-        """What is stored elsewhere is deleted."""
+        """Deletes the segments before `position`, which the collector has stored."""
         self._acked = max(self._acked, position)
         for number, nbytes in list(self._sizes.items()):
             if (number, nbytes) <= tuple(position):
@@ -40,11 +40,11 @@ class OrphanSpool:
                 self._folder.segment(number).unlink(missing_ok=True)
 
     def is_sent(self) -> bool:
-        """Whether all is."""
+        """Whether the collector has stored all of it."""
         return not any(self._sizes.values())
 
     def end(self) -> None:
-        """Removes the folder if all is sent; else leaves it to others."""
+        """Removes the folder if all data is stored, otherwise unlocks it for another process."""
         self._files.close()
         if self.is_sent():
             self._folder.remove()

@@ -1,4 +1,4 @@
-"""A process's spool: the bounded tap log that everything is written to before it is sent, read behind the writing."""
+"""A process's spool: a bounded tap log that takes every message before it is sent, and is read while it is written."""
 
 from __future__ import annotations
 
@@ -31,31 +31,31 @@ FLUSH_BYTES = 256 << 10
 FLUSH_SEC = 0.02
 SEGMENT_BYTES = 16 << 20
 PARTS = 8
-"""A spool has at least so many segments when it is full."""
+"""Minimum number of segments of a full spool: whole segments are deleted, so that fewer would free too much at once."""
 
 OVERHEAD_BYTES = 4 << 10
-"""What a write may add to its messages: the beginning of a segment, descriptions, and the headers of chunks."""
+"""Bytes that a write may add to its messages: a segment's beginning, descriptors, and chunk headers."""
 
 _CHECK = np.uint64(int(Flags.CHECK))
 
 
 @dataclass(slots=True)
 class _Kept:
-    # A segment that is in the spool, and what is in it by device: first and last number, messages, bytes.
+    # A segment of the spool, and its content by device: first and last number, messages, bytes.
     number: int
     nbytes: int = 0
     is_finished: bool = False
     devices: dict[str, tuple[int, int, int, int]] = field(default_factory=dict)
-    lost: list[Lost] = field(default_factory=list)  # notes in it
+    lost: list[Lost] = field(default_factory=list)  # the notes of lost messages that it contains
 
 
 class Spool(LogWriter):
-    """Written by any thread, as a log is; read by the one that sends.
+    """The spool of one stream. Any thread writes, as to a log; the sender's thread reads.
 
     Attributes:
-        key: names its stream.
-        folder: its files.
-        on_closed: called when it has been closed.
+        key: identifies the stream.
+        folder: of its segments.
+        on_closed: called after the spool has been closed.
     """
 
     def __init__(
@@ -66,16 +66,16 @@ class Spool(LogWriter):
         local_devices: Mapping[str, int] | None = None,
         job: str = "",
     ) -> None:
-        """Makes its folder and the first segment.
+        """Creates the folder and the first segment.
 
         Args:
-            options: how it is kept.
+            options: limits and policy.
             process_index: of this process in a program of several.
-            local_devices: by name, the number of each device among this process's own.
-            job: names one life of the program, alike in all its processes.
+            local_devices: index of each device among this process's own, by name.
+            job: identifies one run of the program, equal in all its processes.
 
         Raises:
-            SpoolError: the folder is somebody else's, or cannot be written to.
+            SpoolError: the folder belongs to another user, or cannot be written to.
         """
         self.key = StreamKey(options.run, process_index or 0, uuid.uuid4().hex[:16])
         self.folder = StreamFolder.make(options.folder, self.key)
@@ -109,17 +109,19 @@ class Spool(LogWriter):
 
     def _start_anew(self) -> None:
         super()._start_anew()
-        self._changed = threading.Condition(self._lock)  # also of what is kept here
+        self._changed = threading.Condition(
+            self._lock
+        )  # shares the log's lock, which also protects the fields above
 
     @property
     def waiting_bytes(self) -> int:
-        """How much is not known to be stored elsewhere."""
+        """Bytes that the collector has not acknowledged."""
         with self._lock:
             return self._waiting()
 
     @property
     def end(self) -> StreamOffset:
-        """Behind all that was written."""
+        """Position after all written data."""
         with self._lock:
             number = max(self._kept, default=0)
             return StreamOffset(number, self._kept[number].nbytes if number else 0)
@@ -129,7 +131,7 @@ class Spool(LogWriter):
         return total - (self._acked.offset if self._acked.segment in self._kept else 0)
 
     def close(self) -> None:
-        """Writes everything that has come, finishes the segment, and calls `on_closed`."""
+        """Writes all queued messages, completes the segment, and calls `on_closed`."""
         with self._lock:
             self._is_closing = True
             self._changed.notify_all()
@@ -137,11 +139,11 @@ class Spool(LogWriter):
         self.on_closed()
 
     def after_fork_in_child(self) -> None:
-        """Leaves everything to the parent."""
+        """Drops the parent's segments in a forked child."""
         super().after_fork_in_child()
         self._kept = {}
 
-    # What is read.
+    # Reading.
 
     def read(self, position: StreamOffset, timeout_sec: float) -> SegmentSlice | None:
         """See `receiver.remote.spool.chunk_source.SliceSource`."""
@@ -180,7 +182,7 @@ class Spool(LogWriter):
         return None
 
     def acked(self, position: StreamOffset) -> None:
-        """See `receiver.remote.spool.chunk_source.SliceSource`. What is stored elsewhere as a whole is deleted here."""
+        """See `receiver.remote.spool.chunk_source.SliceSource`. Deletes the segments that the collector has stored."""
         with self._lock:
             self._acked = max(self._acked, position)
             for number, kept in list(self._kept.items()):
@@ -197,14 +199,14 @@ class Spool(LogWriter):
             return not self._waiting()
 
     def stop_reading(self) -> None:
-        """Closes what is open for reading."""
+        """Closes the segment that is open for reading."""
         self._files.close()
 
     def _forget(self, number: int) -> None:
         del self._kept[number]
         self.folder.segment(number).unlink(missing_ok=True)
 
-    # What is written.
+    # Writing.
 
     def _new_segment(self) -> SegmentWriter:
         self._number += 1
@@ -245,7 +247,7 @@ class Spool(LogWriter):
 
     def _flush(self) -> None:
         super()._flush()
-        if self._segment is not None:  # notes of what was lost may have been written
+        if self._segment is not None:  # notes of lost messages may have been written
             self._grew(self._kept[self._number], self._segment)
 
     def _grew(self, kept: _Kept, segment: SegmentWriter) -> None:
@@ -279,7 +281,7 @@ class Spool(LogWriter):
             if not said:
                 said = True
                 logger.warning(
-                    "%s is full: %d bytes wait for the collector at %s; devices wait until there is room",
+                    "%s is full: %d bytes wait for the collector at %s; devices wait until the spool has room",
                     self.directory, self._waiting(), self._forward.shown_address,
                 )  # fmt: skip
             self._hasten()
@@ -291,10 +293,12 @@ class Spool(LogWriter):
             if number <= max(self._reading, self._acked.segment) or not kept.is_finished:
                 continue
             self._forget(number)
-            for note in kept.lost:  # they must arrive all the same
+            for note in kept.lost:  # the collector must still receive the dropped segment's notes
                 self._note_lost(note)
             for device, (first, last, count, nbytes) in kept.devices.items():
-                self._lose(device, first, last, count, nbytes, "the spool was full: the oldest were dropped")
+                self._lose(
+                    device, first, last, count, nbytes, "the spool was full: the oldest messages were dropped"
+                )
             return True
         return False
 
@@ -316,10 +320,10 @@ class Spool(LogWriter):
             mask: Array = (np.arange(len(block)) + self._sampled) % self._forward.sample_every == 0
             self._sampled += len(block)
             mask |= (block.flags & _CHECK) != 0
-            reason = f"the spool was half full: one of {self._forward.sample_every} was kept"
+            reason = f"the spool was half full: one message in {self._forward.sample_every} was kept"
         else:
             mask = np.zeros(len(block), np.bool_)
-            reason = "the spool was full: the newest were dropped"
+            reason = "the spool was full: the newest messages were dropped"
         left_out = block.seqs[~mask]
         if left_out.size:
             nbytes = block.data.size * left_out.size // len(block)

@@ -1,4 +1,4 @@
-"""Reads a stored stream as it grows: the messages of each chunk that is whole, and what is noted as lost."""
+"""Reads a stored stream as it grows: the messages of complete chunks, and the notes of lost ones."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from receiver.taplog.reading.segment_reader import SegmentReader
 from receiver.wire.tap_descriptor import TapDescriptor
 
 _UNKNOWN = 1 << 63
-"""Set in chunks with messages of taps that are not described, whatever these are: all bits are."""
+"""Set in the bits of chunks that contain messages of undescribed taps; such chunks have all bits set."""
 
 
 @dataclass(frozen=True, slots=True)
 class Again:
-    """Messages that were read before, and are wanted once more.
+    """Messages that were read before, and must be read again.
 
     Attributes:
-        since: before the first of them.
-        seqs: their numbers, by device.
+        since: position before the first of them.
+        seqs: their sequence numbers, by device.
     """
 
     since: StreamOffset
@@ -35,10 +35,10 @@ class Again:
 
 
 class StoredRuns:
-    """One stream. One thread.
+    """Reads the message runs of one stored stream. One thread.
 
     Attributes:
-        position: how far it has been read.
+        position: end of the part that has been read.
     """
 
     def __init__(
@@ -48,17 +48,17 @@ class StoredRuns:
         wants: Callable[[TapDescriptor], bool],
         again: Again | None = None,
     ) -> None:
-        """Goes on at `position`.
+        """Continues at `position`.
 
         Args:
-            path_of: tells where a segment is.
-            position: where to begin.
-            wants: whether messages of a tap are wanted. Chunks that have none such are passed over.
+            path_of: returns the path of a segment.
+            position: where to start.
+            wants: whether messages of a tap are wanted. Chunks without such messages are skipped.
             again: messages before `position` that are read first.
         """
         self._again, self._again_until = again, position
         self._wants = wants
-        self._wanted = 0, 0  # of how many consumers of the segment, and their bits
+        self._wanted = 0, 0  # number of consumers seen in the segment, and the bits of the wanted ones
         self.position = position if again is None else again.since
         self._local_devices: dict[str, int] = {}
         self._path_of = path_of
@@ -70,20 +70,20 @@ class StoredRuns:
 
     @property
     def local_devices(self) -> dict[str, int]:
-        """The numbers of devices among their process's own, by name, as far as they are known."""
+        """Indices of devices among their process's own, by name, as far as they are known."""
         return self._local_devices
 
     def local_device(self, name: str) -> int | None:
-        """The number of a device among its process's own; None if that is not known."""
+        """Index of a device among its process's own; None if unknown."""
         return self._local_devices.get(name)
 
     def read(
         self, stored: StreamOffset, limit_bytes: float, is_enough: Callable[[], bool] = lambda: False
     ) -> Iterator[Record]:
-        """What is new up to `stored`, about as much as the limit says; afterwards `position` says how far it came.
+        """Yields the new records up to `stored`, about `limit_bytes`; then `position` is the end of the read part.
 
-        While a record is handed out it says where to go on to read that once more. `is_enough`: whether to stop, asked
-        behind each chunk.
+        While a record is yielded, `position` is where reading must start to yield it again. `is_enough` is asked
+        after each chunk, and ends the reading.
         """
         left = limit_bytes
         while self.position < stored and left > 0:
@@ -95,13 +95,13 @@ class StoredRuns:
                 if left <= 0 or (record is None and is_enough()):
                     return
             if self.position.segment < stored.segment:
-                # What is left of it, if anything, was never sent.
+                # The rest of the segment, if there is any, was never sent.
                 self.position = self._next(stored)
             elif self.position == at:
                 return
 
     def rest(self) -> None:
-        """Closes the file that is open; whoever reads on opens it again."""
+        """Closes the open file; the next `read` opens it again."""
         self._reader = None
 
     def _next(self, stored: StreamOffset) -> StreamOffset:
@@ -117,8 +117,8 @@ class StoredRuns:
         try:
             reader = self._open(number)
         except (NotATapLogError, OSError):
-            return  # its beginning is not there yet, or was deleted
-        # Descriptions that come before where to go on are read again.
+            return  # the beginning of the segment has not arrived, or was deleted
+        # A reopened segment is read from its start, for the descriptors before the position.
         is_known, known = reader is self._reader, 0
         self._reader, self._number = reader, number
         for item in reader.chunks(offset if is_known else 0):
