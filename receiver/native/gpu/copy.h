@@ -1,4 +1,4 @@
-// A copy from a GPU's memory into a frame that is reserved already: from the handler that starts it to the reader that commits it.
+// A copy from a GPU's memory into a reserved frame: the handler starts it, the reader commits the frame.
 #ifndef HOSTCALLBACK_DEVICE_COPY_H_
 #define HOSTCALLBACK_DEVICE_COPY_H_
 
@@ -11,17 +11,17 @@
 
 namespace hcb {
 
-// What a ring has to know of an emission whose arrays are in a GPU's memory, and what its handler leaves to the reader, since
-// only after the copy anybody can look at the arrays.
+// How a ring must treat an emission whose arrays are in a GPU's memory. The handler leaves some decisions to the
+// reader, because the host can look at the arrays only after the copy.
 struct DeviceTap {
   void* stream;
-  bool check;           // nothing is sent if all of its predicate holds
-  bool ends_launch;     // nothing else of the launch runs if it fails
-  uint32_t predicate;   // number of that array
+  bool check;           // nothing is sent if the whole predicate holds
+  bool ends_launch;     // if the check fails, nothing else of the launch runs
+  uint32_t predicate;   // index of the predicate's array
   bool off;             // nothing is sent, but a failure is counted
-  uint32_t host_arrays; // so many of the first arrays are in the host's memory
-  bool sharded;         // the first array is a shard record, in which the occurrence is filled in
-  int64_t occurrence;   // -1: counted when a check has failed
+  uint32_t host_arrays; // the first `host_arrays` arrays are in the host's memory
+  bool sharded;         // the first array is a shard record, whose occurrence must be filled in
+  int64_t occurrence;   // -1: counted only if the check fails
 };
 
 struct DeviceCopy {
@@ -32,13 +32,13 @@ struct DeviceCopy {
   uint8_t* payload = nullptr;
   uint64_t predicate_start = 0;
   uint64_t predicate_bytes = 0;
-  std::vector<std::pair<uint64_t, uint8_t>> masks;  // of bytes that are elements only in part
-  // The rest is written by the handler's thread up to `started`, and by the reader after it.
-  void* event = nullptr;  // behind the copies in the stream
-  bool on_the_way = false;  // the device may write into the frame, until the event or else the whole stream is through
+  std::vector<std::pair<uint64_t, uint8_t>> masks;  // bytes that elements fill only in part: offset and mask
+  // The handler's thread writes the rest until `started` is set, the reader afterwards.
+  void* event = nullptr;  // recorded after the copies in the stream
+  bool on_the_way = false;  // the device may write into the frame until the event, or else the whole stream, has completed
   int error = 0;            // of the driver
   hcb_copy_step failed = HCB_COPY_INTACT;
-  bool started = false;  // with the ring's lock
+  bool started = false;  // written with the ring's lock
 };
 
 }  // namespace hcb

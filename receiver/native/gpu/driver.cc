@@ -15,7 +15,7 @@ constexpr unsigned kDisableTiming = 2;     // CU_EVENT_DISABLE_TIMING, hipEventD
 constexpr unsigned kRegisterPortable = 1;  // CU_MEMHOSTREGISTER_PORTABLE, hipHostRegisterPortable
 constexpr auto kMaxWaitAtExit = std::chrono::seconds(1);
 
-// Never freed: the driver may be asked for anything until the process is gone.
+// Never freed: handlers may call the driver until the process has ended.
 struct Driver {
   GpuFunctions functions = {};
   hcb_gpu_vendor vendor;
@@ -28,7 +28,7 @@ std::atomic<int64_t> uses{0};
 
 struct Name {
   void** function;
-  const char* cuda;  // null: not needed there
+  const char* cuda;  // null: the vendor needs no such function
   const char* hip;
 };
 
@@ -79,7 +79,7 @@ void* Load(hcb_gpu_vendor vendor, const char* name, std::string* used) {
   for (; *candidates != nullptr; ++candidates) {
     if (void* library = dlopen(*candidates, RTLD_NOW | RTLD_LOCAL)) return library;
   }
-  dlopen(used->c_str(), RTLD_NOW | RTLD_LOCAL);  // for the message, which is best about the first name
+  dlopen(used->c_str(), RTLD_NOW | RTLD_LOCAL);  // so that dlerror describes the first name, which users know best
   return nullptr;
 }
 
@@ -110,7 +110,7 @@ bool OpenGpuDriver(hcb_gpu_vendor vendor, const char* library, std::string* erro
   }
   driver.store(found, std::memory_order_release);
   usable.store(true, std::memory_order_seq_cst);
-  // Registered after the driver's own handlers, so that it runs before them.
+  // Registered after the driver's own exit handlers, so that it runs before them.
   std::atexit(CloseGpuDriver);
   return true;
 }

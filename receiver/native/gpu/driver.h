@@ -1,7 +1,7 @@
 // The GPU driver: the few functions of libcuda or libamdhip64 that taps need, found at run time.
 //
-// Nothing here is needed to build, and nothing of it is there on a machine without a GPU. None of the functions waits for the
-// device; docs/design/gpu-transport.md says why none may.
+// The build needs none of them, and a machine without a GPU has none. No function waits for the device;
+// docs/architecture.md explains why none may.
 #ifndef HOSTCALLBACK_GPU_DRIVER_H_
 #define HOSTCALLBACK_GPU_DRIVER_H_
 
@@ -15,8 +15,8 @@
 
 namespace hcb {
 
-// Names as in CUDA's driver API; HIP has the same with the same arguments. All return 0 for success. CUDA's device pointers are
-// integers, which travel as pointers do on every 64-bit platform.
+// Names are those of CUDA's driver API; HIP's functions take the same arguments. All return 0 for success. CUDA's
+// device pointers are integers, which are passed like pointers on every 64-bit platform.
 struct GpuFunctions {
   int (*copy_to_host)(void* to, const void* from, size_t nbytes, void* stream);
   int (*copy_on_device)(void* to, const void* from, size_t nbytes, void* stream);
@@ -27,35 +27,36 @@ struct GpuFunctions {
   int (*stream_query)(void* stream);
   int (*host_register)(void* memory, size_t nbytes, unsigned flags);
   int (*host_unregister)(void* memory);
-  // Only CUDA: a thread has a stack of contexts.
+  // CUDA only: a thread has a stack of contexts.
   int (*device_get)(int* device, int ordinal);
   int (*context_retain)(void** context, int device);
   int (*context_push)(void* context);
   int (*context_pop)(void** context);
-  // Only HIP: a thread has a current device.
+  // HIP only: a thread has a current device.
   int (*get_device)(int* ordinal);
   int (*set_device)(int ordinal);
 };
 
 constexpr int kGpuNotReady = 600;  // what the queries return while work is pending, in CUDA and in HIP
 
-// Loads the driver from `library`, or from the vendor's usual name if that is null or empty. Once it has been loaded, this
-// changes nothing any more. False, and in `error` what is missing.
+// Loads the driver from `library`, or from the vendor's usual file if that is null or empty. Later calls change
+// nothing. False with the reason in `error`.
 bool OpenGpuDriver(hcb_gpu_vendor vendor, const char* library, std::string* error);
 
-// No driver call begins after this, and those that run have ended (but for one that hangs).
+// After this no driver call begins, and those in progress have ended (unless one hangs).
 void CloseGpuDriver();
 void CloseGpuDriverAfterFork();
 
-// One device, with what belongs to it. Lives as long as the process, like the ring that has it.
+// One device and its events. Lives as long as the process, like the ring that owns it.
 class GpuDevice {
  public:
-  // Keeps the device's primary context, which XLA works in, alive for ever. Null, and in `error` what the driver said,
-  // or 0 if it may not be asked.
+  // Retains the device's primary context, in which XLA works, for the life of the process. Null with the driver's
+  // error in `error`, or 0 if the driver may not be called.
   static std::unique_ptr<GpuDevice> Open(int ordinal, int* error);
 
-  // While one of these lives, the calling thread may call the driver for the device; none is valid once the process has begun to
-  // end, when the driver may be gone already, and in a forked child. The thread's own context is back afterwards.
+  // While an object of this class lives, the calling thread may call the driver for the device. It is invalid once
+  // the process has begun to end, because the driver may be gone, and in a forked child. The destructor restores the
+  // thread's own context.
   class Use {
    public:
     explicit Use(const GpuDevice& device);
@@ -63,7 +64,7 @@ class GpuDevice {
     Use(const Use&) = delete;
     Use& operator=(const Use&) = delete;
     explicit operator bool() const { return valid_; }
-    // Why the driver refused; 0 if it was not asked.
+    // The driver's error; 0 if it was not called.
     int error() const { return error_; }
     const GpuFunctions* operator->() const;
 
@@ -73,13 +74,13 @@ class GpuDevice {
     int previous_ = -1;
   };
 
-  // An event that records no times; null if the driver makes none. Within a Use.
+  // Returns an event that records no times; null if the driver cannot create one. Within a Use.
   void* TakeEvent(const Use& use);
   void GiveEvent(const Use& use, void* event);
 
-  // Lets the device copy into the memory while the program goes on. False if the driver cannot. Any thread.
+  // Lets the device copy into the memory asynchronously. False if the driver cannot pin it. Any thread.
   bool Pin(void* memory, uint64_t nbytes);
-  // False: the memory must stay where it is, since nobody can tell the driver any more.
+  // False: the memory must stay mapped, because the driver cannot be told that it goes.
   bool Unpin(void* memory);
 
  private:

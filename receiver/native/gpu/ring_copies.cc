@@ -1,8 +1,9 @@
-// Frames that a GPU copies into: started by the handler's thread, committed by the reader when the device is through.
+// Frames that a GPU copies into: the handler's thread starts the copies, the reader commits the frames when they
+// have completed.
 //
-// Nobody waits for the device. The handler puts copies and an event into XLA's stream and returns; the reader asks for the
-// oldest event and goes on sleeping if that is still to come. What a handler on CPU decides when it emits (whether a check
-// holds), is decided here, in the same order.
+// No thread waits for the device. The handler puts copies and an event into XLA's stream and returns; the reader
+// queries the oldest event, and sleeps again if it has not completed. Decisions that a CPU handler makes when it
+// emits (whether a check holds) are made here instead, in the same order.
 #include <sys/mman.h>
 
 #include <algorithm>
@@ -16,10 +17,10 @@
 namespace hcb {
 namespace {
 
-// So many are committed before the reader looks at what it has.
+// Number of copies that are committed before the reader looks at the committed frames.
 constexpr int kMaxSettled = 1024;
 
-// The host's part of a payload that the device copies arrays into: the gaps.
+// Clears the gaps between arrays: the host's part of a payload whose arrays the device copies.
 void ClearGaps(const Emission& emission, uint8_t* payload, bool padded) {
   const uint64_t line_end = AlignUp(emission.payload_bytes, kFrameAlign);
   if (padded && line_end != emission.payload_bytes) std::memset(payload + line_end - kFrameAlign, 0, kFrameAlign);
@@ -41,7 +42,8 @@ int Ring::UseGpu(int ordinal) {
   std::unique_ptr<GpuDevice> gpu = GpuDevice::Open(ordinal, &error);
   if (!gpu) return error == 0 ? -1 : error;
 #ifdef MADV_WIPEONFORK
-  // Else, after a fork, the first write of the process to a page would take it to another page than the device copies into.
+  // Without it, the process's first write to a page after a fork would move it to another page than the device
+  // copies into.
   madvise(memory_, capacity_, MADV_WIPEONFORK);
 #endif
   pinned_ = gpu->Pin(memory_, capacity_);
@@ -65,7 +67,7 @@ DeviceCopy* Ring::BeginCopyLocked(const DeviceTap& tap, const Reservation& reser
   copy.tap = tap;
   copies_.push_back(std::move(copy));
   if (copies_.size() == 1) oldest_copy_.store(reservation.position, std::memory_order_seq_cst);
-  return &copies_.back();  // stays in place until the reader has settled it
+  return &copies_.back();  // the address is stable until the reader settles the copy
 }
 
 Verdict Ring::CopyFromDevice(const Emission& emission, const Reservation& reservation) {
@@ -92,13 +94,13 @@ Verdict Ring::CopyFromDevice(const Emission& emission, const Reservation& reserv
     if (reservation.external) {
       auto entry = std::find_if(outstanding_.begin(), outstanding_.end(),
                                 [position](const OutstandingBlock& b) { return b.position == position; });
-      entry->memory = copy->payload;  // still there: the reader passes no frame that is copied into
+      entry->memory = copy->payload;  // the entry exists: the reader passes no frame that is being copied into
     }
     copy->started = true;
     first_unpinned = !pinned && unpinned_++ == 0;
   }
   if (first_unpinned) SignalSupervisor(HCB_EVENT_NOT_PINNED, device_);
-  // A reader that polls needs no waking.
+  // A reader that polls need not be woken.
   if (oldest_copy_.load(std::memory_order_seq_cst) == position && control_->wake_from.load(std::memory_order_seq_cst) == kAsleep) WakeReader();
   return Verdict::kEmitted;
 }
@@ -110,7 +112,7 @@ void Ring::StartCopies(const Emission& emission, GpuDevice* gpu, DeviceCopy* cop
     copy->error = use.error();
     return;
   }
-  // First of all: without an event for the copies the whole stream has to be asked after.
+  // First, because without an event the reader must query the whole stream for these copies.
   copy->event = gpu->TakeEvent(use);
   uint64_t end = 0;
   for (size_t i = 0; i < emission.array_count && copy->error == 0; ++i) {
@@ -141,7 +143,7 @@ void Ring::SettleCopies() {
   GpuDevice* gpu = this->gpu();
   if (gpu == nullptr) return;
   GpuDevice::Use use(*gpu);
-  if (!use && use.error() == 0) return;  // the process ends
+  if (!use && use.error() == 0) return;  // the process is ending
   for (int settled = 0; settled < kMaxSettled; ++settled) {
     DeviceCopy* copy;
     {
@@ -167,10 +169,10 @@ void Ring::SettleCopies() {
   }
 }
 
-// Commits a frame that the device is through with, or discards it.
+// Commits a frame whose copies have completed, or discards it.
 void Ring::Settle(DeviceCopy* copy) {
   FrameHeader* frame = At(copy->position);
-  if (Check(copy->position, control_->head.load(std::memory_order_acquire)) != HCB_INTACT) return;  // reported when it is read
+  if (Check(copy->position, control_->head.load(std::memory_order_acquire)) != HCB_INTACT) return;  // Walk reports the damage
   if (copy->failed != HCB_COPY_INTACT) {
     Lose(copy->failed, copy->error);
     Discard(copy);
@@ -198,7 +200,8 @@ void Ring::Settle(DeviceCopy* copy) {
   __atomic_store_n(&frame->flags, copy->committed_flags, __ATOMIC_SEQ_CST);
 }
 
-// Takes a frame back that is no message: it is not delivered, and those behind it are numbered as though it had never been.
+// Discards a frame that is not a message: it is not delivered, and later messages are numbered as if it had never
+// existed.
 void Ring::Discard(DeviceCopy* copy) {
   FrameHeader* frame = At(copy->position);
   if (copy->external) {
@@ -216,13 +219,13 @@ void Ring::Discard(DeviceCopy* copy) {
   __atomic_store_n(&frame->flags, copy->committed_flags | kDiscarded, __ATOMIC_SEQ_CST);
 }
 
-// What lies before it can be read; a device may still write into what follows.
+// The end of the readable frames: a device may still write into those after it.
 uint64_t Ring::SettledHead() const {
   const uint64_t head = control_->head.load(std::memory_order_acquire);
   return std::min(head, oldest_copy_.load(std::memory_order_acquire));
 }
 
-// Gives a message its final number: those of frames before it that turned out to be no message are not spent.
+// Gives a message its final number, without the numbers of earlier frames that were discarded.
 void Ring::Renumber(FrameHeader* header) {
   const uint64_t given_back = given_back_.load(std::memory_order_relaxed);
   if (given_back == 0) return;

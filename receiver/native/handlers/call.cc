@@ -1,5 +1,5 @@
-// The XLA FFI handler of calls: emits its operands into the ring of the device that runs it, and makes the program wait for
-// the results that a reply brings; on a thread of the host by having it run the host function there.
+// The XLA FFI handler of calls: emits its operands into the ring of its device, and makes the program wait for the
+// results of the reply. On a thread of the host it runs the host function on that thread.
 #include <memory>
 #include <string>
 #include <utility>
@@ -12,7 +12,7 @@
 namespace hcb {
 namespace {
 
-// A program that waits without holding one of XLA's threads.
+// A program that waits for a reply without blocking one of XLA's threads.
 class FutureCall final : public PendingCall {
  public:
   explicit FutureCall(std::unique_ptr<Future> future) : future_(std::move(future)) {}

@@ -49,11 +49,11 @@ bool AnswerMetadataQuery(XLA_FFI_CallFrame* frame) {
   for (XLA_FFI_Extension_Base* it = frame->extension_start; it != nullptr; it = it->next) {
     if (it->type != XLA_FFI_Extension_Metadata) continue;
     XLA_FFI_Metadata* metadata = reinterpret_cast<XLA_FFI_Metadata_Extension*>(it)->metadata;
-    // Up to 0.8.0 the runtime demands equality with its 0.1 and passes no API; later ones take what lies in their range.
+    // Up to 0.8.0 the runtime demands its own version, 0.1, and passes no API; later ones accept a range of versions.
     metadata->api_version.major_version = frame->api ? frame->api->api_version.major_version : XLA_FFI_API_MAJOR;
     metadata->api_version.minor_version = frame->api ? frame->api->api_version.minor_version : XLA_FFI_API_MINOR;
     metadata->traits = 0;
-    metadata->state_type_id = XLA_FFI_UNKNOWN_TYPE_ID;  // beyond struct_size in 0.8.0, but there
+    metadata->state_type_id = XLA_FFI_UNKNOWN_TYPE_ID;  // not counted in struct_size in 0.8.0, but present
     return true;
   }
   return false;
@@ -104,8 +104,8 @@ uint64_t BitsPerElement(XLA_FFI_DataType dtype) {
   }
 }
 
-// XLA:CPU keeps sub-byte elements packed, element 0 in the low bits, as the wire does; only the unused bits of the last byte
-// are not zero there (seen with int2, int4, uint2, uint4 and float4 on jaxlib 0.8.0, 0.10.2 and 0.12.0).
+// XLA:CPU packs sub-byte elements, element 0 in the low bits, as the wire format does; but the unused bits of the
+// last byte are not zero there (seen with int2, int4, uint2, uint4 and float4 on jaxlib 0.8.0, 0.10.2 and 0.12.0).
 ArrayRef AsArrayRef(const XLA_FFI_Buffer& buffer, uint64_t bits) {
   uint64_t total_bits = bits;
   for (int64_t i = 0; i < buffer.rank; ++i) total_bits *= static_cast<uint64_t>(buffer.dims[i]);
@@ -213,7 +213,7 @@ std::unique_ptr<Future> Future::Make(XLA_FFI_CallFrame* frame) {
     DestroyError(api, error);
     return nullptr;
   }
-  // The field lies behind what `struct_size` counts in 0.8.0; it is as old as the function.
+  // In 0.8.0 `struct_size` does not count the field, although it exists since the function does.
   frame->future = args.future;
   return std::unique_ptr<Future>(new Future(api, args.future));
 }

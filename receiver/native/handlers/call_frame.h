@@ -1,7 +1,7 @@
-// What the handlers read from a call of XLA's FFI, and what they tell XLA: operands, attributes, errors, futures.
+// Reads the operands, attributes and context of a call of XLA's FFI, and creates its errors and futures.
 //
-// It speaks the raw C API of version 0.1, so that one binary fits every jaxlib from 0.8.0 on: no FFI state or types, the
-// runtime's own version in the metadata, and `struct_size` looked at before any optional function is called.
+// It uses the raw C API of version 0.1, so that one binary works with every jaxlib from 0.8.0 on: no FFI state or
+// types, the runtime's own version in the metadata, and a look at `struct_size` before any optional function is called.
 #ifndef HOSTCALLBACK_FFI_FRAME_H_
 #define HOSTCALLBACK_FFI_FRAME_H_
 
@@ -23,13 +23,13 @@ namespace hcb {
 XLA_FFI_Error* MakeError(const XLA_FFI_Api* api, XLA_FFI_Error_Code code, const char* message);
 void DestroyError(const XLA_FFI_Api* api, XLA_FFI_Error* error);
 
-// The runtime asks once per program whether it can run a handler. Returns whether this was such a question.
+// The runtime asks each handler once per program for its metadata. Returns whether this call was that question.
 bool AnswerMetadataQuery(XLA_FFI_CallFrame* frame);
 
 // Bits per element; 0 for a token or a type that this version does not know.
 uint64_t BitsPerElement(XLA_FFI_DataType dtype);
 
-// The memory of a buffer whose elements have so many bits.
+// The memory of a buffer whose elements have `bits` bits.
 ArrayRef AsArrayRef(const XLA_FFI_Buffer& buffer, uint64_t bits);
 
 // A list of ArrayRef that needs no allocation for messages of the usual size.
@@ -55,34 +55,34 @@ class ArrayList {
   size_t count_ = 0;
 };
 
-// Lists the operands, but for tokens.
+// Lists the operands without tokens.
 XLA_FFI_Error* ReadOperands(const XLA_FFI_CallFrame& frame, ArrayList* arrays);
 
-// Whose emission it is: the attribute `prefix`.
+// Reads the attribute `prefix`, which names the emission's consumer.
 XLA_FFI_Error* ReadPrefix(const XLA_FFI_CallFrame& frame, Emission* emission);
 
-// What else an emission is made of: device, run, time, and `arrays`, which are the operands. Returns an error, or null and in
-// `ring` the device's.
+// Reads the rest of an emission: device, run, time, and the operands as `arrays`. Returns an error, or null with the
+// device's ring in `ring`.
 XLA_FFI_Error* ReadEmission(const XLA_FFI_CallFrame& frame, ArrayList* arrays, Emission* emission, Ring** ring);
 
-// The same for a GPU, whose number in this process is put in `ordinal`.
+// The same for a GPU. `ordinal` gets the GPU's number in this process.
 XLA_FFI_Error* ReadGpuEmission(const XLA_FFI_CallFrame& frame, ArrayList* arrays, Emission* emission, Ring** ring,
                                int32_t* ordinal);
 
-// The errors of a tap whose frame is larger than a ring can take, of a shard without its record, and of a launch that a check
-// has ended.
+// Errors of a tap whose frame is larger than its ring allows, of a shard without a shard record, and of a launch
+// that a failed check has ended.
 XLA_FFI_Error* TooLarge(const XLA_FFI_Api* api);
 XLA_FFI_Error* NoShardRecord(const XLA_FFI_Api* api);
 XLA_FFI_Error* EndLaunch(const XLA_FFI_Api* api);
 
-// Makes XLA wait for what the host does without holding one of its threads.
+// Makes XLA wait for the host without blocking one of XLA's threads.
 class Future {
  public:
-  // Announces to XLA that the handler's work ends later. Null if this runtime has no futures.
+  // Announces to XLA that the handler's work ends later. Null if this runtime does not support futures.
   static std::unique_ptr<Future> Make(XLA_FFI_CallFrame* frame);
 
-  // One of them is called once. XLA runs the rest of the program on the calling thread, in the floating-point mode that it
-  // gave the first part; the thread has its own again afterwards.
+  // One of them must be called, once. XLA runs the rest of the program on the calling thread, in the floating-point
+  // mode of the program's first part; afterwards the thread's own mode is restored.
   void SetAvailable();
   void SetError(const char* message);
 

@@ -1,7 +1,7 @@
 // The XLA FFI handlers of taps on a GPU: they put copies into XLA's stream and return.
 //
-// The operands are in the device's memory and perhaps not computed yet: nothing here may look at them, and nothing waits for
-// them. No trait of the handlers lets XLA record their calls in a command buffer, which would replay the copies alone.
+// The operands are in the device's memory, and perhaps not computed yet: the handlers neither look at them nor wait for
+// them. They have no trait that lets XLA record their calls in a command buffer, which would replay the copies only.
 #include <algorithm>
 #include <cstring>
 
@@ -24,7 +24,7 @@ XLA_FFI_Error* GetStream(const XLA_FFI_CallFrame& frame, void** stream) {
   return error;
 }
 
-// Copies the operands to the results where the runtime has not aliased the two. Returns 0, or why it could not.
+// Copies operands to results unless the runtime has aliased them. Returns 0, or the driver's error.
 int PassThrough(const XLA_FFI_CallFrame& frame, const GpuDevice* gpu, void* stream) {
   for (int64_t i = 0; i < std::min(frame.args.size, frame.rets.size); ++i) {
     if (frame.rets.types[i] != XLA_FFI_RetType_BUFFER) continue;
@@ -65,7 +65,7 @@ XLA_FFI_Error* Emit(XLA_FFI_CallFrame* frame, Emission& emission, Control* contr
   if (sharded && (arrays.size() == 0 || arrays.front().nbytes < sizeof(int64_t))) return NoShardRecord(frame->api);
   Truncation truncation;
   if (tap.check) {
-    // Of a sharded check failures are counted even where it is off; the reader knows of them.
+    // Failures of a sharded check are counted even while it is off; only the reader sees whether it failed.
     tap.off = off || IsOffOn(emission.device, consumer_id);
     if (tap.off && !sharded) return nullptr;
   } else if (sharded) {
@@ -82,7 +82,7 @@ XLA_FFI_Error* Emit(XLA_FFI_CallFrame* frame, Emission& emission, Control* contr
     return nullptr;
   }
   emission.from_device = &tap;
-  // Without room it is this thread that waits, which launches programs; the device goes on with what it has.
+  // Without room this thread, which launches programs, waits; the device continues with the programs already launched.
   return ring->Emit(emission, nullptr) == Verdict::kTooLarge ? TooLarge(frame->api) : nullptr;
 }
 
@@ -94,7 +94,7 @@ bool HasResults(const XLA_FFI_CallFrame& frame) {
   return false;
 }
 
-// As little as can be for a tap that is off.
+// A fast path for taps that are off.
 XLA_FFI_Error* Handle(XLA_FFI_CallFrame* frame, bool sharded) {
   if (frame->extension_start != nullptr && AnswerMetadataQuery(frame)) return nullptr;
   if (frame->stage != XLA_FFI_ExecutionStage_EXECUTE) return nullptr;

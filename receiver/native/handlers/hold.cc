@@ -19,7 +19,7 @@ struct Hold {
   std::vector<std::unique_ptr<Future>> waiting;
 };
 
-// Never destroyed: programs may come to it while the process ends.
+// Never destroyed: programs may reach it while the process ends.
 Hold* TheHold() {
   static Hold* hold = new Hold;
   return hold;

@@ -1,6 +1,6 @@
-// Holds programs back: while the hold is on, those that come to it wait, without a thread of XLA.
+// Holds programs back: while the hold is on, programs that reach it wait, without blocking a thread of XLA.
 //
-// The host uses it to find out that nothing else runs on a device: see hostcallback/sync/fence.py.
+// The host uses it to find out whether anything else runs on a device: see hostcallback/sync/fence.py.
 #ifndef HOSTCALLBACK_HOLD_H_
 #define HOSTCALLBACK_HOLD_H_
 
@@ -8,10 +8,10 @@ namespace hcb {
 
 void BeginHold();
 
-// Lets the programs go on that wait, on the calling thread. Returns whether the hold was on.
+// Continues the waiting programs on the calling thread. Returns whether the hold was on.
 bool EndHold();
 
-// The programs that wait are the parent's.
+// Forgets the waiting programs, which are the parent's.
 void ResetHoldAfterFork();
 
 }  // namespace hcb

@@ -11,16 +11,16 @@ namespace {
 
 constexpr char kInterrupted[] = "hostcallback: a call was interrupted (KeyboardInterrupt) before its host function ran";
 
-// Set once: what it points to is never freed.
+// Set once; the structure is never freed.
 std::atomic<const hcb_host_threads*> host_threads{nullptr};
 
-// Returns whether the user has interrupted the thread.
+// Runs `call`; returns whether the user has interrupted the thread.
 bool Run(const hcb_host_threads& host, hcb_host_call call, ThreadCall::State* own) {
   std::fenv_t programs_own;
   std::fegetenv(&programs_own);
-  std::fesetenv(FE_DFL_ENV);  // XLA flushes denormals in what it calls
+  std::fesetenv(FE_DFL_ENV);  // XLA flushes denormals on its threads
   const int32_t entered = host.enter();
-  // What the user did while the device computed must not come up inside of `call`.
+  // An interrupt from the time when the device computed must not be raised inside `call`.
   const bool interrupted =
       host.interrupted() != 0 || call(reinterpret_cast<hcb_own_call*>(own), ResumedDevice() >= 0) != 0;
   host.leave(entered);
@@ -47,7 +47,8 @@ bool CallHere(Ring* ring, const Emission& emission, std::vector<PendingCall::Res
   const bool interrupted = Run(host, ring->host_call(), state.get());
   ring->LeaveOwnTurn(state.get());
   while (!state->Ended()) {
-    // It was given up. The frame may still be waiting for room, with what it is to hold in the program's memory.
+    // The call was given up. Its frame may still wait for room, and its arrays are in the program's memory until it
+    // is written.
     if (std::unique_ptr<PendingCall> left = ring->WithdrawOwnCall(state.get())) {
       left->Finish(kInterrupted);
     } else {

@@ -1,6 +1,7 @@
-// The host's threads: those on which a program can call the host at once, since the host runs there already.
+// The host's threads: a program that runs on one of them can call the host at once, on the same thread.
 //
-// The host tells how to know them, and how to enter it; the library knows nothing more of it.
+// The host tells how to recognize these threads and how to enter the host; the library knows nothing else about the
+// host.
 #ifndef HOSTCALLBACK_HOST_THREADS_H_
 #define HOSTCALLBACK_HOST_THREADS_H_
 
@@ -17,11 +18,11 @@ namespace hcb {
 
 void SetHostThreads(const hcb_host_threads& threads);
 
-// Whether the calling thread is one of them, and the ring's host function is to be run there.
+// Whether the calling thread is a host thread, and the ring's host functions run on such threads.
 bool MayCallHere(const Ring& ring);
 
-// Emits a call and has the calling thread run its host function, in the floating-point mode of the host, when all before it has been
-// delivered. Returns whether the results are in place; else `error` says why not.
+// Emits a call and runs its host function on the calling thread, in the host's floating-point mode, once all earlier
+// messages have been delivered. Returns whether the results are in place; if not, `error` has the reason.
 bool CallHere(Ring* ring, const Emission& emission, std::vector<PendingCall::Result> results, std::string* error);
 
 }  // namespace hcb

@@ -17,11 +17,12 @@ struct Launch {
   std::unordered_map<uint64_t, int64_t> counts;  // by consumer id
 };
 
-// Which values of one tap in one launch are sent: a bit each. A device may be so many values behind the first.
+// Which values of one tap in one launch are sent: one bit each. A device may be up to kKept values behind the
+// fastest one.
 class Decisions {
  public:
   bool Of(int64_t number, Control* control, int64_t now_ns) {
-    // Where this was forgotten and the device's count was not.
+    // The launch was forgotten here, but not in the device's count.
     if (number > begin_ + static_cast<int64_t>(sent_.size())) {
       sent_.clear();
       begin_ = number;
@@ -49,8 +50,8 @@ struct DecidedLaunch {
 
 struct State {
   std::mutex mutex;
-  std::unordered_map<int32_t, std::deque<Launch>> launches;  // by device, the last used last
-  std::deque<DecidedLaunch> decided;                         // of all devices, likewise
+  std::unordered_map<int32_t, std::deque<Launch>> launches;  // by device, the most recently used last
+  std::deque<DecidedLaunch> decided;                         // of all devices, the most recently used last
 };
 
 State* state = new State;  // never freed: a program may run while the process ends

@@ -1,4 +1,4 @@
-// The XLA FFI handler that emits its operands into the ring of the device that runs it.
+// The XLA FFI handler of taps: emits its operands into the ring of the device that runs it.
 #include <algorithm>
 #include <cstring>
 #include <memory>
@@ -15,7 +15,7 @@
 namespace hcb {
 namespace {
 
-// Makes XLA wait for an emission without holding one of its threads.
+// Makes XLA wait for an emission without blocking one of XLA's threads.
 class FutureCompletion final : public Completion {
  public:
   FutureCompletion(std::unique_ptr<Future> future, std::vector<int64_t> record)
@@ -24,7 +24,7 @@ class FutureCompletion final : public Completion {
 
  private:
   const std::unique_ptr<Future> future_;
-  const std::vector<int64_t> record_;  // the emission points to it until it is in the ring
+  const std::vector<int64_t> record_;  // the emission points to it until it has been copied into the ring
 };
 
 class FutureFactory final : public CompletionFactory {
@@ -34,7 +34,7 @@ class FutureFactory final : public CompletionFactory {
   std::unique_ptr<Completion> Make() override {
     std::unique_ptr<Future> future = Future::Make(frame_);
     if (!future) return nullptr;
-    return std::make_unique<FutureCompletion>(std::move(future), std::move(*record_));  // its data stays in place
+    return std::make_unique<FutureCompletion>(std::move(future), std::move(*record_));  // moving keeps the data's address
   }
 
  private:
@@ -42,7 +42,7 @@ class FutureFactory final : public CompletionFactory {
   std::vector<int64_t>* const record_;
 };
 
-// Copies the operands to the results where the runtime has not aliased the two.
+// Copies operands to results unless the runtime has aliased them.
 void PassThrough(const XLA_FFI_CallFrame& frame) {
   for (int64_t i = 0; i < std::min(frame.args.size, frame.rets.size); ++i) {
     if (frame.rets.types[i] != XLA_FFI_RetType_BUFFER) continue;
@@ -54,8 +54,9 @@ void PassThrough(const XLA_FFI_CallFrame& frame) {
   }
 }
 
-// The shard record that a message of shards begins with (receiver/sinks/sharding/sinks.py) is int64, its first number the occurrence. Puts a
-// copy in `record`, with `occurrence` filled in, in its place at the front of `arrays`.
+// A message of shards begins with its shard record (receiver/sinks/sharding/sinks.py): int64, whose first number is
+// the occurrence. Puts a copy with `occurrence` filled in into `record`, and replaces the record at the front of
+// `arrays` with it.
 void StampShardRecord(int64_t occurrence, ArrayList* arrays, std::vector<int64_t>* record) {
   ArrayRef& front = arrays->front();
   record->resize(front.nbytes / sizeof(int64_t));
@@ -64,7 +65,7 @@ void StampShardRecord(int64_t occurrence, ArrayList* arrays, std::vector<int64_t
   front.data = record->data();
 }
 
-// Whether all of a check's predicate holds. False for a prefix that names none, too.
+// Whether a check's whole predicate holds. False also for a prefix that names no predicate.
 bool Holds(const uint8_t* prefix, const ArrayList& arrays) {
   const size_t index = static_cast<size_t>(HCB_FROM_PREFIX(prefix, device));
   if (index >= arrays.size()) return false;
@@ -72,13 +73,13 @@ bool Holds(const uint8_t* prefix, const ArrayList& arrays) {
   return predicate.nbytes == 0 || std::memchr(predicate.data, 0, predicate.nbytes) == nullptr;
 }
 
-// Where a message goes: into the device's own ring, or the one twin that another process reads.
+// The ring for a message: the device's own, or its twin, which another process reads.
 Ring* Destination(Ring* own, const Control& control, const Emission& emission) {
   Ring* const twin = control.outside() ? own->shared_twin() : nullptr;
   return twin != nullptr && twin->FitsOutside(emission.payload_bytes) ? twin : own;
 }
 
-// By itself, so that others need no place on the stack for what it needs.
+// Not inlined, so that other emissions do not pay for its space on the stack.
 __attribute__((noinline)) XLA_FFI_Error* EmitHeads(XLA_FFI_CallFrame* frame, Emission& emission, const Control& control,
                                                    uint64_t elements, Ring* ring) {
   Truncation truncation;
@@ -102,11 +103,11 @@ __attribute__((noinline)) XLA_FFI_Error* Emit(XLA_FFI_CallFrame* frame, Emission
   if (sharded && (arrays.size() == 0 || arrays.front().nbytes < sizeof(int64_t))) return NoShardRecord(frame->api);
   std::vector<int64_t> record;
   if (check) {
-    // Only switched: a failure that was left out by a rule would be missing from the report.
+    // Rules do not apply to checks, only switches: a failure that a rule left out would be missing from the report.
     off = off || IsOffOn(emission.device, consumer_id);
     if (off && !sharded) return nullptr;
     if (Holds(prefix, arrays)) return nullptr;
-    // Counted even where it is off, so that the devices agree on the number when it is on again.
+    // Counted even while the check is off, so that the devices agree on the number when it is on again.
     if (sharded) StampShardRecord(NextOccurrence(emission.device, emission.run_id, consumer_id), &arrays, &record);
     if (off) return nullptr;
   } else if (sharded) {
@@ -127,7 +128,7 @@ __attribute__((noinline)) XLA_FFI_Error* Emit(XLA_FFI_CallFrame* frame, Emission
   return nullptr;
 }
 
-// As little as can be for a tap that is off.
+// A fast path for taps that are off.
 XLA_FFI_Error* Handle(XLA_FFI_CallFrame* frame, bool sharded) {
   if (frame->extension_start != nullptr && AnswerMetadataQuery(frame)) return nullptr;
   if (frame->stage != XLA_FFI_ExecutionStage_EXECUTE) return nullptr;

@@ -20,13 +20,13 @@ int64_t ReadClock(clockid_t clock) {
 
 #if defined(__x86_64__)
 
-// Between two looks at the system's clock, a millisecond apart, a thread counts the processor's ticks. Their length is measured once,
-// against the clock that nobody sets, over at least so long:
+// A thread reads the system's clock once per millisecond, and counts the processor's ticks in between. It measures
+// the length of a tick once, with the clock that no user sets, over at least kMeasureNs:
 constexpr int64_t kMeasureNs = 20'000'000;
 constexpr int64_t kMaxMeasureNs = 10'000'000'000;
 constexpr int64_t kAnchorNs = 1'000'000;
 
-// Nanoseconds a tick in units of 2^-32; 0 while it is not known, kNever where ticks cannot be trusted.
+// Nanoseconds per tick in units of 2^-32; 0 until measured, kNever if ticks cannot be trusted.
 constexpr uint64_t kNever = ~0ull;
 std::atomic<uint64_t> tick{0};
 
@@ -36,7 +36,7 @@ struct Moment {
   int64_t ns = 0;
 };
 
-// Reads both within so few ticks that nothing can have come between, if that succeeds in a few attempts.
+// Reads both within so few ticks that the thread was not interrupted between; gives up after a few attempts.
 bool ReadBoth(clockid_t clock, Moment* out) {
   constexpr uint64_t kClose = 4'000;
   for (int attempt = 0; attempt < 4; ++attempt) {
@@ -48,7 +48,7 @@ bool ReadBoth(clockid_t clock, Moment* out) {
   return false;
 }
 
-// The processor says itself whether its counter runs at one speed, and equal on all cores.
+// The processor tells whether its counter has a constant rate that is equal on all cores.
 bool TicksAreConstant() {
   unsigned eax, ebx, ecx, edx;
   return __get_cpuid(0x80000007, &eax, &ebx, &ecx, &edx) != 0 && (edx & (1u << 8)) != 0;
@@ -66,7 +66,7 @@ void MeasureTick() {
   }
   Moment now;
   if (!ReadBoth(CLOCK_MONOTONIC, &now) || now.ns - first.ns < kMeasureNs || now.ticks <= first.ticks) return;
-  if (now.ns - first.ns > kMaxMeasureNs) {  // the machine may have slept, or moved
+  if (now.ns - first.ns > kMaxMeasureNs) {  // the machine may have been suspended or migrated
     first = now;
     return;
   }
@@ -84,7 +84,7 @@ int64_t UnixNowNs() {
   const uint64_t length = tick.load(std::memory_order_relaxed);
   if (length != 0 && length != kNever) {
     const uint64_t ticks = __rdtsc() - anchor.ticks;
-    // Less than 2^32 ticks, so that the product fits.
+    // Fewer than 2^32 ticks, so that the product fits into 64 bits.
     const uint64_t ns = ticks < (1ull << 32) ? ticks * length >> 32 : kAnchorNs;
     if (ns < kAnchorNs) return anchor.ns + static_cast<int64_t>(ns);
     if (ReadBoth(CLOCK_REALTIME, &anchor)) return anchor.ns;

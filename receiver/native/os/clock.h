@@ -1,4 +1,4 @@
-// The time of day, for stamps: cheaper than the system's call where the processor's counter can be trusted.
+// The time of day for message stamps. Cheaper than the system call if the processor's tick counter can be trusted.
 #ifndef HOSTCALLBACK_UNIX_CLOCK_H_
 #define HOSTCALLBACK_UNIX_CLOCK_H_
 

@@ -39,14 +39,14 @@ uint32_t ByBytes(uint32_t crc, const uint8_t* data, uint64_t nbytes) {
 
 HCB_WITH_CLMUL inline __m128i Load(const uint8_t* data) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(data)); }
 
-// `value` times the constant that moves it on, added to what comes there.
+// Advances `value` by the distance of `constants`, and adds `next`.
 HCB_WITH_CLMUL inline __m128i Fold(__m128i value, __m128i constants, __m128i next) {
   const __m128i low = _mm_clmulepi64_si128(value, constants, 0x00);
   const __m128i high = _mm_clmulepi64_si128(value, constants, 0x11);
   return _mm_xor_si128(_mm_xor_si128(low, high), next);
 }
 
-// `nbytes` is a multiple of 16, and at least 64.
+// `nbytes` must be a multiple of 16 and at least 64.
 HCB_WITH_CLMUL uint32_t ByBlocks(uint32_t crc, const uint8_t* data, uint64_t nbytes) {
   const __m128i by_four = _mm_set_epi64x(0x01c6e41596, 0x0154442bd4);
   const __m128i by_one = _mm_set_epi64x(0x00ccaa009e, 0x01751997d0);
@@ -65,7 +65,7 @@ HCB_WITH_CLMUL uint32_t ByBlocks(uint32_t crc, const uint8_t* data, uint64_t nby
   a = Fold(Fold(Fold(a, by_one, b), by_one, c), by_one, d);
   for (; nbytes >= 16; data += 16, nbytes -= 16) a = Fold(a, by_one, Load(data));
 
-  // From 128 bits to 64, to 32, and Barrett's reduction.
+  // Reduces 128 bits to 64, to 32, and then by Barrett's method.
   a = _mm_xor_si128(_mm_srli_si128(a, 8), _mm_clmulepi64_si128(a, by_one, 0x10));
   a = _mm_xor_si128(_mm_srli_si128(a, 4), _mm_clmulepi64_si128(_mm_and_si128(a, low_words), by_half, 0x00));
   const __m128i quotient = _mm_clmulepi64_si128(_mm_and_si128(a, low_words), polynomial, 0x10);

@@ -6,8 +6,8 @@
 
 namespace hcb {
 
-// The CRC-32 of zlib of each page of `data`; the last page may be shorter. False where this processor has no instructions that make it
-// faster than zlib's: nothing is written then. Any thread.
+// Computes zlib's CRC-32 of each page of `data`; the last page may be shorter. False if this processor has no
+// instructions that are faster than zlib: then nothing is written. Any thread.
 bool PageChecksums(const uint8_t* data, uint64_t nbytes, uint64_t page_bytes, uint32_t* checksums);
 
 }  // namespace hcb

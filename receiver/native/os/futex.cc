@@ -16,7 +16,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr auto kLongest = std::chrono::hours(1);  // what a timespec holds, whatever `until` says
+constexpr auto kLongest = std::chrono::hours(1);  // keeps the time within a timespec's range
 
 }  // namespace
 

@@ -1,4 +1,4 @@
-// Sleeping on a number that another process changes.
+// Sleeping on a number in shared memory until another process changes it.
 #ifndef HOSTCALLBACK_FUTEX_H_
 #define HOSTCALLBACK_FUTEX_H_
 
@@ -8,10 +8,10 @@
 
 namespace hcb {
 
-// Sleeps while `*word` is `value`, until somebody wakes it or the time comes; may return early. Without futexes (not Linux) it
-// sleeps for a moment.
+// Sleeps while `*word` is `value`, until FutexWake or the time `until`; may return early. Without futexes (not on
+// Linux) it sleeps for a moment.
 void FutexWait(std::atomic<uint32_t>* word, uint32_t value, std::chrono::steady_clock::time_point until);
-// Changes the number and wakes who sleeps on it.
+// Changes the number and wakes the threads that sleep on it.
 void FutexWake(std::atomic<uint32_t>* word);
 
 }  // namespace hcb

@@ -5,7 +5,7 @@
 namespace hcb {
 namespace {
 
-// Of CPython's stable functions; states and interpreters are opaque.
+// CPython's stable functions; states and interpreters are opaque.
 struct Interpreter {
   void* (*get)(void);
   void* (*first)(void*);
@@ -42,11 +42,12 @@ int64_t ThreadStates(uint64_t* ids, uint64_t capacity, uint64_t* made) {
   if (!python.Found()) return -1;
   void* const interpreter = python.get();
   int64_t count = 0;
-  // States are taken out of the list under the interpreter lock, which the caller holds, and put in at its head.
+  // States are added at the head of the list, and removed only under the interpreter lock, which the caller holds.
   for (void* state = python.first(interpreter); state != nullptr; state = python.next(state)) {
     if (static_cast<uint64_t>(count) < capacity) ids[count] = python.id(state);
     ++count;
   }
+  // A new state's id is higher than all earlier ones: ids count up.
   void* const last = python.make(interpreter);
   if (last == nullptr) return -1;
   *made = python.id(last);

@@ -1,4 +1,5 @@
-// The Python interpreter that this library was loaded into, if there is one: found at run time, for the library knows no Python.
+// The Python interpreter that loaded this library, if there is one. Its functions are found at run time, without
+// linking to Python.
 #ifndef HOSTCALLBACK_INTERPRETER_H_
 #define HOSTCALLBACK_INTERPRETER_H_
 

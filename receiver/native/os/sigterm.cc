@@ -9,7 +9,7 @@
 namespace hcb {
 namespace {
 
-// Two, so that a signal that comes while the handler is put before another one finds a whole one.
+// Two slots, so that a signal during WatchTermination finds a complete one.
 struct sigaction previous[2];
 std::atomic<int> current{0};
 std::atomic<int32_t> pipe_fd{-1};
@@ -24,7 +24,7 @@ void OnTermination(int number, siginfo_t* info, void* context) {
   const int saved_errno = errno;
   const struct sigaction next = previous[current.load()];
   if (getpid() != owner.load()) {
-    // A forked child has the handler and not the thread: as if we were not there.
+    // A forked child inherits the handler but not the thread: act as if this handler did not exist.
     sigaction(number, &next, nullptr);
     raise(number);
     errno = saved_errno;
@@ -32,9 +32,9 @@ void OnTermination(int number, siginfo_t* info, void* context) {
   }
   const char byte = 0;
   if (write(pipe_fd.load(), &byte, 1) < 0) {
-    // The pipe is full: its thread is awake.
+    // The pipe is full: the thread has been woken already.
   }
-  // Who replaced us may call us in turn.
+  // A handler that replaced this one may chain to it, and so call it a second time.
   if (!is_inside.exchange(true)) {
     if ((next.sa_flags & SA_SIGINFO) != 0) {
       next.sa_sigaction(number, info, context);

@@ -1,4 +1,4 @@
-// What happens on SIGTERM before whoever else handles it: a byte in a pipe wakes a thread of the host.
+// A SIGTERM handler that runs before the other handlers: a byte in a pipe wakes a thread of the host.
 #ifndef HOSTCALLBACK_TERMINATION_H_
 #define HOSTCALLBACK_TERMINATION_H_
 
@@ -6,10 +6,11 @@
 
 namespace hcb {
 
-// Puts our handler before the one there is, unless it is there. Returns whether that one is the default, which ends the
-// process: it is not called then, and the host ends the process when it is through. One thread at a time.
+// Installs the handler before the current one, unless it is the current one. Returns whether the previous action is
+// the default, which ends the process: it is not taken, and the host ends the process when it has finished. One
+// thread at a time.
 bool WatchTermination(int32_t fd);
-// The handler that was there before is there again, unless somebody has replaced ours.
+// Restores the previous handler, unless another library has replaced ours.
 void UnwatchTermination();
 
 }  // namespace hcb

@@ -1,4 +1,4 @@
-// Tells the host's supervisor thread what it must act on: a producer that waits, a ring that nobody opened.
+// Events for the host's supervisor thread: a producer waits, or an unknown device has created a ring.
 #ifndef HOSTCALLBACK_SUPERVISOR_H_
 #define HOSTCALLBACK_SUPERVISOR_H_
 
@@ -8,7 +8,7 @@
 
 namespace hcb {
 
-// Any thread. An event that has not been fetched yet is not queued twice.
+// Any thread. An event that has not been fetched is not queued a second time.
 void SignalSupervisor(hcb_event_kind kind, int32_t device);
 
 bool WaitForEvent(int64_t timeout_ns, hcb_event* event);
