@@ -31,6 +31,7 @@ PROSE_CHECKED = (
     "CHANGELOG.md",
     "README.md",
     "docs",
+    "receiver/cli",
     "receiver/control",
     "receiver/remote",
     "receiver/sources",

@@ -16,30 +16,30 @@ from receiver.errors import HostCallbackError
 COMMANDS: dict[str, str] = {
     "cat": "show the messages of a tap log",
     "tail": "show the last messages of a tap log, and follow it",
-    "stats": "count what a tap log holds, by tap",
-    "errors": "show the checks that failed, by line",
+    "stats": "count the messages of a tap log, by tap",
+    "errors": "show the failed checks, by line",
     "replay": "deliver the messages of a tap log once more",
     "diff": "show the first message in which two runs differ",
     "convert": "write a tap log as JSON lines, .npz, Parquet, TensorBoard events or a trace for Perfetto",
-    "attach": "take over what the taps of a running process print",
-    "collect": "take what many processes forward, store it, and show it",
-    "recover": "show the last messages of processes that were killed, out of a flight recorder",
-    "ctl": "rule the taps of a running process: every n-th, a rate, heads of arrays, off and on",
+    "attach": "show here what the taps of a running process print",
+    "collect": "receive the messages that many processes forward, store them, and show them",
+    "recover": "show the last messages of killed processes, from a flight recorder",
+    "ctl": "set rules for the taps of a running process: every n-th, a rate, truncated arrays, off and on",
     "run": "run a script whose jax.debug.print, jax.debug.callback and io_callback go through hostcallback",
-    "top": "show what the taps of a running process do: rates, bytes, queues, time, drops and errors",
+    "top": "show rates, bytes, queues, time, drops and errors of the taps of a running process",
 }
-"""The modules of this package that are commands, and what each does, in the order of the help.
+"""The commands in the order of the help: the module in this package, and its summary.
 
 A command's module has `configure(parser)`, which adds its arguments, and `run(arguments)`, which returns the exit
 status; and `FAILED` if its status for errors is not 1.
 """
 
 FAILED, USAGE, INTERRUPTED, BROKEN_PIPE = 1, 2, 130, 141
-"""Exit statuses: something could not be done; wrong arguments; and those of a shell for what a signal ended."""
+"""Exit statuses: an error, wrong arguments, and a shell's statuses for a process that a signal ended."""
 
 
 class CommandError(HostCallbackError):
-    """A command cannot go on; the text is for its user."""
+    """A command cannot continue; the text is for its user."""
 
 
 def _parser(chosen: str | None) -> argparse.ArgumentParser:
@@ -48,7 +48,7 @@ def _parser(chosen: str | None) -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for name, summary in COMMANDS.items():
         added = commands.add_parser(name, help=summary, description=summary)
-        if name == chosen:  # only this one's module is loaded
+        if name == chosen:  # the other modules are not loaded: some take long
             module = importlib.import_module(f"receiver.cli.commands.{name}")
             module.configure(added)
             added.set_defaults(run=module.run, failed=getattr(module, "FAILED", FAILED))
@@ -63,7 +63,7 @@ def _version() -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command line and returns the exit status. Problems are one line on standard error."""
+    """Runs the command line and returns the exit status. Errors are one line on standard error."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     parser = _parser(next((word for word in given if word in COMMANDS), None))
     try:
@@ -71,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         status: int = parsed.run(parsed)
         sys.stdout.flush()
     except BrokenPipeError:
-        _give_output_up()  # whoever read it has seen enough, as with any filter
+        _give_output_up()  # the program that read the output has ended, as `head` does
         return BROKEN_PIPE
     except KeyboardInterrupt:
         return INTERRUPTED
@@ -79,14 +79,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"hcb: {_one_line(error)}", file=sys.stderr)
         try:
             sys.stdout.flush()
-        except OSError:  # it is that which failed
+        except OSError:  # the output itself has failed
             _give_output_up()
         return int(parsed.failed)
     return status
 
 
 def _give_output_up() -> None:
-    # What is buffered must not be tried again at exit.
+    # Python flushes the buffered output again at exit: that must not raise a second error.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -97,8 +97,8 @@ def _one_line(error: Exception) -> str:
 
 
 def script() -> NoReturn:
-    """The console script."""
-    if sys.stdout is None:  # closed by whoever started this: what is written is refused, as for any program
+    """Entry point of the console script."""
+    if sys.stdout is None:  # closed by the parent process: writes fail, as in any program
         sys.stdout = open(os.open(os.devnull, os.O_RDONLY), "w")  # noqa: SIM115
     if hasattr(signal, "SIGTERM"):
         signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -1,4 +1,4 @@
-"""`python -m receiver.cli` is `hcb`."""
+"""Runs the `hcb` command as `python -m receiver.cli`."""
 
 from receiver.cli import script
 

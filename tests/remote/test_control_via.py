@@ -183,7 +183,10 @@ def test_a_process_that_stands_still_is_named_and_follows_later(everywhere: Ever
 def test_late_processes_get_what_was_said_though_the_collector_was_killed(everywhere: Everywhere) -> None:
     collector = everywhere.collect()
     done = ctl(collector, "loss", "--every", 10, "--run", "exp*")
-    assert (done.returncode, done.stdout) == (0, "no process is connected; remembered for those that come\n")
+    assert (done.returncode, done.stdout) == (
+        0,
+        "no process is connected; the rules are remembered for those that start later\n",
+    )
     collector.kill()
     collector.start()
     assert "exp*  loss  every=10" in ctl(collector).stdout

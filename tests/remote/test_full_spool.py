@@ -61,7 +61,7 @@ def test_what_is_dropped_is_noted_where_the_rest_is_stored(tmp_path: Path, polic
         assert kept_of_old > 500
         assert all("newest" in note.reason for note in lost)
     else:
-        assert any("one of 10" in note.reason for note in lost)
+        assert any("one message in 10" in note.reason for note in lost)
 
 
 def test_blocking_waits_for_room_and_loses_nothing(tmp_path: Path) -> None:

@@ -119,7 +119,7 @@ def test_pieces_that_are_none_are_refused(
 def test_bytes_without_a_place_are_refused(collector: CollectorProcess) -> None:
     _, error = send(collector.address, hello(epoch="d" * 16), b"x" * 64)
     assert error.code() is Code.INVALID_ARGUMENT
-    assert "before the position" in error.details()
+    assert "before its position" in error.details()
 
 
 @pytest.mark.parametrize("cut", [1, 8, 16, 17, 64])

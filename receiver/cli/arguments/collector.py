@@ -1,4 +1,4 @@
-"""The options by which commands reach a collector."""
+"""The command-line options for reaching a collector."""
 
 from __future__ import annotations
 
@@ -12,18 +12,20 @@ if TYPE_CHECKING:
 
 
 def add_reaching(group: Any) -> None:
-    """Adds them to a parser or a group of one: which runs, TLS."""
+    """Adds the options to a parser or an argument group: the runs, and TLS."""
     group.add_argument("--run", dest="of_run", metavar="RUN", default="*", help="of this run, or a pattern")
-    group.add_argument("--tls-ca", metavar="FILE", help="check the collector's certificate by these")
-    group.add_argument("--tls-cert", metavar="FILE", help="the certificate that it is to check")
-    group.add_argument("--tls-key", metavar="FILE", help="its key (a token is taken from HOSTCALLBACK_TOKEN)")
+    group.add_argument("--tls-ca", metavar="FILE", help="certificates that verify the collector's")
+    group.add_argument("--tls-cert", metavar="FILE", help="this client's certificate")
+    group.add_argument(
+        "--tls-key", metavar="FILE", help="its key (the token is read from HOSTCALLBACK_TOKEN)"
+    )
 
 
 def reaching(address: str, arguments: argparse.Namespace) -> Forward:
-    """How the collector at an address is to be reached.
+    """Returns the options for the collector at an address.
 
     Raises:
-        CommandError: the address or the options make no sense.
+        CommandError: the address or an option is invalid.
     """
     from receiver.remote.options import Forward
 
@@ -35,7 +37,7 @@ def reaching(address: str, arguments: argparse.Namespace) -> Forward:
         raise CommandError(str(error)) from error
     if found.is_nats:
         raise CommandError(
-            f"{found.shown_address} is a NATS server, and this needs a collector that processes forward to directly: "
+            f"{found.shown_address} is a NATS server, and this needs a collector to which processes forward directly: "
             "give the HOST:PORT of hcb collect --listen"
         )
     return found

@@ -1,4 +1,4 @@
-"""The arguments by which commands choose messages of a log, and what they read in them."""
+"""The command-line arguments that select messages of a log, and their formats."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from receiver.taplog.reading.selection import Selection
 
 
 def add_log(parser: argparse.ArgumentParser) -> None:
-    """Adds the logs."""
+    """Adds the logs to read."""
     parser.add_argument("log", nargs="+", metavar="LOG", help="a folder with a tap log, or segments of one")
 
 
 def add_selection(parser: argparse.ArgumentParser) -> None:
-    """Adds what chooses messages."""
+    """Adds the conditions on messages."""
     group = parser.add_argument_group("which messages (all conditions must hold)")
     add = group.add_argument
     name = "of taps of this name, such as 'layer*/grad'; repeat it for several"
@@ -30,13 +30,13 @@ def add_selection(parser: argparse.ArgumentParser) -> None:
 
 
 def add_shards(parser: argparse.ArgumentParser) -> None:
-    """Adds whether values are put together."""
-    about = "the shards of programs of several processes by themselves; do not put them together"
+    """Adds the choice between assembled values and single shards."""
+    about = "deliver the shards of programs of several processes one by one; do not assemble them"
     parser.add_argument("--shards", action="store_true", help=about)
 
 
 def selection(arguments: argparse.Namespace) -> Selection:
-    """What the arguments choose."""
+    """Returns the selection of the arguments."""
     first, last = arguments.step or (None, None)
     return Selection(
         tuple(arguments.name), first, last, tuple(arguments.device), arguments.since, arguments.until
@@ -44,7 +44,7 @@ def selection(arguments: argparse.Namespace) -> Selection:
 
 
 def steps(text: str) -> tuple[int | None, int | None]:
-    """Reads `A:B`, `A:`, `:B` or `A`."""
+    """Parses `A:B`, `A:`, `:B` or `A`; an open end is None."""
     match = re.fullmatch(r"(-?\d+)?(:)?(-?\d+)?", text)
     if match is None or text in ("", ":") or (match[2] is None and match[3] is not None):
         raise argparse.ArgumentTypeError(f"got {text!r}, expected steps such as 100:200, 100:, :200 or 100")
@@ -54,7 +54,7 @@ def steps(text: str) -> tuple[int | None, int | None]:
 
 
 def time_ns(text: str) -> int:
-    """Reads a point in time: Unix nanoseconds."""
+    """Parses a point in time; returns Unix nanoseconds."""
     try:
         if re.fullmatch(r"\d+(\.\d+)?", text):
             seconds, _, fraction = text.partition(".")
@@ -71,14 +71,14 @@ def time_ns(text: str) -> int:
 
 
 def count(text: str) -> int:
-    """Reads a number of messages."""
+    """Parses a number of messages."""
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"got {text!r}, expected a number of messages, 0 or more")
     return int(text)
 
 
 def speed(text: str) -> float:
-    """Reads how fast something is to go."""
+    """Parses a speed factor above 0."""
     try:
         value = float(text)
     except ValueError:

@@ -1,4 +1,4 @@
-"""`hcb attach`: takes over what the taps of a running process print."""
+"""`hcb attach`: shows what the taps of a running process print."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "pid", type=int, metavar="PID", help="of a process on this machine (`hcb ctl` lists them)"
     )
-    parser.add_argument("--record", metavar="LOG", help="record it, too, in a tap log in this folder")
+    parser.add_argument("--record", metavar="LOG", help="also record it in a tap log in this folder")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Runs the command: until Ctrl-C, or until the process ends."""
+    """Shows messages until Ctrl-C, or until the process ends."""
     stopped = False
 
     def stop(number: int, frame: FrameType | None) -> None:

@@ -1,4 +1,4 @@
-"""`hcb cat`: the messages of a log, a line each."""
+"""`hcb cat`: shows the messages of a log, one line each."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments."""
     add_log(parser)
     parser.add_argument(
-        "--json", action="store_true", help="one JSON object a line; keys are in docs/tap-log.md"
+        "--json", action="store_true", help="one JSON object per line; keys are in docs/tap-log.md"
     )
-    parser.add_argument("--full", action="store_true", help="values in full, however long")
+    parser.add_argument("--full", action="store_true", help="do not shorten values")
     parser.add_argument("--limit", type=count, metavar="N", help="stop after N messages")
     add_shards(parser)
     add_selection(parser)

@@ -1,4 +1,4 @@
-"""`hcb collect`: takes what many processes forward, stores it, and shows it."""
+"""`hcb collect`: receives the messages that many processes forward, stores them, and shows them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from receiver.remote.delivery.delivery import Delivery
 
 PATIENCE_SEC = 0.5
-"""After that a collector that is to end says what it waits for."""
+"""Seconds after which a collector that ends tells that it still delivers messages."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -33,20 +33,20 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add(
         "--listen",
         metavar="HOST:PORT",
-        help="where processes reach it; port 0 for any that is free",
+        help="address for processes to forward to; port 0 for any free one",
     )
     add(
         "--nats",
         metavar="URL",
-        help="take what processes publish to NATS JetStream, nats://HOST:PORT; collectors share it",
+        help="fetch messages that processes publish to NATS JetStream, nats://HOST:PORT; collectors share them",
     )
-    add("--nats-run", default="", metavar="RUN", help="only of this run (default all)")
-    add("--nats-ca", metavar="FILE", help="check the NATS server by these certificates")
+    add("--nats-run", default="", metavar="RUN", help="fetch only this run (default all)")
+    add("--nats-ca", metavar="FILE", help="certificates that verify the NATS server's")
     add(
         "--log",
         required=True,
         metavar="DIR",
-        help="store there, a tap log for each run, before it is acknowledged",
+        help="store messages there, in a tap log per run, before they are acknowledged",
     )
     add(
         "--consumers",
@@ -57,44 +57,48 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add(
         "--otlp",
         metavar="HOST:PORT",
-        help="export to an OpenTelemetry Collector; http:// before it for no TLS beyond this machine",
+        help="export to an OpenTelemetry Collector; http:// before it disables TLS beyond this machine",
     )
     shown = parser.add_mutually_exclusive_group()
     shown.add_argument(
-        "--print-all", action="store_true", help="print every message, not only what programs print"
+        "--print-all", action="store_true", help="print every message, not only those of printing taps"
     )
     shown.add_argument("--quiet", action="store_true", help="print no messages")
     add(
         "--shards",
         action="store_true",
-        help="deliver the shards of a program of several processes by themselves; do not put them together",
+        help="deliver the shards of programs of several processes one by one; do not assemble them",
     )
     add(
         "--wait",
         type=float,
         default=300.0,
         metavar="SEC",
-        help="a process far ahead of others waits until nothing has come of them for so long (default 300)",
+        help="a process far ahead waits until those behind have sent nothing for SEC seconds (default 300)",
     )
-    add("--fsync", action="store_true", help="acknowledge only what is on the disk")
-    group = parser.add_argument_group("who may send")
+    add("--fsync", action="store_true", help="acknowledge messages only when they are on the disk")
+    group = parser.add_argument_group("access")
     group.add_argument("--tls-cert", metavar="FILE", help="the collector's certificate, PEM")
     group.add_argument("--tls-key", metavar="FILE", help="its key")
-    group.add_argument("--tls-ca", metavar="FILE", help="clients need a certificate signed by one of these")
+    group.add_argument("--tls-ca", metavar="FILE", help="require client certificates signed by one of these")
     group.add_argument(
         "--token-file",
         metavar="FILE",
-        help="lines of a token, +control if it is for `hcb ctl --via`, and the runs it is good for (default all)",
+        help="lines of a token, +control if it is for `hcb ctl --via`, and the runs that it grants (default all)",
     )
     group.add_argument(
-        "--no-control", action="store_true", help="have nobody control the processes by way of the collector"
+        "--no-control", action="store_true", help="disable live control through this collector"
+    )
+    group.add_argument("--insecure", action="store_true", help="listen beyond this machine without TLS")
+    group.add_argument(
+        "--max-streams", type=int, default=4096, metavar="N", help="simultaneous (default 4096)"
     )
     group.add_argument(
-        "--insecure", action="store_true", help="listen beyond this machine without TLS all the same"
-    )
-    group.add_argument("--max-streams", type=int, default=4096, metavar="N", help="at a time (default 4096)")
-    group.add_argument(
-        "--max-rate", type=float, default=0.0, metavar="B", help="bytes a second of a stream (default any)"
+        "--max-rate",
+        type=float,
+        default=0.0,
+        metavar="B",
+        help="bytes per second and stream (default unlimited)",
     )
 
 
@@ -123,11 +127,11 @@ def run(arguments: argparse.Namespace) -> int:
         raise CommandError("--tls-cert and --tls-key belong together: give both, or neither")
     if arguments.tls_ca is not None and arguments.tls_cert is None:
         raise CommandError(
-            "--tls-ca asks clients for certificates, which needs TLS: give --tls-cert and --tls-key"
+            "--tls-ca requires client certificates, which needs TLS: give --tls-cert and --tls-key"
         )
     if arguments.tls_cert is None and not is_loopback(host) and not arguments.insecure:
         raise CommandError(
-            f"--listen {arguments.listen}: others than this machine reach that, and anybody could write there: "
+            f"--listen {arguments.listen}: other machines can reach this address, and any program could write there: "
             "give --tls-cert and --tls-key, or --insecure if the network is trusted"
         )
     credentials = None
@@ -141,8 +145,8 @@ def run(arguments: argparse.Namespace) -> int:
         and not is_loopback(host)
     ):
         print(
-            "hcb: whoever can connect there can also control the taps of all processes: give --token-file, or "
-            "--no-control",
+            "hcb: any program that can connect there can also control the taps of all processes: give --token-file, "
+            "or --no-control",
             file=sys.stderr,
         )
     bind, sinks = _consumers(arguments.consumers)
@@ -192,8 +196,8 @@ def run(arguments: argparse.Namespace) -> int:
                 )
         if not delivery.wait_idle(PATIENCE_SEC):
             print(
-                "hcb: the consumers are behind, and get what is stored before this ends; once more, and they get the "
-                "rest next time",
+                "hcb: delivering the remaining stored messages. Press Ctrl-C again to exit now; the rest is delivered "
+                "at the next start",
                 file=sys.stderr,
                 flush=True,
             )

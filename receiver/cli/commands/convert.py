@@ -1,4 +1,4 @@
-"""`hcb convert`: a log in the formats of other tools."""
+"""`hcb convert`: writes a log in the formats of other tools."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ from receiver.taplog.reading.selection import Selection
 FORMATS = ("jsonl", "npz", "parquet", "tensorboard", "trace")
 
 TEXTS = ("jsonl", "trace")
-"""Formats that may go to the standard output, and be compressed by gzip."""
+"""Formats that may be written to the standard output, and compressed by gzip."""
 
 
 class Conversion(Protocol):
-    """What writes a log in another format."""
+    """Writes the messages of a log in another format."""
 
     def message(self, logged: LoggedMessage) -> None:
         """Writes a message."""
@@ -43,7 +43,7 @@ class Conversion(Protocol):
         """Writes a note of lost messages."""
 
     def finish(self) -> None:
-        """Writes what is left."""
+        """Writes the rest of the output."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -57,16 +57,16 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="FORMAT",
         help=f"one of {', '.join(FORMATS)}; docs/convert.md",
     )
-    output = "the file to write, or the folder of tensorboard; - is the standard output, for jsonl and trace"
+    output = "the file to write, or for tensorboard the folder; - is the standard output, for jsonl and trace"
     add(
         "-o",
         "--output",
         required=True,
         metavar="OUT",
-        help=f"{output}; these are compressed if it ends in .gz",
+        help=f"{output}; a name that ends in .gz compresses these two",
     )
-    add("--force", action="store_true", help="replace OUT if it is there")
-    beside = "for trace: take in the profile that jax.profiler.trace wrote to this folder, and the messages of its time"
+    add("--force", action="store_true", help="replace OUT if it exists")
+    beside = "for trace: include the profile that jax.profiler.trace wrote to this folder, and the messages of its time"
     add("--beside", type=Path, metavar="PROFILE", help=beside)
     add_selection(parser)
 
@@ -77,7 +77,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise CommandError(f"--beside is for --to trace, got --to {arguments.to}")
     if arguments.output == STDOUT:
         if arguments.to not in TEXTS:
-            raise CommandError(f"{arguments.to} cannot go to the standard output: give a name to -o")
+            raise CommandError(f"{arguments.to} cannot be written to the standard output: give a name to -o")
         make_safe()
     elif arguments.output.endswith(".gz") and arguments.to not in TEXTS:
         raise CommandError(f"gzip is for {' and '.join(TEXTS)}: give {arguments.to} a name without .gz")
@@ -99,7 +99,7 @@ def run(arguments: argparse.Namespace) -> int:
                 conversion.lost(record)
         conversion.finish()
         if profile is not None and not messages:
-            raise CommandError(f"no message of the log is of the time of the profile {arguments.beside}")
+            raise CommandError(f"no message of the log is from the time of the profile {arguments.beside}")
     if isinstance(conversion, TensorBoardConversion):
         for reason, count in conversion.left_out.items():
             print(f"hcb: left out: {count:,} of {reason}", file=sys.stderr)

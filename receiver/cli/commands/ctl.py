@@ -1,4 +1,4 @@
-"""`hcb ctl`: lists the processes that can be controlled, their taps, and sets the rules of these."""
+"""`hcb ctl`: lists the processes that can be controlled and their taps, and sets rules."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from receiver.runtime.rules.rules import checked
 EXAMPLES = """\
 examples:
   hcb ctl                                   the processes that can be controlled
-  hcb ctl 4242                              the taps of one, and their rules
-  hcb ctl 4242 'layer*/grad' --every 100    of each message the first, and each 100th after it
-  hcb ctl 4242 loss --rate 10 --truncate 8  at most 10 a second, of each array the first 8 elements
-  hcb ctl 4242 '*' --reset                  everything is sent again
-  hcb ctl --via host:7070                   the processes of all hosts that forward to a collector
-  hcb ctl --via host:7070 'loss*' --every 10   in all of them, and in those that come later
+    hcb ctl 4242                              the taps of one, and their rules
+    hcb ctl 4242 'layer*/grad' --every 100    only the first message of each tap, and every 100th after it
+    hcb ctl 4242 loss --rate 10 --truncate 8  at most 10 per second, and the first 8 elements of each array
+    hcb ctl 4242 '*' --reset                  no rules: all messages are sent again
+    hcb ctl --via host:7070                   the processes of all hosts that forward to a collector
+    hcb ctl --via host:7070 'loss*' --every 10   in all of them, and in those that start later
 """
 
 
@@ -35,13 +35,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("pattern", nargs="?", metavar="PATTERN", help="name or glob of taps; quote it")
     parser.add_argument(
-        "--every", type=_setting("every", int), metavar="N", help="send each N-th message; 1 for all"
+        "--every", type=_setting("every", int), metavar="N", help="send every N-th message; 1 for all"
     )
     parser.add_argument(
         "--rate",
         type=_setting("rate", float),
         metavar="R",
-        help="send at most R a second; none: no limit",
+        help="send at most R messages per second; none: no limit",
     )
     parser.add_argument(
         "--truncate",
@@ -50,16 +50,20 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="send the first N elements of each array; none: all",
     )
     parser.add_argument(
-        "--reset", action="store_true", help="take every rule back, before those given here are set"
+        "--reset", action="store_true", help="remove all rules first, then set those given here"
     )
     switch = parser.add_mutually_exclusive_group()
     switch.add_argument("--disable", dest="enabled", action="store_false", default=None, help="send nothing")
     switch.add_argument("--enable", dest="enabled", action="store_true", default=None, help="send again")
     group = parser.add_argument_group("or all processes that forward to a collector")
-    group.add_argument("--via", metavar="HOST:PORT", help="the collector; rules are remembered there")
+    group.add_argument("--via", metavar="HOST:PORT", help="the collector; it remembers the rules")
     add_reaching(group)
     group.add_argument(
-        "--timeout", type=_seconds, default=5.0, metavar="S", help="wait so long for processes to answer (5)"
+        "--timeout",
+        type=_seconds,
+        default=5.0,
+        metavar="S",
+        help="seconds to wait for answers of processes (5)",
     )
     parser.set_defaults(parser=parser)
 
@@ -70,7 +74,7 @@ def _seconds(text: str) -> float:
     except ValueError:
         seconds = -1.0
     if not 0.1 <= seconds <= 60:
-        raise argparse.ArgumentTypeError(f"{text!r} is no time to wait: expected seconds, 0.1 to 60")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a time to wait: expected seconds, 0.1 to 60")
     return seconds
 
 
@@ -84,7 +88,7 @@ def _setting(field: str, kind: Any) -> Any:
         try:
             return checked(field, kind(text))
         except ValueError as error:
-            said = str(error) if str(error).startswith(field) else f"{text!r} is no number"
+            said = str(error) if str(error).startswith(field) else f"{text!r} is not a number"
             raise argparse.ArgumentTypeError(said) from None
 
     return convert
@@ -96,7 +100,7 @@ def run(arguments: argparse.Namespace) -> int:
     settings = {field: value for field in fields if (value := getattr(arguments, field)) is not None}
     settings = {field: None if value == _NOTHING else value for field, value in settings.items()}
     if arguments.via is not None and arguments.pattern is not None:
-        arguments.parser.error("--via is about all processes: give a pattern of taps, and no PID")
+        arguments.parser.error("--via addresses all processes: give a pattern of taps, and no PID")
     pattern = arguments.pid if arguments.via is not None else arguments.pattern
     if pattern is None and (settings or arguments.reset):
         arguments.parser.error("rules are for taps: give their name or a glob, such as '*'")
@@ -122,7 +126,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _list_processes() -> None:
     found = processes()
     if not found:
-        print("no process can be controlled here: none runs taps, or they are other users'")
+        print("no process can be controlled here: none runs taps, or they belong to other users")
         return
     rows = [(str(p["pid"]), seconds_text(time.time() - p["started"]), p["command"][:100]) for p in found]
     print("\n".join(text_table(("pid", "up", "command"), rows, left=(2,))))
@@ -146,7 +150,7 @@ def _list_taps(taps: list[dict[str, Any]]) -> None:
 
 
 def _rules_text(tap: dict[str, Any]) -> str:
-    # A check may be off by itself, whatever the rules say.
+    # A single check may be off although no rule says so.
     if not tap["enabled"]:
         return "enabled=false"
     return tap["rules"] or "-"

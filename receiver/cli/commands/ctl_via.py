@@ -1,4 +1,4 @@
-"""`hcb ctl --via`: the processes of all hosts that forward to a collector, their taps, and the rules of these."""
+"""`hcb ctl --via`: lists the processes that forward to a collector and their taps, and sets rules for all of them."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
     from receiver.remote.control.protocol import Controlled
 
 MAX_SAID = 20
-"""So many processes that did not do what they were asked are named."""
+"""Number of processes without a result that are named; the others are counted."""
 
 
 def control(
     arguments: argparse.Namespace, pattern: str | None, settings: dict[str, Any], *, reset: bool
 ) -> int:
-    """Asks all processes, and shows what they answered; the exit status says whether all did what they were to do.
+    """Sends a command to all processes and shows their answers; the exit status tells whether all fulfilled it.
 
     Raises:
-        HostCallbackError: the collector cannot be reached, or does not want to.
+        HostCallbackError: the collector cannot be reached, or refuses.
     """
     from receiver.remote.control.client import CollectorControl
 
@@ -51,7 +51,7 @@ def control(
 
 def _show_processes(answers: Answers) -> None:
     if not answers.told:
-        print("no process can be controlled there: none is connected, or their runs are others")
+        print("no process can be controlled there: none is connected, or they belong to other runs")
     rows = [_process_row(told) for told in answers.told]
     if rows:
         print("\n".join(text_table(("run", "process", "host", "pid", "up", "command"), rows, left=(0, 2, 5))))
@@ -60,7 +60,7 @@ def _show_processes(answers: Answers) -> None:
         for statement in answers.kept:
             said.setdefault((statement.run, statement.pattern), {})[statement.field] = statement.value
         kept = [(run, pattern, printable(settings_text(s))) for (run, pattern), s in said.items()]
-        print("\nremembered for processes that come later:")
+        print("\nremembered for processes that start later:")
         print("\n".join(text_table(("run", "tap", "rules"), kept, left=(0, 1, 2))))
 
 
@@ -72,7 +72,7 @@ def _process_row(told: ProcessAnswer) -> tuple[str, ...]:
 
 
 def _show_taps(answers: Answers, pattern: str) -> bool:
-    # By name and line: in how many processes it is, and what holds there.
+    # Groups by name and line: the processes that have the tap, and its rules there.
     rules: dict[tuple[str, str, str], Counter[str]] = defaultdict(Counter)
     suppressed: Counter[tuple[str, str, str]] = Counter()
     where: dict[tuple[str, str, str], list[Controlled]] = defaultdict(list)
@@ -93,7 +93,8 @@ def _show_taps(answers: Answers, pattern: str) -> bool:
                 TypeError,
                 ValueError,
                 AttributeError,
-            ):  # of some other version, or by somebody else
+            ):
+                # An answer from another version, or from another program: skip it.
                 continue
             suppressed[key] += count
             where[key].append(told.process)
@@ -128,20 +129,18 @@ def _show_rules(answers: Answers, pattern: str, seconds: float) -> int:
         rows = [(name, _places(where[name]), mixed(rules[name].elements())) for name in sorted(rules)]
         print("\n".join(text_table(("tap", "processes", "rules"), rows, left=(0, 1, 2))))
     if not answers.told:
-        print("no process is connected; remembered for those that come")
+        print("no process is connected; the rules are remembered for those that start later")
     elif without and rules:
         print(f"no such tap so far: {_places([told.process for told in without])}")
     status = _report(failed, seconds)
-    if without and not rules:  # a name that is wrong, or too early
-        print(
-            f"hcb: {without[0].error}; remembered for taps to come (--reset takes it back)", file=sys.stderr
-        )
+    if without and not rules:  # the name is wrong, or the tap has not been traced yet
+        print(f"hcb: {without[0].error}; remembered for later taps (--reset removes it)", file=sys.stderr)
         return 1
     return status
 
 
 def _report(told: Sequence[ProcessAnswer], seconds: float) -> int:
-    # Names those that did not answer, or not what they should have.
+    # Names the processes that did not answer, or answered with an error.
     failed = [one for one in told if one.result is None]
     for one in failed[:MAX_SAID]:
         why = f"did not answer within {seconds:g} s" if one.is_silent else one.error
@@ -153,7 +152,7 @@ def _report(told: Sequence[ProcessAnswer], seconds: float) -> int:
 
 
 def mixed(texts: Iterable[str]) -> str:
-    """Texts that may be one and the same: `every=10`, or `every=10 (3), - (1)`."""
+    """Joins equal texts, with counts if they differ: `every=10`, or `every=10 (3), - (1)`."""
     counted = Counter(texts)
     if len(counted) == 1:
         return next(iter(counted))
@@ -165,7 +164,7 @@ def _places(processes: Iterable[Controlled]) -> str:
 
 
 def places(processes: Iterable[tuple[str, int]]) -> str:
-    """Of which runs, and which of their processes: `exp p0-3,7`; and how many if they are not told apart by that."""
+    """Runs and process numbers, as in `exp p0-3,7`; with a count if several processes have one number."""
     numbers: dict[str, list[int]] = defaultdict(list)
     for run, process in processes:
         numbers[run].append(process)

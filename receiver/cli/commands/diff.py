@@ -1,4 +1,4 @@
-"""`hcb diff`: the first message in which two runs differ."""
+"""`hcb diff`: shows the first message in which two runs differ."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments."""
     parser.description = (
         "Shows the first message in which two runs differ. Messages are compared by device and tap (name, source line, "
-        "transformations), the n-th with the n-th, whenever they were sent. Status: 0 the same, 1 different, 2 trouble."
+        "transformations): the n-th with the n-th, at any time. Status: 0 same, 1 different, 2 error."
     )
     add = parser.add_argument
     add("a", metavar="A", help="a folder with a tap log, or a segment of one")
@@ -39,15 +39,15 @@ def configure(parser: argparse.ArgumentParser) -> None:
         type=_tolerance,
         default=0.0,
         metavar="R",
-        help="floats are alike if |a - b| <= ATOL + RTOL * |b|",
+        help="floats are equal if |a - b| <= ATOL + RTOL * |b|",
     )
-    add("--atol", type=_tolerance, default=0.0, metavar="A", help="see --rtol; both are 0 unless given")
+    add("--atol", type=_tolerance, default=0.0, metavar="A", help="see --rtol; both are 0 by default")
     add("--all", action="store_true", help="all differences, device by device, not only the first")
-    add("--ignore-lines", action="store_true", help="taps of one name are one, whatever their source lines")
+    add("--ignore-lines", action="store_true", help="compare taps by name, even if their source lines differ")
     add(
         "--json",
         action="store_true",
-        help="a JSON object for each difference, then one with counts; docs/diff.md",
+        help="one JSON object per difference, then one with counts; docs/diff.md",
     )
     group = parser.add_argument_group("which messages to compare")
     group.add_argument("--name", action="append", default=[], metavar="GLOB", help="of taps of this name")
@@ -76,7 +76,7 @@ def run(arguments: argparse.Namespace) -> int:
     trouble = report_damage([*a.damaged, *b.damaged]) or comparison.outcome.unaligned
     if not found and not comparison.outcome.compared and (a.devices or b.devices):
         print(
-            "hcb: no messages to compare: none is of these names, devices and steps in both logs",
+            "hcb: no messages to compare: no message of these names, devices and steps is in both logs",
             file=sys.stderr,
         )
         trouble = 1
@@ -152,8 +152,8 @@ def _conclude(outcome: Outcome, found: int, arguments: argparse.Namespace) -> No
     for device, unaligned in outcome.unaligned:
         print(
             f"hcb: process {device.process}, {device.device}: not compared from message {unaligned.a.message.seq} in A "
-            f"and {unaligned.b.message.seq} in B on: messages before these were lost, and which ones belong together "
-            "is not known",
+            f"and {unaligned.b.message.seq} in B on: earlier messages were lost, so it is unknown which ones "
+            "correspond",
             file=sys.stderr,
         )
     if arguments.json:

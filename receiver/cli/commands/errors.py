@@ -1,4 +1,4 @@
-"""`hcb errors`: the checks that failed, by line, as the program would have reported them."""
+"""`hcb errors`: shows the failed checks by line, as the program would have reported them."""
 
 from __future__ import annotations
 
@@ -19,9 +19,7 @@ MAX_LINES = 10_000
 def configure(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments."""
     add_log(parser)
-    parser.add_argument(
-        "--json", action="store_true", help="one JSON object for each line with failing checks"
-    )
+    parser.add_argument("--json", action="store_true", help="one JSON object per line with failed checks")
     add_selection(parser)
 
 

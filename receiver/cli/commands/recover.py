@@ -1,4 +1,4 @@
-"""`hcb recover`: the last messages of processes that were killed."""
+"""`hcb recover`: shows the last messages of killed processes."""
 
 from __future__ import annotations
 
@@ -24,13 +24,17 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "directory",
         type=Path,
         metavar="DIR",
-        help="the folder that HOSTCALLBACK_FLIGHT_RECORDER named, or that of one process in it",
+        help="the folder of HOSTCALLBACK_FLIGHT_RECORDER, or the folder of one process in it",
     )
-    parser.add_argument("--undelivered", action="store_true", help="only what no tap function has had")
+    parser.add_argument(
+        "--undelivered", action="store_true", help="only messages that no tap function received"
+    )
     parser.add_argument("--last", type=count, metavar="N", help="only the last N messages of each process")
-    parser.add_argument("--to", type=Path, metavar="LOG", help="write a tap log there, and show no messages")
-    parser.add_argument("--json", action="store_true", help="one JSON object a line, as `hcb cat --json`")
-    parser.add_argument("--full", action="store_true", help="values in full, however long")
+    parser.add_argument(
+        "--to", type=Path, metavar="LOG", help="write a tap log there instead of showing messages"
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON object per line, as `hcb cat --json`")
+    parser.add_argument("--full", action="store_true", help="do not shorten values")
     add_selection(parser)
 
 
@@ -63,11 +67,11 @@ def _introduce(flight: Flight) -> None:
 
 def _describe(ring: RingContents) -> str:
     waiting = sum(not message.delivered for message in ring.frames)
-    parts = [f"{len(ring.frames) - waiting:,} message(s) that had been delivered, {waiting:,} that had not"]
+    parts = [f"{len(ring.frames) - waiting:,} delivered message(s), {waiting:,} undelivered"]
     if ring.unfinished:
-        parts.append(f"{ring.unfinished} still being written")
+        parts.append(f"{ring.unfinished} unfinished")
     if ring.without_payload:
-        parts.append(f"{ring.without_payload} whose arrays were too large to be kept")
+        parts.append(f"{ring.without_payload} without arrays, which were too large for the file")
     if ring.damaged:
         parts.append(
             f"{len(ring.damaged)} damaged stretch(es): the process wrote into memory that it did not own"

@@ -1,4 +1,4 @@
-"""`hcb replay`: a log's messages once more, to its printers and to functions of one's own."""
+"""`hcb replay`: delivers a log's messages once more, to its printers and to functions of the user."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ def configure(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME=WHERE:FUNCTION",
-        help="a function that takes messages of the taps of that name (or pattern); WHERE is a module or a .py file",
+        help="a function for the messages of taps with this name or pattern; WHERE is a module or a .py file",
     )
     parser.add_argument(
         "--metrics", metavar="FILE", help="write the scalars of messages to this file, as JSON lines"
     )
     pace = parser.add_mutually_exclusive_group()
     pace.add_argument(
-        "--realtime", action="store_const", const=1.0, dest="speed", help="in the original timing"
+        "--realtime", action="store_const", const=1.0, dest="speed", help="at the original speed"
     )
-    pace.add_argument("--speed", type=speed, metavar="X", help="in the original timing, X times as fast")
+    pace.add_argument("--speed", type=speed, metavar="X", help="at X times the original speed")
     add_shards(parser)
     add_selection(parser)
 
@@ -79,7 +79,7 @@ def _sum_up(replayed: Replayed) -> None:
     text = f"replayed {replayed.messages:,} message(s)"
     if replayed.skipped:
         taps = ", ".join(f"{name} ({count:,})" for name, count in replayed.skipped.most_common(8))
-        text += f"; nothing takes those of {taps}: --bind NAME=WHERE:FUNCTION"
+        text += f"; no function takes those of {taps}: --bind NAME=WHERE:FUNCTION"
     print(text, file=sys.stderr)
     for reason, count in replayed.incomplete.items():
         print(f"hcb: {count:,} value(s) of {reason}", file=sys.stderr)

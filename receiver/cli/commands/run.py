@@ -1,4 +1,4 @@
-"""`hcb run`: runs a script whose callbacks of JAX's own functions go through hostcallback."""
+"""`hcb run`: runs a script with JAX's own callback functions routed through hostcallback."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from receiver import environment
 from receiver.cli import FAILED, INTERRUPTED, CommandError
 
 EXAMPLES = """\
-The script runs as by `python SCRIPT ARGUMENTS`, in this interpreter, and needs no change. When it imports jax, it
-gets hostcallback with it, and hcb.accelerate() is in force: see docs/accelerate.md. So it is in Python processes that
-the script starts and that import hostcallback.
+The script runs as with `python SCRIPT ARGUMENTS`, in this interpreter, and needs no change. When it imports jax,
+hostcallback is imported too, and hcb.accelerate() is in force: see docs/accelerate.md. The same holds for Python
+processes that the script starts and that import hostcallback.
 
 examples:
   hcb run train.py --epochs 3
-  hcb run --verbose train.py    tells on standard error which callbacks are taken over, and which not
+  hcb run --verbose train.py    reports on standard error for each callback whether it is taken over
   hcb run -m package.module     as `python -m package.module`
 """
 
@@ -34,20 +34,20 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = EXAMPLES
     parser.add_argument(
-        "--verbose", action="store_true", help="tell of each callback whether it was taken over"
+        "--verbose", action="store_true", help="report for each callback whether it is taken over"
     )
     parser.add_argument("-m", dest="module", action="store_true", help="SCRIPT is the name of a module")
     parser.add_argument(
         "script", metavar="SCRIPT", help="a Python file, or a folder or archive with __main__.py"
     )
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARGUMENTS", help="the script's own")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARGUMENTS", help="of the script")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Runs the script, and returns the status with which Python would end; what it raises is printed as Python does.
+    """Runs the script, and returns the status with which Python would end. Prints its exceptions as Python does.
 
     Raises:
-        CommandError: there is no such script.
+        CommandError: no such script exists.
     """
     script, is_module = arguments.script, arguments.module
     if not is_module and not os.path.exists(script):
@@ -64,7 +64,7 @@ def run(arguments: argparse.Namespace) -> int:
             runpy.run_path(script, run_name="__main__")
     except SystemExit:
         raise
-    except BaseException as error:  # as the interpreter does it, not as a problem of this command
+    except BaseException as error:  # reported as the interpreter does, not as an error of this command
         error = error.with_traceback(_traceback_of_script(error.__traceback__))
         sys.excepthook(type(error), error, error.__traceback__)
         return INTERRUPTED if isinstance(error, KeyboardInterrupt) else FAILED
@@ -72,7 +72,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _traceback_of_script(traceback: TracebackType | None) -> TracebackType | None:
-    # From the script's first frame on. What runpy itself raises has none.
+    # Starts at the script's first frame. An exception of runpy itself has no such frame.
     script = traceback
     while script is not None and script.tb_frame.f_globals.get("__name__") in (__name__, "runpy"):
         script = script.tb_next
@@ -80,7 +80,7 @@ def _traceback_of_script(traceback: TracebackType | None) -> TracebackType | Non
 
 
 def accelerate_with_jax() -> None:
-    """Imports hostcallback as soon as jax has been imported: not before, since the script may set JAX's variables."""
+    """Imports hostcallback right after jax: not earlier, because the script may set JAX's variables before it."""
     if "jax" in sys.modules:
         importlib.import_module("hostcallback")
     else:
@@ -88,7 +88,7 @@ def accelerate_with_jax() -> None:
 
 
 class _BesideJax(MetaPathFinder):
-    # Finds jax as Python does, and imports hostcallback when jax has been executed. Then it is not needed any more.
+    # Finds jax as Python does, imports hostcallback after jax has been executed, and then removes itself.
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None

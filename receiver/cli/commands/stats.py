@@ -1,4 +1,4 @@
-"""`hcb stats`: what a log holds, by tap."""
+"""`hcb stats`: counts the messages of a log, by tap."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments."""
     add_log(parser)
     parser.add_argument(
-        "--json", action="store_true", help="one JSON object for each tap, and for each note of loss"
+        "--json", action="store_true", help="one JSON object per tap, and per note of lost messages"
     )
     add_selection(parser)
 

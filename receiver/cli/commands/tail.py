@@ -1,4 +1,4 @@
-"""`hcb tail`: the last messages of a log, and with -f those that come."""
+"""`hcb tail`: shows the last messages of a log and, with -f, those that follow."""
 
 from __future__ import annotations
 
@@ -24,18 +24,16 @@ POLL_SEC = 0.1
 def configure(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments."""
     parser.add_argument("log", nargs="*", metavar="LOG", help="a folder with a tap log, or segments of one")
-    group = parser.add_argument_group("or what a collector has, and gets")
+    group = parser.add_argument_group("or the streams of a collector")
     group.add_argument("--from", dest="collector", metavar="HOST:PORT", help="follow it live, as with -f")
     add_reaching(group)
     parser.add_argument(
         "-n", "--lines", type=count, default=10, metavar="N", help="the last N messages (default 10)"
     )
-    follow = "then go on as the log grows, with new segments and processes, until interrupted"
+    follow = "then follow the log as it grows, with new segments and processes, until interrupted"
     parser.add_argument("-f", "--follow", action="store_true", help=follow)
-    parser.add_argument(
-        "--json", action="store_true", help="one JSON object a line, as `hcb cat` writes them"
-    )
-    parser.add_argument("--full", action="store_true", help="values in full, however long")
+    parser.add_argument("--json", action="store_true", help="one JSON object per line, as from `hcb cat`")
+    parser.add_argument("--full", action="store_true", help="do not shorten values")
     add_shards(parser)
     add_selection(parser)
 

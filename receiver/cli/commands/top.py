@@ -1,4 +1,4 @@
-"""`hcb top`: what the taps of a running process do, now and again."""
+"""`hcb top`: shows the activity of a running process's taps, at intervals."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from receiver.control.client import ControlClient
 
 EXAMPLES = """\
 Rates and times are of the last interval. "time" is the share of a second spent in the tap's function, "errors" are
-calls that raised and failures of checks, "suppressed" what rules kept from being sent (see hcb ctl). Messages that a
-back-pressure policy dropped are counted for each device.
+calls that raised and failures of checks, "suppressed" are messages that rules kept from being sent (see hcb ctl).
+Messages that a back-pressure policy dropped are counted per device.
 """
 
 
@@ -26,12 +26,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = EXAMPLES
     parser.add_argument(
-        "pid", nargs="?", type=int, metavar="PID", help="the process; `hcb ctl` lists those that there are"
+        "pid", nargs="?", type=int, metavar="PID", help="the process; `hcb ctl` lists the processes"
     )
-    parser.add_argument("--once", action="store_true", help="one interval as plain text, then end")
-    parser.add_argument("--json", action="store_true", help="a line of JSON for each interval")
+    parser.add_argument("--once", action="store_true", help="show one interval as plain text, then exit")
+    parser.add_argument("--json", action="store_true", help="one line of JSON per interval")
     parser.add_argument(
-        "--interval", type=_interval, default=1.0, metavar="S", help="seconds between two looks (1)"
+        "--interval", type=_interval, default=1.0, metavar="S", help="seconds per interval (1)"
     )
     group = parser.add_argument_group("or all processes that forward to a collector")
     group.add_argument("--via", metavar="HOST:PORT", help="the collector")
@@ -45,7 +45,7 @@ def _interval(text: str) -> float:
     except ValueError:
         seconds = -1.0
     if not 0.05 <= seconds <= 3600:
-        raise argparse.ArgumentTypeError(f"{text!r} is no interval: expected seconds, 0.05 to 3600")
+        raise argparse.ArgumentTypeError(f"{text!r} is not an interval: expected seconds, 0.05 to 3600")
     return seconds
 
 
@@ -58,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
 
         return look(arguments)
     with ControlClient(arguments.pid) as client:
-        before = client.ask("figures")  # begins the counting
+        before = client.ask("figures")  # starts the counting
 
         def shown() -> dict[str, Any]:
             nonlocal before
@@ -73,7 +73,7 @@ def show(
     shown: Callable[[], dict[str, Any]],
     lines: Callable[[dict[str, Any]], list[str]],
 ) -> int:
-    """Shows the figures of one interval after the other, as the arguments say."""
+    """Shows the metrics of one interval after another, in the format of the arguments."""
     if arguments.json or arguments.once or not sys.stdout.isatty():
         while True:
             time.sleep(arguments.interval)
@@ -90,13 +90,13 @@ def show(
 
 
 def between(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
-    """The figures of an interval: what is there now, with rates since `before`."""
+    """The metrics of an interval: the current values, with rates since `before`."""
     seconds = max(now["time"] - before["time"], 1e-9)
     earlier_taps = {(tap["name"], tap["source_line"]): tap for tap in before["taps"]}
     earlier_devices = {device["device"]: device for device in before["devices"]}
 
     def rates(row: dict[str, Any], earlier: dict[str, Any] | None, fields: dict[str, str]) -> dict[str, Any]:
-        # A tap that is new has all its figures from this interval.
+        # A tap that was not there before has all its messages from this interval.
         return row | {
             name: max(0.0, (row[field] - (earlier[field] if earlier else 0)) / seconds)
             for field, name in fields.items()
@@ -118,7 +118,7 @@ def between(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
 
 
 def lines(shown: dict[str, Any]) -> list[str]:
-    """The figures of an interval as text."""
+    """The metrics of an interval as lines of text."""
     process = shown["process"]
     up = seconds_text(shown["time"] - process["started"])
     devices = [

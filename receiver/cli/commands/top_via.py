@@ -1,4 +1,4 @@
-"""`hcb top --via`: what the taps of all processes that forward to a collector do, now and again."""
+"""`hcb top --via`: shows the activity of the taps of all processes that forward to a collector, at intervals."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from receiver.remote.control.client import CollectorControl, ProcessAnswer
 
 ANSWER_SEC = 5.0
-"""How long a process may take to answer for the first time; one that has not is not waited for again."""
+"""Seconds that a process has to answer the first time; a process that did not is not waited for again."""
 
 _SUMMED = ("messages_per_sec", "bytes_per_sec", "busy", "failed", "suppressed")
 
@@ -27,19 +27,19 @@ def look(arguments: argparse.Namespace) -> int:
     """Runs the command.
 
     Raises:
-        HostCallbackError: the collector cannot be reached, or does not want to.
+        HostCallbackError: the collector cannot be reached, or refuses.
     """
     from receiver.remote.control.client import CollectorControl
 
     make_safe()
     with CollectorControl(reaching(arguments.via, arguments), arguments.of_run) as collector:
         looks = _Looks(collector)
-        looks.look()  # begins the counting
+        looks.look()  # starts the counting
         return show(arguments, looks.look, lines)
 
 
 class _Looks:
-    # One look after the other at all processes.
+    # Asks all processes, interval by interval.
 
     def __init__(self, collector: CollectorControl) -> None:
         self._collector = collector
@@ -65,7 +65,7 @@ def _where(told: ProcessAnswer) -> dict[str, Any]:
 
 
 def _figures(told: ProcessAnswer, before: dict[str, Any] | None) -> dict[str, Any] | None:
-    # None for what makes no sense, or did not come.
+    # None if the answer is invalid or missing.
     try:
         found = between(before or told.result, told.result)
         return {
@@ -93,7 +93,7 @@ def _plain(found: Any) -> Any:
 
 
 def lines(shown: dict[str, Any]) -> list[str]:
-    """The figures of an interval as text."""
+    """The metrics of an interval as lines of text."""
     processes = [_process_row(process) for process in shown["processes"]]
     silent = "".join(
         f", {place['run']} p{place['process']} (process {place['pid']} on {place['host']}) does not answer"
@@ -128,7 +128,7 @@ def _process_row(process: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _tap_rows(processes: list[dict[str, Any]]) -> list[tuple[str, ...]]:
-    # Of all processes together; "time" is of all, too: it may be more than one second a second.
+    # Sums over all processes; so "time" may exceed one second per second.
     found: dict[tuple[str, str], list[tuple[dict[str, Any], dict[str, Any]]]] = defaultdict(list)
     for process in processes:
         for tap in process["taps"]:

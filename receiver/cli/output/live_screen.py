@@ -1,4 +1,4 @@
-"""A screen of text that is replaced by the next one, drawn by the package rich where it is installed."""
+"""A terminal screen whose text is replaced repeatedly, drawn by the package rich if it is installed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Show = Callable[[list[str]], None]
 
 @contextlib.contextmanager
 def live_screen() -> Iterator[Show]:
-    """Within it, what it gives replaces the text on the terminal; the terminal is as before afterwards."""
+    """Yields a function that replaces the text on the terminal; the terminal is restored afterwards."""
     try:
         from rich.console import Console
         from rich.live import Live
@@ -37,10 +37,10 @@ def live_screen() -> Iterator[Show]:
 
 @contextlib.contextmanager
 def _plain_screen() -> Iterator[Show]:
-    print("(for a steadier picture: pip install 'hostcallback[top]')", file=sys.stderr)
+    print("(for a screen without flicker: pip install 'hostcallback[top]')", file=sys.stderr)
 
     def show(lines: list[str]) -> None:
-        # Home, and each line up to its end: nothing flickers as it does where all is cleared first.
+        # Moves home and overwrites each line up to its end: clearing the screen first would flicker.
         text = "".join(f"{line}\x1b[K\n" for line in _fitting(lines))
         sys.stdout.write(f"\x1b[H{text}\x1b[J")
         sys.stdout.flush()

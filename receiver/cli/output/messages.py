@@ -1,4 +1,4 @@
-"""How commands show messages of a log: a line for people, or an object of JSON."""
+"""Shows messages of a log: as a line of text, or as a JSON object."""
 
 from __future__ import annotations
 
@@ -15,20 +15,26 @@ from receiver.taplog.render.json_value import printable, short_text
 from receiver.taplog.render.text import message_text
 
 VALUE_CHARS = 160
-"""Values that are longer are cut, in lines for people."""
+"""Length to which lines of text shorten values."""
 
 
 class Show:
     """Writes messages to the standard output."""
 
     def __init__(self, *, as_json: bool, full: bool = False) -> None:
-        """`full`: lines for people are not cut."""
+        """`full`: lines of text are not shortened."""
         self._as_json = as_json
         self._limit = None if full else VALUE_CHARS
         make_safe()
 
     def message(self, logged: LoggedMessage, *, several: bool, delivered: bool | None = None) -> None:
-        """Writes one message; `several`: and of which process it is; and whether it was delivered, if that is known."""
+        """Writes one message.
+
+        Args:
+            logged: the message.
+            several: whether the line names the message's process.
+            delivered: whether the message was delivered; None if unknown.
+        """
         if self._as_json:
             known = {} if delivered is None else {"delivered": delivered}
             print(json.dumps({**as_dict(logged), **known}, allow_nan=False))
@@ -45,7 +51,7 @@ class Show:
         print("  ".join([*parts, *(["not delivered"] if delivered is False else [])]))
 
     def lost(self, run: LostRun, *, several: bool) -> None:
-        """Writes a note of lost messages, for people only."""
+        """Writes a note of lost messages, in the text format only."""
         if not self._as_json:
             where = [process_text(run.writer)] if several else []
             print("  ".join([time_text(run.lost.time_ns), *where, run.lost.device, "-", lost_text(run.lost)]))
@@ -55,7 +61,7 @@ class Show:
             text = message_text(logged)
             if text is None:
                 return short_text(logged.value, self._limit)
-        except Exception as error:  # whatever is wrong with this one, the others are to be shown
+        except Exception as error:  # one message that cannot be shown must not hide the others
             return f"(cannot be shown: {printable(str(error))})"
         text = printable(text)
         return text if self._limit is None or len(text) <= self._limit else text[: self._limit - 3] + "..."
@@ -75,19 +81,19 @@ def time_text(time_ns: int) -> str:
 
 
 def lost_text(lost: Lost) -> str:
-    """One phrase."""
+    """A note of lost messages as one phrase."""
     return f"{lost.messages:,} message(s) lost: {printable(lost.reason)}"
 
 
 def make_safe() -> None:
-    """Lets the standard output take any text, whatever its encoding."""
+    """Lets the standard output accept any text, regardless of its encoding."""
     reconfigure = getattr(sys.stdout, "reconfigure", None)
     if reconfigure is not None:
         reconfigure(errors="backslashreplace")
 
 
 def report_damage(damaged: Collection[Damage]) -> int:
-    """Says on standard error what of a log could not be read; returns the exit status."""
+    """Reports the damaged parts of a log on standard error; returns the exit status."""
     real = [damage for damage in damaged if not damage.torn]
     for damage in real[:20]:
         print(f"hcb: {damage}", file=sys.stderr)

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 
 def text_table(head: Sequence[str], rows: Sequence[Sequence[str]], left: Sequence[int] = (0,)) -> list[str]:
-    """Lines of columns as wide as they need to be.
+    """Formats a table whose columns are as wide as their longest text.
 
     Args:
-        head: the columns' titles.
+        head: titles of the columns.
         rows: texts.
-        left: the columns that are aligned to the left; the others are to the right.
+        left: indices of the columns that are aligned to the left; the others are aligned to the right.
     """
     widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
 
@@ -26,7 +26,7 @@ def text_table(head: Sequence[str], rows: Sequence[Sequence[str]], left: Sequenc
 
 
 def bytes_text(count: float) -> str:
-    """`1.5 MiB`."""
+    """Formats a number of bytes, as in `1.5 MiB`."""
     if count < 1024:
         return f"{count:.0f} B"
     for unit in ("KiB", "MiB", "GiB"):
@@ -37,7 +37,7 @@ def bytes_text(count: float) -> str:
 
 
 def seconds_text(seconds: float) -> str:
-    """`1:02:03` or `4.5 s`."""
+    """Formats a duration, as `1:02:03` or `4.5 s`."""
     if seconds < 60:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(int(seconds), 60)

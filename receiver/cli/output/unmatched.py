@@ -1,4 +1,4 @@
-"""Says so when no tap, or no device, of a log has the name that was asked for."""
+"""Reports patterns that match no tap, or no device, of a log."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from receiver.taplog.render.json_value import printable
 
 
 def report_unmatched(reader: LogReader, wanted: Selection) -> int:
-    """Says on standard error which patterns match no tap or device, where no message was found; the exit status."""
+    """Reports on standard error which patterns match no tap or device; returns the exit status."""
     status = 0
     if wanted.names:
         status = _report("tap", wanted.names, sorted(reader.tap_names()))

@@ -1,4 +1,4 @@
-"""The process that reads, as `receiver.runtime.isolated.reader_process` starts it."""
+"""The reader process, as `receiver.runtime.isolated.reader_process` starts it."""
 
 import sys
 

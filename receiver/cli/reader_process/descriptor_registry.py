@@ -1,4 +1,4 @@
-"""The consumers of another process, by the descriptions that it writes down."""
+"""The consumers of the parent process, from the descriptors that it writes to a file."""
 
 from __future__ import annotations
 
@@ -14,13 +14,15 @@ from receiver.wire.tap_descriptor import TapDescriptor
 
 
 class DescribedRegistry(Registry):
-    """Reads on in the file of descriptions when a message comes for a consumer that it does not know. Any thread."""
+    """Reads more of the descriptor file when a message names an unknown consumer. Any thread."""
 
     def __init__(self, path: Path) -> None:
-        """`path`: a segment of a tap log."""
+        """`path`: a segment of a tap log, which the parent appends to."""
         super().__init__()
         self._reader = SegmentReader(path)
-        self._reading = threading.Lock()
+        self._reading = (
+            threading.Lock()
+        )  # protects everything below: the file is read by one thread at a time
         self._leases_of_all: dict[int, Lease] = {}
 
     def find(self, consumer_id: int) -> Consumer | None:
@@ -44,7 +46,7 @@ class DescribedRegistry(Registry):
 def _refuse(described: TapDescriptor) -> Sink:
     def report(message: Message) -> None:
         raise UnboundConsumerError(
-            f"messages of the tap {described.name!r} at {described.source_line}, whose function is in another process"
+            f"messages of the tap {described.name!r} at {described.source_line} need a function of another process"
         )
 
     return report

@@ -1,4 +1,4 @@
-"""The process that reads: delivers what is in the rings of another one, until that says that it is enough, or dies."""
+"""Child process that drains its parent's rings until the parent stops it or dies."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ if TYPE_CHECKING:
     from receiver.remote.options import Forward
 
 DRAIN_SEC = 30.0
-"""How long one message of a dead process may take before the rest is given up."""
+"""Seconds that one message of a dead process may take before the rest is discarded."""
 
 
 class RingReader:
-    """Receivers for the rings of another process."""
+    """The device receivers for another process's rings."""
 
     def __init__(self, order: ReaderConfig) -> None:
-        """Starts them.
+        """Starts the receivers.
 
         Raises:
-            OSError: a ring cannot be opened, or the log cannot be made.
-            HostCallbackError: it cannot forward.
+            OSError: a ring cannot be opened, or the log cannot be created.
+            HostCallbackError: messages cannot be forwarded.
         """
         self.order = order
         self.scope = Scope("apart", order.max_errors, on_error=OnError(order.on_error))
@@ -64,26 +64,28 @@ class RingReader:
         ]
 
     def _write(self) -> None:
-        # What is given back the other process does not have any more.
+        # Before their memory is released: the parent process does not have the messages any more after that.
         for sink in self.scope.batch_sinks:
             sink.write()
 
     def report(self) -> dict[str, Any]:
-        """What has come of the messages so far; failures are in one report only."""
+        """Reports statistics and failures so far; each failure is in one report only."""
         sys.stdout.flush()
         if self._recorder is not None:
             self._recorder.flush()
         return {"stats": self.scope.stats, "deferred": self.scope.deferred.export_pending()}
 
     def drain(self, timeout_sec: float) -> None:
-        """Waits until the collector has what was delivered, for so many seconds at most."""
+        """Waits at most `timeout_sec` seconds until the collector has stored the delivered messages."""
         if self._forwarder is not None:
             self._forwarder.drain(timeout_sec)
 
     def finish(self, *, drain: bool = False) -> dict[str, Any]:
-        """Ends the receivers, which leave what they are not delivering yet to the other process, and reports.
+        """Ends the receivers and reports.
 
-        `drain`: they deliver it, too.
+        The parent process receives the messages that they have not started to deliver.
+
+        `drain`: the receivers deliver these messages themselves.
         """
         for receiver, source in zip(self._receivers, self._sources, strict=True):
             left = -1
@@ -91,7 +93,7 @@ class RingReader:
                 before, left = left, source.counters().queued_bytes
                 if left == before:
                     logger.error(
-                        "%s: a tap has been running for %.0f s: %d bytes of messages are given up",
+                        "%s: a tap has been running for %.0f s: %d bytes of messages are discarded",
                         receiver.name,
                         DRAIN_SEC,
                         left,
@@ -106,7 +108,7 @@ class RingReader:
         return report
 
     def drain_after_parent_death(self) -> None:
-        """The other process is dead: delivers what it has left."""
+        """Delivers the messages that remain in the rings of the dead parent process."""
         for source in self._sources:
             source.abandon()
         self.finish(drain=True)
@@ -114,23 +116,24 @@ class RingReader:
             shutil.rmtree(self.order.folder, ignore_errors=True)
         error = self.scope.deferred.take()
         if error is not None:
-            logger.error("what the process %d left behind: %s", self.order.pid, error)
+            logger.error("errors in the remaining messages of process %d: %s", self.order.pid, error)
 
 
 def _forwarder(keeping: ReaderOptions, options: Forward) -> Forwarder:
     from receiver.remote.forwarder import Forwarder
 
-    # The program's own process is controlled, and answers for its taps.
+    # The parent process is controlled, and answers for its taps.
     options = replace(options, control=False)
     index, devices = keeping.process_index, keeping.local_devices
     return Forwarder(options, process_index=index, local_devices=devices)
 
 
 def serve(order: ReaderConfig, link: IpcChannel) -> None:
-    """Delivers until the other process says that it is enough, or has died."""
+    """Delivers until the parent process ends it or has died."""
     reader = RingReader(order)
     if order.keeping.forward is not None:
-        # Preempted, the program has this process send what there is; then it ends, and this one behind it.
+        # On preemption, the parent has this process send the remaining messages; then the parent ends, and this one
+        # after it.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     link.send("ready")
     while True:
@@ -141,7 +144,7 @@ def serve(order: ReaderConfig, link: IpcChannel) -> None:
                 continue
             said = None
         if said is None:
-            # The other end may also have been closed by a process that lives, and reads its rings itself from now on.
+            # The other end may also have been closed by a living process that reads its rings itself from now on.
             if stays_alive(order.pid):
                 reader.finish()
             else:
@@ -156,9 +159,9 @@ def serve(order: ReaderConfig, link: IpcChannel) -> None:
 
 
 def main(descriptor: int) -> None:
-    """Takes its order from a socket, which it was started with."""
-    # What is pressed at the terminal, and that it was closed, is for the program. This one ends when that has
-    # nothing more to say.
+    """Receives its configuration through a socket that the parent opened, and serves."""
+    # Keys pressed at the terminal, and its closing, are meant for the program. This process ends when the program's
+    # rings are drained.
     for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     logging.basicConfig(format="%(levelname)s:%(name)s:%(message)s", level=logging.WARNING)

@@ -212,7 +212,7 @@ def test_trace_beside_a_profile_of_jax(tmp_path: Path, capsys: pytest.CaptureFix
         main(["convert", str(other), "--to", "trace", "-o", str(tmp_path / "no"), "--beside", str(profile)])
         == 1
     )
-    assert "of the time of the profile" in capsys.readouterr().err
+    assert "from the time of the profile" in capsys.readouterr().err
     assert not (tmp_path / "no").exists()
     (planes,) = profile.rglob("*.xplane.pb")
     planes.write_bytes(planes.read_bytes()[:-40])

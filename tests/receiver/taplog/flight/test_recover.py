@@ -99,7 +99,7 @@ def test_what_people_see(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     lines = capsys.readouterr().out.splitlines()
     assert "flying_program.py kill (started 20" in lines[0]
     assert lines[1].startswith("  cpu:0: ")
-    assert "that had not" in lines[1]
+    assert "undelivered" in lines[1]
     assert [line.endswith("not delivered") for line in lines[-2:]] == [True, True]
     assert "step: 19" in lines[-1]
     assert main(["recover", str(tmp_path), "--to", str(tmp_path / "log")]) == 0
