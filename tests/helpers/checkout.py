@@ -9,7 +9,10 @@ ROOT = Path(__file__).resolve().parents[2]
 
 HELPERS = Path(__file__).parent
 
+REMOTE_HELPERS = ROOT / "tests" / "receiver" / "remote" / "helpers"
+
 
 def python_path(*folders: Path) -> str:
-    """A PYTHONPATH of the folders, the checkout, and what this process has in its own."""
-    return os.pathsep.join([*map(str, folders), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    """A PYTHONPATH of the folders, the checkout, this folder, and what this process has in its own."""
+    own = filter(None, [os.environ.get("PYTHONPATH")])
+    return os.pathsep.join([*map(str, (*folders, ROOT, HELPERS)), *own])

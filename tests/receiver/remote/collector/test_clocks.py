@@ -1,0 +1,64 @@
+"""Clocks that are hours apart, at the collector and at the processes: nothing is decided by them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from checkout import REMOTE_HELPERS, python_path
+from collecting import CollectorProcess, stored
+from receiver.taplog.reading.reader import LogReader
+
+PROGRAM = REMOTE_HELPERS / "many_clients_program.py"
+HOUR = 3_600
+
+SHIFT = """
+import os, time
+shift = int(os.environ["CLOCK_IS_OFF"])
+now, now_ns = time.time, time.time_ns
+time.time = lambda: now() + shift
+time.time_ns = lambda: now_ns() + shift * 10**9
+"""
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> str:
+    """Where a process finds what sets its clock."""
+    (tmp_path / "off").mkdir()
+    (tmp_path / "off" / "sitecustomize.py").write_text(SHIFT)
+    return python_path(tmp_path / "off", REMOTE_HELPERS)
+
+
+def test_processes_and_collectors_with_other_clocks_store_and_print_once(
+    tmp_path: Path, paths: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", paths)
+    monkeypatch.setenv("CLOCK_IS_OFF", str(-40 * HOUR))
+    with CollectorProcess(tmp_path, "--print-all") as collector:
+
+        def run(first: int, hours: int) -> None:
+            arguments = (collector.address, tmp_path / "spool", first, 2, 50)
+            environment = {**os.environ, "CLOCK_IS_OFF": str(hours * HOUR)}
+            subprocess.run(
+                [sys.executable, PROGRAM, *map(str, arguments)], env=environment, check=True, timeout=100
+            )
+
+        run(0, 5)
+        run(2, -5)
+        assert collector.stop() == 0
+        monkeypatch.setenv("CLOCK_IS_OFF", str(40 * HOUR))  # and once more, with another one
+        collector.start()
+        run(4, 0)
+        assert collector.stop() == 0
+    found, lost = stored(collector.log)
+    assert list(found.values()) == [list(range(50))] * 6
+    assert not lost
+    times = [item.message.time_ns for item in LogReader(collector.log / "run").messages()]
+    assert max(times) - min(times) > 9 * HOUR * 10**9
+    for number in range(6):
+        lines = [line for line in collector.lines if line.startswith(f"[p{number} d0 ")]
+        assert [line.split()[3] for line in lines] == [str(step) for step in range(50)]

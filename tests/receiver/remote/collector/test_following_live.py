@@ -1,0 +1,118 @@
+"""`hcb tail --from` a collector: the last messages, and those that come, of all processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from checkout import ROOT, python_path
+from collecting import CollectorProcess, Emitter, forwarder, wait_for
+from receiver.remote import protocol
+
+
+class Tail:
+    """`hcb tail --from`, and the messages it has shown."""
+
+    def __init__(self, address: str, *arguments: str, **environment: str) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-u", "-m", "receiver.cli", "tail", "--json", "--from", address, *arguments],
+            env={**os.environ, "PYTHONPATH": python_path(), **environment},
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        self.found: list[Any] = []
+        self._thread = threading.Thread(target=self._read, daemon=True)
+        self._thread.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.found.append(json.loads(line))
+
+    def seqs(self, process: str) -> list[int]:
+        return [item["seq"] for item in self.found if item["process"] == process]
+
+    def end(self) -> str:
+        """Waits until it ends; what it had to say."""
+        self.process.wait(60)
+        self._thread.join(60)
+        assert self.process.stdout is not None
+        assert self.process.stderr is not None
+        with self.process.stdout, self.process.stderr:
+            return self.process.stderr.read()
+
+
+def test_the_last_messages_and_those_that_come_of_all_processes(tmp_path: Path) -> None:
+    with CollectorProcess(tmp_path, "--quiet") as collector:
+        with forwarder(collector.address, tmp_path / "a", process_index=0, spool_bytes=1 << 17) as first:
+            emitter = Emitter(first)
+            for _ in range(20):  # several segments
+                emitter.losses(100)
+                first.flush()
+            assert first.drain(60)
+            tail = Tail(collector.address, "-n", "5")
+            wait_for(lambda: len(tail.found) == 5, "the last messages")
+            emitter.losses(10)
+            with forwarder(collector.address, tmp_path / "b", process_index=1) as second:
+                Emitter(second).losses(20)
+                wait_for(lambda: len(tail.found) >= 35, "those that came")
+            emitter.losses(2_000)
+            wait_for(lambda: len(tail.found) >= 2_035, "those of later segments")
+        assert tail.seqs("process 0") == list(range(1_995, 4_010))
+        assert tail.seqs("process 1") == list(range(20))
+        collector.stop()
+    assert tail.end() == f"hcb: the collector at {collector.address} has ended\n"
+    assert not [line for line in collector.errors if "Traceback" in line]
+    assert tail.process.returncode == 1
+
+
+def test_who_follows_sees_only_the_runs_that_its_token_is_good_for(tmp_path: Path) -> None:
+    tokens = tmp_path / "tokens"
+    tokens.write_text("writer\nreader mine*\n")
+    tokens.chmod(0o600)
+    with CollectorProcess(tmp_path, "--quiet", "--token-file", str(tokens)) as collector:
+        for run in ("mine-1", "other", "mine-2"):
+            with forwarder(
+                collector.address, tmp_path / "spool", run=run, token="writer", drain_sec=60
+            ) as recorder:
+                Emitter(recorder).losses(3)
+        tail = Tail(collector.address, "-n", "100", HOSTCALLBACK_TOKEN="reader")
+        wait_for(lambda: len(tail.found) >= 6, "two runs")
+        nobody = Tail(collector.address, HOSTCALLBACK_TOKEN="nobody")
+        assert "UNAUTHENTICATED" in nobody.end()
+        assert not nobody.found
+        collector.stop()
+        tail.end()
+    assert len(tail.found) == 6
+
+
+def test_a_newer_version_of_the_protocol_is_refused(tmp_path: Path) -> None:
+    with (
+        CollectorProcess(tmp_path, "--quiet") as collector,
+        grpc.insecure_channel(collector.address) as channel,
+    ):
+        follow = channel.unary_stream(f"/{protocol.SERVICE}/{protocol.FOLLOW}")
+        with pytest.raises(
+            grpc.RpcError, match=r"speaks version 2 of the protocol, this collector 1: update"
+        ) as refused:
+            next(follow(protocol.encode_map(version=2, run="*")))
+        assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        collector.stop()
+
+
+def test_there_must_be_something_to_read(tmp_path: Path) -> None:
+    for arguments in ([], ["log", "--from", "localhost:1"], ["--from", "nowhere"]):
+        ended = subprocess.run(
+            [sys.executable, "-m", "receiver.cli", "tail", *arguments],
+            cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=60,
+            check=False,
+        )  # fmt: skip
+        assert ended.returncode == 1
+        assert ended.stderr.startswith("hcb: ")

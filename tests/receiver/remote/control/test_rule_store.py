@@ -1,0 +1,131 @@
+"""What a collector remembers of rules: it means what was said, in the order in which it was; and it outlives kills."""
+
+from __future__ import annotations
+
+import json
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, strategies as st
+
+from receiver.remote.control.rule_store import (
+    MAX_BYTES,
+    NAME,
+    RuleStore,
+    StatementsFile,
+    covers,
+    overlap,
+)
+from receiver.runtime.rules.rules import DEFAULT, Rules
+
+NAMES = ["loss", "loss/a", "grad", "g"]
+globs = st.sampled_from([*NAMES, "*", "loss*", "*a*", "g?", "[lg]*", "none"])
+runs = st.sampled_from(["exp1", "exp2", "exp*", "*", "e?p1", "other"])
+settings_ = st.dictionaries(st.sampled_from(["every", "truncate"]), st.integers(1, 3), min_size=1).map(
+    lambda found: dict(sorted(found.items()))
+)
+said = st.lists(st.tuples(runs, globs, st.none() | settings_), max_size=8)
+
+
+def holds(kept: RuleStore, run: str, name: str) -> dict[str, Any]:
+    """What follows for one tap of one run, in a process."""
+    rules = Rules()
+    for pattern, settings in kept.about(run):
+        rules = rules.with_setting(pattern, settings)
+    found = rules.of(name)
+    return {"every": found.every, "truncate": found.truncate}
+
+
+@given(said)
+def test_of_what_is_said_of_one_tap_the_last_counts(statements: list[Any]) -> None:
+    kept = RuleStore()
+    for run, pattern, settings in statements:
+        kept = kept.without(run, pattern) if settings is None else kept.with_setting(run, pattern, settings)
+    assert RuleStore.decoded(kept.encoded()).statements == kept.statements
+    for run in ("exp1", "exp2", "other"):
+        for name in NAMES:
+            expected = {"every": DEFAULT.every, "truncate": DEFAULT.truncate}
+            for of_run, pattern, settings in statements:
+                if fnmatchcase(run, of_run) and fnmatchcase(name, pattern):
+                    expected |= (
+                        {"every": DEFAULT.every, "truncate": DEFAULT.truncate}
+                        if settings is None
+                        else settings
+                    )
+            assert holds(kept, run, name) == expected
+
+
+@given(said)
+def test_taking_everything_back_leaves_nothing(statements: list[Any]) -> None:
+    kept = RuleStore()
+    for run, pattern, settings in statements:
+        kept = kept.with_setting(run, pattern, settings or {"enabled": False})
+    assert not kept.without("*", "*").statements
+
+
+@given(globs, globs)
+def test_which_globs_cover_and_overlap(one: str, other: str) -> None:
+    for name in NAMES:
+        if covers(one, other) and fnmatchcase(name, other):
+            assert fnmatchcase(name, one)
+        if fnmatchcase(name, one) and fnmatchcase(name, other):
+            assert overlap(one, other)
+
+
+def test_what_can_never_count_again_is_forgotten() -> None:
+    kept = RuleStore().with_setting("exp1", "loss", {"every": 3}).with_setting("*", "lo*", {"rate": 1})
+    assert len(kept.statements) == 2
+    assert kept.with_setting("exp*", "loss", {"every": 5}).statements[-1] == ("exp*", "loss", "every", 5)
+    assert len(kept.with_setting("exp*", "loss", {"every": 5}).statements) == 2
+    assert len(kept.with_setting("*", "*", {"every": 5, "rate": 2}).statements) == 2
+
+
+@pytest.mark.parametrize(
+    ("run", "pattern", "settings"),
+    [("*", "", {"every": 2}), ("*", "x" * 257, {"every": 2}), ("", "x", {"every": 2}), ("*", 3, {"every": 2}),
+     ("*", "x", {"every": 0}), ("*", "x", {"fly": 1}), ("*", "x", {"rate": float("inf")})],
+)  # fmt: skip
+def test_what_makes_no_sense_is_not_kept(run: Any, pattern: Any, settings: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="expected"):
+        RuleStore().with_setting(run, pattern, settings)
+
+
+def test_what_is_kept_is_bounded() -> None:
+    kept = RuleStore()
+    with pytest.raises(ValueError, match="remove some with --reset"):  # noqa: PT012
+        for number in range(10_000):
+            kept = kept.with_setting("*", f"tap {number}", {"every": 2})
+    assert len(kept.encoded()) <= MAX_BYTES
+
+
+plain = st.recursive(st.none() | st.integers() | st.text(), st.lists, max_leaves=5)
+files = plain.map(lambda found: json.dumps({"version": 1, "statements": found}).encode())
+
+
+@given(st.binary() | files)
+def test_anything_else_is_refused(data: bytes) -> None:
+    try:
+        RuleStore.decoded(data)
+    except ValueError:
+        return
+    assert RuleStore.decoded(data).encoded()
+
+
+def test_the_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file = StatementsFile(tmp_path)
+    assert not file.read().statements
+    kept = RuleStore().with_setting("*", "loss", {"every": 3})
+    file.write(kept)
+    assert StatementsFile(tmp_path).read().statements == kept.statements
+    (tmp_path / NAME).with_suffix(".new").write_bytes(b"{")  # of one that was killed in the middle
+    assert StatementsFile(tmp_path).read().statements == kept.statements
+    assert not caplog.text
+    for broken in (b"", b"{", b"[]", b'{"version": 2, "statements": []}', b"[" * 100_000, b"\xff"):
+        (tmp_path / NAME).write_bytes(broken)
+        assert not StatementsFile(tmp_path).read().statements
+        assert "cannot be read" in caplog.text
+        caplog.clear()
+    file.write(kept)
+    assert StatementsFile(tmp_path).read().statements == kept.statements

@@ -1,0 +1,46 @@
+"""Programs of several JAX processes: the taps of all of them arrive at one collector, once and in order."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from collecting import CollectorProcess
+from ports import free_port
+from receiver.taplog.reading.reader import LogReader
+
+PROGRAM = Path(__file__).with_name("distributed_program.py")
+
+
+@pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_taps_of_all_processes_arrive_once_and_in_order(tmp_path: Path, count: int) -> None:
+    steps, port = 40, str(free_port())
+    environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=1"}
+    with CollectorProcess(tmp_path) as collector:
+        processes = [
+            subprocess.Popen(
+                [sys.executable, PROGRAM, str(n), str(count), port, collector.address, tmp_path / "spool", str(steps)],
+                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment,
+            )
+            for n in range(count)
+        ]  # fmt: skip
+        outputs = [process.communicate(timeout=110)[0] for process in processes]
+        assert [process.returncode for process in processes] == [0] * count, outputs
+        assert collector.stop() == 0
+    found: dict[int | None, list[tuple[int | None, float]]] = {}
+    for logged in LogReader(collector.log / "run").messages():
+        if logged.message.consumer.name == "total":
+            found.setdefault(logged.writer.process_index, []).append(
+                (logged.step, float(np.squeeze(logged.value["total"])))
+            )
+    first = sum(range(count))
+    expected = [(step, float(first + count * step)) for step in range(steps)]
+    assert found == dict.fromkeys(range(count), expected)
+    numbers = " ".join(f"{n}." for n in range(count))
+    whole = [line for line in collector.lines if "a whole one" in line]
+    assert whole == [f"[p0 d0 step {steps - 1} distributed_program.py:40] a whole one: [{numbers}]\n"]

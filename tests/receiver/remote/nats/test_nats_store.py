@@ -1,0 +1,83 @@
+"""What a collector stores of what it fetches: each message once, those of a device in order."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from published_units import block_of, units
+from receiver.remote.collector.store import Store
+from receiver.remote.nats.publication import Publication
+from receiver.remote.nats.store import NatsStore
+from receiver.taplog.reading.reader import LogReader
+
+
+def parts(first: int, stop: int) -> list[Publication]:
+    """The units of messages of one device with these numbers."""
+    return units(block_of([3] * stop).part(first, stop))
+
+
+def stored(store: Store) -> list[int]:
+    return [
+        record.message.seq
+        for record in LogReader(store.folder("run")).records()
+        if hasattr(record, "message")
+    ]
+
+
+def test_what_came_under_several_subjects_is_joined_in_order(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    nats_store = NatsStore(store)
+    nats_store.append(list(reversed(parts(0, 20))))
+    nats_store.append(parts(20, 30))
+    assert stored(store) == list(range(30))
+    assert len(list((tmp_path / "run").iterdir())) == 1
+    assert all(nats_store.has(unit, again=False) for unit in parts(20, 30))
+    assert not any(nats_store.has(unit, again=True) for unit in parts(30, 40))
+    nats_store.close()
+    store.close()
+
+
+def test_another_collector_in_its_place_knows_what_is_there(tmp_path: Path) -> None:
+    for first in (0, 10):
+        store = Store(tmp_path)
+        nats_store = NatsStore(store)
+        assert not first or all(nats_store.has(unit, again=True) for unit in parts(0, first))
+        nats_store.append(parts(first, first + 10))
+        store.close()  # the segment stays as it is: it was killed
+    assert stored(store) == list(range(20))
+
+
+def test_messages_that_come_late_are_read_in_their_place(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    nats_store = NatsStore(store)
+    nats_store.append(parts(10, 20))
+    (late, *others) = parts(0, 10)
+    assert not nats_store.has(late, again=True)
+    nats_store.append([late, *others])
+    nats_store.append(parts(20, 30))
+    nats_store.close()
+    assert stored(store) == list(range(30))
+    store.close()
+
+
+@pytest.mark.parametrize("cut", [1, 64, 200, 700, 1500])
+def test_what_was_half_written_is_stored_once_when_it_comes_again(tmp_path: Path, cut: int) -> None:
+    store = Store(tmp_path)
+    NatsStore(store).append(parts(0, 10))
+    (path,) = (tmp_path / "run").iterdir()
+    NatsStore(store).append(parts(10, 20))
+    (path,) = set((tmp_path / "run").iterdir()) - {path}
+    os.truncate(path, path.stat().st_size - cut)
+    store.close()
+    store = Store(tmp_path)
+    third = NatsStore(store)
+    assert all(third.has(unit, again=True) for unit in parts(0, 10))
+    missing = [unit for unit in parts(10, 20) if not third.has(unit, again=True)]
+    assert missing
+    third.append(missing)
+    third.close()
+    assert sorted(stored(store)) == list(range(20))
+    store.close()

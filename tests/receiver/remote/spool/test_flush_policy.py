@@ -1,0 +1,89 @@
+"""What is written to a spool is sent soon: at once after a pause and when somebody waits, else many writes together."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from collecting import CollectorProcess, Emitter, forwarder, only, stored, wait_for
+from receiver.remote.spool import flush_policy as pace
+from receiver.remote.spool.flush_policy import SEND_BYTES, FlushPolicy
+from receiver.remote.spool.spool import Spool
+from receiver.remote.streams import SegmentSlice, StreamOffset
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The time that a pace sees."""
+    now = [100.0]
+    monkeypatch.setattr(pace, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    return now
+
+
+def test_the_first_bytes_after_a_pause_are_sent_at_once(clock: list[float]) -> None:
+    mine = FlushPolicy()
+    assert mine.wrote(1)
+    assert mine.wait_sec(1, acked=True) == 0.0
+
+
+def test_little_waits_until_the_last_piece_is_long_ago(clock: list[float]) -> None:
+    mine = FlushPolicy()
+    mine.sends(everything=True)
+    mine.has_nothing()
+    assert mine.wrote(100)  # whoever sends is to look how long that may wait
+    assert mine.wait_sec(100, acked=True) == pytest.approx(pace.SEND_SEC)
+    assert not mine.wrote(100)
+    clock[0] += pace.SEND_SEC
+    assert mine.wait_sec(200, acked=True) == 0.0
+
+
+def test_little_waits_longer_while_the_last_piece_is_not_acknowledged(clock: list[float]) -> None:
+    mine = FlushPolicy()
+    mine.sends(everything=True)
+    clock[0] += pace.SEND_SEC
+    assert mine.wait_sec(1, acked=True) == 0.0
+    assert mine.wait_sec(1, acked=False) == pytest.approx(pace.BUSY_SEC - pace.SEND_SEC)
+    clock[0] += pace.BUSY_SEC
+    assert mine.wait_sec(1, acked=False) == 0.0
+
+
+def test_much_is_sent_at_once_and_so_is_what_must_not_wait(clock: list[float]) -> None:
+    mine = FlushPolicy()
+    mine.sends(everything=True)
+    assert mine.wait_sec(SEND_BYTES, acked=False) == 0.0
+    assert mine.wrote(SEND_BYTES)
+    mine.sends(everything=True)
+    mine.hurry()
+    assert mine.wait_sec(1, acked=True) == 0.0
+    mine.sends(everything=False)
+    assert mine.wait_sec(1, acked=True) == 0.0
+    mine.sends(everything=True)
+    assert mine.wait_sec(1, acked=True) > 0.0
+
+
+def test_many_small_writes_are_sent_in_few_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pieces: list[SegmentSlice] = []
+    read = Spool.read
+
+    def noted(self: Spool, position: StreamOffset, timeout_sec: float) -> SegmentSlice | None:
+        piece = read(self, position, timeout_sec)
+        if piece is not None:
+            pieces.append(piece)
+        return piece
+
+    monkeypatch.setattr(Spool, "read", noted)
+    with CollectorProcess(tmp_path, "--quiet") as collector:
+        began = time.monotonic()
+        recorder = forwarder(collector.address, tmp_path / "spool")
+        emitter = Emitter(recorder)
+        for count in range(100):
+            emitter.losses(1)
+            wait_for(lambda count=count: recorder.counters.messages > count, "it in the spool")
+        assert recorder.drain(60)
+        seconds = time.monotonic() - began
+        recorder.close()
+        assert list(only(stored(collector.log)[0])) == list(range(100))
+    assert len(pieces) <= seconds / pace.SEND_SEC + 5  # the first one, that of the drain, and the trailer

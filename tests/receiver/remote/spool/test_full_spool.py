@@ -1,0 +1,104 @@
+"""A spool that is full: what each policy keeps, and that the collector is told exactly what it does not get."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from collecting import LOSS, CollectorProcess, Emitter, forwarder, only, stored, wait_for
+
+SPOOL_BYTES = 256 << 10
+COUNT = 6_000  # of 192 bytes
+
+
+def forward_without_and_with_collector(folder: Path, policy: str, **options: Any) -> tuple[Any, Any, Any]:
+    """Emits while there is no collector, and a little more when there is; what is stored, lost, and the counters."""
+    with CollectorProcess(folder, "--quiet") as collector:
+        collector.kill()
+        with forwarder(
+            collector.address,
+            folder / "spool",
+            spool_bytes=SPOOL_BYTES,
+            when_full=policy,
+            drain_sec=60,
+            **options,
+        ) as recorder:
+            emitter = Emitter(recorder)
+            for _ in range(COUNT // 100):
+                emitter.losses(100)
+                recorder.flush()
+                assert recorder.unsent_bytes <= SPOOL_BYTES * 1.2
+            collector.start()
+            assert recorder.drain(60)
+            emitter.losses(10)
+        counters = recorder.counters
+        assert collector.stop() == 0
+    found, lost = stored(collector.log)
+    return only(found), lost, counters
+
+
+@pytest.mark.parametrize("policy", ["drop_oldest", "drop_newest", "sample"])
+def test_what_is_dropped_is_noted_where_the_rest_is_stored(tmp_path: Path, policy: str) -> None:
+    found, lost, counters = forward_without_and_with_collector(tmp_path, policy)
+    assert found == sorted(set(found))
+    assert len(found) + sum(note.messages for note in lost) == COUNT + 10
+    assert counters.lost_messages == COUNT + 10 - len(found) > 0
+    missing = set(range(COUNT + 10)) - set(found)
+    assert all(note.first_seq in missing and note.last_seq in missing for note in lost)
+    assert missing == {
+        seq for note in lost for seq in range(note.first_seq, note.last_seq + 1) if seq not in set(found)
+    }
+    assert set(range(COUNT, COUNT + 10)) <= set(found)
+    kept_of_old = len([seq for seq in found if seq < COUNT // 4])
+    if policy == "drop_oldest":
+        assert set(range(COUNT - 200, COUNT)) <= set(found)
+        assert any("oldest" in note.reason for note in lost)
+    elif policy == "drop_newest":
+        assert set(range(500)) <= set(found)
+        assert kept_of_old > 500
+        assert all("newest" in note.reason for note in lost)
+    else:
+        assert any("one message in 10" in note.reason for note in lost)
+
+
+def test_blocking_waits_for_room_and_loses_nothing(tmp_path: Path) -> None:
+    with CollectorProcess(tmp_path, "--quiet") as collector:
+        collector.kill()
+        recorder = forwarder(collector.address, tmp_path / "spool", spool_bytes=SPOOL_BYTES, drain_sec=60)
+        emitter = Emitter(recorder)
+        thread = threading.Thread(target=emitter.losses, args=(COUNT,))
+        thread.start()
+        wait_for(lambda: recorder.unsent_bytes > SPOOL_BYTES * 0.6, "a full spool")
+        held = wait_for(lambda: emitter.seq, "messages")
+        thread.join(0.5)
+        assert thread.is_alive()
+        assert recorder.unsent_bytes <= SPOOL_BYTES
+        assert held < COUNT
+        collector.start()
+        thread.join(60)
+        assert not thread.is_alive()
+        recorder.close()
+        collector.stop()
+    found, lost = stored(collector.log)
+    assert only(found) == list(range(COUNT))
+    assert not lost
+
+
+def test_one_message_larger_than_the_spool_is_forwarded(tmp_path: Path) -> None:
+    big = np.arange(3 << 20, dtype=np.uint8)
+    with CollectorProcess(tmp_path, "--quiet") as collector:
+        with forwarder(
+            collector.address, tmp_path / "spool", spool_bytes=SPOOL_BYTES, drain_sec=60
+        ) as recorder:
+            emitter = Emitter(recorder)
+            emitter.losses(3)
+            emitter.emit(LOSS, big, np.int32(3))
+            emitter.losses(3)
+        assert collector.stop() == 0
+    found, lost = stored(collector.log)
+    assert only(found) == list(range(7))
+    assert not lost
