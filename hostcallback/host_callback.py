@@ -28,11 +28,12 @@ from hostcallback.api import barrier
 from hostcallback.api.call import call as host_call
 from hostcallback.legacy import flags as legacy_flags
 from hostcallback.legacy.outfeed_internals import missing_name_error
-from hostcallback.primitives.bind import TapOptions, bind_tap
+from hostcallback.primitives.bind import bind_tap
 from hostcallback.sync import inflight
 from hostcallback.tracing import leaves
 from hostcallback.tracing.fingerprint import callable_name
 from hostcallback.tracing.source_line import user_source_line
+from hostcallback.tracing.tap_options import TapOptions
 from hostcallback.tracing.tap_spec import Float0Leaves, TapSpec, Transform
 from receiver import errors
 from receiver.log import logger

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from hostcallback.primitives.bind import TapOptions
 from hostcallback.primitives.call import emit_call
 from hostcallback.tracing.fingerprint import callable_name
+from hostcallback.tracing.tap_options import TapOptions
 
 VMAP_METHODS = ("sequential", "sequential_unrolled", "expand_dims", "broadcast_all", None)
 

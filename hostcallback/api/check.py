@@ -9,10 +9,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hostcallback.primitives.bind import TapOptions, bind_tap
+from hostcallback.primitives.bind import bind_tap
 from hostcallback.primitives.formatted import params_of, template_of
 from hostcallback.tracing.format_check import check_format
 from hostcallback.tracing.source_line import user_place, user_source_line
+from hostcallback.tracing.tap_options import TapOptions
 from hostcallback.tracing.tap_spec import Float0Leaves, TapSpec, Transform
 from receiver.messages.message import Sink
 from receiver.runtime.runtime import runtime
@@ -74,7 +75,7 @@ def check(
 
     options = TapOptions(
         name, tap_tangents=False, sharding="local", keep_objects=True, kind=tap_kind.CHECK, params=params_of(template),
-        check=True, folds=True, without_devices=without, place=user_place(),
+        without_devices=without, place=user_place(),
     )  # fmt: skip
     identity = ("check", fmt, str(template.printoptions))
     bind_tap((predicate, tuple(args), dict(kwargs)), (), {}, make_sink, identity=identity, options=options)

@@ -7,10 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, overload
 
-from hostcallback.primitives.bind import TapOptions, bind_tap
+from hostcallback.primitives.bind import bind_tap
 from hostcallback.primitives.formatted import emit_text
 from hostcallback.tracing.fingerprint import callable_name
 from hostcallback.tracing.source_line import SourceLine, user_source_line
+from hostcallback.tracing.tap_options import TapOptions
 from hostcallback.tracing.tap_spec import Float0Leaves, TapSpec, Transform
 from receiver.messages.message import Sink
 from receiver.sinks.format import Deliver, PrintLines, log_records

@@ -16,9 +16,10 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching
 
 from hostcallback import _jax_compat as compat
-from hostcallback.primitives.bind import TapOptions, bind_tap
+from hostcallback.primitives.bind import bind_tap
 from hostcallback.primitives.jaxpr_rewriter import Mark, Place, rewrite
 from hostcallback.tracing.source_line import SourceLine, first_user_line, user_source_line
+from hostcallback.tracing.tap_options import TapOptions
 from hostcallback.tracing.tap_spec import Float0Leaves, TapSpec, Transform
 from receiver.messages.message import Sink
 from receiver.sinks.nonfinite import NonFiniteSink, Watched
@@ -347,7 +348,7 @@ def _report(
     nan_counts, inf_counts = zip(*counts, strict=True)
     message = (jnp.logical_not(failed), list(made_here), list(nan_counts), list(inf_counts), list(iterations))
     options = TapOptions(
-        "watch_nonfinite", tap_tangents=False, sharding="local", kind=tap_kind.NONFINITE, check=True, folds=False,
+        "watch_nonfinite", tap_tangents=False, sharding="local", kind=tap_kind.NONFINITE,
         params={"operations": [operation.plain() for operation in watched]},
     )  # fmt: skip
     bind_tap(message, (), {}, make_sink, identity=("nonfinite", repr(identity)), options=options)

@@ -42,7 +42,7 @@ def _lower(
         consumer = dataclasses.replace(consumer, consumer_id=consumer_id, sink=sink, describe=described)
     context.keep_alive(runtime.registry.lease(consumer))
     compat.dispatch_synchronously(context)
-    flags = Flags.CALL | (Flags.ORDERED if call.ordered else Flags(0))
+    flags = Flags.CALL | (Flags.ORDERED if call.options.ordered else Flags(0))
     dtypes = [np.dtype(aval.dtype) for aval in ctx.avals_in]
     specs = [ArraySpec.of(dtype, aval.shape) for dtype, aval in zip(dtypes, ctx.avals_in, strict=True)]
     prefix = encode_prefix(consumer.consumer_id, flags, specs)
@@ -56,11 +56,11 @@ def _lower(
         results = [ArraySpec.of(np.dtype(aval.dtype), aval.shape) for aval in ctx.avals_out]
         ask = transport.callback_caller(context.platform, prefix, dtypes, results, context.devices())
         # Before 0.10, XLA refuses callbacks with results on one device that take a token.
-        ask_token = None if context.automatic and not call.ordered else token
+        ask_token = None if context.automatic and not call.options.ordered else token
         token_out, results = compat.python_callback_with_results(
             context, ask, ask_token, operands, ctx.avals_in, ctx.avals_out
         )
-    context.set_token_out(TAP_EFFECT, token_out if call.ordered else token)
+    context.set_token_out(TAP_EFFECT, token_out if call.options.ordered else token)
     return results
 
 
@@ -77,7 +77,7 @@ def _check_program(context: compat.LoweringContext, call: TapSpec) -> None:
             "it and behind it, "
             "or compute what it returns with JAX"
         )
-    if context.automatic and (context.partially_manual or ON_ONE_DEVICE not in call.params):
+    if context.automatic and (context.partially_manual or ON_ONE_DEVICE not in call.options.params):
         raise NotImplementedError(
             f"{where} the compiler partitions over {context.device_count} devices, where a call "
             "cannot run yet: put the code "

@@ -14,10 +14,11 @@ import numpy as np
 
 from hostcallback import _jax_compat as compat
 from hostcallback.lifecycle import readiness
-from hostcallback.primitives.bind import TapOptions, bind_tap
+from hostcallback.primitives.bind import bind_tap
 from hostcallback.primitives.call import emit_call
 from hostcallback.primitives.formatted import as_jax_array, params_of, template_of
 from hostcallback.tracing.fingerprint import callable_name
+from hostcallback.tracing.tap_options import TapOptions
 from hostcallback.tracing.tap_spec import ON_ONE_DEVICE, Float0Leaves, TapSpec, Transform
 from receiver.messages.message import Sink
 from receiver.sinks.format import Deliver, FormatSink, PrintLines

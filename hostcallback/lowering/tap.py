@@ -56,7 +56,7 @@ def _lower(ctx: Any, *operands: Any, tap: TapSpec, transforms: Any, float0_leave
         consumer = _called(tap, transforms, float0_leaves)
     lease = runtime.registry.lease(consumer)
     consumer = lease.consumer
-    runtime.rule_table.register(consumer, tap.without_devices)
+    runtime.rule_table.register(consumer, tap.options.without_devices)
     token = context.token_in(TAP_EFFECT)
     arrays, avals, consumer_id = list(operands), list(ctx.avals_in), consumer.consumer_id
     if context.for_export:
@@ -74,14 +74,14 @@ def _lower(ctx: Any, *operands: Any, tap: TapSpec, transforms: Any, float0_leave
     # The handler looks at a check's predicate itself. A branch around it costs less to run, and more to compile the
     # more there are. Where the compiler partitions, its condition would have to be brought together from all devices.
     # On a GPU the host would have to wait for it; there the receiver looks at the predicate.
-    branch = tap.check and not context.automatic
+    branch = tap.options.kind.is_check and not context.automatic
     if native:
         branch = branch and context.platform == "cpu" and context.kept_alive < MAX_BRANCHES
     token_out = context.unless(operands[0], token, emission) if branch else emission()
     # An unordered tap hangs on the token that comes in, so it cannot start before its program point's predecessors are
     # known, but nothing waits for it. Shards are numbered in the order of their emission, which the devices share only
     # if it is the program's.
-    context.set_token_out(TAP_EFFECT, token_out if tap.ordered or context.automatic else token)
+    context.set_token_out(TAP_EFFECT, token_out if tap.options.ordered or context.automatic else token)
     return operands
 
 
@@ -145,23 +145,26 @@ def _emit_through_python(
 
 
 def _flags(tap: TapSpec) -> Flags:
-    flags = Flags(0)
-    for flag, is_set in ((Flags.ORDERED, tap.ordered), (Flags.CHECK, tap.check), (Flags.FOLDS, tap.folds)):
+    flags, kind = Flags(0), tap.options.kind
+    for flag, is_set in (
+        (Flags.ORDERED, tap.options.ordered),
+        (Flags.CHECK, kind.is_check),
+        (Flags.FOLDS, kind.folds),
+    ):
         flags |= flag if is_set else Flags(0)
     return flags
 
 
 def _whole_flags(context: compat.LoweringContext, tap: TapSpec) -> Flags:
     # What goes through a consumer of all exported taps, or of shards, is looked at one by one.
-    batched = tap.params.get("batched", False) and tap.structure.has_arrays and not context.for_export
+    batched = tap.options.params.get("batched", False) and tap.structure.has_arrays and not context.for_export
     return _flags(tap) | (Flags.BATCHED if batched else Flags(0))
 
 
 def _prefix(context: compat.LoweringContext, consumer_id: int, tap: TapSpec, avals: Sequence[Any]) -> bytes:
     specs = [ArraySpec.of(np.dtype(aval.dtype), aval.shape) for aval in avals]
-    return encode_prefix(
-        consumer_id, _whole_flags(context, tap), specs, _predicate(context) if tap.check else 0
-    )
+    predicate = _predicate(context) if tap.options.kind.is_check else 0
+    return encode_prefix(consumer_id, _whole_flags(context, tap), specs, predicate)
 
 
 def _predicate(context: compat.LoweringContext) -> int:
@@ -173,8 +176,9 @@ def _whole_axes(
     context: compat.LoweringContext, tap: TapSpec, transforms: Any, avals: Sequence[Any]
 ) -> Sequence[Sequence[int]]:
     # Who gets a device's shards of each element of a batch, as from JAX's callbacks, needs all elements on it.
-    batchings = batchings_of(transforms)
-    if not context.automatic or tap.sharding != "local" or not tap.kind.by_element or not batchings:
+    batchings, options = batchings_of(transforms), tap.options
+    by_element = options.sharding == "local" and options.kind.by_element
+    if not context.automatic or not by_element or not batchings:
         return ()
     described = int(context.for_export)  # in front, without a batch
     return [
@@ -186,7 +190,7 @@ def _whole_axes(
 
 def _on_one_device(context: compat.LoweringContext, tap: TapSpec) -> bool:
     # Where some axes are manual, each of their places has devices of its own, and XLA knows no first one.
-    return ON_ONE_DEVICE in tap.params and context.automatic and not context.partially_manual
+    return ON_ONE_DEVICE in tap.options.params and context.automatic and not context.partially_manual
 
 
 def _called(tap: TapSpec, transforms: Any, float0_leaves: Float0Leaves) -> Consumer:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -12,65 +11,9 @@ from hostcallback.primitives import late_rules
 from hostcallback.primitives.tap import tap_p
 from hostcallback.tracing import leaves
 from hostcallback.tracing.source_line import user_source_line
+from hostcallback.tracing.tap_options import TapOptions
 from hostcallback.tracing.tap_spec import SinkFactory, TapSpec
-from receiver import environment
-from receiver.messages.call_site import CallSite, note_place
-from receiver.wire import tap_kind
-from receiver.wire.tap_kind import TapKind
-
-SHARDINGS = ("global", "local")
-
-
-@dataclass(frozen=True, slots=True)
-class TapOptions:
-    """How a tap is emitted, whatever its messages are for.
-
-    Attributes:
-        name: what the tap is called in reports.
-        ordered: whether its messages keep program order on each device.
-        tap_tangents: whether tangents and cotangents are tapped too; None for the process's default.
-        sharding: "global" or "local"; see `id_tap`.
-        device_index: which of the program's devices an array assembled from its shards is said to come from.
-        tap_transposed: whether a tap in linear code taps the cotangents where that code is transposed; None for what
-            `tap_tangents` says.
-        keep_objects: whether arrays that JAX cannot put on a device (of texts, say) stay on the host, as every leaf
-            does that is no array; by default they are refused.
-        kind: what the tap's messages are for.
-        params: what a sink of that kind needs; plain data.
-        check: whether the first array is a predicate, and a message is sent only where it does not hold.
-        folds: whether of its failures in a row, of such a check, only the first and the last need be read.
-        without_devices: ids of this process's devices on which such a check does not check.
-        place: where it is traced, for those whose reports show that.
-    """
-
-    name: str
-    ordered: bool = True
-    tap_tangents: bool | None = None
-    sharding: str = "global"
-    device_index: int = 0
-    tap_transposed: bool | None = None
-    keep_objects: bool = False
-    kind: TapKind = tap_kind.TAP
-    params: Mapping[str, Any] = field(default_factory=dict)
-    check: bool = False
-    folds: bool = False
-    without_devices: tuple[int, ...] = ()
-    place: CallSite | None = None
-
-    def __post_init__(self) -> None:
-        """Checks what comes from users.
-
-        Raises:
-            TypeError: the name is no text.
-            ValueError: `sharding` is neither "global" nor "local".
-        """
-        if not isinstance(self.name, str):
-            raise TypeError(f"a tap's name is a text, got {type(self.name).__name__} {self.name!r}")
-        if self.sharding not in SHARDINGS:
-            raise ValueError(
-                f"sharding={self.sharding!r}, expected 'global' (the tap gets the whole array) or 'local' (each "
-                "device's shard)"
-            )
+from receiver.messages.call_site import note_place
 
 
 def bind_tap(
@@ -120,21 +63,10 @@ def bind_spec(
     try:
         arrays, structure = leaves.split_leaves(arg, "arg", tap, keep_objects=options.keep_objects)
         _check_kwargs(kwargs, options.name, tap)
-        tangents = environment.TAP_TANGENTS.read() if options.tap_tangents is None else options.tap_tangents
         spec = TapSpec(
-            name=options.name,
+            options.resolved(),
             source_line=source_line,
             kwargs=kwargs,
-            ordered=options.ordered,
-            tangents=tangents,
-            transposed=tangents if options.tap_transposed is None else options.tap_transposed,
-            sharding=options.sharding,
-            device_index=options.device_index,
-            kind=options.kind,
-            params=options.params,
-            check=options.check,
-            folds=options.folds,
-            without_devices=options.without_devices,
             structure=structure,
             identity=(*identity, structure.static_values),
             make_sink=make_sink,

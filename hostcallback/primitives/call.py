@@ -13,9 +13,10 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching
 
 from hostcallback import _jax_compat as compat
-from hostcallback.primitives.bind import TapOptions, bind_spec
+from hostcallback.primitives.bind import bind_spec
 from hostcallback.primitives.tap import CALL_EFFECT, TAP_EFFECT
 from hostcallback.tracing.fingerprint import describe_structure
+from hostcallback.tracing.tap_options import TapOptions
 from hostcallback.tracing.tap_spec import Float0Leaves, TapSpec, Transform
 from receiver.errors import CallResultError
 from receiver.messages.message import Sink
@@ -131,7 +132,7 @@ def refuse_to_differentiate(call: TapSpec) -> None:
     Raises:
         ValueError: it is not.
     """
-    if call.kind.sends_primals:
+    if call.options.kind.sends_primals:
         return
     raise ValueError(
         f"the call of {call.name} at {call.source_line} was differentiated, and JAX cannot look into "

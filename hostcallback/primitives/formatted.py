@@ -9,9 +9,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from hostcallback.primitives.bind import TapOptions, bind_tap
+from hostcallback.primitives.bind import bind_tap
 from hostcallback.tracing.format_check import check_format, placeholders
 from hostcallback.tracing.source_line import SourceLine, user_source_line
+from hostcallback.tracing.tap_options import TapOptions
 from hostcallback.tracing.tap_spec import Float0Leaves, TapSpec, Transform
 from receiver.messages.message import Sink
 from receiver.sinks.format import Deliver, FormatSink, Template

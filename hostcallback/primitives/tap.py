@@ -132,7 +132,7 @@ def _eager_program(
 
 def _jvp(primals: Any, tangents: Any, *, tap: TapSpec, transforms: Any, float0_leaves: Float0Leaves) -> Any:
     primals_out = tap_p.bind(*primals, tap=tap, transforms=transforms, float0_leaves=float0_leaves)
-    if not tap.tangents or all(type(t) is ad.Zero for t in tangents):
+    if not tap.options.tap_tangents or all(type(t) is ad.Zero for t in tangents):
         return primals_out, list(tangents)
     # Integer leaves have float0 tangents, which hold no bytes: they stay on the host.
     carried = [i for i, t in enumerate(tangents) if not _is_float0(t)]
@@ -154,7 +154,7 @@ def _transpose(
     cotangents: Any, *args: Any, tap: TapSpec, transforms: Any, float0_leaves: Float0Leaves
 ) -> Any:
     undefined = [ad.is_undefined_primal(arg) for arg in args]
-    if not tap.transposed or all(type(ct) is ad.Zero for ct in cotangents):
+    if not tap.options.tap_transposed or all(type(ct) is ad.Zero for ct in cotangents):
         return [ct if flows else None for ct, flows in zip(cotangents, undefined, strict=True)]
     outs = tap_p.bind(
         *map(ad.instantiate_zeros, cotangents),

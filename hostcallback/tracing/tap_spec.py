@@ -11,13 +11,13 @@ from typing import Any, Literal
 
 from hostcallback.tracing.fingerprint import Fingerprint, describe_structure, freeze
 from hostcallback.tracing.source_line import SourceLine
+from hostcallback.tracing.tap_options import TapOptions
 from receiver.messages.call_site import CallSite
 from receiver.messages.message import Consumer, Sink
 from receiver.runtime.runtime import runtime
 from receiver.sinks.sharding.sinks import shard_sink
 from receiver.wire.pytree import is_plain
 from receiver.wire.tap_descriptor import TapDescriptor
-from receiver.wire.tap_kind import TapKind
 
 Transform = tuple[str, Any]
 """("batch", dims) | ("jvp", None) | ("transpose", None): hashable, as equations carry it."""
@@ -43,19 +43,9 @@ class TapSpec:
     may compare specs by identity. A spec lives as long as a jaxpr, a program or an eager call refers to it.
 
     Attributes:
-        name: the tap function's name.
+        options: how it is emitted; resolved.
         source_line: where the user called the tap.
         kwargs: the tap's keyword arguments, for reports.
-        ordered: whether its messages keep program order on each device.
-        tangents: whether jvp taps the tangents too, and transposition after it the cotangents.
-        transposed: whether transposition taps the cotangents.
-        sharding: "global" or "local": what its sink gets of arrays that the compiler partitions.
-        device_index: which of the program's devices an array assembled from its shards is said to come from.
-        kind: what its messages are for.
-        params: what a sink of that kind needs, as plain data.
-        check: whether the first array is a predicate, and a message is sent only where it does not hold.
-        folds: whether of its failures in a row, of such a check, only the first and the last need be read.
-        without_devices: ids of this process's devices on which such a check does not check.
         places: where it was traced, for those whose reports show that.
         make_sink: makes the sink of the spec under given transformations.
     """
@@ -63,69 +53,43 @@ class TapSpec:
     __slots__ = (
         "__weakref__",
         "_key",
-        "check",
-        "device_index",
         "fingerprint",
-        "folds",
-        "kind",
         "kwargs",
         "make_sink",
-        "name",
-        "ordered",
-        "params",
+        "options",
         "places",
-        "sharding",
         "source_line",
         "structure",
-        "tangents",
-        "transposed",
-        "without_devices",
     )
 
     def __init__(
         self,
+        options: TapOptions,
         *,
-        name: str,
         source_line: SourceLine,
         kwargs: Mapping[str, Any],
-        ordered: bool,
-        tangents: bool,
-        transposed: bool,
-        sharding: str,
-        device_index: int,
-        kind: TapKind,
-        params: Mapping[str, Any],
-        check: bool,
-        folds: bool,
-        without_devices: tuple[int, ...],
         structure: Any,
         identity: tuple[Any, ...],
         make_sink: SinkFactory,
     ) -> None:
-        """`identity` holds everything the sink's behaviour depends on beside `kwargs` and `structure`."""
-        self.name = name
+        """`identity` holds everything the sink's behaviour depends on apart from `kwargs` and `structure`."""
+        self.options = options
         self.source_line = source_line
         self.kwargs = dict(kwargs)
-        self.ordered = ordered
-        self.tangents = tangents
-        self.transposed = transposed
-        self.sharding = sharding
-        self.device_index = device_index
-        self.kind = kind
-        self.params = params
-        self.check = check
-        self.folds = folds
-        self.without_devices = without_devices
         self.places: list[CallSite] = []
         self.structure = structure
         self.make_sink = make_sink
         self.fingerprint = Fingerprint(identity, freeze(kwargs))
         place = (source_line.module, source_line.function, source_line.line)
-        options: tuple[Any, ...] = (ordered, tangents, transposed, sharding, device_index)
-        if check:
-            options += (without_devices,)
-        text = repr((name, place, *options, describe_structure(structure), self.fingerprint.text))
+        text = repr(
+            (options.name, place, *_parts(options), describe_structure(structure), self.fingerprint.text)
+        )
         self._key = hashlib.blake2b(text.encode(), digest_size=16).digest()
+
+    @property
+    def name(self) -> str:
+        """What the tap is called in reports."""
+        return self.options.name
 
     def __repr__(self) -> str:
         """As jaxprs print it."""
@@ -184,7 +148,7 @@ class TapSpec:
             sink=sink if shards is None else self._shard_sink(sink, shards),
             transforms=public_transforms(transforms),
             kwargs=self.kwargs,
-            is_check=self.check,
+            is_check=self.options.kind.is_check,
             is_switchable=switchable,
             is_portable=shards is None and self._is_portable(sink),
             describe=functools.partial(self.describe, transforms, float0_leaves, shards, with_places=True),
@@ -197,9 +161,9 @@ class TapSpec:
     def _shard_sink(self, sink: Sink, shards: Shards) -> Sink:
         return shard_sink(
             sink,
-            self.sharding,
+            self.options.sharding,
             assemble=shards == "all",
-            device_index=self.device_index,
+            device_index=self.options.device_index,
             is_another_receiver_busy=runtime.is_another_receiver_busy,
         )
 
@@ -215,22 +179,22 @@ class TapSpec:
 
         Keyword arguments that are no plain data stay behind. Of a check, `with_places` adds where it was traced so far.
         """
-        params = dict(self.params)
+        params = dict(self.options.params)
         if with_places and self.places:
             params["places"] = [[list(map(list, place.stack)), place.span] for place in self.places]
-        if shards is not None and self.device_index:
-            params["device_index"] = self.device_index
+        if shards is not None and self.options.device_index:
+            params["device_index"] = self.options.device_index
         return TapDescriptor(
             name=self.name,
             source_line=str(self.source_line),
             consumer_id=self.consumer_id(transforms, float0_leaves, shards),
-            kind=self.kind.text,
+            kind=self.options.kind.text,
             params=params,
             kwargs={key: value for key, value in self.kwargs.items() if is_plain(value)},
             transforms=public_transforms(transforms),
             tree=self.structure.describe(float0_leaves),
             shards=shards,
-            sharding=self.sharding,
+            sharding=self.options.sharding,
         )
 
 
@@ -238,6 +202,14 @@ _interned_lock = threading.Lock()  # protects the tables
 _interned: weakref.WeakValueDictionary[Any, TapSpec] = weakref.WeakValueDictionary()
 _ordinals: dict[bytes, int] = {}
 _unnumbered: weakref.WeakValueDictionary[bytes, TapSpec] = weakref.WeakValueDictionary()
+
+
+def _parts(options: TapOptions) -> tuple[Any, ...]:
+    # What of the options tells taps of one line apart, apart from the name.
+    parts = (
+        options.ordered, options.tap_tangents, options.tap_transposed, options.sharding, options.device_index,
+    )  # fmt: skip
+    return (*parts, options.without_devices) if options.kind.is_check else parts
 
 
 def public_transforms(transforms: tuple[Transform, ...]) -> tuple[tuple[str, dict[str, Any]], ...]:
