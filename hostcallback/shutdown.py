@@ -1,9 +1,8 @@
-"""What becomes of messages when the process ends, and in a child that it forks."""
+"""What becomes of messages when the process ends."""
 
 from __future__ import annotations
 
 import atexit
-import os
 import sys
 import traceback
 from time import perf_counter
@@ -12,13 +11,9 @@ from time import perf_counter
 import hostcallback.api.receiver  # noqa: F401
 from hostcallback.api.barrier import leave_effects_barrier, merge, wait_for_taps
 from hostcallback.lifecycle import effect_dispatch, receivers as transport
-from hostcallback.sync import inflight
-from receiver.control.endpoints import endpoints
 from receiver.errors import TapTimeoutError
 from receiver.log import logger
-from receiver.native import bindings as native_library
 from receiver.runtime.runtime import runtime
-from receiver.sinks.debugger import sessions as stops
 
 EXIT_STALL_SEC = 10.0
 """At interpreter exit, how long one tap or computation may take before the rest is given up and counted."""
@@ -54,16 +49,3 @@ def _deliver_at_exit() -> None:
             file=sys.stderr,
         )
         traceback.print_exception(errors)
-
-
-def _after_fork_in_child() -> None:
-    # The child has no receiver threads, and what is queued is the parent's to deliver.
-    inflight.forget()
-    transport.forget()
-    runtime.reset()
-    stops.reset()
-    endpoints.after_fork_in_child()
-    native_library.after_fork_in_child()
-
-
-os.register_at_fork(after_in_child=_after_fork_in_child)

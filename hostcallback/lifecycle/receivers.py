@@ -13,8 +13,7 @@ import jax
 import numpy as np
 
 from hostcallback import _jax_compat as compat
-from hostcallback.lifecycle import reentrant_calls as reentrant
-from receiver import environment
+from receiver import environment, fork
 from receiver.control.endpoints import endpoints
 from receiver.errors import NativeLibraryError
 from receiver.log import logger
@@ -132,8 +131,10 @@ def forget() -> None:
     _supervisor = None
     _lock = threading.Lock()
     _started.clear()
-    reentrant.forget()
     _queues.clear()
+
+
+fork.in_child(fork.Stage.PROGRAM, forget)
 
 
 def _make_source(device: jax.Device, native_platform: str | None) -> Source:

@@ -20,6 +20,7 @@ import jax
 from jax.extend.core import Primitive
 
 from hostcallback import _jax_compat as compat
+from receiver import fork
 from receiver.log import logger
 from receiver.messages.message import Message, Sink
 from receiver.native import bindings as native_library
@@ -125,6 +126,9 @@ def forget() -> None:
     _lock = threading.Lock()
     _programs.clear()
     _running = 0
+
+
+fork.in_child(fork.Stage.PROGRAM, forget)
 
 
 def _take() -> Callable[[], None] | None:

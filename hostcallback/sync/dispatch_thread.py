@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable
 from queue import SimpleQueue
 
+from receiver import fork
 from receiver.log import logger
 
 
@@ -70,3 +71,5 @@ class DispatchThread:
 
 dispatch_thread = DispatchThread()
 """This process's."""
+
+fork.in_child(fork.Stage.PROGRAM, dispatch_thread.forget)

@@ -25,6 +25,7 @@ import numpy as np
 from hostcallback import _jax_compat as compat
 from hostcallback.sync import hold
 from hostcallback.sync.dispatch_thread import DispatchError, dispatch_thread
+from receiver import fork
 from receiver.log import logger
 from receiver.runtime.runtime import runtime
 
@@ -204,3 +205,6 @@ def forget() -> None:
 
 fence = Fence()
 """This process's."""
+
+
+fork.in_child(fork.Stage.PROGRAM, forget)

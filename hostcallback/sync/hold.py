@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from receiver import fork
 from receiver.native import bindings as native_library
 
 TARGET = "hostcallback_hold"
@@ -46,3 +47,6 @@ def held_program(device: jax.Device) -> Callable[[], Any]:
 def forget() -> None:
     """Forgets compiled programs: for a forked child."""
     held_program.cache_clear()
+
+
+fork.in_child(fork.Stage.PROGRAM, forget)

@@ -11,9 +11,10 @@ from typing import Any
 import jax
 
 from hostcallback import _jax_compat as compat
-from hostcallback.sync import fence, hold, streams
+from hostcallback.sync import fence, streams
 from hostcallback.sync.dispatch_thread import DispatchError, NoThreadError, dispatch_thread
 from hostcallback.sync.dispatching_threads import DispatchingThreads
+from receiver import fork
 from receiver.errors import TapTimeoutError
 from receiver.log import logger
 from receiver.native import bindings as native_library
@@ -140,7 +141,6 @@ def forget() -> None:
     global _threads
     _devices.clear()
     _threads = None
-    dispatch_thread.forget()
-    streams.forget()
-    hold.forget()
-    fence.forget()
+
+
+fork.in_child(fork.Stage.PROGRAM, forget)

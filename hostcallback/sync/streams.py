@@ -25,6 +25,7 @@ import numpy as np
 from hostcallback import _jax_compat as compat
 from hostcallback.sync import hold
 from hostcallback.sync.dispatch_thread import DispatchError, dispatch_thread
+from receiver import fork
 from receiver.runtime.runtime import runtime
 
 LOOK_SEC = 0.005
@@ -198,3 +199,6 @@ def forget() -> None:
     """Forgets compiled programs and those that run: for a forked child."""
     sentinel_program.cache_clear()
     _pending.clear()
+
+
+fork.in_child(fork.Stage.PROGRAM, forget)

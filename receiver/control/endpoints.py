@@ -8,7 +8,7 @@ import threading
 from collections.abc import Mapping
 from pathlib import Path
 
-from receiver import environment
+from receiver import environment, fork
 from receiver.control.attach import attach
 from receiver.control.commands import commands
 from receiver.control.errors import ControlError, RuleFileError
@@ -124,3 +124,5 @@ class ControlEndpoints:
 
 endpoints = ControlEndpoints(runtime)
 """The endpoints of this process."""
+
+fork.in_child(fork.Stage.CONTROL, endpoints.after_fork_in_child)

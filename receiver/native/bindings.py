@@ -12,7 +12,7 @@ import sys
 from ctypes import POINTER, c_char_p, c_int32, c_int64, c_uint8, c_uint32, c_uint64, c_void_p
 from pathlib import Path
 
-from receiver import environment
+from receiver import environment, fork
 from receiver.errors import NativeLibraryError
 
 ABI_VERSION = 9
@@ -361,3 +361,6 @@ def _cure(problem: str) -> str:
         "--no-binary hostcallback hostcallback, or `python tools/build_native.py` in a checkout), or set "
         "HOSTCALLBACK_TRANSPORT=callback to do without it"
     )
+
+
+fork.in_child(fork.Stage.NATIVE, after_fork_in_child)

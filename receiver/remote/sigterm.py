@@ -13,6 +13,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from receiver import fork
 from receiver.log import logger
 from receiver.native import bindings as native_library
 
@@ -104,4 +105,4 @@ class SigtermFlusher:
 watch = SigtermFlusher()
 """The flusher of this process."""
 
-os.register_at_fork(after_in_child=watch.after_fork_in_child)
+fork.in_child(fork.Stage.REMOTE, watch.after_fork_in_child)

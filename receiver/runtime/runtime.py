@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from time import perf_counter
 from typing import Any
 
+from receiver import fork
 from receiver.errors import (
     DeviceClaimedError,
     ReentrantWaitError,
@@ -19,7 +20,6 @@ from receiver.log import logger
 from receiver.messages.registry import Registry
 from receiver.runtime.device_receiver import DeviceReceiver, MakeCalls
 from receiver.runtime.device_stats import DeviceStats
-from receiver.runtime.dispatch import gil_share as lock_share
 from receiver.runtime.dispatch.calls import CallThreads
 from receiver.runtime.dispatch.scope import Scope
 from receiver.runtime.isolated.readers import ReaderProcesses
@@ -56,7 +56,6 @@ class Runtime:
         """Forgets everything without touching threads: for a forked child, which has none."""
         self._lock = threading.RLock()
         self.rule_table.after_fork_in_child()
-        lock_share.after_fork_in_child()
         self._receivers: dict[str, DeviceReceiver] = {}
         self._claims: dict[str, Scope] = {}
         self._late: list[Scope] = []
@@ -324,3 +323,5 @@ class Runtime:
 
 runtime = Runtime()
 """This process's receivers."""
+
+fork.in_child(fork.Stage.RUNTIME, runtime.reset)

@@ -11,6 +11,7 @@ from collections import Counter, deque
 from dataclasses import dataclass, field
 from typing import Any
 
+from receiver import fork
 from receiver.closing import Closing
 from receiver.log import logger
 from receiver.messages.message import Consumer, Message
@@ -276,4 +277,4 @@ def _after_fork_in_child() -> None:
         exporter.after_fork_in_child()
 
 
-os.register_at_fork(after_in_child=_after_fork_in_child)
+fork.in_child(fork.Stage.REMOTE, _after_fork_in_child)

@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
+from receiver import fork
 from receiver.remote.errors import SpoolError
 from receiver.remote.streams import StreamKey
 
@@ -140,4 +141,4 @@ def _after_fork_in_child() -> None:
         folder.release()
 
 
-os.register_at_fork(after_in_child=_after_fork_in_child)
+fork.in_child(fork.Stage.REMOTE, _after_fork_in_child)

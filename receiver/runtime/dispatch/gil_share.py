@@ -13,6 +13,7 @@ import sys
 import threading
 from time import perf_counter, perf_counter_ns
 
+from receiver import fork
 from receiver.native import bindings as native
 
 INTERVAL_SEC = 97e-6
@@ -139,3 +140,6 @@ def after_fork_in_child() -> None:
     _delivering = 0
     if _users_interval and _is_ours(sys.getswitchinterval()):
         sys.setswitchinterval(_users_interval)
+
+
+fork.in_child(fork.Stage.RUNTIME, after_fork_in_child)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
 
+from receiver import fork
 from receiver.errors import BreakpointQuit
 from receiver.sinks.debugger.console import open_console
 from receiver.sinks.debugger.debugger import Debugger, Frame
@@ -77,6 +78,9 @@ def reset() -> None:
     global _changed
     _changed = threading.Condition()
     _stack.clear()
+
+
+fork.in_child(fork.Stage.SINKS, reset)
 
 
 def _take_turn(where: str) -> DebugSession:

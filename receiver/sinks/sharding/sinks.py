@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable
 from time import monotonic
 
+from receiver import fork
 from receiver.errors import IncompleteValueError
 from receiver.messages.deferred_errors import MultipleFailures
 from receiver.messages.message import Message, Sink
@@ -35,7 +35,7 @@ def _after_fork_in_child() -> None:
     waiting_threads.clear()
 
 
-os.register_at_fork(after_in_child=_after_fork_in_child)
+fork.in_child(fork.Stage.SINKS, _after_fork_in_child)
 
 
 class LocalShardSink:

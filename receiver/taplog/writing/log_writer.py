@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from receiver import fork
 from receiver.log import logger
 from receiver.taplog.format.block import FrameBlock
 from receiver.taplog.format.compression import Compressor
@@ -383,4 +384,4 @@ def _after_fork_in_child() -> None:
         writer.after_fork_in_child()
 
 
-os.register_at_fork(after_in_child=_after_fork_in_child)
+fork.in_child(fork.Stage.TAPLOG, _after_fork_in_child)

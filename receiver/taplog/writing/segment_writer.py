@@ -15,7 +15,7 @@ from typing import Any
 import msgpack
 import numpy as np
 
-from receiver import wire
+from receiver import fork, wire
 from receiver.taplog.format import layout
 from receiver.taplog.format.block import FrameBlock
 from receiver.taplog.format.checksums import page_checksums
@@ -34,7 +34,7 @@ def _renew_after_fork() -> None:
     _process = uuid.uuid4().hex[:16]
 
 
-os.register_at_fork(after_in_child=_renew_after_fork)
+fork.in_child(fork.Stage.TAPLOG, _renew_after_fork)
 
 
 def segment_info(number: int, created_ns: int, process_index: int | None, job: str = "") -> dict[str, Any]:

@@ -35,7 +35,6 @@ def fork(driver):
     gpu.tap(np.full(100_000, 8, np.float32))
     child = os.fork()
     if child == 0:
-        native.after_fork_in_child()
         driver.functions.fake_reset()  # its lock is free: no thread of the parent was inside the driver
         counters = gpu.source.counters()
         assert (counters.emitted, counters.queued_messages, counters.next_seq) == (0, 0, 0)

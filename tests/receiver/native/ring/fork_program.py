@@ -35,7 +35,6 @@ def read_all(source, count):
 
 
 def child(library, source):
-    native.after_fork_in_child()
     counters = source.counters()
     assert (counters.emitted, counters.next_seq, counters.queued_messages, counters.queued_bytes) == (
         0,

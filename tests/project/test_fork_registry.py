@@ -1,0 +1,55 @@
+"""One registry calls what rooms do in a forked child, in the order of the rooms."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+PROGRAM = """
+import os, sys
+sys.path.insert(0, sys.argv[1])
+from receiver import fork
+
+def fail():
+    raise RuntimeError("planted")
+
+for stage in reversed(fork.Stage):
+    fork.in_child(stage, lambda stage=stage: print(stage.name, flush=True))
+fork.in_child(fork.Stage.PROGRAM, fail)
+fork.in_child(fork.Stage.PROGRAM, lambda: print("after it", flush=True))
+if os.fork() == 0:
+    os._exit(0)
+os.wait()
+"""
+
+
+def test_stages_follow_each_other_and_a_failure_stops_no_other_function() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(ROOT)], capture_output=True, text=True, timeout=60, check=True
+    )
+    stages = ["PROGRAM", "after it", "REMOTE", "CONTROL", "RUNTIME", "TAPLOG", "SINKS", "NATIVE"]
+    assert done.stdout.split("\n") == [*stages, ""]
+    assert "RuntimeError: planted" in done.stderr
+    assert "part of a forked child could not be reset" in done.stderr
+
+
+def test_no_other_module_registers_with_the_interpreter() -> None:
+    sources = [path for room in ("hostcallback", "receiver") for path in (ROOT / room).rglob("*.py")]
+    found = [path.name for path in sources if "register_at_fork" in path.read_text(encoding="utf-8")]
+    assert found == ["fork.py"]
+
+
+def test_every_stage_of_a_program_has_a_function() -> None:
+    code = "import hostcallback; from receiver import fork; print(*(s.name for s in fork.Stage if fork._functions[s]))"
+    done = subprocess.run(
+        [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(ROOT)!r}); {code}"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    without_forwarding = {"PROGRAM", "CONTROL", "RUNTIME", "TAPLOG", "SINKS", "NATIVE"}
+    assert set(done.stdout.split()) >= without_forwarding
