@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 from receiver.log import logger
 from receiver.remote.options import Forward
@@ -13,12 +12,8 @@ from receiver.remote.sending.sender import Sender
 from receiver.remote.sending.transport import Transport
 from receiver.remote.spool.directory import find_orphans
 from receiver.remote.spool.spool import Spool
-from receiver.remote.streams import StreamKey
 from receiver.runtime.isolated.options import ForwardingReport
 from receiver.taplog.writing.recorder import Recorder
-
-if TYPE_CHECKING:
-    from receiver.remote.control.agent import ControlThread
 
 
 class Forwarder(Recorder):
@@ -52,7 +47,7 @@ class Forwarder(Recorder):
             OSError: a file cannot be read.
         """
         self.options = options
-        self._transport = transport or _transport(options)
+        self._transport = transport or options.broker.make_transport(options)
         try:
             self._spool = Spool(options, process_index=process_index, local_devices=local_devices, job=job)
         except BaseException:
@@ -60,7 +55,9 @@ class Forwarder(Recorder):
             raise
         super().__init__(self._spool)
         self._spool.on_closed = self._end
-        self._control = _control(options, self._transport, self._spool.key)
+        self._control = None
+        if options.control:
+            self._control = options.broker.start_control(self._transport, self._spool.key)
         self._sender = Sender(self._spool, self._transport, window_bytes=options.window_bytes)
         left = find_orphans(options.folder, options.run)
         self._left = OrphanSender(left, self._transport, window_bytes=options.window_bytes)
@@ -113,29 +110,3 @@ class Forwarder(Recorder):
             "%d bytes were not forwarded in time; they stay in %s, and the next process of the run %s sends them",
             self._spool.waiting_bytes, own.path, own.key.run,
         )  # fmt: skip
-
-
-def _control(options: Forward, transport: Transport, key: StreamKey) -> ControlThread | None:
-    if not options.control or options.is_nats:
-        return None
-    from receiver.remote.control.agent import ControlThread
-    from receiver.remote.sending.grpc_transport import GrpcTransport
-
-    return ControlThread(transport, key) if isinstance(transport, GrpcTransport) else None
-
-
-def _transport(options: Forward) -> Transport:
-    if options.is_nats:
-        from receiver.remote.nats.connection import NatsServer
-        from receiver.remote.nats.transport import NatsTransport
-
-        server = NatsServer(
-            url=options.address, token=options.token, tls_ca=options.tls_ca, tls_cert=options.tls_cert,
-            tls_key=options.tls_key,
-        )  # fmt: skip
-        return NatsTransport(server, options.folder)
-    from receiver.remote.sending.grpc_transport import (
-        GrpcTransport,
-    )  # here, because grpc takes long to import
-
-    return GrpcTransport(options)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import enum
 import os
-import re
 import stat
 import tempfile
 from dataclasses import KW_ONLY, dataclass
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from receiver import environment
+from receiver.remote import brokers
 from receiver.remote.errors import SpoolError
 from receiver.remote.streams import is_run
 
@@ -72,11 +72,8 @@ class Forward:
         """Raises ValueError for an option out of range."""
         address = self.address if isinstance(self.address, str) else ""
         host, _, port = address.rpartition(":")
-        if not self.is_nats and (not host or not port.isdecimal() or not 0 < int(port) < 65536):
-            raise ValueError(
-                f"forward is {self.address!r}, expected the collector's host:port, such as 'localhost:7070', or a NATS "
-                "server, 'nats://localhost:4222'"
-            )
+        if not self.scheme and (not host or not port.isdecimal() or not 0 < int(port) < 65536):
+            raise ValueError(f"forward is {self.address!r}, expected {brokers.expected()}")
         object.__setattr__(self, "run", self.run or environment.RUN.read() or "run")
         object.__setattr__(self, "token", self.token or environment.TOKEN.read())
         if not is_run(self.run):
@@ -104,16 +101,19 @@ class Forward:
             )
 
     @property
-    def is_nats(self) -> bool:
-        """Whether the address is a NATS server's."""
-        return isinstance(self.address, str) and self.address.startswith(("nats://", "tls://"))
+    def scheme(self) -> str:
+        """The scheme of a broker's address, such as "nats"; empty if the address is a collector's."""
+        return brokers.scheme_of(self.address) if isinstance(self.address, str) else ""
+
+    @property
+    def broker(self) -> brokers.Broker:
+        """How messages get to the collector."""
+        return brokers.broker_of(self.address)
 
     @property
     def shown_address(self) -> str:
         """The address without a password, for messages."""
-        if not self.is_nats:
-            return self.address
-        return re.sub(r"://[^,@/]*@", "://", self.address)
+        return brokers.without_password(self.address) if self.scheme else self.address
 
     @property
     def folder(self) -> Path:

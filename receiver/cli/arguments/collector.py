@@ -35,9 +35,9 @@ def reaching(address: str, arguments: argparse.Namespace) -> Forward:
         )
     except ValueError as error:
         raise CommandError(str(error)) from error
-    if found.is_nats:
+    if found.scheme:
         raise CommandError(
-            f"{found.shown_address} is a NATS server, and this needs a collector to which processes forward directly: "
-            "give the HOST:PORT of hcb collect --listen"
+            f"{found.shown_address} is a {found.broker.title}, and this needs a collector to which processes "
+            "forward directly: give the HOST:PORT of hcb collect --listen"
         )
     return found

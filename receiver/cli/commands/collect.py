@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import contextlib
 import logging
 import runpy
@@ -17,9 +16,11 @@ from receiver.cli import USAGE, CommandError
 from receiver.cli.output.messages import make_safe
 from receiver.log import logger
 from receiver.messages.message import Sink
+from receiver.remote.brokers import BROKERS, Broker
 from receiver.sinks.metrics import JsonlWriter, metrics
 
 if TYPE_CHECKING:
+    from receiver.remote.collector.services import CollectingService
     from receiver.remote.collector.store import Store
     from receiver.remote.delivery.delivery import Delivery
 
@@ -35,13 +36,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="HOST:PORT",
         help="address for processes to forward to; port 0 for any free one",
     )
-    add(
-        "--nats",
-        metavar="URL",
-        help="fetch messages that processes publish to NATS JetStream, nats://HOST:PORT; collectors share them",
-    )
-    add("--nats-run", default="", metavar="RUN", help="fetch only this run (default all)")
-    add("--nats-ca", metavar="FILE", help="certificates that verify the NATS server's")
+    for broker in BROKERS:
+        add(f"--{broker.name}", metavar="URL", help=broker.summary)
+        add(f"--{broker.name}-run", default="", metavar="RUN", help="fetch only this run (default all)")
+        add(f"--{broker.name}-ca", metavar="FILE", help=f"certificates that verify the {broker.title}'s")
     add(
         "--log",
         required=True,
@@ -108,14 +106,16 @@ def run(arguments: argparse.Namespace) -> int:
     from receiver.remote.collector.limits import Limits
     from receiver.remote.collector.os_limits import allow_many_files, keep_freed_memory
     from receiver.remote.collector.service import Collector
+    from receiver.remote.collector.services import run_until_told
     from receiver.remote.collector.store import Store
-    from receiver.remote.collector_server import serve
+    from receiver.remote.collector_server import CollectorServer
     from receiver.remote.control.relay import ControlService
     from receiver.remote.delivery.delivery import Delivery
-    from receiver.remote.nats.server import wait_for_end
 
-    if arguments.listen is None and arguments.nats is None:
-        print("hcb: collect: give --listen HOST:PORT, or --nats URL, or both", file=sys.stderr)
+    if arguments.listen is None and all(_url(arguments, broker) is None for broker in BROKERS):
+        ways = ", or ".join(["--listen HOST:PORT", *(f"--{broker.name} URL" for broker in BROKERS)])
+        several = "both" if len(BROKERS) == 1 else "several of them"
+        print(f"hcb: collect: give {ways}, or {several}", file=sys.stderr)
         return USAGE
     host, colon, port = (arguments.listen or "localhost:0").rpartition(":")
     if not colon or not host or not port.isdecimal():
@@ -172,28 +172,24 @@ def run(arguments: argparse.Namespace) -> int:
             shards=arguments.shards,
             patience_sec=arguments.wait,
         )
-        with _fetching(arguments, store, delivery):
-            if arguments.listen is None:
-                wait_for_end()
-            else:
-                limits = Limits(streams=arguments.max_streams, bytes_per_sec=arguments.max_rate)
-                collector = Collector(store, access=access, limits=limits, on_grown=delivery.grown)
-
-                def listening(port: int) -> None:
-                    print(
-                        f"hcb: collecting at {host}:{port} into {arguments.log}", file=sys.stderr, flush=True
-                    )
-
-                control = ControlService(store.directory, access=access, limits=limits)
-                asyncio.run(
-                    serve(
-                        collector,
-                        arguments.listen,
-                        credentials,
-                        control=None if arguments.no_control else control,
-                        on_listening=listening,
-                    )
+        services = _services(arguments, store, delivery)
+        if arguments.listen is not None:
+            limits = Limits(streams=arguments.max_streams, bytes_per_sec=arguments.max_rate)
+            collector = Collector(store, access=access, limits=limits, on_grown=delivery.grown)
+            control = ControlService(store.directory, access=access, limits=limits)
+            services.append(
+                CollectorServer(
+                    collector,
+                    arguments.listen,
+                    credentials,
+                    control=None if arguments.no_control else control,
                 )
+            )
+
+        def tell(service: CollectingService) -> None:
+            print(f"hcb: collecting {service.where} into {arguments.log}", file=sys.stderr, flush=True)
+
+        run_until_told(services, tell)
         if not delivery.wait_idle(PATIENCE_SEC):
             print(
                 "hcb: delivering the remaining stored messages. Press Ctrl-C again to exit now; the rest is delivered "
@@ -208,27 +204,26 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _fetching(
-    arguments: argparse.Namespace, store: Store, delivery: Delivery
-) -> contextlib.AbstractContextManager[None]:
-    if arguments.nats is None:
-        return contextlib.nullcontext()
-    from receiver.remote.nats.collector import NatsCollector
-    from receiver.remote.nats.connection import NatsServer
-    from receiver.remote.nats.server import fetching
-    from receiver.remote.nats.subjects import token
+def _url(arguments: argparse.Namespace, broker: Broker) -> str | None:
+    url: str | None = getattr(arguments, broker.name)
+    return url
 
-    try:
-        server = NatsServer(url=arguments.nats, token=environment.TOKEN.read(), tls_ca=arguments.nats_ca)
-    except ValueError as error:
-        raise CommandError(f"--nats: {error}") from error
-    durable = f"hcb-collect-{token(arguments.nats_run)}" if arguments.nats_run else "hcb-collect"
-    collector = NatsCollector(store, server, durable=durable, run=arguments.nats_run, on_grown=delivery.grown)
 
-    def connected() -> None:
-        print(f"hcb: collecting from {server.shown} into {arguments.log}", file=sys.stderr, flush=True)
+def _services(arguments: argparse.Namespace, store: Store, delivery: Delivery) -> list[CollectingService]:
+    from receiver.remote.collector.services import CollectFrom
 
-    return fetching(collector, connected)
+    found = []
+    for broker in BROKERS:
+        url = _url(arguments, broker)
+        if url is None:
+            continue
+        run, tls_ca = getattr(arguments, f"{broker.name}_run"), getattr(arguments, f"{broker.name}_ca")
+        source = CollectFrom(url=url, run=run, token=environment.TOKEN.read(), tls_ca=tls_ca)
+        try:
+            found.append(broker.make_service(source, store, delivery.grown))
+        except ValueError as error:
+            raise CommandError(f"--{broker.name}: {error}") from error
+    return found
 
 
 def _consumers(path: str | None) -> tuple[dict[str, Callable[..., Any]], Sequence[Sink]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
@@ -17,6 +17,7 @@ from receiver.remote.collector.ack_batcher import AckBatcher
 from receiver.remote.collector.follow_server import Following, GrowthWatcher
 from receiver.remote.collector.limits import Limits, Rate, SlotLimiter
 from receiver.remote.collector.refusal import Code, Refused
+from receiver.remote.collector.services import Grown
 from receiver.remote.collector.store import Store
 from receiver.remote.collector.stored_stream import StoredStream
 from receiver.remote.errors import BadStreamError, GapError
@@ -32,9 +33,6 @@ SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.http2.max_ping_strikes", 0),
     ("grpc.so_reuseport", 0),
 )
-
-Grown = Callable[[StreamKey, StreamOffset], None]
-"""Called when more of a stream is stored, on the collector's thread. It must not wait."""
 
 
 class Collector:

@@ -27,6 +27,7 @@ from receiver.remote.errors import BadStreamError, LinkError, LinkRefusedError
 from receiver.remote.sending.backoff import BackOff
 from receiver.remote.sending.grpc_diagnostics import no_control
 from receiver.remote.sending.grpc_transport import GrpcTransport, translated
+from receiver.remote.sending.transport import Transport
 from receiver.remote.streams import StreamKey
 from receiver.runtime.runtime import runtime
 
@@ -144,3 +145,8 @@ class ControlThread:
             )
             return pack({"error": text, "kind": "ControlError"})
         return found
+
+
+def start_control(transport: Transport, key: StreamKey) -> ControlThread | None:
+    """See `receiver.remote.brokers.Broker.start_control`."""
+    return ControlThread(transport, key) if isinstance(transport, GrpcTransport) else None

@@ -9,13 +9,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from receiver.log import logger
+from receiver.remote.collector.services import Grown
 from receiver.remote.collector.store import Store
 from receiver.remote.errors import BadStreamError, LinkError
 from receiver.remote.nats.connection import REQUEST_SEC, NatsConnection, NatsServer
 from receiver.remote.nats.publication import Publication
 from receiver.remote.nats.store import NatsStore
 from receiver.remote.nats.subjects import subject_of_run
-from receiver.remote.streams import StreamKey, StreamOffset
+from receiver.remote.streams import StreamKey
 
 FETCH = 128
 FETCH_SEC = 0.5
@@ -46,8 +47,7 @@ class _Batch:
 class NatsCollector:
     """A member of a queue group: each gets some messages of one durable consumer of JetStream. One thread.
 
-    Attributes:
-        stop: set it to end the collector.
+    See `receiver.remote.collector.services.CollectingService`.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class NatsCollector:
         *,
         durable: str,
         run: str = "",
-        on_grown: Callable[[StreamKey, StreamOffset], None] = lambda key, position: None,
+        on_grown: Grown = lambda key, position: None,
     ) -> None:
         """Prepares the collector; `serve` connects.
 
@@ -79,19 +79,28 @@ class NatsCollector:
         self._subscription: Any = None
         self._batches: dict[tuple[StreamKey, str, int], _Batch] = {}
         self._replies: list[str] = []
-        self.stop = threading.Event()
+        self._told = threading.Event()
 
-    def serve(self, on_connected: Callable[[], None] = lambda: None) -> None:
-        """Fetches and stores until `stop` is set. Reconnects if the server goes away."""
+    @property
+    def where(self) -> str:
+        """See `receiver.remote.collector.services.CollectingService`."""
+        return f"from {self._connection.server.shown}"
+
+    def end(self) -> None:
+        """Has `serve` return soon."""
+        self._told.set()
+
+    def serve(self, on_ready: Callable[[], None]) -> None:
+        """Fetches and stores until `end` is called. Reconnects if the server goes away."""
         said = connected = False
-        while not self.stop.is_set():
+        while not self._told.is_set():
             try:
                 if self._subscription is None:
                     self._subscribe()
                     if said:
                         logger.warning("the NATS server answers again")
                     if not connected:
-                        on_connected()
+                        on_ready()
                     said, connected = False, True
                 self._take(self._fetch())
             except LinkError as error:
@@ -99,13 +108,13 @@ class NatsCollector:
                 if not said:
                     said = True
                     logger.warning("nothing can be fetched at present: %s; the collector retries", error)
-                self.stop.wait(RETRY_SEC)
+                self._told.wait(RETRY_SEC)
             except Exception:  # unacknowledged messages come again, so starting over loses none
                 logger.exception("messages from NATS could not be processed")
                 self._subscription = None
                 self._batches.clear()
                 self._replies.clear()
-                self.stop.wait(RETRY_SEC)
+                self._told.wait(RETRY_SEC)
         try:
             self._write_due(everything=True)
             self._acknowledge()
@@ -165,7 +174,7 @@ class NatsCollector:
                 except OSError as error:
                     # Not acknowledged, so it comes again.
                     logger.error("messages of %s cannot be stored: %s", key[0], error)
-                    self.stop.wait(RETRY_SEC)
+                    self._told.wait(RETRY_SEC)
 
     def _write(self, batch: _Batch) -> None:
         new = [unit for unit in batch.units.values() if not self._store.has(unit, again=batch.again)]

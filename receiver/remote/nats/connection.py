@@ -6,7 +6,6 @@ import asyncio
 import concurrent.futures
 import contextlib
 import os
-import re
 import ssl
 import threading
 from collections.abc import Coroutine
@@ -15,6 +14,7 @@ from typing import Any
 
 from receiver.errors import HostCallbackError
 from receiver.log import logger
+from receiver.remote.brokers import without_password
 from receiver.remote.errors import LinkError, LinkRefusedError
 from receiver.remote.nats.subjects import ALL
 from receiver.remote.tls import check_tls_files
@@ -60,7 +60,7 @@ class NatsServer:
     @property
     def shown(self) -> str:
         """The address without a password, for messages."""
-        return re.sub(r"://[^,@/]*@", "://", self.url)
+        return without_password(self.url)
 
 
 class NatsConnection:

@@ -83,9 +83,12 @@ class CollectorProcess:
     """`hcb collect`, which may be killed and started again at the same place.
 
     Attributes:
+        program: what Python runs as `hcb`.
         log: its folder.
         address: where it listens.
     """
+
+    program: tuple[str, ...] = ("-m", "receiver.cli")
 
     def __init__(self, folder: Path, *arguments: str, port: int = 0) -> None:
         self.log = folder / "collected"
@@ -103,7 +106,7 @@ class CollectorProcess:
         """Starts it, at the port it had before."""
         given = (*self.command(), *self._arguments)
         self.process = subprocess.Popen(
-            [sys.executable, "-u", "-m", "receiver.cli", "collect", *given],
+            [sys.executable, "-u", *self.program, "collect", *given],
             env={**os.environ, "PYTHONPATH": python_path()},
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
@@ -122,7 +125,8 @@ class CollectorProcess:
             "a listening collector",
         )
         assert line != "ended", self.errors
-        self._port = int(line.split("collecting ")[1].split()[1].rpartition(":")[2])
+        port = line.split("collecting ")[1].split()[1].rpartition(":")[2]
+        self._port = int(port) if port.isdecimal() else 0
 
     def command(self) -> list[str]:
         """Where it listens and stores."""

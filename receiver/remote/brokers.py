@@ -1,0 +1,130 @@
+"""The ways from processes to collectors, by the scheme of an address: directly, or through a broker.
+
+A broker is a folder next to this module and one entry in `BROKERS`, which names its functions. They are imported when
+an address with the broker's scheme is first used, and so are the packages that they need. docs/extending.md shows
+how to add one.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from receiver.remote.collector.services import CollectFrom, CollectingService, Grown
+    from receiver.remote.collector.store import Store
+    from receiver.remote.options import Forward
+    from receiver.remote.sending.transport import Transport
+    from receiver.remote.streams import StreamKey
+
+
+class Control(Protocol):
+    """What answers those who control this process through its collector."""
+
+    def stop(self) -> None:
+        """Ends it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Broker:
+    """One way from processes to collectors. The last three name functions, `module:function`.
+
+    Attributes:
+        name: of its options of `hcb collect`: `--NAME URL`, `--NAME-run RUN`, `--NAME-ca FILE`.
+        title: what it is, for messages, such as "NATS server".
+        schemes: with which its addresses begin, such as "nats" in `nats://host:port`.
+        example: an address.
+        summary: what `--NAME` does, for the help.
+        transport: makes the sending side, `Callable[[Forward], Transport]`.
+        service: makes the collecting side, `Callable[[CollectFrom, Store, Grown], CollectingService]`; empty if
+            collectors listen by themselves.
+        control: starts the thread that answers `hcb ctl --via`, `Callable[[Transport, StreamKey], Control | None]`;
+            empty if there is none.
+    """
+
+    name: str
+    title: str
+    schemes: tuple[str, ...]
+    example: str
+    summary: str = ""
+    transport: str
+    service: str = ""
+    control: str = ""
+
+    def make_transport(self, options: Forward) -> Transport:
+        """The sending side.
+
+        Raises:
+            ValueError: the address makes no sense.
+            HostCallbackError: a package is missing, or a file is no certificate or key.
+            OSError: one cannot be read.
+        """
+        made: Transport = _load(self.transport)(options)
+        return made
+
+    def make_service(self, source: CollectFrom, store: Store, on_grown: Grown) -> CollectingService:
+        """The collecting side, which stores what it fetches and calls `on_grown` then. Raises as `make_transport`."""
+        made: CollectingService = _load(self.service)(source, store, on_grown)
+        return made
+
+    def start_control(self, transport: Transport, key: StreamKey) -> Control | None:
+        """Answers those who control the process of a stream from now on; None if that cannot be had."""
+        if not self.control:
+            return None
+        started: Control | None = _load(self.control)(transport, key)
+        return started
+
+
+DIRECT = Broker(
+    name="listen",
+    title="collector",
+    schemes=(),
+    example="localhost:7070",
+    transport="receiver.remote.sending.grpc_transport:GrpcTransport",
+    control="receiver.remote.control.agent:start_control",
+)
+"""Without a broker: processes reach the collector by gRPC at `host:port`."""
+
+BROKERS = [
+    Broker(
+        name="nats",
+        title="NATS server",
+        schemes=("nats", "tls"),
+        example="nats://localhost:4222",
+        summary="fetch messages that processes publish to NATS JetStream, nats://HOST:PORT; collectors share them",
+        transport="receiver.remote.nats.broker:make_transport",
+        service="receiver.remote.nats.broker:make_service",
+    ),
+]
+"""Those that are known. Adding one before addresses are used makes it known, too."""
+
+
+def scheme_of(address: str) -> str:
+    """The scheme of an address if a broker has it, else the empty text."""
+    scheme, separator, _ = address.partition("://")
+    return scheme if separator and any(scheme in broker.schemes for broker in BROKERS) else ""
+
+
+def broker_of(address: str) -> Broker:
+    """The broker of an address; `DIRECT` if none has its scheme."""
+    scheme = scheme_of(address)
+    return next((broker for broker in BROKERS if scheme in broker.schemes), DIRECT)
+
+
+def expected(brokers: Sequence[Broker] = BROKERS) -> str:
+    """What an address may be, for error messages."""
+    others = "".join(f", or a {broker.title}, {broker.example!r}" for broker in brokers)
+    return f"the collector's host:port, such as {DIRECT.example!r}{others}"
+
+
+def without_password(url: str) -> str:
+    """A URL, or several with commas between, without users and passwords, for messages."""
+    return re.sub(r"://[^,@/]*@", "://", url)
+
+
+def _load(reference: str) -> Any:
+    module, _, name = reference.partition(":")
+    return getattr(importlib.import_module(module), name)
