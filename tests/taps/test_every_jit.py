@@ -19,11 +19,6 @@ from hostcallback.lowering import discharge
 from recorder import Recorder
 
 
-@pytest.fixture
-def rec() -> Recorder:
-    return Recorder()
-
-
 def python_frames_of(call: Any) -> list[str]:
     """The Python functions that run during a call, by module."""
     frames: list[str] = []

@@ -1,0 +1,47 @@
+"""What tests of `hcb.print` share: the same program with both prints, and what each printed."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import pytest
+
+import hostcallback as hcb
+
+Jit = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+JITS = [
+    pytest.param(jax.jit, id="jax.jit"),
+    pytest.param(lambda f: f, id="no jit"),
+]
+
+
+class Printed:
+    """Runs one program with both prints, and compares."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
+        self._capsys = capsys
+
+    def ours(self, program: Callable[..., Any], *args: Any) -> str:
+        """What `program(print, *args)` prints with ours."""
+        self._capsys.readouterr()
+        program(hcb.print, *args)
+        hcb.barrier_wait()
+        return self._capsys.readouterr().out
+
+    def jaxs(self, program: Callable[..., Any], *args: Any) -> str:
+        """What it prints with JAX's. Ordered, which ours is by default."""
+        self._capsys.readouterr()
+        program(functools.partial(jax.debug.print, ordered=True), *args)
+        jax.effects_barrier()
+        return self._capsys.readouterr().out
+
+    def alike(self, program: Callable[..., Any], *args: Any) -> list[str]:
+        """The lines that both print."""
+        expected = self.jaxs(program, *args)
+        assert self.ours(program, *args) == expected
+        return expected.splitlines()
