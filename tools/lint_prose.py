@@ -35,6 +35,7 @@ PROSE_CHECKED = (
     "receiver/control",
     "receiver/remote",
     "receiver/sources",
+    "receiver/taplog",
 )
 """Files and folders that are free of the idioms. It grows until it is everything; then it goes."""
 

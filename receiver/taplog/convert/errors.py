@@ -1,4 +1,4 @@
-"""What is wrong when a log cannot be converted."""
+"""The error of conversions."""
 
 from __future__ import annotations
 
@@ -6,4 +6,4 @@ from receiver.errors import HostCallbackError
 
 
 class ConvertError(HostCallbackError):
-    """A log cannot be converted as it was asked for; the text is for its user."""
+    """A log cannot be converted as the user asked; the text tells why."""

@@ -1,6 +1,6 @@
-"""Reads what `jax.profiler.trace` wrote: its events, and which Unix time their zero is.
+"""Reads a profile of `jax.profiler.trace`: its events, and the Unix time of their zero.
 
-The events are in `HOST.trace.json.gz`, in microseconds since the profile began. When that was is only in
+The events are in `HOST.trace.json.gz`, in microseconds since the profile began. The time of that is only in
 `HOST.xplane.pb`: a protobuf XSpace (openxla/xla, third_party/tsl/tsl/profiler/protobuf/xplane.proto), whose plane
 "Task Environment" has the stats `profile_start_time` and `profile_stop_time`, Unix nanoseconds.
 """
@@ -35,21 +35,21 @@ class JaxProfile(NamedTuple):
 
 
 def read_profile(path: Path) -> JaxProfile:
-    """Reads a profile; all its events are in memory then, of which JAX writes a million at most.
+    """Reads a profile. All its events are in memory then; JAX writes at most a million.
 
     Args:
-        path: the folder that `jax.profiler.trace` was given, of whose profiles the newest counts; or the folder of one
-            profile; or of several hosts' the `HOST.trace.json.gz`.
+        path: the folder that `jax.profiler.trace` wrote to, whose newest profile is read; or the folder of one
+            profile; or, with profiles of several hosts, one `HOST.trace.json.gz`.
 
     Raises:
-        ConvertError: there is no profile, or of several hosts, or it cannot be understood.
+        ConvertError: there is no profile, there are several hosts', or it is invalid.
         OSError: it cannot be read.
     """
     events = path if path.is_file() else _events_in(path)
     planes = events.with_name(events.name.removesuffix(EVENTS) + PLANES)
     if not events.name.endswith(EVENTS) or not planes.is_file():
         raise ConvertError(
-            f"{events}: expected a HOST{EVENTS} of jax.profiler.trace with a HOST{PLANES} beside it"
+            f"{events}: expected a HOST{EVENTS} of jax.profiler.trace, and a HOST{PLANES} in the same folder"
         )
     with gzip.open(events) as file:
         try:
@@ -61,7 +61,7 @@ def read_profile(path: Path) -> JaxProfile:
         start_ns, stop_ns = stats["profile_start_time"], stats["profile_stop_time"]
     except KeyError as error:
         raise ConvertError(f"{planes} does not say when the profile began: it has no {error}") from error
-    # JAX's file ends with an empty event.
+    # JAX appends an empty event.
     return JaxProfile(start_ns, stop_ns, [event for event in found if event])
 
 
@@ -81,13 +81,13 @@ def _events_in(folder: Path) -> Path:
 
 
 def _environment(path: Path) -> dict[str, int]:
-    # The whole numbers among the stats of the plane that tells them.
+    # The integers among the stats of the plane "Task Environment".
     try:
         for field, plane in _fields(memoryview(path.read_bytes())):
             if field == 1 and any(f == 2 and bytes(v) == ENVIRONMENT for f, v in _fields(plane)):
                 return _stats(plane)
     except (ValueError, IndexError, TypeError) as error:
-        raise ConvertError(f"{path} is no XSpace of jax.profiler: {error}") from error
+        raise ConvertError(f"{path} is not an XSpace of jax.profiler: {error}") from error
     return {}
 
 
@@ -95,7 +95,7 @@ def _stats(plane: memoryview) -> dict[str, int]:
     names: dict[int, str] = {}
     values: dict[int, int] = {}
     for field, value in _fields(plane):
-        if field == 5:  # stat_metadata: a map's entry, whose value has a name
+        if field == 5:  # stat_metadata: an entry of a map, whose value holds the stat's name
             entry = dict(_fields(value))
             names[entry.get(1, 0)] = bytes(dict(_fields(entry[2])).get(2, b"")).decode(errors="replace")
         elif field == 6:  # stats
@@ -105,7 +105,7 @@ def _stats(plane: memoryview) -> dict[str, int]:
 
 
 def _fields(data: memoryview) -> Iterator[tuple[int, Any]]:
-    # Of a protobuf message: number and value, which is an int or memory.
+    # Yields field number and value of a protobuf message; a value is an int or memory.
     at = 0
     while at < len(data):
         key, at = _varint(data, at)

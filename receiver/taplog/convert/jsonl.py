@@ -1,4 +1,4 @@
-"""JSON lines: an object for each message, as `hcb cat --json` writes them."""
+"""Converts to JSON lines: an object per message, as `hcb cat --json` writes them."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ class JsonlConversion:
         self._file = file
 
     def message(self, logged: LoggedMessage) -> None:
-        """Writes a line."""
+        """Writes a message as one line."""
         self._file.write(json.dumps(as_dict(logged), allow_nan=False) + "\n")
 
     def lost(self, run: LostRun) -> None:
-        """Nothing: lines are messages."""
+        """Does nothing: lines are messages only."""
 
     def finish(self) -> None:
-        """Nothing is left to write."""
+        """Does nothing: all lines are written."""

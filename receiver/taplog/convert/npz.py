@@ -1,4 +1,4 @@
-"""numpy's .npz: the arrays of each tap stacked, with columns of steps, times, devices and processes."""
+"""Converts to numpy's .npz: the arrays of each tap stacked, with columns of steps, times, devices and processes."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from receiver.wire.dtypes import Array
 from receiver.wire.truncation import TruncatedArray
 
 BUFFER_BYTES = 64 << 20
-"""How much is gathered in memory before it is written to the columns' files."""
+"""Bytes that are collected in memory before they are written to the columns' files."""
 
 
 class _Kind(NamedTuple):
-    # What the messages of one group have in common.
+    # The common properties of a group's messages.
     name: str
     source_line: str
     kind: str | None
@@ -35,7 +35,7 @@ class _Kind(NamedTuple):
 
 
 class _Column:
-    # One array of the result, whose rows go to a file of its own until the end.
+    # One array of the result. Its rows are in a file until `finish` copies them into the archive.
 
     def __init__(self, key: str, dtype: np.dtype[Any], shape: tuple[int, ...], path: Path) -> None:
         self.key, self.dtype, self.shape, self.path = key, dtype, shape, path
@@ -55,7 +55,7 @@ class _Column:
 
 
 class _Group:
-    # Messages of one tap with arrays of the same dtypes and shapes.
+    # Messages of one tap whose arrays have equal dtypes and shapes.
 
     def __init__(self, name: str, columns: list[_Column], about: dict[str, Any]) -> None:
         self.name, self.columns, self.about = name, columns, about
@@ -64,8 +64,8 @@ class _Group:
 class NpzConversion:
     """Writes an .npz file.
 
-    Memory is `BUFFER_BYTES` and a few hundred bytes for each tap; what is more goes to files in a scratch folder, which
-    in the end are as large as the result.
+    Memory is limited to `BUFFER_BYTES` and a few hundred bytes per tap; everything else is in files of a scratch
+    folder, which in the end are as large as the result.
     """
 
     def __init__(self, path: Path, scratch: Path) -> None:
@@ -109,7 +109,7 @@ class NpzConversion:
             self._flush()
 
     def lost(self, run: LostRun) -> None:
-        """Nothing: rows are messages."""
+        """Does nothing: rows are messages only."""
 
     def finish(self) -> None:
         """Writes the file."""
@@ -217,4 +217,4 @@ def _about(kind: _Kind, logged: LoggedMessage, leaves: list[Leaf]) -> dict[str, 
 
 
 def _member(key: str) -> zipfile.ZipInfo:
-    return zipfile.ZipInfo(f"{key}.npy")  # of no time: the same log makes the same file
+    return zipfile.ZipInfo(f"{key}.npy")  # without a time, so that the same log gives the same file

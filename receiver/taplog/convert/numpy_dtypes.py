@@ -1,4 +1,4 @@
-"""Arrays in dtypes that other tools have."""
+"""Converts arrays to dtypes that other tools know."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from receiver.wire.dtypes import Array
 
 
 def plain_array(array: Array) -> Array:
-    """The array with numpy's own dtypes: bfloat16, float8 and float4 become float32, int4 and the like (u)int8.
-
-    No value changes.
+    """Converts to a dtype of numpy's own: bfloat16, float8 and float4 become float32, int4 and the like (u)int8.
+    The shape stays, and no value changes.
     """
     array = np.asarray(array)
     name = array.dtype.name

@@ -1,4 +1,4 @@
-"""Where conversions write to: a file that is there as a whole or not at all, or the standard output."""
+"""Outputs of conversions: a file that appears only when it is complete, or the standard output."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ STDOUT = "-"
 
 @contextmanager
 def new_file(path: Path, *, force: bool) -> Iterator[Path]:
-    """Gives a file to write beside `path`, which becomes `path` if the block ends well, and is removed if not.
+    """Yields a temporary path, whose file replaces `path` if the block succeeds, and is removed if not.
 
     Args:
         path: of the result.
-        force: whether it may replace a file.
+        force: whether to replace an existing file.
 
     Raises:
-        ConvertError: there is something by that name.
+        ConvertError: `path` exists.
         OSError: it cannot be written.
     """
     if path.is_dir() or (path.exists() and not force):
         cure = "name a file in it" if path.is_dir() else "give another name, or --force to replace it"
-        raise ConvertError(f"{path} is {'a folder' if path.is_dir() else 'there already'}: {cure}")
+        raise ConvertError(f"{path} is {'a folder' if path.is_dir() else 'an existing file'}: {cure}")
     with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=_folder_of(path)) as folder:
         written = Path(folder, path.name)
         yield written
@@ -40,15 +40,15 @@ def new_file(path: Path, *, force: bool) -> Iterator[Path]:
 
 @contextmanager
 def new_folder(path: Path, pattern: str, *, force: bool) -> Iterator[Path]:
-    """Gives a folder to write files to, which are in `path` if the block ends well.
+    """Yields a temporary folder, whose files move to `path` if the block succeeds.
 
     Args:
-        path: a folder, which is made if it is not there.
-        pattern: of the names of files that are written.
-        force: whether to remove such files, of an earlier conversion; others stay in any case.
+        path: the folder, created if it does not exist.
+        pattern: of the names of written files.
+        force: whether to remove such files of an earlier conversion; other files stay in any case.
 
     Raises:
-        ConvertError: there are such files, or `path` is no folder.
+        ConvertError: such files exist, or `path` is not a folder.
         OSError: it cannot be written.
     """
     if path.exists() and not path.is_dir():
@@ -70,13 +70,13 @@ def new_folder(path: Path, pattern: str, *, force: bool) -> Iterator[Path]:
 
 def _folder_of(path: Path) -> Path:
     folder = path.absolute().parent
-    folder.stat()  # says what is missing; what tempfile says names a file that nobody asked for
+    folder.stat()  # its error names this folder; tempfile's would name a temporary file
     return folder
 
 
 @contextmanager
 def new_text(target: str, *, force: bool) -> Iterator[TextIO]:
-    """As `new_file`, opened for text: gzip where the name ends in .gz; `-` is the standard output."""
+    """Opens an output for text: gzip if the name ends in .gz; `-` is the standard output. See `new_file`."""
     if target == STDOUT:
         yield sys.stdout
         return

@@ -1,4 +1,4 @@
-"""Parquet: a row for each array of each message, whatever the taps are."""
+"""Converts to Parquet: one row per array of each message, with the same columns for all taps."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _pyarrow() -> Any:
 
 
 def _schema(pa: Any) -> Any:
-    # As in docs/convert.md.
+    # Documented in docs/convert.md.
     return pa.schema(
         [
             ("time", pa.timestamp("ns", tz="UTC")),
@@ -59,10 +59,10 @@ def _schema(pa: Any) -> Any:
 
 
 class ParquetConversion:
-    """Writes a Parquet file, a row group at a time."""
+    """Writes a Parquet file, one row group at a time."""
 
     def __init__(self, path: Path) -> None:
-        """Begins the file.
+        """Starts the file.
 
         Raises:
             ConvertError: pyarrow is missing.
@@ -75,7 +75,7 @@ class ParquetConversion:
         self._bytes = 0
 
     def message(self, logged: LoggedMessage) -> None:
-        """Adds its rows; one without a leaf if no array was tapped."""
+        """Adds a row per array; one row without a leaf if the message has no array."""
         message, described = logged.message, logged.tap.described
         common = {
             "time": message.time_ns,
@@ -99,10 +99,10 @@ class ParquetConversion:
             self._flush()
 
     def lost(self, run: LostRun) -> None:
-        """Nothing: rows are arrays."""
+        """Does nothing: rows are arrays only."""
 
     def finish(self) -> None:
-        """Writes the rest and the file's index."""
+        """Writes the remaining rows and the file's index."""
         self._flush()
         self._writer.close()
 
@@ -121,12 +121,12 @@ class ParquetConversion:
         return self._pa.array([row.get(field.name) for row in self._rows], field.type)
 
     def _lists(self, field: Any) -> Any:
-        # By way of numpy: a Python object for each element would take ten times the memory.
+        # Through numpy: a Python object per element would need ten times the memory.
         lists = [row.get(field.name) for row in self._rows]
         missing = np.array([items is None for items in lists])
         offsets = np.cumsum([0, *(0 if items is None else len(items) for items in lists)])
         if offsets[-1] > np.iinfo(np.int32).max:
-            raise ConvertError("an array has more elements than a list of Parquet holds, 2**31 - 1")
+            raise ConvertError("an array has more elements than a Parquet list can hold, 2**31 - 1")
         dtype = field.type.value_type.to_pandas_dtype()
         there = [np.asarray(items, dtype) for items in lists if items is not None]
         values = np.concatenate(there) if there else np.empty(0, dtype)
@@ -151,7 +151,7 @@ def _columns(leaf: Leaf) -> dict[str, Any]:
 
 
 def _elements(flat: Array) -> dict[str, Array]:
-    if flat.dtype.kind == "c":  # real and imaginary part by turns
+    if flat.dtype.kind == "c":  # real and imaginary parts alternate
         return {"floats": np.ascontiguousarray(flat, np.complex128).view(np.float64)}
     if flat.dtype.kind == "f":
         return {"floats": flat}

@@ -1,4 +1,4 @@
-"""Trace events of Chrome and Perfetto: each message an instant on its device's track, numbers as counters too."""
+"""Converts to trace events of Chrome and Perfetto: an instant per message, and a counter per number."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from receiver.taplog.render.text import message_text
 VALUE_CHARS = 400
 
 FIRST_PID = 1_000_000_000
-"""Processes get numbers above those of a profile, whose devices and hosts count as processes too."""
+"""Process ids start above those of a profile, in which devices and hosts count as processes too."""
 
 
 class TraceConversion:
     """Writes a JSON object with `traceEvents`. Times are microseconds since `otherData.zero_unix_ns`."""
 
     def __init__(self, file: TextIO, profile: JaxProfile | None) -> None:
-        """Begins.
+        """Prepares the conversion.
 
         Args:
-            file: stays open.
-            profile: whose events are written before, and whose zero counts; None for the first message's second.
+            file: written to, and left open.
+            profile: its events are written first, and its zero is the trace's; None: the first message's second is.
         """
         self._file = file
         self._profile = profile
@@ -42,7 +42,7 @@ class TraceConversion:
         self._events = 0
 
     def message(self, logged: LoggedMessage) -> None:
-        """Writes its events."""
+        """Writes the events of a message."""
         message, described = logged.message, logged.tap.described
         pid, tid = self._track(logged.writer, message.device, message.time_ns)
         ts = self._ts(message.time_ns)
@@ -78,7 +78,7 @@ class TraceConversion:
                 )
 
     def lost(self, run: LostRun) -> None:
-        """Writes an instant where the log says that messages are missing."""
+        """Writes an instant for a note of lost messages."""
         lost = run.lost
         pid, tid = self._track(run.writer, lost.device, lost.time_ns)
         args = {"messages": lost.messages, "reason": lost.reason, "first_seq": lost.first_seq}
@@ -88,14 +88,14 @@ class TraceConversion:
         )
 
     def finish(self) -> None:
-        """Writes the end."""
+        """Writes the end of the JSON object."""
         if self._zero_ns is None:
             self._begin(0)
         self._file.write("\n]}\n")
 
     def _begin(self, first_ns: int) -> None:
         profile = self._profile
-        # Whole microseconds of Unix time leave a double no digits for nanoseconds.
+        # Relative times, because a double that holds Unix microseconds has no digits left for nanoseconds.
         self._zero_ns = first_ns // 10**9 * 10**9 if profile is None else profile.start_ns
         about = {"zero_unix_ns": str(self._zero_ns), "written_by": "hcb convert --to trace"}
         self._file.write(f'{{"displayTimeUnit": "ns", "otherData": {json.dumps(about)}, "traceEvents": [')
@@ -135,6 +135,6 @@ def _text(logged: LoggedMessage) -> str:
     try:
         text = message_text(logged)
         text = short_text(logged.value, VALUE_CHARS) if text is None else printable(text)[:VALUE_CHARS]
-    except Exception as error:  # whatever is wrong with this one, the others go on
+    except Exception as error:  # one message that cannot be shown must not end the conversion
         text = f"(cannot be shown: {printable(str(error))})"
     return text

@@ -1,4 +1,4 @@
-"""TensorBoard's event files: numbers as scalars, arrays as histograms, texts as texts."""
+"""Converts to TensorBoard's event files: numbers as scalars, arrays as histograms, texts as texts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from receiver.taplog.render.text import message_text
 from receiver.wire.dtypes import Array
 
 SUFFIX = ".hcb"
-"""What the names of the event files end in."""
+"""Suffix of the event files' names."""
 
 
 def _tensorboard() -> Any:
@@ -33,18 +33,18 @@ def _tensorboard() -> Any:
 
 
 class TensorBoardConversion:
-    """Writes event files: one for each device if messages come from several, each in a folder, a run of TensorBoard.
+    """Writes event files. Messages of several devices go to one folder per device, which is a run of TensorBoard.
 
     Attributes:
-        left_out: how many arrays have no place in them, by the reason.
+        left_out: number of arrays that event files cannot hold, by reason.
     """
 
     def __init__(self, folder: Path, *, several: bool) -> None:
-        """Begins.
+        """Prepares the conversion.
 
         Args:
-            folder: where the event files go; it is there.
-            several: whether there are messages of several devices.
+            folder: an existing folder for the event files.
+            several: whether the messages are of several devices.
 
         Raises:
             ConvertError: tensorboardX is missing.
@@ -58,7 +58,7 @@ class TensorBoardConversion:
         self.left_out: Counter[str] = Counter()
 
     def message(self, logged: LoggedMessage) -> None:
-        """Writes what it brings. Messages without a step are counted by tap instead."""
+        """Writes the values of a message. Messages without a step are numbered per tap instead."""
         message, described = logged.message, logged.tap.described
         name = message.consumer.name
         run = f"{process_text(logged.writer)} {message.device}".replace("/", "_").replace(":", "_")
@@ -79,7 +79,7 @@ class TensorBoardConversion:
             self._array(writer, joined(name, leaf.name), plain_array(leaf.array), at)
 
     def lost(self, run: LostRun) -> None:
-        """Nothing: events are values."""
+        """Does nothing: events are values only."""
 
     def finish(self) -> None:
         """Closes the files."""
@@ -102,8 +102,8 @@ class TensorBoardConversion:
     def _text(self, logged: LoggedMessage) -> str | None:
         try:
             return message_text(logged)
-        except Exception:  # whatever is wrong with this one, the others go on
-            self.left_out["texts that cannot be made"] += 1
+        except Exception:  # one message that cannot be shown must not end the conversion
+            self.left_out["texts that cannot be formatted"] += 1
             return None
 
     def _writer(self, run: str) -> Any:

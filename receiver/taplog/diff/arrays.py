@@ -1,4 +1,4 @@
-"""Where two arrays differ, and by how much."""
+"""Compares two arrays element by element."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from receiver.wire.dtypes import Array
 
 
 class Tolerance(NamedTuple):
-    """Elements are alike if |a - b| <= absolute + relative * |b|, as numpy.isclose has it.
+    """Elements are equal if |a - b| <= absolute + relative * |b|, as in numpy.isclose.
 
-    It is for floats and complex numbers: integers, booleans and keys must be equal.
+    Applies to floats and complex numbers; integers, booleans and keys must be identical.
     """
 
     relative: float = 0.0
@@ -23,13 +23,13 @@ class Tolerance(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ArrayDifference:
-    """How two arrays of one shape and dtype differ.
+    """The difference of two arrays of one shape and dtype.
 
     Attributes:
-        index: of the first element that does.
-        max_absolute: the largest |a - b|; NaN where one of two elements is a NaN.
-        max_relative: the largest |a - b| / |b|.
-        count: how many elements differ.
+        index: of the first differing element.
+        max_absolute: largest |a - b|; NaN if one of two elements is a NaN.
+        max_relative: largest |a - b| / |b|.
+        count: number of differing elements.
     """
 
     index: tuple[int, ...]
@@ -39,7 +39,7 @@ class ArrayDifference:
 
 
 def array_difference(a: Array, b: Array, tolerance: Tolerance) -> ArrayDifference | None:
-    """How two arrays of one shape and dtype differ; None if they do not. NaNs are alike, and so are -0 and 0."""
+    """Compares two arrays of one shape and dtype; None if they are equal. NaNs are equal, and so are -0 and 0."""
     if a.tobytes() == b.tobytes():
         return None
     shape = a.shape
@@ -64,12 +64,12 @@ def _inexact(a: Array, b: Array, tolerance: Tolerance) -> tuple[Array, Array]:
     alike = (a == b) | (np.isnan(a) & np.isnan(b))
     absolute = np.abs(a - b)
     allowed = tolerance.absolute + tolerance.relative * np.abs(b)
-    # An infinity is like itself only, whatever the tolerance.
+    # An infinity equals only itself, regardless of the tolerance.
     alike |= np.isfinite(a) & np.isfinite(b) & (absolute <= allowed)
     return ~alike, absolute
 
 
 def _exact(a: Array, b: Array, tolerance: Tolerance) -> tuple[Array, Array]:
-    # The distance of two 64-bit integers may need 64 bits; unsigned arithmetic has them.
+    # The distance of two 64-bit integers may need 64 bits: unsigned arithmetic does not overflow.
     low, high = np.minimum(a, b), np.maximum(a, b)
     return a != b, (high.astype(np.uint64) - low.astype(np.uint64)).astype(np.float64)

@@ -1,4 +1,4 @@
-"""Where two logs differ: device by device, the first place or all of them."""
+"""Compares two logs device by device: the first difference, or all of them."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from receiver.taplog.reading.selection import Selection
 
 
 class Difference(NamedTuple):
-    """One place where two logs differ.
+    """One difference of two logs.
 
     Attributes:
         device: the device.
         position: in the first log's stream of that device.
-        a: the message of the first log; None if it has none.
-        b: of the second.
-        found: in what they differ; "missing" if one has none.
+        a: message of the first log; None if it has none.
+        b: message of the second log; None if it has none.
+        found: the difference; "missing" if one log has no message.
     """
 
     device: DeviceKey
@@ -35,7 +35,7 @@ class Difference(NamedTuple):
 
     @property
     def logged(self) -> LoggedMessage:
-        """That of the first log, or else the second."""
+        """The message of the first log, or else of the second."""
         logged = self.a or self.b
         assert logged is not None
         return logged
@@ -43,14 +43,14 @@ class Difference(NamedTuple):
 
 @dataclass(slots=True)
 class Outcome:
-    """What a comparison found out beside the differences.
+    """Results of a comparison other than the differences.
 
     Attributes:
-        compared: how many pairs of messages were compared.
-        passed_over: messages whose counterpart is missing by a loss that the log notes, or was folded.
-        unaligned: devices whose rest could not be compared, with the messages behind the gap: they are of different
-            taps or different, and nothing shows that as many messages were missing as it seemed.
-        more: further messages without a counterpart, of taps of which the first one is a difference.
+        compared: number of compared pairs.
+        passed_over: messages whose counterpart was lost, as a log notes, or was folded.
+        unaligned: devices whose rest could not be compared, with the messages after the gap: they differ, or belong to
+            different taps, so the number of missing messages may be wrong.
+        more: further messages without a counterpart, of taps whose first such message is a difference.
     """
 
     compared: int = 0
@@ -63,18 +63,18 @@ class Comparison:
     """Compares two logs.
 
     Attributes:
-        outcome: what was found out so far.
+        outcome: results so far.
     """
 
     def __init__(self, a: ComparedLog, b: ComparedLog, tolerance: Tolerance, wanted: Selection) -> None:
-        """`wanted`: names, devices and steps of what is compared; the others still tell what belongs together."""
+        """Only messages that `wanted` selects by name, device and step are compared; all messages are paired."""
         self._a, self._b = a, b
         self._messages = MessageComparison(tolerance)
         self._wanted = wanted
         self.outcome = Outcome()
 
     def all(self) -> Iterator[Difference]:
-        """All differences, device by device; of messages without a counterpart the first of each tap and device."""
+        """Yields all differences, device by device; of unpaired messages only the first per tap and device."""
         for device in self._devices():
             met: set[tuple[bool, TapKey]] = set()
             for difference in self._of_device(device, self._pairing(device)):
@@ -87,7 +87,7 @@ class Comparison:
                 yield difference
 
     def first(self) -> Difference | None:
-        """The first difference in the order of the first log, on each device; of several devices' the earliest."""
+        """Returns the earliest difference in the order of the first log; over several devices, the earliest in time."""
         found = [first for device in self._devices() if (first := self._first(device)) is not None]
         return min(found, key=lambda difference: difference.logged.message.time_ns, default=None)
 
@@ -97,7 +97,7 @@ class Comparison:
         for difference in self._of_device(device, pairing):
             if best is None or difference.position < best.position:
                 best = difference
-            # What is paired later may have been sent before.
+            # A pair that is found later may be earlier in the first log.
             if pairing.is_settled(best.position):
                 break
         return best
@@ -141,7 +141,7 @@ class Comparison:
             self.outcome.passed_over += pairing.passed_over
 
     def _has_own_step(self, pair: Pair, found: MessageDifference) -> bool:
-        # Messages that differ, but in the number of their step, do belong together.
+        # Messages that differ in values but agree in a leaf `step` do belong together.
         differing = {leaf.leaf for leaf in found.leaves}
         return found.what == "value" and any(
             name.rpartition("/")[2] == STEP and name not in differing

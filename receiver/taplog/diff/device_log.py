@@ -1,4 +1,4 @@
-"""What one device of a log sent, message by message, with the places where messages are missing."""
+"""The messages of one device in a log, with the gaps where messages are missing."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from receiver.taplog.reading.segment_reader import SegmentReader, Writer
 from receiver.taplog.reading.selection import Selection
 
 TapKey = tuple[str, str, str]
-"""What tells the taps of a program apart: name, source line, transformations."""
+"""Identity of a tap in its program: name, source line, transformations."""
 
 REST = 2**62
-"""A gap up to the end of the log, which may be of any length."""
+"""Length of a gap that reaches to the end of the log, and is unknown."""
 
 ALL_CONSUMERS = 2**64 - 1
 
 
 class Gap(NamedTuple):
-    """A place where messages are missing: they were dropped or their part of the log is damaged.
+    """A gap: messages were dropped, or their part of the log is damaged.
 
     Attributes:
-        messages: how many.
+        messages: number of missing messages.
     """
 
     messages: int
@@ -37,7 +37,7 @@ class DeviceKey(NamedTuple):
     """A device of a program.
 
     Attributes:
-        process: the number of its process in the program; 0 for a program of one process.
+        process: index of its process in the program; 0 for a program of one process.
         device: its name.
     """
 
@@ -46,18 +46,18 @@ class DeviceKey(NamedTuple):
 
 
 class ComparedLog:
-    """A log by the devices of its program. Making it reads the headers of all segments.
+    """A log by the devices of its program. The constructor reads the headers of all segments.
 
     Attributes:
-        devices: those that sent anything.
-        damaged: what of it cannot be read, as far as it was read.
+        devices: the devices that sent messages.
+        damaged: damaged parts found so far.
     """
 
     def __init__(self, path: str, *, ignore_lines: bool) -> None:
-        """Looks what there is. `ignore_lines`: taps of one name are one, wherever they are in the source.
+        """Scans the log. `ignore_lines`: taps of one name are one tap, even if their source lines differ.
 
         Raises:
-            TapLogError: it is no tap log.
+            TapLogError: it is not a tap log.
             OSError: it cannot be read.
         """
         self._reader = LogReader(path)
@@ -75,12 +75,12 @@ class ComparedLog:
         return self._all_described and not self._lost and key not in self._keys
 
     def key_of(self, logged: LoggedMessage) -> TapKey:
-        """Which tap a message is of."""
+        """Identity of a message's tap."""
         consumer = logged.message.consumer
         return self._key(consumer.name, consumer.source_line, consumer.transforms)
 
     def emissions(self, key: DeviceKey) -> Iterator[LoggedMessage | Gap]:
-        """What a device sent, in its order. Of a program that was started several times one run follows the other."""
+        """Messages of a device in order. If the program was started several times, its runs follow each other."""
         for writer in self._reader.writers:
             if _number(writer) == key.process:
                 yield from self._of_writer(writer, key.device)
@@ -88,7 +88,7 @@ class ComparedLog:
     def _of_writer(self, writer: Writer, device: str) -> Iterator[LoggedMessage | Gap]:
         lost = self._lost.get((writer, device), [])
         seq = -1
-        damaged = 0  # messages in damaged parts that have not been found missing yet
+        damaged = 0  # messages in damaged parts that no gap in the numbers has shown yet
         for record in self._reader.of(writer).records(Selection(devices=(glob.escape(device),))):
             if isinstance(record, Damage):
                 if not record.torn:
@@ -113,7 +113,7 @@ class ComparedLog:
                 self._all_described = False
             elif chunk.kind is Kind.FRAMES:
                 self.devices.add(DeviceKey(_number(writer), segment.devices.get(chunk.stream, "")))
-                # Such as those of exported programs, whose messages say which tap they are of.
+                # The messages of exported programs name their taps themselves, so any tap may be among them.
                 self._all_described &= chunk.consumers != ALL_CONSUMERS
             elif chunk.kind is Kind.LOST:
                 lost = segment.lost_in(chunk)
@@ -131,8 +131,8 @@ def _number(writer: Writer) -> int:
 
 
 def _missing(lost: list[Lost], first: int, stop: int) -> int:
-    # How many of the sequence numbers from `first` up to `stop` were lost. Others that are not in the log are no
-    # messages, but the ends of receivers' scopes.
+    # Number of sequence numbers in [first, stop) that were lost. Other missing numbers are not messages, but ends of
+    # receivers' scopes.
     ranges = ((note.first_seq, max(note.last_seq + 1, note.first_seq + note.messages)) for note in lost)
     count = sum(max(0, min(end, stop) - max(start, first)) for start, end in ranges)
     return min(count, max(0, stop - first))

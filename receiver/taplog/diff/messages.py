@@ -1,4 +1,4 @@
-"""In what two messages that belong together differ."""
+"""Compares two messages that belong together."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ MAX_KNOWN = 4096
 
 
 class LeafDifference(NamedTuple):
-    """Two arrays that differ in their elements.
+    """Two arrays whose elements differ.
 
     Attributes:
-        leaf: its name.
-        a: the array of the first log.
-        b: that of the second.
-        found: how they differ.
+        leaf: name of the leaf.
+        a: array of the first log.
+        b: array of the second log.
+        found: the difference.
     """
 
     leaf: str
@@ -33,12 +33,12 @@ class LeafDifference(NamedTuple):
 
 
 class MessageDifference(NamedTuple):
-    """In what two messages differ.
+    """The difference of two messages.
 
     Attributes:
         what: "value", "type" (shapes, dtypes, truncation), "place" (of shards), "tree" or "kwargs".
-        text: the same in words; of values that of the first array that differs.
-        leaves: the arrays that differ in their elements; empty if they cannot be compared.
+        text: the difference in words; of values, that of the first differing array.
+        leaves: arrays whose elements differ; empty if they cannot be compared.
     """
 
     what: str
@@ -47,20 +47,20 @@ class MessageDifference(NamedTuple):
 
 
 class MessageComparison:
-    """Compares messages, looking at each pair of taps once.
+    """Compares messages. Pairs of taps are compared once, and remembered.
 
     Attributes:
-        leaves: takes messages apart.
+        leaves: splits messages into leaves.
     """
 
     def __init__(self, tolerance: Tolerance) -> None:
-        """`tolerance` is that of elements."""
+        """`tolerance` applies to elements."""
         self._tolerance = tolerance
         self.leaves = LoggedLeaves()
         self._taps: dict[tuple[LoggedTap, LoggedTap], MessageDifference | None] = {}
 
     def difference(self, a: LoggedMessage, b: LoggedMessage) -> MessageDifference | None:
-        """In what two messages differ; None if in nothing."""
+        """Compares two messages; None if they are equal."""
         taps = a.tap, b.tap
         if taps not in self._taps:
             if len(self._taps) >= MAX_KNOWN:
@@ -100,7 +100,7 @@ def _of_taps(a: LoggedTap, b: LoggedTap) -> MessageDifference | None:
         return None
     if a.described.tree != b.described.tree:
         return MessageDifference(
-            "tree", "the tapped values are of different structure, or differ off the device", []
+            "tree", "the tapped values have different structures, or differ in parts that are not arrays", []
         )
     if repr(dict(a.described.kwargs)) != repr(dict(b.described.kwargs)):
         text = f"keyword arguments: A {dict(a.described.kwargs)}, B {dict(b.described.kwargs)}"
@@ -109,7 +109,7 @@ def _of_taps(a: LoggedTap, b: LoggedTap) -> MessageDifference | None:
 
 
 def value_text(leaf: LeafDifference) -> str:
-    """How two arrays differ: `loss[3]: A 0.5, B 0.25 (...)`."""
+    """Describes the difference of two arrays: `loss[3]: A 0.5, B 0.25 (...)`."""
     found = leaf.found
     place = f"[{', '.join(map(str, found.index))}]" if found.index else ""
     elements = f"{found.count:,} of {leaf.a.size:,} elements differ, " if leaf.a.ndim else ""

@@ -1,7 +1,7 @@
-"""Which messages of two logs belong together: by tap, and by how often the tap has sent before.
+"""Pairs the messages of two logs: the n-th message of a tap in one log with the n-th in the other.
 
-A device's messages are taken from both logs by turns. In which order taps send does not matter, as far as what waits
-for its counterpart fits in `PENDING_BYTES`. Where messages are missing in one log as many are passed over in the other.
+Messages of a device are read from both logs in turn. The order in which taps send does not matter, as long as the
+unpaired messages fit into `PENDING_BYTES`. If messages are missing in one log, as many are passed over in the other.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from receiver.taplog.reading.logged_message import LoggedMessage
 PENDING_BYTES = 64 << 20
 
 _OBJECTS_BYTES = 1024
-"""What a message takes in memory beside its elements."""
+"""Memory of a message in addition to its elements."""
 
 
 class Pair(NamedTuple):
-    """Messages that belong together.
+    """Two messages that belong together.
 
     Attributes:
-        position: of the message in its device's stream in the first log.
-        a: of the first log.
-        b: of the second.
+        position: in the device's stream of the first log.
+        a: message of the first log.
+        b: message of the second log.
     """
 
     position: float
@@ -38,10 +38,10 @@ class Single(NamedTuple):
     """A message without a counterpart.
 
     Attributes:
-        position: where it is, or would be, in the first log.
-        in_a: whether it is in the first log.
+        position: in the first log, where the message is or would be.
+        in_a: whether the first log has it.
         logged: the message.
-        reason: why there is none.
+        reason: why it has no counterpart.
     """
 
     position: float
@@ -51,11 +51,11 @@ class Single(NamedTuple):
 
 
 class Unaligned(NamedTuple):
-    """Behind missing messages nobody knows which ones belong together: the rest of a device is not compared.
+    """After missing messages it is unknown which messages correspond: the rest of a device is not compared.
 
     Attributes:
-        a: the message behind the gap in the first log.
-        b: in the second.
+        a: message after the gap in the first log.
+        b: message after the gap in the second log.
     """
 
     a: LoggedMessage
@@ -74,7 +74,7 @@ class _Waiting(NamedTuple):
 
 @dataclass(slots=True)
 class _Side:
-    # One of the two logs.
+    # The state of one of the two logs.
 
     items: Iterator[LoggedMessage | Gap]
     lacks: Callable[[TapKey], bool]
@@ -86,7 +86,7 @@ class _Side:
     ended: bool = False
 
     def next(self) -> LoggedMessage | None:
-        """The next message; None at the end, or at a gap."""
+        """Returns the next message; None at the end or at a gap."""
         item = next(self.items, None)
         if item is None:
             self.ended = True
@@ -102,7 +102,7 @@ class _Side:
         self.nbytes += waiting.nbytes
 
     def oldest(self) -> TapKey | None:
-        """The tap whose message has waited longest."""
+        """The tap whose message has waited longest; None if none waits."""
         return min(self.waiting, key=lambda key: self.waiting[key][0].position, default=None)
 
     def pop(self, key: TapKey) -> _Waiting:
@@ -115,10 +115,10 @@ class _Side:
 
 
 class Pairing:
-    """The messages of a device in two logs.
+    """Pairs the messages of a device in two logs.
 
     Attributes:
-        passed_over: how many messages of either log have no counterpart because that is missing, or was folded.
+        passed_over: number of messages whose counterpart is missing or was folded.
         gaps: grows with each gap that was passed.
     """
 
@@ -130,7 +130,7 @@ class Pairing:
         a_lacks: Callable[[TapKey], bool],
         b_lacks: Callable[[TapKey], bool],
     ) -> None:
-        """Takes what a device sent in each log; which tap a message is of; and whether a log certainly lacks a tap."""
+        """Takes a device's messages in each log, the function that identifies a tap, and whether a log lacks a tap."""
         self._a, self._b = _Side(a, a_lacks), _Side(b, b_lacks)
         self._key_of = key_of
         self._matched = -1.0
@@ -139,7 +139,7 @@ class Pairing:
         self.gaps = 0
 
     def is_settled(self, position: float) -> bool:
-        """Whether all messages before a position in the first log have been dealt with."""
+        """Whether all messages before a position in the first log have been paired or reported."""
         a = self._a
         oldest = a.oldest()
         return (a.ended or a.taken > position) and (
@@ -147,7 +147,7 @@ class Pairing:
         )
 
     def __iter__(self) -> Iterator[Pair | Single | Unaligned]:
-        """In the order in which counterparts are found: nearly that of the first log."""
+        """Yields results in the order in which counterparts are found: nearly the first log's."""
         a, b = self._a, self._b
         while not (a.ended and b.ended):
             if a.gap or b.gap:
@@ -172,7 +172,7 @@ class Pairing:
         occurrence = side.counts[key] + logged.folded
         side.counts[key] = occurrence + 1
         while key in other.waiting and other.waiting[key][0].occurrence < occurrence:
-            other.pop(key)  # its counterpart was folded here
+            other.pop(key)  # its counterpart was folded in this log
             self.passed_over += 1
         mine = _Waiting(occurrence, side.taken - 1, logged)
         if key in other.waiting and other.waiting[key][0].occurrence == occurrence:
@@ -204,12 +204,12 @@ class Pairing:
             yield self._single(side, side.pop(oldest), _no_more(other, oldest))
 
     def _through_gap(self) -> Iterator[Pair | Single]:
-        # Up to the gap everything must have found its counterpart: then the next ones are those that are missing.
+        # Everything before the gap must be paired first: then the next messages of the other log are the missing ones.
         a, b = self._a, self._b
         if a.gap and b.gap:
             for gap, other in ((a, b), (b, a)):
                 oldest = other.oldest()
-                if oldest is not None:  # its counterpart is missing there
+                if oldest is not None:  # its counterpart is among the missing messages
                     self._pass_over(gap, oldest, other.pop(oldest).logged)
                     return
             both = min(a.gap, b.gap)
@@ -244,7 +244,7 @@ class Pairing:
         self.passed_over += 1
 
     def _checked(self) -> Generator[Pair | Single | Unaligned, None, bool]:
-        # Behind a gap the next messages of both must be of one tap; or else not as many were missing as it seemed.
+        # After a gap, the next messages of both logs must be of one tap; otherwise the gap's length was wrong.
         a, b = self._a, self._b
         if a.waiting or b.waiting:
             return False

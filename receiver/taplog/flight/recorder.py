@@ -1,4 +1,4 @@
-"""Keeps a process's rings in files, so that whoever finds it dead can read its last messages there."""
+"""The flight recorder: keeps a process's rings in files, from which the last messages of a killed process are read."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ PROCESS_FILE = "process.json"
 TAPS_FILE = "taps.hcblog"
 
 BLOCK_BYTES = 32 << 20
-"""Room in a ring's file for payloads that travel outside the ring; larger ones and those beyond it are not kept."""
+"""Room in a ring's file for payloads outside the ring; payloads that do not fit are not in the file."""
 
 
 class FlightRecorder:
     """The flight recorder of this process. Any thread.
 
     Attributes:
-        folder: where this process's files are.
+        folder: of this process's files.
     """
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:
-        """Makes a folder of this process's own in `directory`, for the owner's eyes only.
+        """Creates a folder for this process in `directory`, which only its user can open.
 
         Raises:
-            OSError: it cannot be made or written to.
+            OSError: it cannot be created or written to.
         """
         started_ns = time.time_ns()
         self.folder = Path(directory).absolute() / f"{platform.node()}-{os.getpid()}-{started_ns // 1000}"
-        self._lock = threading.Lock()  # protects the writer
+        self._lock = threading.Lock()  # protects the writer of descriptors
         self._pid = os.getpid()
         self._failed = False
         self.folder.mkdir(mode=0o700, parents=True)
@@ -57,15 +57,15 @@ class FlightRecorder:
         self._taps = SegmentWriter(self.folder / TAPS_FILE)
 
     def keep(self, name: str, source: Source) -> None:
-        """Moves the ring of a device into a file of its own. Does not raise: what cannot be kept is logged.
+        """Moves the ring of a device into a file. Does not raise: a failure is logged.
 
         Args:
             name: the device's.
-            source: reads its ring; of devices without one, on the callback transport, nothing is kept.
+            source: reads its ring; a device on the callback transport has no ring, and is not recorded.
         """
         if not isinstance(source, RingSource):
             logger.warning(
-                "the flight recorder keeps nothing of %s: it needs the native transport, and has Python callbacks",
+                "the flight recorder does not record %s: it needs the native transport, and has Python callbacks",
                 name,
             )
             return
@@ -73,16 +73,16 @@ class FlightRecorder:
         try:
             source.keep_in_file(path, name, BLOCK_BYTES)
         except OSError as error:
-            if error.errno == errno.EEXIST:  # another file has it already
+            if error.errno == errno.EEXIST:  # the ring is in a file already
                 return
             logger.warning(
-                "the flight recorder does not keep %s: %s",
+                "the flight recorder does not record %s: %s",
                 name,
                 _cure(error, source.capacity_bytes + BLOCK_BYTES),
             )
 
     def describe(self, consumer: Consumer) -> None:
-        """Notes what a consumer is. Does not raise."""
+        """Writes the descriptor of a consumer. Does not raise."""
         if consumer.describe is None:
             return
         try:
@@ -97,7 +97,7 @@ class FlightRecorder:
             self._failed = True
 
     def remove(self) -> None:
-        """Removes the files: the process ends as it should, and has delivered everything."""
+        """Removes the files when the process ends normally, after it has delivered everything."""
         if os.getpid() != self._pid:
             return
         with self._lock:
@@ -106,7 +106,7 @@ class FlightRecorder:
 
 
 def file_name(name: str) -> str:
-    """Of the file of a device's ring."""
+    """Name of the file of a device's ring."""
     return name.replace(":", "-").replace("/", "-") + SUFFIX
 
 
@@ -115,5 +115,7 @@ def _cure(error: OSError, nbytes: int) -> str:
         return f"its file needs {nbytes >> 20} MiB, and the file system is full: make room, or name another folder"
     if error.errno == errno.EBUSY:
         variable = environment.FLIGHT_RECORDER
-        return f"the memory of a GPU's ring is pinned once it is in use: set {variable} before the first tap"
+        return (
+            f"the memory of a GPU's ring is pinned once the ring is used: set {variable} before the first tap"
+        )
     return str(error)

@@ -1,4 +1,4 @@
-"""Brings what killed processes left in a flight recorder's folder into a tap log, which everything else can read."""
+"""Converts the files that killed processes left in a flight recorder's folder into a tap log."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ CHUNK_FRAMES = 1024
 
 
 class NoFlightError(HostCallbackError):
-    """A folder holds no flight recorder's files."""
+    """A folder has no files of a flight recorder."""
 
 
 class _Batch(NamedTuple):
-    # A stretch of a ring, as a source would read it.
+    # A part of a ring, with the interface of a source's batch.
     frames: Sequence[Frame]
     columns: None = None
     folded: Sequence[int] = ()
@@ -46,13 +46,13 @@ class _Batch(NamedTuple):
 
 @dataclass(slots=True)
 class Flight:
-    """What one process left.
+    """The files of one process.
 
     Attributes:
-        folder: its files.
-        process: what it wrote of itself; empty if that is missing.
+        folder: of the files.
+        process: the process's description of itself; empty if it is missing.
         rings: of its devices, by name.
-        problems: files that cannot be read, as sentences.
+        problems: unreadable files, as sentences.
     """
 
     folder: Path
@@ -62,7 +62,7 @@ class Flight:
 
     @property
     def is_running(self) -> bool:
-        """Whether the process seems to be there still, on this machine."""
+        """Whether the process seems to run still, on this machine."""
         pid = self.process.get("pid")
         if self.process.get("host") != os.uname().nodename or not isinstance(pid, int):
             return False
@@ -76,7 +76,7 @@ class Flight:
 
     @property
     def title(self) -> str:
-        """The process in a few words."""
+        """Describes the process in a few words."""
         if not self.process:
             return self.folder.name
         started = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.process["started_ns"] // 10**9))
@@ -86,18 +86,18 @@ class Flight:
 
 
 def find_flights(directory: Path) -> list[Flight]:
-    """What is in a flight recorder's folder, or in that of one process; the oldest first.
+    """Finds the flights in a flight recorder's folder, or in the folder of one process; the oldest first.
 
     Raises:
-        NoFlightError: no process has left anything there.
+        NoFlightError: no process has left files there.
         OSError: the folder cannot be read.
     """
     folders = [directory, *sorted(entry for entry in directory.iterdir() if entry.is_dir())]
     flights = [_read(folder) for folder in folders if any(folder.glob(f"*{SUFFIX}"))]
     if not flights:
         raise NoFlightError(
-            f"{directory} has no files of a flight recorder (*{SUFFIX}, in a folder for each process): a process that "
-            "ended as it should has removed its own"
+            f"{directory} has no files of a flight recorder (*{SUFFIX}, in a folder per process): a process that ends "
+            "normally removes its own"
         )
     return sorted(flights, key=lambda flight: flight.process.get("started_ns", 0))
 
@@ -109,7 +109,7 @@ def _read(folder: Path) -> Flight:
         if isinstance(process, dict) and isinstance(process.get("started_ns"), int):
             flight.process = process
     except (OSError, ValueError) as error:
-        flight.problems.append(f"{folder / PROCESS_FILE} does not say which process it was: {error}")
+        flight.problems.append(f"{folder / PROCESS_FILE} does not identify the process: {error}")
     for path in sorted(folder.glob(f"*{SUFFIX}")):
         try:
             flight.rings.append(read_ring(path))
@@ -119,12 +119,12 @@ def _read(folder: Path) -> Flight:
 
 
 def write_log(flight: Flight, directory: Path, *, delivered: bool = True) -> Path:
-    """Writes the messages of a process into a tap log, as one segment of it.
+    """Writes the messages of a process into a tap log, as one segment.
 
     Args:
         flight: of the process.
-        directory: the log's folder; made if there is none.
-        delivered: whether those are wanted too that had been delivered.
+        directory: the log's folder; created if it does not exist.
+        delivered: whether to include messages that had been delivered.
 
     Returns:
         The segment.
@@ -188,5 +188,5 @@ def _described(flight: Flight) -> dict[int, TapDescriptor]:
                 flight.problems.append(f"{path}: {chunk.reason}")
         return {consumer_id: described for consumer_id, (_, described) in reader.consumers.items()}
     except (OSError, TapLogError) as error:
-        flight.problems.append(f"what the taps are is not known: {error}")
+        flight.problems.append(f"the taps' descriptors cannot be read: {error}")
         return {}

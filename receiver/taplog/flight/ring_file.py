@@ -1,4 +1,4 @@
-"""Reads the file of a ring that its process has left behind. docs/flight-recorder.md has the format."""
+"""Reads the ring file of a process that has ended. docs/flight-recorder.md has the format."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _NO_MESSAGE = Flags.PAD | Flags.DISCARDED | Flags.BUSY
 
 
 class RingFileError(HostCallbackError):
-    """A file is no ring's, or of a newer version."""
+    """A file is not a ring's, or of a newer version."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class RecoveredFrame:
     Attributes:
         header: as in the ring.
         frame: the message as a wire frame with its payload inline; empty if the payload is gone.
-        delivered: whether its sink had it before the process ended.
+        delivered: whether its sink received it before the process ended.
     """
 
     header: Header
@@ -58,19 +58,19 @@ class RecoveredFrame:
 
 @dataclass(slots=True)
 class RingContents:
-    """What a ring's file holds.
+    """The content of a ring's file.
 
     Attributes:
         path: of the file.
         name: of the device, such as `cpu:0`.
         device: its id.
         pid: of the process.
-        created_ns: Unix time at which the ring came into the file.
-        head: position behind the last frame.
+        created_ns: Unix time in nanoseconds at which the ring was moved into the file.
+        head: position after the last frame.
         frames: messages, oldest first.
-        unfinished: how many messages were still being written.
-        without_payload: how many were too large for the file, or their memory had been used again.
-        damaged: stretches of the ring, as (start, end) positions, that hold no frames.
+        unfinished: number of messages that were still being written.
+        without_payload: number of messages whose payload did not fit into the file, or was overwritten.
+        damaged: (start, end) positions of parts of the ring that hold no frames.
     """
 
     path: Path
@@ -86,28 +86,28 @@ class RingContents:
 
 
 def read_ring(path: Path) -> RingContents:
-    """Reads the messages of a ring's file. Its process may be running: what it overwrites meanwhile is left out.
+    """Reads the messages of a ring's file. Messages that a running process overwrites meanwhile are left out.
 
     Raises:
-        RingFileError: it is no ring's file, or of a newer version.
+        RingFileError: it is not a ring's file, or of a newer version.
         OSError: it cannot be read.
     """
     data = np.fromfile(path, np.uint8)
     start = data[: _CONTROL.size].tobytes()
     if not start.startswith(MAGIC) or len(start) < _CONTROL.size:
         raise RingFileError(
-            f"{path} begins with {start[:8]!r}, expected {MAGIC!r}: it is not the file of a ring (*{SUFFIX})"
+            f"{path} starts with {start[:8]!r}, expected {MAGIC!r}: it is not the file of a ring (*{SUFFIX})"
         )
     _, version, page, capacity, _, device, pid, created_ns, blocks_at, blocks_bytes, name = _CONTROL.unpack(
         start
     )
     if version != VERSION:
         raise RingFileError(
-            f"{path} is of version {version}, this package reads version {VERSION}: upgrade hostcallback here"
+            f"{path} has version {version}, this package reads version {VERSION}: upgrade hostcallback here"
         )
     if capacity % ALIGNMENT or page + capacity > len(data) or blocks_at + blocks_bytes > len(data):
         raise RingFileError(
-            f"{path} has {len(data)} bytes, where its first page says {page} + {capacity} + {blocks_bytes}: it was cut"
+            f"{path} has {len(data)} bytes, its first page says {page} + {capacity} + {blocks_bytes}: it was truncated"
         )
     head, released = (int.from_bytes(data[at : at + 8].tobytes(), "little") for at in (_HEAD, _RELEASED))
     delivered = int.from_bytes(data[_DELIVERED : _DELIVERED + 8].tobytes(), "little")
@@ -115,7 +115,8 @@ def read_ring(path: Path) -> RingContents:
     contents = RingContents(path, text, device, pid, created_ns, head)
     ring = data[page : page + capacity]
     now = _head_now(path)
-    overwritten = now - capacity if now != head else -1  # by a process that still runs
+    # A running process has written more since: the frames that it may have overwritten are skipped.
+    overwritten = now - capacity if now != head else -1
     for position, frame_header in _walk(ring, head, contents):
         flags = frame_header.flags
         if position <= overwritten:
@@ -147,7 +148,7 @@ def _walk(ring: np.ndarray[Any, Any], head: int, contents: RingContents) -> Iter
             yield at, header
             at += header.frame_bytes
             continue
-        # Only damage can bring this about: a frame ends where the next begins.
+        # Only damage can cause this: a frame ends where the next one begins.
         index = int(np.searchsorted(starts, at, side="right"))
         following = int(starts[index]) if index < len(starts) else head
         contents.damaged.append((at, following))
@@ -157,13 +158,13 @@ def _walk(ring: np.ndarray[Any, Any], head: int, contents: RingContents) -> Iter
 
 
 def _headers(ring: np.ndarray[Any, Any], head: int) -> np.ndarray[Any, Any]:
-    # Positions, ascending, at which a header lies that says so itself: what is left of earlier frames says another.
+    # Ascending positions of headers that name their own position; remains of earlier frames name another.
     capacity = len(ring)
     first = max(0, head - capacity)
     lines = ring.view(np.dtype([("tag", "<u4"), ("rest", "V52"), ("position", "<u8")]))
     tag = int.from_bytes(FRAME_MAGIC + bytes([WIRE_VERSION]), "little")
     offsets = np.arange(len(lines), dtype=np.uint64) * np.uint64(ALIGNMENT)
-    # The position at each offset that lies in [first, head).
+    # The position in [first, head) of each offset.
     lap = np.uint64(first // capacity * capacity)
     expected = lap + offsets
     expected[expected < first] += np.uint64(capacity)

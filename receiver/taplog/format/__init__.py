@@ -1,1 +1,1 @@
-"""The files of a tap log, byte for byte: docs/tap-log.md."""
+"""The files of a tap log, byte by byte, as docs/tap-log.md specifies them."""

@@ -1,4 +1,4 @@
-"""Frames that follow each other in memory, all inline, and their headers as columns."""
+"""Frames that follow each other in memory, with inline payloads, and their header fields as columns."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ Array = np.ndarray[Any, Any]
 
 
 class FrameBlock:
-    """Frames of one device, one behind the other from offset 0 on.
+    """Frames of one device that follow each other from offset 0 on.
 
     Attributes:
-        data: the bytes, uint8; aligned to 8.
-        offsets: where each frame begins in them, int64.
+        data: the bytes, uint8, aligned to 8.
+        offsets: start of each frame in `data`, int64, shape (frames,).
     """
 
     def __init__(self, data: Array, offsets: Array) -> None:
-        """Takes both over."""
+        """Takes ownership of both arrays."""
         self.data = data
         self.offsets = offsets
 
@@ -31,7 +31,7 @@ class FrameBlock:
 
     @classmethod
     def join(cls, blocks: Sequence[FrameBlock]) -> FrameBlock:
-        """One block of all of them, in order."""
+        """Joins blocks into one, in order."""
         if len(blocks) == 1:
             return blocks[0]
         starts = np.cumsum([0, *(block.data.size for block in blocks[:-1])])
@@ -39,7 +39,7 @@ class FrameBlock:
         return cls(np.concatenate([block.data for block in blocks]), np.concatenate(offsets))
 
     def part(self, start: int, stop: int) -> FrameBlock:
-        """The frames from index `start` up to `stop`; their memory is shared."""
+        """The frames with indices in [start, stop); memory is shared."""
         if start == 0 and stop == len(self):
             return self
         first = int(self.offsets[start]) if start < len(self) else self.data.size
@@ -47,11 +47,11 @@ class FrameBlock:
         return FrameBlock(self.data[first:last], self.offsets[start:stop] - first)
 
     def chosen(self, mask: Array) -> FrameBlock:
-        """The frames at which `mask` is true; their memory is shared."""
+        """The frames where `mask` (bool, one per frame) is true; memory is shared."""
         return self if mask.all() else FrameBlock(self.data, self.offsets[mask])
 
     def taken_out(self, mask: Array) -> FrameBlock:
-        """The frames at which `mask`, true somewhere, is true; in memory of their own."""
+        """Copies the frames where `mask` is true; it must be true for at least one."""
         return FrameBlock.join([self.part(place, place + 1) for place in np.flatnonzero(mask).tolist()])
 
     @cached_property
@@ -64,60 +64,60 @@ class FrameBlock:
 
     @cached_property
     def starts(self) -> list[int]:
-        """The offsets, as a list."""
+        """The offsets as a list."""
         found: list[int] = self.offsets.tolist()
         return found
 
     @cached_property
     def times(self) -> list[int]:
-        """The times, as a list."""
+        """Emission times in Unix nanoseconds, as a list."""
         found: list[int] = self.times_ns.tolist()
         return found
 
     @cached_property
     def flags(self) -> Array:
-        """uint64, of each frame."""
+        """Flags of each frame, uint64."""
         column: Array = self._words[self._at] >> np.uint64(32)
         return column
 
     @cached_property
     def consumer_ids(self) -> Array:
-        """uint64, of each frame."""
+        """Consumer id of each frame, uint64."""
         column: Array = self._words[self._at + 1]
         return column
 
     @cached_property
     def consumers(self) -> list[int]:
-        """The consumer ids, each once."""
+        """The distinct consumer ids."""
         ids = self.consumer_ids
         return [int(ids[0])] if (ids == ids[0]).all() else list(set(ids.tolist()))
 
     @cached_property
     def seqs(self) -> Array:
-        """uint64, of each frame."""
+        """Sequence number of each frame, uint64."""
         column: Array = self._words[self._at + 2]
         return column
 
     @cached_property
     def times_ns(self) -> Array:
-        """int64, of each frame."""
+        """Emission time of each frame in Unix nanoseconds, int64."""
         column: Array = self._words[self._at + 3].view("<i8")
         return column
 
     @cached_property
     def meta_bytes(self) -> Array:
-        """uint64, of each frame."""
+        """Length of each frame's metadata, uint64."""
         column: Array = self._words[self._at + 5] >> np.uint64(32)
         return column
 
     @cached_property
     def payload_bytes(self) -> Array:
-        """uint64, of each frame."""
+        """Length of each frame's payload, uint64."""
         column: Array = self._words[self._at + 6]
         return column
 
     def without_flags(self, flags: int) -> FrameBlock:
-        """The same frames without some flags; a copy if any has them."""
+        """Clears `flags` in all frames; copies the block if any frame has one of them."""
         unwanted = np.uint64(flags << 32)
         if not (self._words[self._at] & unwanted).any():
             return self
@@ -126,10 +126,10 @@ class FrameBlock:
         return block
 
     def set_positions(self) -> None:
-        """Makes every frame's `position` its offset in this block."""
+        """Sets every frame's `position` to its offset in this block."""
         self._words[self._at + 7] = self.offsets
 
     def metadata(self, index: int) -> bytes:
-        """Of one frame, without padding."""
+        """Metadata of one frame, without padding."""
         start = int(self.offsets[index]) + HEADER.size
         return self.data[start : start + int(self.meta_bytes[index])].tobytes()

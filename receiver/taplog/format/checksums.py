@@ -1,4 +1,4 @@
-"""The checksums of a chunk's pages: zlib's CRC-32, computed by the native library where it is there and can."""
+"""Checksums of a chunk's pages: zlib's CRC-32, computed by the native library if possible."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from receiver.wire.dtypes import Array
 PAGE_BYTES = 4096
 
 HOLDING_BYTES = 1 << 20
-"""For so much it does not pay to let go of the interpreter lock."""
+"""Up to this many bytes, releasing the interpreter lock would cost more than the checksum."""
 
 
 def crc32(data: Any) -> int:
-    """The checksum of everything in a segment: that of zlib."""
+    """zlib's CRC-32, the checksum of everything in a segment."""
     return zlib.crc32(data)
 
 
 def page_count(stored_bytes: int) -> int:
-    """How many checksums a chunk of so many stored bytes has."""
+    """Number of checksums of a chunk with `stored_bytes` bytes."""
     return -(-stored_bytes // PAGE_BYTES)
 
 
 def page_checksums(data: Any) -> Array:
-    """The checksum of each page of `data`, bytes or the like; uint32."""
+    """CRC-32 of each page of `data` (bytes-like): little-endian uint32, shape (pages,)."""
     pages = np.frombuffer(data, np.uint8) if len(data) else np.empty(0, np.uint8)
     found = np.empty(page_count(pages.size), "<u4")
     native = _native(pages.size <= HOLDING_BYTES)

@@ -1,4 +1,4 @@
-"""zstd, for logs that are compressed; from an extra package that only those need."""
+"""zstd for compressed logs, from an optional package."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from receiver.taplog.format.errors import TapLogError
 PORTION_BYTES = 4096
 
 LEVEL = 1
-"""The fastest of zstd's usual levels: recording must not cost the program more than writing does."""
+"""The fastest of zstd's usual levels: recording must not slow the program down more than writing does."""
 
 
 def _zstandard() -> Any:
@@ -23,20 +23,20 @@ def _zstandard() -> Any:
 
 
 class Compressor:
-    """Compresses chunks. One thread at a time."""
+    """Compresses chunks with zstd. One thread at a time."""
 
     def __init__(self) -> None:
         """Raises TapLogError if zstandard is missing."""
         self._compressor = _zstandard().ZstdCompressor(level=LEVEL, write_content_size=True)
 
     def __call__(self, data: Any) -> bytes:
-        """One zstd frame."""
+        """Compresses data into one zstd frame."""
         compressed: bytes = self._compressor.compress(data)
         return compressed
 
 
 def decompress(data: Any, raw_bytes: int) -> bytes:
-    """What `data` holds, or the beginning of it if it is cut off or damaged; at most `raw_bytes`.
+    """Decompresses `data`, or the intact beginning of damaged or truncated data; at most `raw_bytes`.
 
     Raises:
         TapLogError: zstandard is missing.
@@ -45,7 +45,7 @@ def decompress(data: Any, raw_bytes: int) -> bytes:
     decompressor = zstandard.ZstdDecompressor().decompressobj()
     pieces: list[bytes] = []
     done = 0
-    # In small portions: what a portion yields before one that is damaged is good.
+    # In small portions: everything that precedes a damaged portion is still decompressed.
     view = memoryview(data)
     for start in range(0, len(view), PORTION_BYTES):
         try:

@@ -1,9 +1,9 @@
-"""What is wrong with a log: the errors that end reading it, and the records of what was skipped or lost.
+"""Errors of tap logs, and the records of skipped and lost messages.
 
 TapLogError          a log cannot be read or written
-|-- NotATapLogError  a file or folder is no tap log
+|-- NotATapLogError  a file or folder is not a tap log
 |   `-- CutOffLogError   a file ends before a segment's header does
-`-- DamagedLogError  a log was read, but for the parts that are damaged
+`-- DamagedLogError  a log was read, except for its damaged parts
 A log of a newer version raises `receiver.wire.UnsupportedVersionError`.
 """
 
@@ -20,27 +20,27 @@ class TapLogError(HostCallbackError):
 
 
 class NotATapLogError(TapLogError):
-    """A file is no segment of a tap log, or a folder has none."""
+    """A file is not a segment of a tap log, or a folder has none."""
 
 
 class CutOffLogError(NotATapLogError):
-    """A file ends before a segment's header does: its writer was killed in that moment, or it was cut off."""
+    """A file ends before a segment's header does: its writer was killed at that moment, or the file was truncated."""
 
 
 class DamagedLogError(TapLogError):
-    """Parts of a log are damaged. What is good in it has been read."""
+    """Parts of a log are damaged. The intact parts have been read."""
 
 
 class Damage(NamedTuple):
-    """A stretch of a segment that could not be read. Reading goes on behind it.
+    """A part of a segment that cannot be read. Reading continues after it.
 
     Attributes:
         path: of the segment.
-        offset: where in the file it begins.
-        nbytes: how long it is.
-        messages: how many messages were in it; -1 if nobody knows.
-        reason: what is wrong with it.
-        torn: whether the file just ends in it, as it does where its writer was killed, or is writing.
+        offset: start of the part in the file.
+        nbytes: its length.
+        messages: number of messages in it; -1 if unknown.
+        reason: why it cannot be read.
+        torn: whether it is the file's incomplete end: the writer was killed, or is still writing.
     """
 
     path: Path
@@ -51,22 +51,22 @@ class Damage(NamedTuple):
     torn: bool = False
 
     def __str__(self) -> str:
-        """One line."""
+        """Describes the damage in one line."""
         count = f" with {self.messages} message(s)" if self.messages >= 0 else ""
         return f"{self.path}: {self.reason}: skipped {self.nbytes} bytes{count} at offset {self.offset}"
 
 
 class Lost(NamedTuple):
-    """Messages of one device that its log says are missing.
+    """Messages of one device that a log notes as missing.
 
     Attributes:
         device: its name, such as `cpu:0`.
-        first_seq: of the first of them.
-        last_seq: of the last; numbers between may be there all the same.
-        messages: how many they are.
-        nbytes: how many bytes they had; 0 if nobody knows.
-        time_ns: Unix time at which the loss was written down.
-        reason: why.
+        first_seq: sequence number of the first one.
+        last_seq: sequence number of the last one; messages with numbers between may be present.
+        messages: number of missing messages.
+        nbytes: their bytes; 0 if unknown.
+        time_ns: Unix time in nanoseconds at which the note was written.
+        reason: why they are missing.
     """
 
     device: str

@@ -1,4 +1,4 @@
-"""How the bytes of a segment are laid out: its header, its chunks' headers, its end. Specified in docs/tap-log.md."""
+"""The byte layout of a segment: its header, chunk headers and trailer. Specified in docs/tap-log.md."""
 
 from __future__ import annotations
 
@@ -32,22 +32,22 @@ MAX_INFO_BYTES = 1 << 20
 
 
 class Kind(enum.IntEnum):
-    """What a chunk holds."""
+    """The content of a chunk."""
 
     FRAMES = 1
     """Messages of one device, as frames of the wire format."""
     DESCRIPTIONS = 2
-    """What the consumers and streams of the chunks behind it are; msgpack maps."""
+    """Descriptors of the consumers and streams of later chunks; msgpack maps."""
     LOST = 3
-    """One `Lost`, a msgpack map."""
+    """One `Lost`, as a msgpack map."""
     FOLDED = 4
-    """Pairs of a sequence number and how many failures of the same check were left out before that message."""
+    """Pairs of a sequence number and the count of failures of the same check that were left out before that message."""
     INDEX = 5
-    """The headers of all chunks before it. The last one."""
+    """The headers of all earlier chunks. The last chunk of a segment."""
 
 
 class Codec(enum.IntEnum):
-    """How a chunk's bytes are stored."""
+    """Compression of a chunk's bytes."""
 
     NONE = 0
     ZSTD = 1
@@ -57,21 +57,21 @@ class ChunkHeader(NamedTuple):
     """The header of a chunk, see docs/tap-log.md.
 
     Attributes:
-        kind: what it holds.
-        codec: how it is stored.
-        stream: of which device; -1 for none.
+        kind: the content, see `Kind`.
+        codec: the compression, see `Codec`.
+        stream: number of the device; -1 for none.
         offset: of the header in the file.
-        stored_bytes: how long it is in the file.
-        raw_bytes: how long it is uncompressed.
-        messages: how many it holds or is about.
+        stored_bytes: length in the file.
+        raw_bytes: uncompressed length.
+        messages: number of messages that it holds or is about.
         first_seq: sequence number of the first one.
-        last_seq: of the last one.
-        min_time_ns: when the earliest was emitted.
-        max_time_ns: when the latest was.
-        step_before: the step in force before the first message, or `NO_STEP`.
-        min_step: the smallest step.
-        max_step: the largest step.
-        consumers: bit n: it holds messages of a consumer whose number is n modulo 64.
+        last_seq: sequence number of the last one.
+        min_time_ns: earliest emission time, Unix nanoseconds.
+        max_time_ns: latest emission time, Unix nanoseconds.
+        step_before: step before the first message, or `NO_STEP`.
+        min_step: smallest step.
+        max_step: largest step.
+        consumers: bit n is set if it has messages of a consumer whose number is n modulo 64.
     """
 
     kind: int
@@ -100,38 +100,38 @@ CHUNK_HEADER_BYTES = _CHUNK_HEADER.size + _CRC.size
 
 
 def align(nbytes: int) -> int:
-    """`nbytes` rounded up to a multiple of 64: where the next part begins."""
+    """Rounds up to a multiple of 64, where the next part starts."""
     return (nbytes + 63) & -64
 
 
 def padding(nbytes: int) -> bytes:
-    """The zeros between `nbytes` and the next part."""
+    """The zero bytes between `nbytes` and the next part."""
     return bytes(-nbytes & 63)
 
 
 def table_bytes(stored_bytes: int) -> int:
-    """How long the table of checksums is, padded."""
+    """Padded length of a chunk's checksum table."""
     return align(4 * page_count(stored_bytes))
 
 
 def chunk_bytes(stored_bytes: int) -> int:
-    """From a chunk's header to the next one."""
+    """Distance from a chunk's header to the next one."""
     return CHUNK_HEADER_BYTES + table_bytes(stored_bytes) + align(stored_bytes)
 
 
 def encode_file_header(info: dict[str, Any]) -> bytes:
-    """What a segment begins with."""
+    """Encodes the beginning of a segment: its header and its info."""
     packed: bytes = msgpack.packb(info)
     head = _FILE_HEADER.pack(MAGIC, VERSION, len(packed), crc32(packed), 0)[:-4]
     return head + struct.pack("<I", crc32(head)) + packed + padding(len(packed))
 
 
 def decode_file_header(data: bytes, name: str) -> tuple[int, int]:
-    """Length and checksum of the info that follows the header of 64 bytes.
+    """Returns length and checksum of the info that follows the 64-byte header.
 
     Raises:
-        CutOffLogError: `data` is only the beginning of one.
-        NotATapLogError: `data` is none; `name` is what the text calls it.
+        CutOffLogError: `data` is only the beginning of a header.
+        NotATapLogError: `data` is not a header; the text calls the file `name`.
         UnsupportedVersionError: its writer was newer.
     """
     if len(data) < HEADER_BYTES or data[: len(MAGIC)] != MAGIC:
@@ -141,17 +141,17 @@ def decode_file_header(data: bytes, name: str) -> tuple[int, int]:
             )
         if data[:6] == MAGIC[:6]:
             raise NotATapLogError(
-                f"{name}: this tap log was changed when it was copied, as text is; copy it again as a binary file"
+                f"{name}: this tap log was copied as text, which changed it; copy it again as a binary file"
             )
         raise NotATapLogError(
-            f"{name} is no tap log: it begins with {data[:8]!r}, expected {MAGIC!r}; give a log's folder, or one of "
+            f"{name} is not a tap log: it starts with {data[:8]!r}, expected {MAGIC!r}; give a log's folder, or one of "
             "the .hcblog files in it"
         )
     _, version, info_bytes, info_crc, crc = _FILE_HEADER.unpack(data[:HEADER_BYTES])
     if version > VERSION:
         raise UnsupportedVersionError(
             f"{name} is a tap log of version {version}, this package reads up to {VERSION}; upgrade hostcallback where "
-            "it is read"
+            "the log is read"
         )
     if crc != crc32(data[: HEADER_BYTES - 4]) or not version or info_bytes > MAX_INFO_BYTES:
         raise NotATapLogError(
@@ -161,7 +161,7 @@ def decode_file_header(data: bytes, name: str) -> tuple[int, int]:
 
 
 def decode_info(data: bytes, info_bytes: int, crc: int, name: str) -> dict[str, Any]:
-    """The map behind a file header, which is `info_bytes` long.
+    """Decodes the info after a file header, which is `info_bytes` long.
 
     Raises:
         NotATapLogError: it is damaged.
@@ -173,25 +173,25 @@ def decode_info(data: bytes, info_bytes: int, crc: int, name: str) -> dict[str, 
     except (ValueError, msgpack.UnpackException):
         info = None
     if len(data) < info_bytes:
-        raise CutOffLogError(f"{name}: cut off: the tap log ends before its header does")
+        raise CutOffLogError(f"{name}: truncated: the tap log ends before its header does")
     if not isinstance(info, dict):
-        raise NotATapLogError(f"{name}: what follows the header of this tap log is damaged")
+        raise NotATapLogError(f"{name}: the info after the header of this tap log is damaged")
     if not isinstance(info.get("wire_version"), int) or info["wire_version"] > wire.VERSION:
         raise UnsupportedVersionError(
             f"{name} holds frames of wire format {info.get('wire_version')}, this package reads up to {wire.VERSION}; "
-            "upgrade hostcallback where it is read"
+            "upgrade hostcallback where the log is read"
         )
     return info
 
 
 def encode_chunk_header(header: ChunkHeader) -> bytes:
-    """Its 128 bytes."""
+    """Encodes a chunk header as 128 bytes."""
     head = _CHUNK_HEADER.pack(CHUNK_MAGIC, *header)
     return head + _CRC.pack(crc32(head))
 
 
 def decode_chunk_header(data: bytes, offset: int) -> ChunkHeader | None:
-    """The header at `offset` of a file, or None if `data` is none."""
+    """Decodes the header at `offset` of a file; None if `data` is not one."""
     if len(data) < CHUNK_HEADER_BYTES or data[:4] != CHUNK_MAGIC:
         return None
     head = data[: _CHUNK_HEADER.size]
@@ -202,7 +202,7 @@ def decode_chunk_header(data: bytes, offset: int) -> ChunkHeader | None:
 
 
 def decode_index(data: bytes) -> list[ChunkHeader]:
-    """The headers in the bytes of an index."""
+    """Decodes the headers in an index."""
     return [
         ChunkHeader._make(_CHUNK_HEADER.unpack_from(data, start)[1:])
         for start in range(0, len(data), CHUNK_HEADER_BYTES)
@@ -210,13 +210,13 @@ def decode_index(data: bytes) -> list[ChunkHeader]:
 
 
 def encode_trailer(index_offset: int, file_bytes: int) -> bytes:
-    """The last 64 bytes of a segment that was closed."""
+    """Encodes the last 64 bytes of a complete segment."""
     head = _TRAILER.pack(END_MAGIC, index_offset, file_bytes, 0)[:-4]
     return head + struct.pack("<I", crc32(head))
 
 
 def decode_trailer(data: bytes, file_bytes: int) -> int | None:
-    """Where the index is, if these are the last 64 bytes of a closed segment of `file_bytes`."""
+    """Offset of the index, if `data` is the trailer of a complete segment of `file_bytes`; otherwise None."""
     if len(data) != TRAILER_BYTES or data[:8] != END_MAGIC:
         return None
     _, offset, nbytes, crc = _TRAILER.unpack(data)

@@ -1,4 +1,4 @@
-"""What the segments of a log are called: names sort by time, and no two processes use the same."""
+"""Names of segments: they sort by time, and differ between processes."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ _NAME = re.compile(r"\d{8}T\d{6}\.\d{6}-(\d+)-(\d+)\.hcblog")
 
 
 def segment_name(created_ns: int, number: int) -> str:
-    """Of this process's segment `number`, begun at that Unix time: `20261121T201500.123456-4711-000001.hcblog`."""
-    # In UTC, so that no clock that is put back makes an older name.
+    """Name of this process's segment `number`, started at that time: `20261121T201500.123456-4711-000001.hcblog`."""
+    # In UTC: a change of the local time must not give a newer segment an older name.
     seconds, rest = divmod(created_ns, 1_000_000_000)
     time = datetime.fromtimestamp(seconds, UTC).strftime("%Y%m%dT%H%M%S")
     return f"{time}.{rest // 1000:06d}-{os.getpid()}-{number:06d}{SUFFIX}"
 
 
 def is_segment_name(name: str) -> bool:
-    """Whether a file of that name is one that a recorder wrote."""
+    """Whether a file name is one that a recorder gives."""
     return _NAME.fullmatch(name) is not None
 
 
 def segments_of(path: str | os.PathLike[str]) -> list[Path]:
-    """The segments that a path names, oldest first: the file itself, or those in a folder.
+    """The segments of a path, oldest first: the file itself, or those in a folder.
 
     Raises:
-        NotATapLogError: a folder without any.
-        OSError: there is nothing by that name, or it may not be read.
+        NotATapLogError: the folder has none.
+        OSError: the path does not exist, or cannot be read.
     """
     path = Path(path)
     if not path.is_dir():

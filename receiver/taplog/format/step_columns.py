@@ -1,4 +1,4 @@
-"""The steps that the messages of a block belong to."""
+"""Finds the steps of a block's messages."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ Array = np.ndarray[Any, Any]
 MAX_KNOWN = 4096
 
 INTEGER_CODES = range(2, 10)
-"""The wire's codes of integers of whole bytes, S8 to U64."""
+"""The wire format's codes of integers of whole bytes, S8 to U64."""
 
 _TRUNCATED = np.uint64(int(Flags.TRUNCATED))
 
 
 class _Slot(NamedTuple):
-    # Where in a frame its step is.
+    # Location of the step in a frame.
     offset: int
     dtype: np.dtype[Any]
 
 
 class StepColumns:
-    """Finds the steps of messages, looking at each tap once. One thread at a time."""
+    """Finds the steps of messages, and remembers each tap's. One thread at a time."""
 
     def __init__(self, described: Callable[[int], TapDescriptor | None]) -> None:
-        """`described` tells what is known of a consumer."""
+        """`described` returns the known descriptor of a consumer, or None."""
         self._described = described
         self._places: dict[int, tuple[StepSource | None, int]] = {}
-        self._slots: dict[tuple[int, bytes], _Slot | None] = {}  # by number of the array, and metadata
+        self._slots: dict[tuple[int, bytes], _Slot | None] = {}  # by array index and metadata
         self._exported: dict[bytes, StepSource | None] = {}
 
     def of(self, block: FrameBlock, before: int) -> Array:
-        """The step of each message, int64: its own, or that of the last one before it; `before` if there is none."""
+        """The step of each message, int64, shape (frames,): its own or the previous message's; at first `before`."""
         count = len(block)
         steps = np.full(count, before, np.int64)
         own = np.zeros(count, np.bool_)
@@ -67,7 +67,7 @@ class StepColumns:
             steps[where], own[where] = place.value, True
             return
         truncated = (block.flags[where] & _TRUNCATED) != 0
-        # Truncated messages have a shape record before their arrays.
+        # A truncated message has a shape record before its arrays.
         for part, first in ((where[~truncated], before), (where[truncated], before + 1)):
             for alike in _alike(block, part) if part.size else ():
                 slot = self._slot(block.metadata(int(alike[0])), place.array + first)
@@ -76,7 +76,7 @@ class StepColumns:
                     own[alike] = True
 
     def _place(self, consumer_id: int) -> tuple[StepSource | None, int]:
-        # And how many arrays there are before the tapped ones.
+        # Also returns the number of arrays before the tapped ones.
         known = self._places.get(consumer_id)
         if known is None:
             described = self._described(consumer_id)
@@ -122,7 +122,7 @@ class StepColumns:
 
 
 def _alike(block: FrameBlock, where: Array) -> list[Array]:
-    # The same messages, by their metadata.
+    # Groups messages by equal metadata. The common case, all equal and short, is found by comparing columns.
     lengths = block.meta_bytes[where]
     if int(lengths[0]) <= 64 and (lengths == lengths[0]).all():
         words = block.data.view("<u8")

@@ -1,4 +1,4 @@
-"""Reads what a chunk holds, page by page as far as it can be trusted."""
+"""Reads the intact parts of a chunk, page by page."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Array = np.ndarray[Any, Any]
 
 _TAG = int.from_bytes(MAGIC + bytes([VERSION]), "little")
 _LOOK = struct.Struct("<II36xIQQ")
-"""Of a frame's header: tag, flags, meta_bytes, payload_bytes, position."""
+"""Fields of a frame's header: tag, flags, meta_bytes, payload_bytes, position."""
 
 _RING_ONLY = 1 << 2 | 1 << 3 | 1 << 30 | 1 << 31
 
@@ -29,19 +29,19 @@ _KINDS: dict[int, Kind] = {int(kind): kind for kind in Kind}
 
 
 class File(Protocol):
-    """Where a chunk is."""
+    """The file of a chunk."""
 
     path: Path
 
     def read_at(self, offset: int, nbytes: int) -> bytes:
-        """Bytes of the file; fewer at its end."""
+        """Reads bytes of the file; fewer at its end."""
 
 
 class Chunk(NamedTuple):
-    """One chunk: its header, see `layout.ChunkHeader`, and what the file has of it.
+    """A chunk: its header, see `layout.ChunkHeader`, and whether it is complete.
 
     Attributes:
-        is_torn: whether the file ends before it does.
+        is_torn: whether the file ends before the chunk does.
     """
 
     kind: Kind | int
@@ -63,22 +63,22 @@ class Chunk(NamedTuple):
 
     @classmethod
     def of(cls, header: ChunkHeader, file_bytes: int) -> Chunk:
-        """From a header in a file that is so long."""
+        """Creates it from a header in a file of `file_bytes`."""
         end = header.offset + layout.chunk_bytes(header.stored_bytes)
         return cls(_KINDS.get(header.kind, header.kind), *header[1:], is_torn=end > file_bytes)
 
     @property
     def end(self) -> int:
-        """Where the next chunk begins."""
+        """Offset of the next chunk."""
         return self.offset + layout.chunk_bytes(self.stored_bytes)
 
     def damage(self, path: Path, reason: str) -> Damage:
-        """That nothing of it can be used."""
+        """Describes the whole chunk as damaged."""
         return Damage(path, self.offset, self.end - self.offset, self.messages, reason, self.is_torn)
 
 
 def read_whole(file: File, chunk: Chunk) -> bytes | Damage:
-    """What a chunk holds, if all of it can be trusted."""
+    """Reads the content of a chunk if all of it is intact."""
     data, good = _stored(file, chunk)
     if not good.all() or len(data) < chunk.stored_bytes:
         reason = "the file ends in a chunk" if chunk.is_torn else "checksums do not match"
@@ -93,7 +93,7 @@ def read_whole(file: File, chunk: Chunk) -> bytes | Damage:
 
 
 def read_frames(file: File, chunk: Chunk) -> tuple[FrameBlock, Damage | None]:
-    """The frames of a chunk that can be trusted, and what is wrong with the others."""
+    """Reads the intact frames of a chunk, and describes the damage of the others."""
     data, good = _stored(file, chunk)
     usable = len(data)
     if chunk.codec == Codec.ZSTD:
@@ -104,7 +104,7 @@ def read_frames(file: File, chunk: Chunk) -> tuple[FrameBlock, Damage | None]:
     elif chunk.codec != Codec.NONE:
         return _block(b"", []), chunk.damage(file.path, f"stored by the unknown method {chunk.codec}")
     elif chunk.is_torn and usable % PAGE_BYTES:
-        # Of a page that is cut off nobody can tell; its frames are looked at one by one.
+        # An incomplete page has no valid checksum; its frames are checked one by one.
         good[-1:] = True
     offsets = _frames_in(data[:usable], good, chunk.messages)
     block = _block(data, offsets)
@@ -120,7 +120,7 @@ def read_frames(file: File, chunk: Chunk) -> tuple[FrameBlock, Damage | None]:
 
 
 def _stored(file: File, chunk: Chunk) -> tuple[bytes, Array]:
-    # The stored bytes that are there, and which of their pages match their checksums.
+    # The stored bytes that exist, and for each page whether it matches its checksum.
     start = chunk.offset + CHUNK_HEADER_BYTES
     data = file.read_at(start + layout.table_bytes(chunk.stored_bytes), chunk.stored_bytes)
     found = page_checksums(data)
@@ -129,7 +129,7 @@ def _stored(file: File, chunk: Chunk) -> tuple[bytes, Array]:
 
 
 def _frames_in(data: bytes, good: Array, messages: int) -> list[int] | Array:
-    # Where whole frames begin whose pages are all good.
+    # Offsets of complete frames whose pages are all intact.
     if good.all():
         alike = _alike(data, messages)
         if alike is not None:
@@ -146,7 +146,7 @@ def _frames_in(data: bytes, good: Array, messages: int) -> list[int] | Array:
             continue
         if limit == end:
             break
-        # A page is bad: go on at the next frame that begins in a good one.
+        # After a damaged page: continue at the next frame that starts in an intact one.
         found = _next_frame(data, good, limit)
         if found is None:
             break
@@ -157,7 +157,7 @@ def _frames_in(data: bytes, good: Array, messages: int) -> list[int] | Array:
 
 
 def _alike(data: bytes, messages: int) -> Array | None:
-    # Where all frames are as long as the first one: which is the rule, and seen at a glance.
+    # Recognizes chunks whose frames all have the first one's length, which is the usual case, without a loop.
     if messages < 4 or len(data) % messages or len(data) // messages % 64 or not data:
         return None
     size = len(data) // messages
@@ -175,7 +175,7 @@ def _alike(data: bytes, messages: int) -> Array | None:
 
 
 def _frame_bytes(data: bytes, at: int) -> int:
-    # 0 if there is no frame. One of a newer version is one: who decodes it says so.
+    # Length of the frame at `at`; 0 if there is none. A newer version counts as a frame: its decoder reports it.
     tag, flags, meta_bytes, payload_bytes, position = _LOOK.unpack_from(data, at)
     if tag & 0xFFFFFF != _TAG & 0xFFFFFF or position != at or flags & _RING_ONLY:
         return 0

@@ -1,4 +1,4 @@
-"""Messages that are in several logs, as when a collector took over from one that died, are read once."""
+"""Reads messages once that are in several logs, as after a collector took over from one that died."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ from receiver.taplog.reading.segment_reader import Writer
 from receiver.wire.dtypes import Array
 
 STREAM = "stream"
-"""Where a segment's header says which stream its messages are of, if that is not its writer's own."""
+"""Field of a segment's header that names the stream of its messages, if that is not the writer's own."""
 
 MAX_RANGES = 1 << 16
 
 
 class SequenceRanges:
-    """Numbers that there have been, as ranges; when these get too many, the lowest are forgotten."""
+    """A set of numbers as ranges. Beyond the limit of ranges, the lowest are forgotten."""
 
     def __init__(self, max_ranges: int = MAX_RANGES) -> None:
-        """There have been none."""
+        """The set is empty."""
         self._max_ranges = max_ranges
         self._starts: list[int] = []
         self._stops: list[int] = []
 
     def add(self, numbers: Array) -> Array:
-        """Takes rising numbers in; which of them are new."""
+        """Adds ascending numbers (int64 or uint64); returns for each whether it is new (bool)."""
         new = np.ones(len(numbers), np.bool_)
         ends = np.flatnonzero(np.diff(numbers) != 1) + 1
         for first, end in zip([0, *ends.tolist()], [*ends.tolist(), len(numbers)], strict=True):
             start, stop = int(numbers[first]), int(numbers[end - 1]) + 1
-            # The ranges that this one touches become one with it.
+            # Merges the ranges that this one touches.
             low = bisect.bisect_left(self._stops, start)
             high = bisect.bisect_right(self._starts, stop)
             for known in range(low, high):
@@ -44,23 +44,23 @@ class SequenceRanges:
             if low < high:
                 start, stop = min(start, self._starts[low]), max(stop, self._stops[high - 1])
             self._starts[low:high], self._stops[low:high] = [start], [stop]
-        if len(self._starts) > self._max_ranges:  # what is in several logs has one time, so it comes together
+        if len(self._starts) > self._max_ranges:  # copies have equal times, so they are read close together
             del self._starts[: self._max_ranges // 2], self._stops[: self._max_ranges // 2]
         return new
 
 
 class SequenceDeduplicator:
-    """Finds out which streams are in several of the logs that are read, and leaves out what was there already."""
+    """Finds streams that are in several of the logs, and drops their repeated messages."""
 
     def __init__(self) -> None:
-        """No log is known."""
+        """No log is known yet."""
         self._streams: dict[Writer, str] = {}
         self._writers: defaultdict[str, set[Writer]] = defaultdict(set)
         self._names: set[tuple[Writer, str]] = set()
         self._copied: set[str] = set()
 
     def note(self, writer: Writer, info: Mapping[str, Any], path: Path) -> None:
-        """A segment is going to be read."""
+        """Registers a segment before it is read."""
         stream = str(info.get(STREAM) or writer.process)
         self._streams[writer] = stream
         self._writers[stream].add(writer)
@@ -69,7 +69,7 @@ class SequenceDeduplicator:
         self._names.add((writer, path.name))
 
     def once(self, records: Iterable[Record]) -> Iterator[Record]:
-        """The records, without the messages and notes that came before."""
+        """Yields the records without repeated messages and notes."""
         seen: defaultdict[tuple[str, str], SequenceRanges] = defaultdict(SequenceRanges)
         notes: set[tuple[str, Any]] = set()
         for record in records:

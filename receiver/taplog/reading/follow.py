@@ -1,4 +1,4 @@
-"""Follows logs that are being written: what is new, poll by poll, in segments that are there and in those to come."""
+"""Follows growing logs: new messages, poll by poll, in existing segments and in new ones."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ from receiver.taplog.reading.shard_assembly import ShardMerger
 from receiver.wire.tap_descriptor import TapDescriptor
 
 AT_ONCE = 64
-"""How many chunks are decoded and put in order of time together."""
+"""Number of chunks that are decoded and sorted by time together."""
 
 Found = LoggedMessage | LostRun | Damage
 
 
 @dataclass(slots=True)
 class _Followed:
-    # A segment, and how far it has been read.
+    # A segment, and the end of its part that has been read.
     reader: SegmentReader
     offset: int = 0
     folded: dict[int, dict[int, int]] = field(default_factory=dict)  # by stream
 
 
 class Follower:
-    """The logs in some folders or files, as they grow. One thread.
+    """Reads the logs in some folders or files as they grow. One thread.
 
     Attributes:
-        writers: the processes whose segments were met.
+        writers: the processes whose segments were found.
     """
 
     def __init__(
@@ -50,18 +50,18 @@ class Follower:
         wait: bool,
         shards: bool = False,
     ) -> None:
-        """Looks what there is.
+        """Opens the existing segments.
 
         Args:
             paths: folders and segments.
             selection: which messages are wanted.
-            wait: whether a folder may still be without segments.
-            shards: whether shards of programs of several processes are shown by themselves.
+            wait: whether a folder may still have no segments.
+            shards: whether shards of programs of several processes are shown one by one.
 
         Raises:
-            NotATapLogError: one is no log.
+            NotATapLogError: a path is not a log.
             UnsupportedVersionError: a segment's writer was newer.
-            OSError: one does not exist, or cannot be read.
+            OSError: a path does not exist, or cannot be read.
         """
         self._paths = [Path(path) for path in paths]
         self._selection = selection
@@ -77,9 +77,9 @@ class Follower:
             raise NotATapLogError(f"{self._paths[0]}: this tap log ends before its header does")
 
     def last(self, count: int) -> list[Found]:
-        """The last messages so far, those of all devices together; `poll` then goes on behind them.
+        """Returns the last messages so far, of all devices together; `poll` then continues after them.
 
-        Shards whose values are incomplete are not among them.
+        Shards of incomplete values are left out.
         """
         chunks = list(self._new_chunks())
         whole = [item for item in chunks if not isinstance(item, Damage)]
@@ -90,7 +90,7 @@ class Follower:
         found: list[Found] = []
         taken, wanted = 0, count
         while taken < len(messages) and len(found) < count:
-            # Of a chunk that reaches back behind them others may reach as far.
+            # Other chunks may contain messages of the time of this chunk, so all that reach into it are decoded too.
             start = taken
             total = 0
             while taken < len(messages) and total < wanted:
@@ -106,7 +106,7 @@ class Follower:
         return [*damaged, *(found[-count:] if count else [])]
 
     def poll(self) -> Iterator[Found]:
-        """What has come since the last poll, by time as far as it came together."""
+        """Yields the records that came since the last poll, sorted by time in portions."""
         self._look(first=False)
         yield from self._refused
         self._refused.clear()
@@ -122,7 +122,7 @@ class Follower:
         yield from self._together(_by_time(self._decoded(portion)))
 
     def _together_anew(self, found: list[Found]) -> list[Found]:
-        # Of values that begin before these messages, some shards are missing.
+        # Starts with a new merger, because values that began before these messages lack shards.
         if self._wholes is not None:
             self._wholes = ShardMerger(shows_incomplete=False)
         return list(self._together(_by_time(found)))
@@ -134,7 +134,7 @@ class Follower:
                 yield item
                 continue
             yield from wholes.take(item)
-            while wholes.jobs.is_paused(item.writer, 1):  # what comes is shown: nobody is waited for
+            while wholes.jobs.is_paused(item.writer, 1):  # show messages as they come: wait for no process
                 wholes.jobs.evict_oldest()
                 yield from wholes.found()
 
@@ -149,7 +149,7 @@ class Follower:
             except OSError:
                 if first:
                     raise
-                continue  # it was deleted
+                continue  # the path was deleted
             for path in found:
                 if path not in self._followed:
                     self._open(path, first=first)
@@ -158,7 +158,7 @@ class Follower:
         try:
             reader = SegmentReader(path)
         except CutOffLogError:
-            return  # it is just being made: the next time
+            return  # the segment is being created; the next look finds it complete
         except (NotATapLogError, OSError) as error:
             if first:
                 raise
@@ -185,7 +185,7 @@ class Follower:
                 else:
                     followed.offset = item.end
                     yield followed, item
-            if closed:  # nothing more will come
+            if closed:  # the segment is complete
                 self._followed[path] = None
 
     def _decoded(self, chunks: Sequence[tuple[_Followed, Chunk]]) -> list[Found]:

@@ -1,4 +1,4 @@
-"""A message out of a log, and what the log knows of its tap."""
+"""A message of a log, and the log's knowledge of its tap."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ class LoggedTap:
     """A tap whose messages are in a log.
 
     Attributes:
-        described: what the log says of it; None if that is missing.
-        consumer: the same as a consumer, whose sink does nothing.
+        described: its descriptor; None if the log has none.
+        consumer: the tap as a consumer whose sink does nothing.
     """
 
     def __init__(self, consumer_id: int, described: TapDescriptor | None) -> None:
-        """`described` is None for a consumer that the log does not describe."""
+        """`described` is None for a consumer without a descriptor in the log."""
         self.described = described
         self.records = RecordReader() if described is not None and described.shards is not None else None
         if described is None:
@@ -53,7 +53,7 @@ class LoggedTap:
 
     @cached_property
     def unflatten(self) -> Callable[[Sequence[Any]], Any]:
-        """Makes the tapped pytree from the arrays of a message."""
+        """Restores the tapped pytree from the arrays of a message."""
         return list if self.described is None else tree.unflatten_with(self.described.tree)
 
 
@@ -62,16 +62,16 @@ def _ignore(message: Message) -> None:
 
 
 class LoggedMessage(NamedTuple):
-    """One message out of a log.
+    """One message of a log.
 
     Attributes:
-        message: as sinks get it; the device is a text. Of an array that was partitioned over devices it has the
-            device's shard, with its place. The consumer's `describe` tells what the tap is.
-        step: the step of the program that it belongs to; None if it belongs to none.
-        folded: how many failures of the same check were left out before it.
+        message: as sinks receive it; the device is a text. Of an array that was partitioned over devices it has the
+            device's shard, with its place. The consumer's `describe` returns the tap's descriptor.
+        step: the step of the program; None if the message has none.
+        folded: number of failures of the same check that were left out before it.
         writer: the process that logged it.
-        tap: what the log knows of its tap.
-        shard: the same with its place among the others, of an array that was partitioned over devices.
+        tap: the log's knowledge of its tap.
+        shard: the shard with its place among the others, if an array was partitioned over devices.
     """
 
     message: Message
@@ -83,25 +83,25 @@ class LoggedMessage(NamedTuple):
 
     @property
     def value(self) -> Any:
-        """The tapped pytree. (Of `print`, `callback` and the like it is a pair of args and kwargs.)
+        """The tapped pytree. (Of `print`, `callback` and the like, a pair of args and kwargs.)
 
         Raises:
-            ValueError: the arrays are not those of the description.
+            ValueError: the arrays do not fit the descriptor.
         """
         return self.tap.unflatten(self.message.arrays)
 
 
 class RunDecoder:
-    """Decodes runs into messages, remembering the taps it has met."""
+    """Decodes message runs, and remembers their taps."""
 
     def __init__(self) -> None:
-        """Starts with nothing remembered."""
+        """No tap is known yet."""
         self._decoder = Decoder()
         self._taps: dict[tuple[str, int], LoggedTap] = {}
         self._exported: dict[bytes, LoggedTap] = {}
 
     def messages(self, run: MessageRun) -> Iterator[LoggedMessage | Damage]:
-        """The messages of a run, in order; a `Damage` instead of one that cannot be decoded."""
+        """Yields the messages of a run in order; a `Damage` for one that cannot be decoded."""
         steps = run.steps[run.start : run.stop].tolist()
         for offset, step in zip(run.block.starts[run.start : run.stop], steps, strict=True):
             try:
@@ -137,7 +137,7 @@ class RunDecoder:
             return tap, arrays
         sharded = consumer_id == SHARDS_ID
         if len(arrays) <= sharded:
-            raise ValueError("a message of an exported program came without the description of its tap")
+            raise ValueError("a message of an exported program has no descriptor of its tap")
         description = arrays[sharded].tobytes()
         tap = self._exported.get(description)
         if tap is None:
@@ -147,6 +147,6 @@ class RunDecoder:
             tap = self._exported[description] = LoggedTap(described.consumer_id, described)
         if not sharded:
             return tap, arrays[1:]
-        # The description is an array like the others: it has a place in the record.
+        # The descriptor is an array like the others, so the shard record has a place for it, which is removed.
         record = np.concatenate([arrays[0][:PLACES_FROM], arrays[0][PLACES_FROM + 2 :]])
         return tap, [record, *arrays[2:]]

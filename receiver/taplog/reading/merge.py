@@ -1,4 +1,4 @@
-"""The runs of messages that several processes logged, merged by time, segment by segment and chunk by chunk."""
+"""Merges the message runs of several processes by time, segment by segment and chunk by chunk."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ Array = np.ndarray[Any, Any]
 
 
 class MessageRun(NamedTuple):
-    """Consecutive messages of one device: some of a block's.
+    """Consecutive messages of one device: a part of a block.
 
     Attributes:
         writer: the process.
-        device: its device's name.
-        block: the frames, with those around them.
-        steps: the step of each message of the block, or `NO_STEP`.
-        start: where in the block the run begins.
-        stop: where it ends.
-        folded: how many failures of the same check were left out before a message, by its sequence number.
-        described: the process's consumers, by id.
+        device: name of the device.
+        block: the frames of the run, and others around them.
+        steps: step of each message of the block, int64, shape (frames,), or `NO_STEP`.
+        start: index in the block at which the run starts.
+        stop: index after its last message.
+        folded: number of failures of the same check that were left out before a message, by sequence number.
+        described: the process's descriptors, by consumer id.
         path: of the segment.
     """
 
@@ -51,7 +51,7 @@ class MessageRun(NamedTuple):
 
 
 class LostRun(NamedTuple):
-    """A note of lost messages, and whose they were."""
+    """A note of lost messages, and the process that wrote it."""
 
     writer: Writer
     lost: Lost
@@ -60,11 +60,11 @@ class LostRun(NamedTuple):
 Record = MessageRun | LostRun | Damage
 
 NOTES = (Kind.LOST, Kind.FOLDED)
-"""The kinds of chunks that say something of messages that are not there."""
+"""Kinds of chunks that describe messages that are not in the log."""
 
 
 def read_note(segment: SegmentReader, chunk: Chunk, folded: dict[int, int]) -> Iterator[LostRun | Damage]:
-    """What a chunk of such a kind says; how many failures were left out before a message goes into `folded`."""
+    """Reads a chunk of such a kind. Counts of left out failures go into `folded`, by sequence number."""
     found = segment.lost_in(chunk) if chunk.kind is Kind.LOST else segment.folded_in(chunk)
     if isinstance(found, Damage):
         yield found
@@ -75,7 +75,7 @@ def read_note(segment: SegmentReader, chunk: Chunk, folded: dict[int, int]) -> I
 
 
 class _Stream:
-    # One device's chunks that are to be read, and what is left of the one being read.
+    # The unread chunks of one device, and the rest of the chunk that is being read.
 
     def __init__(self, device: str) -> None:
         self.device = device
@@ -113,11 +113,11 @@ class _Process:
 
     @property
     def device_count(self) -> int:
-        """How many devices have had messages so far."""
+        """Number of devices that have had messages so far."""
         return len(self._streams)
 
     def peek(self) -> int | None:
-        """When the earliest message of the next segment was emitted; None if there is no further segment."""
+        """Earliest emission time in the next segment; None if there is no further segment."""
         while self._next is None and self._paths:
             self._next = self._open(self._paths.popleft())
         if self._next is None:
@@ -125,7 +125,7 @@ class _Process:
         return min((chunk.min_time_ns for _, chunk in self._next[1]), default=-(2**63))
 
     def take(self) -> list[_Stream]:
-        """Goes on to the next segment; returns the streams that have something to read now."""
+        """Starts the next segment; returns the streams that have something to read."""
         assert self._next is not None
         segment, chunks = self._next
         self._next = None
@@ -136,7 +136,7 @@ class _Process:
     def _open(self, path: Path) -> tuple[SegmentReader, list[tuple[str, Chunk]]] | None:
         try:
             segment = SegmentReader(path)
-        except (NotATapLogError, OSError) as error:  # since it was looked at first
+        except (NotATapLogError, OSError) as error:  # it was deleted or damaged since its first look
             self.damage.append(_of_file(path, error))
             return None
         chunks: list[tuple[str, Chunk]] = []
@@ -158,7 +158,7 @@ class _Process:
         return segment, chosen
 
     def load(self, stream: _Stream) -> Iterator[Record]:
-        """Reads on in a stream, up to frames that are wanted; yields what comes before them."""
+        """Reads a stream up to the next wanted frames; yields the records before them."""
         while stream.block is None and stream.chunks:
             segment, chunk = stream.chunks.popleft()
             if chunk.kind in NOTES:
@@ -188,7 +188,7 @@ class _Process:
             stream.block, stream.steps, stream.done = block.chosen(mask), steps[mask], 0
 
     def _named(self, block: FrameBlock) -> Array:
-        # Messages whose tap is told by themselves, as those of exported programs, are looked at later.
+        # Messages that carry their tap's descriptor, as those of exported programs do, are selected after decoding.
         wants, described = self._selection.wants_name, self.described
         unwanted = [
             consumer_id
@@ -208,13 +208,13 @@ def _of_file(path: Path, error: Exception) -> Damage:
 
 
 class Order(Protocol):
-    """Says, beside time, in which order processes are read."""
+    """Adds conditions to the order of time in which processes are read."""
 
     def is_paused(self, writer: Writer, devices: int) -> bool:
-        """Whether a process, of which so many devices are known, is to be left until others were read on."""
+        """Whether a process with that many known devices must wait until others have been read further."""
 
     def evict_oldest(self) -> None:
-        """Only such are left: lets some of them go on, though it may take several times."""
+        """Called when only waiting processes are left: lets some continue, perhaps after several calls."""
 
 
 def merged(
@@ -224,13 +224,13 @@ def merged(
     by_time: bool,
     order: Order | None = None,
 ) -> Iterator[Record]:
-    """All that the segments of some processes hold, each device's messages in their order.
+    """Yields all records of the segments of some processes; each device's messages stay in order.
 
-    `by_time` has the devices' runs end where messages of others come between; without it they are as long as they can.
+    With `by_time`, a run ends where messages of another device come between; without it, runs are as long as possible.
     `order` is asked before each run.
 
-    Order among the devices of a process is that of time as far as a receiver was not behind by more than a segment.
-    Memory is one chunk of each device and the headers of two segments of each process.
+    The devices of a process are in order of time, unless a receiver was behind by more than a segment. Memory is
+    limited to one chunk per device and the headers of two segments per process.
     """
     count = itertools.count()
     heap: list[tuple[int, int, _Process, _Stream | None]] = []
@@ -258,7 +258,7 @@ def merged(
             continue
         stream.queued = False
         if stream.block is None:
-            # That it has a chunk of this time was only what its header says.
+            # The chunk's time was only a bound from its header; now its messages are read.
             yield from process.load(stream)
         else:
             yield _run(process, stream, heap[0][0] if heap and by_time else None)
@@ -290,7 +290,7 @@ def _run(process: _Process, stream: _Stream, until_ns: int | None) -> MessageRun
     assert block is not None
     start, stop = stream.done, len(block)
     if until_ns is not None:
-        # A device's clock does not go back but for a correction: then some come a little early.
+        # A device's clock goes back only if it is corrected: then some messages come slightly too early.
         stop = bisect.bisect_right(block.times, until_ns, start + 1)
     stream.done = stop
     if stop == len(block):

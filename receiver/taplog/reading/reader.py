@@ -1,4 +1,4 @@
-"""Reads logs: the messages of all their processes and segments, merged by time, as many as are wanted."""
+"""Reads logs: the selected messages of all their processes and segments, merged by time."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ EVERYTHING = Selection()
 
 
 class LogReader:
-    """The logs in some folders or files, as they are when they are read. Any number of iterations, one thread each.
+    """Reads the logs in some folders or files. May be iterated any number of times, by one thread each.
 
     Attributes:
-        writers: the processes that wrote them, the first to begin first.
+        writers: the processes that wrote the logs, in the order of their start.
     """
 
     def __init__(self, paths: Paths) -> None:
-        """Looks what there is.
+        """Opens the logs and reads the headers of their segments.
 
         Args:
-            paths: one or several: folders with logs, and segments.
+            paths: one or several folders with logs, or segments.
 
         Raises:
-            NotATapLogError: one is no log.
+            NotATapLogError: a path is not a log.
             UnsupportedVersionError: a segment's writer was newer.
-            OSError: one does not exist, or cannot be read.
+            OSError: a path does not exist, or cannot be read.
         """
         given = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
         found: dict[Writer, list[Path]] = {}
@@ -52,7 +52,7 @@ class LogReader:
             except CutOffLogError as error:
                 self._cut_off.append(path)
                 problem = error
-            except FileNotFoundError as error:  # its writer keeps the last ones only
+            except FileNotFoundError as error:  # its writer deletes old segments
                 problem = error
             else:
                 found.setdefault(segment.writer, []).append(path)
@@ -66,11 +66,11 @@ class LogReader:
 
     @property
     def writers(self) -> list[Writer]:
-        """The processes that wrote them, the first to begin first."""
+        """The processes that wrote the logs, in the order of their start."""
         return [writer for writer, _ in self._processes]
 
     def segments(self) -> Iterator[tuple[Writer, SegmentReader]]:
-        """The segments of each process, the first to begin first. Each is open until the next one."""
+        """The segments of each process in order. Each one is open until the next one is taken."""
         for writer, paths in self._processes:
             for path in paths:
                 segment = SegmentReader(path)
@@ -78,14 +78,14 @@ class LogReader:
                 segment.close()
 
     def of(self, writer: Writer) -> LogReader:
-        """A reader of what one of the processes wrote."""
+        """A reader of one process's segments."""
         reader = copy.copy(self)
         reader._processes = [item for item in self._processes if item[0] == writer]
         reader._cut_off = []
         return reader
 
     def devices(self, selection: Selection = EVERYTHING) -> list[tuple[Writer, str]]:
-        """The devices that recorded messages, of each process. This reads the headers of all segments."""
+        """The devices of each process that recorded messages. Reads the headers of all segments."""
         found: dict[tuple[Writer, str], None] = {}
         for writer, segment in self.segments():
             for chunk in segment.chunks():
@@ -94,12 +94,12 @@ class LogReader:
         return [key for key in found if selection.wants_device(key[1])]
 
     def tap_names(self) -> set[str]:
-        """The names of the taps that the logs describe. (Those of exported programs are in their messages only.)"""
+        """Names of the taps that the logs describe. (Exported programs' taps are described in their messages only.)"""
         names: set[str] = set()
         for path in (path for _, paths in self._processes for path in paths):
             segment = SegmentReader(path)
             for _ in segment.chunks():
-                pass  # what taps are is taken in on the way
+                pass  # reading the chunks collects the descriptors
             names |= {described.name for _, described in segment.consumers.values()}
             segment.close()
         return names
@@ -107,25 +107,25 @@ class LogReader:
     def runs(
         self, selection: Selection = EVERYTHING, *, by_time: bool = True, order: Order | None = None
     ) -> Iterator[Record]:
-        """Messages as they were recorded, some of one device at a time, and what is said to be lost or is damaged.
+        """Yields recorded messages in runs of one device, notes of lost messages, and damage.
 
-        What is in several of the logs, as in those of several collectors, is there once.
-
-        Those of exported programs, whose taps are not known before they are decoded, are there whatever their name.
+        A message that is in several of the logs, as in those of several collectors, is yielded once. Messages of
+        exported programs are yielded regardless of their names, because only decoding shows these.
 
         Args:
-            selection: which are wanted.
-            by_time: whether the messages of all devices are to be in order of time; if not, each device's are.
-            order: says, beside time, which processes are to be read first.
+            selection: which messages are wanted.
+            by_time: whether messages of all devices are in order of time; otherwise only each device's are.
+            order: further conditions for the order of processes.
         """
         for path in self._cut_off:
             yield Damage(path, 0, path.stat().st_size, 0, "ends in its header", torn=True)
         yield from self._copies.once(merged(self._processes, selection, by_time=by_time, order=order))
 
     def values(self, selection: Selection = EVERYTHING) -> Iterator[LoggedMessage | LostRun | Damage]:
-        """As `records`, with shards of programs of several processes put together: a value is one message.
+        """Yields as `records` does, but assembles the shards of programs of several processes: a value is one message.
 
-        Shards whose values are incomplete come by themselves, late; if some devices only are wanted, all do.
+        Shards of incomplete values come late, one by one. If only some devices are selected, all shards come one by
+        one.
         """
         if selection.devices:
             yield from self.records(selection)
@@ -141,7 +141,7 @@ class LogReader:
     def records(
         self, selection: Selection = EVERYTHING, *, order: Order | None = None
     ) -> Iterator[LoggedMessage | LostRun | Damage]:
-        """The messages, and in their places what is said to be lost or is damaged; `order`: see `runs`."""
+        """Yields messages, with notes of lost messages and damage in their places; `order`: see `runs`."""
         decoder = RunDecoder()
         for record in self.runs(selection, order=order):
             if not isinstance(record, MessageRun):
@@ -152,11 +152,12 @@ class LogReader:
                     yield message
 
     def messages(self, selection: Selection = EVERYTHING) -> Iterator[LoggedMessage]:
-        """The messages, lazily: those of a process by time, those of a device in the order of their emission.
+        """Yields messages: those of a process by time, those of a device in the order of their emission.
 
         Raises:
-            DamagedLogError: after the last message: parts of the log are damaged, and what was in them is missing. That
-                the file ends in a message, as when its process was killed, is no damage.
+            DamagedLogError: after the last message, if parts of the log are damaged and their messages missing. An
+            incomplete
+                message at the end, as a killed process leaves it, is not damage.
         """
         damaged: list[Damage] = []
         for record in self.records(selection):

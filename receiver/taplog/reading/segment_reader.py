@@ -1,4 +1,4 @@
-"""Reads one segment: which chunks it has, by its index or from header to header, and what was said of consumers."""
+"""Reads one segment: its chunks, by the index or from header to header, and its descriptors."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from receiver.taplog.reading.chunk_reader import Chunk, read_whole
 from receiver.wire.tap_descriptor import TapDescriptor
 
 SCAN_BYTES = 1 << 20
-"""How much is looked through at a time for the next chunk behind a damaged stretch."""
+"""Bytes that are searched at a time for the next chunk after a damaged part."""
 
 
 class Writer(NamedTuple):
-    """Which process wrote a segment.
+    """The process that wrote a segment.
 
     Attributes:
-        process: names it, beyond machines and time.
-        host: the machine's name.
+        process: identifies the process, across machines and time.
+        host: name of its machine.
         pid: its process id there.
-        process_index: its number in a program of several processes; None for a program of one.
-        job: names one life of that program, alike in all its processes; empty if that is not known.
+        process_index: its index in a program of several processes; None for a program of one.
+        job: identifies one run of that program, equal in all its processes; empty if unknown.
     """
 
     process: str
@@ -40,20 +40,20 @@ class Writer(NamedTuple):
 
 
 class SegmentReader:
-    """One segment. It may be one that is still being written. One thread at a time.
+    """One segment, which may still be written. One thread at a time.
 
     Attributes:
         path: of the file.
-        writer: who wrote it.
-        info: all it says of that.
-        close: closes the file, which happens by itself when nobody has the reader any more.
+        writer: the process that wrote it.
+        info: the header's description of that process.
+        close: closes the file; called automatically when the reader is garbage-collected.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         """Opens the file.
 
         Raises:
-            NotATapLogError: it is no segment, or not even its beginning is whole.
+            NotATapLogError: it is not a segment, or its beginning is incomplete.
             UnsupportedVersionError: its writer was newer.
             OSError: it cannot be read.
         """
@@ -75,28 +75,28 @@ class SegmentReader:
 
     @property
     def nbytes(self) -> int:
-        """How long the file is now."""
+        """Current length of the file."""
         return os.fstat(self._fd).st_size
 
     @property
     def devices(self) -> dict[int, str]:
-        """The devices' names by stream, as far as `chunks` has come."""
+        """Device names by stream, as far as `chunks` has read."""
         return self._devices
 
     @property
     def consumers(self) -> dict[int, tuple[int, TapDescriptor]]:
-        """By consumer id the number in the chunks' masks and the description, as far as `chunks` has come."""
+        """By consumer id, the number in the chunks' masks and the descriptor, as far as `chunks` has read."""
         return self._consumers
 
     def is_closed(self) -> bool:
-        """Whether the segment is finished: it has an index."""
+        """Whether the segment is complete, with an index."""
         return self._index_offset() is not None
 
     def chunks(self, start: int = 0) -> Iterator[Chunk | Damage]:
-        """The chunks of messages and losses, in order, from file offset `start` on (0 for the first).
+        """Yields the chunks of messages and losses, in order, from file offset `start` on (0 for the first).
 
-        What descriptions say is taken in on the way. A chunk that goes on beyond the end of the file is the last one.
-        The index is used if it is there and valid.
+        Descriptors are collected on the way. A chunk that continues beyond the end of the file is the last one. The
+        index is used if it exists and is valid.
         """
         headers = self._read_index() if not start else None
         found = self._walk(max(start, self._first)) if headers is None else self._listed(headers)
@@ -109,11 +109,11 @@ class SegmentReader:
                 yield item
 
     def read_at(self, offset: int, nbytes: int) -> bytes:
-        """Bytes of the file; fewer at its end."""
+        """Reads bytes of the file; fewer at its end."""
         if nbytes > SCAN_BYTES:
-            nbytes = min(nbytes, max(0, self.nbytes - offset))  # whatever a header claims
+            nbytes = min(nbytes, max(0, self.nbytes - offset))  # a header may claim any length
         data = os.pread(self._fd, nbytes, offset)
-        while data and len(data) < nbytes:  # a read may return less than there is
+        while data and len(data) < nbytes:  # pread may return fewer bytes than exist
             more = os.pread(self._fd, nbytes - len(data), offset + len(data))
             if not more:
                 break
@@ -121,7 +121,7 @@ class SegmentReader:
         return data
 
     def lost_in(self, chunk: Chunk) -> Lost | Damage:
-        """What a chunk of the kind LOST says."""
+        """Decodes a chunk of the kind LOST."""
         data = read_whole(self, chunk)
         if isinstance(data, Damage):
             return data
@@ -131,7 +131,7 @@ class SegmentReader:
             return chunk.damage(self.path, f"a record of lost messages is damaged ({error})")
 
     def folded_in(self, chunk: Chunk) -> dict[int, int] | Damage:
-        """What a chunk of the kind FOLDED says, by sequence number."""
+        """Decodes a chunk of the kind FOLDED; returns counts by sequence number."""
         data = read_whole(self, chunk)
         if isinstance(data, Damage):
             return data
@@ -178,16 +178,16 @@ class SegmentReader:
             chunk = Chunk.of(header, nbytes)
             yield chunk
             if chunk.end > nbytes:
-                # Torn, or its length is a lie; but the header's checksum vouches for that.
+                # The chunk is torn. A wrong length is excluded by the header's checksum.
                 return
             offset = chunk.end
 
     def _is_trailer(self, data: bytes, left: int) -> bool:
-        # The end of a closed file whose index is damaged; or which was cut off in its trailer.
+        # The trailer of a complete file whose index is damaged, or a part of a trailer.
         return left <= TRAILER_BYTES and data[:8] == layout.END_MAGIC[: len(data[:8])]
 
     def _resynchronize(self, offset: int, nbytes: int) -> Damage:
-        # Chunks begin at multiples of 64, and say where.
+        # Chunks start at multiples of 64, and their headers contain their own offsets.
         at = offset + 64
         while at < nbytes:
             data = self.read_at(at, SCAN_BYTES + CHUNK_HEADER_BYTES)
@@ -200,16 +200,16 @@ class SegmentReader:
                 piece = data[start : start + CHUNK_HEADER_BYTES]
                 if layout.decode_chunk_header(piece, at + start) is not None:
                     found = at + start
-                    return Damage(self.path, offset, found - offset, -1, "damaged: no chunk begins here")
+                    return Damage(self.path, offset, found - offset, -1, "damaged: no chunk starts here")
             at += SCAN_BYTES
         torn = nbytes - offset < CHUNK_HEADER_BYTES
-        reason = "ends in a chunk's header" if torn else "damaged: no chunk begins here, or behind it"
+        reason = "ends in a chunk's header" if torn else "damaged: no chunk starts here, or after it"
         return Damage(self.path, offset, nbytes - offset, 0 if torn else -1, reason, torn)
 
     def _take_descriptions(self, chunk: Chunk) -> Damage | None:
         data = read_whole(self, chunk)
         if isinstance(data, Damage):
-            return data._replace(messages=0, reason=f"descriptions of taps: {data.reason}")
+            return data._replace(messages=0, reason=f"descriptors of taps: {data.reason}")
         unpacker = msgpack.Unpacker(max_buffer_size=0)
         unpacker.feed(data)
         try:
@@ -220,7 +220,7 @@ class SegmentReader:
                     described = TapDescriptor.unpack(item["consumer"])
                     self._consumers[described.consumer_id] = int(item["number"]), described
         except (ValueError, TypeError, KeyError, msgpack.UnpackException) as error:
-            return chunk.damage(self.path, f"descriptions of taps cannot be understood ({error})")
+            return chunk.damage(self.path, f"descriptors of taps are invalid ({error})")
         return None
 
 

@@ -1,4 +1,4 @@
-"""Which messages of a log somebody wants."""
+"""Conditions that select messages of a log."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """What a reader is to yield; by default everything. A message must meet all conditions.
+    """Conditions on the messages that a reader yields; by default none. A message must meet all of them.
 
     Attributes:
-        names: patterns as of file names, of which the tap's name must match one; empty for all.
-        first_step: the first step wanted.
-        last_step: the last one; messages that belong to no step are left out if either is given.
-        devices: names such as `cpu:0`, of which the device's must match one as a pattern; empty for all.
-        since_ns: Unix time; what was emitted before it is left out.
-        until_ns: Unix time; what was emitted at that time or later is left out.
+        names: patterns, as of file names, of which one must match the tap's name; empty for all.
+        first_step: first selected step.
+        last_step: last selected step; if either is given, messages without a step are not selected.
+        devices: patterns, such as `cpu:0`, of which one must match the device's name; empty for all.
+        since_ns: Unix time in nanoseconds; earlier messages are not selected.
+        until_ns: Unix time in nanoseconds; messages of that time or later are not selected.
     """
 
     names: tuple[str, ...] = ()
@@ -36,26 +36,26 @@ class Selection:
     until_ns: int | None = None
 
     def wants_name(self, name: str) -> bool:
-        """Whether taps of that name are wanted."""
+        """Whether taps of that name are selected."""
         return not self.names or any(fnmatchcase(name, pattern) for pattern in self.names)
 
     def wants_device(self, device: str) -> bool:
-        """Whether messages of that device are wanted."""
+        """Whether messages of that device are selected."""
         return not self.devices or any(fnmatchcase(device, pattern) for pattern in self.devices)
 
     @property
     def by_step(self) -> bool:
-        """Whether steps matter."""
+        """Whether steps are a condition."""
         return self.first_step is not None or self.last_step is not None
 
     def wants_chunk(self, chunk: Chunk, wanted: Mapping[int, bool]) -> bool:
-        """Whether a chunk may hold a message that is wanted, by its header; `wanted` tells it of consumers' numbers."""
+        """Whether a chunk's header allows selected messages; `wanted` tells for each consumer number whether it is."""
         if self.since_ns is not None and chunk.max_time_ns < self.since_ns:
             return False
         if self.until_ns is not None and chunk.min_time_ns >= self.until_ns:
             return False
         if self.by_step:
-            # Steps may fall within a chunk, as where a program begins anew: these are the bounds of all.
+            # Steps may decrease within a chunk, as when a program restarts its loop: the header has their bounds.
             if chunk.max_step == NO_STEP:
                 return False
             if self.first_step is not None and chunk.max_step < self.first_step:
@@ -70,7 +70,7 @@ class Selection:
         return bool(chunk.consumers & mask)
 
     def choose(self, times_ns: Array, steps: Array) -> Array:
-        """Which messages are wanted, by their times and steps: a mask."""
+        """Selects messages by times (int64, Unix nanoseconds) and steps (int64); returns a bool mask of that shape."""
         mask = np.ones(len(times_ns), np.bool_)
         if self.since_ns is not None:
             mask &= times_ns >= self.since_ns

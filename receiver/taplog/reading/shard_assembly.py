@@ -1,4 +1,4 @@
-"""Puts the messages of a log together that are shards of one value, of all processes of a program."""
+"""Assembles the logged messages that are shards of one value, from all processes of a program."""
 
 from __future__ import annotations
 
@@ -11,25 +11,28 @@ from receiver.taplog.reading.process_groups import LoggedProgramRuns, process_of
 
 
 class ShardMerger:
-    """Shards go in one by one, whole values come out. One thread.
+    """Takes shards one by one and yields whole values. One thread.
 
     Attributes:
-        jobs: tells in which order processes are to be read.
+        jobs: determines the order in which processes must be read.
     """
 
     def __init__(self, *, shows_incomplete: bool) -> None:
-        """Nothing has come yet. `shows_incomplete`: whether shards of values that cannot become whole come out, too."""
+        """No shard is known yet.
+
+        `shows_incomplete`: whether shards of incomplete values are yielded too, one by one.
+        """
         self.jobs = LoggedProgramRuns(keeps_left=shows_incomplete)
         self._whole: list[LoggedMessage] = []
 
     def take(self, logged: LoggedMessage) -> Iterator[LoggedMessage]:
-        """What there is to show after a message: itself if it is no shard, or shards of its process only.
+        """Takes a message. Yields it if it is not a shard, or is a shard of its process only.
 
-        Otherwise the values that are whole now, as messages of the device that leads; and, by themselves, the shards of
-        values that cannot become so.
+        Otherwise yields the values that are complete now, as messages of the leading device, and one by one the
+        shards of values that cannot become complete.
 
         Raises:
-            ValueError: the message does not go with others.
+            ValueError: the message contradicts the other shards.
         """
         described, shard = logged.tap.described, logged.shard
         job = self.jobs.of(logged.writer)
@@ -51,13 +54,13 @@ class ShardMerger:
         yield from self.found()
 
     def found(self) -> Iterator[LoggedMessage]:
-        """What has become whole, and what never will."""
+        """Yields complete values, and the shards of values that cannot become complete."""
         whole, self._whole = self._whole, []
         yield from whole
         for origin in self.jobs.take_left():
             yield origin.mark
 
     def finish(self) -> Iterator[LoggedMessage]:
-        """What is left, by itself: nothing more comes."""
+        """Yields the remaining shards one by one: all messages have been taken."""
         self.jobs.finish()
         yield from self.found()

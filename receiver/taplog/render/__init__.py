@@ -1,1 +1,1 @@
-"""Logged messages as text and as JSON."""
+"""Renders logged messages as text and as JSON."""

@@ -1,4 +1,4 @@
-"""Messages of a log as plain data that JSON has."""
+"""Converts logged messages to data that JSON can represent."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from receiver.wire.dtypes import Array
 
 
 def as_dict(logged: LoggedMessage) -> dict[str, Any]:
-    """A message as JSON has it; the keys are in docs/tap-log.md."""
+    """Converts a message to a dict for JSON; docs/tap-log.md lists the keys."""
     message = logged.message
     described = logged.tap.described
     try:
@@ -46,12 +46,12 @@ def as_dict(logged: LoggedMessage) -> dict[str, Any]:
 
 
 def type_text(array: Array) -> str:
-    """`float32[3,4]`."""
+    """Describes an array's type, as in `float32[3,4]`."""
     return f"{array.dtype.name}[{','.join(map(str, array.shape))}]"
 
 
 def process_text(writer: Writer) -> str:
-    """A process: its number in its program, or where it ran."""
+    """Names a process: its index in its program, or host and process id."""
     if writer.process_index is not None:
         return f"process {writer.process_index}"
     return printable(f"{writer.host}:{writer.pid}")

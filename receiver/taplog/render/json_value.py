@@ -1,4 +1,4 @@
-"""Values of messages as plain data that JSON has, and as one short line."""
+"""Converts values of messages to data that JSON can represent, and to one short line."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ Array = np.ndarray[Any, Any]
 
 
 def plain_value(value: Any) -> Any:
-    """A pytree as JSON has it.
+    """Converts a pytree to data that JSON can represent.
 
-    Arrays become nested lists, and those without dimensions numbers. Tuples become lists, namedtuples and dicts objects
-    (keys by their text). NaN and infinities become the texts "NaN", "Infinity", "-Infinity"; complex numbers
+    Arrays become nested lists, and arrays without dimensions numbers. Tuples become lists; namedtuples and dicts become
+    objects (keys by their text). NaN and infinities become the texts "NaN", "Infinity", "-Infinity"; complex numbers
     `{"real": ..., "imag": ...}`; bytes `{"bytes": hex digits}`; truncated arrays `{"head": [...], "shape": [...]}`;
-    containers of the program's own classes `{"node": class, "children": [...]}`; objects that stayed in the program
+    containers of the program's own classes `{"node": class, "children": [...]}`; objects that were not sent
     `{"object": repr}`.
     """
     if isinstance(value, TruncatedArray) and value.whole_shape is not None:
@@ -59,7 +59,7 @@ def _array(array: Array) -> Any:
     kind = array.dtype.kind
     if kind == "c":
         return _each(array.tolist())
-    if kind not in "biuf":  # of ml_dtypes: float8, bfloat16, int4 and the like
+    if kind not in "biuf":  # dtypes of ml_dtypes: float8, bfloat16, int4 and the like
         name = array.dtype.name
         array = array.astype(np.int64 if "int" in name else np.float64)
         kind = array.dtype.kind
@@ -73,7 +73,7 @@ def _each(items: Any) -> Any:
 
 
 def short_text(value: Any, limit: int | None = None) -> str:
-    """A pytree on one line, of at most `limit` characters: `{loss: 0.5, grads: [1. 2. ... 8. 9.]}`."""
+    """Formats a pytree on one line of at most `limit` characters: `{loss: 0.5, grads: [1. 2. ... 8. 9.]}`."""
     text = printable(_text(value, limit is not None))
     return text if limit is None or len(text) <= limit else text[: limit - 3] + "..."
 
@@ -104,7 +104,7 @@ def _text(value: Any, short: bool) -> str:
 
 
 def printable(text: str) -> str:
-    """The text without what a terminal would obey: control characters are written as Python writes them."""
+    """Escapes control characters as Python does, so that a terminal does not interpret them."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

@@ -1,4 +1,4 @@
-"""The arrays of messages out of a log, by the names of the leaves that they are."""
+"""Splits logged messages into named leaves."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ class Leaf(NamedTuple):
     """One array of a message.
 
     Attributes:
-        name: the keys to it, with slashes between; empty if the array is all that was tapped.
-        array: its elements; a `receiver.wire.truncation.TruncatedArray` where a rule truncated it.
-        place: where it lies in the whole array, if that was partitioned over devices.
+        name: keys of the leaf, joined by slashes; empty if the array alone was tapped.
+        array: its elements; a `receiver.wire.truncation.TruncatedArray` if a rule truncated it.
+        place: position in the whole array, if that was partitioned over devices.
     """
 
     name: str
@@ -26,14 +26,14 @@ class Leaf(NamedTuple):
 
 
 class LoggedLeaves:
-    """Takes messages apart, looking at each tap once."""
+    """Splits messages into leaves, and remembers the names of each tap's leaves."""
 
     def __init__(self) -> None:
-        """Starts with nothing remembered."""
+        """No tap is known yet."""
         self._names: dict[tuple[LoggedTap, int], list[str]] = {}
 
     def of(self, logged: LoggedMessage) -> list[Leaf]:
-        """The arrays of a message, in order. They have numbers for names if the log does not describe the tap."""
+        """Returns the arrays of a message in order. Without a descriptor of the tap, their names are their indices."""
         arrays = logged.message.arrays
         key = logged.tap, len(arrays)
         names = self._names.get(key)
@@ -50,10 +50,10 @@ def _names(tap: LoggedTap, count: int) -> list[str]:
         return [str(index) for index in range(count)]
     try:
         return array_names(tap.described.tap_kind, tap.unflatten, count)
-    except (ValueError, TypeError):  # not as described: what came is worth having all the same
+    except (ValueError, TypeError):  # a descriptor that does not fit the arrays: name them by their indices
         return [str(index) for index in range(count)]
 
 
 def joined(name: str, leaf: str) -> str:
-    """The name of a leaf with that of its tap before it."""
+    """Joins the names of a tap and a leaf."""
     return f"{name}/{leaf}" if leaf else name

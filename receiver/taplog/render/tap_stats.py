@@ -1,4 +1,4 @@
-"""What a log holds, counted by tap without looking at values."""
+"""Counts the messages of a log by tap, without decoding their values."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from receiver.wire.tap_descriptor import TapDescriptor
 
 @dataclass(slots=True)
 class TapStats:
-    """The messages of one tap, of all devices and processes.
+    """Counts of one tap, over all devices and processes.
 
     Attributes:
-        name: the tap's.
+        name: of the tap.
         source_line: of the tap.
-        kind: what it is for, the text of a `TapKind`. Empty if the log does not say.
-        messages: how many there are; those of checks with the failures that were folded.
+        kind: purpose of the tap, see `receiver.sinks.factory.SINK_FACTORIES`; empty if the log does not describe it.
+        messages: number of messages; of checks including folded failures.
         nbytes: of their frames.
-        first_time_ns: Unix time of the first.
-        last_time_ns: of the last.
-        first_step: the smallest step; None if there is none.
-        last_step: the largest.
-        devices: messages by device.
+        first_time_ns: Unix time of the first one, in nanoseconds.
+        last_time_ns: Unix time of the last one, in nanoseconds.
+        first_step: smallest step; None if there is none.
+        last_step: largest step.
+        devices: number of messages by device.
     """
 
     name: str
@@ -48,12 +48,12 @@ class TapStats:
 
     @property
     def messages_per_sec(self) -> float:
-        """Over the time from the first to the last; 0 for fewer than two."""
+        """Rate between the first and the last message; 0 for fewer than two."""
         span = (self.last_time_ns - self.first_time_ns) * 1e-9
         return self.messages / span if span > 0 else 0.0
 
     def as_dict(self) -> dict[str, Any]:
-        """As plain data."""
+        """Converts the counts to a dict for JSON."""
         return {
             "name": self.name,
             "source_line": self.source_line,
@@ -69,7 +69,7 @@ class TapStats:
         }
 
     def add(self, device: str, times_ns: Any, steps: Any, nbytes: int, folded: int) -> None:
-        """Counts messages."""
+        """Adds messages: their times (int64, nanoseconds), steps (int64), total bytes and folded failures."""
         count = len(times_ns) + folded
         self.messages += count
         self.nbytes += nbytes
@@ -85,12 +85,12 @@ class TapStats:
 
 @dataclass(slots=True)
 class LogStats:
-    """What `gather` found.
+    """The result of `gather`.
 
     Attributes:
-        taps: by name, line and kind.
-        lost: what the log says is missing.
-        damaged: what could not be read.
+        taps: counts by name, line and kind.
+        lost: notes of lost messages.
+        damaged: damaged parts.
     """
 
     taps: dict[tuple[str, str, str], TapStats] = field(default_factory=dict)
@@ -99,7 +99,7 @@ class LogStats:
 
 
 def gather(records: Iterable[Record], selection: Selection) -> LogStats:
-    """Counts all of a log that is selected."""
+    """Counts the selected messages of a log."""
     found = LogStats()
     decoder = RunDecoder()
     for record in records:
@@ -136,7 +136,7 @@ def _count(found: LogStats, run: MessageRun, decoder: RunDecoder, selection: Sel
 def _count_exported(
     found: LogStats, run: MessageRun, nbytes: int, decoder: RunDecoder, selection: Selection
 ) -> None:
-    # Their messages say which tap they are of.
+    # Messages of exported programs name their tap themselves.
     for message in decoder.messages(run):
         if not isinstance(message, LoggedMessage):
             found.damaged.append(message)

@@ -1,4 +1,4 @@
-"""The texts that messages stand for: those of prints, and what checks found."""
+"""Renders messages of printing taps and failed checks as text."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from receiver.wire.tap_descriptor import TapDescriptor
 
 
 def message_text(logged: LoggedMessage) -> str | None:
-    """What a print prints, or a check says; None for messages that are just values.
+    """Returns the text of a printing tap or a failed check; None for messages that are only values.
 
     Raises:
-        Exception: of any kind, where the message is not as its description says.
+        Exception: of any type, if the message does not fit its descriptor.
     """
     described = logged.tap.described
     return None if described is None else text_of(described, logged.message)
 
 
 def text_of(described: TapDescriptor, message: Message) -> str | None:
-    """The same for a message of the tap that is described so.
+    """Returns the text of a message of a described tap. See `message_text`.
 
     Raises:
-        Exception: as above.
+        Exception: of any type, if the message does not fit its descriptor.
     """
     kind = described.tap_kind
     texts = texts_of(described, message) if kind.is_text else None

@@ -1,4 +1,4 @@
-"""Takes the frames of a batch out of the source's memory, as they go into a log: one behind the other, all inline."""
+"""Copies a batch's frames out of the source's memory, in the form of a log: without gaps and with inline payloads."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from receiver.wire import HEADER, Flags
 from receiver.wire.dtypes import Array
 
 Room = Callable[[int], Array]
-"""Makes so many bytes of memory, uint8, aligned to 8."""
+"""Returns that many bytes of memory, uint8, aligned to 8."""
 
 
 def new_memory(nbytes: int) -> Array:
-    """Memory of its own."""
+    """Allocates new memory, uint8, shape (nbytes,), uninitialized."""
     return np.empty(nbytes, np.uint8)
 
 
 MIN_FRAMES = 12
-"""Fewer frames are copied one by one."""
+"""Fewer frames are copied one by one: computing runs costs more than it saves."""
 
 _FLAGS = struct.Struct("<4xI")
 _LENGTHS = struct.Struct("<44xIQ")
@@ -34,11 +34,11 @@ _FLAGS_AT, _META_AT, _PAYLOAD_AT = 4, 44, 48
 
 
 def collect(batch: Batch, room: Room = new_memory) -> FrameBlock:
-    """Copies a batch's frames, before it is released. EXTERNAL frames become inline ones.
+    """Copies the frames of a batch, before it is released. EXTERNAL frames become inline ones.
 
     Args:
         batch: the frames.
-        room: makes the memory that the block is to have.
+        room: provides the memory of the block.
     """
     if batch.columns is not None and batch.count >= MIN_FRAMES:
         block = _collect_runs(batch.columns, batch.count, room)
@@ -71,7 +71,7 @@ def collect(batch: Batch, room: Room = new_memory) -> FrameBlock:
 
 
 def _collect_runs(columns: BatchColumns, count: int, room: Room) -> FrameBlock | None:
-    # Frames follow each other but where the ring ends or some were folded. None if any payload is elsewhere.
+    # Frames follow each other, except at the ring's end and where frames were folded. None if any payload is outside.
     at = columns.offsets(count)
     words = columns.words
     index = at >> 3

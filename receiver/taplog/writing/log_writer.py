@@ -1,4 +1,4 @@
-"""Writes a log: gathers messages by device, appends them to segments, begins new ones, deletes old ones."""
+"""Writes a log: collects messages by device, appends them to segments, starts new segments, deletes old ones."""
 
 from __future__ import annotations
 
@@ -27,27 +27,27 @@ from receiver.wire.dtypes import Array
 from receiver.wire.tap_descriptor import TapDescriptor
 
 RETRY_SEC = 1.0
-"""After a write failed nothing is tried for so long: what comes meanwhile is lost."""
+"""Seconds after a failed write in which nothing is written: messages that come meanwhile are lost."""
 
 
 Messages = tuple[FrameBlock, Sequence[tuple[int, int]], bool]
-"""Messages of one device in order; pairs of a sequence number and how many failures of the same check were left out
-before it; and whether they are to be written at once."""
+"""Messages of one device in order; pairs of a sequence number and the count of failures of the same check that were
+left out before it; and whether the messages must be written at once."""
 
 
 class LogWriter:
-    """The log of this process in one folder, which several processes may share. Any thread.
+    """This process's log in one folder, which several processes may share. Any thread.
 
-    Nothing that goes wrong while writing is raised: what could not be written is counted, said once, and noted in the
-    log when writing works again.
+    Errors while writing are not raised: messages that cannot be written are counted, logged once, and noted in the log
+    when writing works again.
     """
 
     def __init__(self, directory: str | os.PathLike[str], options: LogOptions | None = None) -> None:
-        """Makes the folder if there is none, and the first segment.
+        """Creates the folder, if it does not exist, and the first segment.
 
         Raises:
-            OSError: they cannot be made.
-            TapLogError: compression is wanted, and its package is missing.
+            OSError: they cannot be created.
+            TapLogError: compression is requested, and its package is missing.
         """
         self.directory = Path(directory)
         self.options = options or LogOptions()
@@ -55,13 +55,13 @@ class LogWriter:
         self._compressor = Compressor() if self.options.compress else None
         self._described: dict[int, TapDescriptor] = {}
         self._steps = StepColumns(self._described.get)
-        # Several segments, so that few bytes are lost when one is deleted.
+        # At least four segments, so that deleting the oldest loses at most a quarter of the messages.
         keep = self.options.keep_bytes
         self._segment_bytes = min(
             self.options.segment_bytes, keep // 4 if keep else self.options.segment_bytes
         )
         self._number = 0
-        self._own: list[tuple[Path, int]] = []  # finished segments and their lengths
+        self._own: list[tuple[Path, int]] = []  # complete segments and their lengths
         self._start_anew()
         self.directory.mkdir(parents=True, exist_ok=True)
         self._segment: SegmentWriter | None = self._new_segment()
@@ -79,7 +79,7 @@ class LogWriter:
 
     @property
     def counters(self) -> LogCounters:
-        """A snapshot of what it has taken in."""
+        """A copy of the current counters."""
         with self._lock:
             unfinished = 0 if self._segment is None else self._segment.nbytes
             counters = self._counters
@@ -90,21 +90,22 @@ class LogWriter:
             )
 
     def describe(self, described: TapDescriptor) -> None:
-        """Says what a consumer is, before its first messages come."""
+        """Registers the descriptor of a consumer, before its first messages."""
         self._described[described.consumer_id] = described
 
     def knows(self, consumer_id: int) -> bool:
-        """Whether `describe` has said what that consumer is."""
+        """Whether the consumer's descriptor is registered."""
         return consumer_id in self._described
 
     def append(self, device: str, block: FrameBlock, *, at_once: bool = False) -> None:
-        """Takes messages of one device over, in order; `at_once`: they are to be written now."""
+        """Takes ownership of messages of one device, in order; `at_once`: they are written immediately."""
         self.record(device, lambda room: (block, (), at_once))
 
     def record(self, device: str, collect: Callable[[Room], Messages | None]) -> None:
-        """Takes messages of one device, in order, as `collect` puts them into the memory that it is given.
+        """Takes messages of one device, in order: `collect` copies them into the memory that it is given.
 
-        It must not call the log but for `describe` and `knows`. What it raises is raised here, and nothing is taken.
+        `collect` must not call the log, except for `describe` and `knows`. Its exceptions are raised here, and
+        nothing is taken then.
         """
         with self._lock:
             pending = self._pending.get(device)
@@ -135,19 +136,19 @@ class LogWriter:
                 self._wake_timer()
 
     def write(self) -> None:
-        """Writes everything that has come. What else there is to do with it may take its time."""
+        """Writes all collected messages to the file, without hurrying other uses of it, such as forwarding."""
         with self._lock:
             self._flush()
 
     def flush(self) -> None:
-        """Writes everything that has come."""
+        """Writes all collected messages, and has them forwarded at once if the log is a spool."""
         with self._lock:
             self._retry_at = min(self._retry_at, time.monotonic())
             self._flush()
             self._hasten()
 
     def close(self) -> None:
-        """Writes everything that has come and finishes the segment. What comes later begins another one."""
+        """Writes all collected messages and completes the segment. Later messages start a new one."""
         with self._lock:
             self._retry_at = min(self._retry_at, time.monotonic())
             self._flush()
@@ -159,7 +160,7 @@ class LogWriter:
             timer.join()
 
     def after_fork_in_child(self) -> None:
-        """Leaves to the parent what is the parent's: its segment, and what it has not written."""
+        """Drops the parent's segment and unwritten messages in a forked child."""
         if self._segment is not None:
             self._segment.abandon()
         self._segment = None
@@ -204,26 +205,28 @@ class LogWriter:
             self._counters.lost_messages += len(block)
             self._counters.lost_bytes += block.data.size
             self._counters.lost_by_device[device] += len(block)
-            if not isinstance(error, OSError | MemoryError):  # such as an interrupt, of who waits for this
+            if not isinstance(
+                error, OSError | MemoryError
+            ):  # such as an interrupt, which the caller must see
                 raise
             return
         self._counters.messages += len(block)
         self._wrote(segment, device, block, folded)
 
     def _wait_for_room(self, pending: WriteBuffer) -> None:
-        """Called before what is pending is written; may wait, with the lock given up meanwhile."""
+        """Called before pending messages are written; may wait, and release the lock meanwhile."""
 
     def _choose(self, device: str, block: FrameBlock, folded: Sequence[tuple[int, int]]) -> Array | None:
-        """Which messages are to be written, a mask; None for all. Has noted the others as lost."""
+        """Returns a mask of the messages to write, or None for all. The others must have been noted as lost."""
         return None
 
     def _wrote(
         self, segment: SegmentWriter, device: str, block: FrameBlock, folded: Sequence[tuple[int, int]]
     ) -> None:
-        """Called when messages have been written."""
+        """Called after messages have been written."""
 
     def _hasten(self) -> None:
-        """Called when something was written that must not wait."""
+        """Called after messages have been written that must not wait."""
 
     def _rotate_if_due(self) -> None:
         segment = self._segment
@@ -231,7 +234,7 @@ class LogWriter:
             segment.nbytes < self._segment_bytes and time.monotonic() - self._begun < self.options.segment_sec
         ):
             return
-        # What has come from other devices goes before what comes after this.
+        # Messages of other devices that came before belong into this segment.
         for device, pending in self._pending.items():
             self._write(device, pending)
         self._finish_segment()
@@ -250,10 +253,10 @@ class LogWriter:
         self._rotate_if_due()
 
     def _open_segment(self) -> SegmentWriter:
-        """The segment to append to, in which everything that was lost has been noted.
+        """Returns the segment to append to, after writing the notes of lost messages into it.
 
         Raises:
-            OSError: there is none, and none can be made.
+            OSError: there is none, and none can be created.
         """
         if time.monotonic() < self._retry_at:
             raise _NotTried(self._counters.failure)
@@ -289,7 +292,7 @@ class LogWriter:
             self._retry_at = time.monotonic() + RETRY_SEC
         if first:
             logger.error(
-                "%s: messages cannot be recorded (%s); the program goes on, and what is lost is counted",
+                "%s: messages cannot be recorded (%s); the program continues, and lost messages are counted",
                 self.directory, self._counters.failure,
             )  # fmt: skip
 
@@ -309,7 +312,7 @@ class LogWriter:
         segment, self._segment = self._segment, None
         if segment is None:
             return
-        with contextlib.suppress(OSError):  # it can be read without its index
+        with contextlib.suppress(OSError):  # the segment can be read without its index
             segment.close()
         self._count(segment)
 
@@ -336,7 +339,7 @@ class LogWriter:
             self._due.notify_all()
 
     def wait_and_flush(self, timer: threading.Thread) -> bool:
-        """One turn of the timer's thread; False when it is to end."""
+        """One round of the timer's thread; False if the thread must end."""
         with self._lock:
             if self._timer is not timer:
                 return False
@@ -349,7 +352,7 @@ class LogWriter:
 
 
 class _NotTried(OSError):
-    # It failed a moment ago.
+    # The last attempt failed less than RETRY_SEC ago.
     pass
 
 
@@ -358,7 +361,7 @@ def _reason(error: BaseException) -> str:
 
 
 class _Timer(threading.Thread):
-    # Writes in time what no further message takes along.
+    # Writes messages after `flush_sec` if no later message triggers a write.
 
     def __init__(self, writer: LogWriter) -> None:
         super().__init__(name="hostcallback-recorder", daemon=True)
@@ -374,7 +377,7 @@ _open_writers: weakref.WeakSet[LogWriter] = weakref.WeakSet()
 
 @atexit.register
 def _close_all() -> None:
-    # Runs after the handlers of modules that import this one: those deliver what is still queued.
+    # atexit runs handlers in reverse order: those of modules that import this one deliver queued messages first.
     for writer in list(_open_writers):
         writer.close()
 

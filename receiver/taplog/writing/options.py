@@ -1,4 +1,4 @@
-"""How a log is kept, and the count of what it has taken in."""
+"""Options and counters of a log."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 FLUSH_BYTES = 256 << 10
 FLUSH_SEC = 0.1
-"""Messages are written when so many bytes of one device have come, or the first of them so long ago."""
+"""Limits of unwritten messages of one device: bytes, and seconds since the first one came."""
 
 SEGMENT_BYTES = 64 << 20
 SEGMENT_SEC = 3600.0
@@ -15,18 +15,18 @@ SEGMENT_SEC = 3600.0
 
 @dataclass(frozen=True, slots=True)
 class LogOptions:
-    """How a log is kept.
+    """Options of a log.
 
     Attributes:
-        segment_bytes: a segment that is longer is finished, and another one begun.
-        segment_sec: the same for one that is older, in seconds.
-        keep_bytes: when this process's segments are longer together, the oldest ones are deleted; None to keep all.
-        compress: whether messages are stored compressed.
-        fsync: whether each write waits until it is on the disk, so that it outlives a crash of the machine too.
+        segment_bytes: length at which a segment is completed and a new one started.
+        segment_sec: age in seconds at which a segment is completed and a new one started.
+        keep_bytes: limit of this process's segments together, beyond which the oldest are deleted; None to keep all.
+        compress: whether messages are compressed.
+        fsync: whether each write is synced to the disk, so that it survives a crash of the machine.
         process_index: of this process in a program of several.
-        flush_bytes: messages of a device are written when they have so many bytes,
-        flush_sec: or when the first of them has come so long ago.
-        job: names what this process is part of, alike in all processes; empty for a program of one.
+        flush_bytes: unwritten bytes of a device at which its messages are written.
+        flush_sec: seconds after which unwritten messages are written.
+        job: identifies the run of a program of several processes, equal in all of them; empty for a program of one.
     """
 
     segment_bytes: int = SEGMENT_BYTES
@@ -49,15 +49,15 @@ class LogOptions:
 
 @dataclass(slots=True)
 class LogCounters:
-    """What a log has taken in.
+    """Counters of a log.
 
     Attributes:
-        messages: written.
-        nbytes: of the segments, written so far, deleted ones included.
-        lost_messages: that could not be written.
-        lost_bytes: theirs.
-        lost_by_device: the same messages, by the device's name.
-        failure: why, the last time; empty if nothing failed.
+        messages: written messages.
+        nbytes: of all segments so far, deleted ones included.
+        lost_messages: messages that could not be written.
+        lost_bytes: their bytes.
+        lost_by_device: lost messages by the device's name.
+        failure: the last error; empty if there was none.
     """
 
     messages: int = 0

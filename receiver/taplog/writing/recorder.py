@@ -1,4 +1,4 @@
-"""Records messages into a tap log: as they come from the devices, or as a sink gets them."""
+"""Records messages into a tap log: whole batches of a device, or single messages as a sink."""
 
 from __future__ import annotations
 
@@ -30,28 +30,28 @@ _CHECK = np.uint64(int(Flags.CHECK))
 _END = np.uint64(int(Flags.END_OF_STREAM))
 
 _AS_SINKS_SEE = int.from_bytes(b"as seen", "little")
-"""Added to the consumer ids of taps of shards where not the shards are recorded but what was made of them."""
+"""Added to the consumer ids of taps of shards, for records of the values that a sink received instead of shards."""
 
 
 class Recorder(Closing):
     """Writes messages to a log, see docs/tap-log.md. Any thread.
 
-    A receiver that records hands it everything that comes from its devices. It is a sink, too: called with a message it
-    records that one. What cannot be written is counted and never raised.
+    A receiver that records passes all batches of its devices. The recorder is a sink too: called with a message, it
+    records that message. Messages that cannot be written are counted, and no error is raised.
     """
 
     def __init__(self, log: LogWriter) -> None:
-        """Use `record`."""
+        """Called by `record`."""
         self._log = log
 
     @property
     def directory(self) -> os.PathLike[str]:
-        """The log's folder."""
+        """Folder of the log."""
         return self._log.directory
 
     @property
     def counters(self) -> LogCounters:
-        """What was recorded so far, and what could not be."""
+        """Counters of recorded and lost messages."""
         return self._log.counters
 
     def record_batch(
@@ -64,22 +64,22 @@ class Recorder(Closing):
         first_seq: int = 0,
         last_seq: int = 0,
     ) -> None:
-        """Records what a device's source has read, before it is released. Does not raise.
+        """Records a batch of a device's source, before it is released. Does not raise.
 
         Args:
-            device: the device's name.
+            device: name of the device.
             batch: the frames; an END_OF_STREAM frame has everything written at once.
-            find: finds the consumer of an id.
-            dropped: how many messages of the device are missing among them, or before them.
-            first_seq: where the first of those was to be expected.
-            last_seq: of the batch.
+            find: returns the consumer of an id.
+            dropped: number of the device's messages that are missing in the batch or before it.
+            first_seq: expected sequence number of the first missing message.
+            last_seq: last sequence number of the batch.
         """
         is_end = False
 
         def take(room: Room) -> Messages | None:
             nonlocal is_end
             block = collect(batch, room)
-            is_end = bool(block.flags[-1] & _END)  # the only one of its batch
+            is_end = bool(block.flags[-1] & _END)  # such a frame is always alone in its batch
             if is_end:
                 return None
             self._describe(block, find)
@@ -95,21 +95,21 @@ class Recorder(Closing):
             self._log.record(device, take)
         except MemoryError as error:
             self._log.lose(device, first_seq, last_seq, batch.count, f"no memory to record it: {error}")
-        except Exception:  # whatever it is, the messages are still to be delivered
+        except Exception:  # a failing recorder must not keep the messages from being delivered
             logger.exception("messages of %s cannot be recorded", device)
             self._log.lose(device, first_seq, last_seq, batch.count, "the recorder failed")
         if is_end:
             self._log.flush()
 
     def lose(self, device: str, count: int, reason: str) -> None:
-        """Notes that messages of a device were lost before anybody could read them."""
+        """Notes messages of a device that were lost before they could be read."""
         self._log.lose(device, 0, 0, count, reason)
 
     def __call__(self, message: Message) -> None:
         """Records one message.
 
         Raises:
-            TypeError: an array has a dtype that the wire does not have.
+            TypeError: the wire format cannot represent an array's dtype.
         """
         described = description_of(message.consumer, len(message.arrays))
         flags = Flags.CHECK if message.consumer.is_check else Flags(0)
@@ -132,15 +132,15 @@ class Recorder(Closing):
             self._log.append(device_text(device), block, at_once=bool(flags))
 
     def write(self) -> None:
-        """Writes everything that has come, so that it outlives this process."""
+        """Writes all collected messages, so that they survive this process."""
         self._log.write()
 
     def flush(self) -> None:
-        """Writes everything that has come."""
+        """Writes all collected messages, and has them forwarded at once if the log is a spool."""
         self._log.flush()
 
     def close(self) -> None:
-        """Writes everything that has come and finishes the segment. What comes later begins another one."""
+        """Writes all collected messages and completes the segment. Later messages start a new one."""
         self._log.close()
 
     def _describe(self, block: FrameBlock, find: Find) -> None:
@@ -159,14 +159,14 @@ class Recorder(Closing):
 
 
 def description_of(consumer: Consumer, arrays: int) -> TapDescriptor:
-    """What a tap is, as far as it can be told; its messages bring so many arrays."""
+    """Returns a tap's descriptor, or as much of it as is known; `arrays` is the number of arrays per message."""
     try:
         if consumer.describe is not None:
             described = consumer.describe()
             described.pack()
             return described
     except ValueError:
-        pass  # said below as far as it can be
+        pass  # a descriptor that cannot be encoded is replaced by the one below
     return TapDescriptor(
         name=consumer.name,
         source_line=consumer.source_line,
@@ -190,7 +190,7 @@ def _unstacked(message: Message) -> list[list[Any]]:
 def _as_seen(
     described: TapDescriptor, arrays: list[Any], message: Message
 ) -> tuple[TapDescriptor, list[Any]]:
-    # The frames of such taps begin with a shard record. A whole has none; a shard gets one that tells its place.
+    # Frames of such taps start with a shard record. A whole value needs none; a shard gets one with its place.
     consumer_id = (described.consumer_id + _AS_SINKS_SEE) % 2**64
     if message.shard_index is None:
         return replace(described, consumer_id=consumer_id, shards=None), arrays
@@ -213,23 +213,23 @@ def record(
     process_index: int | None = None,
     job: str = "",
 ) -> Recorder:
-    """A recorder that writes to a log in the folder `path`: for `outfeed_receiver(record=...)`, or as a sink.
+    """Creates a recorder for the log in the folder `path`: for `outfeed_receiver(record=...)`, or as a sink.
 
-    Messages are in the file after 100 ms at most, failures of checks at once. Several processes may write into one
-    folder. Close it, or use it in a `with` block, to have the last segment finished; without that it is read as well.
+    Messages are written within 100 ms, failures of checks at once. Several processes may write into one folder. Close
+    the recorder, or use it in a `with` block, to complete the last segment; an incomplete one can be read too.
 
     Args:
-        path: the folder; made if there is none.
-        segment_bytes: when a file is so long the next one is begun.
-        segment_sec: the same, when it was begun so many seconds ago.
-        keep_bytes: delete this process's oldest files when all are longer than this together; None to keep all.
+        path: the folder; created if it does not exist.
+        segment_bytes: length at which a new file is started.
+        segment_sec: age in seconds at which a new file is started.
+        keep_bytes: limit of this process's files together, beyond which the oldest are deleted; None to keep all.
         compress: compress messages with zstd (`pip install 'hostcallback[zstd]'`).
-        fsync: wait with each write until it is on the disk: the log then outlives a crash of the machine.
-        process_index: this process's number in a program of several, for whoever reads the logs.
-        job: names one life of that program, alike in all its processes: readers put its arrays together by it.
+        fsync: sync each write to the disk: the log then survives a crash of the machine.
+        process_index: this process's index in a program of several, for the readers of its logs.
+        job: identifies one run of that program, equal in all its processes: readers use it to assemble sharded arrays.
 
     Raises:
-        OSError: the folder or the first file in it cannot be made.
+    OSError: the folder or its first file cannot be created.
         TapLogError: `compress` without the package zstandard.
         ValueError: a size or a time is not positive.
     """

@@ -1,4 +1,4 @@
-"""Writes one segment: a file that only grows, by whole chunks, and holds all that is needed to read it."""
+"""Writes one segment: a file that grows by whole chunks, and can be read without other files."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ from receiver.wire.tap_descriptor import TapDescriptor
 
 Array = np.ndarray[Any, Any]
 
-_process = uuid.uuid4().hex[:16]  # names this process: ids of processes are used again, and on every machine
+_process = uuid.uuid4().hex[
+    :16
+]  # identifies this process: process ids repeat, over time and between machines
 
 
 def _renew_after_fork() -> None:
@@ -38,7 +40,7 @@ fork.in_child(fork.Stage.TAPLOG, _renew_after_fork)
 
 
 def segment_info(number: int, created_ns: int, process_index: int | None, job: str = "") -> dict[str, Any]:
-    """What a segment says of the process that writes it."""
+    """Describes the writing process in a segment's header."""
     try:
         package = version("hostcallback")
     except PackageNotFoundError:
@@ -58,14 +60,14 @@ def segment_info(number: int, created_ns: int, process_index: int | None, job: s
 
 
 class SegmentWriter:
-    """Appends chunks to one new file. One thread at a time.
+    """Appends chunks to a new file. One thread at a time.
 
-    What raises OSError leaves the file as it was: it holds whole chunks only.
+    A method that raises OSError leaves the file unchanged, so it contains whole chunks only.
 
     Attributes:
         path: of the file.
-        nbytes: how long it is.
-        messages: how many messages it holds.
+        nbytes: its length.
+        messages: number of messages in it.
     """
 
     def __init__(
@@ -82,11 +84,11 @@ class SegmentWriter:
 
         Args:
             path: of the file, which must not exist.
-            number: of the segment among those of this process.
+            number: of the segment among this process's.
             process_index: of this process in a program of several.
-            job: names one life of that program, alike in all of them.
+            job: identifies one run of that program, equal in all its processes.
             compressor: compresses frames, if given.
-            info: what is not to be said of this process but of another, whose messages they are; see `segment_info`.
+            info: replaces fields of `segment_info`, for messages of another process.
 
         Raises:
             OSError: it cannot be created, or exists.
@@ -114,10 +116,10 @@ class SegmentWriter:
         return not self._headers
 
     def describe(self, *described: TapDescriptor) -> None:
-        """Says what consumers are, unless it has been said. Before the first frames that are for them.
+        """Writes descriptors that are not in the file, before the consumers' first frames.
 
         Raises:
-            ValueError: one of them cannot be described.
+            ValueError: a consumer cannot be described.
             OSError: it cannot be written.
         """
         items, numbers = self._new_consumers(described)
@@ -135,18 +137,18 @@ class SegmentWriter:
         steps: Array | None = None,
         folded: Sequence[tuple[int, int]] = (),
     ) -> None:
-        """Appends messages of one device, after the descriptions that they need. Takes the block over.
+        """Appends messages of one device, after the descriptors that they need. Takes ownership of the block.
 
         Args:
             device: its name, such as `cpu:0`.
             block: the frames, in order.
-            described: by consumer id; those of other consumers stay without a description.
-            step_before: the step that was in force before them.
-            steps: the step of each, if any is known.
-            folded: pairs of a sequence number and how many failures of the same check were left out before it.
+            described: descriptors by consumer id; other consumers stay undescribed.
+            step_before: step before these messages.
+            steps: step of each message, int64, shape (frames,), if any is known.
+            folded: pairs of a sequence number and the count of failures of the same check that were left out before it.
 
         Raises:
-            OSError: it cannot be written. Nothing of it is in the file then.
+            OSError: it cannot be written. Then none of it is in the file.
         """
         found = block.consumers
         items, numbers = self._new_consumers([described[i] for i in found if i in described])
@@ -180,7 +182,7 @@ class SegmentWriter:
         self.messages += len(block)
 
     def lost(self, lost: Lost) -> None:
-        """Says that messages are missing.
+        """Writes a note of lost messages.
 
         Raises:
             OSError: it cannot be written.
@@ -204,14 +206,14 @@ class SegmentWriter:
         )
 
     def sync(self) -> None:
-        """Waits until what was written is on the disk."""
+        """Waits until all written data is on the disk."""
         os.fsync(self._fd)
 
     def close(self) -> None:
         """Appends the index and closes the file.
 
         Raises:
-            OSError: the index cannot be written. The file is closed, and whole without it.
+            OSError: the index cannot be written. The file is closed, and complete except for the index.
         """
         if self._fd < 0:
             return
@@ -225,7 +227,7 @@ class SegmentWriter:
             self.abandon()
 
     def abandon(self) -> None:
-        """Closes the file as it is. Does not raise."""
+        """Closes the file without an index. Does not raise."""
         if self._fd >= 0:
             with contextlib.suppress(OSError):
                 os.close(self._fd)
@@ -272,12 +274,12 @@ class SegmentWriter:
         total = sum(map(len, views))
         done = 0
         try:
-            # Wherever an interrupted write left off.
+            # The position after the last whole chunk: an interrupted write may have left the file offset elsewhere.
             os.lseek(self._fd, self.nbytes, os.SEEK_SET)
             while done < total:
                 done += os.writev(self._fd, _after(views, done))
         except BaseException:
-            # A chunk that is not whole must not stand before one that will be.
+            # An incomplete chunk must not precede a later one.
             with contextlib.suppress(OSError):
                 os.ftruncate(self._fd, self.nbytes)
             raise
@@ -285,7 +287,7 @@ class SegmentWriter:
 
 
 def _after(views: Sequence[memoryview], done: int) -> list[memoryview]:
-    # What is left of them when `done` bytes were written.
+    # The parts that remain after `done` bytes have been written.
     left = []
     for view in views:
         if done < len(view):

@@ -1,4 +1,4 @@
-"""The messages of one device that have come and are not written, in memory that is used again and again."""
+"""The unwritten messages of one device, in memory that is reused."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from receiver.taplog.format.layout import NO_STEP
 from receiver.wire.dtypes import Array
 
 MEMORY_BYTES = 512 << 10
-"""Two reads of a device that sends as fast as it can. What does not fit gets memory of its own."""
+"""Room for two reads of a device that sends at full speed. Messages that do not fit get new memory."""
 
 
 class WriteBuffer:
-    """One device's. Whoever owns it holds its lock.
+    """The unwritten messages of one device. Its owner's lock protects it.
 
     Attributes:
         nbytes: of the messages.
-        step: that the last message that was written belongs to.
+        step: of the last written message.
     """
 
     def __init__(self) -> None:
-        """Nothing has come."""
+        """The buffer is empty."""
         self.nbytes = 0
         self.step = NO_STEP
         self._memory = np.empty(0, np.uint8)
@@ -30,7 +30,7 @@ class WriteBuffer:
         self._folded: list[tuple[int, int]] = []
 
     def room(self, nbytes: int) -> Array:
-        """Memory for the next block; that of the blocks before it if there is enough, right behind them."""
+        """Memory for the next block, uint8, shape (nbytes,): right after the earlier blocks if it fits, else new."""
         if not self._memory.size and nbytes > 1 << 12:
             self._memory = np.empty(MEMORY_BYTES, np.uint8)
         end = self._used + nbytes
@@ -39,7 +39,7 @@ class WriteBuffer:
         return self._memory[self._used : end]
 
     def add(self, block: FrameBlock, folded: list[tuple[int, int]]) -> None:
-        """Adds messages, and how many failures of the same check were left out before some of them."""
+        """Adds messages, and the counts of failures of the same check that were left out before some of them."""
         if block.data.base is self._memory:
             self._used += block.data.size
         self._blocks.append(block)
@@ -47,7 +47,7 @@ class WriteBuffer:
         self.nbytes += block.data.size
 
     def take(self) -> tuple[FrameBlock, list[tuple[int, int]]] | None:
-        """All of it, if there is any. The block is good until the next one is added."""
+        """Returns all messages; None if there are none. The block is valid until the next one is added."""
         if not self._blocks:
             return None
         blocks, folded = self._blocks, self._folded
