@@ -33,6 +33,7 @@ PROSE_CHECKED = (
     "docs",
     "receiver/cli",
     "receiver/control",
+    "receiver/native",
     "receiver/remote",
     "receiver/sources",
     "receiver/taplog",

@@ -1,4 +1,4 @@
-// The exported functions, apart from the handler: each translates and calls.
+// The exported functions except the XLA FFI handlers: each translates its arguments and calls the library.
 #include "abi/c_abi.h"
 
 #include <sys/resource.h>

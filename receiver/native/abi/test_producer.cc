@@ -1,4 +1,4 @@
-// Producers for the tests: with real threads, since Python's are too slow to contend for a ring, and one that calls.
+// Producers for tests: real threads, because Python's are too slow to contend for a ring, and one that calls.
 #include <atomic>
 #include <cstring>
 #include <thread>

@@ -19,11 +19,11 @@ uint8_t* BlockArena::Allocate(uint64_t nbytes) {
   std::lock_guard<std::mutex> lock(mutex_);
   auto first = extents_.lower_bound(next_);
   if (first == extents_.end()) first = extents_.begin();
-  auto run = first;  // of free extents
+  auto run = first;  // start of a run of free extents
   uint64_t found = 0;
   auto at = first;
   for (size_t seen = 0; seen < 2 * extents_.size() && found < need; ++seen) {
-    if (at == extents_.end()) {  // a block does not go on at the start
+    if (at == extents_.end()) {  // a block cannot wrap from the end to the start
       at = extents_.begin();
       found = 0;
     }
@@ -37,7 +37,7 @@ uint8_t* BlockArena::Allocate(uint64_t nbytes) {
   }
   if (found < need) return nullptr;
   const uint64_t start = run->first;
-  // No record may vouch for memory that is about to be written to.
+  // Clear the old records first: a record must not vouch for memory that is being written to.
   for (auto it = run; it != at; it = extents_.erase(it)) std::memset(memory_ + it->first, 0, sizeof(ArenaRecord::magic));
   std::atomic_thread_fence(std::memory_order_seq_cst);
   extents_[start] = {need, true};
@@ -65,7 +65,7 @@ void BlockArena::Free(uint8_t* block) {
 }
 
 void BlockArena::ResetAfterFork() {
-  inherited_ = true;  // the parent's other threads may have been inside the map; nothing is allocated here any more
+  inherited_ = true;  // another thread of the parent may have been changing the map: nothing is allocated here any more
   void* copy = mmap(nullptr, nbytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (copy == MAP_FAILED) return;
   std::memcpy(copy, memory_, nbytes_);

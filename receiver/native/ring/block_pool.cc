@@ -13,8 +13,8 @@
 namespace hcb {
 namespace {
 
-// Pinned blocks are shared memory: of private memory a fork makes copies on write, and while the device goes on copying into
-// the old pages, the process would look at the new ones. A block that a child may look at too is not used a second time.
+// Pinned blocks are shared memory: a fork makes private memory copy-on-write, and then the device would copy into
+// the old pages while the process reads the new ones. A block that a child may read too is not used again.
 std::atomic<uint32_t> forks{0};
 
 void CountForks() {
@@ -24,21 +24,21 @@ void CountForks() {
 
 }  // namespace
 
-// Blocks of so many bytes are of huge pages where the system has them, as numpy's arrays are: filling such a block for the first time
-// takes a page fault for each 2 MiB instead of each 4 KiB, which is half of the time that it takes.
+// Blocks of at least this size use huge pages if the system has them, as numpy's arrays do: the first write to such
+// a block then faults once per 2 MiB instead of once per 4 KiB, which saves half of the time.
 constexpr uint64_t kHugeFrom = 4 << 20;
 constexpr uint64_t kHugePage = 2 << 20;
 
-// Lies right in front of the memory that is handed out.
+// Precedes the memory that is handed out.
 struct alignas(kFrameAlign) BlockPool::Block {
   BlockPool* owner;
-  uint64_t capacity;  // bytes behind this header
+  uint64_t capacity;  // bytes after this header
   void* mapping;
   uint64_t mapped;
   GpuDevice* pinned_for;  // null: not pinned
-  BlockArena* arena;      // that it is of, or null
-  bool shared;            // made to be pinned
-  uint32_t forks;         // that there had been
+  BlockArena* arena;      // the block's arena, or null
+  bool shared;            // shared memory, which was made to be pinned
+  uint32_t forks;         // number of forks before it was made
 
   void* memory() { return this + 1; }
   static Block* Of(void* memory) { return static_cast<Block*>(memory) - 1; }
@@ -47,7 +47,8 @@ static_assert(sizeof(ArenaRecord) + kFrameAlign == kArenaPayload, "a record and 
 
 void BlockPool::Unmap(Block* block) {
   if (block == nullptr) return;
-  // What the driver still takes for pinned may not go, unless it is a parent's, which has a mapping of its own.
+  // The driver still considers this memory pinned, so it must stay mapped, unless the parent pinned it, which has
+  // its own mapping.
   const bool inherited = block->pinned_for != nullptr && block->owner->device_.load() == nullptr;
   if (block->pinned_for != nullptr && !inherited && !block->pinned_for->Unpin(block)) return;
   munmap(block->mapping, block->mapped);
@@ -91,7 +92,7 @@ uint64_t BlockPool::Mark(void* memory, uint64_t position, uint64_t nbytes) {
 
 void* BlockPool::Allocate(uint64_t nbytes) {
   BlockArena* arena = arena_.load(std::memory_order_acquire);
-  if (arena != nullptr && device_.load() == nullptr) {  // what a device copies into is pinned
+  if (arena != nullptr && device_.load() == nullptr) {  // blocks for a device need pinned memory, which the arena is not
     if (void* memory = AllocateIn(arena, nbytes)) return memory;
   }
   const uint64_t capacity = AlignUp(nbytes, kFrameAlign);
@@ -103,17 +104,17 @@ void* BlockPool::Allocate(uint64_t nbytes) {
     size_t best = kStockSlots;
     for (size_t i = 0; i < kStockSlots; ++i) {
       const Block* block = stock_[i];
-      // A block of twice the size would waste memory that the budget does not see.
+      // A block of more than twice the size would waste memory that the budget does not count.
       if (block == nullptr || block->capacity < capacity || block->capacity / 2 > capacity || !MayStay(block)) continue;
       if (best == kStockSlots || block->capacity < stock_[best]->capacity) best = i;
     }
     if (best != kStockSlots) return TakeLocked(best)->memory();
-    // Nothing fits: let the oldest go, so that a stock of other sizes does not add up with what is mapped now. Not where that
-    // would be a call of the driver, on the thread that launches the program.
+    // No block fits: free the oldest, so that a stock of other sizes does not add to the new mapping. Not for a
+    // device, where freeing calls the driver, on the thread that launches programs.
     unused = device == nullptr ? TakeLocked(next_slot_) : nullptr;
   }
   Unmap(unused);
-  // Not malloc: its aligned blocks of this size leave gaps that the next one of the same size does not fit into.
+  // Not malloc: its aligned blocks of this size leave gaps that the next block of the same size does not fit into.
   if (capacity > SIZE_MAX / 2) return nullptr;
   const bool huge = device == nullptr && capacity >= kHugeFrom;
   const uint64_t mapped = sizeof(Block) + capacity + (huge ? kHugePage : 0);
@@ -122,7 +123,7 @@ void* BlockPool::Allocate(uint64_t nbytes) {
   if (mapping == MAP_FAILED) return nullptr;
   uint8_t* raw = static_cast<uint8_t*>(mapping);
   if (huge) {
-    // The header goes to the end of a page of its own, so that what is handed out begins with a huge one.
+    // The header is at the end of a separate page, so that the memory after it starts with a huge page.
     const uint64_t address = reinterpret_cast<uint64_t>(mapping);
     raw += AlignUp(address + sizeof(Block), kHugePage) - sizeof(Block) - address;
 #ifdef MADV_HUGEPAGE
@@ -155,7 +156,7 @@ void BlockPool::Return(Block* block) {
   Block* oldest;
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    // The oldest makes way: a stock of sizes that nobody asks for any more would be of no use.
+    // The oldest block makes room: a stock of sizes that are not requested any more would be useless.
     oldest = TakeLocked(next_slot_);
     if (MayStay(block) && stock_bytes_ + block->capacity <= stock_limit_) {
       stock_[next_slot_] = block;
@@ -170,8 +171,9 @@ void BlockPool::Return(Block* block) {
 }
 
 void BlockPool::ResetAfterFork() {
-  new (&mutex_) std::mutex;  // the parent's other threads may have held it
-  // A block that another thread was moving in or out may be half-listed: forget them (the pages are shared, copy on write).
+  new (&mutex_) std::mutex;  // another thread of the parent may have held it
+  // Another thread may have been moving a block, so the lists are inconsistent: forget the blocks (their pages are
+  // copy-on-write).
   for (Block*& slot : stock_) slot = nullptr;
   stock_bytes_ = 0;
   next_slot_ = 0;

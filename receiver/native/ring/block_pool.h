@@ -1,4 +1,4 @@
-// Memory for payloads that travel outside a ring, with a small stock so that repeated big taps do not page-fault.
+// Memory for payloads outside a ring, with a small stock so that repeated large taps do not page-fault.
 #ifndef HOSTCALLBACK_BLOCK_POOL_H_
 #define HOSTCALLBACK_BLOCK_POOL_H_
 
@@ -15,18 +15,18 @@ class GpuDevice;
 // Thread-safe. A pool must outlive its blocks; rings, which own them, are never destroyed.
 class BlockPool {
  public:
-  // Bytes that the stock may hold; lowering it frees what is too much.
+  // Limit of the stock in bytes; lowering it frees blocks.
   void SetStockLimit(uint64_t bytes);
 
-  // Pins what is allocated from now on, so that the device can copy into it while the program goes on. Blocks that cannot be
-  // pinned are handed out all the same.
+  // Pins blocks that are allocated from now on, so that the device can copy into them asynchronously. Blocks that
+  // cannot be pinned are handed out too.
   void PinFor(GpuDevice* device);
   static bool IsPinned(void* block);
 
-  // Takes blocks from `arena`, as long as it has room, from now on; null ends that.
+  // Allocates from `arena` from now on, as long as it has room; null ends that.
   void UseArena(BlockArena* arena) { arena_.store(arena, std::memory_order_release); }
-  // Of a block that is filled: says in the arena's file which frame it belongs to. Returns where its record lies in the file; 0 if it
-  // is not of an arena.
+  // Records in the arena's file which frame a filled block belongs to. Returns the record's offset in the file; 0 if
+  // the block is not in an arena.
   static uint64_t Mark(void* block, uint64_t position, uint64_t nbytes);
 
   // 64-byte aligned memory for `nbytes`; null if the system has none.
@@ -39,7 +39,7 @@ class BlockPool {
 
  private:
   struct Block;
-  static constexpr size_t kStockSlots = 256;  // as many as a reader that rests falls behind; the bytes are limited apart
+  static constexpr size_t kStockSlots = 256;  // as many blocks as queue up while a reader rests; the bytes have their own limit
 
   void* AllocateIn(BlockArena* arena, uint64_t nbytes);
   void Return(Block* block);
@@ -49,11 +49,11 @@ class BlockPool {
 
   std::mutex mutex_;  // protects everything below
   Block* stock_[kStockSlots] = {};
-  size_t next_slot_ = 0;  // the next to be filled, hence the oldest when all are
+  size_t next_slot_ = 0;  // the next slot to fill, and so the oldest one when all are filled
   uint64_t stock_bytes_ = 0;
   uint64_t stock_limit_ = 0;
   std::atomic<GpuDevice*> device_{nullptr};  // written with the lock
-  std::atomic<BlockArena*> arena_{nullptr};  // never destroyed: numpy has blocks of it
+  std::atomic<BlockArena*> arena_{nullptr};  // never destroyed: numpy arrays may use its blocks
 };
 
 }  // namespace hcb

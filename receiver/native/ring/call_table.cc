@@ -69,7 +69,7 @@ bool PendingCall::Accepts(uint64_t count, const uint64_t* nbytes) const {
 
 void PendingCall::Take(const void* const* arrays) {
   for (size_t i = 0; i < results.size(); ++i) {
-    if (results[i].nbytes != 0) std::memcpy(results[i].data, arrays[i], results[i].nbytes);  // else without an address
+    if (results[i].nbytes != 0) std::memcpy(results[i].data, arrays[i], results[i].nbytes);  // an empty array may have no address
   }
 }
 
@@ -198,7 +198,7 @@ uint64_t CountCalls(int32_t device) {
   return count;
 }
 
-// What the calls wait for belongs to the parent, whose programs do not run here: nothing is finished or destroyed.
+// The calls' programs do not run in the child: nothing is finished or destroyed, since it belongs to the parent.
 void ResetCallsAfterFork() { new (TheTable()) Table; }
 
 }  // namespace hcb

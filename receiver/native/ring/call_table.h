@@ -1,7 +1,7 @@
 // The calls whose programs wait for a reply, by device and sequence number of the frame that carries each.
 //
-// A call is entered before its frame can be read, and taken out by whoever ends it: the reply, a failure, a reader that
-// skips the frame as damaged, or the end of the process. So each is ended exactly once.
+// A call is entered before its frame can be read. Exactly one party takes it out and ends it: the reply, a failure,
+// a reader that skips the frame as damaged, or the end of the process.
 #ifndef HOSTCALLBACK_CALL_TABLE_H_
 #define HOSTCALLBACK_CALL_TABLE_H_
 
@@ -24,34 +24,34 @@ class PendingCall {
 
   virtual ~PendingCall() = default;
 
-  // Whether a reply of these lengths is what the program waits for.
+  // Whether a reply of these lengths fits the results.
   bool Accepts(uint64_t count, const uint64_t* nbytes) const;
   // Copies the arrays of such a reply into the results.
   void Take(const void* const* arrays);
 
-  // Tells the program, once: null that its results are in place, else why they never will be. The program may go on on the
-  // calling thread, until it ends or waits again.
+  // Tells the program, once: null if its results are in place, else the reason why they never will be. The program
+  // may continue on the calling thread, until it ends or waits again.
   virtual void Finish(const char* error) = 0;
 
   std::vector<Result> results;  // memory of the program, which stays valid until Finish
   int32_t device = -1;
-  const void* owner = nullptr;  // tells the thread that waits for it, if that takes its frame out of the ring itself
+  const void* owner = nullptr;  // identifies the waiting thread, if that thread takes the frame out of the ring itself
 };
 
-// Finishes a call that has its results: the program goes on on the calling thread, until it ends or waits again.
+// Finishes a call that has its results: the program continues on the calling thread, until it ends or waits again.
 void ResumeCall(std::unique_ptr<PendingCall> call);
 
-// The device whose program the calling thread goes on with in ResumeCall; -1 for none.
+// The device whose program the calling thread continues in ResumeCall; -1 for none.
 int32_t ResumedDevice();
 
-// A call of a thread that waits itself. One of these belongs to the table, the state to both.
+// A call on whose result its thread waits. The table owns the call; both own the state.
 class ThreadCall final : public PendingCall {
  public:
   class State {
    public:
-    // Returns whether the results are in place; else `error` says why not.
+    // Returns whether the results are in place; if not, `error` has the reason.
     bool Wait(std::string* error);
-    // Whether it is known, which of the two.
+    // Whether the call has ended, with results or with an error.
     bool Ended();
 
    private:
@@ -70,30 +70,32 @@ class ThreadCall final : public PendingCall {
   const std::shared_ptr<State> state_;
 };
 
-// Enters a call whose frame lies at `position` of its ring. Any thread, also with the ring's lock held.
+// Enters a call whose frame lies at `position` of its ring. Any thread, even with the ring's lock held.
 void EnterCall(int32_t device, uint64_t seq, uint64_t position, std::unique_ptr<PendingCall> call);
 
-// Who is to take the call's frame out of the ring; null: anybody, and also if there is no such call (any more). Any thread.
+// The owner that must take the call's frame out of the ring; null if any thread may, or if no such call exists (any
+// more). Any thread.
 const void* OwnerOfCall(int32_t device, uint64_t seq);
 
-// The position of the owner's frame; false if it has no call in the table.
+// The position of the frame of the owner's call; false if the owner has no call in the table.
 bool FindOwnCall(int32_t device, const void* owner, uint64_t* position);
-// As TakeCall, by the owner.
+// Like TakeCall, by the owner.
 std::unique_ptr<PendingCall> TakeOwnCall(int32_t device, const void* owner);
 
-// Takes a call out: the caller finishes it. Null if there is none, such as one that has been failed. Any thread.
+// Takes a call out: the caller must finish it. Null if no such call exists, for example because it has failed. Any
+// thread.
 std::unique_ptr<PendingCall> TakeCall(int32_t device, uint64_t seq);
 
-// The call's frame has another sequence number from now on.
+// Changes the sequence number of the call's frame.
 void RenumberCall(int32_t device, uint64_t from, uint64_t to);
 
-// These fail calls, on a thread of the library: whoever finds out that a call has failed has other things to do than to go on
-// with its program.
+// These fail calls on a thread of the library: the thread that detects the failure must not continue the
+// call's program.
 void FailElsewhere(std::unique_ptr<PendingCall> call, const std::string& error);
 void FailCall(int32_t device, uint64_t seq, const char* error);
 void FailCallsBetween(int32_t device, uint64_t start, uint64_t end, const char* error);
 
-// Fails all calls, and those that are still to come.
+// Fails all calls, and all later ones.
 void CloseCalls(const char* error);
 
 uint64_t CountCalls(int32_t device);

@@ -59,14 +59,15 @@ void CompleteElsewhere(std::unique_ptr<Completion> completion) {
   {
     std::lock_guard<std::mutex> lock(pool->mutex);
     pool->queue.push_back(std::move(completion));
-    start = pool->queue.size() > pool->idle;  // each entry needs a thread, since any may take long
+    start = pool->queue.size() > pool->idle;  // each entry needs a separate thread, since any may take long
   }
   if (!start) {
     pool->arrived.notify_one();
     return;
   }
   if (StartThread(pool)) return;
-  // The system has no thread left. Unless another has taken it meanwhile, this one must do it, slow or not.
+  // The system has no thread left. Unless another thread has taken the completion meanwhile, this thread must do it,
+  // even if it takes long.
   std::unique_ptr<Completion> left;
   {
     std::lock_guard<std::mutex> lock(pool->mutex);

@@ -1,4 +1,4 @@
-// The reader's side of a ring: wait, walk over committed frames, take blocks over, release, step over damage.
+// The reader's side of a ring: waiting, walking over committed frames, taking blocks, releasing, and skipping damage.
 #ifdef __linux__
 #include <sys/prctl.h>
 #endif
@@ -14,21 +14,22 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// Beyond a year a timeout is as good as none, and adding it to the clock could overflow.
+// Beyond a year a timeout is practically infinite, and adding it to the clock could overflow.
 constexpr int64_t kForever = 365ll * 24 * 3600 * 1'000'000'000;
 
-// What comes after a pause is read at once. Then, for as long as more is expected, the reader only looks what has come at intervals
-// that grow: to wake it costs the producer a system call, each wake-up costs a processor some 20 us, and each batch the
-// interpreter lock, which the thread that dispatches wants too. But it does not rest while so many bytes wait.
+// A frame that comes after a pause is read at once. Then, while more frames are expected, the reader only looks at
+// growing intervals: waking it costs the producer a system call, each wake-up costs a processor about 20 us, and
+// each batch needs the interpreter lock, which the dispatching thread needs too. But it does not rest while
+// kRestBytes or more are queued.
 constexpr auto kStream = std::chrono::milliseconds(10);
 constexpr auto kFirstRest = std::chrono::microseconds(500);
 constexpr auto kMaxRest = std::chrono::milliseconds(4);
 constexpr uint64_t kRestBytes = 192 << 10;
 
-// How often, at least, the reader asks a GPU whether it is through with a copy. It asks the less often the longer that takes.
+// Longest interval at which the reader queries a GPU's copy. The interval grows while the copy takes.
 constexpr auto kMaxPoll = std::chrono::microseconds(500);
 
-// Lets the calling thread's sleeps end when asked for; the kernel's default adds 50 us.
+// Makes the calling thread's sleeps end on time; the kernel adds 50 us by default.
 void SleepPrecisely() {
 #ifdef __linux__
   static thread_local const int done = prctl(PR_SET_TIMERSLACK, 5000UL, 0UL, 0UL, 0UL);
@@ -51,7 +52,7 @@ uint64_t RingBytes(const FrameHeader& header, uint32_t flags) {
 
 }  // namespace
 
-// Zero if an intact header, BUSY or not, lies at `position`, else what is wrong with it.
+// HCB_INTACT if an intact header, BUSY or not, lies at `position`, otherwise its damage.
 hcb_damage Ring::Check(uint64_t position, uint64_t head) const {
   const FrameHeader& header = *At(position);
   const uint32_t flags = LoadFlags(&header);
@@ -60,7 +61,7 @@ hcb_damage Ring::Check(uint64_t position, uint64_t head) const {
   if ((flags & ~kKnownFlags) != 0) return HCB_DAMAGED_FLAGS;
   if (header.position != position) return HCB_DAMAGED_POSITION;
   const uint64_t limit = std::min(head - position, capacity_ - (position & (capacity_ - 1)));
-  // First the parts, so that their sum cannot overflow.
+  // The parts first, so that their sum cannot overflow.
   if (header.meta_bytes > limit) return HCB_DAMAGED_LENGTH;
   if (!(flags & kExternal) && header.payload_bytes > limit) return HCB_DAMAGED_LENGTH;
   if (RingBytes(header, flags) > limit) return HCB_DAMAGED_LENGTH;
@@ -79,7 +80,7 @@ bool Ring::CallInFront() const {
   return (LoadFlags(At(cursor_)) & (kCall | kBusy | kDiscarded)) == kCall;
 }
 
-// Of the call in front, who is to take it; null: whoever comes.
+// The owner of the call in front, which must take it; null if any thread may.
 const void* Ring::OwnerInFront() const { return OwnerOfCall(device_, At(cursor_)->seq); }
 
 uint64_t Ring::QueuedBytes() {
@@ -87,8 +88,8 @@ uint64_t Ring::QueuedBytes() {
   return control_->head.load(std::memory_order_relaxed) - cursor_ + outstanding_bytes_;
 }
 
-// Gives the reader the turn if what is in front is for it. A call is for a thread that waits for one, if there is any, and first
-// of all for the thread that emitted it, should that be about to look.
+// Gives the reader the turn if the frame in front is for it. A call is for a thread that waits in ReadCall, if there
+// is one; but the thread that emitted it takes precedence if it is about to look.
 bool Ring::TakeTurnLocked() {
   if (turn_taken_ || !Readable()) return false;
   if (CallInFront()) {
@@ -108,25 +109,25 @@ bool Ring::TakeTurnLocked() {
   return true;
 }
 
-// Not while a call is on its way, or is being read: whoever has the turn has the cursor, too.
+// False while a call is on its way or being read: the thread that has the turn has the cursor too.
 bool Ring::MayRestLocked() const { return !turn_taken_ && cursor_ >= urgent_end_; }
 
 void Ring::LengthenRest() {
   rest_ = rest_ == Clock::duration::zero() ? kFirstRest : std::min<Clock::duration>(2 * rest_, kMaxRest);
 }
 
-// Sleeps until then, unless something urgent, somebody who waits for delivery or for room, or many bytes come before.
+// Sleeps until `end`, unless an urgent frame, a thread that waits for delivery or room, or many bytes come before.
 void Ring::Rest(std::unique_lock<std::mutex>* lock, Clock::time_point end) {
   SleepPrecisely();
   const uint64_t many = std::min(kRestBytes, capacity_ / 4);
   while (!wake_requested_ && MayRestLocked() && Clock::now() < end) {
-    // As in WaitTurn: what was reserved before this is counted below, what is reserved after it wakes the reader.
+    // As in WaitTurn: frames reserved before this store are counted below, frames reserved after it wake the reader.
     const uint32_t word = control_->wake_word.load(std::memory_order_seq_cst);
     control_->wake_from.store(cursor_ + many, std::memory_order_seq_cst);
     const bool somebody_waits = waiting_.load(std::memory_order_seq_cst) != 0;
-    if (somebody_waits && CopyPending()) break;  // for what a device still copies, which has to be asked after
+    if (somebody_waits && CopyPending()) break;  // a device still copies: only queries show when it has finished
     if (somebody_waits || QueuedBytes() >= many) {
-      // Unless what is in front is still being written: then it is that to wait for.
+      // If the frame in front is still being written, wait for its commit.
       control_->wake_from.store(kAsleep, std::memory_order_seq_cst);
       { std::lock_guard<std::mutex> reserve(mutex_); }
       if (Readable()) break;
@@ -136,7 +137,8 @@ void Ring::Rest(std::unique_lock<std::mutex>* lock, Clock::time_point end) {
   control_->wake_from.store(kAwake, std::memory_order_relaxed);
 }
 
-// Until then, or until it is woken. In another process than the writer's only if `word` is still in control_->wake_word.
+// Sleeps until that time or until woken. In a process other than the writer's, only if control_->wake_word is still
+// `word`.
 void Ring::Sleep(std::unique_lock<std::mutex>* lock, Clock::time_point until, uint32_t word) {
   if (attached_bytes_ != 0) {
     lock->unlock();
@@ -173,9 +175,9 @@ bool Ring::WaitTurn(Clock::time_point deadline) {
     }
     const uint32_t word = control_->wake_word.load(std::memory_order_seq_cst);
     control_->wake_from.store(kAsleep, std::memory_order_seq_cst);
-    std::atomic_thread_fence(std::memory_order_seq_cst);  // for a producer in another process, whose lock is another one
-    // A producer that reserves after this sees the reader asleep when it commits; of one that has reserved before, the new
-    // head is visible below.
+    std::atomic_thread_fence(std::memory_order_seq_cst);  // for a producer in another process, which has another mutex
+    // A producer that reserves after this critical section sees the reader asleep when it commits; the head of one
+    // that reserved before is visible below.
     { std::lock_guard<std::mutex> reserve(mutex_); }
     const bool turn = TakeTurnLocked();
     const bool late = deadline != Clock::time_point::max() && Clock::now() >= deadline;
@@ -200,7 +202,7 @@ bool Ring::WaitTurn(Clock::time_point deadline) {
 uint32_t Ring::Read(int64_t timeout_ns, hcb_batch* batch) {
   const Clock::time_point deadline = Deadline(timeout_ns);
   batch->frames = batch->blocks_count = batch->damage = batch->folded_total = 0;
-  if (reader_turn_) control_->delivered.store(delivered_end_, std::memory_order_relaxed);  // what the last read found
+  if (reader_turn_) control_->delivered.store(delivered_end_, std::memory_order_relaxed);  // the last batch has been delivered
   EndReaderTurn();
   if (ReportLost(batch)) return 0;
   if (waiting_.load(std::memory_order_seq_cst) != 0) AdmitWaiters();
@@ -210,7 +212,7 @@ uint32_t Ring::Read(int64_t timeout_ns, hcb_batch* batch) {
     walking_.store(false, std::memory_order_release);
     if (batch->frames != 0 || batch->damage != 0) break;
     EndReaderTurn();
-    if (discarded() != 0 && !CopyPending()) return 0;  // somebody may wait for what turned out to be no message
+    if (discarded() != 0 && !CopyPending()) return 0;  // a thread may wait for a frame that turned out not to be a message
   }
   if (batch->frames != 0) {
     const auto now = Clock::now();
@@ -218,7 +220,7 @@ uint32_t Ring::Read(int64_t timeout_ns, hcb_batch* batch) {
     stream_end_ = now + kStream;
     LengthenRest();
   }
-  // Taking blocks over has given budget back.
+  // Taking blocks has freed budget.
   if (batch->blocks_count != 0 && waiting_.load(std::memory_order_seq_cst) != 0) AdmitWaiters();
   return static_cast<uint32_t>(batch->frames);
 }
@@ -268,13 +270,13 @@ void Ring::LeaveOwnTurn(const void* owner) {
   EndReadCall();
 }
 
-// Its frame becomes one that is no message. Not while the reader looks at frames, nor while the frame is written, since that is done
-// from the program's memory.
+// Discards the frame of a call. Not possible while the reader looks at frames, nor while the frame is being written,
+// because that reads the program's memory.
 std::unique_ptr<PendingCall> Ring::WithdrawOwnCall(const void* owner) {
   std::lock_guard<std::mutex> reader(sleep_mutex_);
   uint64_t position;
   if (walking_.load(std::memory_order_acquire) || !FindOwnCall(device_, owner, &position)) return nullptr;
-  if (position >= released_here_.load(std::memory_order_acquire)) {  // else it was read
+  if (position >= released_here_.load(std::memory_order_acquire)) {  // otherwise it has been read
     const uint32_t flags = LoadFlags(At(position));
     if (flags & kBusy) return nullptr;
     std::lock_guard<std::mutex> lock(mutex_);
@@ -297,7 +299,7 @@ void Ring::DropBlockLocked(uint64_t position) {
   outstanding_.erase(block);
 }
 
-// Takes the call in front. False if it turns out to be damaged, which the reader reports.
+// Takes the call in front. False if it is damaged, which the reader reports.
 bool Ring::TakeCall(hcb_call_frame* frame) {
   FrameHeader& header = *At(cursor_);
   const uint32_t flags = LoadFlags(&header);
@@ -310,7 +312,7 @@ bool Ring::TakeCall(hcb_call_frame* frame) {
   cursor_ += RingBytes(header, flags);
   frame->end = cursor_;
   ++cursor_frames_;
-  // Taking a block over has given budget back.
+  // Taking a block has freed budget.
   if (block.memory != nullptr && waiting_.load(std::memory_order_seq_cst) != 0) AdmitWaiters();
   return true;
 }
@@ -338,8 +340,8 @@ void Ring::EndReadCall() {
   }
 }
 
-// A call is the first of a batch, so that it can be left to others, as it must be if its own thread is to take it. The end of a stream is a batch of its own, so that a batch is
-// accounted for as a whole.
+// A call is always the first frame of its batch, so that it can be left to another thread, as it must be if its own
+// thread takes it. The end of a stream is alone in its batch, so that a batch is accounted for as a whole.
 void Ring::Walk(hcb_batch* batch) {
   const uint64_t head = SettledHead();
   const uint64_t start = cursor_;
@@ -366,22 +368,22 @@ void Ring::Walk(hcb_batch* batch) {
         }
         if ((flags & kDiscarded) && header.seq == kNoSeq) given_back_.fetch_add(1, std::memory_order_release);
         cursor_ += nbytes;
-        // What is skipped goes back together with the frame before it.
+        // Skipped frames are released together with the frame before them.
         if (batch->frames != 0) batch->ends[batch->frames - 1] = cursor_;
         if (message && (flags & kEndOfStream)) break;
         continue;
       }
     }
-    // The frames before the damage first; it will still be there at the next read.
+    // Frames before the damage are delivered first; the next read finds the damage again.
     if (batch->frames == 0) SkipDamage(head, damage, batch);
     break;
   }
   delivered_end_ = cursor_;
-  if (batch->frames == 0) ReleaseSkipped(start);  // from then on the cursor may be others'
+  if (batch->frames == 0) ReleaseSkipped(start);  // after that other threads may move the cursor
 }
 
-// Lists the message at the cursor. Of a check that fails again and again only the first and the last failure are listed, so
-// that counting them costs the reader nothing.
+// Lists the message at the cursor. Of a check that fails repeatedly, only the first and the last failure are listed,
+// so that counting the others costs the reader nothing.
 void Ring::Enter(hcb_batch* batch) {
   const uint64_t offset = cursor_ & (capacity_ - 1);
   if (batch->frames >= 2 && Folds(*HeaderAt(offset))) {

@@ -27,7 +27,7 @@ int RingFile::Create(const char* path, uint64_t nbytes) {
   const int wanted = snprintf(path_, sizeof(path_), "%s", path);
   const int partial = snprintf(partial_, sizeof(partial_), "%s.partial", path);
   if (wanted < 0 || partial < 0 || static_cast<size_t>(partial) >= sizeof(partial_)) return ENAMETOOLONG;
-  unlink(partial_);  // of somebody who was killed
+  unlink(partial_);  // left by a process that was killed
   descriptor_ = open(partial_, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
   if (descriptor_ < 0) return errno;
 #ifdef __APPLE__
@@ -42,11 +42,11 @@ int RingFile::Create(const char* path, uint64_t nbytes) {
 uint8_t* RingFile::Map(uint64_t offset, uint64_t nbytes, uint8_t* where) {
   int flags = MAP_SHARED | (where != nullptr ? MAP_FIXED : 0);
 #ifdef MAP_POPULATE
-  flags |= MAP_POPULATE;  // else each page costs a fault when a producer first gets there
+  flags |= MAP_POPULATE;  // otherwise each page costs a fault when a producer first writes to it
 #endif
 #ifdef SYS_mmap
-  // Not the C library's function, which ThreadSanitizer takes for a write to memory that others use meanwhile: the kernel changes what is
-  // mapped there at once, to the same contents.
+  // Not the C library's function, which ThreadSanitizer takes for a write to memory that other threads use: the
+  // kernel replaces the mapping atomically by one with the same contents.
   void* base = reinterpret_cast<void*>(syscall(SYS_mmap, where, nbytes, PROT_READ | PROT_WRITE, flags, descriptor_,
                                                static_cast<off_t>(offset)));
 #else

@@ -1,4 +1,4 @@
-// The producers' side of a ring: reserve, copy, commit, and what happens when there is no room.
+// The producers' side of a ring: reserving, copying, committing, and the policies for emissions without room.
 #include <algorithm>
 #include <cstring>
 #include <thread>
@@ -38,7 +38,7 @@ Verdict Ring::Emit(const Emission& emission, CompletionFactory* completions) {
   switch (config_.policy) {
     case HCB_OVERWRITE_OLDEST: {
       if (!waiters_.empty()) break;
-      lock.unlock();  // the reader's lock comes before this one
+      lock.unlock();  // lock order: the reader's lock comes before this one
       Reservation reservation;
       if (OverwriteFor(emission, &reservation)) return CopyAndCommit(emission, reservation);
       lock.lock();
@@ -52,7 +52,7 @@ Verdict Ring::Emit(const Emission& emission, CompletionFactory* completions) {
     default:
       break;
   }
-  lock.unlock();  // making a completion calls into XLA
+  lock.unlock();  // making a completion calls XLA
   std::unique_ptr<Completion> completion = completions != nullptr ? completions->Make() : nullptr;
   lock.lock();
   return completion ? Enqueue(&lock, emission, std::move(completion), nullptr) : WaitAsThread(&lock, emission, -1);
@@ -76,7 +76,7 @@ Verdict Ring::DropLocked() {
   return Verdict::kDropped;
 }
 
-// Makes room at the expense of the oldest frames, as long as the reader holds none of them and nobody waits.
+// Makes room by dropping the oldest frames, if the reader holds none of them and no emission waits.
 bool Ring::OverwriteFor(const Emission& emission, Reservation* reservation) {
   for (;; std::this_thread::yield()) {
     std::lock_guard<std::mutex> reader(sleep_mutex_);
@@ -89,7 +89,7 @@ bool Ring::OverwriteFor(const Emission& emission, Reservation* reservation) {
 }
 
 bool Ring::MayOverwriteLocked() const {
-  // Where the reader of another process is, nobody here knows.
+  // This process does not know the position of a reader in another process.
   return config_.policy == HCB_OVERWRITE_OLDEST && !holding_.load(std::memory_order_seq_cst) &&
          !outside_.load(std::memory_order_relaxed);
 }
@@ -102,7 +102,7 @@ Ring::Overwriting Ring::MakeRoomLocked(const Emission& emission) {
   return Overwriting::kDone;
 }
 
-// Gives up the oldest frame. Impossible if a program waits for the reply to it, it ends a stream, or there is none.
+// Drops the oldest frame. Impossible if a program waits for its reply, if it ends a stream, or if there is none.
 Ring::Overwriting Ring::OverwriteOldestLocked() {
   const uint64_t head = SettledHead();
   const uint64_t position = control_->released.load(std::memory_order_relaxed);
@@ -145,8 +145,8 @@ bool Ring::HasRoomLocked(const Emission& emission) {
   }
   const uint64_t frame_bytes = RingBytes(emission, external);
   const uint64_t position = control_->head.load(std::memory_order_relaxed);
-  // Sequentially consistent, with `waiting_`: either this sees the room that the reader gave back, or the reader sees the
-  // waiter that this makes (see Release).
+  // Sequentially consistent, like `waiting_`: either this load sees the room that the reader released, or the reader
+  // sees the waiter that this emission becomes (see Release).
   const uint64_t used = position - control_->released.load(std::memory_order_seq_cst);
   return used + PadBefore(position, frame_bytes) + frame_bytes <= capacity_;
 }
@@ -185,15 +185,15 @@ bool Ring::ReserveLocked(const Emission& emission, Reservation* reservation) {
 }
 
 void Ring::Commit(FrameHeader* frame, uint32_t flags) {
-  const uint64_t position = frame->position;  // once committed, the frame may be read and overwritten
-  // Sequentially consistent, with `wake_from`: either the reader sees the frame or this sees the reader asleep.
+  const uint64_t position = frame->position;  // read first: a committed frame may be read and overwritten at once
+  // Sequentially consistent, like `wake_from`: either the reader sees the frame or this thread sees the reader asleep.
   __atomic_exchange_n(&frame->flags, flags, __ATOMIC_SEQ_CST);
   if (flags & kCall) {
     AnnounceCall(position);
     return;
   }
   const uint64_t wake_from = control_->wake_from.load(std::memory_order_seq_cst);
-  // What lies outside the ring does not count in positions: a reader that rests looks itself whether it is much.
+  // Positions do not count payloads outside the ring: a resting reader checks their amount itself.
   if (position >= wake_from || ((flags & kExternal) && wake_from != kAwake)) WakeReader();
 }
 
@@ -235,7 +235,8 @@ Verdict Ring::CopyAndCommit(const Emission& emission, const Reservation& reserva
   return block == nullptr ? Verdict::kDropped : Verdict::kEmitted;
 }
 
-// Reserves room for the waiter's frame, and enters its call before anybody can read of it. False if there is no room.
+// Reserves room for the waiter's frame, and enters its call before any thread can read the frame. False if there is
+// no room.
 bool Ring::AdmitLocked(Waiter* waiter) {
   if (!ReserveLocked(waiter->emission, &waiter->reservation)) return false;
   if (waiter->call) {
@@ -244,20 +245,20 @@ bool Ring::AdmitLocked(Waiter* waiter) {
   return true;
 }
 
-// Queues the waiter, or admits it at once if room has appeared and nobody is before it.
+// Queues the waiter, or admits it at once if room has appeared and it is the first.
 void Ring::EnterQueueLocked(Waiter* waiter) {
   waiters_.push_back(waiter);
   waiting_.store(static_cast<uint32_t>(waiters_.size()), std::memory_order_seq_cst);
   if (waiters_.front() != waiter) return;
-  // Again, now that the reader can see that somebody waits.
+  // A second attempt, now that the reader can see the waiter.
   if (AdmitLocked(waiter)) {
     waiter->admitted = true;
     waiters_.pop_front();
     waiting_.store(0, std::memory_order_relaxed);
     return;
   }
-  // Not by WakeReader, whose lock the reader takes before `mutex_`. Should the reader be on its way to its wait, it misses this,
-  // and rests for the few milliseconds that a rest takes.
+  // Not WakeReader: it takes the reader's lock, which comes before `mutex_`. A reader that is about to wait misses
+  // this notification, and then rests for a few milliseconds.
   if (outside_.load(std::memory_order_relaxed)) {
     WakeReader();
     AttendTo(this);
@@ -267,7 +268,8 @@ void Ring::EnterQueueLocked(Waiter* waiter) {
   SignalSupervisor(HCB_EVENT_STALL, device_);
 }
 
-// Who waits is admitted when the reader gives memory back. That the reader holds none was not so before it waited.
+// A waiter is admitted when the reader releases memory. If the reader holds none now, it may have released it before
+// this one waited.
 bool Ring::MustAdmitLocked(const Waiter& waiter) const { return !waiter.admitted && MayOverwriteLocked(); }
 
 Verdict Ring::Enqueue(std::unique_lock<std::mutex>* lock, const Emission& emission,
@@ -283,7 +285,7 @@ Verdict Ring::Enqueue(std::unique_lock<std::mutex>* lock, const Emission& emissi
   EnterQueueLocked(waiter.get());
   if (!waiter->admitted) {
     const bool admit = MustAdmitLocked(*waiter);
-    waiter.release();  // AdmitWaiters deletes it
+    waiter.release();  // owned by the queue; AdmitWaiters deletes it
     lock->unlock();
     if (admit) AdmitWaiters();
     return Verdict::kPending;
@@ -291,7 +293,7 @@ Verdict Ring::Enqueue(std::unique_lock<std::mutex>* lock, const Emission& emissi
   lock->unlock();
   const Verdict verdict = CopyAndCommit(waiter->emission, waiter->reservation);
   if (!waiter->completion) return verdict;
-  waiter->completion->Complete();  // here: its producer is this very call, so nothing can follow on this thread
+  waiter->completion->Complete();  // on this thread: its producer is this very call, so the program cannot continue here
   return Verdict::kPending;
 }
 
@@ -301,12 +303,12 @@ Verdict Ring::WaitAsThread(std::unique_lock<std::mutex>* lock, const Emission& e
   waiter.emission = emission;
   waiter.thread = &admitted;
   EnterQueueLocked(&waiter);
-  if (emission.from_device != nullptr) {  // the reader may rest, since a commit that would wake it is its own to make
+  if (emission.from_device != nullptr) {  // a resting reader would not be woken: it commits a GPU's frames itself
     lock->unlock();
     WakeReader();
     lock->lock();
   }
-  // Only until it is admitted itself: others may be waiting for this thread to write its frame, and commit it.
+  // Only until this waiter is admitted: others may wait for this thread to write and commit its frame.
   while (MustAdmitLocked(waiter)) {
     lock->unlock();
     const Overwriting done = AdmitFirst();
@@ -323,7 +325,7 @@ Verdict Ring::WaitAsThread(std::unique_lock<std::mutex>* lock, const Emission& e
     const bool others = !waiters_.empty();
     const Verdict verdict = DropLocked();
     lock->unlock();
-    if (others) AdmitWaiters();  // the next in the queue may be smaller
+    if (others) AdmitWaiters();  // the next waiter's emission may be smaller
     return verdict;
   }
   lock->unlock();
@@ -338,12 +340,12 @@ void Ring::AdmitWaiters() {
   }
 }
 
-// Admits who waits first, if there is room or may be made. What it does not write itself, the thread that waits does.
+// Admits the first waiter, if there is room or room can be made. A waiting thread writes its frame itself.
 Ring::Overwriting Ring::AdmitFirst() {
   Waiter* waiter;
   {
     std::unique_lock<std::mutex> reader(sleep_mutex_, std::defer_lock);
-    if (overwrites_.load(std::memory_order_relaxed)) reader.lock();  // before the other one
+    if (overwrites_.load(std::memory_order_relaxed)) reader.lock();  // lock order: before `mutex_`
     std::lock_guard<std::mutex> lock(mutex_);
     if (waiters_.empty()) return Overwriting::kImpossible;
     waiter = waiters_.front();

@@ -9,8 +9,8 @@
 namespace hcb {
 namespace {
 
-// One entry per ring, newest first. Entries and rings are never freed, since programs may emit at any time, so that readers
-// of the list need no lock. Devices per process are few; a list is as fast as a table and has no limit.
+// One entry per ring, newest first. Entries and rings are never freed, because programs may emit at any time, so
+// readers of the list need no lock. A process has few devices; a list is as fast as a table and has no limit.
 struct Entry {
   int32_t device;
   Ring* ring;

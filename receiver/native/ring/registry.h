@@ -9,19 +9,20 @@
 
 namespace hcb {
 
-// The number of a GPU's ring. A GPU's ordinal counts the process's own GPUs and so may be the id of a CPU device too.
+// The number of a GPU's ring. A GPU's ordinal counts the process's GPUs, and so may equal the id of a CPU device.
 constexpr int32_t GpuRing(int32_t ordinal) { return -2 - ordinal; }
 
-// The number of the ring of the same device that another process reads; its own inverse.
+// The number of the shared twin of a ring, which another process reads; its own inverse.
 constexpr int32_t BesideRing(int32_t device) { return device ^ (1 << 30); }
 
 // Lock-free. Null if the device has no ring.
 Ring* FindRing(int32_t device);
 
-// The device's ring, made with `config` if it has none. `made` tells. Null if the system has no memory.
+// The device's ring, created with `config` if it has none; `made` tells whether it was. Null if the system has no
+// memory.
 Ring* OpenRing(int32_t device, const hcb_config& config, bool* made);
 
-// For handlers: like OpenRing with the default configuration, telling the supervisor about a new ring.
+// For handlers: like OpenRing with the default configuration, and signals the supervisor if the ring is new.
 Ring* RingForEmission(int32_t device);
 
 void ResetRingsAfterFork();

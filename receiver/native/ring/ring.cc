@@ -1,4 +1,4 @@
-// What a ring is apart from its two sides: memory, configuration, counters, waking, fork.
+// The parts of a ring that belong to neither side: memory, configuration, counters, waking, fork.
 #include "ring/ring.h"
 
 #include <errno.h>
@@ -18,7 +18,7 @@ namespace hcb {
 namespace {
 
 constexpr uint64_t kDefaultCapacity = 8ull << 20;
-constexpr uint64_t kMinCapacity = 4096;  // holds the frames of any scalar twice over; tests need tiny rings
+constexpr uint64_t kMinCapacity = 4096;  // holds the frames of two scalars of any type; tests need tiny rings
 constexpr uint64_t kMaxCapacity = 1ull << 40;
 constexpr uint64_t kDefaultThreshold = 64ull << 10;
 constexpr uint64_t kDefaultBudget = 64ull << 20;
@@ -33,14 +33,15 @@ uint64_t PowerOfTwo(uint64_t n) {
 hcb_config WithDefaults(hcb_config config) {
   config.capacity_bytes = PowerOfTwo(config.capacity_bytes ? config.capacity_bytes : kDefaultCapacity);
   if (config.external_threshold_bytes == 0) config.external_threshold_bytes = kDefaultThreshold;
-  // A frame of at most half the ring always fits once the ring is empty, wherever its end is; a quarter leaves room for two.
+  // A frame of at most half the ring always fits into an empty ring, wherever its end is; a quarter leaves room for
+  // two.
   config.external_threshold_bytes = std::min(config.external_threshold_bytes, config.capacity_bytes / 4);
   if (config.block_budget_bytes == 0) config.block_budget_bytes = kDefaultBudget;
   if (config.sample_every == 0) config.sample_every = 1;
   return config;
 }
 
-// Not a store: what the reader gives back in between may be more already.
+// Not a plain store: the reader may have released more in between.
 void Raise(std::atomic<uint64_t>* number, const std::atomic<uint64_t>& wanted) {
   uint64_t there = number->load(std::memory_order_seq_cst);
   while (there < wanted.load(std::memory_order_seq_cst) && !number->compare_exchange_weak(there, wanted.load())) {
@@ -93,7 +94,7 @@ void Ring::SetDeviceId(int32_t id) {
   control_->device_id = id;
 }
 
-// Whether all that is reserved is committed, too. Damage counts as committed: the reader will say so.
+// Whether all reserved frames are committed. Damaged frames count as committed: the reader reports them.
 bool Ring::AllCommittedLocked() const {
   const uint64_t head = control_->head.load(std::memory_order_relaxed);
   uint64_t at = control_->released.load(std::memory_order_acquire);
@@ -116,7 +117,7 @@ int Ring::KeepInFile(const char* path, const char* name, uint64_t blocks_bytes) 
   int error;
   while ((error = MoveInto(&file, copy, name, blocks_bytes)) == EAGAIN) std::this_thread::yield();
   munmap(copy, ring_bytes);
-  Wake();  // what a reader that went to sleep meanwhile wrote to say so may be lost
+  Wake();  // a reader that went to sleep meanwhile may have noted that in the old memory
   if (error == 0) error = file.Publish();
   if (error != 0 || blocks_bytes == 0) return error;
   uint8_t* arena = file.Map(ring_bytes, blocks_bytes);
@@ -125,7 +126,7 @@ int Ring::KeepInFile(const char* path, const char* name, uint64_t blocks_bytes) 
   return 0;
 }
 
-// EAGAIN: somebody has reserved and still writes to the old memory.
+// EAGAIN: a producer has reserved a frame and still writes to the old memory.
 int Ring::MoveInto(RingFile* file, uint8_t* copy, const char* name, uint64_t blocks_bytes) {
   std::lock_guard<std::mutex> lock(mutex_);
   if (in_file_) return EEXIST;
@@ -146,7 +147,7 @@ int Ring::MoveInto(RingFile* file, uint8_t* copy, const char* name, uint64_t blo
   std::memcpy(copy + kRingPage, memory_, capacity_);
   if (file->Map(0, ring_bytes, base_) == nullptr) return errno;
   in_file_ = true;
-  // What the reader gave back while this copied: see Release.
+  // Memory that the reader released during the copy: see Release.
   std::atomic_thread_fence(std::memory_order_seq_cst);
   Raise(&control_->released, released_here_);
   Raise(&control_->released_frames, released_frames_here_);
@@ -160,14 +161,14 @@ void Ring::Configure(const hcb_config& config) {
     config_ = complete;
     overwrites_.store(complete.policy == HCB_OVERWRITE_OLDEST, std::memory_order_relaxed);
   }
-  // Pinning costs more than memory.
+  // A larger stock for a GPU, because pinning takes long.
   blocks_.SetStockLimit(complete.block_budget_bytes / (gpu_.load() != nullptr ? 1 : 2));
   AdmitWaiters();  // a larger budget may have made room
 }
 
 void Ring::ReadCounters(hcb_counters* out) {
   std::lock_guard<std::mutex> lock(mutex_);
-  // The reader's side first: what it releases meanwhile counts as queued, never the other way round.
+  // The reader's side first: frames released meanwhile count as queued, never the other way round.
   const uint64_t released_frames = control_->released_frames.load(std::memory_order_acquire) + discarded();
   const uint64_t released = control_->released.load(std::memory_order_acquire);
   out->emitted = emitted_;
@@ -188,20 +189,20 @@ void Ring::WakeReader() {
     FutexWake(&control_->wake_word);
     return;
   }
-  // The empty critical section makes sure that the reader is in its wait, not on the way to it.
+  // The empty critical section ensures that the reader is waiting, not about to wait.
   { std::lock_guard<std::mutex> lock(sleep_mutex_); }
   sleep_.notify_one();
 }
 
-// Tells whoever is to take the call at `position`, which has just been committed.
+// Tells the thread that must take the call at `position`, which has just been committed.
 void Ring::AnnounceCall(uint64_t position) {
   std::lock_guard<std::mutex> lock(sleep_mutex_);
   urgent_end_ = std::max(urgent_end_, position + 1);
   const bool in_front = !turn_taken_ && cursor_ == position;
   if (in_front && OwnerInFront() != nullptr) {
-    own_turn_.notify_all();  // its owner is on the way, or waits since another thread has written the frame
+    own_turn_.notify_all();  // its owner is about to look, or waits because another thread has written the frame
   } else if (in_front && ResumedDevice() == device_) {
-    // This thread looks for calls as soon as the program lets go of it. Should that take long, the reader comes in between.
+    // This thread looks for calls as soon as the program returns. If that takes long, the reader wakes a caller.
     expected_ = position;
     expected_until_ = Clock::now() + kExpected;
     if (control_->wake_from.load(std::memory_order_relaxed) != kAwake) WakeReaderLocked();
@@ -228,8 +229,8 @@ void Ring::Wake() {
 }
 
 void Ring::ResetAfterFork() {
-  // Other threads of the parent may have held any lock and been inside any container. Nothing is destroyed: what the
-  // containers own (blocks, completions) is the parent's business.
+  // Other threads of the parent may have held any lock and been changing any container. Nothing is destroyed, because
+  // the contents (blocks, completions) belong to the parent.
   new (&mutex_) std::mutex;
   new (&sleep_mutex_) std::mutex;
   new (&sleep_) std::condition_variable;
@@ -245,9 +246,9 @@ void Ring::ResetAfterFork() {
   given_back_ = overwritten_ = unpinned_ = 0;
   holding_ = false;
   blocks_.ResetAfterFork();
-  if (in_file_) {  // which is the parent's
+  if (in_file_) {  // the file is the parent's
     const uint64_t head = control_->head.load();
-    if (MapRing(capacity_, base_) == nullptr) _exit(1);  // it must not write into its parent's file
+    if (MapRing(capacity_, base_) == nullptr) _exit(1);  // the child must not write into its parent's file
     new (base_) RingControl{};
     Initialize(control_);
     control_->head = head;
@@ -257,7 +258,7 @@ void Ring::ResetAfterFork() {
   shared_twin_ = nullptr;
   outstanding_bytes_ = 0;
   next_seq_ = emitted_ = dropped_ = emitted_bytes_ = sample_tick_ = 0;
-  // Positions go on: an old header in the memory can never pass for a new one.
+  // Positions continue, so that an old header in the memory can never be taken for a new one.
   const uint64_t head = AlignUp(control_->head.load(), capacity_);
   control_->head = control_->released = control_->delivered = released_here_ = head;
   cursor_ = head;

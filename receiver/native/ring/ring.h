@@ -5,11 +5,12 @@
 // without the lock and commits by clearing BUSY. The reader takes frames in order up to the first BUSY one and is woken only
 // if it sleeps. Positions count bytes and never wrap; a frame lies at `position % capacity` and never crosses the end.
 //
-// An emission that finds no room is dropped or waits, as the policy says. Those that wait stand in one queue per ring, in
-// order; the reader admits them as it gives room back: it copies them and has their producers told on a thread made for
-// that. A wait holds no thread of the producer if that can be completed later.
+// An emission that finds no room is dropped or waits, as the policy says. Waiting emissions form one queue per ring,
+// in order. The reader admits them as it releases room: it copies them, and a thread made for that tells their
+// producers. While an emission waits, its producer's thread is free if the emission can be completed later.
 //
-// A GPU copies into frames that stay BUSY until its event is through: the reader asks, and commits (ring_copies.cc).
+// A GPU copies into frames that stay BUSY until its event has completed: the reader queries it, and commits
+// (gpu/ring_copies.cc).
 #ifndef HOSTCALLBACK_RING_H_
 #define HOSTCALLBACK_RING_H_
 
@@ -35,7 +36,7 @@
 
 namespace hcb {
 
-// Asks the producer for a completion when its emission has to wait. Null: the calling thread waits itself.
+// Asks the producer for a completion when its emission must wait. Null: the calling thread waits.
 class CompletionFactory {
  public:
   virtual ~CompletionFactory() = default;
@@ -46,7 +47,7 @@ enum class Verdict {
   kEmitted,
   kDropped,    // by the policy, or because the system has no memory; counted
   kPending,    // queued; the completion tells when it is in the ring
-  kTooLarge,   // can never fit: metadata beyond half of the ring
+  kTooLarge,   // can never fit: its metadata exceeds half of the ring
 };
 
 class Ring {
@@ -59,49 +60,50 @@ class Ring {
 
   // Producers: any thread.
   Verdict Emit(const Emission& emission, CompletionFactory* completions);
-  // Appends the emission whatever the policy, behind those that wait. Never waits itself. `call` is entered into the table of
-  // calls under the sequence number that the frame gets; it must fit.
+  // Appends the emission after those that wait, regardless of the policy. Never waits. `call` is entered into the
+  // table of calls under the frame's sequence number. The emission must fit.
   Verdict Append(const Emission& emission, std::unique_ptr<PendingCall> call = nullptr);
   // The ring of the same device whose frames another process reads; null if there is none.
   Ring* shared_twin() const { return shared_twin_.load(std::memory_order_acquire); }
-  // From now on another process reads `twin`, which is in a file. Returns 0 or an errno.
+  // From now on another process reads `twin`, which must be in a file. Returns 0 or an errno.
   int ShareWith(Ring* twin);
-  // Of a ring that another process read: from now on this one does, from where the other got to. Nobody must be reading.
+  // This process reads the ring again, from the position that the other process released. No other reader may be
+  // active.
   void Reclaim();
-  // Whether the payload can reach a reader in another process: it has to go through the file.
+  // Whether a reader in another process can get the payload, which must go through the file.
   bool FitsOutside(uint64_t payload_bytes) const { return payload_bytes <= config_.block_budget_bytes; }
   bool SomebodyWaits() const { return waiting_.load(std::memory_order_seq_cst) != 0; }
 
-  // A ring that another process writes to, by its file, for reading. Null, and an errno.
+  // Opens a ring that another process writes to, by its file, for reading. Null with an errno.
   static std::unique_ptr<Ring> Attach(const char* path, int* error);
-  // Its writer is dead: what that was writing will never be committed.
+  // Discards the frames that the dead writer had not finished: they will never be committed.
   void MarkWriterDead();
 
-  // Makes the ring that of a GPU, once: emissions `from_device` need it. Returns 0, or what the driver said.
+  // Makes the ring that of a GPU, once: emissions `from_device` need it. Returns 0, or the driver's error.
   int UseGpu(int ordinal);
-  // Accounts for an emission that never had a place in the ring.
+  // Counts a message that was lost before it had a place in the ring.
   void Lose(hcb_copy_step step, int error);
   // Whether the ring can ever hold the emission's frame.
   bool Fits(const Emission& emission) const;
 
-  // The reader: one thread at a time. Read returns the number of frames; 0: timeout, woken, or `batch->damage` is set. Calls are
-  // left to the threads that wait in ReadCall, as long as there are any.
+  // The reader: one thread at a time. Read returns the number of frames; 0: timeout, woken, or `batch->damage` is
+  // set. Threads that wait in ReadCall get the calls, as long as there are any.
   uint32_t Read(int64_t timeout_ns, hcb_batch* batch);
-  bool Release(uint64_t position, uint64_t frames);  // whether there is somebody to admit
+  bool Release(uint64_t position, uint64_t frames);  // returns whether emissions wait for room
   void AdmitWaiters();
 
-  // For threads that run host functions: waits for a call that is the next frame to be read, while the reader, which is through
-  // with all before it, waits in Read. Takes it: 1, or 0 if the time is over. The reader stands still until EndReadCall.
+  // For threads that run host functions: waits for a call that is the next frame, until the reader has delivered all
+  // frames before it and waits in Read. Takes it: 1, or 0 if the time is over. The reader pauses until EndReadCall.
   uint32_t ReadCall(int64_t timeout_ns, hcb_call_frame* frame);
   void EndReadCall();
 
   // For the thread that waits for a call and takes its frame itself: see hcb_own_call_read.
   int32_t ReadOwnCall(const void* owner, int64_t timeout_ns, hcb_call_frame* frame);
-  // Ends a turn that its owner has not ended, and gives back what it took.
+  // Ends a turn that its owner has not ended, and releases the frame that it took.
   void LeaveOwnTurn(const void* owner);
-  // Takes the owner's call out of the table, if its frame is written and nobody has taken it.
+  // Takes the owner's call out of the table, if its frame is written and no thread has taken it.
   std::unique_ptr<PendingCall> WithdrawOwnCall(const void* owner);
-  // What runs host functions on threads of the host; null: nothing does.
+  // Runs host functions on threads of the host; null if they run elsewhere.
   hcb_host_call host_call() const { return host_call_.load(std::memory_order_acquire); }
   void SetHostCall(hcb_host_call call) { host_call_.store(call, std::memory_order_release); }
 
@@ -114,20 +116,20 @@ class Ring {
   }
   void ResetAfterFork();
 
-  // Moves the ring's memory, with what is in it, into a new file, and payload blocks to come into an arena of `blocks_bytes` in the
-  // same file: who is killed leaves them there. Once. Returns 0 or an errno.
+  // Moves the ring's memory and its contents into a new file, and later payload blocks into an arena of
+  // `blocks_bytes` in the same file: both remain if the process is killed. Once. Returns 0 or an errno.
   int KeepInFile(const char* path, const char* name, uint64_t blocks_bytes);
 
   GpuDevice* gpu() const { return gpu_.load(std::memory_order_acquire); }
   int32_t device() const { return device_; }
-  // What the frames' headers say; by default the same.
+  // The device number in the frames' headers; by default the same.
   int32_t device_id() const { return device_id_.load(std::memory_order_relaxed); }
   void SetDeviceId(int32_t id);
   uint8_t* memory() const { return memory_; }
   uint64_t capacity() const { return capacity_; }
 
  private:
-  // Where an emission goes.
+  // The place of an emission in the ring.
   struct Reservation {
     FrameHeader* frame;
     uint64_t position;
@@ -136,7 +138,7 @@ class Ring {
     DeviceCopy* copy = nullptr;  // of an emission `from_device`
   };
 
-  // An emission in the queue: of a thread that waits, or one to be copied by whoever admits it.
+  // A queued emission: of a waiting thread, or to be copied by the thread that admits it.
   struct Waiter {
     Emission emission;
     Reservation reservation = {};
@@ -144,7 +146,8 @@ class Ring {
     std::condition_variable* thread = nullptr;
     std::unique_ptr<Completion> completion;
     std::unique_ptr<PendingCall> call;
-    // What the emission points to, if the producer has gone on meanwhile. The arrays' data stays the producer's.
+    // Copies of the emission's prefix and array list, because the producer may have continued. The arrays' data
+    // stays the producer's.
     std::vector<uint8_t> prefix;
     std::vector<ArrayRef> arrays;
   };
@@ -159,11 +162,11 @@ class Ring {
   Ring(int32_t device, const hcb_config& config, uint8_t* base);
   Ring(uint8_t* base, uint64_t file_bytes);
 
-  // ring_outside.cc
+  // shared.cc
   void ReclaimLocked();
   bool CopyBlock(uint64_t position, OutstandingBlock* block);
 
-  // ring_producer.cc. "Locked" functions need `mutex_`.
+  // producer.cc. "Locked" functions need `mutex_`.
   bool GoesOutside(const Emission& emission) const;
   bool KeepSampleLocked();
   bool ReserveLocked(const Emission& emission, Reservation* reservation);
@@ -172,7 +175,7 @@ class Ring {
   enum class Overwriting {
     kDone,
     kBusy,        // the oldest frame is being written: try again
-    kImpossible,  // it must not be lost, or there is none
+    kImpossible,  // the oldest frame must not be dropped, or there is none
   };
   Overwriting AdmitFirst();
   bool MayOverwriteLocked() const;
@@ -189,7 +192,7 @@ class Ring {
   bool AdmitLocked(Waiter* waiter);
   void EnterQueueLocked(Waiter* waiter);
 
-  // ring_copies.cc. All from `CopyPending` on are the reader's.
+  // gpu/ring_copies.cc. From `CopyPending` on, for the reader only.
   DeviceCopy* BeginCopyLocked(const DeviceTap& tap, const Reservation& reservation);
   Verdict CopyFromDevice(const Emission& emission, const Reservation& reservation);
   void StartCopies(const Emission& emission, GpuDevice* gpu, DeviceCopy* copy);
@@ -201,7 +204,7 @@ class Ring {
   void Renumber(FrameHeader* header);
   bool ReportLost(hcb_batch* batch);
 
-  // ring_consumer.cc
+  // consumer.cc
   using Clock = std::chrono::steady_clock;
   bool Readable() const;
   bool CallInFront() const;
@@ -244,20 +247,20 @@ class Ring {
   std::atomic<int32_t> device_id_;
   const uint64_t capacity_;  // a power of two
   const uint64_t external_threshold_;
-  uint8_t* const base_;          // of the control page and the frames behind it
-  RingControl* const control_;  // what lies there; the memory behind these pointers may change, what is in it does not
+  uint8_t* const base_;          // start of the control page, which the frames follow
+  RingControl* const control_;  // the control page. The memory behind these pointers may be replaced, its contents stay
   uint8_t* const memory_;
   BlockPool blocks_;
   bool in_file_ = false;  // written with `mutex_`
-  const uint64_t attached_bytes_ = 0;        // of the file of another process's ring; 0: it is this one's
-  std::atomic<bool> overwrites_{false};      // whether that is the policy, for a look without `mutex_`
-  std::atomic<bool> outside_{false};         // whether another process reads it
+  const uint64_t attached_bytes_ = 0;        // length of the file of another process's ring; 0 for a ring of this process
+  std::atomic<bool> overwrites_{false};      // whether the policy overwrites, readable without `mutex_`
+  std::atomic<bool> outside_{false};         // whether another process reads the ring
   std::atomic<Ring*> shared_twin_{nullptr};
   std::atomic<hcb_host_call> host_call_{nullptr};
   std::atomic<GpuDevice*> gpu_{nullptr};  // set once, with `mutex_`
   bool pinned_ = false;                   // written before `gpu_`
 
-  std::mutex mutex_;  // protects the reservation side, that is everything down to the next comment
+  std::mutex mutex_;  // protects the reservation side: everything down to the next comment of this kind
   hcb_config config_;
   uint64_t next_seq_ = 0;
   uint64_t emitted_ = 0;
@@ -267,49 +270,49 @@ class Ring {
   uint64_t outstanding_bytes_ = 0;
   std::deque<OutstandingBlock> outstanding_;
   std::deque<Waiter*> waiters_;  // in the order of their emission
-  std::deque<DeviceCopy> copies_;  // that the reader has not settled yet, in the order of their frames
+  std::deque<DeviceCopy> copies_;  // copies that the reader has not settled, in the order of their frames
   uint64_t unpinned_ = 0;          // copies into memory that could not be pinned
 
-  // Written by producers under `mutex_`, as control_->head is, read by the reader without it. On cache lines of their own: both
-  // sides poll them.
-  alignas(64) std::atomic<uint32_t> waiting_{0};  // waiters_.size(), for the reader's quick look
-  std::atomic<uint64_t> oldest_copy_{kNoCopy};  // position of the first of copies_; it and what follows is not readable yet
-  std::atomic<uint64_t> lost_{0};  // messages whose copies failed, not reported yet
-  std::atomic<uint64_t> lost_reason_{0};  // of the last: error and hcb_copy_step
+  // Producers write these under `mutex_`, like control_->head, and the reader reads them without it. Separate cache
+  // lines, because both sides poll them.
+  alignas(64) std::atomic<uint32_t> waiting_{0};  // waiters_.size(), which the reader reads without the lock
+  std::atomic<uint64_t> oldest_copy_{kNoCopy};  // position of the first of copies_; frames from there on are not readable yet
+  std::atomic<uint64_t> lost_{0};  // messages whose copies failed, and which have not been reported
+  std::atomic<uint64_t> lost_reason_{0};  // of the last one: error and hcb_copy_step
 
-  std::atomic<uint64_t> released_frames_here_{0};  // what the reader wrote to control_->released_frames last
-  alignas(64) std::atomic<uint64_t> released_here_{0};  // what the reader wrote to control_->released last
-  std::atomic<uint64_t> discarded_{0};  // accepted frames that turned out to be no message: of a GPU's checks, and lost ones
-  std::atomic<uint64_t> given_back_{0};  // those before the cursor, whose sequence numbers are not spent
-  std::atomic<uint64_t> overwritten_{0};  // accepted frames that made way for later ones, likewise
+  std::atomic<uint64_t> released_frames_here_{0};  // the reader's last value of control_->released_frames
+  alignas(64) std::atomic<uint64_t> released_here_{0};  // the reader's last value of control_->released
+  std::atomic<uint64_t> discarded_{0};  // accepted frames that turned out not to be messages: of a GPU's checks, and lost ones
+  std::atomic<uint64_t> given_back_{0};  // those before the cursor, whose sequence numbers are reused
+  std::atomic<uint64_t> overwritten_{0};  // accepted frames before the cursor that were overwritten
   std::atomic<bool> walking_{false};  // whether the reader looks at frames
-  std::atomic<bool> holding_{false};  // whether a batch is out whose memory has not been given back: then the cursor is the reader's
-  std::chrono::steady_clock::duration poll_ = kFirstPoll;  // the reader's own: until it next asks for a GPU's event
-  uint64_t cursor_ = 0;         // of whoever holds a batch: the next position to look at
-  uint64_t delivered_end_ = 0;  // the reader's own: position behind the batch that is being delivered
-  uint64_t cursor_frames_ = 0;  // likewise: messages before it, lost ones included
-  std::chrono::steady_clock::duration rest_{};  // the reader's own: how long it leaves frames lying in a stream
-  std::chrono::steady_clock::time_point stream_end_{};  // likewise: until then more frames are expected
-  bool reader_turn_ = false;                    // likewise: whether it is the reader that has the turn
+  std::atomic<bool> holding_{false};  // whether a batch is not released yet: then only the reader moves the cursor
+  std::chrono::steady_clock::duration poll_ = kFirstPoll;  // of the reader: time until its next query of a GPU's event
+  uint64_t cursor_ = 0;         // of the thread that holds a batch: the next position to look at
+  uint64_t delivered_end_ = 0;  // of the reader: position after the batch that is being delivered
+  uint64_t cursor_frames_ = 0;  // messages before the cursor, lost ones included
+  std::chrono::steady_clock::duration rest_{};  // of the reader: how long it lets frames of a stream wait
+  std::chrono::steady_clock::time_point stream_end_{};  // of the reader: until then more frames are expected
+  bool reader_turn_ = false;                    // of the reader: whether it has the turn
 
-  // Of control_->wake_from.
+  // Values of control_->wake_from.
   static constexpr uint64_t kAsleep = 0;
   static constexpr uint64_t kAwake = ~0ull;
-  alignas(64) std::mutex sleep_mutex_;  // protects everything below, and `cursor_` while nobody has the turn
+  alignas(64) std::mutex sleep_mutex_;  // protects everything below, and `cursor_` while no thread has the turn
   std::condition_variable sleep_;         // of the reader
   std::condition_variable call_arrived_;  // of the threads in ReadCall
   std::condition_variable own_turn_;      // of the threads in ReadOwnCall
   bool wake_requested_ = false;
-  bool turn_taken_ = false;    // somebody reads: nobody else may before what was read has been delivered
-  const void* turn_owner_ = nullptr;  // who took it in ReadOwnCall
+  bool turn_taken_ = false;    // a thread reads: no other thread may before the frames have been delivered
+  const void* turn_owner_ = nullptr;  // the owner that took the turn in ReadOwnCall
   std::thread::id reader_;     // the thread that called Read last
   uint32_t callers_ = 0;       // threads in ReadCall
-  uint64_t urgent_end_ = 0;    // frames that lie before it must not rest
-  uint64_t expected_ = ~0ull;  // position of a call that the thread that emitted it is about to take
+  uint64_t urgent_end_ = 0;    // the reader must not rest while frames before it are unread
+  uint64_t expected_ = ~0ull;  // position of a call that the emitting thread is about to take
   std::chrono::steady_clock::time_point expected_until_{};
 };
 
-// Has a thread admit who waits for room in a ring that another process reads.
+// Has a thread admit the waiting emissions of a ring that another process reads.
 void AttendTo(Ring* ring);
 void ResetAttendantAfterFork();
 

@@ -1,7 +1,7 @@
-// Rings that another process reads: the writer's side of that, and the reader's.
+// Rings that another process reads: the writer's part, and the reader's.
 //
-// The writer goes on as ever, but for what its own reader would do: it takes payload blocks back when the other process has
-// released their frames, and admits who waits for room from a thread of its own, which runs while somebody waits.
+// The writer does two tasks that a reader in its process would do: it frees payload blocks when the other process has released their
+// frames, and it admits waiting emissions, on a thread that runs while any wait.
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
@@ -21,7 +21,7 @@
 namespace hcb {
 namespace {
 
-constexpr auto kLook = std::chrono::microseconds(300);  // how often somebody who waits for room is looked after
+constexpr auto kLook = std::chrono::microseconds(300);  // interval at which waiting emissions are admitted
 
 struct Attendant {
   std::mutex mutex;  // protects everything below
@@ -83,7 +83,7 @@ int Ring::ShareWith(Ring* twin) {
     if (!twin->in_file_) return EINVAL;
     twin->outside_.store(true, std::memory_order_seq_cst);
   }
-  if (twin->SomebodyWaits()) AttendTo(twin);  // whoever came while nobody read it
+  if (twin->SomebodyWaits()) AttendTo(twin);  // emissions that came while no process read the twin
   shared_twin_.store(twin, std::memory_order_release);
   return 0;
 }
@@ -104,7 +104,7 @@ void Ring::Reclaim() {
   AdmitWaiters();
 }
 
-// Frees the payload blocks of frames that the other process is through with.
+// Frees the payload blocks of frames that the other process has released.
 void Ring::ReclaimLocked() {
   const uint64_t released = control_->released.load(std::memory_order_acquire);
   while (!outstanding_.empty() && outstanding_.front().position < released) {
@@ -125,7 +125,7 @@ std::unique_ptr<Ring> Ring::Attach(const char* path, int* error) {
   *error = 0;
   if (fstat(descriptor, &status) != 0) *error = errno;
   const uint64_t nbytes = *error == 0 ? static_cast<uint64_t>(status.st_size) : 0;
-  // Only what says of itself what it is: of the rest of the control page, which is being written to, nothing is needed here.
+  // Only the identifying fields are used: the rest of the control page is being written to.
   if (*error == 0 && pread(descriptor, static_cast<void*>(&control), sizeof(control), 0) != sizeof(control)) *error = EINVAL;
   const bool power = *error == 0 && control.capacity >= kRingPage && (control.capacity & (control.capacity - 1)) == 0;
   if (*error == 0 && (std::memcmp(control.magic, kRingMagic, sizeof(kRingMagic)) != 0 || control.version != kRingFileVersion ||
@@ -158,7 +158,7 @@ Ring::Ring(uint8_t* base, uint64_t file_bytes)
   blocks_.SetStockLimit(16ull << 20);
 }
 
-// The payload of an EXTERNAL frame, copied: the block stays the writer's. Null memory: it is not in the file.
+// Copies the payload of an EXTERNAL frame, because the block stays the writer's. False if it is not in the file.
 bool Ring::CopyBlock(uint64_t position, OutstandingBlock* block) {
   const FrameHeader* header = At(position);
   BlockDescriptor descriptor;

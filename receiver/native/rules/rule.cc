@@ -8,7 +8,8 @@ namespace hcb {
 namespace {
 
 std::atomic<uint32_t> stripes_taken;
-// This thread's stripe, from 1 on; 0: it has none yet. In the block that every thread has from the start: else each look is a call.
+// This thread's stripe, from 1 on; 0: none yet. In the TLS block that every thread has from the start: otherwise
+// each access is a call.
 thread_local uint32_t own_stripe __attribute__((tls_model("initial-exec"))) = 0;
 
 template <typename T>
@@ -33,7 +34,7 @@ void Control::Set(const hcb_control& rules) {
 
 void Control::SetGate(int32_t device, bool closed) {
   DeviceState* state = StateOf(device);
-  if (state == nullptr) return;  // no memory: it stays open, and the receiver withholds what the predicate does not want
+  if (state == nullptr) return;  // no memory: the gate stays open, and the receiver drops messages that the predicate rejects
   state->held.store(0, std::memory_order_relaxed);
   state->next_probe.store(0, std::memory_order_relaxed);
   state->closed.store(closed, std::memory_order_release);
@@ -46,7 +47,7 @@ bool Control::Admit(int32_t device, int64_t now_ns) {
   }
   if (!decides_.load(std::memory_order_acquire)) return true;
   DeviceState* state = StateOf(device);
-  if (state == nullptr) return true;  // no memory: rather too much than nothing
+  if (state == nullptr) return true;  // no memory: too many messages are better than none
   if (Decide(state, now_ns)) return true;
   state->suppressed.fetch_add(1, std::memory_order_relaxed);
   return false;
@@ -65,12 +66,12 @@ bool Control::Decide(DeviceState* state, int64_t now_ns) {
   const int64_t interval = interval_ns_.load(std::memory_order_relaxed);
   if (interval == 0) return true;
   int64_t not_before = state->not_before.load(std::memory_order_relaxed);
-  // Further ahead than one interval: the clock was set back meanwhile.
+  // More than one interval ahead means that the clock was set back.
   if (now_ns < not_before && not_before - now_ns <= interval) return false;
   return state->not_before.compare_exchange_strong(not_before, now_ns + interval, std::memory_order_relaxed);
 }
 
-// Whether a message passes a closed gate, for the predicate to be asked again.
+// Whether a message passes a closed gate, so that the predicate is asked again.
 bool Control::Probe(DeviceState* state, int64_t now_ns) {
   const int64_t probe_ns = probe_ns_.load(std::memory_order_relaxed);
   const uint64_t probe_every = probe_every_.load(std::memory_order_relaxed);
@@ -87,7 +88,7 @@ void Control::CountSuppressed() {
   uint32_t own = own_stripe;
   if (own == 0) own = own_stripe = std::min(stripes_taken.fetch_add(1, std::memory_order_relaxed) + 1, kStripes);
   std::atomic<uint64_t>& count = off_counts_[own - 1].count;
-  if (own < kStripes) {  // nobody else writes to it: an atomic addition would take as long as all the rest
+  if (own < kStripes) {  // only this thread writes to the stripe: an atomic addition would take as long as all the rest
     count.store(count.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
   } else {
     count.fetch_add(1, std::memory_order_relaxed);

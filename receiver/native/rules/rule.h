@@ -1,6 +1,6 @@
-// What one tap may send, as the host rules while programs run: the handlers ask before they copy anything.
+// The rules of one tap, which the host sets while programs run: handlers ask them before they copy anything.
 //
-// Asking takes no lock. What is counted is counted for each device, in the order of its program.
+// Asking takes no lock. Counters are per device, in the order of its program.
 #ifndef HOSTCALLBACK_CONTROL_H_
 #define HOSTCALLBACK_CONTROL_H_
 
@@ -14,14 +14,14 @@ namespace hcb {
 
 constexpr int32_t kEveryDevice = -1;
 
-// The rules of one consumer and the state that they need. It lives as long as the process: a program may ask at any time.
+// The rules of one consumer and their state. It lives as long as the process, because a program may ask at any time.
 class Control {
  public:
-  // From now on these rules hold. What they count begins anew if they count other things than before.
+  // Sets the rules. Counters restart if the rules that use them change.
   void Set(const hcb_control& rules);
   void SwitchOff(bool off) { off_.store(off, std::memory_order_relaxed); }
-  // Whether its messages go to the ring that another process reads, where the device has one. With a gate they do not: the
-  // predicate is this process's.
+  // Whether messages go to the ring that another process reads, if the device has one. With a gate they do not,
+  // because only this process has the predicate.
   void SendOutside(bool outside) { outside_.store(outside, std::memory_order_relaxed); }
   bool outside() const { return outside_.load(std::memory_order_relaxed) && !gated_.load(std::memory_order_relaxed); }
   bool off() const { return off_.load(std::memory_order_relaxed); }
@@ -29,13 +29,13 @@ class Control {
   // The predicate's answer for the last value of a device, or of the shards of all devices (kEveryDevice).
   void SetGate(int32_t device, bool closed);
 
-  // Whether the message that a device is about to send at `now_ns` may be sent. One that may not is counted.
+  // Whether the message that a device is about to send at `now_ns` may be sent. A refused one is counted.
   bool Admit(int32_t device, int64_t now_ns);
-  // For a message that is off, of whatever device.
+  // Counts a message of a tap that is off, on any device.
   void CountSuppressed();
   uint64_t Suppressed() const;
 
-  // To how many elements arrays are cut; 0: to none, they are sent whole.
+  // Number of elements to which arrays are cut; 0: arrays are sent whole.
   uint64_t truncate() const { return truncate_.load(std::memory_order_relaxed); }
 
  private:
@@ -45,9 +45,9 @@ class Control {
     std::atomic<uint32_t> epoch;
     std::atomic<bool> closed;
     std::atomic<uint64_t> seen;         // emissions since the rules were set
-    std::atomic<uint64_t> held;         // by the closed gate since the last probe
+    std::atomic<uint64_t> held;         // messages refused by the closed gate since the last probe
     std::atomic<int64_t> not_before;    // of the next message
-    std::atomic<int64_t> next_probe;    // 0: the gate has held nothing yet
+    std::atomic<int64_t> next_probe;    // 0: the gate has refused no message yet
     std::atomic<uint64_t> suppressed;
   };
   struct alignas(64) Stripe {
@@ -58,13 +58,13 @@ class Control {
   bool Decide(DeviceState* state, int64_t now_ns);
   bool Probe(DeviceState* state, int64_t now_ns);
 
-  // A stripe for each of the first threads that count; the last one is shared by the others.
+  // One stripe for each of the first threads that count; all later threads share the last one.
   static constexpr uint32_t kStripes = 12;
 
   std::atomic<bool> off_{false};
   std::atomic<bool> outside_{false};
   std::atomic<bool> gated_{false};
-  std::atomic<bool> decides_{false};  // whether any rule below has to be asked
+  std::atomic<bool> decides_{false};  // whether any rule below must be asked
   std::atomic<uint32_t> epoch_{0};
   std::atomic<uint64_t> every_{1};
   std::atomic<int64_t> interval_ns_{0};

@@ -9,12 +9,12 @@ namespace hcb {
 namespace {
 
 constexpr size_t kSlots = 1 << 16;  // a power of two, at most half of it used
-constexpr uint64_t kAborting = 0x61626f7274696e67;  // stands for a consumer id
+constexpr uint64_t kAborting = 0x61626f7274696e67;  // used in place of a consumer id
 
-// Open addressing. Keys are never removed, so that readers need no lock.
+// Open addressing. Keys are never removed, so that lookups need no lock.
 struct Slot {
   std::atomic<uint64_t> key;  // 0: free
-  std::atomic<bool> on;       // of what is no consumer
+  std::atomic<bool> on;       // of keys that are not consumers
   std::atomic<Control*> control;
 };
 
@@ -22,11 +22,11 @@ std::mutex mutex;  // protects writing
 std::atomic<Slot*> slots;
 size_t used = 0;
 std::atomic<bool> checks_off;
-std::atomic<bool> single_devices;  // whether anything was ever switched on one device only
-std::atomic<bool> aborting;        // whether a failing check was ever to end its launch
+std::atomic<bool> single_devices;  // whether anything was ever switched off on one device only
+std::atomic<bool> aborting;        // whether failing checks were ever set to end their launch
 
 constexpr size_t kPoisoned = 64;
-std::atomic<int64_t> poisoned[kPoisoned];  // the last ones
+std::atomic<int64_t> poisoned[kPoisoned];  // the most recent ones
 std::atomic<uint32_t> poisoned_count;
 
 uint64_t Key(uint64_t consumer_id, int32_t device) {
@@ -43,7 +43,7 @@ Slot* Find(Slot* table, uint64_t key) {
   }
 }
 
-// The slot of the key, taken if it is free. Null if the table is full. Needs `mutex`.
+// The slot of a key, taken if it is free. Null if the table is full. Needs `mutex`.
 Slot* Take(uint64_t key) {
   Slot* table = slots.load(std::memory_order_relaxed);
   if (table == nullptr) {
@@ -67,7 +67,7 @@ bool Get(uint64_t key) {
   return slot->key.load(std::memory_order_acquire) == key && slot->on.load(std::memory_order_relaxed);
 }
 
-// What is off already needs no slot.
+// Switching to the current value needs no slot.
 bool Set(uint64_t key, bool on) {
   if (Get(key) == on) return true;
   std::lock_guard<std::mutex> lock(mutex);
@@ -81,7 +81,7 @@ bool Set(uint64_t key, bool on) {
 Control* FindControl(uint64_t consumer_id) {
   Slot* table = slots.load(std::memory_order_acquire);
   if (table == nullptr) return nullptr;
-  // A free slot has none.
+  // A free slot has no control.
   return Find(table, Key(consumer_id, kEveryDevice))->control.load(std::memory_order_acquire);
 }
 
@@ -119,7 +119,7 @@ bool IsOffOn(int32_t device, uint64_t consumer_id) {
 bool AnyAborts() { return aborting.load(std::memory_order_relaxed); }
 
 bool AbortOnCheck(int32_t device, bool on) {
-  // Up to jaxlib 0.8 a program that is compiled again has the run ids of the first over again.
+  // Up to jaxlib 0.8, a program that is compiled again repeats the run ids of the first one.
   if (on) aborting.store(true, std::memory_order_relaxed);
   if (on) poisoned_count.store(0, std::memory_order_relaxed);
   return Set(Key(kAborting, device), on);

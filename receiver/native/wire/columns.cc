@@ -10,12 +10,12 @@ namespace {
 constexpr uint32_t kNone = ~0u;
 constexpr uint32_t kSlots = 4 * HCB_BATCH_GROUPS;  // a power of two
 
-// What makes two messages alike.
+// The properties that alike messages share.
 struct Kind {
   const uint8_t* metadata;
   uint64_t meta_bytes;
   uint64_t payload_bytes;
-  uint64_t batch_of;  // the consumer if it takes stacks of its own messages, else 0
+  uint64_t batch_of;  // the consumer, if it takes stacks of messages, otherwise 0
 
   bool operator==(const Kind& other) const {
     return meta_bytes == other.meta_bytes && payload_bytes == other.payload_bytes && batch_of == other.batch_of &&
@@ -54,7 +54,7 @@ class Groups {
     std::memset(slots_, 0xff, sizeof(slots_));
   }
 
-  // The group of the message, made if there is room for one more; else kNone.
+  // The group of the message, created if there is room for one more; otherwise kNone.
   uint32_t Enter(const FrameHeader& header, uint32_t frame) {
     if (!Stacks(header)) return kNone;
     const Kind kind = KindOf(header);
@@ -98,7 +98,7 @@ void ReadColumns(const uint8_t* memory, const hcb_batch& batch, hcb_columns* col
     columns->run_ids[i] = header.run_id;
     group_of[i] = groups.Enter(header, i);
   }
-  // A counting sort, stable: the groups one after the other, each in the order of emission.
+  // A stable counting sort: the groups one after another, each in the order of emission.
   uint64_t next[HCB_BATCH_GROUPS];
   uint64_t first = 0;
   for (uint64_t g = 0; g < columns->groups; ++g) {
@@ -113,7 +113,7 @@ void CopyStack(const uint8_t* memory, const hcb_batch& batch, const hcb_columns&
   for (uint64_t k = from; k < from + count; ++k, out += stride) {
     const FrameHeader& header = *reinterpret_cast<const FrameHeader*>(memory + batch.offsets[columns.order[k]]);
     const uint8_t* payload = reinterpret_cast<const uint8_t*>(&header + 1) + AlignUp(header.meta_bytes, kFrameAlign);
-    // Without a library call for scalars, which are most of what is tapped.
+    // No library call for scalars, which most taps send.
     if (header.payload_bytes == 4) {
       std::memcpy(out, payload, 4);
     } else if (header.payload_bytes == 8) {

@@ -1,5 +1,5 @@
-// The messages of one read as columns, and the payloads of those that are alike as stacks, so that the reader's language
-// makes arrays of many messages at a time.
+// Reads the messages of one batch as columns, and stacks the payloads of alike ones, so that Python makes arrays of
+// many messages at a time.
 #ifndef HOSTCALLBACK_COLUMNS_H_
 #define HOSTCALLBACK_COLUMNS_H_
 
@@ -11,7 +11,7 @@ namespace hcb {
 
 void ReadColumns(const uint8_t* memory, const hcb_batch& batch, hcb_columns* columns);
 
-// Copies the payloads of `count` messages, from the place `from` of `columns.order` on, to `out`, `stride` bytes apart.
+// Copies the payloads of `count` messages, from index `from` of `columns.order` on, to `out`, `stride` bytes apart.
 void CopyStack(const uint8_t* memory, const hcb_batch& batch, const hcb_columns& columns, uint64_t from, uint64_t count,
                uint64_t stride, uint8_t* out);
 

@@ -5,10 +5,11 @@
 namespace hcb {
 namespace {
 
-// Small arrays are packed tightly so that a handful of scalars fits one cache line; others can be viewed with any SIMD type.
+// Small arrays are packed tightly, so that a few scalars fit into one cache line; larger ones are aligned for any
+// SIMD type.
 uint64_t ArrayAlign(uint64_t nbytes) { return nbytes >= kFrameAlign ? kFrameAlign : 8; }
 
-// memcpy without its call for the sizes of scalars, which are most of what is tapped.
+// memcpy without a library call for the sizes of scalars, which most taps send.
 void CopyArray(uint8_t* to, const void* from, uint64_t nbytes) {
   if (nbytes == 4) {
     std::memcpy(to, from, 4);
@@ -35,8 +36,9 @@ uint64_t PayloadBytes(const ArrayRef* arrays, size_t count) {
 }
 
 uint32_t WriteHeader(const Emission& emission, uint64_t seq, uint64_t position, uint32_t flags, FrameHeader* out) {
-  flags |= HCB_FROM_PREFIX(emission.prefix, flags) & kMessageFlags;  // the others would derange the ring
-  // Field by field into place: assembled on the stack and then copied, the copy would wait for the stores.
+  flags |= HCB_FROM_PREFIX(emission.prefix, flags) & kMessageFlags;  // other flags of the prefix would corrupt the ring
+  // Each field is written in place: a header assembled on the stack would be copied only after its stores have
+  // completed.
   std::memcpy(out->magic, kMagic, sizeof(kMagic));
   out->version = kVersion;
   out->flags = flags;
@@ -54,7 +56,7 @@ uint32_t WriteHeader(const Emission& emission, uint64_t seq, uint64_t position, 
 uint8_t* WriteMetadata(const Emission& emission, uint8_t* after_header) {
   const uint8_t* from = emission.prefix + sizeof(FrameHeader);
   const uint8_t* const end = emission.prefix + emission.prefix_bytes;
-  // Whole cache lines, for which no library call is made. Most metadata is one.
+  // Whole cache lines, which need no library call. Most metadata is one line.
   for (; from < end; from += kFrameAlign, after_header += kFrameAlign) std::memcpy(after_header, from, kFrameAlign);
   return after_header;
 }
@@ -66,7 +68,7 @@ uint64_t WritePayload(const Emission& emission, uint8_t* out) {
     const uint64_t start = ArrayStart(end, array.nbytes);
     if (start != end) std::memset(out + end, 0, start - end);
     end = start + array.nbytes;
-    if (array.nbytes == 0) continue;  // an empty array may come without an address
+    if (array.nbytes == 0) continue;  // an empty array may have no address
     CopyArray(out + start, array.data, array.nbytes);
     if (array.last_byte_mask != 0xff) out[end - 1] &= array.last_byte_mask;
   }
@@ -75,7 +77,7 @@ uint64_t WritePayload(const Emission& emission, uint8_t* out) {
 
 void WriteInlineBody(const Emission& emission, uint8_t* after_header) {
   uint8_t* payload = WriteMetadata(emission, after_header);
-  // The last line first, for the padding in it: clearing a whole line takes no library call.
+  // The last line first, because it contains the padding: clearing a whole line needs no library call.
   const uint64_t padded = AlignUp(emission.payload_bytes, kFrameAlign);
   if (padded != emission.payload_bytes) std::memset(payload + padded - kFrameAlign, 0, kFrameAlign);
   WritePayload(emission, payload);

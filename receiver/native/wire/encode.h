@@ -1,4 +1,4 @@
-// Writes frames: a pure encoder that the FFI handler, the host-side producer and the golden tests share.
+// Writes frames: a pure encoder that the FFI handlers, the host-side producer and the golden tests share.
 #ifndef HOSTCALLBACK_ENCODE_H_
 #define HOSTCALLBACK_ENCODE_H_
 
@@ -9,17 +9,17 @@
 
 namespace hcb {
 
-// One array of a payload, as the wire wants it: C order, sub-byte elements packed, element 0 lowest.
+// One array of a payload in the wire's form: C order, sub-byte elements packed, element 0 lowest.
 struct ArrayRef {
   const void* data;
   uint64_t nbytes;
-  // Bits of the last byte that belong to elements. XLA leaves garbage in the others.
+  // The bits of the last byte that belong to elements. XLA leaves garbage in the others.
   uint8_t last_byte_mask;
 };
 
 struct DeviceTap;
 
-// What a frame is made of, apart from the fields that its ring assigns (seq and position).
+// The content of a frame, without the fields that its ring assigns (seq and position).
 struct Emission {
   const uint8_t* prefix;   // header with consumer id, flags and meta_bytes, then metadata padded to 64
   uint64_t prefix_bytes;
@@ -29,28 +29,28 @@ struct Emission {
   int64_t time_ns;
   int64_t run_id;
   int32_t device;
-  const DeviceTap* from_device;  // of arrays in a GPU's memory; null: they are in the host's
+  const DeviceTap* from_device;  // for arrays in a GPU's memory; null if they are in the host's
 };
 
-// True if `prefix` is a header followed by exactly the padded metadata that the header announces.
+// Whether `prefix` is a header followed by exactly the padded metadata that the header announces.
 bool ValidPrefix(const uint8_t* prefix, uint64_t prefix_bytes);
 
-// Where in a payload an array begins if the one before it ends at `end`.
+// The start of an array in a payload if the previous one ends at `end`.
 uint64_t ArrayStart(uint64_t end, uint64_t nbytes);
 
-// Exact payload length: with the gaps between arrays, without padding after the last.
+// The exact payload length: with the gaps between arrays, without padding after the last one.
 uint64_t PayloadBytes(const ArrayRef* arrays, size_t count);
 
-// Writes the finished header, with `flags` added to the message flags of the prefix. Returns the flags it has then.
+// Writes the complete header, with `flags` added to the message flags of the prefix. Returns the resulting flags.
 uint32_t WriteHeader(const Emission& emission, uint64_t seq, uint64_t position, uint32_t flags, FrameHeader* out);
 
-// Copies the metadata, which lies in a frame right behind the header. Returns where the payload starts.
+// Copies the metadata, which follows the header. Returns the start of the payload.
 uint8_t* WriteMetadata(const Emission& emission, uint8_t* after_header);
 
 // Copies the arrays to `out`, zeroing the gaps between them. Returns the payload's length.
 uint64_t WritePayload(const Emission& emission, uint8_t* out);
 
-// Everything that follows the header of a frame with an inline payload, tail padding included.
+// Writes everything after the header of a frame with an inline payload, tail padding included.
 void WriteInlineBody(const Emission& emission, uint8_t* after_header);
 
 }  // namespace hcb

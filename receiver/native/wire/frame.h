@@ -20,13 +20,13 @@ constexpr uint32_t kEndOfStream = 1u << 1;
 constexpr uint32_t kExternal = 1u << 2;    // ring only: a BlockDescriptor stands for the payload
 constexpr uint32_t kPad = 1u << 3;         // ring only: fills the ring's end, so that no frame wraps
 constexpr uint32_t kCall = 1u << 5;        // a program waits for the reply
-constexpr uint32_t kCheck = 1u << 6;       // a check that failed
-constexpr uint32_t kFolds = 1u << 7;       // of this check's failures in a row only the first and the last need be read
+constexpr uint32_t kCheck = 1u << 6;       // a failed check
+constexpr uint32_t kFolds = 1u << 7;       // of consecutive failures of this check, only the first and the last need be read
 constexpr uint32_t kBatched = 1u << 8;     // its consumer takes stacks of its messages
-constexpr uint32_t kTruncated = 1u << 9;   // of arrays only the first elements; the first array is a shape record
+constexpr uint32_t kTruncated = 1u << 9;   // only the first elements of arrays; the first array is a shape record
 constexpr uint32_t kDiscarded = 1u << 30;  // ring only: reserved, then given up
 constexpr uint32_t kBusy = 1u << 31;       // ring only: reserved, still being written
-constexpr uint64_t kNoSeq = ~0ull;         // ring only: of a discarded frame whose number goes to the next
+constexpr uint64_t kNoSeq = ~0ull;         // ring only: of a discarded frame whose number the next frame gets
 constexpr uint32_t kMessageFlags = kOrdered | kEndOfStream | kCall | kCheck | kFolds | kBatched | kTruncated;  // a prefix may bring them
 constexpr uint32_t kKnownFlags = kMessageFlags | kExternal | kPad | kDiscarded | kBusy;
 
@@ -51,7 +51,7 @@ static_assert(offsetof(FrameHeader, flags) == 4 && offsetof(FrameHeader, consume
                   offsetof(FrameHeader, position) == 56,
               "wire format 1");
 
-// A field of a header that may lie anywhere: copied alone, since a copy of all of it would have to be waited for.
+// Reads one field of a header at any address: copying the whole header would wait for its stores.
 template <typename Field>
 Field LoadField(const uint8_t* header, size_t offset) {
   Field field;
@@ -61,11 +61,11 @@ Field LoadField(const uint8_t* header, size_t offset) {
 #define HCB_FROM_PREFIX(prefix, field) \
   hcb::LoadField<decltype(hcb::FrameHeader::field)>(prefix, offsetof(hcb::FrameHeader, field))
 
-// Stands in the ring where the payload of an EXTERNAL frame would.
+// Replaces the payload of an EXTERNAL frame in the ring.
 struct BlockDescriptor {
   uint64_t address;
   uint64_t nbytes;
-  uint64_t file_offset;  // of the block's record in the ring's file; 0: it is not there
+  uint64_t file_offset;  // of the block's record in the ring's file; 0 if it is not there
   uint64_t zeros[5];
 };
 static_assert(sizeof(BlockDescriptor) == kFrameAlign, "the descriptor fills one unit of the ring");

@@ -19,7 +19,7 @@ void ForEachArray(const XLA_FFI_CallFrame& frame, Visit visit) {
   }
 }
 
-// msgpack's shortest form of numbers and array lengths, big-endian.
+// msgpack's shortest form of numbers and of array lengths, big-endian.
 uint8_t* PutBigEndian(uint8_t* out, uint8_t tag, uint64_t value, int bytes) {
   *out++ = tag;
   for (int shift = 8 * (bytes - 1); shift >= 0; shift -= 8) *out++ = static_cast<uint8_t>(value >> shift);
@@ -77,7 +77,7 @@ bool Truncation::Apply(const XLA_FFI_CallFrame& frame, uint64_t elements, Emissi
 }
 
 void Truncation::WritePrefix(const XLA_FFI_CallFrame& frame, uint64_t elements, Emission* emission) {
-  // What the metadata may take at most: each dimension and each type code is a number.
+  // The longest possible metadata: each dimension and each type code is one number.
   const uint64_t numbers = shapes.size() + arrays_.size() + 2;
   const uint64_t most = numbers * kLongestNumber + (2 * arrays_.size() + 1) * kLongestLength;
   const uint64_t room = sizeof(FrameHeader) + AlignUp(most, kFrameAlign);

@@ -1,6 +1,6 @@
-// Cuts the arrays of an emission to their first elements, so that no more than these is copied.
+// Truncates the arrays of an emission to their first elements, so that only these are copied.
 //
-// docs/wire-format.md, "Truncated messages", says what is sent instead.
+// docs/wire-format.md, "Truncated messages", describes the message.
 #ifndef HOSTCALLBACK_TRUNCATE_H_
 #define HOSTCALLBACK_TRUNCATE_H_
 
@@ -13,14 +13,14 @@
 
 namespace hcb {
 
-// What a truncated emission points to. It must outlive the emission.
+// The memory that a truncated emission points to. It must outlive the emission.
 class Truncation {
  public:
-  // Makes `emission`, of the operands of `frame`, one of at most so many elements of each; false if all are that small, and
-  // nothing changes. The first array is a shape record from then on, in the host's memory.
+  // Truncates `emission`, of the operands of `frame`, to at most `elements` elements per array; false if all are
+  // that small, and nothing changes. Its first array is a shape record then, in the host's memory.
   bool Apply(const XLA_FFI_CallFrame& frame, uint64_t elements, Emission* emission);
 
-  std::vector<int64_t> shapes;  // the shape record. May be moved: its data stays in place
+  std::vector<int64_t> shapes;  // the shape record. May be moved, which keeps the data's address
 
  private:
   static constexpr uint64_t kUsual = 512;

@@ -111,7 +111,7 @@ def test_a_process_without_taps(process: Controlled) -> None:
         (["abc"], 2, "is not a process id"),
         (["1", "--every", "3"], 2, "rules are for taps: give their name or a glob"),
         (["1", "x", "--every", "0"], 2, "every is 0, expected a whole number of messages, 1 or more"),
-        (["1", "x", "--rate", "fast"], 2, "'fast' is no number"),
+        (["1", "x", "--rate", "fast"], 2, "'fast' is not a number"),
         (["1", "x", "--truncate", "-3"], 2, "truncate is -3"),
         (["1", "x", "--disable", "--enable"], 2, "not allowed with argument"),
     ],

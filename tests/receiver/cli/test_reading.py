@@ -325,7 +325,7 @@ def test_what_is_no_log_is_said_in_one_line(tmp_path: Path, log: Path, command: 
         "nothing.hcblog": "nothing.hcblog: empty or cut off"
         if command != ["tail"]
         else "ends before its header",
-        "foreign.txt": "is no tap log: it begins with b'hello, w'",
+        "foreign.txt": "is not a tap log: it starts with b'hello, w'",
         "newer.hcblog": "of version 2, this package reads up to 1; upgrade hostcallback",
     }.items():
         result = hcb(tmp_path, *command, name)

@@ -42,7 +42,7 @@ def test_printers_print_and_the_rest_is_counted(folder: Path) -> None:
     assert (result.returncode, result.stdout) == (0, "x = 0.25\n")
     assert (
         result.stderr
-        == "replayed 1 message(s); nothing takes those of loss (3): --bind NAME=WHERE:FUNCTION\n"
+        == "replayed 1 message(s); no function takes those of loss (3): --bind NAME=WHERE:FUNCTION\n"
     )
 
 

@@ -153,7 +153,7 @@ def test_a_name_that_is_wrong_and_what_cannot_be_said(everywhere: Everywhere) ->
         (("x" * 300, "--every", "2"), 1, "at most 256 characters"),
         (("loss", "more", "--every", "2"), 2, "no PID"),
         (("--every", "2"), 2, "give their name or a glob"),
-        (("--timeout", "0"), 2, "no time to wait"),
+        (("--timeout", "0"), 2, "not a time to wait"),
         (("--tls-cert", "x"), 1, "belong together"),
         (("--via", "nats://localhost:4222"), 1, "is a NATS server, and this needs a collector"),
     ):

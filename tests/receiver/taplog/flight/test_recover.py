@@ -149,7 +149,7 @@ def test_files_that_are_none(tmp_path: Path, capsys: pytest.CaptureFixture[str])
         (b"", "is not the file of a ring"),
         (b"foreign" * 100, "is not the file of a ring"),
         (good[:8] + b"\x02" + good[9:], "version 2"),
-        (good[: 1 << 20], "it was cut"),
+        (good[: 1 << 20], "it was truncated"),
     ]:
         ring.write_bytes(bad)
         with pytest.raises(RingFileError, match=said):

@@ -270,7 +270,7 @@ def test_what_cannot_be_written_is_counted_and_noted_when_there_is_room_again(
     assert "File too large" in notes["cpu:0"].reason
     said = [record.getMessage() for record in caplog.records]
     assert len(said) == 2
-    assert "messages cannot be recorded (File too large); the program goes on" in said[0]
+    assert "messages cannot be recorded (File too large); the program continues" in said[0]
     assert "recording works again" in said[1]
 
 
