@@ -326,7 +326,10 @@ def test_flipped_bits_give_no_wrong_message(
         (lambda data: b"PK\x03\x04" + data[4:], r"is not a tap log: it starts with b'PK"),
         (lambda data: data.replace(b"\r\n", b"\n"), "was copied as text, which changed it"),
         (lambda data: data[:30] + b"\1" + data[31:], "its checksum does not match"),
-        (lambda data: data[:70] + b"\xff" + data[71:], "the info after the header of this tap log is damaged"),
+        (
+            lambda data: data[:70] + b"\xff" + data[71:],
+            "the info after the header of this tap log is damaged",
+        ),
     ],
     ids=["empty", "short", "no info", "foreign", "text", "header", "info"],
 )
