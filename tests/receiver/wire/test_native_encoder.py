@@ -43,11 +43,12 @@ def native_encode(
     sizes = (ctypes.c_uint64 * count)(*(blob.size for blob in blobs))
     parts = (native_library.Stamp(**stamp), prefix, len(prefix), count, addresses, sizes)
     needed = library.hcb_encode_frame(*parts, None, 0)
-    out = (ctypes.c_uint8 * needed).from_buffer(
-        bytearray(b"\xaa" * needed)
-    )  # so that padding must be written
-    assert library.hcb_encode_frame(*parts, out, needed) == needed
-    return bytes(out)
+    # 0xaa everywhere, so that padding must be written, and nothing behind the frame.
+    out = (ctypes.c_uint8 * (needed + 64)).from_buffer(bytearray(b"\xaa" * (needed + 64)))
+    assert library.hcb_encode_frame(*parts, out, needed + 64) == needed
+    written = bytes(out)
+    assert written[needed:] == b"\xaa" * 64, "wrote behind the frame"
+    return written[:needed]
 
 
 @pytest.mark.native_only
