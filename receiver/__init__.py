@@ -40,7 +40,7 @@ _MODULES = {
     "Node": "wire.pytree",
     "Opaque": "wire.pytree",
     "Selection": "taplog.reading.selection",
-    "Sink": "messages.consumer",
+    "Sink": "messages.message",
     "metrics": "sinks.metrics",
     "otlp_exporter": "remote.otlp.exporter",
     "replay": "replayer.replay",

@@ -1,0 +1,20 @@
+"""Every public name of the two packages leads to something."""
+
+from __future__ import annotations
+
+import pytest
+
+import hostcallback
+import receiver
+
+NAMES = [
+    pytest.param(package, name, id=f"{package.__name__}.{name}")
+    for package in (hostcallback, receiver)
+    for name in package.__all__
+]
+
+
+@pytest.mark.parametrize(("package", "name"), NAMES)
+def test_a_public_name_can_be_imported(package: object, name: str) -> None:
+    assert getattr(package, name) is not None
+    assert name in dir(package)
