@@ -1,4 +1,4 @@
-"""Where in the user's code a check was written, and what its text is, read when it is reported."""
+"""Call sites of checks in the user's code, and the source lines that reports show."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ class CallSite:
     """A call in the user's code, as it was traced once.
 
     Attributes:
-        stack: the user's frames when it was traced, innermost first.
+        stack: the user's frames during tracing, innermost first.
         span: first and last line of the call, and the columns where it starts and ends, as Python 3.11's positions
-            give them: columns count UTF-8 bytes from 0. None where Python does not know.
+            give them: columns count UTF-8 bytes from 0. None if Python does not know.
     """
 
     stack: tuple[Frame, ...]
@@ -47,7 +47,7 @@ class CallSite:
     def source(self) -> list[str]:
         """The lines of the call without their common indentation, with marks below its first argument.
 
-        Without marks if that has more than one line; cut after a few lines; empty if the file cannot be read.
+        Without marks if that argument has several lines; cut after `MAX_LINES`; empty if the file cannot be read.
         """
         if not self.stack:
             return []
@@ -81,13 +81,13 @@ def location_of(source_line: str) -> Frame:
 
 
 def note_place(places: list[CallSite], place: CallSite) -> None:
-    """Adds a place to the few that are kept of one line's, unless it is among them."""
+    """Adds a call site to the few that are kept for one line, unless it is among them."""
     if place not in places and len(places) < MAX_PLACES:
         places.append(place)
 
 
 def _first_argument(lines: list[str], start: int, end: int) -> tuple[int, int, int] | None:
-    # Row, first column and end of the call's first argument, in characters, if it is all on one line.
+    # Row, first column and end of the call's first argument, in characters; None unless it is on one line.
     encoded = [line.encode() for line in lines]
     encoded[-1] = encoded[-1][:end]
     encoded[0] = encoded[0][start:]

@@ -1,4 +1,4 @@
-"""Checks that failed: one group for each place in the user's code, and the report that people read."""
+"""Failed checks: one group per line of the user's code, and the report for the user."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 
 class Occurrence(NamedTuple):
-    """One message of a check that failed.
+    """One failure message of a check.
 
     Attributes:
-        device: where, such as `cpu:0`.
+        device: of the failure, such as `cpu:0`.
         seq: the message's sequence number on that device.
         time_ns: Unix time of the failure in nanoseconds.
         run_id: the launch of the program, equal on all its devices.
@@ -31,24 +31,24 @@ class Occurrence(NamedTuple):
     run_id: int
 
     def __str__(self) -> str:
-        """One phrase."""
+        """Describes the failure in one phrase."""
         time = datetime.fromtimestamp(self.time_ns // 1_000_000_000).strftime("%H:%M:%S")
         return f"{time}.{self.time_ns // 1000 % 1_000_000:06d} on {self.device}, message {self.seq}"
 
 
 class Explanation(NamedTuple):
-    """What the values of one failure say.
+    """The explanation of one failure from its values.
 
     Attributes:
         text: the check's message with its values.
         values: the format arguments as short texts, by position ("0") or name.
-        where: which elements failed, as a phrase; empty if there is only one.
-        elements: the index of the first one: in the batches of the vmaps around the check, the outermost first, then in
-            the predicate itself.
-        places: where the check was traced: the same line, reached in different ways.
-        problem: what went wrong while the text was made; empty if nothing did.
-        error: the type of the error that reports it: a `CheckError`.
-        details: more for that error.
+        where: the failed elements, as a phrase; empty if there is only one element.
+        elements: index of the first failed element: in the batches of the vmaps around the check, outermost first, then
+            in the predicate itself.
+        places: call sites of the check: the same line, reached in different ways.
+        problem: error while the text was made; empty if there was none.
+        error: type of the error that reports the failure: a `CheckError`.
+        details: further fields for that error.
     """
 
     text: str
@@ -62,20 +62,20 @@ class Explanation(NamedTuple):
 
 
 class Explains(Protocol):
-    """What can tell of a message what failed in it."""
+    """The sink of a check, which can explain a failure from its message."""
 
     def __call__(self, message: Message) -> None:
-        """As a sink."""
+        """Receives a message, as a sink does."""
 
     def explain(self, message: Message) -> Explanation:
-        """Never raises. Receiver threads."""
+        """Explains a failure. Never raises. Receiver threads."""
 
 
 class CheckFailed(BaseException):
-    """What the sink of a check raises. Nothing is wrong with the sink: who accounts for it counts a failed check."""
+    """Raised by the sink of a check. It is not an error of the sink: the dispatcher counts a failed check."""
 
     def __init__(self, message: Message, sink: Explains) -> None:
-        """`sink` explains the message when it is worth it."""
+        """`sink` explains the message if a report needs it."""
         super().__init__()
         self.message = message
         self.sink = sink
@@ -88,12 +88,12 @@ class FailedCheck:
     Attributes:
         name: the check's name.
         source_line: `file:line (function)`.
-        transforms: the transformations applied to the check that failed first, as tap functions see them.
-        explanation: what the first failure's values say.
-        count: how many messages it sent.
-        by_device: the same for each device.
-        first: the first of them, over all devices.
-        last: the last of them.
+        transforms: the transformations of the check that failed first, as tap functions receive them.
+        explanation: of the first failure.
+        count: number of failure messages.
+        by_device: the same per device.
+        first: the first failure, over all devices.
+        last: the last failure, over all devices.
     """
 
     name: str
@@ -106,7 +106,7 @@ class FailedCheck:
     by_device: Counter[str] = field(default_factory=Counter)
 
     def as_dict(self) -> dict[str, Any]:
-        """The report as plain data, for tools: texts, numbers, lists and dictionaries."""
+        """Converts the report to plain data for tools: texts, numbers, lists and dictionaries."""
         return {
             "name": self.name,
             "message": self.explanation.text,
@@ -126,11 +126,11 @@ class FailedCheck:
         }
 
     def source(self) -> list[str]:
-        """The lines of the check, marked where its predicate stands; empty if they cannot be read."""
+        """The lines of the check, with marks below its predicate; empty if they cannot be read."""
         return self.explanation.places[0].source() if self.explanation.places else []
 
     def report(self) -> str:
-        """The report, several lines."""
+        """The report as several lines of text."""
         explained = self.explanation
         lines = [f"{explained.text or 'a check failed'}, at {self.source_line}"]
         lines += [f"    {line}" for line in self.source()]
@@ -159,20 +159,20 @@ class CheckError(HostCallbackError, AssertionError):
     """A check failed on a device. One error stands for all failures of the checks on one line.
 
     Attributes:
-        check: what is known of them.
+        check: the failures.
     """
 
     def __init__(self, check: FailedCheck, also: str = "") -> None:
-        """`also` is a line on what else failed."""
+        """`also` is a line about other failures."""
         super().__init__(check.report() + (f"\n  {also}" if also else ""))
         self.check = check
 
 
 class FailedChecks:
-    """The failed checks of one scope, bounded. Whoever owns it holds its lock."""
+    """The failed checks of one scope, with a limit. Its owner's lock protects it."""
 
     def __init__(self, max_kept: int) -> None:
-        """`max_kept` bounds the groups; failures that belong to none of them are counted."""
+        """`max_kept` limits the groups; failures beyond it are only counted."""
         self._max_kept = max_kept
         self._groups: dict[tuple[str, str], FailedCheck] = {}
         self._beyond: Counter[str] = Counter()
@@ -181,14 +181,14 @@ class FailedChecks:
         return bool(self._groups)
 
     def groups(self) -> list[FailedCheck]:
-        """Copies, in the order of their first failures."""
+        """Copies of the groups, in the order of their first failures."""
         return sorted(map(_copy, self._groups.values()), key=lambda group: group.first.time_ns)
 
     def add(self, consumer: Consumer, failed: CheckFailed, device: str, count: int) -> FailedCheck | None:
         """Counts `count` failures, of which `failed` is the first or the last.
 
         Returns:
-            Its group if it is the first of it.
+            The group if it is new, otherwise None.
         """
         message = failed.message
         occurrence = Occurrence(device, message.seq, message.time_ns, message.run_id)
@@ -203,7 +203,7 @@ class FailedChecks:
             group = self._groups[key] = FailedCheck(
                 consumer.name, consumer.source_line, consumer.transforms, explained, occurrence, occurrence
             )
-        elif occurrence.time_ns < group.first.time_ns:  # of another device, whose messages come later
+        elif occurrence.time_ns < group.first.time_ns:  # from another device, whose messages are read later
             group.first = occurrence
             group.explanation = failed.sink.explain(message)
             group.transforms = consumer.transforms
@@ -214,7 +214,7 @@ class FailedChecks:
         return group if new else None
 
     def merge(self, earlier: FailedChecks) -> None:
-        """Adds what another one gathered before this one."""
+        """Adds the failures of another object, which were collected before this one's."""
         self._beyond += earlier._beyond
         for key, group in earlier._groups.items():
             later = self._groups.get(key)
@@ -225,7 +225,7 @@ class FailedChecks:
             self._groups[key] = group
 
     def errors(self) -> list[CheckError]:
-        """An error for each group, that of the first failure first."""
+        """One error per group, in the order of their first failures."""
         groups = self.groups()
         beyond = ", ".join(f"{count:,} at {line}" for line, count in self._beyond.most_common(8))
         errors = []
@@ -238,14 +238,14 @@ class FailedChecks:
                 also.append(f"this was the first of {len(groups)} checks that failed")
             if beyond and number == 0:
                 also.append(
-                    f"beyond the {self._max_kept} checks that are kept, failures were counted: {beyond}"
+                    f"beyond the limit of {self._max_kept} checks, failures were only counted: {beyond}"
                 )
             error = group.explanation.error or CheckError
             errors.append(error(group, "; ".join(also)))
         return errors
 
     def headline(self) -> str:
-        """One line for all."""
+        """Summarizes all failures in one line."""
         groups = self.groups()
         total = sum(group.count for group in groups) + self._beyond.total()
         first = f"the first: {groups[0].explanation.text}, at {groups[0].source_line}"

@@ -1,4 +1,4 @@
-"""Collects what must not stop the stream: tap exceptions, unknown consumers, lost messages."""
+"""Collects the errors that must not stop the stream: tap exceptions, unknown consumers, lost messages."""
 
 from __future__ import annotations
 
@@ -28,34 +28,34 @@ MAX_KEPT = 100
 
 
 class OnError(enum.StrEnum):
-    """What becomes of checks that fail."""
+    """Policy for failed checks."""
 
     DEFER = "defer"
-    """They are raised by the next barrier, or when the receiver is left."""
+    """The next barrier, or the receiver's end, raises them."""
     WARN = "warn"
     """They are logged, and never raised."""
     RAISE_SOON = "raise_soon"
-    """As DEFER; and the next call of a tapped program raises too."""
+    """As DEFER; the next call of a tapped program raises them too."""
     ABORT = "abort"
-    """As DEFER; and the program that runs is ended."""
+    """As DEFER; the running program is ended."""
 
 
 class MultipleFailures(BaseExceptionGroup[BaseException]):
-    """What a sink raises when it made several calls for one message, and some failed: each counts by itself."""
+    """Raised by a sink that makes several calls for one message if some of them failed: each failure is counted."""
 
 
 class DelegatedFailure(BaseException):
-    """What a sink raises that delivers for other consumers: the failure is theirs."""
+    """Raised by a sink that delivers for other consumers: the failure belongs to one of them."""
 
     def __init__(self, consumer: Consumer, error: BaseException) -> None:
-        """`error` is what the consumer's own sink raised."""
+        """`error` is the exception of the consumer's own sink."""
         super().__init__(consumer, error)
         self.consumer = consumer
         self.error = error
 
 
 class Deferred(NamedTuple):
-    """Everything that `DeferredErrors` collects, as it goes from one process to another."""
+    """The content of a `DeferredErrors`, in a form that can be sent to another process."""
 
     failures: list[TapFailure]
     suppressed: Counter[str]
@@ -67,13 +67,13 @@ class Deferred(NamedTuple):
 
 
 class DeferredErrors:
-    """Everything that went wrong while messages were delivered, bounded, until somebody raises it.
+    """The errors of delivered messages, with limits, until a thread raises them.
 
-    Safe from any thread; receiver threads add, whoever leaves a scope or waits at a barrier takes.
+    Any thread. Receiver threads add errors; the thread that leaves a scope or waits at a barrier takes them.
     """
 
     def __init__(self, max_kept: int = MAX_KEPT, on_error: OnError = OnError.DEFER) -> None:
-        """`max_kept` bounds the exceptions that are kept whole, and the checks; those beyond it are counted."""
+        """`max_kept` limits the exceptions, and the checks, that are kept whole; those beyond it are counted."""
         self.on_error = on_error
         self._lock = threading.RLock()  # protects everything below; signal handlers may wait for taps
         self._max_kept = max_kept
@@ -87,11 +87,11 @@ class DeferredErrors:
 
     @property
     def max_kept(self) -> int:
-        """How many exceptions and checks are kept whole."""
+        """Number of exceptions, and of checks, that are kept whole."""
         return self._max_kept
 
     def add_check(self, consumer: Consumer, failed: CheckFailed, device: str, count: int = 1) -> None:
-        """Counts a check that failed `count` times, and says so at once where `on_error` wants it."""
+        """Counts a check that failed `count` times, and reports it at once if `on_error` demands that."""
         with self._lock:
             group = self._checks.add(consumer, failed, device, count)
         if group is None:
@@ -104,12 +104,12 @@ class DeferredErrors:
                 tell()
 
     def checks(self) -> list[FailedCheck]:
-        """The checks that failed so far and have not been raised, the first first."""
+        """The failed checks that have not been raised, in the order of their first failures."""
         with self._lock:
             return self._checks.groups()
 
     def take_checks(self) -> FailedChecks:
-        """Removes and returns them."""
+        """Removes and returns the failed checks."""
         with self._lock:
             checks, self._checks = self._checks, FailedChecks(self._max_kept)
         while self in raise_soon_queue:
@@ -117,12 +117,12 @@ class DeferredErrors:
         return checks
 
     def put_back(self, checks: FailedChecks) -> None:
-        """Puts back what `take_checks` returned, before what failed since."""
+        """Puts back the result of `take_checks`, before later failures."""
         with self._lock:
             self._checks.merge(checks)
 
     def add_failure(self, failure: TapFailure) -> None:
-        """Keeps what a tap raised, or counts it when enough are kept."""
+        """Keeps the exception of a tap, or counts it if the limit is reached."""
         if isinstance(failure.exception, MultipleFailures):
             for error in failure.exception.exceptions:
                 self.add_failure(replace(failure, exception=error))
@@ -170,7 +170,7 @@ class DeferredErrors:
             self._lost[reason] += count
 
     def export_pending(self) -> Deferred:
-        """Removes and returns everything collected so far, for those of another process."""
+        """Removes and returns all collected errors, for another process's `merge`."""
         with self._lock:
             found = Deferred(
                 self._failures, self._suppressed, self._unknown, self._unbound, self._incomplete, self._lost
@@ -180,7 +180,7 @@ class DeferredErrors:
         return found._replace(failures=list(map(_portable, found.failures)), checks=self.take_checks())
 
     def merge(self, found: Deferred) -> None:
-        """Adds what those of another process handed over."""
+        """Adds the errors that another process exported."""
         with self._lock:
             room = max(0, self._max_kept - len(self._failures))
             self._failures += found.failures[:room]
@@ -195,7 +195,7 @@ class DeferredErrors:
                 self._checks.merge(earlier)
 
     def take(self) -> TapFunctionException | None:
-        """Removes everything collected so far and makes the exception that reports it, if any."""
+        """Removes all collected errors and returns the exception that reports them; None if there are none."""
         with self._lock:
             failures, self._failures = self._failures, []
             suppressed, self._suppressed = self._suppressed, Counter()
@@ -235,7 +235,7 @@ class DeferredErrors:
 
 
 def _portable(failure: TapFailure) -> TapFailure:
-    # Exceptions and keyword arguments may be anything, and so may what comes of them in another process.
+    # Exceptions and keyword arguments may be of any type, and pickling or unpickling them may run any code.
     try:
         pickle.loads(pickle.dumps(failure))
     except Exception:
@@ -247,13 +247,13 @@ def _portable(failure: TapFailure) -> TapFailure:
 
 
 raise_soon_queue: list[DeferredErrors] = []
-"""Those with failed checks that the next call of a tapped program is to raise."""
+"""Objects with failed checks that the next call of a tapped program must raise."""
 
 _urgent_watchers: list[Callable[[], None]] = []
 
 
 def watch_urgent(tell: Callable[[], None]) -> None:
-    """Calls `tell` whenever something was added to `raise_soon_queue`. On a receiver thread."""
+    """Calls `tell`, on a receiver thread, whenever an object is added to `raise_soon_queue`."""
     _urgent_watchers.append(tell)
 
 
@@ -269,7 +269,7 @@ def _log(group: FailedCheck) -> None:
 
 
 def _without_receiver_frames(traceback: TracebackType | None) -> TracebackType | None:
-    # The traceback begins in these packages; the reader wants their own code.
+    # Drops the frames of these packages, at which the traceback starts, so that it shows the user's code.
     while traceback is not None and traceback.tb_next is not None:
         if not traceback.tb_frame.f_globals.get("__name__", "").startswith(("receiver.", "hostcallback.")):
             break

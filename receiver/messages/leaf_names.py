@@ -1,4 +1,4 @@
-"""Names of the leaves of tapped values: `grads/layer0/w`."""
+"""Names of the leaves of tapped values, such as `grads/layer0/w`."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from receiver.wire.tap_kind import TapKind
 
 
 class _Place(NamedTuple):
-    # Stands for an array of a message.
+    # Placeholder for an array of a message.
     number: int
 
 
 def by_name(kind: TapKind, value: Any) -> Any:
-    """The value of a tap of that kind with its arguments by name or number, where it is made of args and kwargs."""
+    """The value of a tap of that kind; args and kwargs become one dict, with arguments by name or number."""
     if not kind.has_arguments:
         return value
     *first, args, kwargs = value  # print("loss {loss}", loss=x); a check has its predicate before them
@@ -24,9 +24,9 @@ def by_name(kind: TapKind, value: Any) -> Any:
 
 
 def named_leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """The leaves of a pytree in order, each with its name: `name`, and the keys to it behind slashes.
+    """Yields the leaves of a pytree in order, each with its name: `name`, and the keys to the leaf after slashes.
 
-    With the name "" the only leaf is called "", and others by the keys alone.
+    With the name "" a single leaf is called "", and others by their keys alone.
     """
     items: Any
     if isinstance(value, tree.Opaque | _Place):
@@ -49,10 +49,10 @@ def named_leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def array_names(kind: TapKind, unflatten: Callable[[Sequence[Any]], Any], count: int) -> list[str]:
-    """The names of the `count` arrays of a tap's messages; those that stand in where none is tapped have none.
+    """Names of the `count` arrays of a tap's messages. A stand-in, sent if no array is tapped, has no name.
 
     Raises:
-        ValueError: so many arrays are not those of the tap.
+        ValueError: the tap's messages do not have `count` arrays.
     """
     value = by_name(kind, unflatten([_Place(index) for index in range(count)]))
     places = {leaf.number: name for name, leaf in named_leaves("", value) if isinstance(leaf, _Place)}

@@ -1,4 +1,4 @@
-"""Which consumer each consumer id stands for, for as long as a compiled program can emit to it."""
+"""Maps consumer ids to consumers, as long as a compiled program can emit to them."""
 
 from __future__ import annotations
 
@@ -12,43 +12,43 @@ from receiver.messages.message import Consumer
 
 RETIRED_KEPT = 1024
 RETIRED_SEC = 60.0
-"""For how long at least consumers whose programs are gone stay known, and how many stay known for longer. A program
-that was dropped may still be running, and its messages queue: they must find their consumer. A barrier proves that
-there are none and forgets at once."""
+"""Minimum seconds for which a consumer stays registered after its programs are gone, and the number of consumers that
+stay longer. A program that was dropped may still run, and its messages may be queued: they must find their consumer. A
+barrier proves that there are none left, and forgets the consumers at once."""
 
 
 class Lease:
-    """Keeps one registered consumer known. Whoever holds a program that emits to it holds one."""
+    """Keeps one consumer registered. Each program that emits to the consumer holds a lease."""
 
     __slots__ = ("__weakref__", "consumer")
 
     def __init__(self, consumer: Consumer) -> None:
-        """Leases are made by `Registry.lease`."""
+        """Called by `Registry.lease`."""
         self.consumer = consumer
 
 
 class Registry:
-    """Consumer ids to consumers. Safe from any thread; `find` takes no lock."""
+    """Maps consumer ids to consumers. Any thread; `find` takes no lock."""
 
     def __init__(self) -> None:
-        """An empty registry."""
+        """The registry is empty."""
         self._lock = threading.RLock()  # protects _leases and _retired
         self._consumers: dict[int, Consumer] = {}
         self._leases: dict[int, int] = {}
         self._retired: deque[tuple[int, float]] = deque()
-        # Finalizers run inside the garbage collector, on any thread and perhaps while this thread holds
-        # the lock: they only append here, and whoever takes the lock next does their work.
+        # Finalizers run inside the garbage collector, on any thread, perhaps while this thread holds the lock: they
+        # only append here, and the next thread that takes the lock does their work.
         self._ended: deque[int] = deque()
         self._watchers: list[Callable[[Consumer], None]] = []
 
     def find(self, consumer_id: int) -> Consumer | None:
-        """The consumer of that id, or None."""
+        """The consumer of an id; None if it is not registered."""
         return self._consumers.get(consumer_id)
 
     def lease(self, consumer: Consumer) -> Lease:
-        """Makes the consumer known until the returned lease, and every other lease of its id, is gone.
+        """Registers the consumer until the returned lease, and every other lease of its id, is gone.
 
-        One that is known by that id stays, with what its sink has gathered: equal ids are equal taps.
+        If the id is registered, the existing consumer and its sink state are kept, because equal ids mean equal taps.
         """
         with self._lock:
             self._settle()
@@ -61,7 +61,7 @@ class Registry:
         return lease
 
     def watch(self, watcher: Callable[[Consumer], None]) -> None:
-        """Calls `watcher`, which must not raise, with every consumer that is known, and with each that will be."""
+        """Calls `watcher`, which must not raise, with every registered consumer, and with each later one."""
         with self._lock:
             self._watchers.append(watcher)
             known = list(self._consumers.values())
@@ -69,33 +69,33 @@ class Registry:
             watcher(consumer)
 
     def unwatch(self, watcher: Callable[[Consumer], None]) -> None:
-        """Ends what `watch` began, if it did."""
+        """Ends the calls to `watcher`, if there are any."""
         with self._lock:
             if watcher in self._watchers:
                 self._watchers.remove(watcher)
 
     def consumers(self) -> list[Consumer]:
-        """Those that are known now."""
+        """The registered consumers."""
         with self._lock:
             return list(self._consumers.values())
 
     def retired(self) -> list[tuple[int, float]]:
-        """The consumers whose programs are gone by now: what a barrier may forget when it is through."""
+        """Consumers whose programs are gone, with the time of that: a barrier may forget them when it has finished."""
         with self._lock:
             self._settle()
             return list(self._retired)
 
     def forget(self, retired: Iterable[tuple[int, float]]) -> None:
-        """Forgets consumers that `retired` listed, for whom no message can come any more."""
+        """Forgets consumers of an earlier `retired`, for which no message can come any more."""
         gone = set(retired)
         with self._lock:
             self._retired = deque(entry for entry in self._retired if entry not in gone)
-            again = {consumer_id for consumer_id, _ in self._retired}  # retired once more meanwhile
+            again = {consumer_id for consumer_id, _ in self._retired}  # leased and retired again meanwhile
             for consumer_id in {consumer_id for consumer_id, _ in gone} - again:
                 self._forget(consumer_id)
 
     def __len__(self) -> int:
-        """How many consumers are known, retired ones included."""
+        """Number of registered consumers, retired ones included."""
         return len(self._consumers)
 
     def _settle(self) -> None:
@@ -111,5 +111,5 @@ class Registry:
             self._forget(self._retired.popleft()[0])
 
     def _forget(self, consumer_id: int) -> None:
-        if consumer_id not in self._leases:  # leased anew meanwhile
+        if consumer_id not in self._leases:  # otherwise it was leased again meanwhile
             self._consumers.pop(consumer_id, None)

@@ -1,4 +1,4 @@
-"""Which step of a program a message belongs to: an integer called `step` in what it brings, if there is one."""
+"""Finds the step of a program that a message belongs to: an integer called `step` in the tapped value."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ NAME = "step"
 
 
 class StepSource(NamedTuple):
-    """Where messages of one tap say which step they are of.
+    """Source of the step in the messages of one tap.
 
     Attributes:
-        array: index of the tapped array that says so; -1 for none.
-        value: the step, if it is part of the tap itself.
+        array: index of the tapped array that is the step; -1 if the step is constant.
+        value: the constant step.
     """
 
     array: int
@@ -24,11 +24,11 @@ class StepSource(NamedTuple):
 
 
 def step_place(described: TapDescriptor) -> StepSource | None:
-    """Where messages of a tap say which step they are of; None if they do not.
+    """Finds the source of the step in a tap's messages; None if they have no step.
 
     It is the first leaf called `step` in the tapped pytree (an item of a dict or a field of a namedtuple, at any depth)
-    that is an array or an integer, or else the keyword argument of that name. Whether the array is an integer of no
-    dimension is for each message to tell.
+    that is an array or an integer, or else the keyword argument of that name. Only a message shows whether the array is
+    an integer without dimensions.
     """
     arrays = 0
     for name, leaf in _leaves(described.tree, ""):
@@ -47,7 +47,7 @@ def _fits(value: int) -> bool:
 
 
 def _leaves(description: Description, name: str) -> Iterator[tuple[str, Description]]:
-    # The leaves of a pytree in order, each with the key it is under.
+    # The leaves of a pytree in order, each with its key.
     kind, *rest = description
     if kind in ("tuple", "list", "node"):
         for child in rest[-1]:

@@ -1,4 +1,4 @@
-"""The messages of a log as a dispatcher takes them: batches, calls that nobody waits for, the original timing."""
+"""A log's messages in the form that a dispatcher takes: batches, calls without programs, and the original timing."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from receiver.taplog.format.block import FrameBlock
 
 
 class LogBatch:
-    """Frames of a log, as a source's. See `Batch`."""
+    """Frames of a log as a batch. See `Batch`."""
 
     def __init__(self, block: FrameBlock, start: int, stop: int, folded: dict[int, int]) -> None:
-        """Those of a block from `start` up to `stop`; takes what was folded before them out of `folded`."""
+        """Takes the frames of a block in [start, stop), and removes their counts of left out failures from `folded`."""
         self.count = stop - start
         self.columns = None
         data = block.data
@@ -29,29 +29,29 @@ class LogBatch:
             self.folded = counts if any(counts) else ()
 
     def release(self) -> None:
-        """Nothing: the memory is the batch's own."""
+        """Does nothing: the frames own their memory."""
 
 
 class ReplayedCalls(Calls):
-    """The calls of a program that nobody runs: their host functions may be bound, and their results go nowhere."""
+    """Calls whose program does not run: host functions may be bound, and their results are dropped."""
 
     def _start(self, call: Call) -> None:
         self._note(call, threading.current_thread())
-        with contextlib.suppress(CallFailedError):  # it is deferred
+        with contextlib.suppress(CallFailedError):  # the failure is in the scope's deferred errors
             self._run(call)
 
 
 class Pace:
-    """The original timing, or that faster or slower."""
+    """Keeps the original timing, or a multiple of its speed."""
 
     def __init__(self, speed: float) -> None:
-        """`speed` is how fast, beside the original."""
+        """`speed` is relative to the original: 2.0 takes half the time."""
         self._speed = speed
         self._first_ns: int | None = None
         self._started = 0.0
 
     def parts(self, times: Sequence[int], start: int, stop: int) -> Iterator[tuple[int, int]]:
-        """What is due of messages with these times, from `start` up to `stop`; waits for it."""
+        """Waits for the messages with these times, from index `start` to `stop`; yields the ranges that are due."""
         if self._first_ns is None:
             self._first_ns, self._started = times[start], time.perf_counter()
         while start < stop:

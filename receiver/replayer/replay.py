@@ -1,4 +1,4 @@
-"""Replay: feeds logs through the dispatcher, to printers, collectors of failed checks, and functions bound by name."""
+"""Replay: feeds logs through the dispatcher, to printers, reports of failed checks, and functions bound by name."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ from receiver.taplog.reading.selection import Selection
 
 @dataclass(slots=True)
 class Replayed:
-    """What a replay did.
+    """The result of a replay.
 
     Attributes:
-        stats: a row for each device: messages delivered, dropped in the program, and so on.
-        skipped: messages of taps to which nothing was bound, by the tap's name.
-        lost: what the log says is missing.
-        damaged: parts of the log that could not be read; without those that its process was killed in.
-        failed_checks: the checks that failed, by line, the first failure first.
-        incomplete: values that could not be put together from the shards of several processes, by tap and reason.
-        unmatched: names that were to be bound, of which the log has no taps.
+        stats: a row per device: messages delivered, dropped in the program, and so on.
+        skipped: messages of taps to which no function was bound, by the tap's name.
+        lost: messages that the log notes as missing.
+        damaged: damaged parts of the log, without the incomplete end that a killed process leaves.
+        failed_checks: the failed checks by line, the first failure first.
+        incomplete: values that could not be assembled from the shards of several processes, by tap and reason.
+        unmatched: bound names that match no tap of the log.
     """
 
     stats: list[DeviceStats] = field(default_factory=list)
@@ -50,7 +50,7 @@ class Replayed:
 
     @property
     def messages(self) -> int:
-        """How many messages were delivered."""
+        """Number of delivered messages."""
         return sum(row.delivered for row in self.stats) - self.skipped.total()
 
 
@@ -58,8 +58,8 @@ class Replay:
     """One replay. One thread.
 
     Attributes:
-        scope: accounts for what is delivered.
-        replayed: what came of it so far.
+        scope: counts the delivered messages and collects errors.
+        replayed: the result so far.
     """
 
     def __init__(
@@ -74,17 +74,17 @@ class Replay:
         max_errors: int = MAX_KEPT,
         on_error: OnError = OnError.DEFER,
     ) -> None:
-        """Makes ready.
+        """Prepares the replay.
 
         Args:
             reader: the logs.
-            bind: functions by the names, or patterns of names, of the taps whose messages they take.
-            sinks: get every message.
-            printers: whether what printed and logged does so.
+            bind: functions by the tap names, or patterns of names, whose messages they receive.
+            sinks: each receives every message.
+            printers: whether printing and logging taps do so again.
             checks_only: whether only failures of checks are delivered.
-            shards: whether shards of programs of several processes are delivered by themselves.
+            shards: whether shards of programs of several processes are delivered one by one.
             max_errors: see `outfeed_receiver`.
-            on_error: see there.
+            on_error: see `outfeed_receiver`.
         """
         self._reader = reader
         self._checks_only = checks_only
@@ -102,16 +102,16 @@ class Replay:
         self.replayed = Replayed()
 
     def run(self, selection: Selection, pace: float | None = None) -> Replayed:
-        """Delivers the messages that are wanted; `pace` is how fast, beside the original: None for at once.
+        """Delivers the selected messages, at `pace` times the original speed; None delivers as fast as possible.
 
-        What sinks and functions raise, and failed checks, are in `scope.deferred` then.
+        Exceptions of sinks and functions, and failed checks, are in `scope.deferred` then.
         """
         if selection.devices:
             self._jobs = None
         delivery = self._make_delivery(self.scope, selection)
         self.replayed.skipped = delivery.skipped
         parts = None if pace is None else Pace(pace).parts
-        # Which checks failed first is told by their times.
+        # Failures of checks need no order of time: their reports compare the times.
         for record in self._reader.runs(selection, by_time=not self._checks_only, order=self._jobs):
             if isinstance(record, Damage):
                 self._note_damage(record)
@@ -143,7 +143,7 @@ class Replay:
             lost[note.device] += note.messages
         self.replayed.stats = self.scope.stats
         for row in self.replayed.stats:
-            # A selection leaves gaps that are none: the log knows what was dropped.
+            # A selection causes gaps in the sequence numbers: only the log's notes tell what was dropped.
             row.dropped = lost[row.device]
         self.replayed.failed_checks = self.scope.deferred.checks()
         self.replayed.unmatched = [name for name in delivery.bindings if name not in delivery.matched]
@@ -172,38 +172,40 @@ def replay(
 ) -> Replayed:
     """Delivers the messages of a tap log once more, through the same dispatcher and sinks, without the program.
 
-    What printed or logged does so again; failures of checks are gathered; functions are called as the taps' were.
-    Messages of a device come in their order, those of several devices and processes by time. Works without JAX:
+    Printing and logging taps do so again; failures of checks are collected; functions are called as the taps' functions
+    were. Messages of a device come in order, those of several devices and processes by time. Works without JAX:
     `device` is a text such as `cpu:0`, and containers of the program's own classes arrive as `receiver.Node`.
 
         receiver.replay("run/taps", bind={"loss": losses.append})
 
     Args:
         path: a log's folder, or segments of one.
-        bind: functions that take the messages of taps, by the taps' names or patterns of names: called as `id_tap`
-            calls them. Taps to which nothing is bound, and that do not print or check, are counted in `skipped`.
-        sinks: callables that get every message, as `receiver.messages.message.Message`.
-        names: of taps, or patterns such as `layer*/grad`; all others are left out.
-        steps: the first and the last step wanted, None for no bound.
+        bind: functions by the tap names, or patterns of names, whose messages they receive; called as `id_tap` calls
+            them. Other taps, unless they print or check, are counted in `skipped`.
+        sinks: callables that receive every message, as `receiver.messages.message.Message`.
+        names: names of taps, or patterns such as `layer*/grad`; other taps are left out.
+        steps: first and last selected step, None for no bound.
         devices: names of devices, or patterns.
-        since_ns: Unix time; what was emitted before it is left out.
-        until_ns: Unix time; what was emitted at that time or later is left out.
-        speed: how fast, beside the original timing: 2.0 takes half the time. By default as fast as it goes.
+        since_ns: Unix time in nanoseconds; earlier messages are left out.
+        until_ns: Unix time in nanoseconds; messages of that time or later are left out.
+        speed: relative to the original timing: 2.0 takes half the time. By default as fast as possible.
         realtime: the same as `speed=1.0`.
-        on_error: "defer", or "warn": checks that fail are logged and not raised.
-        max_errors: how many exceptions, and checks by line, are kept whole.
+        on_error: "defer", or "warn": failed checks are logged and not raised.
+        max_errors: number of exceptions, and of checks by line, that are kept whole.
 
     Raises:
-        TapFunctionException: at the end: what functions and sinks raised, the checks that failed, and parts of the log
-            that are damaged, as a barrier raises them.
-        TapLogError: there is no log.
+        TapFunctionException: at the end: the exceptions of functions and sinks, failed checks, and damaged parts of the
+            log, as a barrier raises them.
+        TapLogError: the path is not a log.
         OSError: it cannot be read.
-        ValueError: `speed` is not positive, or `on_error` neither of the two.
+        ValueError: `speed` is not positive, or `on_error` is neither of the two.
     """
     if speed is not None and not speed > 0:
         raise ValueError(f"speed is {speed!r}, expected more than 0: 1.0 for the original timing")
     if on_error not in (OnError.DEFER, OnError.WARN):
-        raise ValueError(f"on_error is {on_error!r}, expected 'defer' or 'warn': there is no program to stop")
+        raise ValueError(
+            f"on_error is {on_error!r}, expected 'defer' or 'warn': a replay has no program to stop"
+        )
     first, last = steps or (None, None)
     selection = Selection(_several(names), first, last, _several(devices), since_ns, until_ns)
     made = Replay(LogReader(path), bind=bind, sinks=sinks, max_errors=max_errors, on_error=OnError(on_error))

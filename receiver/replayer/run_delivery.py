@@ -1,4 +1,4 @@
-"""Delivers runs of messages that were logged, through a dispatcher for each device of each process."""
+"""Delivers logged message runs, through a dispatcher per device of each process."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ from receiver.wire.tap_kind import UNDESCRIBED
 _CHECK = int(Flags.CHECK)
 
 Parts = Callable[[Sequence[int], int, int], Iterable[tuple[int, int]]]
-"""Which messages to deliver at a time: from the times of a block's messages, the first and the end of those that are
-due, bounds of parts."""
+"""Splits messages into parts that are delivered together: from the times of a block's messages, and the start and stop
+of those to deliver, to ranges."""
 
 
 class RunDelivery:
-    """The taps of some logged processes, and what takes their messages. One thread.
+    """The taps of some logged processes, and the consumers of their messages. One thread.
 
     Attributes:
-        scope: accounts for what is delivered.
-        skipped: messages of taps to which nothing was bound, by the tap's name.
-        matched: the patterns of those bindings that a tap was found for.
-        names: of the taps that were met.
+        scope: counts the delivered messages and collects errors.
+        skipped: messages of taps to which no function was bound, by the tap's name.
+        matched: the bound patterns that match a tap.
+        names: names of the taps found so far.
     """
 
     def __init__(
@@ -55,19 +55,18 @@ class RunDelivery:
         label: Callable[[Writer], str] = lambda writer: "",
         stream_of: Callable[[Writer], ShardStream | None] = lambda writer: None,
     ) -> None:
-        """Makes ready.
+        """Prepares the delivery.
 
         Args:
-            scope: accounts for what is delivered.
-            selection: whose names are wanted; of exported taps only a message knows the name.
-            bind: functions by the names, or patterns of names, of the taps whose messages they take. Patterns bind no
-                checks.
-            sinks: get every message.
-            printers: whether what printed and logged does so.
+            scope: counts the delivered messages and collects errors.
+            selection: its names are applied; only the messages of exported taps show their names.
+            bind: functions by the tap names, or patterns of names, whose messages they receive. Patterns bind no
+            checks. sinks: each receives every message.
+            printers: whether printing and logging taps do so.
             checks_only: whether only failures of checks are delivered.
-            label: comes before the names of a process's devices.
-            stream_of: what a process brings to the values that are put together from the shards of several; None where
-                shards are delivered by themselves.
+            label: returns the prefix of the names of a process's devices.
+            stream_of: returns the stream of shards that a process brings to values of several processes; None if its
+                shards are delivered one by one.
         """
         self.scope = scope
         self.skipped: Counter[str] = Counter()
@@ -85,7 +84,7 @@ class RunDelivery:
         self._processes: dict[Writer, _ProcessTaps] = {}
 
     def deliver(self, run: MessageRun, parts: Parts | None = None) -> None:
-        """Delivers the messages of a run; `parts` says how many at a time."""
+        """Delivers the messages of a run; `parts` splits them."""
         taps = self._processes.get(run.writer)
         if taps is None:
             taps = self._processes[run.writer] = _ProcessTaps(
@@ -106,11 +105,12 @@ class RunDelivery:
     def make_tap(
         self, stream: ShardStream | None, described: TapDescriptor, binding: Binding | None
     ) -> BoundTap:
-        """A tap of the log, with what is bound to its name; `stream`: see `stream_of`."""
+        """Creates a tap of the log, with the function bound to its name; `stream`: see `stream_of`."""
         joint = None if stream is None or not stream.wants(described) else stream.sink
         self.names.add(described.name)
         for pattern, found in self.bindings.items():
-            # A pattern takes no failures away from the report: a check is bound by its own name.
+            # A pattern does not capture failures of checks, which belong into the report: a check is bound by its
+            # own name.
             matches = not described.tap_kind.is_check and fnmatchcase(described.name, pattern)
             if pattern == described.name or (binding is None and matches):
                 self.matched.add(pattern)
@@ -164,10 +164,10 @@ class _ProcessTaps:
         self._devices: dict[str, tuple[Dispatcher, FrameBlock, FrameBlock]] = {}
 
     def ready(self, run: MessageRun) -> tuple[Dispatcher, FrameBlock]:
-        """The device's dispatcher, and the run's block as it delivers it, whose taps are known now."""
+        """Returns the device's dispatcher, and the run's block as it delivers it; registers the run's taps."""
         dispatcher, of, block = self._devices.get(run.device) or (self._dispatcher(run.device), None, None)
         if of is not run.block or block is None:
-            # Stacks are for functions that are called while more is coming.
+            # Without stacks: they are for functions that are slower than the device.
             block = run.block.without_flags(int(Flags.BATCHED))
             self._know(run)
             self._devices[run.device] = dispatcher, run.block, block

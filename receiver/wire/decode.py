@@ -1,4 +1,4 @@
-"""Decodes frames: one, or many alike."""
+"""Decodes frames, with a fast path for frames of known metadata."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Decoded = tuple[int, int, int, int, int, int, list[Array]]
 def decode_frame(
     buffer: Buffer, offset: int = 0, external_payload: Array | None = None
 ) -> tuple[Header, list[Array]]:
-    """The header and the arrays of the frame at `offset`. Arrays as from `Decoder.decode`.
+    """Decodes the frame at `offset` into its header and arrays, which are as from `Decoder.decode`.
 
     Raises:
         WireError: as from `Decoder.decode`.
@@ -45,16 +45,16 @@ _Known = tuple[int, int, int, tuple[tuple[int, ...], Dtype, int] | None, Plan]
 
 
 class Decoder:
-    """Decodes frames as `decode_frame` does, faster for metadata it has seen. One thread at a time.
+    """Decodes frames as `decode_frame` does, faster for known metadata. One thread at a time.
 
-    It remembers what to do for up to 1024 different metadata, and 1 MiB of them; the oldest go first.
+    It remembers up to 1024 plans, and 1 MiB of metadata; the oldest are dropped first.
     """
 
     def __init__(self) -> None:
-        """Starts with nothing remembered."""
-        # By metadata padded to a multiple of 64. Padded, because then one unpacking of the header also gets the
-        # key of all metadata up to 64 bytes, and a hit proves the padding to be zero. Since msgpack says itself
-        # where it ends, no two metadata have one key.
+        """No metadata is known yet."""
+        # By metadata padded to a multiple of 64. Padded, because then one unpacking of the header also yields the
+        # key of all metadata up to 64 bytes, and a hit proves the padding to be zero. Since msgpack encodes its own
+        # length, no two metadata have the same key.
         self._known: dict[bytes, _Known] = {}
         self._known_bytes = 0
 
@@ -64,23 +64,23 @@ class Decoder:
         Args:
             buffer: bytes; may be reused as soon as this returns.
             offset: of the frame's header.
-            external_payload: the payload of an EXTERNAL frame: uint8, contiguous. It becomes the arrays'.
+            external_payload: payload of an EXTERNAL frame: uint8, contiguous. The arrays take ownership of it.
 
         Returns:
-            consumer_id, flags, seq, time_ns, run_id, device, arrays. The arrays are writable and aligned. They
-            own their memory, but for those of an external payload, which are views of it (copies only if it
-            is read-only or misaligned, or a dtype of less than a byte has to be unpacked).
+            consumer_id, flags, seq, time_ns, run_id, device, arrays. The arrays have the metadata's shapes and
+            dtypes, and are writable and aligned. They own their memory, except that those of an external payload are
+            views of it (copies only if it is read-only or misaligned, or a dtype of less than a byte has to be
+            unpacked).
 
         Raises:
             TruncatedFrameError: the buffer ends before the frame does.
-            CorruptFrameError: the bytes contradict the format or each other, are no message, or do not go with
+            CorruptFrameError: the bytes contradict the format or each other, are not a message, or do not fit
                 `external_payload`.
             UnsupportedVersionError: the frame is of a newer format.
-            UnsupportedDtypeError: it holds a dtype of which this package, or the installed ml_dtypes, knows
-                nothing.
+            UnsupportedDtypeError: it contains a dtype that this package, or the installed ml_dtypes, does not know.
             ValueError: `offset` is negative.
         """
-        # Whatever is not quite as usual goes the careful way, which tells what is wrong, if anything is.
+        # Any frame that is not entirely usual takes the slow path, which reports errors.
         try:
             tag, flags, consumer_id, seq, time_ns, run_id, device, meta_bytes, payload_bytes, key = (
                 _unpack_start(buffer, offset)
@@ -117,10 +117,10 @@ class Decoder:
         return consumer_id, flags, seq, time_ns, run_id, device, arrays
 
     def plan(self, buffer: Buffer, offset: int) -> Plan:
-        """What to make of the frame at `offset`, whose payload is inline, as its metadata say.
+        """Returns the plan for the frame at `offset`, whose payload is inline.
 
         Raises:
-            WireError: as from `decode`, where the metadata are concerned.
+            WireError: as from `decode`, for errors in the metadata.
         """
         *_, meta_bytes, _, key = _unpack_start(buffer, offset)
         if meta_bytes > 64:

@@ -1,4 +1,4 @@
-"""The dtypes of the wire: type codes, names, numpy dtypes, and the packing of those below one byte."""
+"""The dtypes of the wire format: type codes, names, numpy dtypes, and the packing of sub-byte dtypes."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ Dtype = np.dtype[Any]
 
 
 class WireType(NamedTuple):
-    """One dtype as the wire knows it.
+    """One dtype of the wire format.
 
     Attributes:
-        code: number in metadata; that of XLA's PrimitiveType (openxla/xla, xla/xla_data.proto).
+        code: number in metadata; equal to XLA's PrimitiveType (openxla/xla, xla/xla_data.proto).
         xla_name: XLA's name.
-        name: numpy's name, or ml_dtypes' for what numpy lacks.
-        bits: of one element on the wire; in memory numpy gives each element at least a byte.
+        name: numpy's name, or ml_dtypes' if numpy has no such dtype.
+        bits: of one element on the wire; in memory numpy uses at least a byte per element.
     """
 
     code: int
@@ -74,10 +74,10 @@ _UINT8 = np.dtype(np.uint8)
 
 
 def wire_type_of(dtype: Dtype) -> WireType:
-    """The wire type of a numpy dtype, whatever its byte order.
+    """The wire type of a numpy dtype of any byte order.
 
     Raises:
-        TypeError: the wire has no such type.
+        TypeError: the wire format has no such type.
     """
     try:
         return BY_NAME[dtype.name]
@@ -93,7 +93,7 @@ def dtype_of(code: int) -> Dtype:
     """The numpy dtype of a type code, little-endian.
 
     Raises:
-        KeyError: there is no such type code.
+        KeyError: no such type code exists.
         ImportError: the dtype is from ml_dtypes, which is missing or too old.
     """
     name = BY_CODE[code].name
@@ -103,7 +103,7 @@ def dtype_of(code: int) -> Dtype:
 
 
 def _ml_dtype(name: str) -> Dtype:
-    # Imported only here: a collector of plain float32 metrics runs without it.
+    # Imported on demand: a collector of plain float32 metrics runs without ml_dtypes.
     try:
         import ml_dtypes
     except ImportError as error:
@@ -169,8 +169,8 @@ def unpack_subbyte(buffer: Any, dtype: Dtype, shape: Sequence[int]) -> Array:
 
 @functools.lru_cache(maxsize=16)
 def _unpacked_bytes(dtype: Dtype) -> Array:
-    # uint8, shape [256, elements per byte]: what a packed byte becomes in memory. Only ml_dtypes knows how
-    # it stores a negative int4 (with or without its sign extended), so it is asked for each value once.
+    # uint8, shape [256, elements per byte]: the elements in memory of each packed byte. Only ml_dtypes knows how
+    # it stores a negative int4 (with or without its sign extended), so it converts each value once.
     wire_type = wire_type_of(dtype)
     bits = wire_type.bits
     codes = np.arange(1 << bits, dtype=np.uint8)

@@ -1,4 +1,4 @@
-"""Makes frames of arrays."""
+"""Encodes arrays as frames."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from receiver.wire.metadata import ArraySpec, decode_metadata, encode_metadata, 
 def encode_prefix(
     consumer_id: int, flags: Flags | int, specs: Iterable[ArraySpec], predicate: int = 0
 ) -> bytes:
-    """What every frame of one tap begins with: header and padded metadata.
+    """Encodes the common beginning of all frames of one tap: header and padded metadata.
 
-    The header has consumer id, flags and meta_bytes; an emission fills in the rest. See `frame_from_prefix`. Until then
-    the device's place holds `predicate`: which of the arrays is that of a check.
+    The header has consumer id, flags and meta_bytes; an emission fills in the rest, see `frame_from_prefix`. Until then
+    the device field holds `predicate`: the index of a check's predicate among the arrays.
 
     Raises:
         ValueError: a number is out of its range, or a flag is ring only.
@@ -41,11 +41,11 @@ def frame_from_prefix(
     device: int = 0,
     position: int = 0,
 ) -> bytes:
-    """One frame, as the native encoder makes it from a prefix and arrays. Any thread; copies the arrays.
+    """Encodes one frame from a prefix and arrays, as the native encoder does. Any thread; copies the arrays.
 
     Raises:
-        ValueError: the arrays are not those that the prefix announces, or a number is out of its range.
-        WireError: `prefix` is none of `encode_prefix`.
+        ValueError: the arrays' shapes or dtypes differ from the prefix's, or a number is out of its range.
+        WireError: `prefix` is not from `encode_prefix`.
     """
     flags, consumer_id, meta_bytes, specs, offsets, payload_bytes = _parse_prefix(prefix)
     header = Header(flags, consumer_id, seq, time_ns, run_id, device, meta_bytes, payload_bytes, position)
@@ -55,7 +55,7 @@ def frame_from_prefix(
     end = 0
     for array, spec, offset in zip(arrays, specs, offsets, strict=True):
         array = np.asarray(array)
-        # Equal dtypes are the rule; the wire type is looked up only for those of the other byte order.
+        # Dtypes are usually equal; the wire type is looked up only if the byte order differs.
         if array.shape != spec.shape or (
             array.dtype != spec.dtype and wire_type_of(array.dtype).code != spec.type_code
         ):
@@ -81,10 +81,10 @@ def encode_frame(
     device: int = 0,
     position: int = 0,
 ) -> bytes:
-    """One frame. Arrays of any byte order and strides; they travel in C order, little-endian.
+    """Encodes one frame. Arrays may have any byte order and strides; the frame has them in C order, little-endian.
 
     Raises:
-        TypeError: an array's dtype is none of the wire's.
+        TypeError: the wire format has no such dtype.
         ValueError: a number is out of its range, or a flag is ring only.
     """
     arrays = [np.asarray(array) for array in arrays]
@@ -101,13 +101,13 @@ def encode_frame(
 
 
 def _wire_bytes(array: Array, spec: ArraySpec) -> Array:
-    # uint8, shape [spec.nbytes]; a view where the memory is already what the wire wants.
+    # uint8, shape [spec.nbytes]; a view if the memory already has the wire's form.
     if spec.bits < 8:
         return pack_subbyte(array)
     return np.ascontiguousarray(array, spec.dtype).reshape(-1).view(np.uint8)
 
 
-# One tap emits the same prefix again and again.
+# Cached, because a tap emits the same prefix repeatedly.
 @functools.lru_cache(maxsize=256)
 def _parse_prefix(
     prefix: bytes,
@@ -126,6 +126,6 @@ def _parse_prefix(
 def _public(flags: Flags | int) -> Flags:
     if flags & ~EVERYWHERE:
         raise ValueError(
-            f"flags {int(flags):#x}, expected a combination of {EVERYWHERE!r}; the others are set by a ring"
+            f"flags {int(flags):#x}, expected a combination of {EVERYWHERE!r}; only a ring sets the others"
         )
     return Flags(flags)

@@ -1,7 +1,7 @@
-"""What can be wrong with bytes that are said to be frames.
+"""Errors of frames that cannot be decoded.
 
-WireError                   a frame, or what is said to be one, cannot be decoded
-|-- TruncatedFrameError     it goes on beyond the end of the buffer
+WireError                   a frame cannot be decoded
+|-- TruncatedFrameError     it continues beyond the end of the buffer
 |-- CorruptFrameError       its bytes contradict the format or each other
 |-- UnsupportedVersionError its writer was newer
 |-- UnsupportedDtypeError   it has a dtype that this installation lacks
@@ -18,7 +18,7 @@ class WireError(HostCallbackError):
 
 
 class TruncatedFrameError(WireError):
-    """The frame goes on beyond the end of the buffer."""
+    """The frame continues beyond the end of the buffer."""
 
 
 class CorruptFrameError(WireError):
@@ -30,17 +30,17 @@ class UnsupportedVersionError(WireError):
 
 
 class UnsupportedDtypeError(WireError):
-    """The frame holds an array of a dtype that this installation does not have."""
+    """The frame contains an array of a dtype that this installation does not have."""
 
 
 class CorruptStreamError(WireError):
-    """A stretch of a stream holds no frames; the stream goes on behind it.
+    """A stretch of a stream holds no frames; the stream continues after it.
 
     Attributes:
-        skipped: how many messages were in that stretch.
+        skipped: number of messages in that stretch.
     """
 
     def __init__(self, message: str, skipped: int = 0) -> None:
-        """`skipped` is how many messages were lost."""
+        """`skipped` is the number of lost messages."""
         super().__init__(message)
         self.skipped = skipped

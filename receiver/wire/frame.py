@@ -1,4 +1,4 @@
-"""Reads one frame, and says what is wrong with it."""
+"""Reads one frame, and reports its errors."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from receiver.wire.plan import Plan, ndarray
 
 
 def read_start(buffer: Buffer, offset: int, external_payload: Array | None) -> tuple[Header, bytes]:
-    """The header and the metadata of the frame at `offset`.
+    """Reads the header and the metadata of the frame at `offset`.
 
     Raises:
-        WireError: it is no message, or goes on behind the buffer.
+        WireError: it is not a message, or continues beyond the buffer.
     """
     header = decode_header(buffer, offset)
     if header.flags & NO_MESSAGE:
         raise CorruptFrameError(
-            f"the frame at offset {offset} has flags {header.flags!r} and is no message; "
-            "a ring's reader must not hand it on"
+            f"the frame at offset {offset} has flags {header.flags!r} and is not a message; "
+            "a ring's reader must not pass it on"
         )
     if bool(header.flags & Flags.EXTERNAL) != (external_payload is not None):
         raise CorruptFrameError(
@@ -30,10 +30,10 @@ def read_start(buffer: Buffer, offset: int, external_payload: Array | None) -> t
 
 
 def read_metadata(buffer: Buffer, offset: int, header: Header) -> bytes:
-    """The metadata, without their padding.
+    """Reads the metadata, without their padding.
 
     Raises:
-        WireError: the padding is not zero, or the buffer ends before.
+        WireError: the padding is not zero, or the buffer ends too early.
     """
     view = memoryview(buffer)
     if view.nbytes - offset < header.payload_start:
@@ -42,7 +42,7 @@ def read_metadata(buffer: Buffer, offset: int, header: Header) -> bytes:
     end = start + header.meta_bytes
     if any(view[end : offset + header.payload_start].tobytes()):
         raise CorruptFrameError(
-            f"the metadata of the frame at offset {offset} end in nonzero padding, expected zeros behind "
+            f"the metadata of the frame at offset {offset} end in nonzero padding, expected zeros after "
             f"{header.meta_bytes} bytes; it was overwritten: discard it"
         )
     return view[start:end].tobytes()
@@ -51,7 +51,7 @@ def read_metadata(buffer: Buffer, offset: int, header: Header) -> bytes:
 def check_payload(
     buffer: Buffer, offset: int, external_payload: Array | None, header: Header, plan: Plan
 ) -> None:
-    """Raises WireError if the payload is not what the metadata announce, or the buffer ends before it."""
+    """Raises WireError if the payload's length differs from the metadata's, or the buffer ends before it."""
     if header.payload_bytes != plan.payload_bytes:
         raise CorruptFrameError(
             f"the frame at offset {offset} says {header.payload_bytes} payload bytes, expected "
@@ -68,7 +68,7 @@ def check_payload(
 
 
 def make_arrays(buffer: Buffer, offset: int, external_payload: Array | None, plan: Plan) -> list[Array]:
-    """The arrays of a frame, as `Decoder.decode` describes them."""
+    """Returns the arrays of a frame, as `Decoder.decode` describes them."""
     if external_payload is None:
         base, start = buffer, offset + plan.payload_start
     else:

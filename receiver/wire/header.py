@@ -1,4 +1,4 @@
-"""A frame's first 64 bytes, and its flags."""
+"""The header of a frame, its first 64 bytes, and its flags."""
 
 from __future__ import annotations
 
@@ -21,28 +21,28 @@ Buffer = Any
 
 
 class Flags(enum.IntFlag):
-    """Header flags. Those that say "ring only" are the transport's, and never leave its memory."""
+    """Header flags. Flags marked "ring only" never leave the transport's memory."""
 
     ORDERED = 1 << 0
     """Emitted in program order with the device's other ordered messages."""
     END_OF_STREAM = 1 << 1
-    """The sentinel: consumer_id is its sender's token, there are no arrays."""
+    """The end of a stream: consumer_id is its sender's token, and there are no arrays."""
     EXTERNAL = 1 << 2
-    """Ring only: a 64-byte descriptor {address, nbytes} stands for the payload."""
+    """Ring only: a 64-byte descriptor {address, nbytes} replaces the payload."""
     PAD = 1 << 3
-    """Ring only: no message, fills the ring's end."""
+    """Ring only: not a message, but the unused end of the ring."""
     CALL = 1 << 5
     """A program waits for the reply to this message."""
     CHECK = 1 << 6
-    """A check that failed."""
+    """A failed check."""
     FOLDS = 1 << 7
-    """Of this check's failures in a row only the first and the last need be read."""
+    """Of consecutive failures of this check, only the first and the last need be read."""
     BATCHED = 1 << 8
     """Its consumer takes stacks of its messages."""
     TRUNCATED = 1 << 9
-    """Of its arrays only the first elements; the first array is a shape record, see `receiver.wire.truncation`."""
+    """Only the first elements of its arrays; the first array is a shape record, see `receiver.wire.truncation`."""
     DISCARDED = 1 << 30
-    """Ring only: no message, reserved and given up."""
+    """Ring only: not a message; reserved and given up."""
     BUSY = 1 << 31
     """Ring only: still being written."""
 
@@ -56,30 +56,30 @@ EVERYWHERE = (
     | Flags.BATCHED
     | Flags.TRUNCATED
 )
-"""Those that may be set outside of a ring."""
+"""The flags that may be set outside a ring."""
 
 NO_MESSAGE = Flags.PAD | Flags.DISCARDED | Flags.BUSY
 _UNKNOWN = 0xFFFFFFFF & ~int(EVERYWHERE | Flags.EXTERNAL | NO_MESSAGE)
 
 
 def align(nbytes: int) -> int:
-    """Rounded up to whole units of `ALIGNMENT`."""
+    """Rounds up to a multiple of `ALIGNMENT`."""
     return (nbytes + ALIGNMENT - 1) & -ALIGNMENT
 
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """A frame's first 64 bytes, but for magic and version.
+    """The header of a frame, without magic and version.
 
     Attributes:
         flags: see `Flags`.
-        consumer_id: who the message is for; in a sentinel, its sender's token.
+        consumer_id: id of the message's consumer; at the end of a stream, its sender's token.
         seq: number of the message on its device, counting dropped ones.
         time_ns: Unix time of the emission in nanoseconds.
         run_id: equal on all devices of one launch of one program.
         device: id of the emitting device.
         meta_bytes: exact length of the metadata.
-        payload_bytes: exact length of the payload, without the padding behind it.
+        payload_bytes: exact length of the payload, without the padding after it.
         position: of the frame's first byte in its stream.
     """
 
@@ -107,7 +107,7 @@ class Header:
 
 
 def encode_header(header: Header) -> bytes:
-    """The 64 bytes of a header, ring-only flags included.
+    """Encodes a header as 64 bytes, ring-only flags included.
 
     Raises:
         ValueError: a number is out of its range.
@@ -134,11 +134,11 @@ def encode_header(header: Header) -> bytes:
 
 
 def decode_header(buffer: Buffer, offset: int = 0) -> Header:
-    """The header at `offset`; only its 64 bytes need to be there. Ring-only flags are accepted.
+    """Decodes the header at `offset`; only its 64 bytes need to exist. Ring-only flags are accepted.
 
     Raises:
         TruncatedFrameError: the buffer ends before the header does.
-        CorruptFrameError: wrong magic, version 0, or a flag that does not exist.
+        CorruptFrameError: wrong magic, version 0, or an unknown flag.
         UnsupportedVersionError: the frame is of a newer format.
         ValueError: `offset` is negative.
     """
@@ -172,8 +172,8 @@ def decode_header(buffer: Buffer, offset: int = 0) -> Header:
 
 
 def truncated(offset: int, what: str, needed: int, available: int) -> TruncatedFrameError:
-    """The error of a buffer that ends too soon."""
+    """The error for a buffer that ends too early."""
     return TruncatedFrameError(
         f"the buffer has {max(available, 0)} bytes from offset {offset} on, where {what} needs {needed}; "
-        "read on before decoding, or, where the stream ends, drop this frame"
+        "read more before decoding or, at the end of the stream, drop this frame"
     )

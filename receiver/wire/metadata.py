@@ -1,4 +1,4 @@
-"""What a frame says of its arrays: types and shapes, and where they lie in its payload."""
+"""The metadata of a frame: types and shapes of its arrays, and their places in its payload."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MAX_RANK = 64  # numpy's limit
 
 @dataclass(frozen=True, slots=True)
 class ArraySpec:
-    """What the metadata says of one array.
+    """Type and shape of one array in metadata.
 
     Attributes:
         type_code: see `receiver.wire.dtypes`.
@@ -28,13 +28,13 @@ class ArraySpec:
     shape: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        """Checks what numpy needs for an array of this kind to exist.
+        """Checks that numpy can create an array of this type and shape.
 
         Raises:
             ValueError: unknown type code, negative dimension, more than 64 dimensions, or 2**63 bytes or more.
             TypeError: a dimension is not an integer.
         """
-        # int() also turns numpy integers and bools into what msgpack packs shortest.
+        # int() also converts numpy integers and bools, which msgpack would encode longer or not at all.
         object.__setattr__(self, "type_code", int(self.type_code.__index__()))
         object.__setattr__(self, "shape", tuple(int(dim.__index__()) for dim in self.shape))
         if self.type_code not in BY_CODE:
@@ -50,17 +50,17 @@ class ArraySpec:
 
     @classmethod
     def of(cls, dtype: Dtype, shape: Iterable[int]) -> ArraySpec:
-        """The spec of arrays of this dtype, whatever its byte order.
+        """The spec of arrays of a dtype of any byte order.
 
         Raises:
-            TypeError: the wire has no such dtype, or a dimension is not an integer.
+            TypeError: the wire format has no such dtype, or a dimension is not an integer.
             ValueError: the shape is not possible; see `__post_init__`.
         """
         return cls(wire_type_of(dtype).code, tuple(shape))
 
     @property
     def dtype(self) -> Dtype:
-        """numpy's dtype.
+        """The numpy dtype.
 
         Raises:
             ImportError: it is from ml_dtypes, which is missing or too old.
@@ -79,17 +79,17 @@ class ArraySpec:
 
 
 def payload_layout(specs: Iterable[ArraySpec]) -> tuple[list[int], list[int], int]:
-    """Where the arrays of a payload lie.
+    """Places the arrays of a payload.
 
     Returns:
-        Each array's offset from the payload's start, each one's length, and the payload's length.
+        Each array's offset from the payload's start and its length, and the payload's length, all in bytes.
     """
     offsets: list[int] = []
     sizes: list[int] = []
     end = 0
     for spec in specs:
         nbytes = spec.nbytes
-        # Small ones lie densely, so that a handful of scalars is one cache line.
+        # Small arrays are packed tightly, so that a few scalars fit into one cache line.
         alignment = ALIGNMENT if nbytes >= ALIGNMENT else 8
         start = (end + alignment - 1) & -alignment
         offsets.append(start)
@@ -99,21 +99,21 @@ def payload_layout(specs: Iterable[ArraySpec]) -> tuple[list[int], list[int], in
 
 
 def encode_metadata(specs: Iterable[ArraySpec]) -> bytes:
-    """msgpack of `[[type_code, [dim, ...]], ...]` in its shortest form, without padding."""
+    """Encodes specs as the msgpack of `[[type_code, [dim, ...]], ...]` in its shortest form, without padding."""
     packed: bytes = msgpack.packb([(spec.type_code, spec.shape) for spec in specs])
     return packed
 
 
 def decode_metadata(metadata: bytes) -> tuple[ArraySpec, ...]:
-    """Reverses `encode_metadata`; no metadata at all means no arrays.
+    """Reverses `encode_metadata`; empty metadata mean no arrays.
 
     Raises:
-        CorruptFrameError: `metadata` is not what `encode_metadata` makes of any specs.
-        UnsupportedDtypeError: a type code is unknown here.
+        CorruptFrameError: `metadata` is not a result of `encode_metadata`.
+        UnsupportedDtypeError: a type code is unknown.
     """
     if not metadata:
         return ()
-    # Read entry by entry with small limits: a lying array length must not allocate what it claims.
+    # Entry by entry with small limits: a wrong array length must not allocate that much memory.
     specs: list[ArraySpec] = []
     try:
         outer = _unpacker(metadata, max_array_len=len(metadata))
@@ -130,12 +130,12 @@ def decode_metadata(metadata: bytes) -> tuple[ArraySpec, ...]:
     except (ValueError, TypeError, AttributeError, msgpack.UnpackException) as error:
         raise _bad_metadata(metadata, f"{type(error).__name__}: {error}") from error
     if encode_metadata(specs) != metadata:
-        raise _bad_metadata(metadata, "not its shortest form, or more behind it")
+        raise _bad_metadata(metadata, "not its shortest form, or followed by other bytes")
     return tuple(specs)
 
 
 def _unpacker(data: bytes, max_array_len: int) -> msgpack.Unpacker:
-    # Of arrays and numbers; everything else that has a length is refused by it.
+    # Accepts arrays and numbers; refuses every other type that has a length.
     unpacker = msgpack.Unpacker(
         max_buffer_size=len(data),
         max_array_len=max_array_len,

@@ -1,4 +1,4 @@
-"""What follows from metadata alone: how the arrays of frames are made."""
+"""Plans: everything about decoding a frame that follows from its metadata alone."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from receiver.wire.errors import UnsupportedDtypeError
 from receiver.wire.header import HEADER, align
 from receiver.wire.metadata import ArraySpec, decode_metadata, payload_layout
 
-ndarray: Any = np.ndarray  # untyped: mypy would want its buffer to be one
+ndarray: Any = np.ndarray  # untyped: mypy would require its buffer to be an array
 
-# How one array is made: shape, dtype, start within the payload, and the spec if it has to be unpacked from
-# that many uint8. A plain tuple, which Python takes apart faster than a named one.
+# How to create one array: shape, dtype, offset in the payload, and the spec if the array has to be unpacked from
+# that many uint8. A plain tuple, which Python unpacks faster than a named one.
 _Entry = tuple[tuple[int, ...], Dtype, int, ArraySpec | None]
 
 
 class Plan(NamedTuple):
-    """What follows from metadata alone.
+    """Everything about decoding a frame that follows from its metadata.
 
     Attributes:
         meta_bytes: exact length of the metadata.
         payload_bytes: exact length of the payload.
-        frame_bytes: of the frame, with the payload inline.
+        frame_bytes: length of the frame with the payload inline.
         payload_start: offset of the payload from the frame's first byte.
-        entries: how each array is made.
-        nbytes: of all arrays, once they are made.
-        stackable: whether there are arrays, which can be viewed as they are in a payload.
+        entries: how to create each array.
+        nbytes: of all arrays in memory.
+        stackable: whether there are arrays, and all can be viewed in a payload without unpacking.
     """
 
     meta_bytes: int
@@ -41,7 +41,7 @@ class Plan(NamedTuple):
     stackable: bool
 
     def views(self, payloads: Array, count: int, stride: int) -> list[Array]:
-        """For each array a view of its values in `count` payloads, `stride` bytes apart: `[count, *shape]`."""
+        """For each array, a view of its values in `count` payloads, `stride` bytes apart: shape `[count, *shape]`."""
         return [
             ndarray((count, *shape), dtype, payloads, start, (stride, *_c_strides(shape, dtype.itemsize)))
             for shape, dtype, start, _ in self.entries
@@ -57,10 +57,10 @@ def _c_strides(shape: tuple[int, ...], itemsize: int) -> list[int]:
 
 
 def make_plan(metadata: bytes) -> Plan:
-    """The plan for a frame with these metadata.
+    """Creates the plan for metadata.
 
     Raises:
-        CorruptFrameError: they are none.
+        CorruptFrameError: the metadata are invalid.
         UnsupportedDtypeError: they name a dtype that this installation does not have.
     """
     specs = decode_metadata(metadata)

@@ -1,11 +1,11 @@
-"""Pytrees as plain data: how a process without the program puts the arrays of a message back into their containers.
+"""Pytrees as plain data: lets a process without the program put the arrays of a message back into their containers.
 
-A description is a list whose first item says what it is:
+A description is a list whose first item is the kind of node:
 
     ["array"]                          the next array of the message
     ["float0", [dim, ...]]             zeros of JAX's float0, which has no bytes
-    ["value", x]                       a leaf that stayed on the host: None, a bool, number, text or bytes
-    ["object", text]                   another such leaf, by its repr
+    ["value", x]                       a leaf on the host: None, a bool, number, text or bytes
+    ["object", text]                   another leaf on the host, by its repr
     ["none"]
     ["tuple" | "list", [child, ...]]
     ["dict", [key, ...], [child, ...]] keys as "value" or "object" descriptions
@@ -30,14 +30,14 @@ FLOAT0 = np.dtype([("float0", np.void, 0)])
 """JAX's dtype of the tangents of integers (`jax.dtypes.float0`)."""
 
 MAX_DEPTH = 200
-"""How deep containers may be nested: far below what exhausts the interpreter's stack, or msgpack's."""
+"""Limit of nested containers: far below the depth that exhausts the interpreter's stack, or msgpack's."""
 
 _Build = Callable[[Iterator[Any]], Any]
-"""Makes a pytree, taking its arrays from the iterator."""
+"""Builds a pytree, taking its arrays from the iterator."""
 
 
 class Opaque(NamedTuple):
-    """What stands for an object of another process.
+    """Represents an object of another process.
 
     Attributes:
         text: its repr there.
@@ -47,7 +47,7 @@ class Opaque(NamedTuple):
 
 
 class Node(NamedTuple):
-    """What stands for a container of a class that this process does not have.
+    """Represents a container of a class that this process does not have.
 
     Attributes:
         type_name: the class, with its module.
@@ -59,7 +59,7 @@ class Node(NamedTuple):
 
 
 def is_plain(value: Any) -> bool:
-    """Whether msgpack takes a value, and gives it back as it is."""
+    """Whether msgpack encodes a value so that it decodes to an equal one."""
     return _is_plain(value, MAX_DEPTH)
 
 
@@ -67,7 +67,9 @@ def _is_plain(value: Any, depth: int) -> bool:
     if type(value) is int:
         return -(2**63) <= value < 2**64
     if type(value) is str:
-        return not any("\ud800" <= character <= "\udfff" for character in value)  # which UTF-8 cannot hold
+        return not any(
+            "\ud800" <= character <= "\udfff" for character in value
+        )  # UTF-8 cannot encode surrogates
     if type(value) is dict:
         return depth > 0 and all(
             type(key) is str and _is_plain(key, 0) and _is_plain(item, depth - 1)
@@ -79,22 +81,22 @@ def _is_plain(value: Any, depth: int) -> bool:
 
 
 def describe_value(value: Any) -> Description:
-    """The description of a leaf or key that stays on the host."""
+    """Describes a leaf or a key on the host."""
     return ["value", value] if is_plain(value) else ["object", repr(value)]
 
 
 def unflatten_with(description: Description) -> Callable[[Sequence[Any]], Any]:
-    """The function from a message's arrays to the pytree. It raises ValueError if they are not as many as described.
+    """Returns a function that makes the pytree of a message's arrays. It raises ValueError if their number is wrong.
 
     Raises:
-        ValueError: the description is none.
+        ValueError: the description is invalid.
     """
     counter = _Counter()
     build = _parse(description, MAX_DEPTH, counter)
     count = counter.arrays
 
     def unflatten(arrays: Sequence[Any]) -> Any:
-        # A message without any described array brings a stand-in, since an equation needs an operand.
+        # A message without tapped arrays brings a stand-in, because an equation needs an operand.
         if len(arrays) != count and (count or len(arrays) != 1):
             raise ValueError(
                 f"a message with {len(arrays)} array(s) came for a pytree of {count}: the message is damaged, or of "
@@ -106,7 +108,7 @@ def unflatten_with(description: Description) -> Callable[[Sequence[Any]], Any]:
 
 
 class _Counter:
-    # How many arrays the part of a description takes that has been parsed.
+    # Counts the arrays of the parsed part of a description.
 
     def __init__(self) -> None:
         self.arrays = 0
@@ -124,7 +126,7 @@ _ITEMS: dict[str, tuple[type, ...]] = {
     "namedtuple": (str, list, list),
     "node": (str, list),
 }
-"""What follows the kind in a description; the children are last."""
+"""Types of the items after the kind in a description; the children are last."""
 
 _LEAVES = ("array", "float0", "value", "object", "none")
 
@@ -144,18 +146,20 @@ def _parse(description: Any, depth: int, counter: _Counter) -> _Build:
 def _check(description: Any) -> None:
     if type(description) is not list or not description or type(description[0]) is not str:
         raise ValueError(
-            f"{reprlib.repr(description)} describes no pytree node, expected a list that begins with its kind"
+            f"{reprlib.repr(description)} does not describe a pytree node, expected a list that starts with its kind"
         )
     kind, *rest = description
     types = _ITEMS.get(kind)
     if types is None:
         raise ValueError(
-            f"{reprlib.repr(kind)} is no kind of pytree node, expected one of {', '.join(_ITEMS)}: the message is of a "
-            "newer version of hostcallback"
+            f"{reprlib.repr(kind)} is not a kind of pytree node, expected one of {', '.join(_ITEMS)}: the message is "
+            "of a newer version of hostcallback"
         )
     if len(rest) != len(types) or not all(map(isinstance, rest, types)):
         expected = ", ".join([repr(kind), *(item.__name__ for item in types)])
-        raise ValueError(f"{reprlib.repr(description)} describes no pytree node, expected [{expected}]")
+        raise ValueError(
+            f"{reprlib.repr(description)} does not describe a pytree node, expected [{expected}]"
+        )
 
 
 def _leaf(kind: str, rest: list[Any], counter: _Counter) -> _Build:
@@ -167,7 +171,7 @@ def _leaf(kind: str, rest: list[Any], counter: _Counter) -> _Build:
         try:
             np.zeros(shape, FLOAT0)
         except (TypeError, ValueError, OverflowError) as error:
-            raise ValueError(f"{reprlib.repr(shape)} is no array's shape: {error}") from error
+            raise ValueError(f"{reprlib.repr(shape)} is not the shape of an array: {error}") from error
         return lambda arrays: np.zeros(shape, FLOAT0)
     value = _static(kind, rest)
     return lambda arrays: value
@@ -188,17 +192,15 @@ def _container(kind: str, rest: list[Any], count: int) -> Callable[[list[Any]], 
         return lambda children: Node(rest[0], tuple(children))
     names = rest[-2]
     if len(names) != count:
-        raise ValueError(
-            f"a {kind} is described with {len(names)} keys and {count} children, expected as many"
-        )
+        raise ValueError(f"a {kind} has {len(names)} keys and {count} children, expected as many")
     if kind == "namedtuple":
         if not all(type(name) is str for name in names):
-            raise ValueError(f"{reprlib.repr(names)} are no names of fields, expected texts")
+            raise ValueError(f"{reprlib.repr(names)} are not names of fields, expected texts")
         made: type[Any] = _named_tuple(rest[0], tuple(names))
         return lambda children: made(*children)
     keys = [_key(name) for name in names]
     if len(dict.fromkeys(keys)) != count:
-        raise ValueError(f"two keys of a dict are described alike, in {reprlib.repr(names)}")
+        raise ValueError(f"two keys of a dict have equal descriptions, in {reprlib.repr(names)}")
     return lambda children: dict(zip(keys, children, strict=True))
 
 
@@ -209,12 +211,12 @@ def _key(description: Any) -> Any:
     try:
         hash(key)
     except TypeError:
-        raise ValueError(f"{reprlib.repr(description)} describes no key of a dict") from None
+        raise ValueError(f"{reprlib.repr(description)} does not describe a key of a dict") from None
     return key
 
 
 @functools.lru_cache(maxsize=256)
 def _named_tuple(name: str, fields: tuple[str, ...]) -> Any:
-    # The classes of programs may be called anything, those of Python not.
+    # A program's class may have any name; a namedtuple of this process needs an identifier.
     valid = name.isidentifier() and not keyword.iskeyword(name)
     return collections.namedtuple(name if valid else "namedtuple", fields, rename=True)

@@ -1,4 +1,4 @@
-"""What a message of an exported program says of its tap."""
+"""The descriptor of a tap, for processes that have not traced it."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from receiver.wire.tap_kind import TapKind
 
 @dataclass(frozen=True, slots=True)
 class TapDescriptor:
-    """The description of a tap, which its messages bring along.
+    """The descriptor of a tap, which logs and the messages of exported programs contain.
 
     Attributes:
-        name: the tap's name; consumers are bound by it.
+        name: the tap's name, by which consumers are bound.
         source_line: of the tap, where it was traced.
-        consumer_id: of its consumer in the process that exported it.
-        kind: what the tap is for: the text of its `tap_kind`.
-        params: what its sink needs beside `kwargs`.
+        consumer_id: of its consumer in the process that traced it.
+        kind: purpose of the tap: the text of its `tap_kind`.
+        params: further parameters of its sink.
         kwargs: its keyword arguments, as far as they are plain data.
-        transforms: as tap functions get them.
+        transforms: as tap functions receive them.
         tree: description of the tapped pytree.
-        shards: None, or which shards of its arrays a process sees ("all" or "some").
+        shards: None, or the shards of its arrays that a process sees ("all" or "some").
         sharding: "global" or "local".
     """
 
@@ -48,15 +48,15 @@ class TapDescriptor:
 
     @property
     def device_index(self) -> int:
-        """Which of the program's devices a value put together from its shards is said to come from."""
+        """Index of the program's device that is named as the origin of a value assembled from shards."""
         index = self.params.get("device_index", 0)
         return index if isinstance(index, int) else 0
 
     def pack(self) -> np.ndarray[Any, Any]:
-        """As a message brings it: uint8, the msgpack of a map.
+        """Encodes the descriptor: uint8, shape (bytes,), the msgpack of a map.
 
         Raises:
-            ValueError: the tap cannot be described, as with a pytree that is nested too deep.
+            ValueError: the tap cannot be described, for example because its pytree is nested too deep.
         """
         fields = {name: getattr(self, name) for name in self.__slots__}
         try:
@@ -74,12 +74,12 @@ class TapDescriptor:
         """Reverses `pack`.
 
         Raises:
-            ValueError: `data` is no description.
+            ValueError: `data` is not a descriptor.
         """
         try:
             return cls(**_checked(msgpack.unpackb(data)))
         except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as error:
-            raise ValueError(f"{len(data)} bytes are no description of a tap: {error}") from error
+            raise ValueError(f"{len(data)} bytes are not a descriptor of a tap: {error}") from error
 
 
 _TYPES: dict[str, type | tuple[type, ...]] = {
@@ -97,7 +97,7 @@ _TYPES: dict[str, type | tuple[type, ...]] = {
 
 
 def _checked(fields: Any) -> dict[str, Any]:
-    # It comes from outside this process: nothing is taken for granted.
+    # The data comes from outside this process, so every field is checked.
     if not isinstance(fields, dict) or fields.keys() != _TYPES.keys():
         raise ValueError(f"expected a map with {', '.join(_TYPES)}")
     for name, kind in _TYPES.items():

@@ -1,8 +1,8 @@
-"""Heads: the first elements of arrays that a rule truncated, and the shape record that tells the arrays' shapes.
+"""Truncated arrays: the first elements of arrays that a rule truncated, and the shape record of the whole arrays.
 
-A message with the flag TRUNCATED begins with a shape record, int64: for every other array its rank, then its
-dimensions. An array that had more elements than were wanted comes as its first ones in row-major order, in one
-dimension.
+A message with the flag TRUNCATED starts with a shape record, int64: for every other array its rank, then its
+dimensions. Of an array with more elements than the rule's limit, the message has the first ones in row-major order, in
+one dimension.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ Shape = tuple[int, ...]
 
 
 class TruncatedArray(np.ndarray[Any, Any]):
-    """The first elements of an array that a rule truncated, in row-major order; texts of it say so.
+    """The first elements of an array that a rule truncated, in row-major order; its texts say so.
 
-    What is computed from it is a plain array.
+    Results computed from it are plain arrays.
 
     Attributes:
-        whole_shape: of the array that was tapped; of the last one if this is a stack of several messages' heads, which
-            has two dimensions. None for a part of a head.
+        whole_shape: shape of the tapped array; for a stack of several messages' elements, which has two dimensions, of
+            the last one's. None for a part of a truncated array.
     """
 
     whole_shape: Shape | None
 
     def __array_finalize__(self, source: Any) -> None:
-        """A view of a part of a head is none."""
+        """Makes a view of a part of a truncated array a plain one."""
         self.whole_shape = None
 
     def __array_wrap__(self, array: Any, context: Any = None, return_scalar: bool = False) -> Any:
-        """Results of functions are plain."""
+        """Makes results of functions plain arrays."""
         return array[()] if return_scalar else np.asarray(array)
 
     def __str__(self) -> str:
-        """The elements, after how many of how many they are."""
+        """The elements, after their number and the whole shape."""
         return f"{self.label}{np.asarray(self)!s}"
 
     def __repr__(self) -> str:
@@ -47,12 +47,12 @@ class TruncatedArray(np.ndarray[Any, Any]):
         return f"{self.label}{np.asarray(self)!r}"
 
     def __reduce__(self) -> Any:
-        """Heads are pickled whole."""
+        """Pickles the array together with its whole shape."""
         return head_of, (np.asarray(self), self.whole_shape)
 
     @property
     def label(self) -> str:
-        """What texts begin with: `first 8 of (128, 64): `."""
+        """Prefix of its texts: `first 8 of (128, 64): `."""
         if self.whole_shape is None:
             return ""
         each = " each" if self.ndim > 1 else ""
@@ -60,36 +60,36 @@ class TruncatedArray(np.ndarray[Any, Any]):
 
 
 def head_of(elements: Array, whole_shape: Shape | None) -> TruncatedArray:
-    """The head with these elements, which it shares."""
+    """Marks elements as those of a truncated array; the memory is shared."""
     head = elements.view(TruncatedArray)
     head.whole_shape = whole_shape
     return head
 
 
 def is_truncated(arrays: Sequence[Any]) -> bool:
-    """Whether there is a head among them."""
+    """Whether any of the arrays is truncated."""
     return any(isinstance(array, TruncatedArray) for array in arrays)
 
 
 def stack_of_one(array: Array) -> Array:
-    """The array with a new first axis."""
+    """Adds a new first axis of length 1; the memory is shared."""
     stack = array[None]
     return head_of(stack, array.whole_shape) if isinstance(array, TruncatedArray) else stack
 
 
 def shape_record(shapes: Sequence[Shape]) -> Array:
-    """The shape record of arrays of these shapes."""
+    """Creates the shape record of arrays of these shapes: int64, one dimension."""
     return np.array([number for shape in shapes for number in (len(shape), *shape)], np.int64)
 
 
 def row(stack: Array, index: int) -> Array:
-    """One message's array out of a stack."""
+    """Returns one message's array of a stack; the memory is shared."""
     array = stack[index]
     return head_of(array, stack.whole_shape) if isinstance(stack, TruncatedArray) else array
 
 
 def encode_truncated(arrays: Sequence[Array]) -> tuple[list[Array], bool]:
-    """The arrays of a message as they are sent, and whether they are truncated: `split_truncated` takes them apart."""
+    """Prepares arrays for sending, and tells whether any is truncated. Reversed by `split_truncated`."""
     if not is_truncated(arrays):
         return list(arrays), False
     shapes = [(a.whole_shape if isinstance(a, TruncatedArray) else None) or a.shape for a in arrays]
@@ -97,19 +97,22 @@ def encode_truncated(arrays: Sequence[Array]) -> tuple[list[Array], bool]:
 
 
 def cut(array: Array, elements: int) -> Array:
-    """The array, or its first elements in a copy if it has more."""
+    """Returns the array, or a copy of its first elements, in one dimension, if it has more."""
     return array if array.size <= elements else array.reshape(-1)[:elements].copy()
 
 
 def split_truncated(arrays: Sequence[Array], stacked: int) -> list[Array]:
-    """The arrays of a truncated message, without its shape record.
+    """Splits the shape record off the arrays of a truncated message.
 
     Args:
         arrays: as they were decoded.
-        stacked: of how many messages they are stacks, with the shapes of the last one; 0 for one message as it is.
+        stacked: number of messages that they are stacks of, with the shapes of the last one; 0 for a single message.
+
+    Returns:
+        The other arrays; those with fewer elements than their shapes are `TruncatedArray`.
 
     Raises:
-        CorruptFrameError: the first array is no shape record of the others.
+        CorruptFrameError: the first array is not a shape record of the others.
     """
     if not arrays:
         raise _no_record("no arrays")

@@ -201,7 +201,7 @@ def test_failures_beyond_the_kept_bound_are_counted_by_line() -> None:
     assert [(check.explanation.text, check.count) for check in checks] == [("one -1.0", 2), ("two -1.0", 2)]
     assert str(caught.value).startswith("2 check(s) failed, 8 time(s) in all")
     told = str(caught.value.exceptions[0])
-    assert "beyond the 2 checks that are kept, failures were counted: 2 at " in told
+    assert "beyond the limit of 2 checks, failures were only counted: 2 at " in told
 
 
 def test_two_collectors_on_one_device_are_refused() -> None:

@@ -1,7 +1,7 @@
 // The GPU driver: the few functions of libcuda or libamdhip64 that taps need, found at run time.
 //
 // The build needs none of them, and a machine without a GPU has none. No function waits for the device;
-// docs/architecture.md explains why none may.
+// docs/design/gpu-transport.md explains why none may.
 #ifndef HOSTCALLBACK_GPU_DRIVER_H_
 #define HOSTCALLBACK_GPU_DRIVER_H_
 

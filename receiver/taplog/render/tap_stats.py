@@ -25,7 +25,7 @@ class TapStats:
     Attributes:
         name: of the tap.
         source_line: of the tap.
-        kind: purpose of the tap, see `receiver.sinks.factory.SINK_FACTORIES`; empty if the log does not describe it.
+        kind: purpose of the tap, the text of a `TapKind`; empty if the log does not describe it.
         messages: number of messages; of checks including folded failures.
         nbytes: of their frames.
         first_time_ns: Unix time of the first one, in nanoseconds.

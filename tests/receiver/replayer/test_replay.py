@@ -189,7 +189,7 @@ def test_the_original_timing_is_kept(tmp_path: Path, speed: float) -> None:
 def test_wrong_arguments_are_explained(log: Path) -> None:
     with pytest.raises(ValueError, match="speed is 0, expected more than 0"):
         receiver.replay(log, speed=0)
-    with pytest.raises(ValueError, match="expected 'defer' or 'warn': there is no program to stop"):
+    with pytest.raises(ValueError, match="expected 'defer' or 'warn': a replay has no program to stop"):
         receiver.replay(log, on_error="abort")
     with pytest.raises(FileNotFoundError):
         receiver.replay(log / "missing")

@@ -96,8 +96,8 @@ def tampered(**changes: Any) -> bytes:
         (tampered(transforms=["jvp"]), "transforms has"),
         (tampered(transforms=[["jvp", 1]]), "transforms has"),
         (tampered(transforms={}), "transforms is a dict"),
-        (tampered(tree=["what"]), "'what' is no kind of pytree node"),
-        (tampered(tree=[]), "describes no pytree node"),
+        (tampered(tree=["what"]), "'what' is not a kind of pytree node"),
+        (tampered(tree=[]), "does not describe a pytree node"),
         (tampered(shards="none"), "shards is 'none'"),
         (tampered(sharding="both"), "sharding 'both'"),
         (b"\x91" * 100_000, "no description"),
@@ -151,7 +151,7 @@ def test_a_malformed_message_is_reported_as_what_it_is(process: Process) -> None
     for part, text in zip(
         [
             "without the description of its tap",
-            "4 bytes are no description of a tap",
+            "4 bytes are not a descriptor of a tap",
             "without its shard record or the description",
             "'shown' at train.py:12 (step) is described as of the kind 'format' with params that do not",
             "a message with 2 array(s) came for a pytree of 1",
