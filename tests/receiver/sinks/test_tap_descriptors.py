@@ -77,15 +77,15 @@ def tampered(**changes: Any) -> bytes:
 @pytest.mark.parametrize(
     ("data", "text"),
     [
-        (b"", "0 bytes are no description"),
-        (b"\xc1", "no description"),
-        (b"\x93\x01", "no description"),
+        (b"", "0 bytes are not a descriptor"),
+        (b"\xc1", "not a descriptor"),
+        (b"\x93\x01", "not a descriptor"),
         (msgpack.packb(1), "expected a map with name"),
         (msgpack.packb({}), "expected a map with name"),
-        (msgpack.packb({1: 2}), "no description"),
+        (msgpack.packb({1: 2}), "not a descriptor"),
         (tampered(more=1), "expected a map"),
-        (TAP.pack().tobytes() + b"\0", "no description"),
-        (TAP.pack().tobytes()[:-1], "no description"),
+        (TAP.pack().tobytes() + b"\0", "not a descriptor"),
+        (TAP.pack().tobytes()[:-1], "not a descriptor"),
         (tampered(name=3), "name is a int"),
         (tampered(source_line=None), "source_line is a NoneType"),
         (tampered(consumer_id=-1), "consumer_id is -1"),
@@ -100,7 +100,7 @@ def tampered(**changes: Any) -> bytes:
         (tampered(tree=[]), "does not describe a pytree node"),
         (tampered(shards="none"), "shards is 'none'"),
         (tampered(sharding="both"), "sharding 'both'"),
-        (b"\x91" * 100_000, "no description"),
+        (b"\x91" * 100_000, "not a descriptor"),
     ],
 )
 def test_what_is_no_description_is_refused(data: bytes, text: str) -> None:
