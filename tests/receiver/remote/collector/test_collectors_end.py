@@ -72,7 +72,7 @@ def test_a_slow_consumer_gets_everything_before_the_collector_ends(
         assert collector.process.wait(WAIT_SEC) == 0
         collector._join()
     assert taken(collector) == list(range(COUNT))
-    assert any("once more" in line for line in collector.errors)
+    assert any("delivering the remaining" in line for line in collector.errors)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
@@ -83,7 +83,7 @@ def test_the_second_time_it_ends_at_once_and_goes_on_there_when_it_is_started_ag
         emit(collector, tmp_path)
         wait_for(lambda: taken(collector), "a first message")
         collector.process.send_signal(number)
-        wait_for(lambda: any("once more" in line for line in collector.errors), "that it says so")
+        wait_for(lambda: any("delivering the remaining" in line for line in collector.errors), "that it says so")
         collector.process.send_signal(number)
         assert collector.process.wait(WAIT_SEC) != 0
         collector._join()
