@@ -276,7 +276,7 @@ def outfeed_receiver(
         devices: this process's devices to receive from; exclusive with `backends`.
         max_errors: how many tap exceptions are kept whole; those beyond it are counted per tap.
         back_pressure: what happens to a message for which a device's queue has no room: "block" (the device waits, and
-            nothing is lost), "block_then_drop", "drop_newest", "sample", "overwrite_oldest", or a `BackPressure` with
+            nothing is lost), another policy that `BackPressure` lists, such as "drop_newest", or a `BackPressure` with
             parameters.
             Drops are counted in `stats` and leave gaps in the sequence numbers.
         on_error: what becomes of checks that fail (see `check`): "defer" (they are raised on exit or by the next

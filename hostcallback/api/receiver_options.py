@@ -11,7 +11,7 @@ from receiver.messages.deferred_errors import OnError
 from receiver.messages.message import Sink
 from receiver.remote.options import Forward
 from receiver.runtime.dispatch.sink_chain import BatchSink
-from receiver.sources.back_pressure import BackPressure, Policy
+from receiver.sources.back_pressure import BackPressure, Step
 from receiver.taplog.writing.recorder import Recorder
 
 RecordTo = str | os.PathLike[str] | Recorder
@@ -92,8 +92,10 @@ def check_process(sinks: ReceiverSinks, back_pressure: BackPressure) -> None:
     """
     if isinstance(sinks.record, Recorder):
         raise ValueError("process=True records with a process of its own: give record= the path of a folder")
-    if back_pressure.policy is Policy.OVERWRITE_OLDEST:
-        raise ValueError('process=True cannot be had with "overwrite_oldest": use another back_pressure')
+    if back_pressure.admission.steps & Step.OVERWRITE_OLDEST:
+        raise ValueError(
+            f'process=True cannot be had with "{back_pressure.policy}": use another back_pressure'
+        )
     if sinks.messages or sinks.batches:
         raise ValueError(
             "process=True delivers in another process, where the sinks are not: give one of the two"

@@ -15,7 +15,7 @@ from pathlib import Path
 from receiver import environment, fork
 from receiver.errors import NativeLibraryError
 
-ABI_VERSION = 9
+ABI_VERSION = 10
 DIRECTORY = Path(__file__).parent
 
 BATCH_FRAMES = 1024
@@ -41,8 +41,8 @@ class Config(ctypes.Structure):
         ("capacity_bytes", c_uint64),
         ("external_threshold_bytes", c_uint64),
         ("block_budget_bytes", c_uint64),
-        ("timeout_ns", c_int64),
-        ("policy", c_uint32),
+        ("drop_after_ns", c_int64),
+        ("steps", c_uint32),
         ("sample_every", c_uint32),
     )
 

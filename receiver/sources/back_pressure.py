@@ -1,10 +1,15 @@
-"""Policies for an emission that finds no room in its device's queue."""
+"""Policies for an emission that finds no room in its device's queue.
+
+A policy is a row of `_RULES`: how long an emission waits for room, and which steps come before that. The native ring
+carries out the same rules (`Ring::Emit`); `admit` is the reference, and what queues in Python use.
+"""
 
 from __future__ import annotations
 
 import enum
 import math
 from dataclasses import dataclass
+from typing import NamedTuple, Protocol
 
 
 class Policy(enum.StrEnum):
@@ -26,14 +31,93 @@ class Policy(enum.StrEnum):
     """
 
 
+class Step(enum.IntFlag):
+    """A step that comes before the wait for room. The numbers are those of `hcb_admission_step` in native code."""
+
+    SAMPLE_BEYOND_HALF = 1
+    """In a queue that is more than half full, all but every `sample_every`-th emission are dropped."""
+    OVERWRITE_OLDEST = 2
+    """The oldest messages are dropped to make room, as far as they may be."""
+
+
+class Wait(enum.Enum):
+    """How long an emission waits for room. Then it is dropped."""
+
+    FOREVER = enum.auto()
+    FOR_TIMEOUT = enum.auto()
+    NEVER = enum.auto()
+
+
+class _Rule(NamedTuple):
+    wait: Wait
+    steps: Step = Step(0)
+
+
+_RULES = {
+    Policy.BLOCK: _Rule(Wait.FOREVER),
+    Policy.BLOCK_THEN_DROP: _Rule(Wait.FOR_TIMEOUT),
+    Policy.DROP_NEWEST: _Rule(Wait.NEVER),
+    Policy.SAMPLE: _Rule(Wait.NEVER, Step.SAMPLE_BEYOND_HALF),
+    Policy.OVERWRITE_OLDEST: _Rule(Wait.FOREVER, Step.OVERWRITE_OLDEST),
+}
+
+
+class Admission(NamedTuple):
+    """What a queue does with an emission.
+
+    Attributes:
+        wait_sec: how long it waits for room before it is dropped; None for without limit.
+        steps: what comes before the wait.
+        sample_every: for SAMPLE_BEYOND_HALF.
+    """
+
+    wait_sec: float | None
+    steps: Step
+    sample_every: int
+
+
+class BoundedQueue(Protocol):
+    """A queue to which `admit` applies a policy. It is locked meanwhile, but for the wait."""
+
+    @property
+    def next_seq(self) -> int:
+        """Number of the next emission."""
+
+    def has_room(self) -> bool:
+        """Whether an emission may be queued."""
+
+    def is_beyond_half(self) -> bool:
+        """Whether the queue is more than half full."""
+
+    def overwrite_oldest(self) -> None:
+        """Drops the oldest messages until there is room, or the next one must not be dropped."""
+
+    def wait_for_room(self, timeout_sec: float | None) -> bool:
+        """Waits until there is room; returns whether there is."""
+
+
+def admit(queue: BoundedQueue, admission: Admission) -> bool:
+    """Returns whether an emission is queued; False if it is dropped."""
+    steps = admission.steps
+    if steps & Step.SAMPLE_BEYOND_HALF and queue.is_beyond_half() and queue.next_seq % admission.sample_every:
+        return False
+    if queue.has_room():
+        return True
+    if steps & Step.OVERWRITE_OLDEST:
+        queue.overwrite_oldest()
+        if queue.has_room():
+            return True
+    return admission.wait_sec != 0 and queue.wait_for_room(admission.wait_sec)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackPressure:
     """A policy with its parameters.
 
     Attributes:
-        policy: see `Policy`; its value, such as "drop_newest", is accepted too.
-        timeout_sec: for BLOCK_THEN_DROP.
-        sample_every: for SAMPLE.
+        policy: "block", "block_then_drop", "drop_newest", "sample" or "overwrite_oldest"; see `Policy`.
+        timeout_sec: for "block_then_drop".
+        sample_every: for "sample".
     """
 
     policy: Policy | str = Policy.BLOCK
@@ -53,3 +137,10 @@ class BackPressure:
             )
         if self.sample_every < 1:
             raise ValueError(f"sample_every is {self.sample_every}, expected at least 1")
+
+    @property
+    def admission(self) -> Admission:
+        """What a queue with this policy does with an emission."""
+        rule = _RULES[Policy(self.policy)]
+        waits = {Wait.FOREVER: None, Wait.FOR_TIMEOUT: self.timeout_sec, Wait.NEVER: 0.0}
+        return Admission(waits[rule.wait], rule.steps, self.sample_every)

@@ -12,7 +12,7 @@ import numpy as np
 
 from receiver.errors import CallFailedError
 from receiver.log import logger
-from receiver.sources.back_pressure import BackPressure, Policy
+from receiver.sources.back_pressure import BackPressure, admit
 from receiver.sources.source import Frame, SourceCounters
 from receiver.wire import Flags, decode_header, encode_prefix, frame_from_prefix
 
@@ -59,8 +59,8 @@ class QueueSource:
         self._held_bytes = 0
         self._waiting = 0
         self._dropped = 0
-        self._overwritten = 0  # part of `_dropped`: frames that OVERWRITE_OLDEST removed
-        self._back_pressure = BackPressure()
+        self._overwritten = 0  # part of `_dropped`: frames that made room for others
+        self._admission = BackPressure().admission
         self._closed: str | None = None
         self._turn_taken = (
             False  # a thread delivers frames: no other thread may take any until it has finished
@@ -70,7 +70,7 @@ class QueueSource:
     def configure(self, back_pressure: BackPressure) -> None:
         """See `Source`."""
         with self._changed:
-            self._back_pressure = back_pressure
+            self._admission = back_pressure.admission
 
     def emit(self, prefix: bytes, arrays: Sequence[np.ndarray[Any, Any]], run_id: int = 0) -> None:
         """Appends a frame or drops it, as the policy says. Any thread but the reader's.
@@ -81,7 +81,7 @@ class QueueSource:
             run_id: of the launch.
         """
         with self._changed:
-            if not self._admit():
+            if not admit(self, self._admission):
                 self._dropped += 1
                 self._seq += 1
                 return
@@ -162,23 +162,18 @@ class QueueSource:
         self._frames.append(frame)
         self._changed.notify_all()
 
-    def _admit(self) -> bool:
-        policy = self._back_pressure.policy
-        if policy is Policy.SAMPLE and 2 * self._held_bytes > self._capacity_bytes:
-            return self._seq % self._back_pressure.sample_every == 0 and self._has_room()
-        if self._has_room():
-            return True
-        if policy is Policy.OVERWRITE_OLDEST:
-            self._overwrite_oldest()
-        if policy in (Policy.BLOCK, Policy.OVERWRITE_OLDEST):
-            return self._wait_for_room(None)
-        if policy is Policy.BLOCK_THEN_DROP:
-            return self._wait_for_room(self._back_pressure.timeout_sec)
-        return False
+    @property
+    def next_seq(self) -> int:
+        """See `BoundedQueue`."""
+        return self._seq
 
-    def _overwrite_oldest(self) -> None:
-        # Drops frames that the reader has not taken, up to the first one that must not be lost.
-        while not self._has_room() and self._frames:
+    def is_beyond_half(self) -> bool:
+        """See `BoundedQueue`."""
+        return 2 * self._held_bytes > self._capacity_bytes
+
+    def overwrite_oldest(self) -> None:
+        """See `BoundedQueue`. Drops frames that the reader has not taken, up to the first one that must not be lost."""
+        while not self.has_room() and self._frames:
             if decode_header(self._frames[0]).flags & (Flags.CALL | Flags.END_OF_STREAM):
                 return
             self._held_frames -= 1
@@ -186,15 +181,17 @@ class QueueSource:
             self._dropped += 1
             self._overwritten += 1
 
-    def _has_room(self) -> bool:
+    def has_room(self) -> bool:
+        """See `BoundedQueue`."""
         return self._held_bytes < self._capacity_bytes
 
-    def _wait_for_room(self, timeout_sec: float | None) -> bool:
+    def wait_for_room(self, timeout_sec: float | None) -> bool:
+        """See `BoundedQueue`. Gives up the lock meanwhile."""
         self._waiting += 1
         try:
             if timeout_sec is not None:
-                return self._changed.wait_for(self._has_room, timeout_sec)
-            while not self._changed.wait_for(self._has_room, WARN_AFTER_SEC):
+                return self._changed.wait_for(self.has_room, timeout_sec)
+            while not self._changed.wait_for(self.has_room, WARN_AFTER_SEC):
                 logger.warning(
                     "device %d waits for its receiver: %d messages (%d bytes) are queued",
                     self.device,

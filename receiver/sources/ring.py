@@ -170,12 +170,10 @@ class RingSource:
     def configure(self, back_pressure: BackPressure) -> None:
         """See `Source`. A RingConfig also changes the block budget; the other sizes stay."""
         if not isinstance(back_pressure, RingConfig):
-            back_pressure = dataclasses.replace(
-                self._config,
-                policy=back_pressure.policy,
-                timeout_sec=back_pressure.timeout_sec,
-                sample_every=back_pressure.sample_every,
-            )
+            given = {
+                field.name: getattr(back_pressure, field.name) for field in dataclasses.fields(BackPressure)
+            }
+            back_pressure = dataclasses.replace(self._config, **given)
         self._config = back_pressure
         self._library.hcb_ring_configure(self._ring, back_pressure.native())
 

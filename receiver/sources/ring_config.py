@@ -6,15 +6,7 @@ from dataclasses import dataclass
 
 from receiver import environment
 from receiver.native import bindings as native
-from receiver.sources.back_pressure import BackPressure, Policy
-
-_NATIVE_POLICY = {
-    Policy.BLOCK: 0,
-    Policy.BLOCK_THEN_DROP: 1,
-    Policy.DROP_NEWEST: 2,
-    Policy.SAMPLE: 3,
-    Policy.OVERWRITE_OLDEST: 4,
-}
+from receiver.sources.back_pressure import BackPressure
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +46,12 @@ class RingConfig(BackPressure):
 
     def native(self) -> native.Config:
         """Returns the configuration as the native library's structure."""
+        wait_sec, steps, sample_every = self.admission
         return native.Config(
             self.capacity_bytes,
             self.external_threshold_bytes,
             self.block_budget_bytes,
-            round(self.timeout_sec * 1e9),
-            _NATIVE_POLICY[Policy(self.policy)],
-            self.sample_every,
+            0 if wait_sec is None else round(wait_sec * 1e9) or -1,
+            steps,
+            sample_every,
         )

@@ -8,7 +8,7 @@
 
 #include <stdint.h>
 
-#define HCB_ABI_VERSION 9
+#define HCB_ABI_VERSION 10
 #define HCB_EXPORT __attribute__((visibility("default")))
 
 #ifdef __cplusplus
@@ -19,22 +19,20 @@ typedef struct hcb_ring hcb_ring;
 typedef struct hcb_call hcb_call; /* a call that has its reply, and has not been resumed yet */
 typedef struct hcb_own_call hcb_own_call; /* a call whose own thread takes its frame out of the ring */
 
+/* Steps of a back-pressure policy that come before an emission waits for room. */
 typedef enum {
-  HCB_BLOCK = 0,           /* wait for room; loses nothing */
-  HCB_BLOCK_THEN_DROP = 1, /* wait up to timeout_ns, then drop */
-  HCB_DROP_NEWEST = 2,     /* drop an emission that finds no room */
-  HCB_SAMPLE = 3,          /* beyond half full keep every sample_every-th; drop an emission that finds no room */
-  HCB_OVERWRITE_OLDEST = 4 /* drop the oldest frames that the reader has not taken; wait for those that must not be dropped */
-} hcb_policy;
+  HCB_SAMPLE_BEYOND_HALF = 1, /* beyond half full, drop all but every sample_every-th emission */
+  HCB_OVERWRITE_OLDEST = 2    /* drop the oldest frames that the reader has not taken, until one must not be dropped */
+} hcb_admission_step;
 
 /* A size of zero means the default. */
 typedef struct {
   uint64_t capacity_bytes;           /* of the ring; rounded up to a power of two. Fixed once the ring exists */
   uint64_t external_threshold_bytes; /* larger payloads travel in blocks outside the ring. Fixed once the ring exists */
   uint64_t block_budget_bytes;       /* limit of bytes in blocks that the reader has not taken; a single block may exceed it */
-  int64_t timeout_ns;                /* BLOCK_THEN_DROP */
-  uint32_t policy;                   /* hcb_policy */
-  uint32_t sample_every;             /* SAMPLE */
+  int64_t drop_after_ns;             /* time that an emission waits for room; 0: without limit; negative: it does not wait */
+  uint32_t steps;                    /* hcb_admission_step, added up */
+  uint32_t sample_every;             /* HCB_SAMPLE_BEYOND_HALF */
 } hcb_config;
 
 typedef enum {

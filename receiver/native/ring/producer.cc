@@ -27,31 +27,22 @@ bool Ring::Fits(const Emission& emission) const {
 Verdict Ring::Emit(const Emission& emission, CompletionFactory* completions) {
   if (!Fits(emission)) return Verdict::kTooLarge;
   std::unique_lock<std::mutex> lock(mutex_);
+  if ((config_.steps & HCB_SAMPLE_BEYOND_HALF) && !KeepSampleLocked()) return DropLocked();
   if (waiters_.empty()) {
-    if (config_.policy == HCB_SAMPLE && !KeepSampleLocked()) return DropLocked();
     Reservation reservation;
     if (ReserveLocked(emission, &reservation)) {
       lock.unlock();
       return CopyAndCommit(emission, reservation);
     }
   }
-  switch (config_.policy) {
-    case HCB_OVERWRITE_OLDEST: {
-      if (!waiters_.empty()) break;
-      lock.unlock();  // lock order: the reader's lock comes before this one
-      Reservation reservation;
-      if (OverwriteFor(emission, &reservation)) return CopyAndCommit(emission, reservation);
-      lock.lock();
-      break;
-    }
-    case HCB_BLOCK_THEN_DROP:
-      return WaitAsThread(&lock, emission, std::max<int64_t>(config_.timeout_ns, 0));
-    case HCB_DROP_NEWEST:
-    case HCB_SAMPLE:
-      return DropLocked();
-    default:
-      break;
+  if ((config_.steps & HCB_OVERWRITE_OLDEST) && waiters_.empty()) {
+    lock.unlock();  // lock order: the reader's lock comes before this one
+    Reservation reservation;
+    if (OverwriteFor(emission, &reservation)) return CopyAndCommit(emission, reservation);
+    lock.lock();
   }
+  if (config_.drop_after_ns < 0) return DropLocked();
+  if (config_.drop_after_ns > 0) return WaitAsThread(&lock, emission, config_.drop_after_ns);
   lock.unlock();  // making a completion calls XLA
   std::unique_ptr<Completion> completion = completions != nullptr ? completions->Make() : nullptr;
   lock.lock();
@@ -90,7 +81,7 @@ bool Ring::OverwriteFor(const Emission& emission, Reservation* reservation) {
 
 bool Ring::MayOverwriteLocked() const {
   // This process does not know the position of a reader in another process.
-  return config_.policy == HCB_OVERWRITE_OLDEST && !holding_.load(std::memory_order_seq_cst) &&
+  return (config_.steps & HCB_OVERWRITE_OLDEST) && !holding_.load(std::memory_order_seq_cst) &&
          !outside_.load(std::memory_order_relaxed);
 }
 

@@ -67,7 +67,7 @@ Ring::Ring(int32_t device, const hcb_config& config, uint8_t* base)
       memory_(base + kRingPage),
       config_(config) {
   Initialize(control_);
-  overwrites_ = config.policy == HCB_OVERWRITE_OLDEST;
+  overwrites_ = (config.steps & HCB_OVERWRITE_OLDEST) != 0;
   blocks_.SetStockLimit(config.block_budget_bytes / 2);
 }
 
@@ -159,7 +159,7 @@ void Ring::Configure(const hcb_config& config) {
   {
     std::lock_guard<std::mutex> lock(mutex_);
     config_ = complete;
-    overwrites_.store(complete.policy == HCB_OVERWRITE_OLDEST, std::memory_order_relaxed);
+    overwrites_.store((complete.steps & HCB_OVERWRITE_OLDEST) != 0, std::memory_order_relaxed);
   }
   // A larger stock for a GPU, because pinning takes long.
   blocks_.SetStockLimit(complete.block_budget_bytes / (gpu_.load() != nullptr ? 1 : 2));

@@ -12,6 +12,7 @@ import pytest
 from compiling import COMPILER, SOURCES, build_native, compile_program, needs_compiler
 from fake_gpu import SOURCES as DRIVER_SOURCES
 from receiver.native import bindings as native
+from receiver.sources.back_pressure import Step
 
 
 def test_without_a_compiler_the_error_says_what_is_missing_and_what_to_do(monkeypatch, tmp_path, capsys):
@@ -67,6 +68,8 @@ def test_the_ctypes_declarations_agree_with_the_header(tmp_path):
         "HCB_EVENT_NEW_RING": native.EVENT_NEW_RING,
         "HCB_EVENT_NOT_PINNED": native.EVENT_NOT_PINNED,
         "HCB_COPY_FAILED": native.COPY_FAILED,
+        "HCB_SAMPLE_BEYOND_HALF": Step.SAMPLE_BEYOND_HALF.value,
+        "HCB_OVERWRITE_OLDEST": Step.OVERWRITE_OLDEST.value,
         "HCB_CUDA": native.GPU_VENDORS["cuda"],
         "HCB_ROCM": native.GPU_VENDORS["rocm"],
     }

@@ -131,7 +131,7 @@ std::map<uint64_t, uint64_t> Drain(hcb_ring* ring, bool gaps) {
 void Round(int32_t device, uint64_t threads, uint64_t programs, uint64_t count, uint64_t nbytes, bool overwrites = false,
            const char* file = nullptr) {
   hcb_config config = {};
-  config.policy = overwrites ? HCB_OVERWRITE_OLDEST : HCB_BLOCK;
+  config.steps = overwrites ? HCB_OVERWRITE_OLDEST : 0;
   config.capacity_bytes = 4096;
   config.block_budget_bytes = 64 << 10;
   hcb_ring* ring = hcb_ring_open(device, &config);

@@ -83,7 +83,9 @@ def test_the_second_time_it_ends_at_once_and_goes_on_there_when_it_is_started_ag
         emit(collector, tmp_path)
         wait_for(lambda: taken(collector), "a first message")
         collector.process.send_signal(number)
-        wait_for(lambda: any("delivering the remaining" in line for line in collector.errors), "that it says so")
+        wait_for(
+            lambda: any("delivering the remaining" in line for line in collector.errors), "that it says so"
+        )
         collector.process.send_signal(number)
         assert collector.process.wait(WAIT_SEC) != 0
         collector._join()

@@ -1,0 +1,94 @@
+"""Back-pressure policies: each has a rule, and the reference carries it out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+
+from checkout import ROOT
+from receiver.sources.back_pressure import Admission, BackPressure, Policy, Step, admit
+
+
+@dataclass
+class Queue:
+    """A queue of so many places, whose reader takes nothing."""
+
+    room: int
+    overwritable: int = 0
+    next_seq: int = 0
+    queued: int = 0
+    waits: list[float | None] = field(default_factory=list)
+
+    def has_room(self) -> bool:
+        return self.queued < self.room
+
+    def is_beyond_half(self) -> bool:
+        return 2 * self.queued > self.room
+
+    def overwrite_oldest(self) -> None:
+        while not self.has_room() and self.overwritable:
+            self.queued -= 1
+            self.overwritable -= 1
+
+    def wait_for_room(self, timeout_sec: float | None) -> bool:
+        self.waits.append(timeout_sec)
+        return timeout_sec is None
+
+    def emit(self, count: int, admission: Admission) -> list[bool]:
+        """Emits messages; whether each is queued."""
+        found = []
+        for _ in range(count):
+            found.append(admit(self, admission))
+            self.queued += found[-1]
+            self.next_seq += 1
+        return found
+
+
+def kept(queue: Queue, count: int, **parameters: object) -> list[int]:
+    """The numbers of the messages that are queued."""
+    admission = BackPressure(**parameters).admission  # type: ignore[arg-type]
+    return [seq for seq, is_queued in enumerate(queue.emit(count, admission)) if is_queued]
+
+
+def test_block_waits_without_limit_and_drops_nothing() -> None:
+    queue = Queue(4)
+    assert kept(queue, 6, policy="block") == [*range(6)]
+    assert queue.waits == [None, None]
+
+
+def test_block_then_drop_waits_for_its_timeout() -> None:
+    queue = Queue(4)
+    assert kept(queue, 6, policy="block_then_drop", timeout_sec=2.5) == [*range(4)]
+    assert queue.waits == [2.5, 2.5]
+
+
+def test_block_then_drop_without_time_does_not_wait() -> None:
+    queue = Queue(4)
+    assert kept(queue, 6, policy="block_then_drop", timeout_sec=0) == [*range(4)]
+    assert queue.waits == []
+
+
+def test_drop_newest_waits_for_nothing() -> None:
+    queue = Queue(4)
+    assert kept(queue, 6, policy="drop_newest") == [*range(4)]
+    assert queue.waits == []
+
+
+def test_sample_thins_out_beyond_half() -> None:
+    queue = Queue(10)
+    assert kept(queue, 40, policy="sample", sample_every=5) == [*range(6), 10, 15, 20, 25]
+    assert queue.waits == []
+
+
+def test_overwrite_oldest_makes_room_and_waits_for_what_must_not_be_dropped() -> None:
+    queue = Queue(4, overwritable=3)
+    assert kept(queue, 9, policy="overwrite_oldest") == [*range(9)]
+    assert queue.waits == [None, None]
+
+
+@pytest.mark.parametrize("policy", Policy)
+def test_every_policy_has_a_rule_and_is_documented(policy: Policy) -> None:
+    assert isinstance(BackPressure(policy=policy).admission.steps, Step)
+    assert f'"{policy}"' in (BackPressure.__doc__ or "")
+    assert f"`{policy}`" in (ROOT / "README.md").read_text(encoding="utf-8")
