@@ -19,6 +19,7 @@ ABI_VERSION = 10
 DIRECTORY = Path(__file__).parent
 
 BATCH_FRAMES = 1024
+BATCH_BYTES = 1 << 20
 BATCH_BLOCKS = 64
 BATCH_GROUPS = 128
 
@@ -178,6 +179,10 @@ _FUNCTIONS = {
     "hcb_ring_attach": (c_void_p, (c_char_p, POINTER(c_int32))),
     "hcb_ring_abandon": (None, (c_void_p,)),
     "hcb_ring_memory": (c_void_p, (c_void_p, POINTER(c_uint64))),
+    "hcb_ring_copy_ahead": (
+        c_uint32,
+        (c_void_p, POINTER(c_uint64), c_void_p, c_uint64, c_void_p, c_uint32, POINTER(c_uint64)),
+    ),
     "hcb_ring_read": (c_uint32, (c_void_p, c_int64, POINTER(Batch))),
     "hcb_batch_columns": (None, (c_void_p, POINTER(Batch), POINTER(Columns))),
     "hcb_batch_stack": (

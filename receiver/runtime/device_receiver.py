@@ -62,7 +62,14 @@ class DeviceReceiver:
         self.calls = make_calls(name, source, self._deliver)
         self._share = GilThrottle()
         self._dispatcher = Dispatcher(
-            registry, name, device, scope, self._enter_scope, self.calls, continues=continues_from is not None
+            registry,
+            name,
+            device,
+            scope,
+            self._enter_scope,
+            self.calls,
+            continues=continues_from is not None,
+            source=source,
         )
         self._switches: dict[int, Scope] = {}
         self._stopping = False
@@ -106,6 +113,7 @@ class DeviceReceiver:
         self._stopping = True
         self.source.wake()
         self._thread.join(timeout_sec)
+        self._dispatcher.feed.stop()
         return not self._thread.is_alive()
 
     @property
@@ -228,7 +236,8 @@ class DeviceReceiver:
         # Decoded arrays are copies: however slow the taps are, the device has its room back at once.
         if self._before_release is None:
             batch.release()
-        self._dispatcher.deliver(messages, share)
+        with self._dispatcher.feed.while_delivering():
+            self._dispatcher.deliver(messages, share)
         if self._before_release is not None:
             self._before_release()
             batch.release()

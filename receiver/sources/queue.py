@@ -13,7 +13,7 @@ import numpy as np
 from receiver.errors import CallFailedError
 from receiver.log import logger
 from receiver.sources.back_pressure import BackPressure, admit
-from receiver.sources.source import Frame, SourceCounters
+from receiver.sources.source import CopiedBatch, Frame, SourceCounters
 from receiver.wire import Flags, decode_header, encode_prefix, frame_from_prefix
 
 CAPACITY_BYTES = 64 << 20
@@ -66,6 +66,7 @@ class QueueSource:
             False  # a thread delivers frames: no other thread may take any until it has finished
         )
         self._reader_turn = False  # that thread is the reader
+        self._ahead = 0  # the sequence number up to which `copy_ahead` has copied
 
     def configure(self, back_pressure: BackPressure) -> None:
         """See `Source`."""
@@ -231,6 +232,21 @@ class QueueSource:
                 if flags & Flags.END_OF_STREAM:
                     break
             return _QueueBatch(self, frames)
+
+    def copy_ahead(self) -> CopiedBatch | None:
+        """See `Source`."""
+        frames: list[Frame] = []
+        nbytes = 0
+        with self._changed:
+            for frame in self._frames:
+                header = decode_header(frame)
+                if header.flags & Flags.END_OF_STREAM or len(frames) >= BATCH_FRAMES or nbytes >= BATCH_BYTES:
+                    break
+                if header.seq >= self._ahead:
+                    frames.append((frame, 0, None))
+                    nbytes += len(frame)
+                    self._ahead = header.seq + 1
+        return CopiedBatch(frames) if frames else None
 
     def _readable(self) -> bool:
         # The thread that waits in `call` takes a call's frame, not the reader.

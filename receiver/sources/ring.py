@@ -18,7 +18,7 @@ from receiver.sources.columns import BatchColumns
 from receiver.sources.ring_batch import BlockMemory, RingBatch
 from receiver.sources.ring_config import RingConfig
 from receiver.sources.ring_errors import DAMAGE, CorruptRingError, LostCopiesError
-from receiver.sources.source import SourceCounters
+from receiver.sources.source import CopiedBatch, SourceCounters
 from receiver.wire import ArraySpec, Flags, encode_prefix
 from receiver.wire.dtypes import is_subbyte, pack_subbyte, unpack_subbyte
 
@@ -60,6 +60,7 @@ class RingSource:
         self._quick = native.load_holding_lock()
         self._columns = BatchColumns(self._quick, ring, self.memory, self._native_batch)
         self._batch: RingBatch | None = None
+        self._ahead = ctypes.c_uint64()  # the position up to which `copy_ahead` has copied
 
     @classmethod
     def open(cls, device: int, config: RingConfig | None = None) -> RingSource:
@@ -216,6 +217,22 @@ class RingSource:
         folded = batch.folded[:found] if batch.folded_total else ()
         self._batch = RingBatch(self, found, batch.offsets, batch.ends, payloads, folded, self._columns)
         return self._batch
+
+    def copy_ahead(self) -> CopiedBatch | None:
+        """See `Source`. None of a GPU, whose frames are numbered when the reader reads them."""
+        nbytes = native.BATCH_BYTES
+        while True:
+            memory = np.empty(nbytes, np.uint8)
+            offsets, needed = np.empty(native.BATCH_FRAMES, np.uint64), ctypes.c_uint64()
+            found = self._library.hcb_ring_copy_ahead(
+                self._ring, self._ahead, memory.ctypes.data, nbytes, offsets.ctypes.data, len(offsets), needed
+            )
+            if found:
+                data = memory.data
+                return CopiedBatch([(data, offset, None) for offset in offsets[:found].tolist()])
+            if not needed.value:
+                return None
+            nbytes = needed.value
 
     def give_back(self, position: int, frames: int) -> None:
         """Releases the memory before a position, which held `frames` messages. Called by batches."""

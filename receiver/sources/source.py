@@ -64,6 +64,21 @@ class Batch(Protocol):
         """Returns the frames' memory to the producers."""
 
 
+class CopiedBatch:
+    """Frames that were copied out of a source. See `Batch`."""
+
+    columns = None
+    folded: Sequence[int] = ()
+
+    def __init__(self, frames: Sequence[Frame]) -> None:
+        """The frames, which have memory of their own."""
+        self.frames = frames
+        self.count = len(frames)
+
+    def release(self) -> None:
+        """Does nothing: the source does not own the memory."""
+
+
 class Source(Protocol):
     """One device's stream of frames: any number of producers, one reader thread."""
 
@@ -90,6 +105,16 @@ class Source(Protocol):
 
     def counters(self) -> SourceCounters:
         """Reads the counters. Any thread."""
+
+    def copy_ahead(self) -> Batch | None:
+        """Copies frames that the reader has not read, and that this method has not returned before, oldest first.
+
+        Any one thread, only while the reader thread delivers what it has read. The frames are not taken. An
+        END_OF_STREAM frame and the frames behind it are not copied before the reader has read it.
+
+        Returns:
+            At most 1024 frames or about 1 MiB; None if there are none.
+        """
 
     def discarded(self) -> int:
         """Number of accepted frames up to the last read that are not delivered. Reader thread only."""

@@ -124,6 +124,11 @@ uint32_t hcb_ring_read(hcb_ring* ring, int64_t timeout_ns, hcb_batch* batch) {
   return Of(ring)->Read(timeout_ns, batch);
 }
 
+uint32_t hcb_ring_copy_ahead(hcb_ring* ring, uint64_t* position, uint8_t* out, uint64_t capacity, uint64_t* offsets, uint32_t most,
+                             uint64_t* needed) {
+  return Of(ring)->CopyAhead(position, out, capacity, offsets, most, needed);
+}
+
 void hcb_batch_columns(hcb_ring* ring, const hcb_batch* batch, hcb_columns* columns) {
   hcb::ReadColumns(Of(ring)->memory(), *batch, columns);
 }

@@ -188,6 +188,11 @@ HCB_EXPORT void* hcb_ring_memory(hcb_ring* ring, uint64_t* capacity_bytes);
  * number. 0: the time is over, hcb_ring_wake was called, or batch->damage is set. A damaged stretch is reported once, and the next read
  * continues with the first intact frame after it. */
 HCB_EXPORT uint32_t hcb_ring_read(hcb_ring* ring, int64_t timeout_ns, hcb_batch* batch);
+/* Copies up to `most` frames that are not read yet to `out`, payloads inline, from `*position` on or from the reader's position if
+ * that is further, and moves `*position` behind them. For another thread than the reader, while that delivers. `offsets` gets where
+ * each copy begins. Returns their number; 0 with `*needed` set: the next frame alone needs so many bytes. Never of a GPU. */
+HCB_EXPORT uint32_t hcb_ring_copy_ahead(hcb_ring* ring, uint64_t* position, uint8_t* out, uint64_t capacity, uint64_t* offsets,
+                                        uint32_t most, uint64_t* needed);
 /* Reads the columns of a batch that has not been released. Does not wait, and may be called with an interpreter lock held. */
 HCB_EXPORT void hcb_batch_columns(hcb_ring* ring, const hcb_batch* batch, hcb_columns* columns);
 /* Copies the payloads of `count` messages of one group, from index `from` of `order` on, to `out`, `stride` bytes apart. */

@@ -422,6 +422,68 @@ bool Ring::TakeBlock(uint64_t position, OutstandingBlock* block) {
   return true;
 }
 
+// Copies the payload of an EXTERNAL frame that nobody has taken. False if its block is not there. With `sleep_mutex_` and not while
+// the reader walks, so that nobody takes the block meanwhile.
+bool Ring::CopyPayload(uint64_t position, uint8_t* out) {
+  const uint64_t nbytes = At(position)->payload_bytes;
+  OutstandingBlock found = {};
+  if (attached_bytes_ != 0) {
+    if (!CopyBlock(position, &found)) return false;
+    std::memcpy(out, found.memory, nbytes);
+    BlockPool::Free(found.memory);
+    return true;
+  }
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    const auto block = std::find_if(outstanding_.begin(), outstanding_.end(),
+                                    [position](const OutstandingBlock& b) { return b.position == position; });
+    if (block == outstanding_.end() || block->memory == nullptr || block->nbytes != nbytes) return false;
+    found = *block;
+  }
+  std::memcpy(out, found.memory, nbytes);  // without the lock that producers need
+  return true;
+}
+
+uint32_t Ring::CopyAhead(uint64_t* position, uint8_t* out, uint64_t capacity, uint64_t* offsets, uint32_t most,
+                         uint64_t* needed) {
+  *needed = 0;
+  if (gpu() != nullptr) return 0;  // numbers of its frames are final only when the reader has come to them
+  std::lock_guard<std::mutex> reader(sleep_mutex_);
+  if (walking_.load(std::memory_order_acquire)) return 0;
+  const uint64_t head = SettledHead();
+  uint64_t at = std::max(*position, cursor_);
+  uint64_t used = 0;
+  uint32_t frames = 0;
+  while (at != head && frames < most && Check(at, head) == HCB_INTACT) {
+    const FrameHeader& header = *At(at);
+    const uint32_t flags = LoadFlags(&header);
+    if (flags & (kBusy | kEndOfStream)) break;
+    if (!(flags & (kPad | kDiscarded))) {
+      const uint64_t start = sizeof(FrameHeader) + AlignUp(header.meta_bytes, kFrameAlign);
+      const uint64_t nbytes = FrameBytes(header.meta_bytes, header.payload_bytes);
+      if (nbytes > capacity - used) {
+        if (frames == 0) *needed = nbytes;
+        break;
+      }
+      uint8_t* const copy = out + used;
+      if (flags & kExternal) {
+        std::memcpy(copy, &header, start);
+        const uint32_t inline_flags = flags & ~kExternal;
+        std::memcpy(copy + offsetof(FrameHeader, flags), &inline_flags, sizeof(inline_flags));
+        if (!CopyPayload(at, copy + start)) break;
+        std::memset(copy + start + header.payload_bytes, 0, nbytes - start - header.payload_bytes);
+      } else {
+        std::memcpy(copy, &header, nbytes);
+      }
+      offsets[frames++] = used;
+      used += nbytes;
+    }
+    at += RingBytes(header, flags);
+  }
+  *position = at;
+  return frames;
+}
+
 // How many messages lie between the intact header at `from` and the head. `intact`: whether the frames follow one another
 // without damage all the way, which makes the number exact.
 uint64_t Ring::CountMessagesLocked(uint64_t from, bool* intact) const {

@@ -107,6 +107,12 @@ class Ring {
   hcb_host_call host_call() const { return host_call_.load(std::memory_order_acquire); }
   void SetHostCall(hcb_host_call call) { host_call_.store(call, std::memory_order_release); }
 
+  // Copies frames that the reader has not taken yet, with their payloads behind them, without taking them. Any thread, while the
+  // reader delivers what it took. From `*position` on, or from the reader's position if that is further; moves `*position` behind
+  // the last one. Stops before a frame that is being written, is damaged, or ends a stream. Returns the number of frames; 0 with
+  // `*needed` set: the next one alone needs so many bytes.
+  uint32_t CopyAhead(uint64_t* position, uint8_t* out, uint64_t capacity, uint64_t* offsets, uint32_t most, uint64_t* needed);
+
   // Any thread.
   void Wake();
   void Configure(const hcb_config& config);
@@ -224,6 +230,7 @@ class Ring {
   bool TakeCall(hcb_call_frame* frame);
   hcb_damage Check(uint64_t position, uint64_t head) const;
   bool TakeBlock(uint64_t position, OutstandingBlock* block);
+  bool CopyPayload(uint64_t position, uint8_t* out);
   void CountReleased(uint64_t frames);
   void SkipDamage(uint64_t head, hcb_damage damage, hcb_batch* batch);
   uint64_t CountMessagesLocked(uint64_t from, bool* intact) const;

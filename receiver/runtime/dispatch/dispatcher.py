@@ -11,13 +11,14 @@ from receiver.errors import TapFailure
 from receiver.messages.check_report import CheckFailed
 from receiver.messages.message import Consumer, Message
 from receiver.messages.registry import Registry
+from receiver.runtime.dispatch.batch_feed import BatchFeed
 from receiver.runtime.dispatch.calls import Calls
 from receiver.runtime.dispatch.gil_share import GilThrottle
 from receiver.runtime.dispatch.scope import Scope
 from receiver.runtime.dispatch.sink_chain import Link, SinkChain
 from receiver.runtime.dispatch.tap_counters import TapCounters
 from receiver.sources.batch_decoder import BatchDecoder, DecodedBatch
-from receiver.sources.source import Batch
+from receiver.sources.source import Batch, Source
 from receiver.wire import Flags, WireError, decode_header
 from receiver.wire.truncation import split_truncated
 
@@ -36,6 +37,7 @@ class Dispatcher:
         scope: accounts for what is delivered now; changed between frames by `set_scope`.
         current: the consumer whose sink runs now, or None. Read by other threads for reports.
         current_since: `perf_counter()` at which it began.
+        feed: hands batches to the batch sinks of the scope.
         delivered: how many messages of what `deliver` works on it is through with.
     """
 
@@ -49,6 +51,7 @@ class Dispatcher:
         calls: Calls,
         *,
         continues: bool = False,
+        source: Source | None = None,
     ) -> None:
         """Makes the dispatcher of one device.
 
@@ -61,6 +64,8 @@ class Dispatcher:
             calls: gets the messages that a program waits for the replies to.
             continues: whether another dispatcher had messages of the device before, so that the first may have any
                 number.
+            source: of the device, from which batch sinks get messages while delivery takes long; None for what has no
+                more than it delivers.
         """
         self._registry = registry
         self._chain = SinkChain(registry.find)
@@ -75,6 +80,7 @@ class Dispatcher:
         self.current: Consumer | None = None
         self.current_since = 0.0
         self.delivered = 0
+        self.feed = BatchFeed(device_name, source, registry.find, continues=continues)
         self.set_scope(scope)
 
     @property
@@ -91,6 +97,7 @@ class Dispatcher:
         """Accounts to `scope` from the next frame on."""
         self.scope = scope
         self._stats = scope.device_stats(self._device_name)
+        self.feed.sinks = scope.batch_sinks
         self._make_chain()
 
     def _make_chain(self) -> None:
@@ -112,7 +119,7 @@ class Dispatcher:
             self._folded = {
                 header.seq: batch.folded[place] for header, place in zip(headers, counted, strict=True)
             }
-        expected, dropped = self._expected_seq, 0
+        expected = self._expected_seq
         if found.last_seq < 0:
             self._expected_seq = _ANY_SEQ
         else:
@@ -120,15 +127,7 @@ class Dispatcher:
                 dropped = found.last_seq + 1 - expected - batch.count - folded
                 self._stats.dropped += max(0, dropped)  # a damaged header may say anything
             self._expected_seq = found.last_seq + 1
-        for sink in self.scope.batch_sinks:
-            sink.record_batch(
-                self._device_name,
-                batch,
-                self._chain.find,
-                dropped=dropped,
-                first_seq=max(0, expected),
-                last_seq=max(0, found.last_seq),
-            )
+        self.feed.take(batch, found.last_seq)
         return found
 
     def deliver(self, found: DecodedBatch, share: GilThrottle | None = None) -> None:
@@ -198,8 +197,7 @@ class Dispatcher:
         """Accounts for messages that can never be delivered."""
         self._expected_seq = _ANY_SEQ  # the gap they leave is no drop
         self.scope.deferred.add_lost(reason, count)
-        for sink in self.scope.batch_sinks:
-            sink.lose(self._device_name, count, reason)
+        self.feed.lose(count, reason)
 
     def _lose(self, error: WireError) -> None:
         self.scope.deferred.add_lost(f"undecodable frame on {self._device_name}: {error}", 1)

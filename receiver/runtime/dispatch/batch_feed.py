@@ -1,0 +1,206 @@
+"""Hands the frames of one device to the batch sinks of its scope, also while a tap function keeps the receiver thread.
+
+Recording, forwarding and delivering are readers of one stream. The receiver thread hands each batch to the batch sinks
+before it delivers the messages. If that delivery takes long, a thread of this module copies the frames that have come
+meanwhile out of the source and hands these on: so a message is recorded soon after it was emitted, however slow the
+taps are. The receiver thread then leaves out the frames that were handed on already. Memory stays bounded, because the
+copies go to the sinks at once and the frames stay in the source until they are delivered.
+"""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from time import perf_counter
+
+from receiver.log import logger
+from receiver.runtime.dispatch.sink_chain import BatchSink, Find
+from receiver.sources.source import Batch, Frame, Source
+from receiver.wire import WireError, decode_header
+
+LOOK_SEC = 0.01
+"""How often the thread looks whether a delivery takes long; also the time from which on it does."""
+
+REST_SEC = 1.0
+"""After this long without a delivery the thread waits until the next one begins."""
+
+_NONE = -1
+
+
+class PartOfBatch:
+    """The last frames of a batch. See `Batch`."""
+
+    columns = None
+
+    def __init__(self, frames: Sequence[Frame], folded: Sequence[int]) -> None:
+        """The frames with the numbers of failures that were left out before each; empty if none were."""
+        self.frames = frames
+        self.folded = folded
+        self.count = len(frames)
+
+    def release(self) -> None:
+        """Does nothing: the whole batch is released."""
+
+
+class BatchFeed:
+    """Hands on one device's frames: all of them once, in order. The receiver thread calls it.
+
+    Attributes:
+        sinks: the batch sinks of the current scope.
+    """
+
+    def __init__(
+        self, device_name: str, source: Source | None, find: Find, *, continues: bool = False
+    ) -> None:
+        """Makes the feed of one device.
+
+        Args:
+            device_name: the name that the sinks are told.
+            source: the source that frames are copied from while a delivery takes long; None copies none.
+            find: finds the consumer of an id, for the sinks.
+            continues: whether the first frame may have any number, because another reader had frames before.
+        """
+        self.sinks: tuple[BatchSink, ...] = ()
+        self._device_name = device_name
+        self._source = source
+        self._find = find
+        # Protects the rest, and keeps batches in order: the sinks are called with it.
+        self._lock = threading.Lock()
+        self._next_seq = _NONE if continues else 0
+        self._ahead: list[int] = []  # sequence numbers handed on that the reader has not read yet
+        self._delivering_since: float | None = None
+        self._wanted = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._stopping = False
+
+    def take(self, batch: Batch, last_seq: int) -> None:
+        """Hands on what the reader has read, except for frames that were handed on before. Does not raise.
+
+        Args:
+            batch: the frames.
+            last_seq: the sequence number of the last one; negative if it is unknown.
+        """
+        if not self.sinks and not self._ahead:
+            self._next_seq = _NONE if last_seq < 0 else last_seq + 1
+            return
+        with self._lock:
+            rest = self._rest(batch) if self._ahead else batch
+            if rest is not None:
+                self._hand_on(rest)
+
+    def lose(self, count: int, reason: str) -> None:
+        """Tells the sinks that messages were lost before they could be read."""
+        with self._lock:
+            self._next_seq = _NONE  # the gap that they leave is not a drop
+            for sink in self.sinks:
+                sink.lose(self._device_name, count, reason)
+
+    @contextmanager
+    def while_delivering(self) -> Iterator[None]:
+        """Has frames copied out of the source while the block runs, should it take long."""
+        if not self.sinks or self._source is None:
+            yield
+            return
+        if self._thread is None:
+            self._start()
+        self._delivering_since = perf_counter()
+        self._wanted.set()
+        try:
+            yield
+        finally:
+            # With the lock: the reader must not read on while frames are copied, or their order would be lost.
+            with self._lock:
+                self._delivering_since = None
+
+    def stop(self) -> None:
+        """Ends the thread, if there is one."""
+        self._stopping = True
+        self._wanted.set()
+
+    def _hand_on(self, batch: Batch) -> None:
+        last = _seq_of(batch.frames[-1])
+        expected, dropped = self._next_seq, 0
+        if last == _NONE:
+            self._next_seq = _NONE
+        else:
+            if expected != _NONE:
+                dropped = max(0, last + 1 - expected - batch.count - sum(batch.folded))
+            self._next_seq = last + 1
+        for sink in self.sinks:
+            sink.record_batch(
+                self._device_name,
+                batch,
+                self._find,
+                dropped=dropped,
+                first_seq=max(0, expected),
+                last_seq=max(0, last),
+            )
+
+    def _rest(self, batch: Batch) -> Batch | None:
+        # The frames of the batch that were not handed on ahead; None if all were.
+        seqs = [_seq_of(frame) for frame in batch.frames]
+        first = next((place for place, seq in enumerate(seqs) if seq == _NONE or seq >= self._next_seq), None)
+        last = seqs[-1] if first is None else max(seqs[first], self._next_seq - 1)
+        done, self._ahead = self._ahead, self._ahead[bisect_right(self._ahead, last) :]
+        if first is None:
+            return None
+        folded = list(batch.folded[first:])
+        if folded and folded[0]:
+            # Failures of a check stand in the source one by one; some of those before this frame were handed on.
+            before = seqs[first - 1] if first else _NONE
+            folded[0] -= min(folded[0], bisect_left(done, seqs[first]) - bisect_right(done, before))
+        if not first and not (folded and folded[0] != batch.folded[0]):
+            return batch
+        return PartOfBatch(batch.frames[first:], folded if any(folded) else ())
+
+    def _start(self) -> None:
+        self._thread = threading.Thread(
+            target=self._run, name=f"hostcallback-ahead-{self._device_name}", daemon=True
+        )
+        self._thread.start()
+
+    def _run(self) -> None:
+        pause = threading.Event()
+        last = perf_counter()
+        while not self._stopping:
+            if perf_counter() - last > REST_SEC:
+                self._wanted.wait()
+            self._wanted.clear()
+            pause.wait(LOOK_SEC)
+            since, now = self._delivering_since, perf_counter()
+            if since is not None:
+                last = now
+                if now - since >= LOOK_SEC:
+                    try:
+                        while self._copy():
+                            pass
+                    except Exception:  # the receiver thread hands on all that comes
+                        logger.exception(
+                            "messages of %s are recorded only as they are delivered", self._device_name
+                        )
+                        self._source = None
+                        return
+            elif self._wanted.is_set():
+                last = now
+
+    def _copy(self) -> bool:
+        with self._lock:
+            if self._delivering_since is None or self._source is None or not self.sinks:
+                return False
+            batch = self._source.copy_ahead()
+            if batch is None:
+                return False
+            seqs = [_seq_of(frame) for frame in batch.frames]
+            self._ahead += seqs
+            self._hand_on(batch)
+            return True
+
+
+def _seq_of(frame: Frame) -> int:
+    memory, offset, _ = frame
+    try:
+        return decode_header(memory, offset).seq
+    except WireError:
+        return _NONE
