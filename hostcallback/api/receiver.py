@@ -32,6 +32,7 @@ from hostcallback.lifecycle.forwarding import (
     send_at_termination,
 )
 from hostcallback.lifecycle.process_group import job, process_index
+from hostcallback.lifecycle.termination import end_flushing, flush_at_termination
 from hostcallback.sync import inflight
 from receiver.errors import DeviceClaimedError, TapTimeoutError
 from receiver.log import logger
@@ -129,6 +130,8 @@ class OutfeedReceiver:
             self._scope.record_with(record_to(self._record, process_index=process_index(), job=job()))
         elif self._record is not None:
             self._scope.record_with(self._record)
+        if self._scope.recorder is not None:
+            flush_at_termination(self._scope.recorder)
         if self._forward is not None:
             self._forwarder = open_forwarder(self._forward)
             self._scope.add_batch_sink(self._forwarder)
@@ -176,7 +179,7 @@ class OutfeedReceiver:
         finally:
             if not finished:  # also when interrupted: what the taps raise belongs into the next report
                 runtime.defer_report(self._scope)
-            self._end_recording()
+            self._end_recording(problem)
             if self._forwarder is not None:
                 end_forwarding(self._forwarder, self._process)
             monitoring.record_receiver(self._scope.name, self.stats)
@@ -223,10 +226,19 @@ class OutfeedReceiver:
             send_at_termination(process)
         return process
 
-    def _end_recording(self) -> None:
+    def _end_recording(self, problem: TapTimeoutError | None) -> None:
         recorder = self._scope.recorder
         if recorder is None:
             return
+        end_flushing(recorder)
+        if problem is not None:
+            for receiver in runtime.receivers():
+                if (
+                    receiver.scope is self._scope and receiver.queued() > 1
+                ):  # the last is the end-of-stream sentinel
+                    recorder.lose(
+                        receiver.name, 0, f"messages are recorded, but not all are delivered: {problem}"
+                    )
         if recorder is self._record:  # the user's, who may go on
             recorder.flush()
         else:

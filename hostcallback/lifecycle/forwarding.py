@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import warnings
-from time import perf_counter
 from typing import TYPE_CHECKING
 
 import jax
 
 from hostcallback.lifecycle import receivers as transport
 from hostcallback.lifecycle.process_group import job, process_index
-from receiver.errors import TapTimeoutError
-from receiver.log import logger
+from hostcallback.lifecycle.termination import end_flushing, flush_at_termination
 from receiver.remote.options import Forward
 from receiver.runtime.isolated.reader_process import ReceiverProcess
-from receiver.runtime.runtime import runtime
 
 if TYPE_CHECKING:
     from receiver.remote.forwarder import Forwarder
@@ -35,20 +32,16 @@ def open_forwarder(options: Forward) -> Forwarder:
     Raises:
         HostCallbackError: the spool cannot be made, or a file is no certificate or key.
     """
-    from receiver.remote import sigterm as termination  # with grpc, which takes its time to load
-    from receiver.remote.forwarder import Forwarder
+    from receiver.remote.forwarder import Forwarder  # with grpc, which takes its time to load
 
     forwarder = Forwarder(options, process_index=process_index(), local_devices=local_devices(), job=job())
-    termination.watch.deliver = _deliver_before_the_end
-    termination.watch.add(forwarder)
+    flush_at_termination(forwarder)
     return forwarder
 
 
 def send_at_termination(process: ReceiverProcess) -> None:
     """Has a receiver's process send what there is when SIGTERM comes."""
-    from receiver.remote import sigterm as termination
-
-    termination.watch.add(process)
+    flush_at_termination(process)
 
 
 def end_forwarding(forwarder: Forwarder, process: ReceiverProcess | None) -> None:
@@ -58,13 +51,11 @@ def end_forwarding(forwarder: Forwarder, process: ReceiverProcess | None) -> Non
         forwarder: what forwarded.
         process: the receiver's process that forwarded as well, if there was one; it has ended.
     """
-    from receiver.remote import sigterm as termination
-
     forwarder.close()
-    termination.watch.remove(forwarder)
+    end_flushing(forwarder)
     outcomes = [forwarder.outcome()]
     if process is not None:
-        termination.watch.remove(process)
+        end_flushing(process)
         outcomes += filter(None, [process.forwarded])
     for outcome in outcomes:
         if outcome.lost_messages:
@@ -81,10 +72,3 @@ def end_forwarding(forwarder: Forwarder, process: ReceiverProcess | None) -> Non
                 ForwardingWarning,
                 stacklevel=3,  # who leaves the receiver
             )
-
-
-def _deliver_before_the_end(timeout_sec: float) -> None:
-    try:
-        runtime.wait_delivered(deadline=perf_counter() + timeout_sec)
-    except TapTimeoutError as error:
-        logger.error("at SIGTERM: %s", error)

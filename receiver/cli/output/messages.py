@@ -81,7 +81,9 @@ def time_text(time_ns: int) -> str:
 
 
 def lost_text(lost: Lost) -> str:
-    """A note of lost messages as one phrase."""
+    """A note of lost messages as one phrase; a note about none is its reason alone."""
+    if not lost.messages:
+        return printable(lost.reason)
     return f"{lost.messages:,} message(s) lost: {printable(lost.reason)}"
 
 

@@ -82,7 +82,10 @@ class TraceConversion:
         lost = run.lost
         pid, tid = self._track(run.writer, lost.device, lost.time_ns)
         args = {"messages": lost.messages, "reason": lost.reason, "first_seq": lost.first_seq}
-        name, ts = f"{lost.messages} message(s) lost", self._ts(lost.time_ns)
+        name, ts = (
+            f"{lost.messages} message(s) lost" if lost.messages else lost.reason,
+            self._ts(lost.time_ns),
+        )
         self._event(
             {"ph": "i", "s": "t", "cat": "lost", "name": name, "pid": pid, "tid": tid, "ts": ts, "args": args}
         )

@@ -139,6 +139,11 @@ class Recorder(Closing):
         """Writes all collected messages, and has them forwarded at once if the log is a spool."""
         self._log.flush()
 
+    def drain(self, timeout_sec: float) -> bool:
+        """Writes everything that has come, as SIGTERM wants it; True: it is in the file."""
+        self.flush()
+        return True
+
     def close(self) -> None:
         """Writes all collected messages and completes the segment. Later messages start a new one."""
         self._log.close()

@@ -1,0 +1,28 @@
+"""What SIGTERM flushes before it takes effect: recorders, forwarders and reader processes."""
+
+from __future__ import annotations
+
+from time import perf_counter
+
+from receiver.errors import TapTimeoutError
+from receiver.log import logger
+from receiver.runtime import sigterm
+from receiver.runtime.runtime import runtime
+
+
+def flush_at_termination(flushed: sigterm.Drains) -> None:
+    """Delivers what the devices have emitted, and drains `flushed`, when SIGTERM comes."""
+    sigterm.watch.deliver = _deliver
+    sigterm.watch.add(flushed)
+
+
+def end_flushing(flushed: sigterm.Drains) -> None:
+    """SIGTERM does not drain `flushed` any longer."""
+    sigterm.watch.remove(flushed)
+
+
+def _deliver(timeout_sec: float) -> None:
+    try:
+        runtime.wait_delivered(deadline=perf_counter() + timeout_sec)
+    except TapTimeoutError as error:
+        logger.error("at SIGTERM: %s", error)
