@@ -69,7 +69,9 @@ class DeviceReceiver:
             self._enter_scope,
             self.calls,
             continues=continues_from is not None,
-            source=source,
+            # A reader process copies nothing ahead: if it dies, its parent reads on from what was released, and would
+            # record once more what had been copied.
+            source=source if before_release is None else None,
         )
         self._switches: dict[int, Scope] = {}
         self._stopping = False

@@ -1,0 +1,126 @@
+"""Frames that are copied ahead of the reader: each once, in order, while producers emit and the reader delivers."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from receiver import wire
+from receiver.native import bindings as native
+from receiver.sources.back_pressure import Policy
+
+pytestmark = pytest.mark.native_only
+
+
+def payloads(batch: Any) -> list[bytes]:
+    """The payloads of a batch's frames, wherever these are."""
+    return [
+        wire.decode_frame(memory, offset, external)[1][0].tobytes()
+        for memory, offset, external in batch.frames
+    ]
+
+
+def number(i: int) -> bytes:
+    return i.to_bytes(8, "little")
+
+
+def test_what_the_reader_has_not_read_is_copied_once_and_read_still(make_ring: Callable[..., Any]) -> None:
+    ring = make_ring()
+    for i in range(3):
+        ring.send(number(i))
+    first = ring.source.read(10)
+    assert payloads(first) == [number(i) for i in range(3)]
+    assert ring.source.copy_ahead() is None
+    for i in range(3, 8):
+        ring.send(number(i))
+    assert payloads(ring.source.copy_ahead()) == [number(i) for i in range(3, 8)]
+    assert ring.source.copy_ahead() is None
+    ring.send(number(8))
+    assert payloads(ring.source.copy_ahead()) == [number(8)]
+    first.release()
+    assert payloads(ring.source.read(10)) == [number(i) for i in range(3, 9)]
+
+
+def test_payloads_outside_the_ring_are_copied_whatever_their_size(make_ring: Callable[..., Any]) -> None:
+    ring = make_ring(capacity_bytes=1 << 16)
+    sent = [bytes([i]) * size for i, size in enumerate((10, 3 << 20, 70_000, 5))]
+    for payload in sent:
+        ring.send(payload)
+    copies: list[bytes] = []
+    while (batch := ring.source.copy_ahead()) is not None:
+        copies += payloads(batch)
+    assert copies == sent
+    read: list[bytes] = []
+    while len(read) < len(sent):
+        batch = ring.source.read(10)
+        read += payloads(batch)
+        batch.release()
+    assert read == sent
+
+
+def test_nothing_behind_the_end_of_a_stream_is_copied_before_the_reader_is_there(
+    make_ring: Callable[..., Any],
+) -> None:
+    ring = make_ring()
+    ring.send(number(0))
+    ring.source.send_end(7)
+    ring.send(number(1))
+    assert payloads(ring.source.copy_ahead()) == [number(0)]
+    assert ring.source.copy_ahead() is None
+    ring.source.read(10).release()
+    ring.source.read(10).release()  # the end
+    assert payloads(ring.source.copy_ahead()) == [number(1)]
+
+
+@pytest.mark.parametrize("policy", [Policy.BLOCK, Policy.OVERWRITE_OLDEST, Policy.DROP_NEWEST])
+def test_copies_and_reads_of_a_busy_ring_agree(make_ring: Callable[..., Any], policy: Policy) -> None:
+    ring = make_ring(policy=policy)
+    count, producers = 3000, 3
+    accepted, seen, read = [0] * producers, {}, {}
+    lock, over = threading.Lock(), threading.Event()
+
+    def emit(producer: int) -> None:
+        for i in range(count):
+            big = b"x" * 5000 if i % 40 == 0 else b""
+            accepted[producer] += ring.send(number(producer) + number(i) + big) == native.EMITTED
+
+    def copy() -> None:
+        last = -1
+        while not over.is_set():
+            with lock:  # the reader delivers: it does not read on meanwhile
+                batch = ring.source.copy_ahead()
+            for memory, offset, _ in () if batch is None else batch.frames:
+                header, (array,) = wire.decode_frame(memory, offset)
+                assert header.seq > last
+                last = header.seq
+                seen[header.seq] = array.tobytes()
+
+    with ThreadPoolExecutor(producers + 1) as pool:
+        copying = pool.submit(copy)
+        emitting = [pool.submit(emit, producer) for producer in range(producers)]
+        while not all(job.done() for job in emitting) or ring.counters.queued_messages:
+            with lock:
+                batch = ring.source.read(0.01)
+                frames = (
+                    []
+                    if batch is None
+                    else [
+                        (wire.decode_header(memory, offset).seq, payload)
+                        for (memory, offset, _), payload in zip(batch.frames, payloads(batch), strict=True)
+                    ]
+                )
+                if batch is not None:
+                    batch.release()
+            read.update(frames)
+        over.set()
+        copying.result()
+        for job in emitting:
+            job.result()
+    assert len(read) == sum(accepted) - ring.counters.discarded
+    assert all(seen[seq] == read[seq] for seq in seen.keys() & read.keys())
+    if policy is not Policy.OVERWRITE_OLDEST:
+        assert seen.keys() <= read.keys()
