@@ -422,8 +422,8 @@ bool Ring::TakeBlock(uint64_t position, OutstandingBlock* block) {
   return true;
 }
 
-// Copies the payload of an EXTERNAL frame that nobody has taken. False if its block is not there. With `sleep_mutex_` and not while
-// the reader walks, so that nobody takes the block meanwhile.
+// Copies the payload of an EXTERNAL frame that no reader has taken. False if its block is not there. With `sleep_mutex_` and not while
+// the reader walks, because a reader could take the block meanwhile.
 bool Ring::CopyPayload(uint64_t position, uint8_t* out) {
   const uint64_t nbytes = At(position)->payload_bytes;
   OutstandingBlock found = {};

@@ -110,7 +110,7 @@ class Ring {
   // Copies frames that the reader has not taken yet, with their payloads behind them, without taking them. Any thread, while the
   // reader delivers what it took. From `*position` on, or from the reader's position if that is further; moves `*position` behind
   // the last one. Stops before a frame that is being written, is damaged, or ends a stream. Returns the number of frames; 0 with
-  // `*needed` set: the next one alone needs so many bytes.
+  // `*needed` set: the next one alone needs that many bytes.
   uint32_t CopyAhead(uint64_t* position, uint8_t* out, uint64_t capacity, uint64_t* offsets, uint32_t most, uint64_t* needed);
 
   // Any thread.
