@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import ast
 import linecache
+import os
+import stat
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from receiver import limits
+
 MAX_LINES = 8
 MAX_PLACES = 8
+MAX_FRAMES = 1000
+MAX_SPAN = 1000
+"""Limits of a described place: frames of its stack, and lines of the call."""
 
 
 class Frame(NamedTuple):
@@ -26,9 +33,31 @@ class Frame(NamedTuple):
 
     def __str__(self) -> str:
         """As in a traceback, with the line's text if it can be read."""
-        text = linecache.getline(self.file, self.line).strip()
+        text = self.source_text(self.line).strip()
         head = f'File "{self.file}", line {self.line}, in {self.function}'
         return f"{head}\n  {text}" if text else head
+
+    def source_text(self, line: int) -> str:
+        """The text of a line of the frame's file, with its end; empty if the file cannot be read."""
+        return linecache.getline(self.file, line)
+
+
+class DescribedFrame(Frame):
+    """A frame of which another process told: its file is read only if it is a Python file of usual size."""
+
+    __slots__ = ()
+
+    def source_text(self, line: int) -> str:
+        """As that of `Frame`. Devices, pipes and files that are no Python source are not opened."""
+        if not self.file.endswith(".py"):
+            return ""
+        try:
+            found = os.stat(self.file)
+        except (OSError, ValueError):
+            return ""
+        if not stat.S_ISREG(found.st_mode) or found.st_size > limits.SOURCE_BYTES:
+            return ""
+        return linecache.getline(self.file, line)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +81,10 @@ class CallSite:
         if not self.stack:
             return []
         if self.span is None:
-            line = linecache.getline(self.stack[0].file, self.stack[0].line).strip()
+            line = self.stack[0].source_text(self.stack[0].line).strip()
             return [line] if line else []
         first, last, start, end = self.span
-        lines = [linecache.getline(self.stack[0].file, number) for number in range(first, last + 1)]
+        lines = [self.stack[0].source_text(number) for number in range(first, last + 1)]
         if not all(lines):
             return []
         mark = _first_argument(lines, start, end)
@@ -78,6 +107,28 @@ def location_of(source_line: str) -> Frame:
     if not file or not line.isdecimal():
         return Frame("", 0, "")
     return Frame(file, int(line), function.strip("()"))
+
+
+def described_place(stack: object, span: object) -> CallSite:
+    """The place that another process described as plain data.
+
+    Raises:
+        ValueError: it is none.
+    """
+    frames = []
+    for frame in stack if isinstance(stack, list) and len(stack) <= MAX_FRAMES else [None]:
+        if not isinstance(frame, list) or [type(item) for item in frame] != [str, int, str]:
+            raise ValueError(f"a place of a check is described as {str(frame)[:80]}")
+        file, line, function = frame
+        frames.append(DescribedFrame(file, line, function))
+    if span is None:
+        return CallSite(tuple(frames))
+    if not isinstance(span, list) or [type(number) for number in span] != [int] * 4:
+        raise ValueError(f"the lines of a check are described as {str(span)[:80]}")
+    first, last, start, end = span
+    if min(span) < 0 or last - first > MAX_SPAN:
+        raise ValueError(f"a check is described as of the lines {first} to {last}")
+    return CallSite(tuple(frames), (first, last, start, end))
 
 
 def note_place(places: list[CallSite], place: CallSite) -> None:

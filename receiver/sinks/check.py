@@ -110,7 +110,8 @@ class CheckSink:
             return 1, 1, (), message.arrays
         failing = total = 0
         first: tuple[tuple[int, ...], Sequence[Array]] | None = None
-        for index, arrays in elements(message.arrays, self._batchings, message.shard_index):
+        most = self._template.most_elements
+        for index, arrays in elements(message.arrays, self._batchings, message.shard_index, most):
             total += 1
             if not arrays[0].all():
                 failing += 1

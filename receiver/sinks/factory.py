@@ -10,9 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from receiver.messages.call_site import CallSite, Frame, location_of
+from receiver import limits
+from receiver.messages.call_site import MAX_PLACES, CallSite, described_place, location_of
 from receiver.messages.message import Consumer, Message, Sink
 from receiver.sinks.check import CheckSink
+from receiver.sinks.described_template import bounded, print_options
 from receiver.sinks.format import FormatSink, PrintLines, Template, log_records
 from receiver.sinks.nonfinite import NonFiniteSink, Watched
 from receiver.sinks.print import PrintSink
@@ -50,9 +52,14 @@ def _print(described: TapDescriptor, binding: Binding | None) -> Sink | None:
         return _bound_tap(described, binding)
     unflatten = tree.unflatten_with(described.tree)
     params = described.params
-    return PrintSink(
-        described.kwargs, unflatten, None, params["threshold"], with_device=params.get("with_device", False)
-    )
+    threshold = params["threshold"]
+    if threshold is not None and (type(threshold) is not int or threshold < 0):
+        raise ValueError(f"the threshold is {str(threshold)[:80]!r}, expected a number of elements")
+
+    def shown(arrays: Sequence[Any]) -> Any:
+        return bounded(unflatten(arrays), threshold)
+
+    return PrintSink(described.kwargs, shown, None, threshold, with_device=bool(params.get("with_device")))
 
 
 def batchings_of(described: TapDescriptor) -> Batchings:
@@ -63,20 +70,28 @@ def batchings_of(described: TapDescriptor) -> Batchings:
 def _format(described: TapDescriptor, binding: Binding | None) -> Sink | None:
     unflatten, batchings = tree.unflatten_with(described.tree), batchings_of(described)
     if binding is not None:
-        return callback_sink(functools.partial(binding.func, **binding.kwargs), unflatten, batchings)
+        func = functools.partial(binding.func, **binding.kwargs)
+        return callback_sink(func, unflatten, batchings, most=limits.BATCH_ELEMENTS)
     params = described.params
     template = template_of(described)
     deliver: Callable[[list[str]], None] = PrintLines(None)
     if "logger" in params:
-        logger = logging.getLogger(params["logger"])
-        deliver = log_records(logger, params["level"], *location_of(described.source_line))
+        name, level = params["logger"], params["level"]
+        if type(name) is not str or type(level) is not int or len(name) > limits.LOGGER_CHARS:
+            raise ValueError(f"the logger is {str(name)[:80]!r} with the level {str(level)[:20]}")
+        deliver = log_records(logging.getLogger(name), level, *location_of(described.source_line))
     return FormatSink(template, unflatten, batchings, deliver)
 
 
 def template_of(described: TapDescriptor) -> Template:
     """How the messages of a tap become text, for those of the kinds "format" and "check"."""
     params = described.params
-    return Template(params["fmt"], params["has_placeholders"], params["printoptions"])
+    fmt = params["fmt"]
+    if type(fmt) is not str:
+        raise ValueError(f"the format string is a {type(fmt).__name__}")
+    return Template(
+        fmt, bool(params["has_placeholders"]), print_options(params["printoptions"]), is_foreign=True
+    )
 
 
 def _callback(described: TapDescriptor, binding: Binding | None) -> Sink | None:
@@ -93,14 +108,14 @@ def _check(described: TapDescriptor, binding: Binding | None) -> Sink | None:
         if not np.all(predicate):
             binding.func(*args, **{**kwargs, **binding.kwargs})
 
-    return lambda message: for_each_element(message, batchings, call)
+    return lambda message: for_each_element(message, batchings, call, most=limits.BATCH_ELEMENTS)
 
 
 def _places(described: TapDescriptor) -> list[CallSite]:
-    return [
-        CallSite(tuple(Frame(*frame) for frame in stack), None if span is None else tuple(span))
-        for stack, span in described.params.get("places", [])
-    ]
+    places = described.params.get("places", [])
+    if not isinstance(places, list) or len(places) > MAX_PLACES:
+        raise ValueError(f"the places of a check are {str(places)[:80]}")
+    return [described_place(stack, span) for stack, span in places]
 
 
 def _nonfinite(described: TapDescriptor, binding: Binding | None) -> Sink | None:

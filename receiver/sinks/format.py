@@ -11,7 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from receiver import limits
 from receiver.messages.message import Message
+from receiver.sinks import described_template
 from receiver.sinks.print import SupportsWrite, write_at_once
 from receiver.sinks.tap import Unflatten
 from receiver.sinks.unbatch import Array, Batchings, for_each_element
@@ -33,18 +35,29 @@ class Template:
         has_placeholders: whether it has any; if not, the arguments follow it, separated by spaces.
         printoptions: numpy's print options to format under.
         present: makes what is formatted of an array; None to format numpy's.
+        is_foreign: whether another process wrote it; see `receiver.sinks.described_template`.
     """
 
     fmt: str
     has_placeholders: bool
     printoptions: Mapping[str, Any]
     present: Callable[[Array], Any] | None = None
+    is_foreign: bool = False
 
     def fill(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
         """The text, without a line's end."""
+        if self.is_foreign:
+            if self.has_placeholders:
+                return described_template.fill(self.fmt, args, kwargs)
+            return described_template.join(self.fmt, args)
         if self.has_placeholders:
             return self.fmt.format(*args, **kwargs)
         return " ".join((self.fmt, *map(str, args)))
+
+    @property
+    def most_elements(self) -> int | None:
+        """How many elements a batch may have; None for any number."""
+        return limits.BATCH_ELEMENTS if self.is_foreign else None
 
     @contextlib.contextmanager
     def options(self) -> Iterator[None]:
@@ -92,15 +105,24 @@ class FormatSink:
         """Formats one message; elements that cannot be formatted do not keep the others back."""
         texts: list[str] = []
         template, present = self._template, self._template.present
+        left, skipped = limits.MESSAGE_CHARS if template.is_foreign else -1, 0
 
         def format_one(arrays: Sequence[Any]) -> None:
+            nonlocal left, skipped
+            if not left:
+                skipped += 1
+                return
             args, kwargs = self._unflatten(arrays if present is None else [*map(present, arrays)])
             texts.append(template.fill(args, kwargs))
+            if left > 0:
+                left = max(left - len(texts[-1]) - 1, 0)
 
         try:
             with template.options():
-                for_each_element(message, self._batchings, format_one)
+                for_each_element(message, self._batchings, format_one, most=template.most_elements)
         finally:
+            if skipped:
+                texts.append(f"(the texts of {skipped} more elements of the batch are left out)")
             if texts:
                 self._deliver(texts)
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from receiver.messages.call_site import CallSite, Frame
+from receiver.messages.call_site import CallSite, DescribedFrame, Frame
 from receiver.messages.check_report import CheckError, CheckFailed, Explanation, FailedCheck
 from receiver.messages.deferred_errors import DelegatedFailure, MultipleFailures
 from receiver.messages.message import Consumer, Message
@@ -112,17 +112,24 @@ class Watched:
 
         Raises:
             ValueError: it is something else.
-            TypeError: likewise.
+            TypeError: as above.
         """
         primitive, place, scope, shape, dtype, backward, cotangent = plain
+        if place is not None and [type(item) for item in place] != [str, int, str]:
+            raise ValueError(f"the place of an operation is described as {str(place)[:80]}")
+        if not all(type(text) is str for text in (primitive, scope, dtype)):
+            raise ValueError(f"an operation is described as {str(plain)[:80]}")
         line = None if place is None else Line(*place)
-        return cls(primitive, line, scope, tuple(shape), dtype, backward, cotangent)
+        return cls(primitive, line, scope, tuple(map(int, shape)), dtype, bool(backward), bool(cotangent))
 
     @property
     def places(self) -> Sequence[CallSite]:
         """Where it is."""
         line = self.source_line
-        return () if line is None else (CallSite((Frame(line.file, line.line, line.function),)),)
+        if line is None:
+            return ()
+        made = DescribedFrame if isinstance(line, Line) else Frame
+        return (CallSite((made(line.file, line.line, line.function),)),)
 
 
 class NonFiniteSink:

@@ -64,17 +64,20 @@ def _as_stack(message: Message) -> Message:
     return message._replace(arrays=[*map(stack_of_one, message.arrays)], stacked=1)
 
 
-def callback_sink(func: Callable[..., Any], unflatten: Unflatten, batchings: Batchings) -> Sink:
+def callback_sink(
+    func: Callable[..., Any], unflatten: Unflatten, batchings: Batchings, *, most: int | None = None
+) -> Sink:
     """The sink that calls `func(*args, **kwargs)`.
 
     Args:
         func: the user's function.
         unflatten: makes `(args, kwargs)` from the arrays of one element.
         batchings: the vmaps around the tap, as `unbatch` takes them.
+        most: how many elements a batch may have; None for any number.
     """
 
     def call(arrays: Sequence[Any]) -> None:
         args, kwargs = unflatten(arrays)
         func(*args, **kwargs)
 
-    return lambda message: for_each_element(message, batchings, call)
+    return lambda message: for_each_element(message, batchings, call, most=most)

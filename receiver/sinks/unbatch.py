@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -37,7 +38,7 @@ def batch_axes(rank: int, dims: Sequence[int | None]) -> dict[int, int]:
 
 
 def elements(
-    arrays: Sequence[Array], batchings: Batchings, places: Index | None = None
+    arrays: Sequence[Array], batchings: Batchings, places: Index | None = None, most: int | None = None
 ) -> Iterator[tuple[tuple[int, ...], Sequence[Array]]]:
     """The arrays of each element of a batch, with its index, the outermost vmap's first.
 
@@ -46,7 +47,7 @@ def elements(
     whose `places` in the whole arrays are given, the elements that all of them have.
 
     Raises:
-        ValueError: whole arrays disagree on the size of a batch.
+        ValueError: whole arrays disagree on the size of a batch, or it has more than `most` elements.
     """
     batched = [
         _batch_first(arrays, batchings, i, None if places is None else places[i]) for i in range(len(arrays))
@@ -61,6 +62,11 @@ def elements(
             "one batch: the message was damaged or made by another version"
         )
     ranges = [range(max(start for start, _ in found), min(stop for _, stop in found)) for found in spans]
+    count = math.prod(max(each.stop - each.start, 0) for each in ranges)
+    if most is not None and count > most:
+        raise ValueError(
+            f"a batch of {count:,} elements came from outside this process, at most {most:,} are taken"
+        )
     for index in itertools.product(*ranges):
         taken = []
         for view, axes in batched:
@@ -93,7 +99,11 @@ def _batch_first(
 
 
 def for_each_element(
-    message: Message, batchings: Batchings, consume: Callable[[Sequence[Array]], None]
+    message: Message,
+    batchings: Batchings,
+    consume: Callable[[Sequence[Array]], None],
+    *,
+    most: int | None = None,
 ) -> None:
     """Calls `consume` with the arrays of each element; what it raises for one does not keep it from the others.
 
@@ -101,12 +111,13 @@ def for_each_element(
 
     Raises:
         MultipleFailures: everything that `consume` raised, each with a note that names the element.
+        ValueError: the batch has more than `most` elements.
     """
     if not batchings or is_truncated(message.arrays):  # of heads nobody can tell which element is whose
         consume(message.arrays)
         return
     failures: list[BaseException] = []
-    for index, element in elements(message.arrays, batchings, message.shard_index):
+    for index, element in elements(message.arrays, batchings, message.shard_index, most):
         try:
             consume(element)
         except BaseException as error:  # whatever it is, the other elements have their turn

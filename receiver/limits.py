@@ -1,0 +1,105 @@
+"""The limits of what comes from outside this process: streams, tap logs, files, descriptions of taps.
+
+Each size that such data states is compared with a limit here before anything is allocated or looped over.
+`docs/security.md` lists the limits, their values and their reasons; a test compares the two.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+
+class Limit(NamedTuple):
+    """One limit.
+
+    Attributes:
+        name: the constant's name.
+        value: the largest size that is accepted.
+        reason: what the limit protects, and what stays possible.
+    """
+
+    name: str
+    value: int
+    reason: str
+
+
+LIMITS: list[Limit] = []
+"""All limits, in the order of this module."""
+
+
+def _limit(name: str, value: int, reason: str) -> int:
+    LIMITS.append(Limit(name, value, reason))
+    return value
+
+
+TEMPLATE_CHARS: Final = _limit(
+    "TEMPLATE_CHARS", 1 << 16, "characters of a described tap's format string; longer ones are not filled"
+)
+TEMPLATE_FIELDS: Final = _limit(
+    "TEMPLATE_FIELDS", 1000, "replacement fields of a described tap's format string, nested ones included"
+)
+FIELD_WIDTH: Final = _limit(
+    "FIELD_WIDTH",
+    1000,
+    "width and precision of a replacement field: each costs as many characters as it states",
+)
+TEXT_CHARS: Final = _limit(
+    "TEXT_CHARS", 1 << 20, "characters of the text of one element of a described tap; the rest is cut"
+)
+MESSAGE_CHARS: Final = _limit(
+    "MESSAGE_CHARS",
+    1 << 24,
+    "characters of all texts of one message of a described tap; the rest is left out",
+)
+TEXT_ELEMENTS: Final = _limit(
+    "TEXT_ELEMENTS", 1 << 20, "elements of an array that a text shows; of a larger one it shows the first"
+)
+JSON_ELEMENTS: Final = _limit(
+    "JSON_ELEMENTS", 1 << 24, "elements of an array that JSON has; of a larger one it has the first"
+)
+BATCH_ELEMENTS: Final = _limit(
+    "BATCH_ELEMENTS",
+    1 << 20,
+    "elements of a batch, so lines of one message: an element may bring no bytes at all",
+)
+ARRAYS: Final = _limit(
+    "ARRAYS", 1 << 18, "arrays of one message: each takes three bytes at least, and Python objects"
+)
+DESCRIPTION_BYTES: Final = _limit(
+    "DESCRIPTION_BYTES",
+    1 << 20,
+    "bytes of the description of one tap, which becomes Python objects of 50 times that",
+)
+DESCRIPTIONS: Final = _limit(
+    "DESCRIPTIONS", 1 << 14, "descriptions of taps in one segment of a log, and of one process in a collector"
+)
+DESCRIPTIONS_BYTES: Final = _limit(
+    "DESCRIPTIONS_BYTES", 1 << 26, "bytes of one chunk of descriptions, and of one chunk of notes"
+)
+DEVICES: Final = _limit("DEVICES", 1 << 12, "devices that one segment of a log names")
+LOGGER_CHARS: Final = _limit(
+    "LOGGER_CHARS", 256, "characters of the name of a logger, which `logging` keeps until the process ends"
+)
+NAME_CHARS: Final = _limit(
+    "NAME_CHARS", 1 << 12, "characters of the name of a tap, a device or a place in a program"
+)
+NESTING: Final = _limit(
+    "NESTING",
+    200,
+    "depth of containers: pytrees, keyword arguments, files; far below the interpreter's stack",
+)
+COMPRESSED_RAW_BYTES: Final = _limit(
+    "COMPRESSED_RAW_BYTES",
+    1 << 28,
+    "bytes of a compressed chunk once it is decompressed; larger chunks are stored as they are",
+)
+COMPRESSED_WINDOW_BYTES: Final = _limit(
+    "COMPRESSED_WINDOW_BYTES", 1 << 23, "memory that a compressed chunk may ask its decompressor to keep"
+)
+CHUNK_BYTES: Final = _limit(
+    "CHUNK_BYTES", 1 << 32, "bytes of one chunk of a stream; a chunk holds at least one whole message"
+)
+FILE_BYTES: Final = _limit("FILE_BYTES", 1 << 20, "bytes of a small file: rules, a process's description")
+SOURCE_BYTES: Final = _limit(
+    "SOURCE_BYTES", 1 << 22, "bytes of a Python file of which a described check shows a line"
+)
