@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Sequence
 from time import perf_counter
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 import jax
 
@@ -38,6 +38,7 @@ from receiver.errors import DeviceClaimedError, TapTimeoutError
 from receiver.log import logger
 from receiver.messages.check_report import FailedCheck
 from receiver.messages.deferred_errors import MAX_KEPT, OnError
+from receiver.remote.forwarder import Forwarder
 from receiver.remote.options import Forward
 from receiver.runtime.device_stats import DeviceStats, summarize
 from receiver.runtime.dispatch.scope import Scope
@@ -47,9 +48,6 @@ from receiver.runtime.isolated.reader_process import ReceiverProcess
 from receiver.runtime.runtime import runtime
 from receiver.sources.back_pressure import BackPressure, Policy
 from receiver.taplog.writing.recorder import Recorder, record as record_to
-
-if TYPE_CHECKING:
-    from receiver.remote.forwarder import Forwarder
 
 
 class RecordingWarning(UserWarning):

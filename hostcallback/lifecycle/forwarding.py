@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import warnings
-from typing import TYPE_CHECKING
 
 import jax
 
 from hostcallback.lifecycle import receivers as transport
 from hostcallback.lifecycle.process_group import job, process_index
 from hostcallback.lifecycle.termination import end_flushing, flush_at_termination
+from receiver.remote.forwarder import Forwarder
 from receiver.remote.options import Forward
 from receiver.runtime.isolated.reader_process import ReceiverProcess
-
-if TYPE_CHECKING:
-    from receiver.remote.forwarder import Forwarder
 
 
 class ForwardingWarning(UserWarning):
@@ -32,8 +29,6 @@ def open_forwarder(options: Forward) -> Forwarder:
     Raises:
         HostCallbackError: the spool cannot be made, or a file is no certificate or key.
     """
-    from receiver.remote.forwarder import Forwarder  # with grpc, which takes its time to load
-
     forwarder = Forwarder(options, process_index=process_index(), local_devices=local_devices(), job=job())
     flush_at_termination(forwarder)
     return forwarder

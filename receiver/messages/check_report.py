@@ -6,13 +6,11 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from receiver.errors import HostCallbackError
 from receiver.messages.call_site import CallSite
-
-if TYPE_CHECKING:
-    from receiver.messages.message import Consumer, Message
+from receiver.messages.message import Consumer, Message
 
 
 class Occurrence(NamedTuple):

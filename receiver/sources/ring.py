@@ -215,7 +215,9 @@ class RingSource:
             for block in batch.blocks[: batch.blocks_count]:
                 payloads[block.frame] = np.asarray(BlockMemory(self._library, block.memory, block.nbytes))
         folded = batch.folded[:found] if batch.folded_total else ()
-        self._batch = RingBatch(self, found, batch.offsets, batch.ends, payloads, folded, self._columns)
+        self._batch = RingBatch(
+            self.memory, self.give_back, found, batch.offsets, batch.ends, payloads, folded, self._columns
+        )
         return self._batch
 
     def copy_ahead(self) -> CopiedBatch | None:
@@ -352,7 +354,7 @@ class RingSource:
         payloads = {}
         if taken.memory is not None:
             payloads[0] = np.asarray(BlockMemory(self._library, taken.memory, taken.nbytes))
-        return RingBatch(self, 1, (taken.offset,), (taken.end,), payloads)
+        return RingBatch(self.memory, self.give_back, 1, (taken.offset,), (taken.end,), payloads)
 
     def reply(self, seq: int, results: Sequence[np.ndarray[Any, Any]]) -> int | None:
         """Gives the program that waits for the reply to message `seq` its results. Any thread.

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from receiver.sources.columns import BatchColumns
 from receiver.sources.source import Frame
-
-if TYPE_CHECKING:
-    from receiver.sources.ring import RingSource
 
 
 class BlockMemory:
@@ -37,10 +34,11 @@ class RingBatch:
     __slots__ = (
         "_ends",
         "_frames",
+        "_give_back",
+        "_memory",
         "_offsets",
         "_payloads",
         "_released",
-        "_source",
         "columns",
         "count",
         "folded",
@@ -48,7 +46,8 @@ class RingBatch:
 
     def __init__(
         self,
-        source: RingSource,
+        memory: memoryview,
+        give_back: Callable[[int, int], None],
         count: int,
         offsets: Any,
         ends: Any,
@@ -60,7 +59,10 @@ class RingBatch:
         self.columns = columns
         self.folded = folded
         self._frames: Sequence[Frame] | None = None
-        self._source = source
+        self._memory = memory
+        self._give_back = (
+            give_back  # takes the position before which memory is free, and the messages it held
+        )
         self._offsets = offsets  # like `ends`, a buffer of the source, which its next read overwrites
         self._ends = ends
         self._payloads = payloads  # by index of the frame
@@ -70,7 +72,7 @@ class RingBatch:
     def frames(self) -> Sequence[Frame]:
         """See `Batch`."""
         if self._frames is None:
-            memory, payload_of = self._source.memory, self._payloads.get
+            memory, payload_of = self._memory, self._payloads.get
             self._frames = [
                 (memory, offset, payload_of(place))
                 for place, offset in enumerate(self._offsets[: self.count])
@@ -82,7 +84,7 @@ class RingBatch:
         upto = self.count if count is None else min(count, self.count)
         if upto > self._released:
             folded = sum(self.folded[self._released : upto])
-            self._source.give_back(self._ends[upto - 1], upto - self._released + folded)
+            self._give_back(self._ends[upto - 1], upto - self._released + folded)
             self._released = upto
 
     @property

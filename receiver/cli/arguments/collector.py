@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from receiver.cli import CommandError
-
-if TYPE_CHECKING:
-    from receiver.remote.options import Forward
+from receiver.remote.options import Forward
 
 
 def add_reaching(group: Any) -> None:
@@ -27,8 +25,6 @@ def reaching(address: str, arguments: argparse.Namespace) -> Forward:
     Raises:
         CommandError: the address or an option is invalid.
     """
-    from receiver.remote.options import Forward
-
     try:
         found = Forward(
             address, tls_ca=arguments.tls_ca, tls_cert=arguments.tls_cert, tls_key=arguments.tls_key

@@ -102,6 +102,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Runs the command."""
+    # Here, because modules outside of receiver/remote/ can be imported without grpc.
     from receiver.remote.collector.access import Access, is_loopback, server_credentials
     from receiver.remote.collector.limits import Limits
     from receiver.remote.collector.os_limits import allow_many_files, keep_freed_memory

@@ -7,6 +7,7 @@ import time
 from typing import Any
 
 from receiver.cli.arguments.collector import add_reaching
+from receiver.cli.commands.ctl_via import control
 from receiver.cli.output.tables import seconds_text, text_table
 from receiver.control.client import ControlClient, processes
 from receiver.runtime.rules.rules import checked
@@ -105,8 +106,6 @@ def run(arguments: argparse.Namespace) -> int:
     if pattern is None and (settings or arguments.reset):
         arguments.parser.error("rules are for taps: give their name or a glob, such as '*'")
     if arguments.via is not None:
-        from receiver.cli.commands.ctl_via import control
-
         return control(arguments, pattern, settings, reset=arguments.reset)
     if arguments.pid is None:
         _list_processes()

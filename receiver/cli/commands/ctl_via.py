@@ -32,7 +32,7 @@ def control(
     Raises:
         HostCallbackError: the collector cannot be reached, or refuses.
     """
-    from receiver.remote.control.client import CollectorControl
+    from receiver.remote.control.client import CollectorControl  # here, because grpc takes long to import
 
     make_safe()
     seconds = arguments.timeout

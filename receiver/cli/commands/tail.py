@@ -58,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _follow_collector(arguments: argparse.Namespace, wanted: Selection) -> int:
-    from receiver.remote.follow_client import ANSWER_SEC, RemoteLog
+    from receiver.remote.follow_client import ANSWER_SEC, RemoteLog  # here, because grpc takes long to import
 
     reached = reaching(arguments.collector, arguments)
     show = Show(as_json=arguments.json, full=arguments.full)

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from receiver.cli.arguments.collector import reaching
 from receiver.cli.commands.ctl_via import mixed, places
-from receiver.cli.commands.top import between, show
 from receiver.cli.output.messages import make_safe
+from receiver.cli.output.rates import between, show
 from receiver.cli.output.tables import bytes_text, text_table
 from receiver.taplog.render.json_value import printable
 
@@ -29,7 +29,7 @@ def look(arguments: argparse.Namespace) -> int:
     Raises:
         HostCallbackError: the collector cannot be reached, or refuses.
     """
-    from receiver.remote.control.client import CollectorControl
+    from receiver.remote.control.client import CollectorControl  # here, because grpc takes long to import
 
     make_safe()
     with CollectorControl(reaching(arguments.via, arguments), arguments.of_run) as collector:

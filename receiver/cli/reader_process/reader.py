@@ -11,11 +11,13 @@ import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from receiver.cli.reader_process.descriptor_registry import DescribedRegistry
 from receiver.log import logger
 from receiver.messages.deferred_errors import OnError
+from receiver.remote.forwarder import Forwarder
+from receiver.remote.options import Forward
 from receiver.runtime.device_receiver import DeviceReceiver
 from receiver.runtime.dispatch.scope import Scope
 from receiver.runtime.isolated.ipc import IpcChannel, ReaderConfig
@@ -24,10 +26,6 @@ from receiver.runtime.isolated.options import ReaderOptions
 from receiver.sources.ring import RingSource
 from receiver.taplog.flight.recorder import TAPS_FILE
 from receiver.taplog.writing.recorder import Recorder, record
-
-if TYPE_CHECKING:
-    from receiver.remote.forwarder import Forwarder
-    from receiver.remote.options import Forward
 
 DRAIN_SEC = 30.0
 """Seconds that one message of a dead process may take before the rest is discarded."""
@@ -120,8 +118,6 @@ class RingReader:
 
 
 def _forwarder(keeping: ReaderOptions, options: Forward) -> Forwarder:
-    from receiver.remote.forwarder import Forwarder
-
     # The parent process is controlled, and answers for its taps.
     options = replace(options, control=False)
     index, devices = keeping.process_index, keeping.local_devices

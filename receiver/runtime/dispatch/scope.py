@@ -5,16 +5,13 @@ from __future__ import annotations
 import itertools
 import threading
 from collections import Counter
-from typing import TYPE_CHECKING
 
 from receiver.messages.deferred_errors import MAX_KEPT, DeferredErrors, OnError
 from receiver.runtime.device_stats import DeviceStats, merge_row
+from receiver.runtime.dispatch.scope_sinks import ScopeSinks
+from receiver.runtime.dispatch.sink_chain import BatchSink
 from receiver.sources.back_pressure import BackPressure
-
-if TYPE_CHECKING:
-    from receiver.runtime.dispatch.scope_sinks import ScopeSinks
-    from receiver.runtime.dispatch.sink_chain import BatchSink
-    from receiver.taplog.writing.recorder import Recorder
+from receiver.taplog.writing.recorder import Recorder
 
 
 class Scope:
