@@ -146,4 +146,4 @@ def test_tail_says_what_is_damaged_and_goes_on(tmp_path: Path) -> None:
             emit(program, 2)
             assert tail.take(2) == [5, 6]
             assert tail.process.stderr is not None
-            assert "damaged: no chunk begins here" in tail.process.stderr.readline()
+            assert "damaged: no chunk starts here" in tail.process.stderr.readline()
