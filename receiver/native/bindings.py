@@ -1,6 +1,6 @@
 """The native transport library: finds it, loads it with ctypes, and declares its C interface.
 
-`receiver/native/abi/c_abi.h` is the interface's documentation; the declarations here follow its order.
+`receiver/native/abi/exports.h` is the interface's documentation; the declarations here follow its order.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
 #include <thread>
 #include <vector>
 
-#include "abi/c_abi.h"
+#include "abi/exports.h"
 #include "wire/frame.h"
 
 namespace {

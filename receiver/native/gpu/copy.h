@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "abi/c_abi.h"
+#include "abi/types.h"
 
 namespace hcb {
 

@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "abi/c_abi.h"
+#include "abi/types.h"
 
 namespace hcb {
 

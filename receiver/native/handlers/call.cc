@@ -4,7 +4,7 @@
 #include <string>
 #include <utility>
 
-#include "abi/c_abi.h"
+#include "handlers/ffi_handlers.h"
 #include "ring/call_table.h"
 #include "handlers/call_frame.h"
 #include "handlers/host_threads.h"

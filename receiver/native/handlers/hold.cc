@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "abi/c_abi.h"
+#include "handlers/ffi_handlers.h"
 #include "handlers/call_frame.h"
 
 namespace hcb {

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "abi/c_abi.h"
+#include "abi/types.h"
 #include "ring/call_table.h"
 #include "wire/encode.h"
 #include "ring/ring.h"

@@ -5,12 +5,12 @@
 #include <utility>
 #include <vector>
 
-#include "abi/c_abi.h"
+#include "handlers/ffi_handlers.h"
 #include "handlers/call_frame.h"
 #include "wire/frame.h"
-#include "handlers/occurrences.h"
+#include "rules/occurrences.h"
 #include "rules/rule_table.h"
-#include "wire/truncate.h"
+#include "handlers/truncate.h"
 
 namespace hcb {
 namespace {

@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "abi/c_abi.h"
+#include "abi/types.h"
 
 namespace hcb {
 

@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "abi/c_abi.h"
+#include "abi/types.h"
 #include "ring/ring.h"
 
 namespace hcb {

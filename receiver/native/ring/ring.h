@@ -10,7 +10,7 @@
 // producers. While an emission waits, its producer's thread is free if the emission can be completed later.
 //
 // A GPU copies into frames that stay BUSY until its event has completed: the reader queries it, and commits
-// (gpu/ring_copies.cc).
+// (ring/gpu_copies.cc).
 #ifndef HOSTCALLBACK_RING_H_
 #define HOSTCALLBACK_RING_H_
 
@@ -25,7 +25,7 @@
 #include <vector>
 
 #include "ring/block_pool.h"
-#include "abi/c_abi.h"
+#include "abi/types.h"
 #include "ring/call_table.h"
 #include "ring/completer.h"
 #include "gpu/copy.h"
@@ -198,7 +198,7 @@ class Ring {
   bool AdmitLocked(Waiter* waiter);
   void EnterQueueLocked(Waiter* waiter);
 
-  // gpu/ring_copies.cc. From `CopyPending` on, for the reader only.
+  // ring/gpu_copies.cc. From `CopyPending` on, for the reader only.
   DeviceCopy* BeginCopyLocked(const DeviceTap& tap, const Reservation& reservation);
   Verdict CopyFromDevice(const Emission& emission, const Reservation& reservation);
   void StartCopies(const Emission& emission, GpuDevice* gpu, DeviceCopy* copy);

@@ -8,7 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "abi/c_abi.h"
+#include "abi/types.h"
 
 namespace hcb {
 

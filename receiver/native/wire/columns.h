@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-#include "abi/c_abi.h"
+#include "abi/types.h"
 
 namespace hcb {
 

@@ -80,14 +80,16 @@ def test_the_ctypes_declarations_agree_with_the_header(tmp_path):
             wanted[f"offsetof({name}, {field})"] = getattr(structure, field).offset
     lines = [f"static_assert({name} == {value});" for name, value in wanted.items()]
     source = tmp_path / "layout.cc"
-    source.write_text("#include <cstddef>\n#include <abi/c_abi.h>\n" + "\n".join(lines) + "\nint main() {}\n")
+    source.write_text(
+        "#include <cstddef>\n#include <abi/exports.h>\n" + "\n".join(lines) + "\nint main() {}\n"
+    )
     compile_program([source], tmp_path / "layout")
 
 
 @needs_compiler
 def test_the_header_is_plain_c(tmp_path):
     source = tmp_path / "plain.c"
-    source.write_text("#include <abi/c_abi.h>\nint main(void) { return 0; }\n")
+    source.write_text("#include <abi/exports.h>\nint main(void) { return 0; }\n")
     flags = [
         "-x",
         "c",

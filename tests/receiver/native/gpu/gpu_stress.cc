@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "check.h"
-#include "abi/c_abi.h"
+#include "abi/exports.h"
 #include "wire/frame.h"
 
 namespace {

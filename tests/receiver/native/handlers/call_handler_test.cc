@@ -6,7 +6,7 @@
 #include <thread>
 
 #include "check.h"
-#include "abi/c_abi.h"
+#include "abi/exports.h"
 #include "wire/frame.h"
 #include "third_party/xla/ffi/api/c_api.h"
 

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "check.h"
-#include "abi/c_abi.h"
+#include "abi/exports.h"
 #include "ring/completer.h"
 #include "wire/frame.h"
 #include "ring/ring.h"

@@ -11,7 +11,7 @@
 
 #include "check.h"
 #include "rules/rule.h"
-#include "handlers/occurrences.h"
+#include "rules/occurrences.h"
 #include "rules/rule_table.h"
 
 namespace {

@@ -1,4 +1,4 @@
-#include "handlers/occurrences.h"
+#include "rules/occurrences.h"
 
 #include <deque>
 #include <mutex>

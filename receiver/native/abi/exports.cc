@@ -1,5 +1,5 @@
 // The exported functions except the XLA FFI handlers: each translates its arguments and calls the library.
-#include "abi/c_abi.h"
+#include "abi/exports.h"
 
 #include <sys/resource.h>
 #include <time.h>
@@ -20,7 +20,7 @@
 #include "gpu/driver.h"
 #include "handlers/hold.h"
 #include "handlers/host_threads.h"
-#include "handlers/occurrences.h"
+#include "rules/occurrences.h"
 #include "ring/ring.h"
 #include "ring/registry.h"
 #include "os/stall_events.h"

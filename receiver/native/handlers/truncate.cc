@@ -1,4 +1,4 @@
-#include "wire/truncate.h"
+#include "handlers/truncate.h"
 
 #include <cstring>
 

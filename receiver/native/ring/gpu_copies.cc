@@ -9,7 +9,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "handlers/occurrences.h"
+#include "rules/occurrences.h"
 #include "ring/ring.h"
 #include "os/stall_events.h"
 #include "rules/rule_table.h"
