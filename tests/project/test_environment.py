@@ -74,7 +74,7 @@ def test_messages_and_docstrings_name_only_known_variables() -> None:
 
 
 def test_the_documents_name_exactly_these() -> None:
-    documents = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    documents = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
     named = {name for path in documents for name in NAME.findall(path.read_text(encoding="utf-8"))}
     assert named == KNOWN
     assert "docs/environment.md" in (ROOT / "README.md").read_text(encoding="utf-8")

@@ -14,7 +14,7 @@ from checkout import ROOT
 SOURCES = ROOT / "receiver" / "native"
 
 ROOMS = ("types", "third_party", "os", "wire", "rules", "gpu", "ring", "handlers", "exports")
-"""From the bottom up: a file includes only files of its own room and of rooms before it."""
+"""From the bottom up: a file includes only files of the same room and of rooms before it."""
 
 INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.MULTILINE)
 

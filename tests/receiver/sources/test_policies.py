@@ -12,7 +12,7 @@ from receiver.sources.back_pressure import Admission, BackPressure, Policy, Step
 
 @dataclass
 class Queue:
-    """A queue of so many places, whose reader takes nothing."""
+    """A queue with `room` places, whose reader takes nothing."""
 
     room: int
     overwritable: int = 0
