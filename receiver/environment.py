@@ -171,7 +171,7 @@ CONTROL_DIR = PathVariable(
     "HOSTCALLBACK_CONTROL_DIR",
     expected="a folder",
     default="`$XDG_RUNTIME_DIR/hostcallback`, or `/tmp/hostcallback-UID`",
-    purpose="Holds the control sockets of this user's processes.",
+    purpose="Holds the control sockets of this user's processes, in its folder `hostcallback-UID`.",
 )
 CONTROL_FILE = PathVariable(
     "HOSTCALLBACK_CONTROL_FILE",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import selectors
 import socket
 import threading
@@ -16,6 +17,8 @@ from receiver.control.request import Client, Handler, handle_request
 from receiver.control.socket_path import (
     SUFFIX,
     Peer,
+    is_own_socket,
+    locked,
     make_directory,
     may_control,
     peer_of,
@@ -24,6 +27,12 @@ from receiver.control.socket_path import (
 from receiver.log import logger
 
 MAX_CONNECTIONS = 64
+
+OPEN_TRIES = 3
+
+LOCK_SEC = 1.0
+"""Seconds for which a process that starts waits for others that start. Then it leaves the clean-up to them."""
+
 SEND_SEC = 5.0
 """Seconds after which the server gives up a client that does not take its answer."""
 
@@ -60,10 +69,8 @@ class ControlServer:
             OSError: the socket cannot be created.
         """
         self.handlers = handlers
-        folder = make_directory()
-        remove_stale(folder)
-        self.path = folder / f"{os.getpid()}{SUFFIX}"
-        self._listener = _listen(self.path)
+        self._listener, self.path = _open()
+        self._inode = _inode(self.path)
         # A pipe wakes the thread in `stop`: closing a socket does not end a `select` that waits for it.
         self._wake_reader, self._wake_writer = os.pipe()
         self._connections: dict[socket.socket, Connection] = {}
@@ -73,7 +80,9 @@ class ControlServer:
     def stop(self) -> None:
         """Removes the socket and ends the thread."""
         with contextlib.suppress(OSError):
-            self.path.unlink(missing_ok=True)
+            if _inode(self.path) == self._inode:  # not another socket, which has taken its place
+                self.path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
             os.write(self._wake_writer, b"x")
         self._thread.join(SEND_SEC)
         if (
@@ -155,15 +164,37 @@ class ControlServer:
         connection.closed()
 
 
+def _open() -> tuple[socket.socket, Path]:
+    for left in reversed(range(OPEN_TRIES)):
+        try:
+            folder = make_directory()
+            with locked(folder, LOCK_SEC) as is_locked:
+                if is_locked:
+                    remove_stale(folder)
+                path = folder / f"{os.getpid()}{SUFFIX}"
+                return _listen(path), path
+        except FileNotFoundError:  # the system cleans up its folder for temporary files: it removed ours
+            if not left:
+                raise
+    raise AssertionError("unreachable")
+
+
 def _listen(path: Path) -> socket.socket:
+    # The socket gets its name only when it listens: until then other processes would take it for one of a process that
+    # has ended, and remove it.
+    if os.path.lexists(path) and not is_own_socket(path):
+        raise ControlSocketError(f"{path} is not a socket of this user: remove it")
+    unpublished = path.with_name(f".{os.getpid()}-{secrets.token_hex(3)}")
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        path.unlink(missing_ok=True)  # left by an earlier process with this id
-        listener.bind(str(path))
-        path.chmod(0o600)
+        listener.bind(str(unpublished))
+        unpublished.chmod(0o600)
         listener.listen(16)
+        unpublished.rename(path)  # replaces a socket that an earlier process with this id has left
     except OSError as error:
         listener.close()
+        with contextlib.suppress(OSError):
+            unpublished.unlink(missing_ok=True)
         if "too long" in str(error):
             raise ControlSocketError(
                 f"the name of the control socket, {path}, is longer than the system allows: name another folder in "
@@ -171,3 +202,8 @@ def _listen(path: Path) -> socket.socket:
             ) from error
         raise
     return listener
+
+
+def _inode(path: Path) -> tuple[int, int]:
+    found = path.lstat()
+    return found.st_dev, found.st_ino

@@ -34,10 +34,10 @@ NOBODY = 65534
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """This process's control socket is in a folder of its own."""
     endpoints.close()
-    path = tmp_path / "sockets"
-    monkeypatch.setenv("HOSTCALLBACK_CONTROL_DIR", str(path))
+    around = tmp_path / "sockets"
+    monkeypatch.setenv("HOSTCALLBACK_CONTROL_DIR", str(around))
     monkeypatch.delenv("HOSTCALLBACK_CONTROL_SOCKET", raising=False)
-    yield path
+    yield around / f"hostcallback-{os.geteuid()}"
     endpoints.close()
 
 
@@ -47,7 +47,7 @@ def seen_by_all(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
     with tempfile.TemporaryDirectory() as path:
         os.chmod(path, 0o755)
         monkeypatch.setenv("HOSTCALLBACK_CONTROL_DIR", path)
-        yield Path(path)
+        yield Path(path, f"hostcallback-{os.geteuid()}")
         endpoints.close()
 
 
@@ -127,21 +127,21 @@ def test_nonsense_is_answered_and_the_next_client_served(folder: Path) -> None:
 
 
 def test_sockets_of_processes_that_are_gone_are_removed(folder: Path) -> None:
-    with controlled(folder) as process:
+    with controlled(folder.parent) as process:
         path = folder / f"{process.pid}.sock"
         assert path.exists()
         process.kill()
         assert path.exists(), "nobody tidied up"
         with pytest.raises(ControlSocketError, match=f"no process {process.pid} exists"):
             ControlClient(process.pid)
-    with controlled(folder) as other:
+    with controlled(folder.parent) as other:
         assert not path.exists()
         assert set(sockets()) >= {other.pid}
     assert not list(folder.iterdir()), "it tidied up when it ended"
 
 
 def test_processes_are_listed(folder: Path) -> None:
-    with controlled(folder) as process:
+    with controlled(folder.parent) as process:
         (found,) = [p for p in processes() if p["pid"] == process.pid]
         assert "controlled_program.py" in found["command"]
 
@@ -199,7 +199,7 @@ with ControlClient(os.getpid()) as client:
 """
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", program],
-        env={**os.environ, "HOSTCALLBACK_CONTROL_DIR": str(folder), "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "HOSTCALLBACK_CONTROL_DIR": str(folder.parent), "PYTHONPATH": str(ROOT)},
         capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -223,24 +223,30 @@ def as_nobody(code: str) -> str:
 
 @as_root
 def test_a_folder_of_somebody_else_is_refused(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
-    folder.mkdir()
-    os.chown(folder, NOBODY, NOBODY)
-    endpoints.start()
-    assert endpoints.socket_path is None
-    assert f"{folder} belongs to the user {NOBODY}" in caplog.text
-    assert "HOSTCALLBACK_CONTROL_DIR" in caplog.text
+    folder.mkdir(parents=True)
+    for foreign in (folder, folder.parent):
+        os.chown(foreign, NOBODY, NOBODY)
+        endpoints.start()
+        assert endpoints.socket_path is None
+        assert f"{foreign} belongs to the user {NOBODY}" in caplog.text
+        assert "HOSTCALLBACK_CONTROL_DIR" in caplog.text
+        os.chown(foreign, 0, 0)
+        caplog.clear()
+        endpoints.close()
 
 
 @as_root
 def test_a_socket_of_somebody_else_is_refused(seen_by_all: Path) -> None:
-    os.chown(seen_by_all, NOBODY - 1, NOBODY - 1)
-    path = seen_by_all / "4242.sock"
+    foreign = seen_by_all.with_name(f"hostcallback-{NOBODY}")
+    foreign.mkdir()
+    os.chown(foreign, NOBODY - 1, NOBODY - 1)
+    path = foreign / "4242.sock"
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         listener.bind(str(path))
         listener.listen()
         path.chmod(0o777)
         done = as_nobody("try: ControlClient(4242)\nexcept ControlSocketError as error: print(error)")
-    assert f"{seen_by_all} belongs to the user {NOBODY - 1}, and this process is {NOBODY}'s" in done
+    assert f"{foreign} belongs to the user {NOBODY - 1}, and this process is {NOBODY}'s" in done
 
 
 @as_root
@@ -275,10 +281,148 @@ def test_it_can_be_switched_off(folder: Path, monkeypatch: pytest.MonkeyPatch) -
 def test_a_name_that_is_too_long_is_said(
     folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setenv("HOSTCALLBACK_CONTROL_DIR", str(folder / ("x" * 120)))
+    monkeypatch.setenv("HOSTCALLBACK_CONTROL_DIR", str(folder.parent / ("x" * 120)))
     endpoints.start()
     assert endpoints.socket_path is None
     assert "longer than the system allows" in caplog.text
+
+
+def snapshot(folder: Path) -> dict[str, tuple[int, int, int, bytes | str]]:
+    """Mode, inode, number of links and content of everything in and of a folder."""
+    found = {}
+    for path in [folder, *folder.rglob("*")]:
+        state = path.lstat()
+        content: bytes | str = b""
+        if stat.S_ISLNK(state.st_mode):
+            content = os.readlink(path)
+        elif stat.S_ISREG(state.st_mode):
+            content = path.read_bytes()
+        found[str(path)] = state.st_mode, state.st_ino, state.st_nlink if path.is_file() else 0, content
+    return found
+
+
+def dead_socket(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        listener.bind(str(path))
+
+
+@pytest.mark.parametrize("mode", [0o1777, 0o755, 0o750, 0o700])
+def test_a_folder_that_is_used_otherwise_stays_as_it_is(folder: Path, tmp_path: Path, mode: int) -> None:
+    used = folder.parent
+    used.mkdir()
+    (used / "notes.sock").write_text("a file")
+    (used / "1234567.sock").write_text("a file that looks like ours")
+    (used / "link.sock").symlink_to(tmp_path / "nowhere")
+    (used / "7654321.sock").symlink_to(used / "notes.sock")
+    (used / "folder.sock").mkdir()
+    dead_socket(used / "database.sock")
+    dead_socket(used / "2345678.sock")
+    used.chmod(mode)
+    before = snapshot(used)
+    endpoints.start()
+    assert endpoints.socket_path == folder / f"{os.getpid()}.sock"
+    endpoints.close()
+    after = snapshot(used)
+    assert after.pop(str(folder))[0] == stat.S_IFDIR | 0o700
+    assert after == before
+
+
+def test_what_is_no_socket_of_ours_stays_in_our_folder(folder: Path) -> None:
+    folder.mkdir(mode=0o700, parents=True)
+    (folder / "1234567.sock").write_text("a file")
+    (folder / "7654321.sock").symlink_to(folder / "2345678.sock")
+    dead_socket(folder / "other.sock")
+    before = snapshot(folder)
+    dead_socket(folder / "2345678.sock")  # of a process that has ended
+    dead_socket(folder / ".99999999-abcdef")  # of one that ended before it published it
+    endpoints.start()
+    endpoints.close()
+    assert snapshot(folder) == before
+
+
+@pytest.mark.parametrize("kind", ["link", "file", "open to others", "a file in place of the socket"])
+def test_a_folder_that_another_could_have_made_is_refused(
+    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, kind: str
+) -> None:
+    folder.parent.mkdir()
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir(mode=0o700)
+    match kind:
+        case "link":
+            folder.symlink_to(elsewhere)
+        case "file":
+            folder.write_text("a file")
+        case "open to others":
+            folder.mkdir()
+            folder.chmod(0o755)
+        case _:
+            folder.mkdir(mode=0o700)
+            (folder / f"{os.getpid()}.sock").write_text("a file")
+    before = snapshot(tmp_path)
+    endpoints.start()
+    assert endpoints.socket_path is None
+    assert f"cannot reach this process: {folder}" in caplog.text
+    assert snapshot(tmp_path) == before
+
+
+STARTS = """
+import os, sys, time
+from receiver.control.server import ControlServer
+print("ready", flush=True)
+for round in range(int(sys.argv[1])):
+    sys.stdin.readline()
+    server = ControlServer({})
+    print(server.path, flush=True)
+    sys.stdin.readline()
+    if (round + os.getpid()) % 3:
+        server.stop()
+    else:  # as if it had been killed
+        server.forget()
+    print("ended", flush=True)
+"""
+
+
+def test_processes_that_start_together_all_answer(folder: Path) -> None:
+    count, rounds = 12, 25
+    running = [
+        subprocess.Popen(
+            [sys.executable, "-c", STARTS, str(rounds)],
+            env={**os.environ, "PYTHONPATH": str(ROOT)}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )
+        for _ in range(count)
+    ]  # fmt: skip
+
+    def answers_of() -> list[str]:
+        found = []
+        for process in running:
+            assert process.stdout is not None
+            found.append(process.stdout.readline().strip())
+        return found
+
+    def go() -> None:
+        for process in running:
+            assert process.stdin is not None
+            process.stdin.write("\n")
+            process.stdin.flush()
+
+    try:
+        assert answers_of() == ["ready"] * count
+        for _ in range(rounds):
+            go()
+            expected = [str(folder / f"{process.pid}.sock") for process in running]
+            assert answers_of() == expected
+            for path in expected:
+                raw(Path(path)).close()
+            go()
+            assert answers_of() == ["ended"] * count
+        assert all(process.wait(60) == 0 for process in running)
+    finally:
+        for process in running:
+            process.kill()
+            process.wait()
+            for stream in (process.stdin, process.stdout):
+                assert stream is not None
+                stream.close()
 
 
 def test_commands_can_be_added(folder: Path) -> None:
