@@ -76,6 +76,11 @@ DESCRIPTIONS: Final = _limit(
 DESCRIPTIONS_BYTES: Final = _limit(
     "DESCRIPTIONS_BYTES", 1 << 26, "bytes of one chunk of descriptions, and of one chunk of notes"
 )
+STREAMS: Final = _limit(
+    "STREAMS",
+    1 << 17,
+    "streams that a collector has stored; each is a file and some state, also after it has ended",
+)
 DEVICES: Final = _limit("DEVICES", 1 << 12, "devices that one segment of a log names")
 LOGGER_CHARS: Final = _limit(
     "LOGGER_CHARS", 256, "characters of the name of a logger, which `logging` keeps until the process ends"
@@ -92,6 +97,9 @@ COMPRESSED_RAW_BYTES: Final = _limit(
     "COMPRESSED_RAW_BYTES",
     1 << 28,
     "bytes of a compressed chunk once it is decompressed; larger chunks are stored as they are",
+)
+COMPRESSED_MESSAGES: Final = _limit(
+    "COMPRESSED_MESSAGES", 1 << 20, "messages in a compressed chunk; chunks of more are stored as they are"
 )
 COMPRESSED_WINDOW_BYTES: Final = _limit(
     "COMPRESSED_WINDOW_BYTES", 1 << 23, "memory that a compressed chunk may ask its decompressor to keep"

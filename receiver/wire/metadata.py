@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import msgpack
 
+from receiver import limits
 from receiver.wire.dtypes import BY_CODE, Dtype, dtype_of, wire_type_of
 from receiver.wire.errors import CorruptFrameError, UnsupportedDtypeError
 from receiver.wire.header import ALIGNMENT
@@ -118,6 +119,8 @@ def decode_metadata(metadata: bytes) -> tuple[ArraySpec, ...]:
     try:
         outer = _unpacker(metadata, max_array_len=len(metadata))
         count = outer.read_array_header()
+        if count > limits.ARRAYS:
+            raise ValueError(f"{count} arrays, at most {limits.ARRAYS} are allowed")
         entries = _unpacker(metadata[outer.tell() :], max_array_len=MAX_RANK)
         for _ in range(count):
             type_code, shape = entries.unpack()

@@ -24,12 +24,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from receiver import limits
+from receiver.wire.plain import check_nesting
+
 Description = list[Any]
 
 FLOAT0 = np.dtype([("float0", np.void, 0)])
 """JAX's dtype of the tangents of integers (`jax.dtypes.float0`)."""
 
-MAX_DEPTH = 200
+MAX_DEPTH = limits.NESTING
 """Limit of nested containers: far below the depth that exhausts the interpreter's stack, or msgpack's."""
 
 _Build = Callable[[Iterator[Any]], Any]
@@ -173,6 +176,7 @@ def _leaf(kind: str, rest: list[Any], counter: _Counter) -> _Build:
         except (TypeError, ValueError, OverflowError) as error:
             raise ValueError(f"{reprlib.repr(shape)} is not the shape of an array: {error}") from error
         return lambda arrays: np.zeros(shape, FLOAT0)
+    check_nesting(rest, MAX_DEPTH + 1)
     value = _static(kind, rest)
     return lambda arrays: value
 

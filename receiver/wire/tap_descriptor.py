@@ -9,8 +9,13 @@ from typing import Any
 import msgpack
 import numpy as np
 
+from receiver import limits
 from receiver.wire import pytree as tree
+from receiver.wire.plain import check_nesting, unpack_plain
 from receiver.wire.tap_kind import TapKind
+
+DESCRIPTION_NESTING = 3 * limits.NESTING + 8
+"""A container of the tapped pytree is two of its description; a value in it may be nested, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +82,10 @@ class TapDescriptor:
             ValueError: `data` is not a descriptor.
         """
         try:
-            return cls(**_checked(msgpack.unpackb(data)))
-        except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as error:
+            if len(data) > limits.DESCRIPTION_BYTES:
+                raise ValueError(f"at most {limits.DESCRIPTION_BYTES} are allowed")
+            return cls(**_checked(unpack_plain(data, DESCRIPTION_NESTING)))
+        except (ValueError, TypeError, RecursionError, OverflowError) as error:
             raise ValueError(f"{len(data)} bytes are not a descriptor of a tap: {error}") from error
 
 
@@ -103,6 +110,13 @@ def _checked(fields: Any) -> dict[str, Any]:
     for name, kind in _TYPES.items():
         if not isinstance(fields[name], kind):
             raise ValueError(f"{name} is a {type(fields[name]).__name__}")
+    for name in ("name", "source_line", "kind"):
+        if len(fields[name]) > limits.NAME_CHARS:
+            raise ValueError(
+                f"{name} has {len(fields[name])} characters, at most {limits.NAME_CHARS} are allowed"
+            )
+    for name in ("params", "kwargs", "transforms"):
+        check_nesting(fields[name], limits.NESTING)
     if isinstance(fields["consumer_id"], bool) or not 0 <= fields["consumer_id"] < 2**64:
         raise ValueError(f"consumer_id is {fields['consumer_id']}, expected 64 bits")
     if fields["shards"] not in (None, "all", "some") or fields["sharding"] not in ("global", "local"):

@@ -6,15 +6,14 @@ import struct
 from pathlib import Path
 from typing import Any
 
+from receiver import limits
 from receiver.remote.errors import BadStreamError
 from receiver.remote.streams import StreamKey
 from receiver.taplog.format import layout
 from receiver.taplog.format.errors import TapLogError
-from receiver.taplog.format.layout import CHUNK_HEADER_BYTES, HEADER_BYTES, TRAILER_BYTES
+from receiver.taplog.format.layout import CHUNK_HEADER_BYTES, HEADER_BYTES, TRAILER_BYTES, Kind
+from receiver.taplog.reading.chunk_reader import excess
 from receiver.wire import UnsupportedVersionError
-
-MAX_CHUNK_BYTES = 1 << 34
-"""Upper limit of a chunk. No device can emit a larger message."""
 
 _INFO_BYTES = struct.Struct("<12xI")
 
@@ -84,9 +83,12 @@ class SegmentValidator:
                 raise BadStreamError(
                     f"segment {self._number} has no chunk at {self._part_at}, where one must be"
                 )
-            if header.stored_bytes > MAX_CHUNK_BYTES:
+            reason = excess(header)
+            if reason:
+                raise BadStreamError(f"segment {self._number} has a chunk that is {reason}")
+            if header.kind == Kind.DESCRIPTIONS and header.raw_bytes > limits.DESCRIPTIONS_BYTES:
                 raise BadStreamError(
-                    f"segment {self._number} has a chunk of {header.stored_bytes} bytes: too long"
+                    f"segment {self._number} has {header.raw_bytes} bytes of descriptions in a chunk: too many"
                 )
             self._go_on(self._part_at + layout.chunk_bytes(header.stored_bytes))
 

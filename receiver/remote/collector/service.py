@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fnmatch
+import re
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -98,8 +100,10 @@ class Collector:
             with self._places.taken(context.peer()):
                 runs = known(self._access.runs_of(context.invocation_metadata() or ()))
                 pattern = str(protocol.decode_first(request).get("run") or "*")[:128]
+                # Not by `fnmatch`, which would keep thousands of patterns.
+                wanted = re.compile(fnmatch.translate(pattern)).match
                 following = Following(
-                    self.store, self._growth, lambda run: may(runs, run) and may((pattern,), run)
+                    self.store, self._growth, lambda run: may(runs, run) and wanted(run) is not None
                 )
                 async for item in following.pieces():
                     await context.write(b"" if item is None else protocol.encode_followed(*item))

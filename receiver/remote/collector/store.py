@@ -6,10 +6,12 @@ import fcntl
 import os
 import re
 from collections.abc import Iterator
+from functools import cached_property
 from pathlib import Path
 
+from receiver import limits
 from receiver.remote.collector.stored_stream import StoredStream
-from receiver.remote.errors import RemoteError
+from receiver.remote.errors import BadStreamError, RemoteError
 from receiver.remote.streams import StreamKey, StreamOffset, is_run
 
 _SEGMENT = re.compile(r"p(\d{6,10})-([0-9a-f]{16})-(\d{6})\.hcblog")
@@ -47,14 +49,26 @@ class Store:
         """Opens a stream; the same object until `forget`.
 
         Raises:
+            BadStreamError: the collector has as many streams as it may have.
             OSError: its files cannot be read or created.
         """
         found = self._streams.get(key)
         if found is None:
+            if key not in self._known:
+                if len(self._known) >= limits.STREAMS:
+                    raise BadStreamError(
+                        f"the collector stores {limits.STREAMS} streams already: move old runs out of "
+                        f"{self.directory}, and start it again"
+                    )
+                self._known.add(key)
             folder = self.folder(key.run)
             folder.mkdir(exist_ok=True)
             found = self._streams[key] = StoredStream(folder, key, fsync=self.fsync)
         return found
+
+    @cached_property
+    def _known(self) -> set[StreamKey]:
+        return {key for key, _, _ in self._segments()}
 
     def forget(self, key: StreamKey) -> None:
         """Closes the files of a stream that no client sends any more."""

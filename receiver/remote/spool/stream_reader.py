@@ -8,6 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
+from receiver import limits
+from receiver.log import logger
 from receiver.remote.streams import StreamOffset
 from receiver.taplog.format.errors import Damage, NotATapLogError
 from receiver.taplog.format.layout import Kind
@@ -65,6 +67,7 @@ class StoredRuns:
         self._reader: SegmentReader | None = None
         self._number = 0
         self._described: dict[int, TapDescriptor] = {}
+        self._is_full = False
         self._steps = StepColumns(self._described.get)
         self._folded: dict[int, dict[int, int]] = {}
 
@@ -130,8 +133,7 @@ class StoredRuns:
                 break
             if len(reader.consumers) != known:
                 known = len(reader.consumers)
-                for consumer_id, (_, described) in reader.consumers.items():
-                    self._described.setdefault(consumer_id, described)
+                self._know(reader)
             before = StreamOffset(number, end) <= self._again_until
             for record in self._records(reader, item):
                 chosen = self._chosen_again(record) if before else record
@@ -139,6 +141,20 @@ class StoredRuns:
                     yield chosen, 0
             self.position = StreamOffset(number, end)
             yield None, end - item.offset
+
+    def _know(self, reader: SegmentReader) -> None:
+        for consumer_id, (_, described) in reader.consumers.items():
+            if consumer_id in self._described:
+                continue
+            if len(self._described) >= limits.DESCRIPTIONS:
+                if not self._is_full:
+                    logger.warning(
+                        "%s: a process has described more than %d taps: the messages of the others are stored, and not "
+                        "delivered", reader.path, limits.DESCRIPTIONS,
+                    )  # fmt: skip
+                self._is_full = True
+                return
+            self._described[consumer_id] = described
 
     def _chosen_again(self, record: Record) -> MessageRun | None:
         if self._again is None or not isinstance(record, MessageRun):

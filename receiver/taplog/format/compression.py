@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from receiver import limits
 from receiver.taplog.format.errors import TapLogError
 
-PORTION_BYTES = 4096
+PORTION_BYTES = 1024
+PIECE_BYTES = 1 << 20
 
 LEVEL = 1
 """The fastest of zstd's usual levels: recording must not slow the program down more than writing does."""
@@ -36,24 +38,44 @@ class Compressor:
 
 
 def decompress(data: Any, raw_bytes: int) -> bytes:
-    """Decompresses `data`, or the intact beginning of damaged or truncated data; at most `raw_bytes`.
+    """What `data` holds, or the beginning of it if it is cut off or damaged; at most `raw_bytes`.
+
+    No more is decompressed than `raw_bytes`, whatever the data would become: a few bytes may stand for gigabytes.
 
     Raises:
         TapLogError: zstandard is missing.
     """
+    if not 0 <= raw_bytes <= limits.COMPRESSED_RAW_BYTES:
+        return b""
     zstandard = _zstandard()
-    decompressor = zstandard.ZstdDecompressor().decompressobj()
-    pieces: list[bytes] = []
-    done = 0
-    # In small portions: everything that precedes a damaged portion is still decompressed.
+    raw = bytearray()
+    try:
+        with _decompressor(zstandard).stream_reader(data, read_across_frames=False) as reader:
+            while len(raw) < raw_bytes:
+                piece = reader.read(min(PIECE_BYTES, raw_bytes - len(raw)))
+                if not piece:
+                    break
+                raw += piece
+    except zstandard.ZstdError:
+        return _until_damage(zstandard, data, raw_bytes)
+    return bytes(raw)
+
+
+def _decompressor(zstandard: Any) -> Any:
+    return zstandard.ZstdDecompressor(max_window_size=limits.COMPRESSED_WINDOW_BYTES)
+
+
+def _until_damage(zstandard: Any, data: Any, raw_bytes: int) -> bytes:
+    # In small portions: what a portion yields before one that is damaged is good. A block of zstd takes 4 bytes at
+    # least and yields 128 KiB at most, so a portion yields at most 32 MiB.
+    decompressor = _decompressor(zstandard).decompressobj()
+    raw = bytearray()
     view = memoryview(data)
     for start in range(0, len(view), PORTION_BYTES):
         try:
-            piece = decompressor.decompress(view[start : start + (PORTION_BYTES)])
+            raw += decompressor.decompress(view[start : start + PORTION_BYTES])
         except zstandard.ZstdError:
             break
-        pieces.append(piece)
-        done += len(piece)
-        if done > raw_bytes or decompressor.eof:
+        if len(raw) > raw_bytes or decompressor.eof:
             break
-    return b"".join(pieces)[:raw_bytes]
+    return bytes(raw[:raw_bytes])

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from receiver import limits
 from receiver.taplog.format import layout
 from receiver.taplog.format.block import FrameBlock
 from receiver.taplog.format.checksums import PAGE_BYTES, page_checksums, page_count
@@ -78,7 +79,10 @@ class Chunk(NamedTuple):
 
 
 def read_whole(file: File, chunk: Chunk) -> bytes | Damage:
-    """Reads the content of a chunk if all of it is intact."""
+    """Reads the content of a chunk if all of it is intact. Not for chunks of the kind FRAMES."""
+    most = limits.COMPRESSED_RAW_BYTES if chunk.kind is Kind.INDEX else limits.DESCRIPTIONS_BYTES
+    if max(chunk.stored_bytes, chunk.raw_bytes) > most:
+        return chunk.damage(file.path, f"longer than {most} bytes")
     data, good = _stored(file, chunk)
     if not good.all() or len(data) < chunk.stored_bytes:
         reason = "the file ends in a chunk" if chunk.is_torn else "checksums do not match"
@@ -94,6 +98,9 @@ def read_whole(file: File, chunk: Chunk) -> bytes | Damage:
 
 def read_frames(file: File, chunk: Chunk) -> tuple[FrameBlock, Damage | None]:
     """Reads the intact frames of a chunk, and describes the damage of the others."""
+    reason = excess(chunk)
+    if reason:
+        return _block(b"", []), chunk.damage(file.path, reason)
     data, good = _stored(file, chunk)
     usable = len(data)
     if chunk.codec == Codec.ZSTD:
@@ -106,7 +113,8 @@ def read_frames(file: File, chunk: Chunk) -> tuple[FrameBlock, Damage | None]:
     elif chunk.is_torn and usable % PAGE_BYTES:
         # An incomplete page has no valid checksum; its frames are checked one by one.
         good[-1:] = True
-    offsets = _frames_in(data[:usable], good, chunk.messages)
+    most = limits.COMPRESSED_MESSAGES if chunk.codec == Codec.ZSTD else len(data)
+    offsets = _frames_in(data[:usable], good, chunk.messages, most)
     block = _block(data, offsets)
     missing = chunk.messages - len(offsets)
     if (
@@ -119,6 +127,19 @@ def read_frames(file: File, chunk: Chunk) -> tuple[FrameBlock, Damage | None]:
     return block, chunk.damage(file.path, reason)._replace(messages=max(0, missing))
 
 
+def excess(chunk: Chunk | ChunkHeader) -> str:
+    """Why a chunk is larger than any that is read; empty if it is not."""
+    if chunk.stored_bytes > limits.CHUNK_BYTES:
+        return f"longer than {limits.CHUNK_BYTES} bytes"
+    if chunk.codec == Codec.NONE:
+        return ""
+    if chunk.raw_bytes > limits.COMPRESSED_RAW_BYTES:
+        return f"longer than {limits.COMPRESSED_RAW_BYTES} bytes when it is decompressed"
+    if chunk.messages > limits.COMPRESSED_MESSAGES:
+        return f"compressed, with more than {limits.COMPRESSED_MESSAGES} messages"
+    return ""
+
+
 def _stored(file: File, chunk: Chunk) -> tuple[bytes, Array]:
     # The stored bytes that exist, and for each page whether it matches its checksum.
     start = chunk.offset + CHUNK_HEADER_BYTES
@@ -128,7 +149,7 @@ def _stored(file: File, chunk: Chunk) -> tuple[bytes, Array]:
     return data, found == np.frombuffer(table, "<u4")
 
 
-def _frames_in(data: bytes, good: Array, messages: int) -> list[int] | Array:
+def _frames_in(data: bytes, good: Array, messages: int, most: int) -> list[int] | Array:
     # Offsets of complete frames whose pages are all intact.
     if good.all():
         alike = _alike(data, messages)
@@ -138,7 +159,7 @@ def _frames_in(data: bytes, good: Array, messages: int) -> list[int] | Array:
     bad = np.flatnonzero(~good) * PAGE_BYTES
     end = len(data)
     at, limit = 0, int(bad[0]) if bad.size else end
-    while at + HEADER.size <= end:
+    while at + HEADER.size <= end and len(offsets) < most:
         size = _frame_bytes(data, at) if at + HEADER.size <= limit else 0
         if size and at + size <= limit:
             offsets.append(at)

@@ -11,14 +11,20 @@ from typing import Any, NamedTuple
 import msgpack
 import numpy as np
 
+from receiver import limits
 from receiver.taplog.format import layout
 from receiver.taplog.format.errors import Damage, Lost, NotATapLogError
 from receiver.taplog.format.layout import CHUNK_HEADER_BYTES, HEADER_BYTES, TRAILER_BYTES, ChunkHeader, Kind
 from receiver.taplog.reading.chunk_reader import Chunk, read_whole
+from receiver.wire.plain import unpack_plain
 from receiver.wire.tap_descriptor import TapDescriptor
 
 SCAN_BYTES = 1 << 20
 """Bytes that are searched at a time for the next chunk after a damaged part."""
+
+
+REASON_CHARS = 1000
+"""Longer reasons for which messages were lost are cut."""
 
 
 class Writer(NamedTuple):
@@ -126,7 +132,7 @@ class SegmentReader:
         if isinstance(data, Damage):
             return data
         try:
-            return Lost(**msgpack.unpackb(data))
+            return _lost(unpack_plain(data))
         except (ValueError, TypeError, msgpack.UnpackException) as error:
             return chunk.damage(self.path, f"a record of lost messages is damaged ({error})")
 
@@ -152,9 +158,13 @@ class SegmentReader:
         if header is None or header.kind != Kind.INDEX:
             return None
         data = read_whole(self, Chunk.of(header, self.nbytes))
-        if isinstance(data, Damage) or len(data) % CHUNK_HEADER_BYTES:
+        if isinstance(data, Damage) or len(data) % CHUNK_HEADER_BYTES or len(data) > offset:
             return None
-        return layout.decode_index(data)
+        headers = layout.decode_index(data)
+        # In the order of the file and apart from each other: no chunk is read twice.
+        ends = [self._first, *(h.offset + layout.chunk_bytes(h.stored_bytes) for h in headers)]
+        is_ordered = all(header.offset >= end for header, end in zip(headers, ends, strict=False))
+        return headers if is_ordered and ends[-1] <= offset else None
 
     def _listed(self, headers: Sequence[ChunkHeader]) -> Iterator[Chunk | Damage]:
         nbytes = self.nbytes
@@ -210,18 +220,34 @@ class SegmentReader:
         data = read_whole(self, chunk)
         if isinstance(data, Damage):
             return data._replace(messages=0, reason=f"descriptors of taps: {data.reason}")
-        unpacker = msgpack.Unpacker(max_buffer_size=0)
-        unpacker.feed(data)
+        unpacker = msgpack.Unpacker(
+            max_buffer_size=max(len(data), 1), max_array_len=16, max_map_len=16, max_ext_len=0
+        )
         try:
+            unpacker.feed(data)
             for item in unpacker:
                 if "stream" in item:
-                    self._devices[int(item["stream"])] = str(item["device"])
+                    if len(self._devices) >= limits.DEVICES:
+                        raise ValueError(f"more than {limits.DEVICES} devices")
+                    self._devices[int(item["stream"])] = str(item["device"])[: limits.NAME_CHARS]
                 else:
+                    if len(self._consumers) >= limits.DESCRIPTIONS:
+                        raise ValueError(f"more than {limits.DESCRIPTIONS} descriptions")
                     described = TapDescriptor.unpack(item["consumer"])
                     self._consumers[described.consumer_id] = int(item["number"]), described
-        except (ValueError, TypeError, KeyError, msgpack.UnpackException) as error:
+        except (ValueError, TypeError, KeyError, OverflowError, msgpack.UnpackException) as error:
             return chunk.damage(self.path, f"descriptors of taps are invalid ({error})")
         return None
+
+
+def _lost(found: Any) -> Lost:
+    if not isinstance(found, dict):
+        raise ValueError("no map")
+    lost = Lost(**found)
+    numbers = lost.first_seq, lost.last_seq, lost.messages, lost.nbytes, lost.time_ns
+    if not all(type(number) is int for number in numbers):
+        raise ValueError("a number is none")
+    return lost._replace(device=str(lost.device)[: limits.NAME_CHARS], reason=str(lost.reason)[:REASON_CHARS])
 
 
 def _writer(info: dict[str, Any], name: str) -> Writer:
@@ -229,6 +255,7 @@ def _writer(info: dict[str, Any], name: str) -> Writer:
         index = info["process_index"]
         index = None if index is None else int(index)
         job = str(info.get("job", ""))
-        return Writer(str(info["process"]), str(info["host"]), int(info["pid"]), index, job)
-    except (KeyError, TypeError, ValueError) as error:
+        process, host = (str(info[name])[: limits.NAME_CHARS] for name in ("process", "host"))
+        return Writer(process, host, int(info["pid"]), index, job[: limits.NAME_CHARS])
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise NotATapLogError(f"{name}: the header of this tap log is damaged: {error!r}") from error

@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from receiver import limits
+from receiver.sinks.described_template import HEAD
 from receiver.wire.pytree import FLOAT0, Node, Opaque
 from receiver.wire.truncation import TruncatedArray
 
@@ -25,6 +27,8 @@ def plain_value(value: Any) -> Any:
     if isinstance(value, TruncatedArray) and value.whole_shape is not None:
         return {"head": _array(np.asarray(value)), "shape": list(value.whole_shape)}
     if isinstance(value, np.ndarray):
+        if _lists(value) > limits.JSON_ELEMENTS:
+            return {"head": _array(value.reshape(-1)[:HEAD]), "shape": list(value.shape)}
         return _array(value)
     if isinstance(value, float):
         return value if math.isfinite(value) else _nonfinite(value)
@@ -53,6 +57,16 @@ def _nonfinite(value: float) -> str:
     return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
 
 
+def _lists(array: Array) -> int:
+    # How many elements, or empty lists, an array becomes: one of the shape (10**9, 0) is 10**9 lists.
+    count = 1
+    for dim in array.shape:
+        if not dim:
+            break
+        count *= dim
+    return count
+
+
 def _array(array: Array) -> Any:
     if array.dtype == FLOAT0:
         return np.zeros(array.shape, np.int8).tolist()
@@ -78,12 +92,20 @@ def short_text(value: Any, limit: int | None = None) -> str:
     return text if limit is None or len(text) <= limit else text[: limit - 3] + "..."
 
 
+def _summary(array: Array) -> int:
+    # How many elements numpy shows of an array, three at each end of each dimension.
+    return math.prod(min(dim, 7) for dim in array.shape)
+
+
 def _text(value: Any, short: bool) -> str:
     if isinstance(value, TruncatedArray) and value.whole_shape is not None:
         return f"first {value.size} of {value.whole_shape}: {_text(np.asarray(value), short)}"
     if isinstance(value, np.ndarray):
         if not value.ndim:
             return str(value)
+        if value.size > limits.TEXT_ELEMENTS and (not short or _summary(value) > limits.TEXT_ELEMENTS):
+            head = np.asarray(value).reshape(-1)[:HEAD]
+            return f"first {head.size} of {value.shape}: {_text(head, short)}"
         options: Any = {"max_line_width": 2**31, "separator": " "}
         options |= {"threshold": 8, "edgeitems": 3} if short else {"threshold": 2**62}
         text = " ".join(np.array2string(value, **options).split())

@@ -15,7 +15,7 @@ from typing import Any
 import msgpack
 import numpy as np
 
-from receiver import fork, wire
+from receiver import fork, limits, wire
 from receiver.taplog.format import layout
 from receiver.taplog.format.block import FrameBlock
 from receiver.taplog.format.checksums import page_checksums
@@ -258,7 +258,9 @@ class SegmentWriter:
     def _chunk(self, kind: Kind, data: Any, offset: int, fields: dict[str, int]) -> tuple[bytes, list[Any]]:
         raw_bytes = memoryview(data).nbytes
         codec = Codec.NONE
-        if self._compressor is not None and kind is Kind.FRAMES:
+        is_small = raw_bytes <= limits.COMPRESSED_RAW_BYTES
+        is_small = is_small and fields.get("messages", 0) <= limits.COMPRESSED_MESSAGES
+        if self._compressor is not None and kind is Kind.FRAMES and is_small:
             codec, data = Codec.ZSTD, self._compressor(data)
         stored_bytes = memoryview(data).nbytes
         table = page_checksums(data).tobytes()
