@@ -41,7 +41,7 @@ lint: $(INSTALLED) ## ruff, the order of imports between rooms, and the project'
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/python tools/lint_project.py
 
-type: $(INSTALLED) ## mypy, strict on both packages
+type: $(INSTALLED) ## mypy, strict on the package
 	$(BIN)/mypy
 
 check: lint type test ## everything a change must pass

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from types import ModuleType
 
-from setuptools import Extension, setup
+from setuptools import Extension, find_packages, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 
@@ -66,10 +66,21 @@ def extensions() -> list[Extension]:
     if value == "0":
         return []
     sources = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / NATIVE).rglob("*.cc"))
-    return [Extension("receiver.native.libhostcallback", sources)]
+    return [Extension("hostcallback.receiver.native.libhostcallback", sources)]
+
+
+def packages() -> list[str]:
+    """Every package by its installed name.
+
+    What is installed as `hostcallback.receiver` is the folder `receiver` (`package_dir` in setup.cfg), with or without
+    the link to it that a checkout has.
+    """
+    upper = find_packages(include=["hostcallback", "hostcallback.*"], exclude=["hostcallback.receiver*"])
+    return [*upper, *(f"hostcallback.{name}" for name in find_packages(include=["receiver", "receiver.*"]))]
 
 
 setup(
+    packages=packages(),
     ext_modules=extensions(),
     cmdclass={"build_ext": BuildLibrary, "bdist_wheel": AnyPythonWheel},
 )

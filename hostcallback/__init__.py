@@ -2,65 +2,68 @@
 
 Device code inside `jit`, `scan`, `vmap`, `grad`, `shard_map` emits tagged messages; per-device receiver threads
 decode them and call Python tap functions.
+
+The import is small. A name is loaded when it is first used. JAX is not imported: what the package changes in JAX is
+there as soon as JAX is.
 """
 
 from __future__ import annotations
 
-import hostcallback.lowering.call
-import hostcallback.lowering.custom_partitioning
-import hostcallback.lowering.pallas
-import hostcallback.lowering.tap
-import hostcallback.primitives.experimental_rules
-import hostcallback.shutdown  # noqa: F401, it registers exit and fork handlers
-from hostcallback.api.accelerate import AcceleratedCallback, Acceleration, accelerate
-from hostcallback.api.barrier import barrier_wait
-from hostcallback.api.breakpoint import breakpoint
-from hostcallback.api.call import call
-from hostcallback.api.check import check, disable_checks, enable_checks
-from hostcallback.api.checked import checked
-from hostcallback.api.debug import callback, log, print
-from hostcallback.api.export import bind, export_checks, unbind
-from hostcallback.api.nonfinite import Operation, watch_nonfinite
-from hostcallback.api.receiver import (
-    OutfeedReceiver,
-    RecordingWarning,
-    error_collector,
-    outfeed_receiver,
-)
-from hostcallback.api.tap import id_print, id_tap
-from hostcallback.api.taps import TapSelection, control_file, taps
-from hostcallback.lifecycle.forwarding import ForwardingWarning
-from hostcallback.lowering.discharge import installed as _fast_dispatch  # noqa: F401, it installs itself
-from hostcallback.primitives.jit import jit
-from receiver.control.errors import RuleFileError
-from receiver.errors import (
-    BreakpointError,
-    BreakpointQuit,
-    CallResultError,
-    DeviceClaimedError,
-    HostCallbackError,
-    IncompleteValueError,
-    LostMessagesError,
-    NativeLibraryError,
-    ReentrantWaitError,
-    TapFailure,
-    TapFunctionException,
-    TapTimeoutError,
-    UnboundConsumerError,
-    UnknownConsumerError,
-)
-from receiver.messages.check_report import CheckError, FailedCheck
-from receiver.messages.deferred_errors import OnError
-from receiver.messages.message import Message
-from receiver.remote.options import Forward, forward
-from receiver.remote.otlp.exporter import OtlpExporter, otlp_exporter, otlp_exporter as otlp
-from receiver.runtime.prometheus import register as prometheus_collector
-from receiver.sinks.nonfinite import NonFiniteError
-from receiver.sources.back_pressure import BackPressure
-from receiver.taplog.writing.recorder import Recorder, record
-from receiver.wire.truncation import TruncatedArray
+import importlib
+from typing import TYPE_CHECKING
 
-Head = TruncatedArray  # its earlier name
+from hostcallback._with_jax import once_jax_is_imported
+
+if TYPE_CHECKING:
+    from typing import Any
+
+    from hostcallback import receiver as receiver
+    from hostcallback.api.accelerate import AcceleratedCallback, Acceleration, accelerate
+    from hostcallback.api.barrier import barrier_wait
+    from hostcallback.api.breakpoint import breakpoint
+    from hostcallback.api.call import call
+    from hostcallback.api.check import check, disable_checks, enable_checks
+    from hostcallback.api.checked import checked
+    from hostcallback.api.debug import callback, log, print
+    from hostcallback.api.export import bind, export_checks, unbind
+    from hostcallback.api.nonfinite import Operation, watch_nonfinite
+    from hostcallback.api.receiver import (
+        OutfeedReceiver,
+        RecordingWarning,
+        error_collector,
+        outfeed_receiver,
+    )
+    from hostcallback.api.tap import id_print, id_tap
+    from hostcallback.api.taps import TapSelection, control_file, taps
+    from hostcallback.lifecycle.forwarding import ForwardingWarning
+    from hostcallback.primitives.jit import jit
+    from hostcallback.receiver.control.errors import RuleFileError
+    from hostcallback.receiver.errors import (
+        BreakpointError,
+        BreakpointQuit,
+        CallResultError,
+        DeviceClaimedError,
+        HostCallbackError,
+        IncompleteValueError,
+        LostMessagesError,
+        NativeLibraryError,
+        ReentrantWaitError,
+        TapFailure,
+        TapFunctionException,
+        TapTimeoutError,
+        UnboundConsumerError,
+        UnknownConsumerError,
+    )
+    from hostcallback.receiver.messages.check_report import CheckError, FailedCheck
+    from hostcallback.receiver.messages.deferred_errors import OnError
+    from hostcallback.receiver.messages.message import Message
+    from hostcallback.receiver.remote.options import Forward, forward
+    from hostcallback.receiver.remote.otlp.exporter import OtlpExporter, otlp_exporter, otlp_exporter as otlp
+    from hostcallback.receiver.runtime.prometheus import register as prometheus_collector
+    from hostcallback.receiver.sinks.nonfinite import NonFiniteError
+    from hostcallback.receiver.sources.back_pressure import BackPressure
+    from hostcallback.receiver.taplog.writing.recorder import Recorder, record
+    from hostcallback.receiver.wire.truncation import TruncatedArray, TruncatedArray as Head
 
 __version__ = "0.1.0"
 
@@ -126,3 +129,97 @@ __all__ = [
     "unbind",
     "watch_nonfinite",
 ]
+
+_PLACES = {
+    "AcceleratedCallback": "api.accelerate",
+    "Acceleration": "api.accelerate",
+    "BackPressure": "receiver.sources.back_pressure",
+    "BreakpointError": "receiver.errors",
+    "BreakpointQuit": "receiver.errors",
+    "CallResultError": "receiver.errors",
+    "CheckError": "receiver.messages.check_report",
+    "DeviceClaimedError": "receiver.errors",
+    "FailedCheck": "receiver.messages.check_report",
+    "Forward": "receiver.remote.options",
+    "ForwardingWarning": "lifecycle.forwarding",
+    "Head": "receiver.wire.truncation:TruncatedArray",
+    "HostCallbackError": "receiver.errors",
+    "IncompleteValueError": "receiver.errors",
+    "LostMessagesError": "receiver.errors",
+    "Message": "receiver.messages.message",
+    "NativeLibraryError": "receiver.errors",
+    "NonFiniteError": "receiver.sinks.nonfinite",
+    "OnError": "receiver.messages.deferred_errors",
+    "Operation": "api.nonfinite",
+    "OtlpExporter": "receiver.remote.otlp.exporter",
+    "OutfeedReceiver": "api.receiver",
+    "Recorder": "receiver.taplog.writing.recorder",
+    "RecordingWarning": "api.receiver",
+    "ReentrantWaitError": "receiver.errors",
+    "RuleFileError": "receiver.control.errors",
+    "TapFailure": "receiver.errors",
+    "TapFunctionException": "receiver.errors",
+    "TapSelection": "api.taps",
+    "TapTimeoutError": "receiver.errors",
+    "TruncatedArray": "receiver.wire.truncation",
+    "UnboundConsumerError": "receiver.errors",
+    "UnknownConsumerError": "receiver.errors",
+    "accelerate": "api.accelerate",
+    "barrier_wait": "api.barrier",
+    "bind": "api.export",
+    "breakpoint": "api.breakpoint",
+    "call": "api.call",
+    "callback": "api.debug",
+    "check": "api.check",
+    "checked": "api.checked",
+    "control_file": "api.taps",
+    "disable_checks": "api.check",
+    "enable_checks": "api.check",
+    "error_collector": "api.receiver",
+    "export_checks": "api.export",
+    "forward": "receiver.remote.options",
+    "id_print": "api.tap",
+    "id_tap": "api.tap",
+    "jit": "primitives.jit",
+    "log": "api.debug",
+    "otlp": "receiver.remote.otlp.exporter:otlp_exporter",
+    "otlp_exporter": "receiver.remote.otlp.exporter",
+    "outfeed_receiver": "api.receiver",
+    "print": "api.debug",
+    "prometheus_collector": "receiver.runtime.prometheus:register",
+    "record": "receiver.taplog.writing.recorder",
+    "taps": "api.taps",
+    "unbind": "api.export",
+    "watch_nonfinite": "api.nonfinite",
+}
+"""The module of each name, and after a colon what it is called there."""
+
+if not TYPE_CHECKING:  # else a name that does not exist would be one of type Any
+
+    def __getattr__(name: str) -> Any:
+        if name == "receiver":
+            return importlib.import_module("hostcallback.receiver")
+        if name not in _PLACES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name, obj=None)
+        place, _, attribute = _PLACES[name].partition(":")
+        if not place.startswith("receiver."):
+            importlib.import_module("hostcallback.api")  # the rules of all primitives, the exit handler
+        value = getattr(importlib.import_module(f"hostcallback.{place}"), attribute or name)
+        globals()[name] = value
+        return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+def _change_jax() -> None:
+    # Taps are dispatched fast under every jit, and programs with taps that were exported can be read.
+    importlib.import_module("hostcallback.lowering.discharge")
+    from hostcallback.receiver import environment
+
+    if environment.ACCELERATE.text():
+        importlib.import_module("hostcallback.api.accelerate")
+
+
+once_jax_is_imported(_change_jax)

@@ -29,20 +29,20 @@ from hostcallback.api.call import call as host_call
 from hostcallback.legacy import flags as legacy_flags
 from hostcallback.legacy.outfeed_internals import missing_name_error
 from hostcallback.primitives.bind import bind_tap
+from hostcallback.receiver import errors
+from hostcallback.receiver.log import logger
+from hostcallback.receiver.messages.message import Consumer, Message, Sink
+from hostcallback.receiver.runtime.runtime import runtime
+from hostcallback.receiver.sinks.host_callback import call_and_log, logging_failures, positional_tap_sink
+from hostcallback.receiver.sinks.print import PrintSink, SupportsWrite
+from hostcallback.receiver.sinks.tap import Unflatten
+from hostcallback.receiver.wire import tap_kind
 from hostcallback.sync import inflight
 from hostcallback.tracing import leaves
 from hostcallback.tracing.fingerprint import callable_name
 from hostcallback.tracing.source_line import user_source_line
 from hostcallback.tracing.tap_options import TapOptions
 from hostcallback.tracing.tap_spec import Float0Leaves, TapSpec, Transform
-from receiver import errors
-from receiver.log import logger
-from receiver.messages.message import Consumer, Message, Sink
-from receiver.runtime.runtime import runtime
-from receiver.sinks.host_callback import call_and_log, logging_failures, positional_tap_sink
-from receiver.sinks.print import PrintSink, SupportsWrite
-from receiver.sinks.tap import Unflatten
-from receiver.wire import tap_kind
 
 
 class CallbackFlavor(enum.Enum):

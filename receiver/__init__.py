@@ -1,7 +1,7 @@
 """The host side of hostcallback: everything after a message has left the device. Runs without JAX.
 
-`receiver.replay` delivers the messages of a tap log once more, and `receiver.LogReader` reads them. A sink is a
-function of one `receiver.Message`.
+`hostcallback.receiver.replay` delivers the messages of a tap log once more, and `hostcallback.receiver.LogReader` reads
+them. A sink is a function of one `hostcallback.receiver.Message`.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from receiver.messages.message import Message, Sink
-    from receiver.remote.otlp.exporter import otlp_exporter
-    from receiver.replayer.replay import replay
-    from receiver.sinks.metrics import JsonlWriter, MetricWriter, metrics
-    from receiver.taplog.reading.reader import LogReader
-    from receiver.taplog.reading.selection import Selection
-    from receiver.wire.pytree import Node, Opaque
+    from hostcallback.receiver.messages.message import Message, Sink
+    from hostcallback.receiver.remote.otlp.exporter import otlp_exporter
+    from hostcallback.receiver.replayer.replay import replay
+    from hostcallback.receiver.sinks.metrics import JsonlWriter, MetricWriter, metrics
+    from hostcallback.receiver.taplog.reading.reader import LogReader
+    from hostcallback.receiver.taplog.reading.selection import Selection
+    from hostcallback.receiver.wire.pytree import Node, Opaque
 
 __all__ = [
     "JsonlWriter",
@@ -47,11 +47,16 @@ _MODULES = {
 }
 
 
-def __getattr__(name: str) -> Any:
-    # Loaded when they are used: they need more of the package than most who import a part of it.
-    if name in _MODULES:
-        return getattr(importlib.import_module(f"receiver.{_MODULES[name]}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+if __name__ == "receiver":
+    raise ImportError("this folder is the package hostcallback.receiver: import that one", name=__name__)
+
+if not TYPE_CHECKING:  # else a name that does not exist would be one of type Any
+
+    def __getattr__(name: str) -> Any:
+        # Loaded when they are used: they need more of the package than most who import a part of it.
+        if name in _MODULES:
+            return getattr(importlib.import_module(f"hostcallback.receiver.{_MODULES[name]}"), name)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

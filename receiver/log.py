@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from receiver import environment
+from hostcallback.receiver import environment
 
 logger = logging.getLogger("hostcallback")
 

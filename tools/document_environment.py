@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from receiver.environment import VARIABLES
+from hostcallback.receiver.environment import VARIABLES
 
 FILE = Path(__file__).resolve().parents[1] / "docs" / "environment.md"
 

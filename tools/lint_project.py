@@ -79,6 +79,11 @@ def is_private(dotted: str) -> bool:
     return package == "jax" and any(part.startswith("_") for part in parts)
 
 
+def is_receiver(dotted: str) -> bool:
+    """Whether the name is of the host side: what receiver/ may import."""
+    return f"{dotted}.".startswith("hostcallback.receiver.")
+
+
 def broken_rule(name: Name, path: Path) -> str | None:
     """What is wrong with this name in this file, if anything. `path` is relative to the root."""
     package = name.dotted.partition(".")[0]
@@ -88,7 +93,10 @@ def broken_rule(name: Name, path: Path) -> str | None:
         return f"private name {name.dotted}; it belongs in hostcallback/_jax_compat/, with its reason"
     if name.dotted == "jax.__version_info__" and folder == "hostcallback" and not in_compat:
         return "version of JAX; what depends on it belongs in hostcallback/_jax_compat/versions.py"
-    if name.imported and folder == "receiver" and package in ("jax", "jaxlib", "hostcallback"):
+    if name.imported and package == "receiver":
+        return "receiver is no package but a folder: import hostcallback.receiver"
+    above = package in ("jax", "jaxlib", "hostcallback") and not is_receiver(name.dotted)
+    if name.imported and folder == "receiver" and above:
         return f"receiver/ imports {package}; only hostcallback/ may, receiver/ runs without it"
     in_packages = folder in ("hostcallback", "receiver")
     if name.imported and package == "grpc" and in_packages and path.parts[:2] != ("receiver", "remote"):

@@ -13,11 +13,11 @@ from typing import Any, Literal, get_args
 from hostcallback import _jax_compat as compat
 from hostcallback.lifecycle import readiness, receivers as transport
 from hostcallback.lowering import takeover
+from hostcallback.receiver import environment
+from hostcallback.receiver.errors import ReentrantWaitError
+from hostcallback.receiver.log import logger
+from hostcallback.receiver.runtime.runtime import runtime
 from hostcallback.tracing.source_line import SourceLine, first_user_line, user_source_line
-from receiver import environment
-from receiver.errors import ReentrantWaitError
-from receiver.log import logger
-from receiver.runtime.runtime import runtime
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,9 +8,9 @@ from time import perf_counter
 
 from hostcallback import _jax_compat as compat
 from hostcallback.lifecycle import effect_dispatch
+from hostcallback.receiver.errors import ReentrantWaitError, TapFunctionException
+from hostcallback.receiver.runtime.runtime import runtime
 from hostcallback.sync import inflight
-from receiver.errors import ReentrantWaitError, TapFunctionException
-from receiver.runtime.runtime import runtime
 
 
 class _ThisThread(threading.local):

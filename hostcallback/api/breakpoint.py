@@ -13,13 +13,13 @@ from jax import lax
 
 from hostcallback import _jax_compat as compat
 from hostcallback.primitives.call import emit_call
+from hostcallback.receiver.sinks.debugger import sessions as stops
+from hostcallback.receiver.sinks.debugger.console import SupportsReadline, SupportsWriteAndFlush
+from hostcallback.receiver.wire import tap_kind
 from hostcallback.tracing.frames import CapturedFrame, capture_frames
 from hostcallback.tracing.retention import Unavailable
 from hostcallback.tracing.source_line import SourceLine, user_source_line
 from hostcallback.tracing.tap_options import TapOptions
-from receiver.sinks.debugger import sessions as stops
-from receiver.sinks.debugger.console import SupportsReadline, SupportsWriteAndFlush
-from receiver.wire import tap_kind
 
 
 def breakpoint(

@@ -11,15 +11,15 @@ import numpy as np
 
 from hostcallback.primitives.bind import bind_tap
 from hostcallback.primitives.formatted import params_of, template_of
+from hostcallback.receiver.messages.message import Sink
+from hostcallback.receiver.runtime.runtime import runtime
+from hostcallback.receiver.sinks.check import CheckSink
+from hostcallback.receiver.sinks.unbatch import batchings_of
+from hostcallback.receiver.wire import tap_kind
 from hostcallback.tracing.format_check import check_format
 from hostcallback.tracing.source_line import user_place, user_source_line
 from hostcallback.tracing.tap_options import TapOptions
 from hostcallback.tracing.tap_spec import Float0Leaves, TapSpec, Transform
-from receiver.messages.message import Sink
-from receiver.runtime.runtime import runtime
-from receiver.sinks.check import CheckSink
-from receiver.sinks.unbatch import batchings_of
-from receiver.wire import tap_kind
 
 
 def check(

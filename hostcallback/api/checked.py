@@ -10,8 +10,8 @@ import jax
 
 from hostcallback import _jax_compat as compat
 from hostcallback.api.barrier import wait_for_taps
-from receiver.errors import TapFunctionException
-from receiver.runtime.runtime import runtime
+from hostcallback.receiver.errors import TapFunctionException
+from hostcallback.receiver.runtime.runtime import runtime
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -9,16 +9,16 @@ from typing import Any, overload
 
 from hostcallback.primitives.bind import bind_tap
 from hostcallback.primitives.formatted import emit_text
+from hostcallback.receiver.messages.message import Sink
+from hostcallback.receiver.sinks.format import Deliver, PrintLines, log_records
+from hostcallback.receiver.sinks.print import SupportsWrite
+from hostcallback.receiver.sinks.tap import callback_sink
+from hostcallback.receiver.sinks.unbatch import batchings_of
+from hostcallback.receiver.wire import tap_kind
 from hostcallback.tracing.fingerprint import callable_name
 from hostcallback.tracing.source_line import SourceLine, user_source_line
 from hostcallback.tracing.tap_options import TapOptions
 from hostcallback.tracing.tap_spec import Float0Leaves, TapSpec, Transform
-from receiver.messages.message import Sink
-from receiver.sinks.format import Deliver, PrintLines, log_records
-from receiver.sinks.print import SupportsWrite
-from receiver.sinks.tap import callback_sink
-from receiver.sinks.unbatch import batchings_of
-from receiver.wire import tap_kind
 
 LOGGER = logging.getLogger("hostcallback.log")
 """Where `log` logs unless told otherwise."""

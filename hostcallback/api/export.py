@@ -9,8 +9,8 @@ import jax.export
 
 from hostcallback.lifecycle import receivers as transport
 from hostcallback.lowering import partition
-from receiver.runtime.runtime import runtime
-from receiver.sinks.factory import Binding
+from hostcallback.receiver.runtime.runtime import runtime
+from hostcallback.receiver.sinks.factory import Binding
 
 
 def bind(name: str, func: Callable[..., Any], **kwargs: Any) -> None:
@@ -18,8 +18,9 @@ def bind(name: str, func: Callable[..., Any], **kwargs: Any) -> None:
 
     Such a program has no Python functions: its taps find their consumers by name, the `name=` of the tap or else the
     name of its function. `func` is called as the tap's function would be, see `id_tap`, with fresh numpy arrays in
-    their containers; a container of a class of the program's own arrives as a `receiver.Node`, an object that stayed on
-    its host as a `receiver.Opaque`, a typed PRNG key as its data. Taps of `id_print`, `print` and `log`
+    their containers; a container of a class of the program's own arrives as a `hostcallback.receiver.Node`, an object
+    that stayed on
+    its host as a `hostcallback.receiver.Opaque`, a typed PRNG key as its data. Taps of `id_print`, `print` and `log`
     print and log without a binding, and checks that fail are reported; a function that is bound to a check gets the
     arguments of its text. Taps to which nothing is bound are reported by `barrier_wait` and at the
     receiver's end.

@@ -18,12 +18,12 @@ from jax.interpreters import ad, batching
 from hostcallback import _jax_compat as compat
 from hostcallback.primitives.bind import bind_tap
 from hostcallback.primitives.jaxpr_rewriter import Mark, Place, rewrite
+from hostcallback.receiver.messages.message import Sink
+from hostcallback.receiver.sinks.nonfinite import NonFiniteSink, Watched
+from hostcallback.receiver.wire import tap_kind
 from hostcallback.tracing.source_line import SourceLine, first_user_line, user_source_line
 from hostcallback.tracing.tap_options import TapOptions
 from hostcallback.tracing.tap_spec import Float0Leaves, TapSpec, Transform
-from receiver.messages.message import Sink
-from receiver.sinks.nonfinite import NonFiniteSink, Watched
-from receiver.wire import tap_kind
 
 P = ParamSpec("P")
 R = TypeVar("R")

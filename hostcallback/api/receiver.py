@@ -33,21 +33,21 @@ from hostcallback.lifecycle.forwarding import (
 )
 from hostcallback.lifecycle.process_group import job, process_index
 from hostcallback.lifecycle.termination import end_flushing, flush_at_termination
+from hostcallback.receiver.errors import DeviceClaimedError, TapTimeoutError
+from hostcallback.receiver.log import logger
+from hostcallback.receiver.messages.check_report import FailedCheck
+from hostcallback.receiver.messages.deferred_errors import MAX_KEPT, OnError
+from hostcallback.receiver.remote.forwarder import Forwarder
+from hostcallback.receiver.remote.options import Forward
+from hostcallback.receiver.runtime.device_stats import DeviceStats, summarize
+from hostcallback.receiver.runtime.dispatch.scope import Scope
+from hostcallback.receiver.runtime.dispatch.scope_sinks import ScopeSinks
+from hostcallback.receiver.runtime.isolated.options import ReaderOptions
+from hostcallback.receiver.runtime.isolated.reader_process import ReceiverProcess
+from hostcallback.receiver.runtime.runtime import runtime
+from hostcallback.receiver.sources.back_pressure import BackPressure, Policy
+from hostcallback.receiver.taplog.writing.recorder import Recorder, record as record_to
 from hostcallback.sync import inflight
-from receiver.errors import DeviceClaimedError, TapTimeoutError
-from receiver.log import logger
-from receiver.messages.check_report import FailedCheck
-from receiver.messages.deferred_errors import MAX_KEPT, OnError
-from receiver.remote.forwarder import Forwarder
-from receiver.remote.options import Forward
-from receiver.runtime.device_stats import DeviceStats, summarize
-from receiver.runtime.dispatch.scope import Scope
-from receiver.runtime.dispatch.scope_sinks import ScopeSinks
-from receiver.runtime.isolated.options import ReaderOptions
-from receiver.runtime.isolated.reader_process import ReceiverProcess
-from receiver.runtime.runtime import runtime
-from receiver.sources.back_pressure import BackPressure, Policy
-from receiver.taplog.writing.recorder import Recorder, record as record_to
 
 
 class RecordingWarning(UserWarning):
@@ -296,8 +296,8 @@ def outfeed_receiver(
             ended: it raises `jax.errors.JaxRuntimeError`). On several devices, "abort" ends the program on each at its
             next failing check or other tap.
         record: a short form of `sinks=[hcb.record(folder)]`. A folder: all messages are recorded there, in a tap log
-            that `hcb cat` and `receiver.replay` read without this program. Or what `hcb.record(folder, ...)` made,
-            which has options and may be used again.
+            that `hcb cat` and `hostcallback.receiver.replay` read without this program. Or what `hcb.record(folder,
+            ...)` made, which has options and may be used again.
 
         flight_recorder: a folder, in shared memory (`/dev/shm`) or on disk; from now on and until the process ends, the
             messages that devices emitted last are kept there, delivered or not, so that `hcb recover` finds them if

@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from receiver.messages.deferred_errors import OnError
-from receiver.messages.message import Sink
-from receiver.remote.options import Forward
-from receiver.runtime.dispatch.sink_chain import BatchSink
-from receiver.sources.back_pressure import BackPressure, Step
-from receiver.taplog.writing.recorder import Recorder
+from hostcallback.receiver.messages.deferred_errors import OnError
+from hostcallback.receiver.messages.message import Sink
+from hostcallback.receiver.remote.options import Forward
+from hostcallback.receiver.runtime.dispatch.sink_chain import BatchSink
+from hostcallback.receiver.sources.back_pressure import BackPressure, Step
+from hostcallback.receiver.taplog.writing.recorder import Recorder
 
 RecordTo = str | os.PathLike[str] | Recorder
 """The folder of a tap log, or what writes to one."""

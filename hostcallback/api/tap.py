@@ -6,13 +6,13 @@ from collections.abc import Callable
 from typing import Any
 
 from hostcallback.primitives.bind import bind_tap
+from hostcallback.receiver.messages.message import Sink
+from hostcallback.receiver.sinks.print import PrintSink, SupportsWrite
+from hostcallback.receiver.sinks.tap import tap_sink
+from hostcallback.receiver.wire import tap_kind
 from hostcallback.tracing.fingerprint import callable_name
 from hostcallback.tracing.tap_options import TapOptions
 from hostcallback.tracing.tap_spec import Float0Leaves, TapSpec, Transform
-from receiver.messages.message import Sink
-from receiver.sinks.print import PrintSink, SupportsWrite
-from receiver.sinks.tap import tap_sink
-from receiver.wire import tap_kind
 
 
 def id_tap(

@@ -6,11 +6,11 @@ import os
 from pathlib import Path
 from typing import Any
 
-from receiver.control.endpoints import endpoints
-from receiver.log import logger
-from receiver.runtime.rules.names import matching, no_such_tap, tap_names
-from receiver.runtime.rules.rules import Predicate, When, rule_settings, settings_text
-from receiver.runtime.runtime import runtime
+from hostcallback.receiver.control.endpoints import endpoints
+from hostcallback.receiver.log import logger
+from hostcallback.receiver.runtime.rules.names import matching, no_such_tap, tap_names
+from hostcallback.receiver.runtime.rules.rules import Predicate, When, rule_settings, settings_text
+from hostcallback.receiver.runtime.runtime import runtime
 
 
 class TapSelection:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from hostcallback import _jax_compat as compat
-from receiver.log import logger
+from hostcallback.receiver.log import logger
 
 INLINE = compat.define_flag(
     "jax_host_callback_inline",

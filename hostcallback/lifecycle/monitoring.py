@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import jax.monitoring
 
-from receiver.log import logger
-from receiver.runtime.device_stats import DeviceStats
+from hostcallback.receiver.log import logger
+from hostcallback.receiver.runtime.device_stats import DeviceStats
 
 PREFIX = "/hostcallback/receiver/"
 

@@ -7,7 +7,7 @@ import uuid
 import jax
 
 from hostcallback import _jax_compat as compat
-from receiver.log import logger
+from hostcallback.receiver.log import logger
 
 KEY = "hostcallback/job"
 TIMEOUT_SEC = 10.0

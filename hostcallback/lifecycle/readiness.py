@@ -12,9 +12,9 @@ from collections.abc import Callable
 from time import perf_counter
 
 from hostcallback import _jax_compat as compat
-from receiver.log import logger
-from receiver.runtime.device_receiver import DeviceReceiver
-from receiver.runtime.runtime import POLL_SEC, runtime
+from hostcallback.receiver.log import logger
+from hostcallback.receiver.runtime.device_receiver import DeviceReceiver
+from hostcallback.receiver.runtime.runtime import POLL_SEC, runtime
 
 STALL_SEC = 5.0
 """How long a callback may hold up those who wait here. It may itself wait for them, such as for a lock of theirs."""

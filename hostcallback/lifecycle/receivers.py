@@ -13,22 +13,22 @@ import jax
 import numpy as np
 
 from hostcallback import _jax_compat as compat
-from receiver import environment, fork
-from receiver.control.endpoints import endpoints
-from receiver.errors import NativeLibraryError
-from receiver.log import logger
-from receiver.messages.message import Consumer
-from receiver.native import bindings as native_library
-from receiver.runtime.dispatch.calls import CallsInPlace, CallThreads
-from receiver.runtime.rules.admission import Decisions
-from receiver.runtime.runtime import runtime
-from receiver.runtime.stall_watch import Supervisor
-from receiver.sources.queue import QueueSource
-from receiver.sources.ring import RingSource
-from receiver.sources.ring_config import RingConfig
-from receiver.sources.source import Source
-from receiver.wire import ArraySpec, Flags, decode_header, encode_prefix
-from receiver.wire.truncation import cut, shape_record
+from hostcallback.receiver import environment, fork
+from hostcallback.receiver.control.endpoints import endpoints
+from hostcallback.receiver.errors import NativeLibraryError
+from hostcallback.receiver.log import logger
+from hostcallback.receiver.messages.message import Consumer
+from hostcallback.receiver.native import bindings as native_library
+from hostcallback.receiver.runtime.dispatch.calls import CallsInPlace, CallThreads
+from hostcallback.receiver.runtime.rules.admission import Decisions
+from hostcallback.receiver.runtime.runtime import runtime
+from hostcallback.receiver.runtime.stall_watch import Supervisor
+from hostcallback.receiver.sources.queue import QueueSource
+from hostcallback.receiver.sources.ring import RingSource
+from hostcallback.receiver.sources.ring_config import RingConfig
+from hostcallback.receiver.sources.source import Source
+from hostcallback.receiver.wire import ArraySpec, Flags, decode_header, encode_prefix
+from hostcallback.receiver.wire.truncation import cut, shape_record
 
 FFI_TARGET = "hostcallback_tap"
 FFI_SHARD_TARGET = "hostcallback_tap_shard"

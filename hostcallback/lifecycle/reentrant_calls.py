@@ -20,11 +20,11 @@ import jax
 from jax.extend.core import Primitive
 
 from hostcallback import _jax_compat as compat
-from receiver import fork
-from receiver.log import logger
-from receiver.messages.message import Message, Sink
-from receiver.native import bindings as native_library
-from receiver.runtime.dispatch.calls import ThreadFor, this_thread
+from hostcallback.receiver import fork
+from hostcallback.receiver.log import logger
+from hostcallback.receiver.messages.message import Message, Sink
+from hostcallback.receiver.native import bindings as native_library
+from hostcallback.receiver.runtime.dispatch.calls import ThreadFor, this_thread
 
 callback_scope_p = Primitive("inside_callback")
 callback_scope_p.multiple_results = True

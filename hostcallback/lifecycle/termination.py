@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from time import perf_counter
 
-from receiver.errors import TapTimeoutError
-from receiver.log import logger
-from receiver.runtime import sigterm
-from receiver.runtime.runtime import runtime
+from hostcallback.receiver.errors import TapTimeoutError
+from hostcallback.receiver.log import logger
+from hostcallback.receiver.runtime import sigterm
+from hostcallback.receiver.runtime.runtime import runtime
 
 
 def flush_at_termination(flushed: sigterm.Drains) -> None:

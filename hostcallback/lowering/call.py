@@ -11,12 +11,12 @@ import numpy as np
 from hostcallback import _jax_compat as compat
 from hostcallback.lifecycle import receivers as transport, reentrant_calls as reentrant
 from hostcallback.primitives.call import call_p
-from hostcallback.primitives.tap import TAP_EFFECT
+from hostcallback.primitives.effects import TAP_EFFECT
+from hostcallback.receiver.runtime.runtime import runtime
+from hostcallback.receiver.wire import ArraySpec, Flags, encode_prefix
+from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
 from hostcallback.sync import inflight
 from hostcallback.tracing.tap_spec import ON_ONE_DEVICE, TapSpec
-from receiver.runtime.runtime import runtime
-from receiver.wire import ArraySpec, Flags, encode_prefix
-from receiver.wire.tap_descriptor import TapDescriptor
 
 
 def _describe(call: TapSpec, transforms: Any, consumer_id: int) -> TapDescriptor:

@@ -17,7 +17,8 @@ from jax.extend.core import Primitive
 from hostcallback import _jax_compat as compat
 from hostcallback.lifecycle import receivers as transport
 from hostcallback.primitives.call import call_p
-from hostcallback.primitives.tap import TapEffect, tap_p
+from hostcallback.primitives.effects import TapEffect
+from hostcallback.primitives.tap import tap_p
 
 
 class _Kept:

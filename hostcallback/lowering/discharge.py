@@ -12,10 +12,9 @@ from typing import Any
 from jax.extend.core import Primitive
 
 from hostcallback import _jax_compat as compat
-from hostcallback.lifecycle import raise_soon
-from hostcallback.primitives.tap import TapEffect
-from receiver import environment
-from receiver.log import logger
+from hostcallback.primitives.effects import TapEffect
+from hostcallback.receiver import environment
+from hostcallback.receiver.log import logger
 
 boundary_p = Primitive("tap_boundary")
 """A whole program with taps, `closed`: never bound, only lowered."""
@@ -38,6 +37,8 @@ def discharge(closed: Any) -> Any:
     """The program without its tap effects; the same object if it has none."""
     if not compat.has_effect(closed, TapEffect):
         return closed
+    from hostcallback.lifecycle import raise_soon
+
     raise_soon.note_program(closed)
     return compat.as_one_equation(closed, boundary_p, _other_effects(closed))
 

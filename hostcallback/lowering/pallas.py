@@ -12,7 +12,8 @@ from typing import Any
 from hostcallback import _jax_compat as compat
 from hostcallback.primitives import late_rules
 from hostcallback.primitives.call import call_p
-from hostcallback.primitives.tap import TapEffect, tap_p
+from hostcallback.primitives.effects import TapEffect
+from hostcallback.primitives.tap import tap_p
 
 
 def _let_taps_in(name: str, module: Any) -> None:

@@ -2,7 +2,8 @@
 
 Under automatic sharding a tap is a custom call of its own name, for which XLA asks `_partition` once it knows how the
 operands are sharded. The answer is what each device runs: the platform's tap on its shards, and before them the
-device's row of a table that says where its shards lie (see `receiver.sinks.sharding.shard_record`). No operand is
+device's row of a table that says where its shards lie (see `hostcallback.receiver.sinks.sharding.shard_record`). No
+operand is
 moved, so no collective is added, but for taps that ask for axes as a whole. Everything the answer depends on is in the
 call's text: it is the same in every process.
 """
@@ -16,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from hostcallback import _jax_compat as compat
-from receiver.sinks.sharding.shard_record import shard_record
-from receiver.wire import ArraySpec, encode_prefix
+from hostcallback.receiver.sinks.sharding.shard_record import shard_record
+from hostcallback.receiver.wire import ArraySpec, encode_prefix
 
 CALL_NAME = "hostcallback_partitioned_tap"
 

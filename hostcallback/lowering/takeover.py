@@ -17,14 +17,14 @@ from hostcallback.lifecycle import readiness
 from hostcallback.primitives.bind import bind_tap
 from hostcallback.primitives.call import emit_call
 from hostcallback.primitives.formatted import as_jax_array, params_of, template_of
+from hostcallback.receiver.messages.message import Sink
+from hostcallback.receiver.sinks.format import Deliver, FormatSink, PrintLines
+from hostcallback.receiver.sinks.tap import callback_sink
+from hostcallback.receiver.sinks.unbatch import batchings_of
+from hostcallback.receiver.wire import tap_kind
 from hostcallback.tracing.fingerprint import callable_name
 from hostcallback.tracing.tap_options import TapOptions
 from hostcallback.tracing.tap_spec import ON_ONE_DEVICE, Float0Leaves, TapSpec, Transform
-from receiver.messages.message import Sink
-from receiver.sinks.format import Deliver, FormatSink, PrintLines
-from receiver.sinks.tap import callback_sink
-from receiver.sinks.unbatch import batchings_of
-from receiver.wire import tap_kind
 
 Arrays = Literal["numpy", "jax"]
 """What callbacks get: fresh numpy arrays, or JAX arrays on the CPU as from JAX."""

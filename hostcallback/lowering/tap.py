@@ -13,15 +13,16 @@ import numpy as np
 from hostcallback import _jax_compat as compat
 from hostcallback.lifecycle import receivers as transport
 from hostcallback.lowering import partition
-from hostcallback.primitives.tap import TAP_EFFECT, tap_p
+from hostcallback.primitives.effects import TAP_EFFECT
+from hostcallback.primitives.tap import tap_p
+from hostcallback.receiver.messages.message import Consumer, Message, Sink
+from hostcallback.receiver.messages.registry import Lease
+from hostcallback.receiver.runtime.runtime import runtime
+from hostcallback.receiver.sinks import exported
+from hostcallback.receiver.sinks.unbatch import batch_axes, batchings_of
+from hostcallback.receiver.wire import ArraySpec, Flags, encode_prefix
 from hostcallback.sync import inflight
 from hostcallback.tracing.tap_spec import ON_ONE_DEVICE, Float0Leaves, Shards, TapSpec
-from receiver.messages.message import Consumer, Message, Sink
-from receiver.messages.registry import Lease
-from receiver.runtime.runtime import runtime
-from receiver.sinks import exported
-from receiver.sinks.unbatch import batch_axes, batchings_of
-from receiver.wire import ArraySpec, Flags, encode_prefix
 
 MAX_BRANCHES = 32
 """Checks of one program beyond so many taps have no branch around them: 0.1 us instead of 0.05."""

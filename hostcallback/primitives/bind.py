@@ -9,11 +9,11 @@ import jax
 
 from hostcallback.primitives import late_rules
 from hostcallback.primitives.tap import tap_p
+from hostcallback.receiver.messages.call_site import note_place
 from hostcallback.tracing import leaves
 from hostcallback.tracing.source_line import user_source_line
 from hostcallback.tracing.tap_options import TapOptions
 from hostcallback.tracing.tap_spec import SinkFactory, TapSpec
-from receiver.messages.call_site import note_place
 
 
 def bind_tap(

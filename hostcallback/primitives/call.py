@@ -14,15 +14,15 @@ from jax.interpreters import ad, batching
 
 from hostcallback import _jax_compat as compat
 from hostcallback.primitives.bind import bind_spec
-from hostcallback.primitives.tap import CALL_EFFECT, TAP_EFFECT
+from hostcallback.primitives.effects import CALL_EFFECT, TAP_EFFECT
+from hostcallback.receiver.errors import CallResultError
+from hostcallback.receiver.messages.message import Sink
+from hostcallback.receiver.sinks.call import CallSink, Expected
+from hostcallback.receiver.sinks.tap import tap_sink
+from hostcallback.receiver.wire.dtypes import wire_type_of
 from hostcallback.tracing.fingerprint import describe_structure
 from hostcallback.tracing.tap_options import TapOptions
 from hostcallback.tracing.tap_spec import Float0Leaves, TapSpec, Transform
-from receiver.errors import CallResultError
-from receiver.messages.message import Sink
-from receiver.sinks.call import CallSink, Expected
-from receiver.sinks.tap import tap_sink
-from receiver.wire.dtypes import wire_type_of
 
 call_p = Primitive("host_call")
 call_p.multiple_results = True

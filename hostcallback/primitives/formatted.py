@@ -10,15 +10,15 @@ import jax
 import numpy as np
 
 from hostcallback.primitives.bind import bind_tap
+from hostcallback.receiver.messages.message import Sink
+from hostcallback.receiver.sinks.format import Deliver, FormatSink, Template
+from hostcallback.receiver.sinks.unbatch import Array, batchings_of
+from hostcallback.receiver.wire import tap_kind
+from hostcallback.receiver.wire.pytree import is_plain
 from hostcallback.tracing.format_check import check_format, placeholders
 from hostcallback.tracing.source_line import SourceLine, user_source_line
 from hostcallback.tracing.tap_options import TapOptions
 from hostcallback.tracing.tap_spec import Float0Leaves, TapSpec, Transform
-from receiver.messages.message import Sink
-from receiver.sinks.format import Deliver, FormatSink, Template
-from receiver.sinks.unbatch import Array, batchings_of
-from receiver.wire import tap_kind
-from receiver.wire.pytree import is_plain
 
 
 def emit_text(

@@ -15,87 +15,16 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching
 
 from hostcallback import _jax_compat as compat
-from hostcallback.lifecycle import effect_dispatch, receivers as transport
+from hostcallback.lifecycle import effect_dispatch
 from hostcallback.primitives import control_flow as loops
-from hostcallback.sync import inflight
+from hostcallback.primitives.effects import (
+    CALL_EFFECT,
+    PASSED_TOKEN_EFFECT,
+    REGION_TAP_EFFECT,
+    TAP_EFFECT,
+    TapEffect,
+)
 from hostcallback.tracing.tap_spec import Float0Leaves, TapSpec, Transform
-
-
-class TapEffect(compat.Effect):  # type: ignore[misc]
-    """Keeps taps alive. Only its subclasses are instantiated.
-
-    Whole programs lose it when they are lowered (see `lowering.discharge`). Where that is off, JAX hashes it whenever
-    it dispatches a program that has it.
-    """
-
-    def __str__(self) -> str:
-        """As jaxprs print it."""
-        return "Tap"
-
-    def __eq__(self, other: object) -> bool:
-        """All tap effects of one kind are one."""
-        return type(self) is type(other)
-
-    def __hash__(self) -> int:
-        """One value for all, after what is to be done before a dispatch."""
-        effect_dispatch.before_dispatch()
-        return 0x746170  # not by address: JAX orders some effects by their hash, and programs must not vary
-
-
-class ThreadedTapEffect(TapEffect):
-    """Keeps taps in order as well, through the token that JAX threads for it.
-
-    JAX makes another one, without arguments, for each exported program that it reads: so this process learns of taps
-    that it never lowered. It starts their receivers when JAX first looks at the effect, to call the program.
-    """
-
-    def __init__(self, *, traced_here: bool = False) -> None:
-        """`traced_here` tells the effect of this process's own taps."""
-        self._traced_here = traced_here
-
-    def __hash__(self) -> int:
-        """As the base class's."""
-        if not self._traced_here:
-            transport.start(jax.default_backend())
-            inflight.expect(jax.local_devices())
-        return super().__hash__()
-
-
-class RegionTapEffect(TapEffect):
-    """Of taps where no token may be threaded: see `_effect`."""
-
-
-class PassedTokenEffect(TapEffect):
-    """Beside `ThreadedTapEffect`: keeps JAX from forgetting that effect's token.
-
-    What `lower().compile()` returns goes through JAX's fast dispatch from its second call on, without tokens (0.8 to
-    0.12), unless the program has an effect that is not ordered.
-    """
-
-
-class CallEffect(TapEffect):
-    """Beside `ThreadedTapEffect`, of programs with calls: JAX threads a token for it too, which nothing uses.
-
-    What matters is that JAX hashes it when it dispatches such a program, which may fail.
-    """
-
-    def __hash__(self) -> int:
-        """As the base class's, after noting the call."""
-        value = super().__hash__()
-        effect_dispatch.before_call()
-        return value
-
-
-TAP_EFFECT = ThreadedTapEffect(traced_here=True)
-REGION_TAP_EFFECT = RegionTapEffect()
-PASSED_TOKEN_EFFECT = PassedTokenEffect()
-CALL_EFFECT = CallEffect()
-compat.register_effect(ThreadedTapEffect, ordered=True)
-compat.register_effect(CallEffect, ordered=True)
-compat.register_effect(RegionTapEffect, ordered=False)
-compat.register_effect(PassedTokenEffect, ordered=False)
-effect_dispatch.register(TAP_EFFECT)
-effect_dispatch.register(CALL_EFFECT)
 
 
 def _effect() -> TapEffect:
@@ -218,6 +147,8 @@ batching.primitive_batchers[rematerialized_tap_p] = _tapped_batch
 compat.register_lowering(rematerialized_tap_p, lambda ctx, *operands: operands)
 compat.cache_weakly(TapSpec)
 compat.lower_with_devices(tap_p)
+effect_dispatch.register(TAP_EFFECT)
+effect_dispatch.register(CALL_EFFECT)
 loops.keep_in_scans(TapEffect)
 loops.run_once_when_recomputed(TapEffect, tap_p, rematerialized_tap_p)
 loops.batch_conditions(TapEffect)

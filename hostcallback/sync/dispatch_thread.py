@@ -10,8 +10,8 @@ import threading
 from collections.abc import Callable
 from queue import SimpleQueue
 
-from receiver import fork
-from receiver.log import logger
+from hostcallback.receiver import fork
+from hostcallback.receiver.log import logger
 
 
 class NoThreadError(RuntimeError):

@@ -14,8 +14,8 @@ import time
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from receiver.native import bindings
-from receiver.runtime.runtime import runtime
+from hostcallback.receiver.native import bindings
+from hostcallback.receiver.runtime.runtime import runtime
 
 MOST_STATES = 1024
 """Thread states that are looked at; in a process with more of them, others may always have dispatched something."""

@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from receiver import fork
-from receiver.native import bindings as native_library
+from hostcallback.receiver import fork
+from hostcallback.receiver.native import bindings as native_library
 
 TARGET = "hostcallback_hold"
 OPERAND_SIZE = 4096

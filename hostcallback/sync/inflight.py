@@ -11,14 +11,14 @@ from typing import Any
 import jax
 
 from hostcallback import _jax_compat as compat
+from hostcallback.receiver import fork
+from hostcallback.receiver.errors import TapTimeoutError
+from hostcallback.receiver.log import logger
+from hostcallback.receiver.native import bindings as native_library
+from hostcallback.receiver.runtime.runtime import runtime
 from hostcallback.sync import fence, streams
 from hostcallback.sync.dispatch_thread import DispatchError, NoThreadError, dispatch_thread
 from hostcallback.sync.dispatching_threads import DispatchingThreads
-from receiver import fork
-from receiver.errors import TapTimeoutError
-from receiver.log import logger
-from receiver.native import bindings as native_library
-from receiver.runtime.runtime import runtime
 
 _devices: set[jax.Device] = set()  # of this process, that a program with taps was compiled for
 _several = False  # whether one was compiled for several CPU devices

@@ -23,10 +23,10 @@ import jax
 import numpy as np
 
 from hostcallback import _jax_compat as compat
+from hostcallback.receiver import fork
+from hostcallback.receiver.runtime.runtime import runtime
 from hostcallback.sync import hold
 from hostcallback.sync.dispatch_thread import DispatchError, dispatch_thread
-from receiver import fork
-from receiver.runtime.runtime import runtime
 
 LOOK_SEC = 0.005
 """How often one who waits looks whether to give up."""

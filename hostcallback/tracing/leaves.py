@@ -13,11 +13,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from hostcallback import _jax_compat as compat
+from hostcallback.receiver.wire import pytree as tree
+from hostcallback.receiver.wire.dtypes import wire_type_of
+from hostcallback.receiver.wire.truncation import TruncatedArray
 from hostcallback.tracing.fingerprint import describe_structure
 from hostcallback.tracing.tap_spec import Float0Leaves
-from receiver.wire import pytree as tree
-from receiver.wire.dtypes import wire_type_of
-from receiver.wire.truncation import TruncatedArray
 
 _ABSENT = object()
 _LEAF = jax.tree.structure(0)

@@ -12,7 +12,7 @@ from types import FrameType
 
 from jax.extend import source_info_util
 
-from receiver.messages.call_site import CallSite, Frame
+from hostcallback.receiver.messages.call_site import CallSite, Frame
 
 MAX_FRAMES = 64
 

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from receiver import environment
-from receiver.messages.call_site import CallSite
-from receiver.wire import tap_kind
-from receiver.wire.tap_kind import TapKind
+from hostcallback.receiver import environment
+from hostcallback.receiver.messages.call_site import CallSite
+from hostcallback.receiver.wire import tap_kind
+from hostcallback.receiver.wire.tap_kind import TapKind
 
 SHARDINGS = ("global", "local")
 

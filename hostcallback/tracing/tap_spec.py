@@ -9,15 +9,15 @@ import weakref
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
+from hostcallback.receiver.messages.call_site import CallSite
+from hostcallback.receiver.messages.message import Consumer, Sink
+from hostcallback.receiver.runtime.runtime import runtime
+from hostcallback.receiver.sinks.sharding.sinks import shard_sink
+from hostcallback.receiver.wire.pytree import is_plain
+from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
 from hostcallback.tracing.fingerprint import Fingerprint, describe_structure, freeze
 from hostcallback.tracing.source_line import SourceLine
 from hostcallback.tracing.tap_options import TapOptions
-from receiver.messages.call_site import CallSite
-from receiver.messages.message import Consumer, Sink
-from receiver.runtime.runtime import runtime
-from receiver.sinks.sharding.sinks import shard_sink
-from receiver.wire.pytree import is_plain
-from receiver.wire.tap_descriptor import TapDescriptor
 
 Transform = tuple[str, Any]
 """("batch", dims) | ("jvp", None) | ("transpose", None): hashable, as equations carry it."""

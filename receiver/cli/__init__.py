@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import NoReturn
 
-from receiver.errors import HostCallbackError
+from hostcallback.receiver.errors import HostCallbackError
 
 COMMANDS: dict[str, str] = {
     "cat": "show the messages of a tap log",
@@ -49,7 +49,7 @@ def _parser(chosen: str | None) -> argparse.ArgumentParser:
     for name, summary in COMMANDS.items():
         added = commands.add_parser(name, help=summary, description=summary)
         if name == chosen:  # the other modules are not loaded: some take long
-            module = importlib.import_module(f"receiver.cli.commands.{name}")
+            module = importlib.import_module(f"hostcallback.receiver.cli.commands.{name}")
             module.configure(added)
             added.set_defaults(run=module.run, failed=getattr(module, "FAILED", FAILED))
     return parser

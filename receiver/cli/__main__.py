@@ -1,5 +1,5 @@
-"""Runs the `hcb` command as `python -m receiver.cli`."""
+"""Runs the `hcb` command as `python -m hostcallback.receiver.cli`."""
 
-from receiver.cli import script
+from hostcallback.receiver.cli import script
 
 script()

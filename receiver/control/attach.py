@@ -7,13 +7,13 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
-from receiver.control.errors import ControlError
-from receiver.control.server import Connection
-from receiver.log import logger
-from receiver.messages.message import Consumer
-from receiver.runtime.isolated.ring_handover import HandedOverRings
-from receiver.runtime.runtime import Runtime
-from receiver.sources.back_pressure import BackPressure, Policy
+from hostcallback.receiver.control.errors import ControlError
+from hostcallback.receiver.control.server import Connection
+from hostcallback.receiver.log import logger
+from hostcallback.receiver.messages.message import Consumer
+from hostcallback.receiver.runtime.isolated.ring_handover import HandedOverRings
+from hostcallback.receiver.runtime.runtime import Runtime
+from hostcallback.receiver.sources.back_pressure import BackPressure, Policy
 
 
 class AttachedReader:

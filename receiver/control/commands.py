@@ -10,13 +10,13 @@ import weakref
 from collections.abc import Mapping
 from typing import Any
 
-from receiver.control.errors import ControlError, NoSuchTapError
-from receiver.control.request import Client, Handler
-from receiver.messages.message import Consumer
-from receiver.runtime.device_receiver import DeviceReceiver
-from receiver.runtime.rules.names import matching, no_such_tap, tap_names
-from receiver.runtime.rules.rules import rule_settings, settings_text
-from receiver.runtime.runtime import Runtime
+from hostcallback.receiver.control.errors import ControlError, NoSuchTapError
+from hostcallback.receiver.control.request import Client, Handler
+from hostcallback.receiver.messages.message import Consumer
+from hostcallback.receiver.runtime.device_receiver import DeviceReceiver
+from hostcallback.receiver.runtime.rules.names import matching, no_such_tap, tap_names
+from hostcallback.receiver.runtime.rules.rules import rule_settings, settings_text
+from hostcallback.receiver.runtime.runtime import Runtime
 
 _STARTED = time.time()
 

@@ -8,15 +8,15 @@ import threading
 from collections.abc import Mapping
 from pathlib import Path
 
-from receiver import environment, fork
-from receiver.control.attach import attach
-from receiver.control.commands import commands
-from receiver.control.errors import ControlError, RuleFileError
-from receiver.control.request import Handler
-from receiver.control.rule_file import POLL_SEC, RuleFile
-from receiver.control.server import ControlServer
-from receiver.log import logger
-from receiver.runtime.runtime import Runtime, runtime
+from hostcallback.receiver import environment, fork
+from hostcallback.receiver.control.attach import attach
+from hostcallback.receiver.control.commands import commands
+from hostcallback.receiver.control.errors import ControlError, RuleFileError
+from hostcallback.receiver.control.request import Handler
+from hostcallback.receiver.control.rule_file import POLL_SEC, RuleFile
+from hostcallback.receiver.control.server import ControlServer
+from hostcallback.receiver.log import logger
+from hostcallback.receiver.runtime.runtime import Runtime, runtime
 
 
 class ControlEndpoints:

@@ -8,7 +8,7 @@ ControlError             a request that cannot be fulfilled
 
 from __future__ import annotations
 
-from receiver.errors import HostCallbackError
+from hostcallback.receiver.errors import HostCallbackError
 
 
 class ControlError(HostCallbackError):

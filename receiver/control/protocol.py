@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from receiver.control.errors import ControlError
+from hostcallback.receiver.control.errors import ControlError
 
 VERSION = 1
 MAX_REQUEST = 64 << 10

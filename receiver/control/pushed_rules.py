@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from receiver.control.commands import rule_text, ruled
-from receiver.control.errors import ControlError
-from receiver.control.request import Client
-from receiver.log import logger
-from receiver.runtime.rules.rules import checked, checked_glob
-from receiver.runtime.runtime import Runtime
+from hostcallback.receiver.control.commands import rule_text, ruled
+from hostcallback.receiver.control.errors import ControlError
+from hostcallback.receiver.control.request import Client
+from hostcallback.receiver.log import logger
+from hostcallback.receiver.runtime.rules.rules import checked, checked_glob
+from hostcallback.receiver.runtime.runtime import Runtime
 
 
 class PushedRules:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from receiver.control import protocol
-from receiver.control.errors import ControlError
-from receiver.errors import HostCallbackError
-from receiver.log import logger
+from hostcallback.receiver.control import protocol
+from hostcallback.receiver.control.errors import ControlError
+from hostcallback.receiver.errors import HostCallbackError
+from hostcallback.receiver.log import logger
 
 
 class Client:
@@ -34,7 +34,7 @@ serves no other client meanwhile. The client receives the text of a HostCallback
 
 
 def handle_request(handlers: Mapping[str, Handler], line: bytes, client: Client) -> bytes:
-    """Returns the response to a request, both as lines of `receiver.control.protocol`.
+    """Returns the response to a request, both as lines of `hostcallback.receiver.control.protocol`.
 
     Raises:
         OSError: the client has disconnected.

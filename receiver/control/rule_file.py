@@ -9,12 +9,12 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from receiver.control.errors import RuleFileError
-from receiver.log import logger
-from receiver.messages.registry import Registry
-from receiver.runtime.rules.names import matching, no_such_tap, tap_names
-from receiver.runtime.rules.rule_table import RuleTable
-from receiver.runtime.rules.rules import FILE, Rules
+from hostcallback.receiver.control.errors import RuleFileError
+from hostcallback.receiver.log import logger
+from hostcallback.receiver.messages.registry import Registry
+from hostcallback.receiver.runtime.rules.names import matching, no_such_tap, tap_names
+from hostcallback.receiver.runtime.rules.rule_table import RuleTable
+from hostcallback.receiver.runtime.rules.rules import FILE, Rules
 
 POLL_SEC = 1.0
 """Seconds between two looks at the file."""

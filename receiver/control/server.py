@@ -11,10 +11,10 @@ import threading
 import time
 from pathlib import Path
 
-from receiver.control import protocol
-from receiver.control.errors import ControlSocketError
-from receiver.control.request import Client, Handler, handle_request
-from receiver.control.socket_path import (
+from hostcallback.receiver.control import protocol
+from hostcallback.receiver.control.errors import ControlSocketError
+from hostcallback.receiver.control.request import Client, Handler, handle_request
+from hostcallback.receiver.control.socket_path import (
     SUFFIX,
     Peer,
     is_own_socket,
@@ -24,7 +24,7 @@ from receiver.control.socket_path import (
     peer_of,
     remove_stale,
 )
-from receiver.log import logger
+from hostcallback.receiver.log import logger
 
 MAX_CONNECTIONS = 64
 

@@ -15,8 +15,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from receiver import environment
-from receiver.control.errors import ControlSocketError
+from hostcallback.receiver import environment
+from hostcallback.receiver.control.errors import ControlSocketError
 
 SUFFIX = ".sock"
 

@@ -9,7 +9,7 @@ import stat
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from receiver import limits
+from hostcallback.receiver import limits
 
 MAX_LINES = 8
 MAX_PLACES = 8

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, NamedTuple, Protocol
 
-from receiver.errors import HostCallbackError
-from receiver.messages.call_site import CallSite
-from receiver.messages.message import Consumer, Message
+from hostcallback.receiver.errors import HostCallbackError
+from hostcallback.receiver.messages.call_site import CallSite
+from hostcallback.receiver.messages.message import Consumer, Message
 
 
 class Occurrence(NamedTuple):

@@ -12,7 +12,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import NamedTuple
 
-from receiver.errors import (
+from hostcallback.receiver.errors import (
     IncompleteValueError,
     LostMessagesError,
     TapFailure,
@@ -20,9 +20,9 @@ from receiver.errors import (
     UnboundConsumerError,
     UnknownConsumerError,
 )
-from receiver.log import logger
-from receiver.messages.check_report import CheckFailed, FailedCheck, FailedChecks
-from receiver.messages.message import Consumer
+from hostcallback.receiver.log import logger
+from hostcallback.receiver.messages.check_report import CheckFailed, FailedCheck, FailedChecks
+from hostcallback.receiver.messages.message import Consumer
 
 MAX_KEPT = 100
 
@@ -271,7 +271,7 @@ def _log(group: FailedCheck) -> None:
 def _without_receiver_frames(traceback: TracebackType | None) -> TracebackType | None:
     # Drops the frames of these packages, at which the traceback starts, so that it shows the user's code.
     while traceback is not None and traceback.tb_next is not None:
-        if not traceback.tb_frame.f_globals.get("__name__", "").startswith(("receiver.", "hostcallback.")):
+        if not traceback.tb_frame.f_globals.get("__name__", "").startswith("hostcallback."):
             break
         traceback = traceback.tb_next
     return traceback

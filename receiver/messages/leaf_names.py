@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from receiver.wire import pytree as tree
-from receiver.wire.tap_kind import TapKind
+from hostcallback.receiver.wire import pytree as tree
+from hostcallback.receiver.wire.tap_kind import TapKind
 
 
 class _Place(NamedTuple):

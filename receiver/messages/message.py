@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from receiver.wire.tap_descriptor import TapDescriptor
+from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
 
 Index = tuple[tuple[slice, ...], ...]
 """For each array, its place in the whole array: a slice per dimension."""

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from time import monotonic
 
-from receiver.messages.message import Consumer
+from hostcallback.receiver.messages.message import Consumer
 
 RETIRED_KEPT = 1024
 RETIRED_SEC = 60.0

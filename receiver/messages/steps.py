@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from receiver.wire.pytree import Description
-from receiver.wire.tap_descriptor import TapDescriptor
+from hostcallback.receiver.wire.pytree import Description
+from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
 
 NAME = "step"
 

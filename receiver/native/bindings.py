@@ -12,8 +12,8 @@ import sys
 from ctypes import POINTER, c_char_p, c_int32, c_int64, c_uint8, c_uint32, c_uint64, c_void_p
 from pathlib import Path
 
-from receiver import environment, fork
-from receiver.errors import NativeLibraryError
+from hostcallback.receiver import environment, fork
+from hostcallback.receiver.errors import NativeLibraryError
 
 ABI_VERSION = 10
 DIRECTORY = Path(__file__).parent

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from receiver.remote.collector.services import CollectFrom, CollectingService, Grown
-    from receiver.remote.collector.store import Store
-    from receiver.remote.options import Forward
-    from receiver.remote.sending.transport import Transport
-    from receiver.remote.streams import StreamKey
+    from hostcallback.receiver.remote.collector.services import CollectFrom, CollectingService, Grown
+    from hostcallback.receiver.remote.collector.store import Store
+    from hostcallback.receiver.remote.options import Forward
+    from hostcallback.receiver.remote.sending.transport import Transport
+    from hostcallback.receiver.remote.streams import StreamKey
 
 
 class Control(Protocol):
@@ -83,8 +83,8 @@ DIRECT = Broker(
     title="collector",
     schemes=(),
     example="localhost:7070",
-    transport="receiver.remote.sending.grpc_transport:GrpcTransport",
-    control="receiver.remote.control.agent:start_control",
+    transport="hostcallback.receiver.remote.sending.grpc_transport:GrpcTransport",
+    control="hostcallback.receiver.remote.control.agent:start_control",
 )
 """Without a broker: processes reach the collector by gRPC at `host:port`."""
 
@@ -95,8 +95,8 @@ BROKERS = [
         schemes=("nats", "tls"),
         example="nats://localhost:4222",
         summary="fetch messages that processes publish to NATS JetStream, nats://HOST:PORT; collectors share them",
-        transport="receiver.remote.nats.broker:make_transport",
-        service="receiver.remote.nats.broker:make_service",
+        transport="hostcallback.receiver.remote.nats.broker:make_transport",
+        service="hostcallback.receiver.remote.nats.broker:make_service",
     ),
 ]
 """Those that are known. Adding one before addresses are used makes it known, too."""

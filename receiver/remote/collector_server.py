@@ -9,16 +9,16 @@ from typing import Any
 
 import grpc.aio
 
-from receiver.remote.collector.service import SERVER_OPTIONS, Collector
-from receiver.remote.control.relay import ControlService
-from receiver.remote.errors import RemoteError
+from hostcallback.receiver.remote.collector.service import SERVER_OPTIONS, Collector
+from hostcallback.receiver.remote.control.relay import ControlService
+from hostcallback.receiver.remote.errors import RemoteError
 
 END_SEC = 2.0
 """Seconds for which streams may continue when the collector ends. Unsent data stays in their spools."""
 
 
 class CollectorServer:
-    """Listens at an address. See `receiver.remote.collector.services.CollectingService`."""
+    """Listens at an address. See `hostcallback.receiver.remote.collector.services.CollectingService`."""
 
     def __init__(
         self,

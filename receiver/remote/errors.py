@@ -10,7 +10,7 @@ RemoteError             (a HostCallbackError)
 
 from __future__ import annotations
 
-from receiver.errors import HostCallbackError
+from hostcallback.receiver.errors import HostCallbackError
 
 
 class RemoteError(HostCallbackError):

@@ -11,12 +11,12 @@ from typing import Any
 
 import grpc
 
-from receiver.closing import Closing
-from receiver.remote import protocol
-from receiver.remote.errors import BadStreamError, LinkError
-from receiver.remote.options import Forward
-from receiver.remote.sending.grpc_diagnostics import explain_grpc_error
-from receiver.remote.sending.grpc_transport import make_channel, metadata_of
+from hostcallback.receiver.closing import Closing
+from hostcallback.receiver.remote import protocol
+from hostcallback.receiver.remote.errors import BadStreamError, LinkError
+from hostcallback.receiver.remote.options import Forward
+from hostcallback.receiver.remote.sending.grpc_diagnostics import explain_grpc_error
+from hostcallback.receiver.remote.sending.grpc_transport import make_channel, metadata_of
 
 ANSWER_SEC = 60.0
 

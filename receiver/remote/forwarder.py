@@ -5,15 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 
-from receiver.log import logger
-from receiver.remote.options import Forward
-from receiver.remote.sending.orphan_sender import OrphanSender
-from receiver.remote.sending.sender import Sender
-from receiver.remote.sending.transport import Transport
-from receiver.remote.spool.directory import find_orphans
-from receiver.remote.spool.spool import Spool
-from receiver.runtime.isolated.options import ForwardingReport
-from receiver.taplog.writing.recorder import Recorder
+from hostcallback.receiver.log import logger
+from hostcallback.receiver.remote.options import Forward
+from hostcallback.receiver.remote.sending.orphan_sender import OrphanSender
+from hostcallback.receiver.remote.sending.sender import Sender
+from hostcallback.receiver.remote.sending.transport import Transport
+from hostcallback.receiver.remote.spool.directory import find_orphans
+from hostcallback.receiver.remote.spool.spool import Spool
+from hostcallback.receiver.runtime.isolated.options import ForwardingReport
+from hostcallback.receiver.taplog.writing.recorder import Recorder
 
 
 class Forwarder(Recorder):

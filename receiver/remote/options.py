@@ -10,10 +10,10 @@ from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any
 
-from receiver import environment
-from receiver.remote import brokers
-from receiver.remote.errors import SpoolError
-from receiver.remote.streams import is_run
+from hostcallback.receiver import environment
+from hostcallback.receiver.remote import brokers
+from hostcallback.receiver.remote.errors import SpoolError
+from hostcallback.receiver.remote.streams import is_run
 
 
 class WhenFull(enum.StrEnum):

@@ -7,8 +7,8 @@ from typing import Any
 
 import msgpack
 
-from receiver.remote.errors import BadStreamError
-from receiver.remote.streams import (
+from hostcallback.receiver.remote.errors import BadStreamError
+from hostcallback.receiver.remote.streams import (
     MAX_OFFSET,
     MAX_SEGMENT,
     PIECE_BYTES,

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from receiver.remote.errors import BadStreamError
+from hostcallback.receiver.remote.errors import BadStreamError
 
 PIECE_BYTES = 1 << 20
 """Largest slice in bytes."""

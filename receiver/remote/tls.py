@@ -6,7 +6,7 @@ import os
 import ssl
 from pathlib import Path
 
-from receiver.remote.errors import RemoteError
+from hostcallback.receiver.remote.errors import RemoteError
 
 File = str | os.PathLike[str]
 

@@ -8,10 +8,10 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 
-from receiver.errors import CallFailedError
-from receiver.runtime.dispatch.calls import Call, Calls
-from receiver.sources.source import Frame
-from receiver.taplog.format.block import FrameBlock
+from hostcallback.receiver.errors import CallFailedError
+from hostcallback.receiver.runtime.dispatch.calls import Call, Calls
+from hostcallback.receiver.sources.source import Frame
+from hostcallback.receiver.taplog.format.block import FrameBlock
 
 
 class LogBatch:

@@ -9,21 +9,21 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from receiver.log import logger
-from receiver.messages.check_report import FailedCheck
-from receiver.messages.deferred_errors import MAX_KEPT, OnError
-from receiver.messages.message import Sink
-from receiver.replayer.log_batches import Pace
-from receiver.replayer.run_delivery import RunDelivery
-from receiver.runtime.device_stats import DeviceStats
-from receiver.runtime.dispatch.scope import Scope
-from receiver.sinks.factory import Binding
-from receiver.taplog.format.errors import Damage, Lost
-from receiver.taplog.reading.merge import MessageRun
-from receiver.taplog.reading.process_groups import LoggedProgramRuns
-from receiver.taplog.reading.reader import LogReader, Paths
-from receiver.taplog.reading.segment_reader import Writer
-from receiver.taplog.reading.selection import Selection
+from hostcallback.receiver.log import logger
+from hostcallback.receiver.messages.check_report import FailedCheck
+from hostcallback.receiver.messages.deferred_errors import MAX_KEPT, OnError
+from hostcallback.receiver.messages.message import Sink
+from hostcallback.receiver.replayer.log_batches import Pace
+from hostcallback.receiver.replayer.run_delivery import RunDelivery
+from hostcallback.receiver.runtime.device_stats import DeviceStats
+from hostcallback.receiver.runtime.dispatch.scope import Scope
+from hostcallback.receiver.sinks.factory import Binding
+from hostcallback.receiver.taplog.format.errors import Damage, Lost
+from hostcallback.receiver.taplog.reading.merge import MessageRun
+from hostcallback.receiver.taplog.reading.process_groups import LoggedProgramRuns
+from hostcallback.receiver.taplog.reading.reader import LogReader, Paths
+from hostcallback.receiver.taplog.reading.segment_reader import Writer
+from hostcallback.receiver.taplog.reading.selection import Selection
 
 
 @dataclass(slots=True)
@@ -174,7 +174,8 @@ def replay(
 
     Printing and logging taps do so again; failures of checks are collected; functions are called as the taps' functions
     were. Messages of a device come in order, those of several devices and processes by time. Works without JAX:
-    `device` is a text such as `cpu:0`, and containers of the program's own classes arrive as `receiver.Node`.
+    `device` is a text such as `cpu:0`, and containers of the program's own classes arrive as
+    `hostcallback.receiver.Node`.
 
         receiver.replay("run/taps", bind={"loss": losses.append})
 
@@ -182,7 +183,7 @@ def replay(
         path: a log's folder, or segments of one.
         bind: functions by the tap names, or patterns of names, whose messages they receive; called as `id_tap` calls
             them. Other taps, unless they print or check, are counted in `skipped`.
-        sinks: callables that receive every message, as `receiver.messages.message.Message`.
+        sinks: callables that receive every message, as `hostcallback.receiver.messages.message.Message`.
         names: names of taps, or patterns such as `layer*/grad`; other taps are left out.
         steps: first and last selected step, None for no bound.
         devices: names of devices, or patterns.

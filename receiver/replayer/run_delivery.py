@@ -9,22 +9,22 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import Any
 
-from receiver.messages.message import Message, Sink
-from receiver.messages.registry import Lease, Registry
-from receiver.replayer.log_batches import LogBatch, ReplayedCalls
-from receiver.runtime.dispatch.dispatcher import Dispatcher
-from receiver.runtime.dispatch.scope import Scope
-from receiver.sinks.exported import ExportedTaps
-from receiver.sinks.factory import Binding, BoundTap
-from receiver.sinks.sharding.multi_process import ShardStream
-from receiver.sources.source import Batch
-from receiver.taplog.format.block import FrameBlock
-from receiver.taplog.reading.merge import MessageRun
-from receiver.taplog.reading.segment_reader import Writer
-from receiver.taplog.reading.selection import Selection
-from receiver.wire import Flags
-from receiver.wire.tap_descriptor import TapDescriptor
-from receiver.wire.tap_kind import UNDESCRIBED
+from hostcallback.receiver.messages.message import Message, Sink
+from hostcallback.receiver.messages.registry import Lease, Registry
+from hostcallback.receiver.replayer.log_batches import LogBatch, ReplayedCalls
+from hostcallback.receiver.runtime.dispatch.dispatcher import Dispatcher
+from hostcallback.receiver.runtime.dispatch.scope import Scope
+from hostcallback.receiver.sinks.exported import ExportedTaps
+from hostcallback.receiver.sinks.factory import Binding, BoundTap
+from hostcallback.receiver.sinks.sharding.multi_process import ShardStream
+from hostcallback.receiver.sources.source import Batch
+from hostcallback.receiver.taplog.format.block import FrameBlock
+from hostcallback.receiver.taplog.reading.merge import MessageRun
+from hostcallback.receiver.taplog.reading.segment_reader import Writer
+from hostcallback.receiver.taplog.reading.selection import Selection
+from hostcallback.receiver.wire import Flags
+from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
+from hostcallback.receiver.wire.tap_kind import UNDESCRIBED
 
 _CHECK = int(Flags.CHECK)
 

@@ -8,17 +8,17 @@ from collections.abc import Callable
 from time import perf_counter
 from typing import Any
 
-from receiver.log import logger
-from receiver.messages.message import Consumer
-from receiver.messages.registry import Registry
-from receiver.runtime.dispatch.calls import Calls, CallThreads
-from receiver.runtime.dispatch.dispatcher import Dispatcher
-from receiver.runtime.dispatch.gil_share import GilThrottle
-from receiver.runtime.dispatch.scope import Scope
-from receiver.runtime.dispatch.tap_counters import TapCounters
-from receiver.sources.ring_errors import LostCopiesError
-from receiver.sources.source import Batch, Source
-from receiver.wire import CorruptStreamError
+from hostcallback.receiver.log import logger
+from hostcallback.receiver.messages.message import Consumer
+from hostcallback.receiver.messages.registry import Registry
+from hostcallback.receiver.runtime.dispatch.calls import Calls, CallThreads
+from hostcallback.receiver.runtime.dispatch.dispatcher import Dispatcher
+from hostcallback.receiver.runtime.dispatch.gil_share import GilThrottle
+from hostcallback.receiver.runtime.dispatch.scope import Scope
+from hostcallback.receiver.runtime.dispatch.tap_counters import TapCounters
+from hostcallback.receiver.sources.ring_errors import LostCopiesError
+from hostcallback.receiver.sources.source import Batch, Source
+from hostcallback.receiver.wire import CorruptStreamError
 
 MakeCalls = Callable[[str, Any, Callable[[Batch], None]], Calls]
 """Makes the calls of a device from its name, its source and what delivers a batch."""

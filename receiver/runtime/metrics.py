@@ -6,9 +6,9 @@ import time
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from receiver.runtime.device_stats import DeviceStats
-from receiver.runtime.runtime import Runtime
-from receiver.sources.source import SourceCounters
+from hostcallback.receiver.runtime.device_stats import DeviceStats
+from hostcallback.receiver.runtime.runtime import Runtime
+from hostcallback.receiver.sources.source import SourceCounters
 
 BEGUN_NS = time.time_ns()
 """When counting began: Unix time."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from receiver.errors import HostCallbackError
-from receiver.runtime.metrics import collect_metrics
-from receiver.runtime.runtime import Runtime, runtime
+from hostcallback.receiver.errors import HostCallbackError
+from hostcallback.receiver.runtime.metrics import collect_metrics
+from hostcallback.receiver.runtime.runtime import Runtime, runtime
 
 
 class RuntimeCollector:

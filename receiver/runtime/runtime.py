@@ -9,26 +9,26 @@ from collections.abc import Callable, Iterable
 from time import perf_counter
 from typing import Any
 
-from receiver import fork
-from receiver.errors import (
+from hostcallback.receiver import fork
+from hostcallback.receiver.errors import (
     DeviceClaimedError,
     ReentrantWaitError,
     TapFunctionException,
     TapTimeoutError,
 )
-from receiver.log import logger
-from receiver.messages.registry import Registry
-from receiver.runtime.device_receiver import DeviceReceiver, MakeCalls
-from receiver.runtime.device_stats import DeviceStats
-from receiver.runtime.dispatch.calls import CallThreads
-from receiver.runtime.dispatch.scope import Scope
-from receiver.runtime.isolated.readers import ReaderProcesses
-from receiver.runtime.rules.rule_table import RuleTable
-from receiver.runtime.totals import Totals
-from receiver.sinks.exported import ExportedTaps, exported_tap
-from receiver.sinks.sharding.sinks import waiting_threads
-from receiver.sources.source import Source
-from receiver.taplog.flight.recorder import FlightRecorder
+from hostcallback.receiver.log import logger
+from hostcallback.receiver.messages.registry import Registry
+from hostcallback.receiver.runtime.device_receiver import DeviceReceiver, MakeCalls
+from hostcallback.receiver.runtime.device_stats import DeviceStats
+from hostcallback.receiver.runtime.dispatch.calls import CallThreads
+from hostcallback.receiver.runtime.dispatch.scope import Scope
+from hostcallback.receiver.runtime.isolated.readers import ReaderProcesses
+from hostcallback.receiver.runtime.rules.rule_table import RuleTable
+from hostcallback.receiver.runtime.totals import Totals
+from hostcallback.receiver.sinks.exported import ExportedTaps, exported_tap
+from hostcallback.receiver.sinks.sharding.sinks import waiting_threads
+from hostcallback.receiver.sources.source import Source
+from hostcallback.receiver.taplog.flight.recorder import FlightRecorder
 
 POLL_SEC = 0.05
 """How often a waiter looks whether the tap it waits for has stalled; progress wakes it at once."""

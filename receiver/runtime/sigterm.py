@@ -13,9 +13,9 @@ import weakref
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from receiver import fork
-from receiver.log import logger
-from receiver.native import bindings as native_library
+from hostcallback.receiver import fork
+from hostcallback.receiver.log import logger
+from hostcallback.receiver.native import bindings as native_library
 
 LOOK_SEC = 0.5
 """Seconds between checks whether another library has replaced the handler."""

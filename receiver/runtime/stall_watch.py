@@ -6,9 +6,9 @@ import ctypes
 import threading
 from time import perf_counter
 
-from receiver.log import logger
-from receiver.native import bindings as native
-from receiver.runtime.runtime import Runtime
+from hostcallback.receiver.log import logger
+from hostcallback.receiver.native import bindings as native
+from hostcallback.receiver.runtime.runtime import Runtime
 
 WARN_AFTER_SEC = 2.0
 """A device that has waited this long for one tap invocation is reported."""

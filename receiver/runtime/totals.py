@@ -6,8 +6,8 @@ import threading
 import weakref
 from collections.abc import Collection
 
-from receiver.runtime.device_stats import DeviceStats
-from receiver.runtime.dispatch.scope import Scope
+from hostcallback.receiver.runtime.device_stats import DeviceStats
+from hostcallback.receiver.runtime.dispatch.scope import Scope
 
 
 class Totals:

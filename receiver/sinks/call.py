@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from receiver.errors import CallResultError
-from receiver.messages.message import Message
-from receiver.wire.dtypes import Array, Dtype
+from hostcallback.receiver.errors import CallResultError
+from hostcallback.receiver.messages.message import Message
+from hostcallback.receiver.wire.dtypes import Array, Dtype
 
 _NARROW = {
     np.dtype(np.float64): np.dtype(np.float32),

@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from receiver.messages.call_site import CallSite
-from receiver.messages.check_report import CheckFailed, Explanation
-from receiver.messages.message import Message
-from receiver.sinks.format import Template
-from receiver.sinks.tap import Unflatten
-from receiver.sinks.unbatch import Array, Batchings, elements
+from hostcallback.receiver.messages.call_site import CallSite
+from hostcallback.receiver.messages.check_report import CheckFailed, Explanation
+from hostcallback.receiver.messages.message import Message
+from hostcallback.receiver.sinks.format import Template
+from hostcallback.receiver.sinks.tap import Unflatten
+from hostcallback.receiver.sinks.unbatch import Array, Batchings, elements
 
 VALUE_CHARS = 200
 """Longer texts of values are cut: a report is for reading."""

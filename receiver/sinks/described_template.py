@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from receiver import limits
-from receiver.wire.pytree import Node, Opaque
-from receiver.wire.truncation import TruncatedArray, head_of
+from hostcallback.receiver import limits
+from hostcallback.receiver.wire.pytree import Node, Opaque
+from hostcallback.receiver.wire.truncation import TruncatedArray, head_of
 
 ARRAY_ATTRIBUTES = frozenset({"dtype", "ndim", "shape", "size"})
 """Attributes of an array that a field may name."""

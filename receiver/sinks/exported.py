@@ -2,7 +2,7 @@
 
 A program that `jax.export` wrote runs in processes that never traced it. Its taps send to one of two consumers that
 every process has. The first array of such a message (after the shard record, if there is one) is the description, see
-`receiver.wire.tap_descriptor`. By the name in it the tap finds the function that was bound to it.
+`hostcallback.receiver.wire.tap_descriptor`. By the name in it the tap finds the function that was bound to it.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from typing import Any
 
 import numpy as np
 
-from receiver.errors import UnboundConsumerError
-from receiver.messages.deferred_errors import DelegatedFailure
-from receiver.messages.message import Consumer, Message, Sink
-from receiver.messages.registry import Registry
-from receiver.sinks.factory import Binding, BoundTap
-from receiver.sinks.sharding.shard_record import PLACES_FROM
-from receiver.wire.tap_descriptor import TapDescriptor
+from hostcallback.receiver.errors import UnboundConsumerError
+from hostcallback.receiver.messages.deferred_errors import DelegatedFailure
+from hostcallback.receiver.messages.message import Consumer, Message, Sink
+from hostcallback.receiver.messages.registry import Registry
+from hostcallback.receiver.sinks.factory import Binding, BoundTap
+from hostcallback.receiver.sinks.sharding.shard_record import PLACES_FROM
+from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
 
 WHOLE_ID = int.from_bytes(b"exported", "little")
 SHARDS_ID = int.from_bytes(b"shardsof", "little")

@@ -10,20 +10,20 @@ from typing import Any
 
 import numpy as np
 
-from receiver import limits
-from receiver.messages.call_site import MAX_PLACES, CallSite, described_place, location_of
-from receiver.messages.message import Consumer, Message, Sink
-from receiver.sinks.check import CheckSink
-from receiver.sinks.described_template import bounded, print_options
-from receiver.sinks.format import FormatSink, PrintLines, Template, log_records
-from receiver.sinks.nonfinite import NonFiniteSink, Watched
-from receiver.sinks.print import PrintSink
-from receiver.sinks.sharding.sinks import AssemblingSink, shard_sink
-from receiver.sinks.tap import callback_sink, tap_sink
-from receiver.sinks.unbatch import Batchings, for_each_element
-from receiver.wire import pytree as tree, tap_kind
-from receiver.wire.tap_descriptor import TapDescriptor
-from receiver.wire.tap_kind import TapKind
+from hostcallback.receiver import limits
+from hostcallback.receiver.messages.call_site import MAX_PLACES, CallSite, described_place, location_of
+from hostcallback.receiver.messages.message import Consumer, Message, Sink
+from hostcallback.receiver.sinks.check import CheckSink
+from hostcallback.receiver.sinks.described_template import bounded, print_options
+from hostcallback.receiver.sinks.format import FormatSink, PrintLines, Template, log_records
+from hostcallback.receiver.sinks.nonfinite import NonFiniteSink, Watched
+from hostcallback.receiver.sinks.print import PrintSink
+from hostcallback.receiver.sinks.sharding.sinks import AssemblingSink, shard_sink
+from hostcallback.receiver.sinks.tap import callback_sink, tap_sink
+from hostcallback.receiver.sinks.unbatch import Batchings, for_each_element
+from hostcallback.receiver.wire import pytree as tree, tap_kind
+from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
+from hostcallback.receiver.wire.tap_kind import TapKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +187,7 @@ class BoundTap:
             described: the description.
             binding: what takes its messages; None for its own printer, log or check, or else `unbound`.
             unbound: makes the sink of a tap to which nothing is bound, and that has no sink of its own.
-            is_another_receiver_busy: see `receiver.sinks.sharding.sinks.AssemblingSink`.
+            is_another_receiver_busy: see `hostcallback.receiver.sinks.sharding.sinks.AssemblingSink`.
             waits: see there.
             also: get every message, too, before the others.
             joint: makes the sink of shards of which other processes have the rest, from what consumes the whole values;

@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from receiver import limits
-from receiver.messages.message import Message
-from receiver.sinks import described_template
-from receiver.sinks.print import SupportsWrite, write_at_once
-from receiver.sinks.tap import Unflatten
-from receiver.sinks.unbatch import Array, Batchings, for_each_element
+from hostcallback.receiver import limits
+from hostcallback.receiver.messages.message import Message
+from hostcallback.receiver.sinks import described_template
+from hostcallback.receiver.sinks.print import SupportsWrite, write_at_once
+from hostcallback.receiver.sinks.tap import Unflatten
+from hostcallback.receiver.sinks.unbatch import Array, Batchings, for_each_element
 
 Deliver = Callable[[list[str]], None]
 """What becomes of the texts of one message."""
@@ -35,7 +35,7 @@ class Template:
         has_placeholders: whether it has any; if not, the arguments follow it, separated by spaces.
         printoptions: numpy's print options to format under.
         present: makes what is formatted of an array; None to format numpy's.
-        is_foreign: whether another process wrote it; see `receiver.sinks.described_template`.
+        is_foreign: whether another process wrote it; see `hostcallback.receiver.sinks.described_template`.
     """
 
     fmt: str

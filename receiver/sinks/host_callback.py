@@ -6,9 +6,9 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from receiver.log import logger
-from receiver.messages.message import Message, Sink
-from receiver.sinks.tap import Unflatten
+from hostcallback.receiver.log import logger
+from hostcallback.receiver.messages.message import Message, Sink
+from hostcallback.receiver.sinks.tap import Unflatten
 
 
 def positional_tap_sink(func: Callable[..., Any], unflatten: Unflatten, *, with_device: bool) -> Sink:

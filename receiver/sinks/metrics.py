@@ -11,12 +11,12 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from receiver.closing import Closing
-from receiver.messages.leaf_names import by_name, named_leaves
-from receiver.messages.message import Consumer, Message, Sink
-from receiver.messages.steps import NAME, StepSource, step_place
-from receiver.wire import pytree as tree
-from receiver.wire.tap_descriptor import TapDescriptor
+from hostcallback.receiver.closing import Closing
+from hostcallback.receiver.messages.leaf_names import by_name, named_leaves
+from hostcallback.receiver.messages.message import Consumer, Message, Sink
+from hostcallback.receiver.messages.steps import NAME, StepSource, step_place
+from hostcallback.receiver.wire import pytree as tree
+from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
 
 
 class MetricWriter(Protocol):

@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from receiver.messages.call_site import CallSite, DescribedFrame, Frame
-from receiver.messages.check_report import CheckError, CheckFailed, Explanation, FailedCheck
-from receiver.messages.deferred_errors import DelegatedFailure, MultipleFailures
-from receiver.messages.message import Consumer, Message
-from receiver.sinks.tap import Unflatten
+from hostcallback.receiver.messages.call_site import CallSite, DescribedFrame, Frame
+from hostcallback.receiver.messages.check_report import CheckError, CheckFailed, Explanation, FailedCheck
+from hostcallback.receiver.messages.deferred_errors import DelegatedFailure, MultipleFailures
+from hostcallback.receiver.messages.message import Consumer, Message
+from hostcallback.receiver.sinks.tap import Unflatten
 
 
 class NonFiniteError(CheckError, ArithmeticError):

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from receiver.messages.message import Message
-from receiver.sinks.tap import Unflatten
-from receiver.wire.truncation import TruncatedArray
+from hostcallback.receiver.messages.message import Message
+from hostcallback.receiver.sinks.tap import Unflatten
+from hostcallback.receiver.wire.truncation import TruncatedArray
 
 WIDTH = 80
 """Columns that a container may take on one line."""

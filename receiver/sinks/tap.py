@@ -6,9 +6,9 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from receiver.messages.message import Message, Sink
-from receiver.sinks.unbatch import Batchings, for_each_element
-from receiver.wire.truncation import stack_of_one
+from hostcallback.receiver.messages.message import Message, Sink
+from hostcallback.receiver.sinks.unbatch import Batchings, for_each_element
+from hostcallback.receiver.wire.truncation import stack_of_one
 
 Unflatten = Callable[[Sequence[Any]], Any]
 

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from receiver.messages.deferred_errors import MultipleFailures
-from receiver.messages.message import Index, Message
-from receiver.wire.truncation import is_truncated
+from hostcallback.receiver.messages.deferred_errors import MultipleFailures
+from hostcallback.receiver.messages.message import Index, Message
+from hostcallback.receiver.wire.truncation import is_truncated
 
 Array = np.ndarray[Any, Any]
 

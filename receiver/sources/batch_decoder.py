@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from receiver.sources.columns import BatchColumns, Group
-from receiver.sources.source import Batch
-from receiver.wire import Decoder, Flags, Plan, WireError, decode_header
-from receiver.wire.dtypes import Array
+from hostcallback.receiver.sources.columns import BatchColumns, Group
+from hostcallback.receiver.sources.source import Batch
+from hostcallback.receiver.wire import Decoder, Flags, Plan, WireError, decode_header
+from hostcallback.receiver.wire.dtypes import Array
 
 DecodedMessage = tuple[int, int, int, int, int, int, Sequence[Array]]
 """consumer_id, flags, seq, time_ns, run_id, count, arrays. For a stack, `count` is the number of messages, which lie

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from receiver.native import bindings as native
-from receiver.wire.dtypes import Array
+from hostcallback.receiver.native import bindings as native
+from hostcallback.receiver.wire.dtypes import Array
 
 _FIELDS: Sequence[tuple[str, Any]] = (
     ("consumer_ids", np.uint64),

@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from receiver.errors import CallFailedError
-from receiver.log import logger
-from receiver.sources.back_pressure import BackPressure, admit
-from receiver.sources.source import CopiedBatch, Frame, SourceCounters
-from receiver.wire import Flags, decode_header, encode_prefix, frame_from_prefix
+from hostcallback.receiver.errors import CallFailedError
+from hostcallback.receiver.log import logger
+from hostcallback.receiver.sources.back_pressure import BackPressure, admit
+from hostcallback.receiver.sources.source import CopiedBatch, Frame, SourceCounters
+from hostcallback.receiver.wire import Flags, decode_header, encode_prefix, frame_from_prefix
 
 CAPACITY_BYTES = 64 << 20
 WARN_AFTER_SEC = 2.0

@@ -11,16 +11,16 @@ from typing import Any
 
 import numpy as np
 
-from receiver.errors import CallFailedError
-from receiver.native import bindings as native
-from receiver.sources.back_pressure import BackPressure
-from receiver.sources.columns import BatchColumns
-from receiver.sources.ring_batch import BlockMemory, RingBatch
-from receiver.sources.ring_config import RingConfig
-from receiver.sources.ring_errors import DAMAGE, CorruptRingError, LostCopiesError
-from receiver.sources.source import CopiedBatch, SourceCounters
-from receiver.wire import ArraySpec, Flags, encode_prefix
-from receiver.wire.dtypes import is_subbyte, pack_subbyte, unpack_subbyte
+from hostcallback.receiver.errors import CallFailedError
+from hostcallback.receiver.native import bindings as native
+from hostcallback.receiver.sources.back_pressure import BackPressure
+from hostcallback.receiver.sources.columns import BatchColumns
+from hostcallback.receiver.sources.ring_batch import BlockMemory, RingBatch
+from hostcallback.receiver.sources.ring_config import RingConfig
+from hostcallback.receiver.sources.ring_errors import DAMAGE, CorruptRingError, LostCopiesError
+from hostcallback.receiver.sources.source import CopiedBatch, SourceCounters
+from hostcallback.receiver.wire import ArraySpec, Flags, encode_prefix
+from hostcallback.receiver.wire.dtypes import is_subbyte, pack_subbyte, unpack_subbyte
 
 
 def _raw(arrays: Sequence[np.ndarray[Any, Any]]) -> tuple[int, Any, Any]:

@@ -6,8 +6,8 @@ import ctypes
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from receiver.sources.columns import BatchColumns
-from receiver.sources.source import Frame
+from hostcallback.receiver.sources.columns import BatchColumns
+from hostcallback.receiver.sources.source import Frame
 
 
 class BlockMemory:

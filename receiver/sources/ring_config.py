@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from receiver import environment
-from receiver.native import bindings as native
-from receiver.sources.back_pressure import BackPressure
+from hostcallback.receiver import environment
+from hostcallback.receiver.native import bindings as native
+from hostcallback.receiver.sources.back_pressure import BackPressure
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from receiver.errors import LostMessagesError
-from receiver.wire import CorruptStreamError
+from hostcallback.receiver.errors import LostMessagesError
+from hostcallback.receiver.wire import CorruptStreamError
 
 DAMAGE = {
     1: "bad magic",

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from receiver.sources.back_pressure import BackPressure
-from receiver.sources.columns import BatchColumns
+from hostcallback.receiver.sources.back_pressure import BackPressure
+from hostcallback.receiver.sources.columns import BatchColumns
 
 Frame = tuple[Any, int, Any]
 """(memory, offset of the frame's header in it, external payload or None)."""

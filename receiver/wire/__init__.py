@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from receiver.wire.decode import Decoded, Decoder, decode_frame
-from receiver.wire.dtypes import pack_subbyte, unpack_subbyte
-from receiver.wire.encode import encode_frame, encode_prefix, frame_from_prefix
-from receiver.wire.errors import (
+from hostcallback.receiver.wire.decode import Decoded, Decoder, decode_frame
+from hostcallback.receiver.wire.dtypes import pack_subbyte, unpack_subbyte
+from hostcallback.receiver.wire.encode import encode_frame, encode_prefix, frame_from_prefix
+from hostcallback.receiver.wire.errors import (
     CorruptFrameError,
     CorruptStreamError,
     TruncatedFrameError,
@@ -13,7 +13,7 @@ from receiver.wire.errors import (
     UnsupportedVersionError,
     WireError,
 )
-from receiver.wire.header import (
+from hostcallback.receiver.wire.header import (
     ALIGNMENT,
     HEADER,
     MAGIC,
@@ -23,8 +23,14 @@ from receiver.wire.header import (
     decode_header,
     encode_header,
 )
-from receiver.wire.metadata import MAX_RANK, ArraySpec, decode_metadata, encode_metadata, payload_layout
-from receiver.wire.plan import Plan
+from hostcallback.receiver.wire.metadata import (
+    MAX_RANK,
+    ArraySpec,
+    decode_metadata,
+    encode_metadata,
+    payload_layout,
+)
+from hostcallback.receiver.wire.plan import Plan
 
 __all__ = [
     "ALIGNMENT",

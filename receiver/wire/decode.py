@@ -4,10 +4,19 @@ from __future__ import annotations
 
 import struct
 
-from receiver.wire.dtypes import Array, Dtype
-from receiver.wire.frame import check_payload, make_arrays, read_start
-from receiver.wire.header import ALIGNMENT, EVERYWHERE, MAGIC, VERSION, Buffer, Flags, Header, align
-from receiver.wire.plan import Plan, make_plan, ndarray
+from hostcallback.receiver.wire.dtypes import Array, Dtype
+from hostcallback.receiver.wire.frame import check_payload, make_arrays, read_start
+from hostcallback.receiver.wire.header import (
+    ALIGNMENT,
+    EVERYWHERE,
+    MAGIC,
+    VERSION,
+    Buffer,
+    Flags,
+    Header,
+    align,
+)
+from hostcallback.receiver.wire.plan import Plan, make_plan, ndarray
 
 Decoded = tuple[int, int, int, int, int, int, list[Array]]
 """consumer_id, flags, seq, time_ns, run_id, device, arrays."""

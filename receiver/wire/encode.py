@@ -8,11 +8,19 @@ from typing import Any
 
 import numpy as np
 
-from receiver.wire.dtypes import Array, pack_subbyte, wire_type_of
-from receiver.wire.errors import CorruptFrameError
-from receiver.wire.frame import read_metadata
-from receiver.wire.header import EVERYWHERE, HEADER, Flags, Header, align, decode_header, encode_header
-from receiver.wire.metadata import ArraySpec, decode_metadata, encode_metadata, payload_layout
+from hostcallback.receiver.wire.dtypes import Array, pack_subbyte, wire_type_of
+from hostcallback.receiver.wire.errors import CorruptFrameError
+from hostcallback.receiver.wire.frame import read_metadata
+from hostcallback.receiver.wire.header import (
+    EVERYWHERE,
+    HEADER,
+    Flags,
+    Header,
+    align,
+    decode_header,
+    encode_header,
+)
+from hostcallback.receiver.wire.metadata import ArraySpec, decode_metadata, encode_metadata, payload_layout
 
 
 def encode_prefix(

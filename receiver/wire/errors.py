@@ -10,7 +10,7 @@ WireError                   a frame cannot be decoded
 
 from __future__ import annotations
 
-from receiver.errors import HostCallbackError
+from hostcallback.receiver.errors import HostCallbackError
 
 
 class WireError(HostCallbackError):

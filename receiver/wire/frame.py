@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
-from receiver.wire.dtypes import Array, unpack_subbyte
-from receiver.wire.errors import CorruptFrameError
-from receiver.wire.header import HEADER, NO_MESSAGE, Buffer, Flags, Header, decode_header, truncated
-from receiver.wire.plan import Plan, ndarray
+from hostcallback.receiver.wire.dtypes import Array, unpack_subbyte
+from hostcallback.receiver.wire.errors import CorruptFrameError
+from hostcallback.receiver.wire.header import (
+    HEADER,
+    NO_MESSAGE,
+    Buffer,
+    Flags,
+    Header,
+    decode_header,
+    truncated,
+)
+from hostcallback.receiver.wire.plan import Plan, ndarray
 
 
 def read_start(buffer: Buffer, offset: int, external_payload: Array | None) -> tuple[Header, bytes]:

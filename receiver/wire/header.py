@@ -7,7 +7,7 @@ import struct
 from dataclasses import dataclass
 from typing import Any
 
-from receiver.wire.errors import CorruptFrameError, TruncatedFrameError, UnsupportedVersionError
+from hostcallback.receiver.wire.errors import CorruptFrameError, TruncatedFrameError, UnsupportedVersionError
 
 MAGIC = b"HCB"
 VERSION = 1
@@ -40,7 +40,7 @@ class Flags(enum.IntFlag):
     BATCHED = 1 << 8
     """Its consumer takes stacks of its messages."""
     TRUNCATED = 1 << 9
-    """Only the first elements of its arrays; the first array is a shape record, see `receiver.wire.truncation`."""
+    """Only the first elements of its arrays; the first array is a shape record, see `wire.truncation`."""
     DISCARDED = 1 << 30
     """Ring only: not a message; reserved and given up."""
     BUSY = 1 << 31

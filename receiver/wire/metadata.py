@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 import msgpack
 
-from receiver import limits
-from receiver.wire.dtypes import BY_CODE, Dtype, dtype_of, wire_type_of
-from receiver.wire.errors import CorruptFrameError, UnsupportedDtypeError
-from receiver.wire.header import ALIGNMENT
+from hostcallback.receiver import limits
+from hostcallback.receiver.wire.dtypes import BY_CODE, Dtype, dtype_of, wire_type_of
+from hostcallback.receiver.wire.errors import CorruptFrameError, UnsupportedDtypeError
+from hostcallback.receiver.wire.header import ALIGNMENT
 
 MAX_RANK = 64  # numpy's limit
 
@@ -21,7 +21,7 @@ class ArraySpec:
     """Type and shape of one array in metadata.
 
     Attributes:
-        type_code: see `receiver.wire.dtypes`.
+        type_code: see `hostcallback.receiver.wire.dtypes`.
         shape: in elements.
     """
 

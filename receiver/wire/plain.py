@@ -6,7 +6,7 @@ from typing import Any
 
 import msgpack
 
-from receiver import limits
+from hostcallback.receiver import limits
 
 MAX_ITEMS = 1 << 16
 """Items that a list or map may state. The decoder allocates a list before it looks for its items."""

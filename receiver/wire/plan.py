@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from receiver.wire.dtypes import BY_CODE, Array, Dtype
-from receiver.wire.errors import UnsupportedDtypeError
-from receiver.wire.header import HEADER, align
-from receiver.wire.metadata import ArraySpec, decode_metadata, payload_layout
+from hostcallback.receiver.wire.dtypes import BY_CODE, Array, Dtype
+from hostcallback.receiver.wire.errors import UnsupportedDtypeError
+from hostcallback.receiver.wire.header import HEADER, align
+from hostcallback.receiver.wire.metadata import ArraySpec, decode_metadata, payload_layout
 
 ndarray: Any = np.ndarray  # untyped: mypy would require its buffer to be an array
 

@@ -24,8 +24,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from receiver import limits
-from receiver.wire.plain import check_nesting
+from hostcallback.receiver import limits
+from hostcallback.receiver.wire.plain import check_nesting
 
 Description = list[Any]
 

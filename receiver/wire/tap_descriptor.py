@@ -9,10 +9,10 @@ from typing import Any
 import msgpack
 import numpy as np
 
-from receiver import limits
-from receiver.wire import pytree as tree
-from receiver.wire.plain import check_nesting, unpack_plain
-from receiver.wire.tap_kind import TapKind
+from hostcallback.receiver import limits
+from hostcallback.receiver.wire import pytree as tree
+from hostcallback.receiver.wire.plain import check_nesting, unpack_plain
+from hostcallback.receiver.wire.tap_kind import TapKind
 
 DESCRIPTION_NESTING = 3 * limits.NESTING + 8
 """A container of the tapped pytree is two of its description; a value in it may be nested, too."""

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from receiver.wire import CorruptFrameError
-from receiver.wire.dtypes import Array
+from hostcallback.receiver.wire import CorruptFrameError
+from hostcallback.receiver.wire.dtypes import Array
 
 Shape = tuple[int, ...]
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-import receiver
+import hostcallback
 
-ROOT = Path(receiver.__file__).resolve().parents[1]  # of the packages under test
+ROOT = Path(hostcallback.__file__).parents[1]  # of the packages under test
 
 SCRIPT = """
 import os, sys
@@ -60,7 +60,9 @@ def python(*arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[str
 
 def test_a_script_runs_as_by_python_and_its_callbacks_are_taken_over(script: Path, tmp_path: Path) -> None:
     alone = python(script, "a", "--verbose", "-m", cwd=tmp_path)
-    ours = python("-m", "receiver.cli", "run", "--verbose", script, "a", "--verbose", "-m", cwd=tmp_path)
+    ours = python(
+        "-m", "hostcallback.receiver.cli", "run", "--verbose", script, "a", "--verbose", "-m", cwd=tmp_path
+    )
     assert alone.returncode == ours.returncode == 0, ours.stderr
     assert ours.stdout == alone.stdout
     assert f"hostcallback: taken over: jax.debug.print at {script}:10 (f)" in ours.stderr
@@ -68,25 +70,25 @@ def test_a_script_runs_as_by_python_and_its_callbacks_are_taken_over(script: Pat
 
 def test_an_exception_looks_as_without_it(script: Path, tmp_path: Path) -> None:
     alone = python(script, "fails", cwd=tmp_path)
-    ours = python("-m", "receiver.cli", "run", script, "fails", cwd=tmp_path)
+    ours = python("-m", "hostcallback.receiver.cli", "run", script, "fails", cwd=tmp_path)
     assert ours.returncode == alone.returncode == 1
     assert ours.stderr == alone.stderr
     assert "FileNotFoundError" in ours.stderr
 
 
 def test_the_exit_status_is_the_scripts(script: Path, tmp_path: Path) -> None:
-    assert python("-m", "receiver.cli", "run", script, "exits", cwd=tmp_path).returncode == 3
+    assert python("-m", "hostcallback.receiver.cli", "run", script, "exits", cwd=tmp_path).returncode == 3
 
 
 def test_what_callbacks_raise_is_reported_at_exit(script: Path, tmp_path: Path) -> None:
-    result = python("-m", "receiver.cli", "run", script, "raises later", cwd=tmp_path)
+    result = python("-m", "hostcallback.receiver.cli", "run", script, "raises later", cwd=tmp_path)
     assert "ZeroDivisionError" in result.stderr
     assert f"{script}:17" in result.stderr
 
 
 def test_a_module_runs_by_its_name(script: Path) -> None:
     alone = python("-m", "program", "x", cwd=script.parent)
-    ours = python("-m", "receiver.cli", "run", "-m", "program", "x", cwd=script.parent)
+    ours = python("-m", "hostcallback.receiver.cli", "run", "-m", "program", "x", cwd=script.parent)
     assert ours.stdout.splitlines()[0].split("[")[0] == alone.stdout.splitlines()[0].split("[")[0], (
         ours.stderr
     )
@@ -94,12 +96,12 @@ def test_a_module_runs_by_its_name(script: Path) -> None:
 
 
 def test_a_script_that_is_not_there_is_one_line(tmp_path: Path) -> None:
-    result = python("-m", "receiver.cli", "run", "nothing.py", cwd=tmp_path)
+    result = python("-m", "hostcallback.receiver.cli", "run", "nothing.py", cwd=tmp_path)
     assert result.returncode == 1
     assert result.stderr == "hcb: nothing.py: no such script: hcb run SCRIPT ARGUMENTS\n"
 
 
 def test_a_script_without_jax_runs(tmp_path: Path) -> None:
     (tmp_path / "plain.py").write_text("import sys; print(sys.argv[1:], 'jax' in sys.modules)")
-    result = python("-m", "receiver.cli", "run", "plain.py", "1", cwd=tmp_path)
+    result = python("-m", "hostcallback.receiver.cli", "run", "plain.py", "1", cwd=tmp_path)
     assert result.stdout == "['1'] False\n"

@@ -17,7 +17,7 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import hostcallback as hcb
-from receiver.runtime.runtime import runtime
+from hostcallback.receiver.runtime.runtime import runtime
 from recorder import Recorder
 from transforming import COMPILED, JITS, Jit
 

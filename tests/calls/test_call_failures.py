@@ -14,8 +14,8 @@ from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 
 import hostcallback as hcb
-from receiver.native import bindings as native_library
-from receiver.runtime.runtime import runtime
+from hostcallback.receiver.native import bindings as native_library
+from hostcallback.receiver.runtime.runtime import runtime
 from transforming import COMPILED, JITS, PROGRAM_FAILED, Jit
 
 F32 = jax.ShapeDtypeStruct((), np.float32)

@@ -17,9 +17,9 @@ import pytest
 from jax import lax
 
 import hostcallback as hcb
-from receiver.native import bindings as native_library
-from receiver.runtime.runtime import runtime
-from receiver.taplog.reading.reader import LogReader
+from hostcallback.receiver.native import bindings as native_library
+from hostcallback.receiver.runtime.runtime import runtime
+from hostcallback.receiver.taplog.reading.reader import LogReader
 from transforming import COMPILED, PROGRAM_FAILED, Jit
 
 

@@ -48,7 +48,7 @@ def hcb(
     *arguments: Any, environment: dict[str, str] | None = None, **options: Any
 ) -> subprocess.CompletedProcess[str]:
     """The `hcb` command."""
-    line = [sys.executable, "-m", "receiver.cli", *map(str, arguments)]
+    line = [sys.executable, "-m", "hostcallback.receiver.cli", *map(str, arguments)]
     return subprocess.run(
         line, capture_output=True, text=True, timeout=60, check=False, env=environment, cwd=ROOT, **options
     )

@@ -25,7 +25,7 @@ def environment(folder: Path, **variables: str) -> dict[str, str]:
 def hcb(folder: Path, *arguments: str | Path, **variables: str) -> subprocess.CompletedProcess[str]:
     """Runs the command in `folder`. It never prints a traceback."""
     result = subprocess.run(
-        [sys.executable, "-m", "receiver.cli", *map(str, arguments)],
+        [sys.executable, "-m", "hostcallback.receiver.cli", *map(str, arguments)],
         cwd=folder,
         env=environment(folder, **variables),
         capture_output=True,
@@ -40,7 +40,7 @@ def hcb(folder: Path, *arguments: str | Path, **variables: str) -> subprocess.Co
 def start(folder: Path, *arguments: str | Path) -> subprocess.Popen[str]:
     """Starts the command; its output is a pipe."""
     return subprocess.Popen(
-        [sys.executable, "-u", "-m", "receiver.cli", *map(str, arguments)],
+        [sys.executable, "-u", "-m", "hostcallback.receiver.cli", *map(str, arguments)],
         cwd=folder,
         env=environment(folder),
         stdout=subprocess.PIPE,

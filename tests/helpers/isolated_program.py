@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax import lax
 
 import hostcallback as hcb
-from receiver.runtime.runtime import runtime
+from hostcallback.receiver.runtime.runtime import runtime
 
 scenario, log = sys.argv[1], sys.argv[2] if len(sys.argv) > 2 else None
 COUNT = int(os.environ.get("COUNT", "2000"))

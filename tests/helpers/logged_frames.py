@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from receiver.taplog.format.block import FrameBlock
-from receiver.taplog.format.errors import Damage
-from receiver.taplog.reading.logged_message import LoggedMessage
-from receiver.taplog.reading.merge import LostRun
-from receiver.taplog.reading.reader import LogReader
-from receiver.wire import Flags, encode_frame
-from receiver.wire.tap_descriptor import TapDescriptor
+from hostcallback.receiver.taplog.format.block import FrameBlock
+from hostcallback.receiver.taplog.format.errors import Damage
+from hostcallback.receiver.taplog.reading.logged_message import LoggedMessage
+from hostcallback.receiver.taplog.reading.merge import LostRun
+from hostcallback.receiver.taplog.reading.reader import LogReader
+from hostcallback.receiver.wire import Flags, encode_frame
+from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
 
 LOSS = TapDescriptor(
     name="loss",

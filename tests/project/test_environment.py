@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from receiver import environment
+from hostcallback.receiver import environment
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENT = ROOT / "docs" / "environment.md"

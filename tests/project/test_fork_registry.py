@@ -11,7 +11,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = """
 import os, sys
 sys.path.insert(0, sys.argv[1])
-from receiver import fork
+from hostcallback.receiver import fork
 
 def fail():
     raise RuntimeError("planted")
@@ -43,7 +43,8 @@ def test_no_other_module_registers_with_the_interpreter() -> None:
 
 
 def test_every_stage_of_a_program_has_a_function() -> None:
-    code = "import hostcallback; from receiver import fork; print(*(s.name for s in fork.Stage if fork._functions[s]))"
+    code = "import hostcallback.api; from hostcallback.receiver import fork; "
+    code += "print(*(s.name for s in fork.Stage if fork._functions[s]))"
     done = subprocess.run(
         [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(ROOT)!r}); {code}"],
         capture_output=True,

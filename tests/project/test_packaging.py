@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tarfile
 import tomllib
 import zipfile
@@ -34,7 +35,7 @@ NOT_SOURCE = shutil.ignore_patterns(
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
     """A copy of the sources without anything built."""
-    return Path(shutil.copytree(ROOT, tmp_path / "checkout", ignore=NOT_SOURCE))
+    return Path(shutil.copytree(ROOT, tmp_path / "checkout", symlinks=True, ignore=NOT_SOURCE))
 
 
 def build(checkout: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -79,21 +80,21 @@ def test_sdist_then_wheel_for_every_python_that_loads(checkout: Path, tmp_path: 
     assert {"LICENSE", "README.md", "tools/build_native.py", "tests/conftest.py"} <= shipped
     assert {"receiver/native/third_party/xla/ffi/api/c_api.h", "examples/train_digits.py"} <= shipped
     assert not [name for name in shipped if name.endswith((".so", ".dylib", ".pyc"))]
+    assert not [name for name in shipped if name.startswith("hostcallback/receiver")]  # once is enough
 
     wheel = the_file(checkout / "dist", "*.whl")
     assert re.fullmatch(rf"hostcallback-{VERSION}-py3-none-(linux|macosx|manylinux)\w+\.whl", wheel.name)
     content = names_in(wheel)
-    assert {LIBRARY, "receiver/py.typed", "hostcallback/py.typed"} <= content
+    assert {f"hostcallback/{LIBRARY}", "hostcallback/receiver/py.typed", "hostcallback/py.typed"} <= content
     assert {name.partition("/")[0] for name in content} == {
         "hostcallback",
-        "receiver",
         f"hostcallback-{VERSION}.dist-info",
     }
 
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(tmp_path / "installed")
     script = (
-        "import receiver.native.bindings as n; n.load(); print(n.__file__); "
+        "import hostcallback.receiver.native.bindings as n; n.load(); print(n.__file__); "
         "import sys; assert 'jax' not in sys.modules"
     )
     loaded = subprocess.run(
@@ -122,7 +123,7 @@ def test_an_editable_build_leaves_the_library_beside_its_sources(checkout: Path)
     )
     assert result.returncode == 0, result.stderr
     assert (checkout / LIBRARY).is_file()
-    assert LIBRARY not in names_in(the_file(checkout / "dist", "*.whl"))
+    assert f"hostcallback/{LIBRARY}" not in names_in(the_file(checkout / "dist", "*.whl"))
 
 
 @pytest.mark.parametrize("kind", ["--wheel", "editable"])
@@ -158,6 +159,86 @@ def test_the_switch_builds_a_pure_wheel_without_a_compiler(checkout: Path, tmp_p
     wheel = the_file(checkout / "dist", "*.whl")
     assert wheel.name == f"hostcallback-{VERSION}-py3-none-any.whl"
     assert not [name for name in names_in(wheel) if name.endswith((".so", ".dylib"))]
+
+
+PROGRAM = """
+import sys
+import receiver
+from hostcallback.receiver.wire import header
+assert receiver.MINE and "jax" not in sys.modules
+
+import hostcallback as hcb
+import jax
+
+def main():
+    with hcb.outfeed_receiver(process=True):
+        jax.jit(lambda x: hcb.print("x is {}", x))(1.0)
+    print(header.__file__)
+
+main()
+"""
+"""Has a module with the name of a package here. Its taps print from a child process."""
+
+
+def install(checkout: Path, site: Path, kind: str) -> None:
+    """Installs into the folder `site` as pip does: a wheel, or an editable one of some mode."""
+    if kind == "wheel":
+        result = build(checkout, "--wheel", HOSTCALLBACK_BUILD_NATIVE="0")
+    else:
+        settings = {"editable_mode": kind.removeprefix("editable, ")}
+        (checkout / "dist").mkdir()
+        result = subprocess.run(
+            [
+                sys.executable,
+                "-c",
+                f"from setuptools import build_meta as b; b.build_editable('dist', {settings!r})",
+            ],
+            cwd=checkout,
+            env={**os.environ, "HOSTCALLBACK_BUILD_NATIVE": "0"},
+            capture_output=True,
+            text=True,
+            timeout=110,
+            check=False,
+        )
+    assert result.returncode == 0, result.stdout + result.stderr
+    with zipfile.ZipFile(the_file(checkout / "dist", "*.whl")) as archive:
+        archive.extractall(site)
+
+
+@pytest.mark.parametrize("kind", ["wheel", "editable, lenient", "editable, strict", "editable, compat"])
+def test_a_program_has_a_receiver_module_too(checkout: Path, tmp_path: Path, kind: str) -> None:
+    site, folder = tmp_path / "site", tmp_path / "program"
+    install(checkout, site, kind)
+    folder.mkdir()
+    (folder / "receiver.py").write_text("MINE = True")
+    (folder / "program.py").write_text(PROGRAM)
+    # Without the site-packages of these tests (-S), whose .pth files may find another hostcallback; the dependencies in
+    # there come last.
+    dependencies = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
+    start = (
+        f"import runpy, site, sys; sys.path[:0] = [{str(folder)!r}]; site.addsitedir({str(site)!r}); "
+        f"sys.path += {sorted(dependencies)!r}; runpy.run_path('program.py', run_name='__main__')"
+    )
+    clean = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+    result = subprocess.run(
+        [sys.executable, "-S", "-P", "-c", start],
+        cwd=folder,
+        env={**clean, "HOSTCALLBACK_TRANSPORT": "callback"},
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    printed, file = result.stdout.splitlines()
+    assert printed == "x is 1.0"
+    assert Path(file).is_relative_to(site if kind == "wheel" else checkout)
+
+
+def test_a_checkout_has_a_link_for_the_installed_name() -> None:
+    link = ROOT / "hostcallback" / "receiver"
+    if (ROOT / "receiver").is_dir() and link.exists():  # an unpacked sdist has none
+        assert link.readlink() == Path("..", "receiver")
 
 
 def test_a_switch_that_is_neither_0_nor_1_is_refused(checkout: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import hostcallback
-import receiver
+from hostcallback import receiver
 
 NAMES = [
     pytest.param(package, name, id=f"{package.__name__}.{name}")

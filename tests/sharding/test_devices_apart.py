@@ -12,8 +12,8 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 
 import hostcallback as hcb
-from receiver.runtime.runtime import runtime
-from receiver.sinks.sharding import assembly, sinks as shards
+from hostcallback.receiver.runtime.runtime import runtime
+from hostcallback.receiver.sinks.sharding import assembly, sinks as shards
 from recorder import Recorder
 
 

@@ -14,9 +14,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 
 from hostcallback import _jax_compat as compat
 from hostcallback.lowering.partition import shard_starts, shard_table, split_mesh
-from receiver.messages.message import Consumer, Message
-from receiver.sinks.sharding.shard_record import PLACES_FROM, shard_record
-from receiver.sinks.sharding.sinks import AssemblingSink
+from hostcallback.receiver.messages.message import Consumer, Message
+from hostcallback.receiver.sinks.sharding.shard_record import PLACES_FROM, shard_record
+from hostcallback.receiver.sinks.sharding.sinks import AssemblingSink
 
 MESHES = [(1,), (2,), (3,), (4,), (2, 2), (1, 4), (4, 1), (1, 3), (2, 1, 2), (1, 2, 2), (2, 2, 1)]
 ORDERS = {"in order": lambda devices: devices, "shuffled": lambda devices: [*devices[2:], *devices[1::-1]]}

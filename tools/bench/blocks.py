@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from receiver.taplog.format.block import FrameBlock
-from receiver.wire import encode_frame
-from receiver.wire.tap_descriptor import TapDescriptor
+from hostcallback.receiver.taplog.format.block import FrameBlock
+from hostcallback.receiver.wire import encode_frame
+from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
 
 TAP = TapDescriptor(
     name="bench", source_line="bench.py:1 (bench)", consumer_id=7, kind="tap", params={}, kwargs={}, transforms=(),

@@ -34,7 +34,10 @@ def collector(folder: Path, *arguments: str) -> Iterator[str]:
         *(arguments or ("--listen", "localhost:0")),
     )
     with subprocess.Popen(
-        [sys.executable, "-u", "-m", "receiver.cli", *given], cwd=ROOT, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-u", "-m", "hostcallback.receiver.cli", *given],
+        cwd=ROOT,
+        stderr=subprocess.PIPE,
+        text=True,
     ) as process:
         assert process.stderr is not None
         yield process.stderr.readline().split("collecting ")[1].split()[1]

@@ -23,7 +23,7 @@ import numpy as np
 from jax import lax
 
 import hostcallback as hcb
-from receiver.runtime.runtime import runtime
+from hostcallback.receiver.runtime.runtime import runtime
 from tools.bench.row import Row, measure, table
 from tools.bench.timing import Counter, delivered_us, scan
 from tools.gpu.conformance import CASES, uses_native_transport

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from receiver.cli import CommandError
-from receiver.remote.options import Forward
+from hostcallback.receiver.cli import CommandError
+from hostcallback.receiver.remote.options import Forward
 
 
 def add_reaching(group: Any) -> None:

@@ -6,7 +6,7 @@ import argparse
 import re
 from datetime import datetime
 
-from receiver.taplog.reading.selection import Selection
+from hostcallback.receiver.taplog.reading.selection import Selection
 
 
 def add_log(parser: argparse.ArgumentParser) -> None:

@@ -1,1 +1,1 @@
-"""The commands of `hcb`, a module each; `receiver.cli` lists them and imports a command when it is called."""
+"""The commands of `hcb`, a module each; the package above lists them and imports a command when it is called."""

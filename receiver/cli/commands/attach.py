@@ -8,12 +8,12 @@ import signal
 import sys
 from types import FrameType
 
-from receiver.cli.reader_process.reader import RingReader
-from receiver.control.client import ControlClient
-from receiver.messages.deferred_errors import OnError
-from receiver.runtime.isolated.ipc import ReaderConfig
-from receiver.runtime.isolated.liveness import stays_alive
-from receiver.runtime.isolated.options import ReaderOptions
+from hostcallback.receiver.cli.reader_process.reader import RingReader
+from hostcallback.receiver.control.client import ControlClient
+from hostcallback.receiver.messages.deferred_errors import OnError
+from hostcallback.receiver.runtime.isolated.ipc import ReaderConfig
+from hostcallback.receiver.runtime.isolated.liveness import stays_alive
+from hostcallback.receiver.runtime.isolated.options import ReaderOptions
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 import sys
 
-from receiver.cli.arguments.selection import add_log, add_selection, add_shards, count, selection
-from receiver.cli.output.messages import Show, report_damage
-from receiver.cli.output.unmatched import report_unmatched
-from receiver.taplog.format.errors import Damage
-from receiver.taplog.reading.logged_message import LoggedMessage
-from receiver.taplog.reading.reader import LogReader
+from hostcallback.receiver.cli.arguments.selection import add_log, add_selection, add_shards, count, selection
+from hostcallback.receiver.cli.output.messages import Show, report_damage
+from hostcallback.receiver.cli.output.unmatched import report_unmatched
+from hostcallback.receiver.taplog.format.errors import Damage
+from hostcallback.receiver.taplog.reading.logged_message import LoggedMessage
+from hostcallback.receiver.taplog.reading.reader import LogReader
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

@@ -11,18 +11,18 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from receiver import environment
-from receiver.cli import USAGE, CommandError
-from receiver.cli.output.messages import make_safe
-from receiver.log import logger
-from receiver.messages.message import Sink
-from receiver.remote.brokers import BROKERS, Broker
-from receiver.sinks.metrics import JsonlWriter, metrics
+from hostcallback.receiver import environment
+from hostcallback.receiver.cli import USAGE, CommandError
+from hostcallback.receiver.cli.output.messages import make_safe
+from hostcallback.receiver.log import logger
+from hostcallback.receiver.messages.message import Sink
+from hostcallback.receiver.remote.brokers import BROKERS, Broker
+from hostcallback.receiver.sinks.metrics import JsonlWriter, metrics
 
 if TYPE_CHECKING:
-    from receiver.remote.collector.services import CollectingService
-    from receiver.remote.collector.store import Store
-    from receiver.remote.delivery.delivery import Delivery
+    from hostcallback.receiver.remote.collector.services import CollectingService
+    from hostcallback.receiver.remote.collector.store import Store
+    from hostcallback.receiver.remote.delivery.delivery import Delivery
 
 PATIENCE_SEC = 0.5
 """Seconds after which a collector that ends tells that it still delivers messages."""
@@ -103,15 +103,15 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Runs the command."""
     # Here, because modules outside of receiver/remote/ can be imported without grpc.
-    from receiver.remote.collector.access import Access, is_loopback, server_credentials
-    from receiver.remote.collector.limits import Limits
-    from receiver.remote.collector.os_limits import allow_many_files, keep_freed_memory
-    from receiver.remote.collector.service import Collector
-    from receiver.remote.collector.services import run_until_told
-    from receiver.remote.collector.store import Store
-    from receiver.remote.collector_server import CollectorServer
-    from receiver.remote.control.relay import ControlService
-    from receiver.remote.delivery.delivery import Delivery
+    from hostcallback.receiver.remote.collector.access import Access, is_loopback, server_credentials
+    from hostcallback.receiver.remote.collector.limits import Limits
+    from hostcallback.receiver.remote.collector.os_limits import allow_many_files, keep_freed_memory
+    from hostcallback.receiver.remote.collector.service import Collector
+    from hostcallback.receiver.remote.collector.services import run_until_told
+    from hostcallback.receiver.remote.collector.store import Store
+    from hostcallback.receiver.remote.collector_server import CollectorServer
+    from hostcallback.receiver.remote.control.relay import ControlService
+    from hostcallback.receiver.remote.delivery.delivery import Delivery
 
     if arguments.listen is None and all(_url(arguments, broker) is None for broker in BROKERS):
         ways = ", or ".join(["--listen HOST:PORT", *(f"--{broker.name} URL" for broker in BROKERS)])
@@ -159,7 +159,7 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.metrics is not None:
             sinks = [*sinks, metrics(stack.enter_context(JsonlWriter(arguments.metrics)))]
         if arguments.otlp is not None:
-            from receiver.remote.otlp.exporter import otlp_exporter
+            from hostcallback.receiver.remote.otlp.exporter import otlp_exporter
 
             sinks = [*sinks, stack.enter_context(otlp_exporter(arguments.otlp))]
         store = Store(arguments.log, fsync=arguments.fsync)
@@ -211,7 +211,7 @@ def _url(arguments: argparse.Namespace, broker: Broker) -> str | None:
 
 
 def _services(arguments: argparse.Namespace, store: Store, delivery: Delivery) -> list[CollectingService]:
-    from receiver.remote.collector.services import CollectFrom
+    from hostcallback.receiver.remote.collector.services import CollectFrom
 
     found = []
     for broker in BROKERS:

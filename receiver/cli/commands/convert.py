@@ -11,21 +11,21 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
-from receiver.cli import CommandError
-from receiver.cli.arguments.selection import add_log, add_selection, selection
-from receiver.cli.output.messages import make_safe, report_damage
-from receiver.taplog.convert.jax_profile import JaxProfile, read_profile
-from receiver.taplog.convert.jsonl import JsonlConversion
-from receiver.taplog.convert.npz import NpzConversion
-from receiver.taplog.convert.output import STDOUT, new_file, new_folder, new_text
-from receiver.taplog.convert.parquet import ParquetConversion
-from receiver.taplog.convert.perfetto import TraceConversion
-from receiver.taplog.convert.tensorboard import SUFFIX, TensorBoardConversion
-from receiver.taplog.format.errors import Damage
-from receiver.taplog.reading.logged_message import LoggedMessage
-from receiver.taplog.reading.merge import LostRun
-from receiver.taplog.reading.reader import LogReader
-from receiver.taplog.reading.selection import Selection
+from hostcallback.receiver.cli import CommandError
+from hostcallback.receiver.cli.arguments.selection import add_log, add_selection, selection
+from hostcallback.receiver.cli.output.messages import make_safe, report_damage
+from hostcallback.receiver.taplog.convert.jax_profile import JaxProfile, read_profile
+from hostcallback.receiver.taplog.convert.jsonl import JsonlConversion
+from hostcallback.receiver.taplog.convert.npz import NpzConversion
+from hostcallback.receiver.taplog.convert.output import STDOUT, new_file, new_folder, new_text
+from hostcallback.receiver.taplog.convert.parquet import ParquetConversion
+from hostcallback.receiver.taplog.convert.perfetto import TraceConversion
+from hostcallback.receiver.taplog.convert.tensorboard import SUFFIX, TensorBoardConversion
+from hostcallback.receiver.taplog.format.errors import Damage
+from hostcallback.receiver.taplog.reading.logged_message import LoggedMessage
+from hostcallback.receiver.taplog.reading.merge import LostRun
+from hostcallback.receiver.taplog.reading.reader import LogReader
+from hostcallback.receiver.taplog.reading.selection import Selection
 
 FORMATS = ("jsonl", "npz", "parquet", "tensorboard", "trace")
 

@@ -6,11 +6,11 @@ import argparse
 import time
 from typing import Any
 
-from receiver.cli.arguments.collector import add_reaching
-from receiver.cli.commands.ctl_via import control
-from receiver.cli.output.tables import seconds_text, text_table
-from receiver.control.client import ControlClient, processes
-from receiver.runtime.rules.rules import checked
+from hostcallback.receiver.cli.arguments.collector import add_reaching
+from hostcallback.receiver.cli.commands.ctl_via import control
+from hostcallback.receiver.cli.output.tables import seconds_text, text_table
+from hostcallback.receiver.control.client import ControlClient, processes
+from hostcallback.receiver.runtime.rules.rules import checked
 
 EXAMPLES = """\
 examples:

@@ -9,16 +9,16 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from receiver.cli.arguments.collector import reaching
-from receiver.cli.output.messages import make_safe
-from receiver.cli.output.tables import seconds_text, text_table
-from receiver.runtime.rules.names import matching
-from receiver.runtime.rules.rules import settings_text
-from receiver.taplog.render.json_value import printable
+from hostcallback.receiver.cli.arguments.collector import reaching
+from hostcallback.receiver.cli.output.messages import make_safe
+from hostcallback.receiver.cli.output.tables import seconds_text, text_table
+from hostcallback.receiver.runtime.rules.names import matching
+from hostcallback.receiver.runtime.rules.rules import settings_text
+from hostcallback.receiver.taplog.render.json_value import printable
 
 if TYPE_CHECKING:
-    from receiver.remote.control.client import Answers, ProcessAnswer
-    from receiver.remote.control.protocol import Controlled
+    from hostcallback.receiver.remote.control.client import Answers, ProcessAnswer
+    from hostcallback.receiver.remote.control.protocol import Controlled
 
 MAX_SAID = 20
 """Number of processes without a result that are named; the others are counted."""
@@ -32,7 +32,9 @@ def control(
     Raises:
         HostCallbackError: the collector cannot be reached, or refuses.
     """
-    from receiver.remote.control.client import CollectorControl  # here, because grpc takes long to import
+    from hostcallback.receiver.remote.control.client import (
+        CollectorControl,  # here, because grpc takes long to import
+    )
 
     make_safe()
     seconds = arguments.timeout

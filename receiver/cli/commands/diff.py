@@ -10,19 +10,19 @@ from typing import Any
 
 import numpy as np
 
-from receiver.cli.arguments.selection import steps
-from receiver.cli.output.messages import make_safe, report_damage
-from receiver.taplog.diff.arrays import Tolerance
-from receiver.taplog.diff.comparison import Comparison, Difference, Outcome
-from receiver.taplog.diff.device_log import ComparedLog
-from receiver.taplog.diff.messages import value_text
-from receiver.taplog.reading.logged_message import LoggedMessage
-from receiver.taplog.reading.selection import Selection
-from receiver.taplog.render.json_value import plain_value, printable
-from receiver.wire.dtypes import Array
+from hostcallback.receiver.cli.arguments.selection import steps
+from hostcallback.receiver.cli.output.messages import make_safe, report_damage
+from hostcallback.receiver.taplog.diff.arrays import Tolerance
+from hostcallback.receiver.taplog.diff.comparison import Comparison, Difference, Outcome
+from hostcallback.receiver.taplog.diff.device_log import ComparedLog
+from hostcallback.receiver.taplog.diff.messages import value_text
+from hostcallback.receiver.taplog.reading.logged_message import LoggedMessage
+from hostcallback.receiver.taplog.reading.selection import Selection
+from hostcallback.receiver.taplog.render.json_value import plain_value, printable
+from hostcallback.receiver.wire.dtypes import Array
 
 SAME, DIFFERENT, FAILED = 0, 1, 2
-"""Exit statuses, as those of diff; `receiver.cli.main` returns the last one for errors."""
+"""Exit statuses, as those of diff; `hostcallback.receiver.cli.main` returns the last one for errors."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

@@ -6,12 +6,12 @@ import argparse
 import json
 import sys
 
-from receiver.cli.arguments.selection import add_log, add_selection, selection
-from receiver.cli.output.messages import make_safe, report_damage
-from receiver.cli.output.unmatched import report_unmatched
-from receiver.replayer.replay import Replay
-from receiver.taplog.reading.reader import LogReader
-from receiver.taplog.render.json_value import plain_value
+from hostcallback.receiver.cli.arguments.selection import add_log, add_selection, selection
+from hostcallback.receiver.cli.output.messages import make_safe, report_damage
+from hostcallback.receiver.cli.output.unmatched import report_unmatched
+from hostcallback.receiver.replayer.replay import Replay
+from hostcallback.receiver.taplog.reading.reader import LogReader
+from hostcallback.receiver.taplog.render.json_value import plain_value
 
 MAX_LINES = 10_000
 

@@ -8,14 +8,14 @@ import tempfile
 from collections import deque
 from pathlib import Path
 
-from receiver.cli.arguments.selection import add_selection, count, selection
-from receiver.cli.output.messages import Show, report_damage
-from receiver.taplog.flight.recovery import Flight, find_flights, write_log
-from receiver.taplog.flight.ring_file import RingContents
-from receiver.taplog.format.errors import Damage
-from receiver.taplog.reading.logged_message import LoggedMessage
-from receiver.taplog.reading.reader import LogReader
-from receiver.taplog.reading.selection import Selection
+from hostcallback.receiver.cli.arguments.selection import add_selection, count, selection
+from hostcallback.receiver.cli.output.messages import Show, report_damage
+from hostcallback.receiver.taplog.flight.recovery import Flight, find_flights, write_log
+from hostcallback.receiver.taplog.flight.ring_file import RingContents
+from hostcallback.receiver.taplog.format.errors import Damage
+from hostcallback.receiver.taplog.reading.logged_message import LoggedMessage
+from hostcallback.receiver.taplog.reading.reader import LogReader
+from hostcallback.receiver.taplog.reading.selection import Selection
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

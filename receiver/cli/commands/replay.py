@@ -11,15 +11,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from receiver.cli import CommandError
-from receiver.cli.arguments.selection import add_log, add_selection, add_shards, selection, speed
-from receiver.cli.output.messages import make_safe, report_damage
-from receiver.cli.output.unmatched import report_unmatched
-from receiver.messages.check_report import CheckError
-from receiver.messages.message import Sink
-from receiver.replayer.replay import Replay, Replayed
-from receiver.sinks.metrics import JsonlWriter, metrics
-from receiver.taplog.reading.reader import LogReader
+from hostcallback.receiver.cli import CommandError
+from hostcallback.receiver.cli.arguments.selection import add_log, add_selection, add_shards, selection, speed
+from hostcallback.receiver.cli.output.messages import make_safe, report_damage
+from hostcallback.receiver.cli.output.unmatched import report_unmatched
+from hostcallback.receiver.messages.check_report import CheckError
+from hostcallback.receiver.messages.message import Sink
+from hostcallback.receiver.replayer.replay import Replay, Replayed
+from hostcallback.receiver.sinks.metrics import JsonlWriter, metrics
+from hostcallback.receiver.taplog.reading.reader import LogReader
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import importlib.machinery
-import importlib.util
 import os
 import runpy
 import sys
-from collections.abc import Sequence
-from importlib.abc import Loader, MetaPathFinder
-from types import ModuleType, TracebackType
-from typing import Any
+from types import TracebackType
 
-from receiver import environment
-from receiver.cli import FAILED, INTERRUPTED, CommandError
+from hostcallback.receiver import environment
+from hostcallback.receiver.cli import FAILED, INTERRUPTED, CommandError
 
 EXAMPLES = """\
 The script runs as with `python SCRIPT ARGUMENTS`, in this interpreter, and needs no change. When it imports jax,
@@ -80,41 +75,9 @@ def _traceback_of_script(traceback: TracebackType | None) -> TracebackType | Non
 
 
 def accelerate_with_jax() -> None:
-    """Imports hostcallback right after jax: not earlier, because the script may set JAX's variables before it."""
+    """Has the environment variable obeyed: now if jax is imported, else by hostcallback once it is.
+
+    Not before, since the script may set JAX's variables.
+    """
     if "jax" in sys.modules:
-        importlib.import_module("hostcallback")
-    else:
-        sys.meta_path.insert(0, _BesideJax())
-
-
-class _BesideJax(MetaPathFinder):
-    # Finds jax as Python does, imports hostcallback after jax has been executed, and then removes itself.
-
-    def find_spec(
-        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
-        if name != "jax":
-            return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
-        if spec is not None and spec.loader is not None:
-            spec.loader = _ThenHostcallback(spec.loader)
-        return spec
-
-
-class _ThenHostcallback(Loader):
-    def __init__(self, loader: Any) -> None:
-        self._loader = loader
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._loader, name)
-
-    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
-        module: ModuleType | None = self._loader.create_module(spec)
-        return module
-
-    def exec_module(self, module: ModuleType) -> None:
-        if module.__spec__ is not None:
-            module.__spec__.loader = module.__loader__ = self._loader
-        self._loader.exec_module(module)
-        importlib.import_module("hostcallback")
+        importlib.import_module("hostcallback.api.accelerate")

@@ -6,14 +6,14 @@ import argparse
 import json
 import sys
 
-from receiver.cli.arguments.selection import add_log, add_selection, selection
-from receiver.cli.output.messages import lost_text, make_safe, report_damage, time_text
-from receiver.cli.output.unmatched import report_unmatched
-from receiver.taplog.format.errors import Damage
-from receiver.taplog.reading.reader import LogReader
-from receiver.taplog.render.json_message import process_text
-from receiver.taplog.render.json_value import printable
-from receiver.taplog.render.tap_stats import TapStats, gather
+from hostcallback.receiver.cli.arguments.selection import add_log, add_selection, selection
+from hostcallback.receiver.cli.output.messages import lost_text, make_safe, report_damage, time_text
+from hostcallback.receiver.cli.output.unmatched import report_unmatched
+from hostcallback.receiver.taplog.format.errors import Damage
+from hostcallback.receiver.taplog.reading.reader import LogReader
+from hostcallback.receiver.taplog.render.json_message import process_text
+from hostcallback.receiver.taplog.render.json_value import printable
+from hostcallback.receiver.taplog.render.tap_stats import TapStats, gather
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

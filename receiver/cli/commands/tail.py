@@ -7,16 +7,16 @@ import sys
 import time
 from collections.abc import Iterable
 
-from receiver.cli import CommandError
-from receiver.cli.arguments.collector import add_reaching, reaching
-from receiver.cli.arguments.selection import add_selection, add_shards, count, selection
-from receiver.cli.output.messages import Show, report_damage
-from receiver.cli.output.unmatched import report_unmatched
-from receiver.taplog.format.errors import Damage
-from receiver.taplog.reading.follow import Follower, Found
-from receiver.taplog.reading.logged_message import LoggedMessage
-from receiver.taplog.reading.reader import LogReader
-from receiver.taplog.reading.selection import Selection
+from hostcallback.receiver.cli import CommandError
+from hostcallback.receiver.cli.arguments.collector import add_reaching, reaching
+from hostcallback.receiver.cli.arguments.selection import add_selection, add_shards, count, selection
+from hostcallback.receiver.cli.output.messages import Show, report_damage
+from hostcallback.receiver.cli.output.unmatched import report_unmatched
+from hostcallback.receiver.taplog.format.errors import Damage
+from hostcallback.receiver.taplog.reading.follow import Follower, Found
+from hostcallback.receiver.taplog.reading.logged_message import LoggedMessage
+from hostcallback.receiver.taplog.reading.reader import LogReader
+from hostcallback.receiver.taplog.reading.selection import Selection
 
 POLL_SEC = 0.1
 
@@ -58,7 +58,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _follow_collector(arguments: argparse.Namespace, wanted: Selection) -> int:
-    from receiver.remote.follow_client import ANSWER_SEC, RemoteLog  # here, because grpc takes long to import
+    from hostcallback.receiver.remote.follow_client import (  # here, because grpc takes long to import
+        ANSWER_SEC,
+        RemoteLog,
+    )
 
     reached = reaching(arguments.collector, arguments)
     show = Show(as_json=arguments.json, full=arguments.full)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from receiver.cli.arguments.collector import add_reaching
-from receiver.cli.commands.top_via import look
-from receiver.cli.output.rates import between, show
-from receiver.cli.output.tables import bytes_text, seconds_text, text_table
-from receiver.control.client import ControlClient
+from hostcallback.receiver.cli.arguments.collector import add_reaching
+from hostcallback.receiver.cli.commands.top_via import look
+from hostcallback.receiver.cli.output.rates import between, show
+from hostcallback.receiver.cli.output.tables import bytes_text, seconds_text, text_table
+from hostcallback.receiver.control.client import ControlClient
 
 EXAMPLES = """\
 Rates and times are of the last interval. "time" is the share of a second spent in the tap's function, "errors" are

@@ -7,15 +7,15 @@ import time
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
-from receiver.cli.arguments.collector import reaching
-from receiver.cli.commands.ctl_via import mixed, places
-from receiver.cli.output.messages import make_safe
-from receiver.cli.output.rates import between, show
-from receiver.cli.output.tables import bytes_text, text_table
-from receiver.taplog.render.json_value import printable
+from hostcallback.receiver.cli.arguments.collector import reaching
+from hostcallback.receiver.cli.commands.ctl_via import mixed, places
+from hostcallback.receiver.cli.output.messages import make_safe
+from hostcallback.receiver.cli.output.rates import between, show
+from hostcallback.receiver.cli.output.tables import bytes_text, text_table
+from hostcallback.receiver.taplog.render.json_value import printable
 
 if TYPE_CHECKING:
-    from receiver.remote.control.client import CollectorControl, ProcessAnswer
+    from hostcallback.receiver.remote.control.client import CollectorControl, ProcessAnswer
 
 ANSWER_SEC = 5.0
 """Seconds that a process has to answer the first time; a process that did not is not waited for again."""
@@ -29,7 +29,9 @@ def look(arguments: argparse.Namespace) -> int:
     Raises:
         HostCallbackError: the collector cannot be reached, or refuses.
     """
-    from receiver.remote.control.client import CollectorControl  # here, because grpc takes long to import
+    from hostcallback.receiver.remote.control.client import (
+        CollectorControl,  # here, because grpc takes long to import
+    )
 
     make_safe()
     with CollectorControl(reaching(arguments.via, arguments), arguments.of_run) as collector:

@@ -7,12 +7,12 @@ import sys
 from collections.abc import Collection
 from datetime import datetime
 
-from receiver.taplog.format.errors import Damage, Lost
-from receiver.taplog.reading.logged_message import LoggedMessage
-from receiver.taplog.reading.merge import LostRun
-from receiver.taplog.render.json_message import as_dict, process_text
-from receiver.taplog.render.json_value import printable, short_text
-from receiver.taplog.render.text import message_text
+from hostcallback.receiver.taplog.format.errors import Damage, Lost
+from hostcallback.receiver.taplog.reading.logged_message import LoggedMessage
+from hostcallback.receiver.taplog.reading.merge import LostRun
+from hostcallback.receiver.taplog.render.json_message import as_dict, process_text
+from hostcallback.receiver.taplog.render.json_value import printable, short_text
+from hostcallback.receiver.taplog.render.text import message_text
 
 VALUE_CHARS = 160
 """Length to which lines of text shorten values."""

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from receiver.cli.output.live_screen import live_screen
+from hostcallback.receiver.cli.output.live_screen import live_screen
 
 
 def show(

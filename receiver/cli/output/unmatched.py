@@ -7,9 +7,9 @@ import sys
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
-from receiver.taplog.reading.reader import LogReader
-from receiver.taplog.reading.selection import Selection
-from receiver.taplog.render.json_value import printable
+from hostcallback.receiver.taplog.reading.reader import LogReader
+from hostcallback.receiver.taplog.reading.selection import Selection
+from hostcallback.receiver.taplog.render.json_value import printable
 
 
 def report_unmatched(reader: LogReader, wanted: Selection) -> int:

@@ -1,1 +1,1 @@
-"""The child process that drains its parent's rings: `python -m receiver.cli.reader_process DESCRIPTOR`."""
+"""The child process that drains its parent's rings: `python -m hostcallback.receiver.cli.reader_process DESCRIPTOR`."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
-from receiver.errors import UnboundConsumerError
-from receiver.messages.message import Consumer, Message, Sink
-from receiver.messages.registry import Lease, Registry
-from receiver.sinks.factory import BoundTap
-from receiver.taplog.reading.segment_reader import SegmentReader
-from receiver.wire.tap_descriptor import TapDescriptor
+from hostcallback.receiver.errors import UnboundConsumerError
+from hostcallback.receiver.messages.message import Consumer, Message, Sink
+from hostcallback.receiver.messages.registry import Lease, Registry
+from hostcallback.receiver.sinks.factory import BoundTap
+from hostcallback.receiver.taplog.reading.segment_reader import SegmentReader
+from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
 
 
 class DescribedRegistry(Registry):

@@ -13,19 +13,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from receiver.cli.reader_process.descriptor_registry import DescribedRegistry
-from receiver.log import logger
-from receiver.messages.deferred_errors import OnError
-from receiver.remote.forwarder import Forwarder
-from receiver.remote.options import Forward
-from receiver.runtime.device_receiver import DeviceReceiver
-from receiver.runtime.dispatch.scope import Scope
-from receiver.runtime.isolated.ipc import IpcChannel, ReaderConfig
-from receiver.runtime.isolated.liveness import LOOK_SEC, stays_alive
-from receiver.runtime.isolated.options import ReaderOptions
-from receiver.sources.ring import RingSource
-from receiver.taplog.flight.recorder import TAPS_FILE
-from receiver.taplog.writing.recorder import Recorder, record
+from hostcallback.receiver.cli.reader_process.descriptor_registry import DescribedRegistry
+from hostcallback.receiver.log import logger
+from hostcallback.receiver.messages.deferred_errors import OnError
+from hostcallback.receiver.remote.forwarder import Forwarder
+from hostcallback.receiver.remote.options import Forward
+from hostcallback.receiver.runtime.device_receiver import DeviceReceiver
+from hostcallback.receiver.runtime.dispatch.scope import Scope
+from hostcallback.receiver.runtime.isolated.ipc import IpcChannel, ReaderConfig
+from hostcallback.receiver.runtime.isolated.liveness import LOOK_SEC, stays_alive
+from hostcallback.receiver.runtime.isolated.options import ReaderOptions
+from hostcallback.receiver.sources.ring import RingSource
+from hostcallback.receiver.taplog.flight.recorder import TAPS_FILE
+from hostcallback.receiver.taplog.writing.recorder import Recorder, record
 
 DRAIN_SEC = 30.0
 """Seconds that one message of a dead process may take before the rest is discarded."""

@@ -12,9 +12,9 @@ from typing import Any
 
 import grpc
 
-from receiver.remote.collector.refusal import Code, Refused
-from receiver.remote.errors import RemoteError
-from receiver.remote.tls import check_tls_files
+from hostcallback.receiver.remote.collector.refusal import Code, Refused
+from hostcallback.receiver.remote.errors import RemoteError
+from hostcallback.receiver.remote.tls import check_tls_files
 
 CONTROL = "+control"
 """Stands in a token file before the runs whose processes a token may control. No run can have this name."""

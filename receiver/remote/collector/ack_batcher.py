@@ -6,8 +6,8 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
 
-from receiver.remote import protocol
-from receiver.remote.collector.stored_stream import StoredStream
+from hostcallback.receiver.remote import protocol
+from hostcallback.receiver.remote.collector.stored_stream import StoredStream
 
 ACK_SEC = 0.02
 ACK_BYTES = 2 << 20

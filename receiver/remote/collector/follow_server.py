@@ -7,8 +7,8 @@ import os
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
-from receiver.remote.collector.store import Store
-from receiver.remote.streams import PIECE_BYTES, SegmentSlice, StreamKey, StreamOffset
+from hostcallback.receiver.remote.collector.store import Store
+from hostcallback.receiver.remote.streams import PIECE_BYTES, SegmentSlice, StreamKey, StreamOffset
 
 MAX_OLD = 64
 """Number of streams without a connected client that are sent: those that grew last."""

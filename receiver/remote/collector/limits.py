@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from receiver.remote.collector.refusal import Code, Refused
+from hostcallback.receiver.remote.collector.refusal import Code, Refused
 
 
 @dataclass(frozen=True, slots=True)

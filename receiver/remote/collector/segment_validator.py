@@ -6,14 +6,14 @@ import struct
 from pathlib import Path
 from typing import Any
 
-from receiver import limits
-from receiver.remote.errors import BadStreamError
-from receiver.remote.streams import StreamKey
-from receiver.taplog.format import layout
-from receiver.taplog.format.errors import TapLogError
-from receiver.taplog.format.layout import CHUNK_HEADER_BYTES, HEADER_BYTES, TRAILER_BYTES, Kind
-from receiver.taplog.reading.chunk_reader import excess
-from receiver.wire import UnsupportedVersionError
+from hostcallback.receiver import limits
+from hostcallback.receiver.remote.errors import BadStreamError
+from hostcallback.receiver.remote.streams import StreamKey
+from hostcallback.receiver.taplog.format import layout
+from hostcallback.receiver.taplog.format.errors import TapLogError
+from hostcallback.receiver.taplog.format.layout import CHUNK_HEADER_BYTES, HEADER_BYTES, TRAILER_BYTES, Kind
+from hostcallback.receiver.taplog.reading.chunk_reader import excess
+from hostcallback.receiver.wire import UnsupportedVersionError
 
 _INFO_BYTES = struct.Struct("<12xI")
 

@@ -12,18 +12,18 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from receiver.log import logger
-from receiver.remote import protocol
-from receiver.remote.collector.access import Access, known, may
-from receiver.remote.collector.ack_batcher import AckBatcher
-from receiver.remote.collector.follow_server import Following, GrowthWatcher
-from receiver.remote.collector.limits import Limits, Rate, SlotLimiter
-from receiver.remote.collector.refusal import Code, Refused
-from receiver.remote.collector.services import Grown
-from receiver.remote.collector.store import Store
-from receiver.remote.collector.stored_stream import StoredStream
-from receiver.remote.errors import BadStreamError, GapError
-from receiver.remote.streams import StreamKey, StreamOffset
+from hostcallback.receiver.log import logger
+from hostcallback.receiver.remote import protocol
+from hostcallback.receiver.remote.collector.access import Access, known, may
+from hostcallback.receiver.remote.collector.ack_batcher import AckBatcher
+from hostcallback.receiver.remote.collector.follow_server import Following, GrowthWatcher
+from hostcallback.receiver.remote.collector.limits import Limits, Rate, SlotLimiter
+from hostcallback.receiver.remote.collector.refusal import Code, Refused
+from hostcallback.receiver.remote.collector.services import Grown
+from hostcallback.receiver.remote.collector.store import Store
+from hostcallback.receiver.remote.collector.stored_stream import StoredStream
+from hostcallback.receiver.remote.errors import BadStreamError, GapError
+from hostcallback.receiver.remote.streams import StreamKey, StreamOffset
 
 SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
     # Above the protocol's limit: the service logs a message that is too long, where gRPC would refuse it silently.

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from receiver.remote.streams import StreamKey, StreamOffset
+from hostcallback.receiver.remote.streams import StreamKey, StreamOffset
 
 END_SEC = 30.0
 """How long a service may take to end."""

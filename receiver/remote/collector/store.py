@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 
-from receiver import limits
-from receiver.remote.collector.stored_stream import StoredStream
-from receiver.remote.errors import BadStreamError, RemoteError
-from receiver.remote.streams import StreamKey, StreamOffset, is_run
+from hostcallback.receiver import limits
+from hostcallback.receiver.remote.collector.stored_stream import StoredStream
+from hostcallback.receiver.remote.errors import BadStreamError, RemoteError
+from hostcallback.receiver.remote.streams import StreamKey, StreamOffset, is_run
 
 _SEGMENT = re.compile(r"p(\d{6,10})-([0-9a-f]{16})-(\d{6})\.hcblog")
 

@@ -8,10 +8,10 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from receiver.log import logger
-from receiver.remote.collector.segment_validator import SegmentValidator, check_file
-from receiver.remote.errors import BadStreamError, GapError
-from receiver.remote.streams import START, StreamKey, StreamOffset
+from hostcallback.receiver.log import logger
+from hostcallback.receiver.remote.collector.segment_validator import SegmentValidator, check_file
+from hostcallback.receiver.remote.errors import BadStreamError, GapError
+from hostcallback.receiver.remote.streams import START, StreamKey, StreamOffset
 
 
 class StoredStream:

@@ -10,26 +10,26 @@ from typing import Any
 
 import grpc
 
-from receiver.control.commands import process
-from receiver.control.endpoints import endpoints
-from receiver.control.protocol import pack
-from receiver.control.pushed_rules import PushedRules
-from receiver.control.request import Client, Handler, handle_request
-from receiver.log import logger
-from receiver.remote.control.protocol import (
+from hostcallback.receiver.control.commands import process
+from hostcallback.receiver.control.endpoints import endpoints
+from hostcallback.receiver.control.protocol import pack
+from hostcallback.receiver.control.pushed_rules import PushedRules
+from hostcallback.receiver.control.request import Client, Handler, handle_request
+from hostcallback.receiver.log import logger
+from hostcallback.receiver.remote.control.protocol import (
     COMMANDS,
     MAX_ANSWER,
     decode_request,
     encode_answer,
     encode_process,
 )
-from receiver.remote.errors import BadStreamError, LinkError, LinkRefusedError
-from receiver.remote.sending.backoff import BackOff
-from receiver.remote.sending.grpc_diagnostics import no_control
-from receiver.remote.sending.grpc_transport import GrpcTransport, translated
-from receiver.remote.sending.transport import Transport
-from receiver.remote.streams import StreamKey
-from receiver.runtime.runtime import runtime
+from hostcallback.receiver.remote.errors import BadStreamError, LinkError, LinkRefusedError
+from hostcallback.receiver.remote.sending.backoff import BackOff
+from hostcallback.receiver.remote.sending.grpc_diagnostics import no_control
+from hostcallback.receiver.remote.sending.grpc_transport import GrpcTransport, translated
+from hostcallback.receiver.remote.sending.transport import Transport
+from hostcallback.receiver.remote.streams import StreamKey
+from hostcallback.receiver.runtime.runtime import runtime
 
 REFUSED_SEC = 60.0
 """Seconds between attempts while the collector refuses control: it may be restarted with control enabled."""
@@ -148,5 +148,5 @@ class ControlThread:
 
 
 def start_control(transport: Transport, key: StreamKey) -> ControlThread | None:
-    """See `receiver.remote.brokers.Broker.start_control`."""
+    """See `hostcallback.receiver.remote.brokers.Broker.start_control`."""
     return ControlThread(transport, key) if isinstance(transport, GrpcTransport) else None

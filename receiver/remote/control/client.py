@@ -8,17 +8,17 @@ from typing import Any, NamedTuple
 
 import grpc
 
-from receiver.closing import Closing
-from receiver.control.errors import ControlError
-from receiver.control.protocol import pack, unpack
-from receiver.remote.control.protocol import ASK, Controlled, decode_told, encode_asking
-from receiver.remote.control.rule_store import RuleSetting
-from receiver.remote.errors import BadStreamError, LinkError
-from receiver.remote.options import Forward
-from receiver.remote.protocol import SERVICE
-from receiver.remote.sending.grpc_diagnostics import no_control
-from receiver.remote.sending.grpc_transport import make_channel, metadata_of, translated
-from receiver.taplog.render.json_value import printable
+from hostcallback.receiver.closing import Closing
+from hostcallback.receiver.control.errors import ControlError
+from hostcallback.receiver.control.protocol import pack, unpack
+from hostcallback.receiver.remote.control.protocol import ASK, Controlled, decode_told, encode_asking
+from hostcallback.receiver.remote.control.rule_store import RuleSetting
+from hostcallback.receiver.remote.errors import BadStreamError, LinkError
+from hostcallback.receiver.remote.options import Forward
+from hostcallback.receiver.remote.protocol import SERVICE
+from hostcallback.receiver.remote.sending.grpc_diagnostics import no_control
+from hostcallback.receiver.remote.sending.grpc_transport import make_channel, metadata_of, translated
+from hostcallback.receiver.taplog.render.json_value import printable
 
 
 class ProcessAnswer(NamedTuple):
@@ -28,7 +28,7 @@ class ProcessAnswer(NamedTuple):
         process: the process.
         result: its answer; None if it has none.
         error: its error; empty if it did not answer in time.
-        kind: of the error, as in `receiver.control.protocol`.
+        kind: of the error, as in `hostcallback.receiver.control.protocol`.
     """
 
     process: Controlled

@@ -1,6 +1,7 @@
 """The control messages between processes, collector and controlling clients. Specified in docs/forwarding.md.
 
-Requests and answers are the lines of `receiver.control.protocol`; this module encodes the envelopes around them.
+Requests and answers are the lines of `hostcallback.receiver.control.protocol`; this module encodes the envelopes around
+them.
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ from typing import Any
 
 import msgpack
 
-from receiver.control.protocol import MAX_REQUEST
-from receiver.remote.errors import BadStreamError
-from receiver.remote.protocol import MAX_HELLO_BYTES, VERSION, decode_first, encode_map
-from receiver.remote.streams import PIECE_BYTES, StreamKey
-from receiver.taplog.render.json_value import printable
+from hostcallback.receiver.control.protocol import MAX_REQUEST
+from hostcallback.receiver.remote.errors import BadStreamError
+from hostcallback.receiver.remote.protocol import MAX_HELLO_BYTES, VERSION, decode_first, encode_map
+from hostcallback.receiver.remote.streams import PIECE_BYTES, StreamKey
+from hostcallback.receiver.taplog.render.json_value import printable
 
 CONTROL = "Control"
 """The gRPC method by which processes wait for requests."""

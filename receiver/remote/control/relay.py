@@ -12,18 +12,18 @@ from typing import Any
 
 import grpc
 
-from receiver.control.errors import ControlError
-from receiver.control.protocol import MAX_REQUEST, pack, unpack
-from receiver.log import logger
-from receiver.remote import protocol
-from receiver.remote.collector.access import Access, known, may
-from receiver.remote.collector.limits import Limits, SlotLimiter
-from receiver.remote.collector.refusal import Code, Refused
-from receiver.remote.control import protocol as control_protocol
-from receiver.remote.control.rule_store import StatementsFile, covers, overlap
-from receiver.remote.control.sessions import NOBODY, ProcessSession, ProcessSessions
-from receiver.remote.errors import BadStreamError
-from receiver.runtime.rules.rules import checked, checked_glob
+from hostcallback.receiver.control.errors import ControlError
+from hostcallback.receiver.control.protocol import MAX_REQUEST, pack, unpack
+from hostcallback.receiver.log import logger
+from hostcallback.receiver.remote import protocol
+from hostcallback.receiver.remote.collector.access import Access, known, may
+from hostcallback.receiver.remote.collector.limits import Limits, SlotLimiter
+from hostcallback.receiver.remote.collector.refusal import Code, Refused
+from hostcallback.receiver.remote.control import protocol as control_protocol
+from hostcallback.receiver.remote.control.rule_store import StatementsFile, covers, overlap
+from hostcallback.receiver.remote.control.sessions import NOBODY, ProcessSession, ProcessSessions
+from hostcallback.receiver.remote.errors import BadStreamError
+from hostcallback.receiver.runtime.rules.rules import checked, checked_glob
 
 MAX_CLIENTS = 64
 DEFAULT_SEC = 5.0

@@ -9,8 +9,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from receiver.log import logger
-from receiver.runtime.rules.rules import DEFAULT, FIELDS, checked, checked_glob
+from hostcallback.receiver.log import logger
+from hostcallback.receiver.runtime.rules.rules import DEFAULT, FIELDS, checked, checked_glob
 
 NAME = ".control.json"
 VERSION = 1

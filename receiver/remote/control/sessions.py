@@ -6,10 +6,10 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable
 
-from receiver.remote.collector.refusal import Code, Refused
-from receiver.remote.control.protocol import Controlled, decode_answer, encode_request
-from receiver.remote.errors import BadStreamError
-from receiver.remote.streams import StreamKey
+from hostcallback.receiver.remote.collector.refusal import Code, Refused
+from hostcallback.receiver.remote.control.protocol import Controlled, decode_answer, encode_request
+from hostcallback.receiver.remote.errors import BadStreamError
+from hostcallback.receiver.remote.streams import StreamKey
 
 MAX_UNANSWERED = 256
 """Limit of unanswered requests, beyond which a process is disconnected. When it reconnects it receives all rules."""

@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 
 import msgpack
 
-from receiver.remote.errors import BadStreamError
-from receiver.remote.spool.stream_reader import Again
-from receiver.remote.streams import StreamKey, StreamOffset
+from hostcallback.receiver.remote.errors import BadStreamError
+from hostcallback.receiver.remote.spool.stream_reader import Again
+from hostcallback.receiver.remote.streams import StreamKey, StreamOffset
 
 NAME = ".delivered"
 

@@ -9,27 +9,27 @@ from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
-from receiver.log import logger
-from receiver.messages.check_report import FailedCheck
-from receiver.messages.deferred_errors import OnError
-from receiver.messages.message import Message, Sink
-from receiver.messages.steps import step_place
-from receiver.remote.collector.store import Store
-from receiver.remote.delivery.cursor import Cursor, Waiting
-from receiver.remote.delivery.error_log import RateLimitedErrorLog
-from receiver.remote.delivery.process_groups import PATIENCE_SEC, ProgramRunStreams
-from receiver.remote.delivery.stream import DeliveredStream
-from receiver.remote.delivery.stream_printer import StreamPrinter
-from receiver.remote.spool.stream_reader import StoredRuns
-from receiver.remote.streams import StreamKey, StreamOffset
-from receiver.replayer.run_delivery import RunDelivery
-from receiver.runtime.dispatch.scope import Scope
-from receiver.sinks.sharding.multi_process import ShardStream
-from receiver.taplog.format.errors import Damage, Lost
-from receiver.taplog.reading.merge import MessageRun
-from receiver.taplog.reading.segment_reader import Writer
-from receiver.taplog.reading.selection import Selection
-from receiver.wire.tap_descriptor import TapDescriptor
+from hostcallback.receiver.log import logger
+from hostcallback.receiver.messages.check_report import FailedCheck
+from hostcallback.receiver.messages.deferred_errors import OnError
+from hostcallback.receiver.messages.message import Message, Sink
+from hostcallback.receiver.messages.steps import step_place
+from hostcallback.receiver.remote.collector.store import Store
+from hostcallback.receiver.remote.delivery.cursor import Cursor, Waiting
+from hostcallback.receiver.remote.delivery.error_log import RateLimitedErrorLog
+from hostcallback.receiver.remote.delivery.process_groups import PATIENCE_SEC, ProgramRunStreams
+from hostcallback.receiver.remote.delivery.stream import DeliveredStream
+from hostcallback.receiver.remote.delivery.stream_printer import StreamPrinter
+from hostcallback.receiver.remote.spool.stream_reader import StoredRuns
+from hostcallback.receiver.remote.streams import StreamKey, StreamOffset
+from hostcallback.receiver.replayer.run_delivery import RunDelivery
+from hostcallback.receiver.runtime.dispatch.scope import Scope
+from hostcallback.receiver.sinks.sharding.multi_process import ShardStream
+from hostcallback.receiver.taplog.format.errors import Damage, Lost
+from hostcallback.receiver.taplog.reading.merge import MessageRun
+from hostcallback.receiver.taplog.reading.segment_reader import Writer
+from hostcallback.receiver.taplog.reading.selection import Selection
+from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
 
 TURN_SEC = 0.02
 """Minimum seconds between delivery rounds, unless a stream is behind: waking up per slice costs more than delivering

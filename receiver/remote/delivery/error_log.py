@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 
-from receiver.errors import TapFailure, TapFunctionException
-from receiver.log import logger
+from hostcallback.receiver.errors import TapFailure, TapFunctionException
+from hostcallback.receiver.log import logger
 
 _Kind = tuple[str, str, str, str]
 """Exception type, tap, source line and device."""

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from receiver.messages.message import Message, Sink
-from receiver.remote.streams import StreamKey
-from receiver.sinks.sharding.multi_process import ProgramRun, ShardStream
-from receiver.wire.tap_descriptor import TapDescriptor
+from hostcallback.receiver.messages.message import Message, Sink
+from hostcallback.receiver.remote.streams import StreamKey
+from hostcallback.receiver.sinks.sharding.multi_process import ProgramRun, ShardStream
+from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
 
 PATIENCE_SEC = 300.0
 """Seconds for which a stream that is far ahead waits for the streams behind it, counted from the last time that one of

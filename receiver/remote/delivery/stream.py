@@ -6,10 +6,10 @@ import math
 import time
 from collections.abc import Callable, Iterator
 
-from receiver.remote.spool.stream_reader import StoredRuns
-from receiver.remote.streams import StreamOffset
-from receiver.replayer.run_delivery import RunDelivery
-from receiver.taplog.reading.merge import MessageRun, Record
+from hostcallback.receiver.remote.spool.stream_reader import StoredRuns
+from hostcallback.receiver.remote.streams import StreamOffset
+from hostcallback.receiver.replayer.run_delivery import RunDelivery
+from hostcallback.receiver.taplog.reading.merge import MessageRun, Record
 
 TURN_BYTES = 4 << 20
 """Bytes of one stream that are delivered before the next stream's turn."""

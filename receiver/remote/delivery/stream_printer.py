@@ -7,14 +7,14 @@ import os
 import sys
 from collections.abc import Callable
 
-from receiver.messages.message import Message, Sink
-from receiver.messages.steps import StepSource, step_place
-from receiver.sinks.factory import texts_of
-from receiver.sinks.print import write_at_once
-from receiver.taplog.render.json_value import printable, short_text
-from receiver.taplog.render.text import text_of
-from receiver.wire import pytree as tree
-from receiver.wire.tap_descriptor import TapDescriptor
+from hostcallback.receiver.messages.message import Message, Sink
+from hostcallback.receiver.messages.steps import StepSource, step_place
+from hostcallback.receiver.sinks.factory import texts_of
+from hostcallback.receiver.sinks.print import write_at_once
+from hostcallback.receiver.taplog.render.json_value import printable, short_text
+from hostcallback.receiver.taplog.render.text import text_of
+from hostcallback.receiver.wire import pytree as tree
+from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
 
 
 class StreamPrinter:

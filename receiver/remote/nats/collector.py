@@ -8,15 +8,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from receiver.log import logger
-from receiver.remote.collector.services import Grown
-from receiver.remote.collector.store import Store
-from receiver.remote.errors import BadStreamError, LinkError
-from receiver.remote.nats.connection import REQUEST_SEC, NatsConnection, NatsServer
-from receiver.remote.nats.publication import Publication
-from receiver.remote.nats.store import NatsStore
-from receiver.remote.nats.subjects import subject_of_run
-from receiver.remote.streams import StreamKey
+from hostcallback.receiver.log import logger
+from hostcallback.receiver.remote.collector.services import Grown
+from hostcallback.receiver.remote.collector.store import Store
+from hostcallback.receiver.remote.errors import BadStreamError, LinkError
+from hostcallback.receiver.remote.nats.connection import REQUEST_SEC, NatsConnection, NatsServer
+from hostcallback.receiver.remote.nats.publication import Publication
+from hostcallback.receiver.remote.nats.store import NatsStore
+from hostcallback.receiver.remote.nats.subjects import subject_of_run
+from hostcallback.receiver.remote.streams import StreamKey
 
 FETCH = 128
 FETCH_SEC = 0.5
@@ -47,7 +47,7 @@ class _Batch:
 class NatsCollector:
     """A member of a queue group: each gets some messages of one durable consumer of JetStream. One thread.
 
-    See `receiver.remote.collector.services.CollectingService`.
+    See `hostcallback.receiver.remote.collector.services.CollectingService`.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class NatsCollector:
 
     @property
     def where(self) -> str:
-        """See `receiver.remote.collector.services.CollectingService`."""
+        """See `hostcallback.receiver.remote.collector.services.CollectingService`."""
         return f"from {self._connection.server.shown}"
 
     def end(self) -> None:

@@ -12,12 +12,12 @@ from collections.abc import Coroutine
 from dataclasses import dataclass
 from typing import Any
 
-from receiver.errors import HostCallbackError
-from receiver.log import logger
-from receiver.remote.brokers import without_password
-from receiver.remote.errors import LinkError, LinkRefusedError
-from receiver.remote.nats.subjects import ALL
-from receiver.remote.tls import check_tls_files
+from hostcallback.receiver.errors import HostCallbackError
+from hostcallback.receiver.log import logger
+from hostcallback.receiver.remote.brokers import without_password
+from hostcallback.receiver.remote.errors import LinkError, LinkRefusedError
+from hostcallback.receiver.remote.nats.subjects import ALL
+from hostcallback.receiver.remote.tls import check_tls_files
 
 STREAM = "TAPS"
 DUPLICATE_SEC = 600.0

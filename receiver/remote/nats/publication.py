@@ -9,15 +9,15 @@ from typing import Any
 import msgpack
 import numpy as np
 
-from receiver.remote.errors import BadStreamError
-from receiver.remote.nats.subjects import subject
-from receiver.remote.streams import StreamKey
-from receiver.taplog.format.block import FrameBlock
-from receiver.taplog.format.errors import Lost
-from receiver.taplog.reading.merge import LostRun, MessageRun
-from receiver.wire import Flags, WireError, decode_header
-from receiver.wire.dtypes import Array
-from receiver.wire.tap_descriptor import TapDescriptor
+from hostcallback.receiver.remote.errors import BadStreamError
+from hostcallback.receiver.remote.nats.subjects import subject
+from hostcallback.receiver.remote.streams import StreamKey
+from hostcallback.receiver.taplog.format.block import FrameBlock
+from hostcallback.receiver.taplog.format.errors import Lost
+from hostcallback.receiver.taplog.reading.merge import LostRun, MessageRun
+from hostcallback.receiver.wire import Flags, WireError, decode_header
+from hostcallback.receiver.wire.dtypes import Array
+from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
 
 VERSION = 1
 LINE_BYTES = 64

@@ -10,16 +10,16 @@ from typing import Any
 
 import numpy as np
 
-from receiver.remote.collector.store import Store
-from receiver.remote.nats.publication import Publication, gathered
-from receiver.remote.streams import StreamKey, StreamOffset
-from receiver.taplog.format.block import FrameBlock
-from receiver.taplog.format.errors import NotATapLogError
-from receiver.taplog.format.layout import Kind
-from receiver.taplog.reading.chunk_reader import Chunk, read_frames
-from receiver.taplog.reading.dedup import STREAM
-from receiver.taplog.reading.segment_reader import SegmentReader
-from receiver.taplog.writing.segment_writer import SegmentWriter
+from hostcallback.receiver.remote.collector.store import Store
+from hostcallback.receiver.remote.nats.publication import Publication, gathered
+from hostcallback.receiver.remote.streams import StreamKey, StreamOffset
+from hostcallback.receiver.taplog.format.block import FrameBlock
+from hostcallback.receiver.taplog.format.errors import NotATapLogError
+from hostcallback.receiver.taplog.format.layout import Kind
+from hostcallback.receiver.taplog.reading.chunk_reader import Chunk, read_frames
+from hostcallback.receiver.taplog.reading.dedup import STREAM
+from hostcallback.receiver.taplog.reading.segment_reader import SegmentReader
+from hostcallback.receiver.taplog.writing.segment_writer import SegmentWriter
 
 SEGMENT_BYTES = 64 << 20
 

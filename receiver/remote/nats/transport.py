@@ -9,16 +9,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from receiver.log import logger
-from receiver.remote.errors import LinkError
-from receiver.remote.nats.connection import REQUEST_SEC, NatsConnection, NatsServer
-from receiver.remote.nats.publication import Publication, unit_of_lost, units_of
-from receiver.remote.sending.transport import OnAck
-from receiver.remote.spool.directory import SUFFIX
-from receiver.remote.spool.stream_reader import StoredRuns
-from receiver.remote.streams import START, SegmentSlice, StreamKey, StreamOffset
-from receiver.taplog.format.errors import Damage, Lost
-from receiver.taplog.reading.merge import LostRun, MessageRun
+from hostcallback.receiver.log import logger
+from hostcallback.receiver.remote.errors import LinkError
+from hostcallback.receiver.remote.nats.connection import REQUEST_SEC, NatsConnection, NatsServer
+from hostcallback.receiver.remote.nats.publication import Publication, unit_of_lost, units_of
+from hostcallback.receiver.remote.sending.transport import OnAck
+from hostcallback.receiver.remote.spool.directory import SUFFIX
+from hostcallback.receiver.remote.spool.stream_reader import StoredRuns
+from hostcallback.receiver.remote.streams import START, SegmentSlice, StreamKey, StreamOffset
+from hostcallback.receiver.taplog.format.errors import Damage, Lost
+from hostcallback.receiver.taplog.reading.merge import LostRun, MessageRun
 
 HEADER_BYTES = 64 << 10
 """Bytes of a message that are reserved for everything but frames."""
@@ -27,7 +27,7 @@ ID_HEADER = "Nats-Msg-Id"
 
 
 class NatsTransport:
-    """Transport of the streams in one spool folder. See `receiver.remote.sending.transport.Transport`."""
+    """Transport of the streams in one spool folder. See `hostcallback.receiver.remote.sending.transport.Transport`."""
 
     def __init__(self, server: NatsServer, spool: Path) -> None:
         """The connection opens with the first stream.
@@ -59,7 +59,7 @@ class NatsTransport:
 
 
 class NatsLink:
-    """One stream that is being sent. See `receiver.remote.sending.transport.TransportStream`."""
+    """One stream that is being sent. See `hostcallback.receiver.remote.sending.transport.TransportStream`."""
 
     def __init__(
         self, connection: NatsConnection, folder: Path, key: StreamKey, stored: StreamOffset, on_ack: OnAck

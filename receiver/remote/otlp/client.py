@@ -9,10 +9,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from receiver.errors import HostCallbackError
-from receiver.remote.otlp.mapping import Attributes, Event, Point
-from receiver.remote.otlp.options import OtlpOptions
-from receiver.runtime.metrics import BEGUN_NS, Metric
+from hostcallback.receiver.errors import HostCallbackError
+from hostcallback.receiver.remote.otlp.mapping import Attributes, Event, Point
+from hostcallback.receiver.remote.otlp.options import OtlpOptions
+from hostcallback.receiver.runtime.metrics import BEGUN_NS, Metric
 
 _LOGS = "/opentelemetry.proto.collector.logs.v1.LogsService/Export"
 _METRICS = "/opentelemetry.proto.collector.metrics.v1.MetricsService/Export"

@@ -7,19 +7,19 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from receiver.messages.call_site import location_of
-from receiver.messages.check_report import CheckFailed, Explanation
-from receiver.messages.deferred_errors import DelegatedFailure, MultipleFailures
-from receiver.messages.leaf_names import array_names
-from receiver.messages.message import Consumer, Message
-from receiver.messages.steps import NAME, step_place
-from receiver.sinks.factory import own_sink, texts_of
-from receiver.sinks.print import device_text
-from receiver.taplog.convert.numpy_dtypes import plain_array
-from receiver.taplog.render.leaves import joined
-from receiver.taplog.writing.recorder import description_of
-from receiver.wire import pytree as tree
-from receiver.wire.truncation import row
+from hostcallback.receiver.messages.call_site import location_of
+from hostcallback.receiver.messages.check_report import CheckFailed, Explanation
+from hostcallback.receiver.messages.deferred_errors import DelegatedFailure, MultipleFailures
+from hostcallback.receiver.messages.leaf_names import array_names
+from hostcallback.receiver.messages.message import Consumer, Message
+from hostcallback.receiver.messages.steps import NAME, step_place
+from hostcallback.receiver.sinks.factory import own_sink, texts_of
+from hostcallback.receiver.sinks.print import device_text
+from hostcallback.receiver.taplog.convert.numpy_dtypes import plain_array
+from hostcallback.receiver.taplog.render.leaves import joined
+from hostcallback.receiver.taplog.writing.recorder import description_of
+from hostcallback.receiver.wire import pytree as tree
+from hostcallback.receiver.wire.truncation import row
 
 Attributes = dict[str, str | int | float | bool]
 

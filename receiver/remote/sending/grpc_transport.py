@@ -10,14 +10,14 @@ from typing import Any
 
 import grpc
 
-from receiver.remote import protocol
-from receiver.remote.control.protocol import CONTROL
-from receiver.remote.errors import BadStreamError, LinkError, LinkRefusedError
-from receiver.remote.options import Forward
-from receiver.remote.sending.grpc_diagnostics import explain_grpc_error
-from receiver.remote.sending.transport import OnAck
-from receiver.remote.streams import SegmentSlice, StreamKey, StreamOffset
-from receiver.remote.tls import check_tls_files
+from hostcallback.receiver.remote import protocol
+from hostcallback.receiver.remote.control.protocol import CONTROL
+from hostcallback.receiver.remote.errors import BadStreamError, LinkError, LinkRefusedError
+from hostcallback.receiver.remote.options import Forward
+from hostcallback.receiver.remote.sending.grpc_diagnostics import explain_grpc_error
+from hostcallback.receiver.remote.sending.transport import OnAck
+from hostcallback.receiver.remote.streams import SegmentSlice, StreamKey, StreamOffset
+from hostcallback.receiver.remote.tls import check_tls_files
 
 CONNECT_SEC = 10.0
 
@@ -81,7 +81,7 @@ def translated(error: Any, address: str, *, tls: bool) -> LinkError:
 
 
 class GrpcTransport:
-    """Transport of streams to one collector. See `receiver.remote.sending.transport.Transport`.
+    """Transport of streams to one collector. See `hostcallback.receiver.remote.sending.transport.Transport`.
 
     Attributes:
         address: of the collector.
@@ -117,7 +117,7 @@ class GrpcTransport:
 
 
 class GrpcLink:
-    """One stream that is being sent. See `receiver.remote.sending.transport.TransportStream`."""
+    """One stream that is being sent. See `hostcallback.receiver.remote.sending.transport.TransportStream`."""
 
     def __init__(
         self,

@@ -5,11 +5,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 
-from receiver.log import logger
-from receiver.remote.sending.sender import Sender
-from receiver.remote.sending.transport import Transport
-from receiver.remote.spool.directory import StreamFolder
-from receiver.remote.spool.orphan_spool import OrphanSpool
+from hostcallback.receiver.log import logger
+from hostcallback.receiver.remote.sending.sender import Sender
+from hostcallback.receiver.remote.sending.transport import Transport
+from hostcallback.receiver.remote.spool.directory import StreamFolder
+from hostcallback.receiver.remote.spool.orphan_spool import OrphanSpool
 
 
 class OrphanSender:

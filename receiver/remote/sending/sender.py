@@ -7,12 +7,12 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from receiver.log import logger
-from receiver.remote.errors import LinkError, LinkRefusedError
-from receiver.remote.sending.backoff import LAST_BACK_OFF_SEC, BackOff
-from receiver.remote.sending.transport import Transport, TransportStream
-from receiver.remote.spool.chunk_source import SliceSource
-from receiver.remote.streams import START, StreamOffset
+from hostcallback.receiver.log import logger
+from hostcallback.receiver.remote.errors import LinkError, LinkRefusedError
+from hostcallback.receiver.remote.sending.backoff import LAST_BACK_OFF_SEC, BackOff
+from hostcallback.receiver.remote.sending.transport import Transport, TransportStream
+from hostcallback.receiver.remote.spool.chunk_source import SliceSource
+from hostcallback.receiver.remote.streams import START, StreamOffset
 
 LOOK_SEC = 0.25
 """Seconds for which the sender waits for more data before it checks whether the connection is broken."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from receiver.remote.streams import SegmentSlice, StreamKey, StreamOffset
+from hostcallback.receiver.remote.streams import SegmentSlice, StreamKey, StreamOffset
 
 OnAck = Callable[[StreamOffset], None]
 """Called with the end of a stream's safely stored bytes, on any thread; never with an earlier position."""

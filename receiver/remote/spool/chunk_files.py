@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 
-from receiver.remote.spool.directory import StreamFolder
-from receiver.remote.streams import PIECE_BYTES, SegmentSlice, StreamOffset
+from hostcallback.receiver.remote.spool.directory import StreamFolder
+from hostcallback.receiver.remote.streams import PIECE_BYTES, SegmentSlice, StreamOffset
 
 
 class PieceFiles:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from receiver.remote.streams import SegmentSlice, StreamKey, StreamOffset
+from hostcallback.receiver.remote.streams import SegmentSlice, StreamKey, StreamOffset
 
 
 class SliceSource(Protocol):

@@ -9,9 +9,9 @@ import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
-from receiver import fork
-from receiver.remote.errors import SpoolError
-from receiver.remote.streams import StreamKey
+from hostcallback.receiver import fork
+from hostcallback.receiver.remote.errors import SpoolError
+from hostcallback.receiver.remote.streams import StreamKey
 
 LOCK = "lock"
 SUFFIX = ".hcblog"

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from receiver.remote.spool.chunk_files import PieceFiles
-from receiver.remote.spool.directory import StreamFolder
-from receiver.remote.streams import SegmentSlice, StreamOffset
+from hostcallback.receiver.remote.spool.chunk_files import PieceFiles
+from hostcallback.receiver.remote.spool.directory import StreamFolder
+from hostcallback.receiver.remote.streams import SegmentSlice, StreamOffset
 
 
 class OrphanSpool:
-    """The unsent data of a dead process. One thread. See `receiver.remote.spool.chunk_source.SliceSource`."""
+    """The unsent data of a dead process. One thread. See `chunk_source.SliceSource`."""
 
     def __init__(self, folder: StreamFolder) -> None:
         """Takes ownership of the locked folder.

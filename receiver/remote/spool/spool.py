@@ -11,21 +11,21 @@ from typing import Any
 
 import numpy as np
 
-from receiver.log import logger
-from receiver.remote.errors import SpoolError
-from receiver.remote.options import Forward, WhenFull
-from receiver.remote.spool.chunk_files import PieceFiles
-from receiver.remote.spool.directory import StreamFolder, making
-from receiver.remote.spool.flush_policy import FlushPolicy
-from receiver.remote.streams import PIECE_BYTES, SegmentSlice, StreamKey, StreamOffset
-from receiver.taplog.format.block import FrameBlock
-from receiver.taplog.format.errors import Lost
-from receiver.taplog.writing.log_writer import LogWriter
-from receiver.taplog.writing.options import LogOptions
-from receiver.taplog.writing.segment_writer import SegmentWriter
-from receiver.taplog.writing.write_buffer import WriteBuffer
-from receiver.wire import Flags
-from receiver.wire.dtypes import Array
+from hostcallback.receiver.log import logger
+from hostcallback.receiver.remote.errors import SpoolError
+from hostcallback.receiver.remote.options import Forward, WhenFull
+from hostcallback.receiver.remote.spool.chunk_files import PieceFiles
+from hostcallback.receiver.remote.spool.directory import StreamFolder, making
+from hostcallback.receiver.remote.spool.flush_policy import FlushPolicy
+from hostcallback.receiver.remote.streams import PIECE_BYTES, SegmentSlice, StreamKey, StreamOffset
+from hostcallback.receiver.taplog.format.block import FrameBlock
+from hostcallback.receiver.taplog.format.errors import Lost
+from hostcallback.receiver.taplog.writing.log_writer import LogWriter
+from hostcallback.receiver.taplog.writing.options import LogOptions
+from hostcallback.receiver.taplog.writing.segment_writer import SegmentWriter
+from hostcallback.receiver.taplog.writing.write_buffer import WriteBuffer
+from hostcallback.receiver.wire import Flags
+from hostcallback.receiver.wire.dtypes import Array
 
 FLUSH_BYTES = 256 << 10
 FLUSH_SEC = 0.02
@@ -146,7 +146,7 @@ class Spool(LogWriter):
     # Reading.
 
     def read(self, position: StreamOffset, timeout_sec: float) -> SegmentSlice | None:
-        """See `receiver.remote.spool.chunk_source.SliceSource`."""
+        """See `chunk_source.SliceSource`."""
         deadline = time.monotonic() + timeout_sec
         with self._lock:
             while True:
@@ -182,7 +182,7 @@ class Spool(LogWriter):
         return None
 
     def acked(self, position: StreamOffset) -> None:
-        """See `receiver.remote.spool.chunk_source.SliceSource`. Deletes the segments that the collector has stored."""
+        """See `chunk_source.SliceSource`. Deletes the segments that the collector has stored."""
         with self._lock:
             self._acked = max(self._acked, position)
             for number, kept in list(self._kept.items()):
@@ -194,7 +194,7 @@ class Spool(LogWriter):
             self._changed.notify_all()
 
     def is_sent(self) -> bool:
-        """See `receiver.remote.spool.chunk_source.SliceSource`."""
+        """See `chunk_source.SliceSource`."""
         with self._lock:
             return not self._waiting()
 

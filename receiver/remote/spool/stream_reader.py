@@ -8,16 +8,16 @@ from pathlib import Path
 
 import numpy as np
 
-from receiver import limits
-from receiver.log import logger
-from receiver.remote.streams import StreamOffset
-from receiver.taplog.format.errors import Damage, NotATapLogError
-from receiver.taplog.format.layout import Kind
-from receiver.taplog.format.step_columns import StepColumns
-from receiver.taplog.reading.chunk_reader import Chunk, read_frames
-from receiver.taplog.reading.merge import NOTES, MessageRun, Record, read_note
-from receiver.taplog.reading.segment_reader import SegmentReader
-from receiver.wire.tap_descriptor import TapDescriptor
+from hostcallback.receiver import limits
+from hostcallback.receiver.log import logger
+from hostcallback.receiver.remote.streams import StreamOffset
+from hostcallback.receiver.taplog.format.errors import Damage, NotATapLogError
+from hostcallback.receiver.taplog.format.layout import Kind
+from hostcallback.receiver.taplog.format.step_columns import StepColumns
+from hostcallback.receiver.taplog.reading.chunk_reader import Chunk, read_frames
+from hostcallback.receiver.taplog.reading.merge import NOTES, MessageRun, Record, read_note
+from hostcallback.receiver.taplog.reading.segment_reader import SegmentReader
+from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
 
 _UNKNOWN = 1 << 63
 """Set in the bits of chunks that contain messages of undescribed taps; such chunks have all bits set."""

@@ -15,10 +15,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from time import perf_counter
 
-from receiver.log import logger
-from receiver.runtime.dispatch.sink_chain import BatchSink, Find
-from receiver.sources.source import Batch, Frame, Source
-from receiver.wire import WireError, decode_header
+from hostcallback.receiver.log import logger
+from hostcallback.receiver.runtime.dispatch.sink_chain import BatchSink, Find
+from hostcallback.receiver.sources.source import Batch, Frame, Source
+from hostcallback.receiver.wire import WireError, decode_header
 
 LOOK_SEC = 0.01
 """How often the thread looks whether a delivery takes long; also the time from which on it does."""

@@ -11,15 +11,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from receiver.errors import CallFailedError, TapFailure
-from receiver.log import logger
-from receiver.messages.message import Consumer, Message
-from receiver.runtime.dispatch.interrupts import HeldInterrupts
-from receiver.runtime.dispatch.scope import Scope
-from receiver.sources.queue import QueueSource
-from receiver.sources.ring import RingSource
-from receiver.sources.source import Batch
-from receiver.wire import ALIGNMENT, decode_header
+from hostcallback.receiver.errors import CallFailedError, TapFailure
+from hostcallback.receiver.log import logger
+from hostcallback.receiver.messages.message import Consumer, Message
+from hostcallback.receiver.runtime.dispatch.interrupts import HeldInterrupts
+from hostcallback.receiver.runtime.dispatch.scope import Scope
+from hostcallback.receiver.sources.queue import QueueSource
+from hostcallback.receiver.sources.ring import RingSource
+from hostcallback.receiver.sources.source import Batch
+from hostcallback.receiver.wire import ALIGNMENT, decode_header
 
 IDLE_SEC = 10.0
 """A thread that runs host functions ends when it had none to run for so long."""

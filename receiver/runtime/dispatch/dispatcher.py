@@ -7,20 +7,20 @@ from math import inf
 from time import perf_counter
 from typing import Any
 
-from receiver.errors import TapFailure
-from receiver.messages.check_report import CheckFailed
-from receiver.messages.message import Consumer, Message
-from receiver.messages.registry import Registry
-from receiver.runtime.dispatch.batch_feed import BatchFeed
-from receiver.runtime.dispatch.calls import Calls
-from receiver.runtime.dispatch.gil_share import GilThrottle
-from receiver.runtime.dispatch.scope import Scope
-from receiver.runtime.dispatch.sink_chain import Link, SinkChain
-from receiver.runtime.dispatch.tap_counters import TapCounters
-from receiver.sources.batch_decoder import BatchDecoder, DecodedBatch
-from receiver.sources.source import Batch, Source
-from receiver.wire import Flags, WireError, decode_header
-from receiver.wire.truncation import split_truncated
+from hostcallback.receiver.errors import TapFailure
+from hostcallback.receiver.messages.check_report import CheckFailed
+from hostcallback.receiver.messages.message import Consumer, Message
+from hostcallback.receiver.messages.registry import Registry
+from hostcallback.receiver.runtime.dispatch.batch_feed import BatchFeed
+from hostcallback.receiver.runtime.dispatch.calls import Calls
+from hostcallback.receiver.runtime.dispatch.gil_share import GilThrottle
+from hostcallback.receiver.runtime.dispatch.scope import Scope
+from hostcallback.receiver.runtime.dispatch.sink_chain import Link, SinkChain
+from hostcallback.receiver.runtime.dispatch.tap_counters import TapCounters
+from hostcallback.receiver.sources.batch_decoder import BatchDecoder, DecodedBatch
+from hostcallback.receiver.sources.source import Batch, Source
+from hostcallback.receiver.wire import Flags, WireError, decode_header
+from hostcallback.receiver.wire.truncation import split_truncated
 
 _END = int(Flags.END_OF_STREAM)
 _CALL = int(Flags.CALL)

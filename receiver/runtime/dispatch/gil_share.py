@@ -13,8 +13,8 @@ import sys
 import threading
 from time import perf_counter, perf_counter_ns
 
-from receiver import fork
-from receiver.native import bindings as native
+from hostcallback.receiver import fork
+from hostcallback.receiver.native import bindings as native
 
 INTERVAL_SEC = 97e-6
 """The switch interval while receivers deliver. An odd number, so that one that somebody else sets is told from it."""

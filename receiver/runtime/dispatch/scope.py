@@ -6,12 +6,12 @@ import itertools
 import threading
 from collections import Counter
 
-from receiver.messages.deferred_errors import MAX_KEPT, DeferredErrors, OnError
-from receiver.runtime.device_stats import DeviceStats, merge_row
-from receiver.runtime.dispatch.scope_sinks import ScopeSinks
-from receiver.runtime.dispatch.sink_chain import BatchSink
-from receiver.sources.back_pressure import BackPressure
-from receiver.taplog.writing.recorder import Recorder
+from hostcallback.receiver.messages.deferred_errors import MAX_KEPT, DeferredErrors, OnError
+from hostcallback.receiver.runtime.device_stats import DeviceStats, merge_row
+from hostcallback.receiver.runtime.dispatch.scope_sinks import ScopeSinks
+from hostcallback.receiver.runtime.dispatch.sink_chain import BatchSink
+from hostcallback.receiver.sources.back_pressure import BackPressure
+from hostcallback.receiver.taplog.writing.recorder import Recorder
 
 
 class Scope:

@@ -6,13 +6,13 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-from receiver.messages.deferred_errors import MultipleFailures
-from receiver.messages.message import Consumer, Message, Sink
-from receiver.messages.registry import Registry
-from receiver.sinks.exported import SHARDS_ID, WHOLE_ID, ExportedTaps
-from receiver.sinks.factory import Binding, BoundTap
-from receiver.sinks.sharding.sinks import shard_sink
-from receiver.wire.tap_descriptor import TapDescriptor
+from hostcallback.receiver.messages.deferred_errors import MultipleFailures
+from hostcallback.receiver.messages.message import Consumer, Message, Sink
+from hostcallback.receiver.messages.registry import Registry
+from hostcallback.receiver.sinks.exported import SHARDS_ID, WHOLE_ID, ExportedTaps
+from hostcallback.receiver.sinks.factory import Binding, BoundTap
+from hostcallback.receiver.sinks.sharding.sinks import shard_sink
+from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
 
 
 class ScopeSinks:

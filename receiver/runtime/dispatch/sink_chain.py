@@ -16,8 +16,8 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, runtime_checkable
 
-from receiver.messages.message import Consumer, Message, Sink
-from receiver.sources.source import Batch
+from hostcallback.receiver.messages.message import Consumer, Message, Sink
+from hostcallback.receiver.sources.source import Batch
 
 Find = Callable[[int], Consumer | None]
 

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from receiver.messages.deferred_errors import OnError
-from receiver.runtime.isolated.options import NO_OPTIONS, ReaderOptions
+from hostcallback.receiver.messages.deferred_errors import OnError
+from hostcallback.receiver.runtime.isolated.options import NO_OPTIONS, ReaderOptions
 
 _LENGTH = struct.Struct("<Q")
 

@@ -13,7 +13,8 @@ class ReaderOptions:
 
     Attributes:
         record: a tap log's folder, or None.
-        forward: how messages are forwarded, a `receiver.remote.options.Forward`, or None. (Forwarding is above this.)
+        forward: how messages are forwarded, a `hostcallback.receiver.remote.options.Forward`, or None. (Forwarding is
+            above this.)
         process_index: of the program's process in a program of several.
         local_devices: by name, the number of each device among the program's process's own.
     """

@@ -11,14 +11,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from receiver.log import logger
-from receiver.messages.deferred_errors import OnError
-from receiver.messages.message import Consumer
-from receiver.messages.registry import Registry
-from receiver.runtime.dispatch.scope import Scope
-from receiver.runtime.isolated.ipc import IpcChannel, ReaderConfig
-from receiver.runtime.isolated.options import NO_OPTIONS, ForwardingReport, ReaderOptions
-from receiver.runtime.isolated.ring_handover import HandedOverRings
+from hostcallback.receiver.log import logger
+from hostcallback.receiver.messages.deferred_errors import OnError
+from hostcallback.receiver.messages.message import Consumer
+from hostcallback.receiver.messages.registry import Registry
+from hostcallback.receiver.runtime.dispatch.scope import Scope
+from hostcallback.receiver.runtime.isolated.ipc import IpcChannel, ReaderConfig
+from hostcallback.receiver.runtime.isolated.options import NO_OPTIONS, ForwardingReport, ReaderOptions
+from hostcallback.receiver.runtime.isolated.ring_handover import HandedOverRings
 
 START_SEC = 60.0
 """How long the other process may take to start."""
@@ -169,9 +169,17 @@ class ReceiverProcess:
 
 def _start(order: ReaderConfig) -> tuple[subprocess.Popen[bytes], IpcChannel]:
     ours, theirs = socket.socketpair()
-    package = str(Path(__file__).resolve().parents[3])
-    path = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH", "")]))
-    line: Sequence[str] = [sys.executable, "-m", "receiver.cli.reader_process", str(theirs.fileno())]
+    # Not from this file's own place: a checkout has a link to it, an installation has not.
+    (package,) = sys.modules["hostcallback"].__path__
+    path = os.pathsep.join(
+        filter(None, [str(Path(package).absolute().parent), os.environ.get("PYTHONPATH", "")])
+    )
+    line: Sequence[str] = [
+        sys.executable,
+        "-m",
+        "hostcallback.receiver.cli.reader_process",
+        str(theirs.fileno()),
+    ]
     try:
         process = subprocess.Popen(
             line, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, env={**os.environ, "PYTHONPATH": path}

@@ -7,17 +7,17 @@ from contextlib import AbstractContextManager
 from time import perf_counter
 from typing import Any, Protocol
 
-from receiver.errors import TapTimeoutError
-from receiver.log import logger
-from receiver.messages.registry import Registry
-from receiver.runtime.device_receiver import DeviceReceiver
-from receiver.runtime.dispatch.scope import Scope
-from receiver.runtime.isolated.options import NO_OPTIONS, ReaderOptions
-from receiver.runtime.isolated.reader_process import ReceiverProcess
-from receiver.runtime.isolated.ring_handover import HandedOverRings
-from receiver.runtime.isolated.shared_rings import SharedRings
-from receiver.sources.back_pressure import BackPressure
-from receiver.sources.ring import RingSource
+from hostcallback.receiver.errors import TapTimeoutError
+from hostcallback.receiver.log import logger
+from hostcallback.receiver.messages.registry import Registry
+from hostcallback.receiver.runtime.device_receiver import DeviceReceiver
+from hostcallback.receiver.runtime.dispatch.scope import Scope
+from hostcallback.receiver.runtime.isolated.options import NO_OPTIONS, ReaderOptions
+from hostcallback.receiver.runtime.isolated.reader_process import ReceiverProcess
+from hostcallback.receiver.runtime.isolated.ring_handover import HandedOverRings
+from hostcallback.receiver.runtime.isolated.shared_rings import SharedRings
+from hostcallback.receiver.sources.back_pressure import BackPressure
+from hostcallback.receiver.sources.ring import RingSource
 
 STOP_SEC = 10.0
 POLL_SEC = 0.05

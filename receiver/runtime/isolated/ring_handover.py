@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from time import perf_counter
 
-from receiver.messages.message import Consumer
-from receiver.messages.registry import Registry
-from receiver.runtime.isolated.shared_rings import SharedRingRouting, SharedRings
-from receiver.sources.back_pressure import BackPressure
-from receiver.sources.ring import RingSource
+from hostcallback.receiver.messages.message import Consumer
+from hostcallback.receiver.messages.registry import Registry
+from hostcallback.receiver.runtime.isolated.shared_rings import SharedRingRouting, SharedRings
+from hostcallback.receiver.sources.back_pressure import BackPressure
+from hostcallback.receiver.sources.ring import RingSource
 
 POLL_SEC = 0.002
 

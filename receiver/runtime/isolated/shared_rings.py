@@ -8,13 +8,13 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from receiver.log import logger
-from receiver.messages.message import Consumer
-from receiver.messages.registry import Registry
-from receiver.native import bindings as native
-from receiver.runtime.isolated.liveness import is_alive
-from receiver.sources.ring import RingSource
-from receiver.taplog.flight.recorder import BLOCK_BYTES, FlightRecorder, file_name
+from hostcallback.receiver.log import logger
+from hostcallback.receiver.messages.message import Consumer
+from hostcallback.receiver.messages.registry import Registry
+from hostcallback.receiver.native import bindings as native
+from hostcallback.receiver.runtime.isolated.liveness import is_alive
+from hostcallback.receiver.sources.ring import RingSource
+from hostcallback.receiver.taplog.flight.recorder import BLOCK_BYTES, FlightRecorder, file_name
 
 SHARED_MEMORY = Path("/dev/shm")
 PREFIX = "hostcallback-apart-"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass
 
-from receiver.runtime.rules.rules import DEFAULT, Rule
+from hostcallback.receiver.runtime.rules.rules import DEFAULT, Rule
 
 EVERY_DEVICE = -1
 """In place of a device's id: of shards, whose devices send a value all or none."""

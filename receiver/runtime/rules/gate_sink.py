@@ -6,12 +6,12 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from receiver.messages.deferred_errors import MultipleFailures
-from receiver.messages.message import Consumer, Message, Sink
-from receiver.runtime.rules.admission import EVERY_DEVICE
-from receiver.runtime.rules.rules import Predicate, Rule
-from receiver.sinks.sharding.sinks import SHARD_SINKS
-from receiver.wire.truncation import cut, head_of
+from hostcallback.receiver.messages.deferred_errors import MultipleFailures
+from hostcallback.receiver.messages.message import Consumer, Message, Sink
+from hostcallback.receiver.runtime.rules.admission import EVERY_DEVICE
+from hostcallback.receiver.runtime.rules.rules import Predicate, Rule
+from hostcallback.receiver.sinks.sharding.sinks import SHARD_SINKS
+from hostcallback.receiver.wire.truncation import cut, head_of
 
 SetGate = Callable[[int, bool], None]
 """Tells the handlers of a device, by its id or EVERY_DEVICE, whether the gate is closed there."""

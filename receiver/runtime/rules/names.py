@@ -6,7 +6,7 @@ import difflib
 import fnmatch
 from collections.abc import Sequence
 
-from receiver.messages.registry import Registry
+from hostcallback.receiver.messages.registry import Registry
 
 
 def tap_names(registry: Registry, *, checks: bool = True) -> list[str]:

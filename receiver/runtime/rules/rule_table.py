@@ -8,12 +8,12 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from receiver.messages.message import Consumer
-from receiver.messages.registry import Registry
-from receiver.native import bindings as native_library
-from receiver.runtime.rules.admission import EVERY_DEVICE, Admission, interval_ns_of, probe_ns_of
-from receiver.runtime.rules.gate_sink import install_gate
-from receiver.runtime.rules.rules import DEFAULT, OFF, PYTHON, Rule, Rules
+from hostcallback.receiver.messages.message import Consumer
+from hostcallback.receiver.messages.registry import Registry
+from hostcallback.receiver.native import bindings as native_library
+from hostcallback.receiver.runtime.rules.admission import EVERY_DEVICE, Admission, interval_ns_of, probe_ns_of
+from hostcallback.receiver.runtime.rules.gate_sink import install_gate
+from hostcallback.receiver.runtime.rules.rules import DEFAULT, OFF, PYTHON, Rule, Rules
 
 MAX_ADMISSIONS = 4096
 """With more of them, those of taps that are gone are forgotten."""

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
-from receiver.errors import BreakpointError
+from hostcallback.receiver.errors import BreakpointError
 
 INTERRUPT = "\x03"
 """The character of Ctrl-C."""

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
-from receiver.sinks.debugger.console import Console
+from hostcallback.receiver.sinks.debugger.console import Console
 
 LINES_AROUND = 5
 

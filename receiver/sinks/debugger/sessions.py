@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
 
-from receiver import fork
-from receiver.errors import BreakpointQuit
-from receiver.sinks.debugger.console import open_console
-from receiver.sinks.debugger.debugger import Debugger, Frame
+from hostcallback.receiver import fork
+from hostcallback.receiver.errors import BreakpointQuit
+from hostcallback.receiver.sinks.debugger.console import open_console
+from hostcallback.receiver.sinks.debugger.debugger import Debugger, Frame
 
 
 class DebugSession:

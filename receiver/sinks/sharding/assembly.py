@@ -7,9 +7,9 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from receiver.messages.message import Message
-from receiver.sinks.sharding.launches import Device, Launch, Value
-from receiver.sinks.sharding.shard_record import Shard
+from hostcallback.receiver.messages.message import Message
+from hostcallback.receiver.sinks.sharding.launches import Device, Launch, Value
+from hostcallback.receiver.sinks.sharding.shard_record import Shard
 
 MAX_PENDING_BYTES = 256 << 20
 MAX_PENDING_VALUES = 4096
@@ -96,7 +96,7 @@ class Assembly:
         """Makes one without values.
 
         Args:
-            device_index: see `receiver.sinks.sharding.sinks.AssemblingSink`.
+            device_index: see `hostcallback.receiver.sinks.sharding.sinks.AssemblingSink`.
             room: shared with other assemblies; its own by default.
         """
         self._device_index = device_index

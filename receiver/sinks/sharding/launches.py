@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from receiver.sinks.sharding.shard_record import Array, Shard
+from hostcallback.receiver.sinks.sharding.shard_record import Array, Shard
 
 
 class Device:

@@ -6,11 +6,11 @@ from collections import Counter, deque
 from collections.abc import Callable, Hashable, Iterator
 from typing import NamedTuple
 
-from receiver.messages.message import Message, Sink
-from receiver.sinks.sharding.assembly import MemoryBudget, WouldBlock
-from receiver.sinks.sharding.multi_process_tap import MultiProcessTap, ShardOrigin
-from receiver.sinks.sharding.shard_record import RecordReader, Shard
-from receiver.wire.tap_descriptor import TapDescriptor
+from hostcallback.receiver.messages.message import Message, Sink
+from hostcallback.receiver.sinks.sharding.assembly import MemoryBudget, WouldBlock
+from hostcallback.receiver.sinks.sharding.multi_process_tap import MultiProcessTap, ShardOrigin
+from hostcallback.receiver.sinks.sharding.shard_record import RecordReader, Shard
+from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
 
 PARKED_BYTES = 64 << 20
 """So much of one stream may be read beyond what there is room for, while others wait for what may be behind it."""

@@ -6,9 +6,9 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Any
 
-from receiver.messages.message import Message
-from receiver.sinks.sharding.assembly import OVERTAKEN_BY, Assembly, MemoryBudget, is_pending
-from receiver.sinks.sharding.shard_record import Shard
+from hostcallback.receiver.messages.message import Message
+from hostcallback.receiver.sinks.sharding.assembly import OVERTAKEN_BY, Assembly, MemoryBudget, is_pending
+from hostcallback.receiver.sinks.sharding.shard_record import Shard
 
 Launch = tuple[int, int, int]
 """Run id, group, number of shards."""
@@ -51,7 +51,7 @@ class MultiProcessTap:
 
         Args:
             title: name and source line.
-            device_index: see `receiver.sinks.sharding.sinks.AssemblingSink`.
+            device_index: see `hostcallback.receiver.sinks.sharding.sinks.AssemblingSink`.
             room: of the whole program's incomplete values.
         """
         self.title = title

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from receiver.messages.message import Index, Message
+from hostcallback.receiver.messages.message import Index, Message
 
 PLACES_FROM = 4
 """Where in a shard record the dimensions begin."""

@@ -6,13 +6,13 @@ import threading
 from collections.abc import Callable
 from time import monotonic
 
-from receiver import fork
-from receiver.errors import IncompleteValueError
-from receiver.messages.deferred_errors import MultipleFailures
-from receiver.messages.message import Message, Sink
-from receiver.sinks.sharding.assembly import Assembly, WouldBlock
-from receiver.sinks.sharding.shard_record import RecordReader, Shard
-from receiver.sinks.sharding.ticket_queue import TicketQueue
+from hostcallback.receiver import fork
+from hostcallback.receiver.errors import IncompleteValueError
+from hostcallback.receiver.messages.deferred_errors import MultipleFailures
+from hostcallback.receiver.messages.message import Message, Sink
+from hostcallback.receiver.sinks.sharding.assembly import Assembly, WouldBlock
+from hostcallback.receiver.sinks.sharding.shard_record import RecordReader, Shard
+from hostcallback.receiver.sinks.sharding.ticket_queue import TicketQueue
 
 STANDSTILL_SEC = 10.0
 """A device that is far ahead waits for the others, until for so long no value was completed and no other receiver had

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from receiver.errors import HostCallbackError
+from hostcallback.receiver.errors import HostCallbackError
 
 
 class ConvertError(HostCallbackError):

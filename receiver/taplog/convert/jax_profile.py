@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from receiver.taplog.convert.errors import ConvertError
+from hostcallback.receiver.taplog.convert.errors import ConvertError
 
 EVENTS, PLANES = ".trace.json.gz", ".xplane.pb"
 ENVIRONMENT = b"Task Environment"

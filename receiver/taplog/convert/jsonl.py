@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from typing import TextIO
 
-from receiver.taplog.reading.logged_message import LoggedMessage
-from receiver.taplog.reading.merge import LostRun
-from receiver.taplog.render.json_message import as_dict
+from hostcallback.receiver.taplog.reading.logged_message import LoggedMessage
+from hostcallback.receiver.taplog.reading.merge import LostRun
+from hostcallback.receiver.taplog.render.json_message import as_dict
 
 
 class JsonlConversion:

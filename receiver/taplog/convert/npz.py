@@ -10,15 +10,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from receiver.taplog.convert.numpy_dtypes import plain_array
-from receiver.taplog.format.layout import NO_STEP
-from receiver.taplog.reading.logged_message import LoggedMessage, LoggedTap
-from receiver.taplog.reading.merge import LostRun
-from receiver.taplog.render.json_message import process_text
-from receiver.taplog.render.json_value import plain_value
-from receiver.taplog.render.leaves import Leaf, LoggedLeaves
-from receiver.wire.dtypes import Array
-from receiver.wire.truncation import TruncatedArray
+from hostcallback.receiver.taplog.convert.numpy_dtypes import plain_array
+from hostcallback.receiver.taplog.format.layout import NO_STEP
+from hostcallback.receiver.taplog.reading.logged_message import LoggedMessage, LoggedTap
+from hostcallback.receiver.taplog.reading.merge import LostRun
+from hostcallback.receiver.taplog.render.json_message import process_text
+from hostcallback.receiver.taplog.render.json_value import plain_value
+from hostcallback.receiver.taplog.render.leaves import Leaf, LoggedLeaves
+from hostcallback.receiver.wire.dtypes import Array
+from hostcallback.receiver.wire.truncation import TruncatedArray
 
 BUFFER_BYTES = 64 << 20
 """Bytes that are collected in memory before they are written to the columns' files."""

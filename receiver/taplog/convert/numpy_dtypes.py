@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from receiver.wire.dtypes import Array
+from hostcallback.receiver.wire.dtypes import Array
 
 
 def plain_array(array: Array) -> Array:

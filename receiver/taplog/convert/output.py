@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO
 
-from receiver.taplog.convert.errors import ConvertError
+from hostcallback.receiver.taplog.convert.errors import ConvertError
 
 STDOUT = "-"
 

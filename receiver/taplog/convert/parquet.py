@@ -7,14 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from receiver.taplog.convert.errors import ConvertError
-from receiver.taplog.convert.numpy_dtypes import plain_array
-from receiver.taplog.reading.logged_message import LoggedMessage
-from receiver.taplog.reading.merge import LostRun
-from receiver.taplog.render.json_message import process_text
-from receiver.taplog.render.leaves import Leaf, LoggedLeaves
-from receiver.wire.dtypes import Array
-from receiver.wire.truncation import TruncatedArray
+from hostcallback.receiver.taplog.convert.errors import ConvertError
+from hostcallback.receiver.taplog.convert.numpy_dtypes import plain_array
+from hostcallback.receiver.taplog.reading.logged_message import LoggedMessage
+from hostcallback.receiver.taplog.reading.merge import LostRun
+from hostcallback.receiver.taplog.render.json_message import process_text
+from hostcallback.receiver.taplog.render.leaves import Leaf, LoggedLeaves
+from hostcallback.receiver.wire.dtypes import Array
+from hostcallback.receiver.wire.truncation import TruncatedArray
 
 ROW_GROUP_BYTES = 32 << 20
 ROW_GROUP_ROWS = 1 << 15

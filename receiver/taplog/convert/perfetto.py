@@ -6,16 +6,16 @@ import json
 import math
 from typing import Any, TextIO
 
-from receiver.messages.steps import NAME
-from receiver.taplog.convert.jax_profile import JaxProfile
-from receiver.taplog.convert.numpy_dtypes import plain_array
-from receiver.taplog.reading.logged_message import LoggedMessage
-from receiver.taplog.reading.merge import LostRun
-from receiver.taplog.reading.segment_reader import Writer
-from receiver.taplog.render.json_message import process_text
-from receiver.taplog.render.json_value import printable, short_text
-from receiver.taplog.render.leaves import LoggedLeaves, joined
-from receiver.taplog.render.text import message_text
+from hostcallback.receiver.messages.steps import NAME
+from hostcallback.receiver.taplog.convert.jax_profile import JaxProfile
+from hostcallback.receiver.taplog.convert.numpy_dtypes import plain_array
+from hostcallback.receiver.taplog.reading.logged_message import LoggedMessage
+from hostcallback.receiver.taplog.reading.merge import LostRun
+from hostcallback.receiver.taplog.reading.segment_reader import Writer
+from hostcallback.receiver.taplog.render.json_message import process_text
+from hostcallback.receiver.taplog.render.json_value import printable, short_text
+from hostcallback.receiver.taplog.render.leaves import LoggedLeaves, joined
+from hostcallback.receiver.taplog.render.text import message_text
 
 VALUE_CHARS = 400
 

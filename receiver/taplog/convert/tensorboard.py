@@ -8,15 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from receiver.messages.steps import NAME
-from receiver.taplog.convert.errors import ConvertError
-from receiver.taplog.convert.numpy_dtypes import plain_array
-from receiver.taplog.reading.logged_message import LoggedMessage
-from receiver.taplog.reading.merge import LostRun
-from receiver.taplog.render.json_message import process_text
-from receiver.taplog.render.leaves import LoggedLeaves, joined
-from receiver.taplog.render.text import message_text
-from receiver.wire.dtypes import Array
+from hostcallback.receiver.messages.steps import NAME
+from hostcallback.receiver.taplog.convert.errors import ConvertError
+from hostcallback.receiver.taplog.convert.numpy_dtypes import plain_array
+from hostcallback.receiver.taplog.reading.logged_message import LoggedMessage
+from hostcallback.receiver.taplog.reading.merge import LostRun
+from hostcallback.receiver.taplog.render.json_message import process_text
+from hostcallback.receiver.taplog.render.leaves import LoggedLeaves, joined
+from hostcallback.receiver.taplog.render.text import message_text
+from hostcallback.receiver.wire.dtypes import Array
 
 SUFFIX = ".hcb"
 """Suffix of the event files' names."""

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from receiver.taplog.convert.numpy_dtypes import plain_array
-from receiver.wire.dtypes import Array
+from hostcallback.receiver.taplog.convert.numpy_dtypes import plain_array
+from hostcallback.receiver.wire.dtypes import Array
 
 
 class Tolerance(NamedTuple):

@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from receiver.messages.steps import NAME as STEP
-from receiver.taplog.diff.arrays import Tolerance
-from receiver.taplog.diff.device_log import ComparedLog, DeviceKey, TapKey
-from receiver.taplog.diff.messages import MessageComparison, MessageDifference
-from receiver.taplog.diff.pairing import Pair, Pairing, Single, Unaligned
-from receiver.taplog.reading.logged_message import LoggedMessage
-from receiver.taplog.reading.selection import Selection
+from hostcallback.receiver.messages.steps import NAME as STEP
+from hostcallback.receiver.taplog.diff.arrays import Tolerance
+from hostcallback.receiver.taplog.diff.device_log import ComparedLog, DeviceKey, TapKey
+from hostcallback.receiver.taplog.diff.messages import MessageComparison, MessageDifference
+from hostcallback.receiver.taplog.diff.pairing import Pair, Pairing, Single, Unaligned
+from hostcallback.receiver.taplog.reading.logged_message import LoggedMessage
+from hostcallback.receiver.taplog.reading.selection import Selection
 
 
 class Difference(NamedTuple):

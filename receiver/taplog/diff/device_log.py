@@ -6,13 +6,13 @@ import glob
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from receiver.taplog.format.errors import Damage, Lost
-from receiver.taplog.format.layout import Kind
-from receiver.taplog.reading.chunk_reader import Chunk
-from receiver.taplog.reading.logged_message import LoggedMessage
-from receiver.taplog.reading.reader import LogReader
-from receiver.taplog.reading.segment_reader import SegmentReader, Writer
-from receiver.taplog.reading.selection import Selection
+from hostcallback.receiver.taplog.format.errors import Damage, Lost
+from hostcallback.receiver.taplog.format.layout import Kind
+from hostcallback.receiver.taplog.reading.chunk_reader import Chunk
+from hostcallback.receiver.taplog.reading.logged_message import LoggedMessage
+from hostcallback.receiver.taplog.reading.reader import LogReader
+from hostcallback.receiver.taplog.reading.segment_reader import SegmentReader, Writer
+from hostcallback.receiver.taplog.reading.selection import Selection
 
 TapKey = tuple[str, str, str]
 """Identity of a tap in its program: name, source line, transformations."""

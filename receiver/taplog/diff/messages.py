@@ -6,12 +6,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from receiver.taplog.diff.arrays import ArrayDifference, Tolerance, array_difference
-from receiver.taplog.reading.logged_message import LoggedMessage, LoggedTap
-from receiver.taplog.render.json_message import type_text
-from receiver.taplog.render.leaves import Leaf, LoggedLeaves
-from receiver.wire.dtypes import Array
-from receiver.wire.truncation import TruncatedArray
+from hostcallback.receiver.taplog.diff.arrays import ArrayDifference, Tolerance, array_difference
+from hostcallback.receiver.taplog.reading.logged_message import LoggedMessage, LoggedTap
+from hostcallback.receiver.taplog.render.json_message import type_text
+from hostcallback.receiver.taplog.render.leaves import Leaf, LoggedLeaves
+from hostcallback.receiver.wire.dtypes import Array
+from hostcallback.receiver.wire.truncation import TruncatedArray
 
 MAX_KNOWN = 4096
 

@@ -11,8 +11,8 @@ from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from receiver.taplog.diff.device_log import Gap, TapKey
-from receiver.taplog.reading.logged_message import LoggedMessage
+from hostcallback.receiver.taplog.diff.device_log import Gap, TapKey
+from hostcallback.receiver.taplog.reading.logged_message import LoggedMessage
 
 PENDING_BYTES = 64 << 20
 

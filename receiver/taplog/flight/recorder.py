@@ -12,13 +12,13 @@ import threading
 import time
 from pathlib import Path
 
-from receiver import environment
-from receiver.log import logger
-from receiver.messages.message import Consumer
-from receiver.sources.ring import RingSource
-from receiver.sources.source import Source
-from receiver.taplog.flight.ring_file import SUFFIX
-from receiver.taplog.writing.segment_writer import SegmentWriter
+from hostcallback.receiver import environment
+from hostcallback.receiver.log import logger
+from hostcallback.receiver.messages.message import Consumer
+from hostcallback.receiver.sources.ring import RingSource
+from hostcallback.receiver.sources.source import Source
+from hostcallback.receiver.taplog.flight.ring_file import SUFFIX
+from hostcallback.receiver.taplog.writing.segment_writer import SegmentWriter
 
 PROCESS_FILE = "process.json"
 TAPS_FILE = "taps.hcblog"

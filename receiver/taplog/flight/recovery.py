@@ -10,18 +10,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from receiver.errors import HostCallbackError
-from receiver.sources.source import Frame
-from receiver.taplog.flight.recorder import PROCESS_FILE, TAPS_FILE
-from receiver.taplog.flight.ring_file import SUFFIX, RecoveredFrame, RingContents, read_ring
-from receiver.taplog.format.errors import Damage, Lost, TapLogError
-from receiver.taplog.format.layout import NO_STEP
-from receiver.taplog.format.segment_name import segment_name
-from receiver.taplog.format.step_columns import StepColumns
-from receiver.taplog.reading.segment_reader import SegmentReader
-from receiver.taplog.writing.frame_copier import collect
-from receiver.taplog.writing.segment_writer import SegmentWriter
-from receiver.wire.tap_descriptor import TapDescriptor
+from hostcallback.receiver.errors import HostCallbackError
+from hostcallback.receiver.sources.source import Frame
+from hostcallback.receiver.taplog.flight.recorder import PROCESS_FILE, TAPS_FILE
+from hostcallback.receiver.taplog.flight.ring_file import SUFFIX, RecoveredFrame, RingContents, read_ring
+from hostcallback.receiver.taplog.format.errors import Damage, Lost, TapLogError
+from hostcallback.receiver.taplog.format.layout import NO_STEP
+from hostcallback.receiver.taplog.format.segment_name import segment_name
+from hostcallback.receiver.taplog.format.step_columns import StepColumns
+from hostcallback.receiver.taplog.reading.segment_reader import SegmentReader
+from hostcallback.receiver.taplog.writing.frame_copier import collect
+from hostcallback.receiver.taplog.writing.segment_writer import SegmentWriter
+from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
 
 CHUNK_FRAMES = 1024
 

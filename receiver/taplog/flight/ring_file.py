@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from receiver.errors import HostCallbackError
-from receiver.wire import (
+from hostcallback.receiver.errors import HostCallbackError
+from hostcallback.receiver.wire import (
     ALIGNMENT,
     HEADER,
     MAGIC as FRAME_MAGIC,

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from receiver.wire import HEADER
+from hostcallback.receiver.wire import HEADER
 
 Array = np.ndarray[Any, Any]
 

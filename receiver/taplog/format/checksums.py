@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from receiver.native import bindings as native_library
-from receiver.wire.dtypes import Array
+from hostcallback.receiver.native import bindings as native_library
+from hostcallback.receiver.wire.dtypes import Array
 
 PAGE_BYTES = 4096
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from receiver import limits
-from receiver.taplog.format.errors import TapLogError
+from hostcallback.receiver import limits
+from hostcallback.receiver.taplog.format.errors import TapLogError
 
 PORTION_BYTES = 1024
 PIECE_BYTES = 1 << 20

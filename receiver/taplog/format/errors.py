@@ -4,7 +4,7 @@ TapLogError          a log cannot be read or written
 |-- NotATapLogError  a file or folder is not a tap log
 |   `-- CutOffLogError   a file ends before a segment's header does
 `-- DamagedLogError  a log was read, except for its damaged parts
-A log of a newer version raises `receiver.wire.UnsupportedVersionError`.
+A log of a newer version raises `hostcallback.receiver.wire.UnsupportedVersionError`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-from receiver.errors import HostCallbackError
+from hostcallback.receiver.errors import HostCallbackError
 
 
 class TapLogError(HostCallbackError):

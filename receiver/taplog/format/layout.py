@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 
 import msgpack
 
-from receiver import wire
-from receiver.taplog.format.checksums import crc32, page_count
-from receiver.taplog.format.errors import CutOffLogError, NotATapLogError
-from receiver.wire import UnsupportedVersionError
+from hostcallback.receiver import wire
+from hostcallback.receiver.taplog.format.checksums import crc32, page_count
+from hostcallback.receiver.taplog.format.errors import CutOffLogError, NotATapLogError
+from hostcallback.receiver.wire import UnsupportedVersionError
 
 MAGIC = b"HCBLOG\r\n"
 VERSION = 1

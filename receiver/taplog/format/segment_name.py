@@ -7,7 +7,7 @@ import re
 from datetime import UTC, datetime
 from pathlib import Path
 
-from receiver.taplog.format.errors import NotATapLogError
+from hostcallback.receiver.taplog.format.errors import NotATapLogError
 
 SUFFIX = ".hcblog"
 

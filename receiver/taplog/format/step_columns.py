@@ -7,12 +7,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from receiver.messages.steps import StepSource, step_place
-from receiver.sinks.exported import SHARDS_ID, WHOLE_ID
-from receiver.taplog.format.block import FrameBlock
-from receiver.taplog.format.layout import NO_STEP, align
-from receiver.wire import HEADER, Flags, WireError, decode_metadata, payload_layout
-from receiver.wire.tap_descriptor import TapDescriptor
+from hostcallback.receiver.messages.steps import StepSource, step_place
+from hostcallback.receiver.sinks.exported import SHARDS_ID, WHOLE_ID
+from hostcallback.receiver.taplog.format.block import FrameBlock
+from hostcallback.receiver.taplog.format.layout import NO_STEP, align
+from hostcallback.receiver.wire import HEADER, Flags, WireError, decode_metadata, payload_layout
+from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
 
 Array = np.ndarray[Any, Any]
 

@@ -8,14 +8,14 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from receiver import limits
-from receiver.taplog.format import layout
-from receiver.taplog.format.block import FrameBlock
-from receiver.taplog.format.checksums import PAGE_BYTES, page_checksums, page_count
-from receiver.taplog.format.compression import decompress
-from receiver.taplog.format.errors import Damage
-from receiver.taplog.format.layout import CHUNK_HEADER_BYTES, ChunkHeader, Codec, Kind
-from receiver.wire import HEADER, MAGIC, VERSION
+from hostcallback.receiver import limits
+from hostcallback.receiver.taplog.format import layout
+from hostcallback.receiver.taplog.format.block import FrameBlock
+from hostcallback.receiver.taplog.format.checksums import PAGE_BYTES, page_checksums, page_count
+from hostcallback.receiver.taplog.format.compression import decompress
+from hostcallback.receiver.taplog.format.errors import Damage
+from hostcallback.receiver.taplog.format.layout import CHUNK_HEADER_BYTES, ChunkHeader, Codec, Kind
+from hostcallback.receiver.wire import HEADER, MAGIC, VERSION
 
 Array = np.ndarray[Any, Any]
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from receiver.taplog.reading.merge import LostRun, MessageRun, Record
-from receiver.taplog.reading.segment_reader import Writer
-from receiver.wire.dtypes import Array
+from hostcallback.receiver.taplog.reading.merge import LostRun, MessageRun, Record
+from hostcallback.receiver.taplog.reading.segment_reader import Writer
+from hostcallback.receiver.wire.dtypes import Array
 
 STREAM = "stream"
 """Field of a segment's header that names the stream of its messages, if that is not the writer's own."""

@@ -9,17 +9,17 @@ from pathlib import Path
 
 import numpy as np
 
-from receiver.taplog.format.errors import CutOffLogError, Damage, NotATapLogError
-from receiver.taplog.format.layout import Kind
-from receiver.taplog.format.segment_name import segments_of
-from receiver.taplog.format.step_columns import StepColumns
-from receiver.taplog.reading.chunk_reader import Chunk, read_frames
-from receiver.taplog.reading.logged_message import LoggedMessage, RunDecoder
-from receiver.taplog.reading.merge import LostRun, MessageRun
-from receiver.taplog.reading.segment_reader import SegmentReader, Writer
-from receiver.taplog.reading.selection import Selection
-from receiver.taplog.reading.shard_assembly import ShardMerger
-from receiver.wire.tap_descriptor import TapDescriptor
+from hostcallback.receiver.taplog.format.errors import CutOffLogError, Damage, NotATapLogError
+from hostcallback.receiver.taplog.format.layout import Kind
+from hostcallback.receiver.taplog.format.segment_name import segments_of
+from hostcallback.receiver.taplog.format.step_columns import StepColumns
+from hostcallback.receiver.taplog.reading.chunk_reader import Chunk, read_frames
+from hostcallback.receiver.taplog.reading.logged_message import LoggedMessage, RunDecoder
+from hostcallback.receiver.taplog.reading.merge import LostRun, MessageRun
+from hostcallback.receiver.taplog.reading.segment_reader import SegmentReader, Writer
+from hostcallback.receiver.taplog.reading.selection import Selection
+from hostcallback.receiver.taplog.reading.shard_assembly import ShardMerger
+from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
 
 AT_ONCE = 64
 """Number of chunks that are decoded and sorted by time together."""

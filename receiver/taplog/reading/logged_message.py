@@ -8,16 +8,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from receiver.messages.message import Consumer, Message
-from receiver.sinks.exported import SHARDS_ID, WHOLE_ID
-from receiver.sinks.sharding.shard_record import PLACES_FROM, RecordReader, Shard
-from receiver.taplog.format.errors import Damage
-from receiver.taplog.format.layout import NO_STEP
-from receiver.taplog.reading.merge import MessageRun
-from receiver.taplog.reading.segment_reader import Writer
-from receiver.wire import Decoder, Flags, WireError, pytree as tree
-from receiver.wire.tap_descriptor import TapDescriptor
-from receiver.wire.truncation import split_truncated
+from hostcallback.receiver.messages.message import Consumer, Message
+from hostcallback.receiver.sinks.exported import SHARDS_ID, WHOLE_ID
+from hostcallback.receiver.sinks.sharding.shard_record import PLACES_FROM, RecordReader, Shard
+from hostcallback.receiver.taplog.format.errors import Damage
+from hostcallback.receiver.taplog.format.layout import NO_STEP
+from hostcallback.receiver.taplog.reading.merge import MessageRun
+from hostcallback.receiver.taplog.reading.segment_reader import Writer
+from hostcallback.receiver.wire import Decoder, Flags, WireError, pytree as tree
+from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
+from hostcallback.receiver.wire.truncation import split_truncated
 
 _TRUNCATED = int(Flags.TRUNCATED)
 

@@ -12,14 +12,14 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from receiver.taplog.format.block import FrameBlock
-from receiver.taplog.format.errors import CutOffLogError, Damage, Lost, NotATapLogError
-from receiver.taplog.format.layout import Kind
-from receiver.taplog.format.step_columns import StepColumns
-from receiver.taplog.reading.chunk_reader import Chunk, read_frames
-from receiver.taplog.reading.segment_reader import SegmentReader, Writer
-from receiver.taplog.reading.selection import Selection
-from receiver.wire.tap_descriptor import TapDescriptor
+from hostcallback.receiver.taplog.format.block import FrameBlock
+from hostcallback.receiver.taplog.format.errors import CutOffLogError, Damage, Lost, NotATapLogError
+from hostcallback.receiver.taplog.format.layout import Kind
+from hostcallback.receiver.taplog.format.step_columns import StepColumns
+from hostcallback.receiver.taplog.reading.chunk_reader import Chunk, read_frames
+from hostcallback.receiver.taplog.reading.segment_reader import SegmentReader, Writer
+from hostcallback.receiver.taplog.reading.selection import Selection
+from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
 
 Array = np.ndarray[Any, Any]
 

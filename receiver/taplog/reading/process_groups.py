@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from receiver.messages.message import Message, Sink
-from receiver.sinks.sharding.multi_process import ProgramRun, ShardStream
-from receiver.sinks.sharding.multi_process_tap import ShardOrigin
-from receiver.taplog.reading.segment_reader import Writer
-from receiver.wire.tap_descriptor import TapDescriptor
+from hostcallback.receiver.messages.message import Message, Sink
+from hostcallback.receiver.sinks.sharding.multi_process import ProgramRun, ShardStream
+from hostcallback.receiver.sinks.sharding.multi_process_tap import ShardOrigin
+from hostcallback.receiver.taplog.reading.segment_reader import Writer
+from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
 
 
 class LoggedProgramRuns:
-    """The program runs that the logs name. One thread. See `receiver.taplog.reading.merge.Order`."""
+    """The program runs that the logs name. One thread. See `hostcallback.receiver.taplog.reading.merge.Order`."""
 
     def __init__(self, *, keeps_left: bool = False) -> None:
         """No program run is known yet. `keeps_left`: see `ProgramRun`."""

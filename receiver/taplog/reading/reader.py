@@ -7,16 +7,21 @@ import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from receiver.taplog.format.errors import CutOffLogError, Damage, DamagedLogError, NotATapLogError
-from receiver.taplog.format.layout import Kind
-from receiver.taplog.format.segment_name import segments_of
-from receiver.taplog.reading.chunk_reader import Chunk
-from receiver.taplog.reading.dedup import SequenceDeduplicator
-from receiver.taplog.reading.logged_message import LoggedMessage, RunDecoder
-from receiver.taplog.reading.merge import LostRun, MessageRun, Order, Record, merged
-from receiver.taplog.reading.segment_reader import SegmentReader, Writer
-from receiver.taplog.reading.selection import Selection
-from receiver.taplog.reading.shard_assembly import ShardMerger
+from hostcallback.receiver.taplog.format.errors import (
+    CutOffLogError,
+    Damage,
+    DamagedLogError,
+    NotATapLogError,
+)
+from hostcallback.receiver.taplog.format.layout import Kind
+from hostcallback.receiver.taplog.format.segment_name import segments_of
+from hostcallback.receiver.taplog.reading.chunk_reader import Chunk
+from hostcallback.receiver.taplog.reading.dedup import SequenceDeduplicator
+from hostcallback.receiver.taplog.reading.logged_message import LoggedMessage, RunDecoder
+from hostcallback.receiver.taplog.reading.merge import LostRun, MessageRun, Order, Record, merged
+from hostcallback.receiver.taplog.reading.segment_reader import SegmentReader, Writer
+from hostcallback.receiver.taplog.reading.selection import Selection
+from hostcallback.receiver.taplog.reading.shard_assembly import ShardMerger
 
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 

@@ -11,13 +11,19 @@ from typing import Any, NamedTuple
 import msgpack
 import numpy as np
 
-from receiver import limits
-from receiver.taplog.format import layout
-from receiver.taplog.format.errors import Damage, Lost, NotATapLogError
-from receiver.taplog.format.layout import CHUNK_HEADER_BYTES, HEADER_BYTES, TRAILER_BYTES, ChunkHeader, Kind
-from receiver.taplog.reading.chunk_reader import Chunk, read_whole
-from receiver.wire.plain import unpack_plain
-from receiver.wire.tap_descriptor import TapDescriptor
+from hostcallback.receiver import limits
+from hostcallback.receiver.taplog.format import layout
+from hostcallback.receiver.taplog.format.errors import Damage, Lost, NotATapLogError
+from hostcallback.receiver.taplog.format.layout import (
+    CHUNK_HEADER_BYTES,
+    HEADER_BYTES,
+    TRAILER_BYTES,
+    ChunkHeader,
+    Kind,
+)
+from hostcallback.receiver.taplog.reading.chunk_reader import Chunk, read_whole
+from hostcallback.receiver.wire.plain import unpack_plain
+from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
 
 SCAN_BYTES = 1 << 20
 """Bytes that are searched at a time for the next chunk after a damaged part."""

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from receiver.taplog.format.layout import NO_STEP
-from receiver.taplog.reading.chunk_reader import Chunk
+from hostcallback.receiver.taplog.format.layout import NO_STEP
+from hostcallback.receiver.taplog.reading.chunk_reader import Chunk
 
 Array = np.ndarray[Any, Any]
 

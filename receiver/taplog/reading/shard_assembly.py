@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from receiver.messages.message import Message
-from receiver.sinks.sharding.multi_process_tap import ShardOrigin
-from receiver.taplog.reading.logged_message import LoggedMessage
-from receiver.taplog.reading.process_groups import LoggedProgramRuns, process_of
+from hostcallback.receiver.messages.message import Message
+from hostcallback.receiver.sinks.sharding.multi_process_tap import ShardOrigin
+from hostcallback.receiver.taplog.reading.logged_message import LoggedMessage
+from hostcallback.receiver.taplog.reading.process_groups import LoggedProgramRuns, process_of
 
 
 class ShardMerger:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
-from receiver.taplog.reading.logged_message import LoggedMessage
-from receiver.taplog.reading.segment_reader import Writer
-from receiver.taplog.render.json_value import plain_value, printable
-from receiver.wire.dtypes import Array
+from hostcallback.receiver.taplog.reading.logged_message import LoggedMessage
+from hostcallback.receiver.taplog.reading.segment_reader import Writer
+from hostcallback.receiver.taplog.render.json_value import plain_value, printable
+from hostcallback.receiver.wire.dtypes import Array
 
 
 def as_dict(logged: LoggedMessage) -> dict[str, Any]:

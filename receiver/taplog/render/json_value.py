@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from receiver import limits
-from receiver.sinks.described_template import HEAD
-from receiver.wire.pytree import FLOAT0, Node, Opaque
-from receiver.wire.truncation import TruncatedArray
+from hostcallback.receiver import limits
+from hostcallback.receiver.sinks.described_template import HEAD
+from hostcallback.receiver.wire.pytree import FLOAT0, Node, Opaque
+from hostcallback.receiver.wire.truncation import TruncatedArray
 
 Array = np.ndarray[Any, Any]
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from receiver.messages.leaf_names import array_names
-from receiver.taplog.reading.logged_message import LoggedMessage, LoggedTap
-from receiver.wire.dtypes import Array
+from hostcallback.receiver.messages.leaf_names import array_names
+from hostcallback.receiver.taplog.reading.logged_message import LoggedMessage, LoggedTap
+from hostcallback.receiver.wire.dtypes import Array
 
 MAX_KNOWN = 4096
 
@@ -16,7 +16,7 @@ class Leaf(NamedTuple):
 
     Attributes:
         name: keys of the leaf, joined by slashes; empty if the array alone was tapped.
-        array: its elements; a `receiver.wire.truncation.TruncatedArray` if a rule truncated it.
+        array: its elements; a `hostcallback.receiver.wire.truncation.TruncatedArray` if a rule truncated it.
         place: position in the whole array, if that was partitioned over devices.
     """
 

@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from receiver.sinks.exported import SHARDS_ID, WHOLE_ID
-from receiver.taplog.format.errors import Damage
-from receiver.taplog.format.layout import NO_STEP
-from receiver.taplog.reading.logged_message import LoggedMessage, RunDecoder
-from receiver.taplog.reading.merge import LostRun, MessageRun, Record
-from receiver.taplog.reading.selection import Selection
-from receiver.wire.tap_descriptor import TapDescriptor
+from hostcallback.receiver.sinks.exported import SHARDS_ID, WHOLE_ID
+from hostcallback.receiver.taplog.format.errors import Damage
+from hostcallback.receiver.taplog.format.layout import NO_STEP
+from hostcallback.receiver.taplog.reading.logged_message import LoggedMessage, RunDecoder
+from hostcallback.receiver.taplog.reading.merge import LostRun, MessageRun, Record
+from hostcallback.receiver.taplog.reading.selection import Selection
+from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
 
 
 @dataclass(slots=True)

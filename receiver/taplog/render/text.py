@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from receiver.messages.message import Message
-from receiver.sinks.factory import texts_of
-from receiver.taplog.reading.logged_message import LoggedMessage
-from receiver.wire.tap_descriptor import TapDescriptor
+from hostcallback.receiver.messages.message import Message
+from hostcallback.receiver.sinks.factory import texts_of
+from hostcallback.receiver.taplog.reading.logged_message import LoggedMessage
+from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
 
 
 def message_text(logged: LoggedMessage) -> str | None:

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from receiver.sources.columns import BatchColumns
-from receiver.sources.source import Batch
-from receiver.taplog.format.block import FrameBlock
-from receiver.taplog.format.layout import align, padding
-from receiver.wire import HEADER, Flags
-from receiver.wire.dtypes import Array
+from hostcallback.receiver.sources.columns import BatchColumns
+from hostcallback.receiver.sources.source import Batch
+from hostcallback.receiver.taplog.format.block import FrameBlock
+from hostcallback.receiver.taplog.format.layout import align, padding
+from hostcallback.receiver.wire import HEADER, Flags
+from hostcallback.receiver.wire.dtypes import Array
 
 Room = Callable[[int], Array]
 """Returns that many bytes of memory, uint8, aligned to 8."""

@@ -12,19 +12,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from receiver import fork
-from receiver.log import logger
-from receiver.taplog.format.block import FrameBlock
-from receiver.taplog.format.compression import Compressor
-from receiver.taplog.format.errors import Lost
-from receiver.taplog.format.segment_name import segment_name
-from receiver.taplog.format.step_columns import StepColumns
-from receiver.taplog.writing.frame_copier import Room
-from receiver.taplog.writing.options import LogCounters, LogOptions
-from receiver.taplog.writing.segment_writer import SegmentWriter
-from receiver.taplog.writing.write_buffer import WriteBuffer
-from receiver.wire.dtypes import Array
-from receiver.wire.tap_descriptor import TapDescriptor
+from hostcallback.receiver import fork
+from hostcallback.receiver.log import logger
+from hostcallback.receiver.taplog.format.block import FrameBlock
+from hostcallback.receiver.taplog.format.compression import Compressor
+from hostcallback.receiver.taplog.format.errors import Lost
+from hostcallback.receiver.taplog.format.segment_name import segment_name
+from hostcallback.receiver.taplog.format.step_columns import StepColumns
+from hostcallback.receiver.taplog.writing.frame_copier import Room
+from hostcallback.receiver.taplog.writing.options import LogCounters, LogOptions
+from hostcallback.receiver.taplog.writing.segment_writer import SegmentWriter
+from hostcallback.receiver.taplog.writing.write_buffer import WriteBuffer
+from hostcallback.receiver.wire.dtypes import Array
+from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
 
 RETRY_SEC = 1.0
 """Seconds after a failed write in which nothing is written: messages that come meanwhile are lost."""

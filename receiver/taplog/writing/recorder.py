@@ -9,20 +9,20 @@ from typing import Any
 
 import numpy as np
 
-from receiver.closing import Closing
-from receiver.log import logger
-from receiver.messages.message import Consumer, Message
-from receiver.sinks.print import device_text
-from receiver.sinks.sharding.shard_record import shard_record
-from receiver.sources.source import Batch
-from receiver.taplog.format.block import FrameBlock
-from receiver.taplog.writing.frame_copier import Room, collect
-from receiver.taplog.writing.log_writer import LogWriter, Messages
-from receiver.taplog.writing.options import SEGMENT_BYTES, SEGMENT_SEC, LogCounters, LogOptions
-from receiver.wire import Flags, WireError, decode_metadata, encode_frame
-from receiver.wire.tap_descriptor import TapDescriptor
-from receiver.wire.tap_kind import UNDESCRIBED
-from receiver.wire.truncation import encode_truncated, row
+from hostcallback.receiver.closing import Closing
+from hostcallback.receiver.log import logger
+from hostcallback.receiver.messages.message import Consumer, Message
+from hostcallback.receiver.sinks.print import device_text
+from hostcallback.receiver.sinks.sharding.shard_record import shard_record
+from hostcallback.receiver.sources.source import Batch
+from hostcallback.receiver.taplog.format.block import FrameBlock
+from hostcallback.receiver.taplog.writing.frame_copier import Room, collect
+from hostcallback.receiver.taplog.writing.log_writer import LogWriter, Messages
+from hostcallback.receiver.taplog.writing.options import SEGMENT_BYTES, SEGMENT_SEC, LogCounters, LogOptions
+from hostcallback.receiver.wire import Flags, WireError, decode_metadata, encode_frame
+from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
+from hostcallback.receiver.wire.tap_kind import UNDESCRIBED
+from hostcallback.receiver.wire.truncation import encode_truncated, row
 
 Find = Callable[[int], Consumer | None]
 

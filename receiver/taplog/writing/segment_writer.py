@@ -15,14 +15,14 @@ from typing import Any
 import msgpack
 import numpy as np
 
-from receiver import fork, limits, wire
-from receiver.taplog.format import layout
-from receiver.taplog.format.block import FrameBlock
-from receiver.taplog.format.checksums import page_checksums
-from receiver.taplog.format.compression import Compressor
-from receiver.taplog.format.errors import Lost
-from receiver.taplog.format.layout import NO_STEP, ChunkHeader, Codec, Kind
-from receiver.wire.tap_descriptor import TapDescriptor
+from hostcallback.receiver import fork, limits, wire
+from hostcallback.receiver.taplog.format import layout
+from hostcallback.receiver.taplog.format.block import FrameBlock
+from hostcallback.receiver.taplog.format.checksums import page_checksums
+from hostcallback.receiver.taplog.format.compression import Compressor
+from hostcallback.receiver.taplog.format.errors import Lost
+from hostcallback.receiver.taplog.format.layout import NO_STEP, ChunkHeader, Codec, Kind
+from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
 
 Array = np.ndarray[Any, Any]
 

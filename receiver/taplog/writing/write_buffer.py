@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from receiver.taplog.format.block import FrameBlock
-from receiver.taplog.format.layout import NO_STEP
-from receiver.wire.dtypes import Array
+from hostcallback.receiver.taplog.format.block import FrameBlock
+from hostcallback.receiver.taplog.format.layout import NO_STEP
+from hostcallback.receiver.wire.dtypes import Array
 
 MEMORY_BYTES = 512 << 10
 """Room for two reads of a device that sends at full speed. Messages that do not fit get new memory."""

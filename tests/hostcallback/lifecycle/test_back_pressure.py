@@ -48,7 +48,7 @@ def test_the_device_waits_when_the_ring_is_full_and_nothing_is_lost() -> None:
     result = run(
         """
         f = scan(5000)
-        from receiver.runtime.runtime import runtime
+        from hostcallback.receiver.runtime.runtime import runtime
         def open_gate():
             source = runtime.receivers(["cpu:0"])[0].source
             while not source.counters().waiting_producers: pass
@@ -155,9 +155,9 @@ def test_tap_functions_may_call_jax_on_a_device_that_waits_for_room() -> None:
 def test_the_callback_queue_follows_the_same_policies() -> None:
     import numpy as np
 
-    from receiver.sources.back_pressure import BackPressure
-    from receiver.sources.queue import QueueSource
-    from receiver.wire import ArraySpec, decode_header, encode_prefix
+    from hostcallback.receiver.sources.back_pressure import BackPressure
+    from hostcallback.receiver.sources.queue import QueueSource
+    from hostcallback.receiver.wire import ArraySpec, decode_header, encode_prefix
 
     prefix = encode_prefix(7, 0, [ArraySpec.of(np.dtype(np.float32), ())])
     value = [np.float32(1).reshape(())]

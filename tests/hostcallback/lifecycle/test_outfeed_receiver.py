@@ -13,8 +13,8 @@ import pytest
 from jax import lax
 
 import hostcallback as hcb
-from receiver.runtime.runtime import runtime
-from receiver.taplog.reading.reader import LogReader
+from hostcallback.receiver.runtime.runtime import runtime
+from hostcallback.receiver.taplog.reading.reader import LogReader
 from recorder import Recorder
 
 

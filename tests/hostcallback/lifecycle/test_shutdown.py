@@ -87,8 +87,8 @@ def test_tap_exceptions_nobody_asked_for_are_printed_at_exit() -> None:
 def test_a_tap_that_never_returns_does_not_hang_the_exit_and_the_loss_is_reported() -> None:
     result = run(
         """
-        import hostcallback.shutdown
-        hostcallback.shutdown.EXIT_STALL_SEC = 0.5
+        import hostcallback.api.shutdown
+        hostcallback.api.shutdown.EXIT_STALL_SEC = 0.5
         def stuck(x): threading.Event().wait()
         g = hcb.jit(lambda x: hcb.id_tap(stuck, x))
         for i in range(3): g(i)

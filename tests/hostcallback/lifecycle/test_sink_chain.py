@@ -10,10 +10,10 @@ import jax
 import pytest
 
 import hostcallback as hcb
-from receiver import LogReader
-from receiver.runtime.runtime import runtime
-from receiver.sources.source import Batch
-from receiver.taplog.writing.recorder import Recorder
+from hostcallback.receiver import LogReader
+from hostcallback.receiver.runtime.runtime import runtime
+from hostcallback.receiver.sources.source import Batch
+from hostcallback.receiver.taplog.writing.recorder import Recorder
 
 
 def emit(count: int) -> None:

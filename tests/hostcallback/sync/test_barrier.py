@@ -12,7 +12,7 @@ import pytest
 from jax import lax
 
 import hostcallback as hcb
-from receiver.runtime.runtime import runtime
+from hostcallback.receiver.runtime.runtime import runtime
 from recorder import Recorder
 
 JITS = [pytest.param(jax.jit, id="jax.jit")]

@@ -10,8 +10,8 @@ import jax
 import pytest
 
 from hostcallback import _jax_compat as compat
+from hostcallback.receiver.native import bindings as native_library
 from hostcallback.sync import fence, hold
-from receiver.native import bindings as native_library
 
 if not native_library.available():
     pytest.skip("fences are made by the native library", allow_module_level=True)

@@ -21,9 +21,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 
 import hostcallback as hcb
 from hostcallback._jax_compat import sync
+from hostcallback.receiver.native import bindings as native_library
 from hostcallback.sync import dispatching_threads, fence, streams
 from hostcallback.sync.dispatching_threads import DispatchingThreads
-from receiver.native import bindings as native_library
 from recorder import Recorder
 
 if not native_library.available():

@@ -17,7 +17,7 @@ import pytest
 from test_reading import LOSS, Program, objects
 
 from hcb_command import hcb, start
-from receiver.taplog.writing.recorder import record
+from hostcallback.receiver.taplog.writing.recorder import record
 
 
 def emit(program: Program, count: int, **where: Any) -> None:

@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 
 from hcb_command import environment, hcb
-from receiver.messages.message import Consumer, Message
-from receiver.taplog.writing.recorder import Recorder, record
-from receiver.wire.tap_descriptor import TapDescriptor
+from hostcallback.receiver.messages.message import Consumer, Message
+from hostcallback.receiver.taplog.writing.recorder import Recorder, record
+from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
 
 BEGIN_NS = 1_700_000_000 * 10**9
 LOSS = TapDescriptor(
@@ -153,7 +153,7 @@ def test_names_that_no_tap_has_are_said_with_near_ones(tmp_path: Path, log: Path
 
 @pytest.mark.parametrize("output", ["/dev/full", "&-"])
 def test_output_that_takes_nothing_is_one_line_and_a_status(tmp_path: Path, log: Path, output: str) -> None:
-    line = f'exec "$0" -m receiver.cli cat "$1" >{output}'
+    line = f'exec "$0" -m hostcallback.receiver.cli cat "$1" >{output}'
     result = subprocess.run(
         ["sh", "-c", line, sys.executable, str(log)],
         env=environment(tmp_path),
@@ -367,7 +367,7 @@ def test_a_reader_that_has_seen_enough_ends_the_command_quietly(tmp_path: Path) 
         for step in range(5_000):
             program.emit(LOSS, np.float32(step), np.int32(step))
     for command in ("cat", "cat --json"):
-        shell = f"{sys.executable} -m receiver.cli {command} log | head -n 2; echo ${{PIPESTATUS[0]}} >&2"
+        shell = f"{sys.executable} -m hostcallback.receiver.cli {command} log | head -n 2; echo ${{PIPESTATUS[0]}} >&2"
         result = subprocess.run(
             ["bash", "-c", shell], cwd=tmp_path, env=environment(tmp_path), capture_output=True, text=True,
             timeout=60, check=False,

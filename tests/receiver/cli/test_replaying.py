@@ -12,7 +12,7 @@ import pytest
 from test_reading import BEGIN_NS, CHECK, LOSS, TEXT, Program
 
 from hcb_command import hcb
-from receiver.taplog.writing.recorder import record
+from hostcallback.receiver.taplog.writing.recorder import record
 
 FUNCTIONS = """
 def take(value, run):

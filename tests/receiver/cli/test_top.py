@@ -47,7 +47,16 @@ def test_a_table_of_devices_and_taps(process: Controlled) -> None:
 
 
 def test_json_of_several_intervals(process: Controlled) -> None:
-    line = [sys.executable, "-m", "receiver.cli", "top", str(process.pid), "--json", "--interval", "0.2"]
+    line = [
+        sys.executable,
+        "-m",
+        "hostcallback.receiver.cli",
+        "top",
+        str(process.pid),
+        "--json",
+        "--interval",
+        "0.2",
+    ]
     with subprocess.Popen(line, stdout=subprocess.PIPE, text=True, env=process.environment, cwd=ROOT) as top:
         assert top.stdout is not None
         found = [json.loads(top.stdout.readline()) for _ in range(3)]
@@ -70,7 +79,7 @@ def test_on_a_terminal_it_goes_on_until_it_is_interrupted(process: Controlled, w
     if with_rich:
         pytest.importorskip("rich")
     hide = "" if with_rich else "sys.modules['rich.console'] = None; "
-    program = f"import sys; {hide}from receiver.cli import main; sys.exit(main())"
+    program = f"import sys; {hide}from hostcallback.receiver.cli import main; sys.exit(main())"
     terminal, screen = pty.openpty()
     environment = {**process.environment, "TERM": "xterm", "COLUMNS": "150", "LINES": "40"}
     line = [sys.executable, "-c", program, "top", str(process.pid), "--interval", "0.1"]
@@ -103,7 +112,16 @@ def test_on_a_terminal_it_goes_on_until_it_is_interrupted(process: Controlled, w
 
 def test_the_process_may_end_meanwhile(process: Controlled, tmp_path_factory: pytest.TempPathFactory) -> None:
     with controlled(tmp_path_factory.mktemp("others")) as other:
-        line = [sys.executable, "-m", "receiver.cli", "top", str(other.pid), "--json", "--interval", "0.1"]
+        line = [
+            sys.executable,
+            "-m",
+            "hostcallback.receiver.cli",
+            "top",
+            str(other.pid),
+            "--json",
+            "--interval",
+            "0.1",
+        ]
         with subprocess.Popen(
             line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=other.environment, cwd=ROOT
         ) as top:

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from hcb_command import hcb, start
-from receiver.messages.message import Consumer, Message
-from receiver.taplog.writing.recorder import record
-from receiver.wire.tap_descriptor import TapDescriptor
+from hostcallback.receiver.messages.message import Consumer, Message
+from hostcallback.receiver.taplog.writing.recorder import record
+from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
 
 LOSS = TapDescriptor(
     name="loss", source_line="train.py:12 (step)", consumer_id=77, kind="tap", params={}, kwargs={}, transforms=(),

@@ -12,14 +12,14 @@ from typing import IO
 
 import pytest
 
-from receiver import wire
-from receiver.cli import main
-from receiver.taplog.reading.reader import LogReader
+from hostcallback.receiver import wire
+from hostcallback.receiver.cli import main
+from hostcallback.receiver.taplog.reading.reader import LogReader
 
 pytestmark = pytest.mark.native_only
 
 PROGRAM = Path(__file__).with_name("attached_program.py")
-ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(wire.__file__).parents[2]), "PYTHONUNBUFFERED": "1"}
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(wire.__file__).parents[3]), "PYTHONUNBUFFERED": "1"}
 
 
 @pytest.fixture
@@ -67,7 +67,7 @@ def until(stream: IO[str], word: str) -> list[str]:
 def attach(program: subprocess.Popen[str], *options: str) -> subprocess.Popen[str]:
     """`hcb attach`, once it shows something."""
     return subprocess.Popen(
-        [sys.executable, "-m", "receiver.cli", "attach", str(program.pid), *options],
+        [sys.executable, "-m", "hostcallback.receiver.cli", "attach", str(program.pid), *options],
         env=ENVIRONMENT,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

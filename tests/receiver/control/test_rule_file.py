@@ -16,9 +16,9 @@ import pytest
 
 import hostcallback as hcb
 from controlled import ROOT, controlled
-from receiver.control.endpoints import endpoints
-from receiver.control.errors import RuleFileError
-from receiver.control.rule_file import read_rules
+from hostcallback.receiver.control.endpoints import endpoints
+from hostcallback.receiver.control.errors import RuleFileError
+from hostcallback.receiver.control.rule_file import read_rules
 from recorder import Recorder
 
 RULES = """
@@ -100,7 +100,7 @@ def test_a_forked_child_follows_the_file_too(tmp_path: Path) -> None:
 import os, sys, threading, time
 from pathlib import Path
 import hostcallback as hcb
-from receiver.control.endpoints import endpoints
+from hostcallback.receiver.control.endpoints import endpoints
 path = Path(sys.argv[1])
 path.write_text("[loss]\\nevery = 3\\n")
 hcb.control_file(path)

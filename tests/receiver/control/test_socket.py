@@ -19,12 +19,12 @@ import pytest
 
 import hostcallback as hcb
 from controlled import ROOT, controlled
-from receiver.control.client import ControlClient, processes
-from receiver.control.endpoints import endpoints
-from receiver.control.errors import ControlError, ControlSocketError, NoSuchTapError
-from receiver.control.protocol import MAX_REQUEST
-from receiver.control.socket_path import sockets
-from receiver.runtime.runtime import runtime
+from hostcallback.receiver.control.client import ControlClient, processes
+from hostcallback.receiver.control.endpoints import endpoints
+from hostcallback.receiver.control.errors import ControlError, ControlSocketError, NoSuchTapError
+from hostcallback.receiver.control.protocol import MAX_REQUEST
+from hostcallback.receiver.control.socket_path import sockets
+from hostcallback.receiver.runtime.runtime import runtime
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only the superuser can become another user")
 NOBODY = 65534
@@ -179,8 +179,8 @@ def test_a_child_answers_for_itself_and_not_for_its_parent(folder: Path) -> None
     program = """
 import os, sys
 import hostcallback as hcb, jax.numpy as jnp
-from receiver.control.client import ControlClient
-from receiver.control.endpoints import endpoints
+from hostcallback.receiver.control.client import ControlClient
+from hostcallback.receiver.control.endpoints import endpoints
 endpoints.start()
 path = endpoints.socket_path
 child = os.fork()
@@ -210,7 +210,7 @@ def as_nobody(code: str) -> str:
     """What the code prints, run by another user."""
     program = (
         "import json, os, socket\n"
-        "from receiver.control.client import ControlClient, ControlSocketError\n"
+        "from hostcallback.receiver.control.client import ControlClient, ControlSocketError\n"
         f"os.setgid({NOBODY}); os.setuid({NOBODY})\n{code}"
     )
     done = subprocess.run(
@@ -367,7 +367,7 @@ def test_a_folder_that_another_could_have_made_is_refused(
 
 STARTS = """
 import os, sys, time
-from receiver.control.server import ControlServer
+from hostcallback.receiver.control.server import ControlServer
 print("ready", flush=True)
 for round in range(int(sys.argv[1])):
     sys.stdin.readline()

@@ -14,8 +14,8 @@ import pytest
 
 from checkout import HELPERS
 from fake_gpu import Driver, build
-from receiver.native import bindings as native
-from receiver.sources.ring_config import RingConfig
+from hostcallback.receiver.native import bindings as native
+from hostcallback.receiver.sources.ring_config import RingConfig
 from rings import TestRing
 
 

@@ -11,8 +11,8 @@ import pytest
 
 from compiling import COMPILER, SOURCES, build_native, compile_program, needs_compiler
 from fake_gpu import SOURCES as DRIVER_SOURCES
-from receiver.native import bindings as native
-from receiver.sources.back_pressure import Step
+from hostcallback.receiver.native import bindings as native
+from hostcallback.receiver.sources.back_pressure import Step
 
 
 def test_without_a_compiler_the_error_says_what_is_missing_and_what_to_do(monkeypatch, tmp_path, capsys):

@@ -12,15 +12,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-import receiver
 from checkout import HELPERS, ROOT
-from receiver.errors import LostMessagesError, TapFunctionException
-from receiver.messages.check_report import CheckError
-from receiver.messages.message import Consumer, Message
-from receiver.sinks.metrics import JsonlWriter, metrics
-from receiver.taplog.writing.recorder import record
-from receiver.wire.pytree import Node, Opaque
-from receiver.wire.tap_descriptor import TapDescriptor
+from hostcallback import receiver
+from hostcallback.receiver.errors import LostMessagesError, TapFunctionException
+from hostcallback.receiver.messages.check_report import CheckError
+from hostcallback.receiver.messages.message import Consumer, Message
+from hostcallback.receiver.sinks.metrics import JsonlWriter, metrics
+from hostcallback.receiver.taplog.writing.recorder import record
+from hostcallback.receiver.wire.pytree import Node, Opaque
+from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
 
 BEGIN_NS = 1_700_000_000 * 10**9
 LOSS = TapDescriptor(
@@ -281,8 +281,8 @@ import resource, sys, time
 sys.path[:0] = sys.argv[3:]
 import numpy as np
 from logged_frames import LOSS, NORM, block_of, frame, losses
-from receiver.taplog.writing.options import LogOptions
-from receiver.taplog.writing.log_writer import LogWriter
+from hostcallback.receiver.taplog.writing.options import LogOptions
+from hostcallback.receiver.taplog.writing.log_writer import LogWriter
 wanted = int(sys.argv[2])
 log = LogWriter(sys.argv[1], LogOptions(segment_bytes=256 << 20))
 log.describe(LOSS)
@@ -296,8 +296,8 @@ while log.counters.nbytes < wanted:
 log.append("cpu:0", losses(seq[0], 100))
 log.close()
 messages = sum(seq) + 100
-import receiver
-from receiver.taplog.reading.reader import LogReader
+from hostcallback import receiver
+from hostcallback.receiver.taplog.reading.reader import LogReader
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 count = 0
 def take(message):

@@ -37,7 +37,7 @@ class Refuse:
 
 sys.meta_path.insert(0, Refuse())
 sys.path.insert(0, sys.argv[2])
-import receiver
+from hostcallback import receiver
 try:
     receiver.replay(sys.argv[1], bind={"loss": lambda value: print("loss", int(value["step"]), float(value["x"]))})
 except* AssertionError as failed:

@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from receiver.errors import TapFailure, TapFunctionException
-from receiver.messages.deferred_errors import DeferredErrors
-from receiver.messages.message import Message
-from receiver.messages.registry import Registry
-from receiver.sinks.exported import SHARDS_ID, WHOLE_ID, ExportedTaps
-from receiver.sinks.sharding.shard_record import shard_record
-from receiver.wire.tap_descriptor import TapDescriptor
+from hostcallback.receiver.errors import TapFailure, TapFunctionException
+from hostcallback.receiver.messages.deferred_errors import DeferredErrors
+from hostcallback.receiver.messages.message import Message
+from hostcallback.receiver.messages.registry import Registry
+from hostcallback.receiver.sinks.exported import SHARDS_ID, WHOLE_ID, ExportedTaps
+from hostcallback.receiver.sinks.sharding.shard_record import shard_record
+from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
 
 TAP = TapDescriptor(
     name="loss",

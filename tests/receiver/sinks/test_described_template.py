@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from receiver import limits
-from receiver.sinks.described_template import fill, join, print_options
-from receiver.wire.pytree import Node, Opaque
+from hostcallback.receiver import limits
+from hostcallback.receiver.sinks.described_template import fill, join, print_options
+from hostcallback.receiver.wire.pytree import Node, Opaque
 
 SECRET = "kept in the environment"
 Pair = collections.namedtuple("Pair", "loss norm")

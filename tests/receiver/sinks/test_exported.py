@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 from exported_process import FORMAT, PRINT, TAP, Process, Recorder
 
-from receiver.errors import IncompleteValueError, UnboundConsumerError
-from receiver.messages.deferred_errors import DeferredErrors, DelegatedFailure
-from receiver.messages.message import Consumer, Message
-from receiver.sinks import exported
-from receiver.sinks.exported import WHOLE_ID
-from receiver.sinks.factory import Binding
-from receiver.wire.tap_descriptor import TapDescriptor
+from hostcallback.receiver.errors import IncompleteValueError, UnboundConsumerError
+from hostcallback.receiver.messages.deferred_errors import DeferredErrors, DelegatedFailure
+from hostcallback.receiver.messages.message import Consumer, Message
+from hostcallback.receiver.sinks import exported
+from hostcallback.receiver.sinks.exported import WHOLE_ID
+from hostcallback.receiver.sinks.factory import Binding
+from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
 
 # What takes the messages
 

@@ -12,11 +12,11 @@ import pytest
 from exported_process import FORMAT, PRINT, TAP, Process, Recorder
 from hypothesis import given, strategies as st
 
-from receiver.errors import UnboundConsumerError
-from receiver.sinks.exported import SHARDS_ID, WHOLE_ID
-from receiver.sinks.factory import Binding
-from receiver.wire.tap_descriptor import TapDescriptor
-from receiver.wire.tap_kind import KINDS
+from hostcallback.receiver.errors import UnboundConsumerError
+from hostcallback.receiver.sinks.exported import SHARDS_ID, WHOLE_ID
+from hostcallback.receiver.sinks.factory import Binding
+from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
+from hostcallback.receiver.wire.tap_kind import KINDS
 
 PLAIN = st.recursive(
     st.none()

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from receiver.errors import TapFailure
-from receiver.messages.deferred_errors import DeferredErrors, MultipleFailures
-from receiver.messages.message import Consumer, Message
-from receiver.sinks.unbatch import elements, for_each_element
+from hostcallback.receiver.errors import TapFailure
+from hostcallback.receiver.messages.deferred_errors import DeferredErrors, MultipleFailures
+from hostcallback.receiver.messages.message import Consumer, Message
+from hostcallback.receiver.sinks.unbatch import elements, for_each_element
 
 
 @st.composite

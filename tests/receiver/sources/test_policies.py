@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from checkout import ROOT
-from receiver.sources.back_pressure import Admission, BackPressure, Policy, Step, admit
+from hostcallback.receiver.sources.back_pressure import Admission, BackPressure, Policy, Step, admit
 
 
 @dataclass

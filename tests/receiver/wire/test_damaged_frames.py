@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, strategies as st
 from wire_frames import CASES, MANY, SCALAR, cold, edited, outcome, reference, warm, ways
 
-from receiver.wire import (
+from hostcallback.receiver.wire import (
     HEADER,
     CorruptFrameError,
     CorruptStreamError,

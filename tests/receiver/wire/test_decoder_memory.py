@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from wire_frames import SCALAR
 
-from receiver.wire import (
+from hostcallback.receiver.wire import (
     Decoder,
     decode_header,
     encode_frame,

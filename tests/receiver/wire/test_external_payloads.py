@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, strategies as st
 from wire_frames import Array, arrays_of_any_dtype, assert_same_array, assert_same_arrays, edited, warm, ways
 
-from receiver.wire import (
+from hostcallback.receiver.wire import (
     CorruptFrameError,
     Flags,
     TruncatedFrameError,
@@ -17,7 +17,7 @@ from receiver.wire import (
     decode_header,
     encode_frame,
 )
-from receiver.wire.dtypes import wire_type_of
+from hostcallback.receiver.wire.dtypes import wire_type_of
 
 
 def as_external(frame: bytes, arrays: Sequence[Array]) -> tuple[bytes, Array]:

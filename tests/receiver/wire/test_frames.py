@@ -27,7 +27,7 @@ from wire_frames import (
 )
 
 from checkout import ROOT
-from receiver.wire import (
+from hostcallback.receiver.wire import (
     HEADER,
     Decoder,
     Flags,
@@ -35,7 +35,7 @@ from receiver.wire import (
     decode_header,
     encode_frame,
 )
-from receiver.wire.dtypes import WIRE_TYPES, wire_type_of
+from hostcallback.receiver.wire.dtypes import WIRE_TYPES, wire_type_of
 
 
 @given(

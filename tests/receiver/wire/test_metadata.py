@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, strategies as st
 from wire_frames import assert_same_arrays, ways
 
-from receiver.wire import (
+from hostcallback.receiver.wire import (
     ArraySpec,
     CorruptFrameError,
     UnsupportedDtypeError,
@@ -20,7 +20,7 @@ from receiver.wire import (
     encode_metadata,
     payload_layout,
 )
-from receiver.wire.dtypes import WIRE_TYPES
+from hostcallback.receiver.wire.dtypes import WIRE_TYPES
 
 specs_of_any_kind = st.lists(
     st.builds(

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given, strategies as st
 from wire_frames import CASES, GOLDEN, Array, arrays_of_any_dtype, header_fields
 
-from receiver.wire import (
+from hostcallback.receiver.wire import (
     ArraySpec,
     encode_frame,
     encode_prefix,
     pack_subbyte,
 )
-from receiver.wire.dtypes import wire_type_of
+from hostcallback.receiver.wire.dtypes import wire_type_of
 
 
 def native_encode(
@@ -27,7 +27,7 @@ def native_encode(
     **stamp: int,
 ) -> bytes:
     """`encode_frame` by the native library."""
-    from receiver.native import bindings as native_library
+    from hostcallback.receiver.native import bindings as native_library
 
     library = native_library.load()
     prefix = encode_prefix(consumer_id, flags, [ArraySpec.of(a.dtype, a.shape) for a in arrays])

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, strategies as st
 from wire_frames import SCALAR, Array, arrays_of_any_dtype, header_fields
 
-from receiver.wire import (
+from hostcallback.receiver.wire import (
     ArraySpec,
     CorruptFrameError,
     Flags,
@@ -18,7 +18,7 @@ from receiver.wire import (
     encode_prefix,
     frame_from_prefix,
 )
-from receiver.wire.dtypes import dtype_of
+from hostcallback.receiver.wire.dtypes import dtype_of
 
 
 @given(st.lists(arrays_of_any_dtype(), max_size=5), header_fields)

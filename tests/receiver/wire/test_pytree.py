@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from receiver.wire.pytree import (
+from hostcallback.receiver.wire.pytree import (
     FLOAT0,
     MAX_DEPTH,
     Description,

@@ -14,14 +14,14 @@ from hypothesis import given, strategies as st
 from wire_frames import GOLDEN, SCALAR, assert_same_array, cold, reference
 
 from checkout import ROOT
-from receiver.wire import (
+from hostcallback.receiver.wire import (
     UnsupportedDtypeError,
     dtypes,
     encode_frame,
     pack_subbyte,
     unpack_subbyte,
 )
-from receiver.wire.dtypes import WIRE_TYPES, WireType, dtype_of, wire_type_of
+from hostcallback.receiver.wire.dtypes import WIRE_TYPES, WireType, dtype_of, wire_type_of
 
 
 @pytest.mark.parametrize("wire_type", WIRE_TYPES, ids=lambda t: t.name)
@@ -114,7 +114,7 @@ def test_an_old_ml_dtypes_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_plain_dtypes_need_neither_ml_dtypes_nor_jax() -> None:
     code = (
-        "import sys; from receiver.wire import *; import numpy as np\n"
+        "import sys; from hostcallback.receiver.wire import *; import numpy as np\n"
         "frame = encode_frame([np.float32(2), np.arange(3)], consumer_id=1)\n"
         "print(Decoder().decode(frame)[-1], decode_metadata(encode_metadata([ArraySpec(21, (3,))])))\n"
         "assert not {'ml_dtypes', 'jax', 'jaxlib'} & set(sys.modules)"

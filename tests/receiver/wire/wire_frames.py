@@ -13,14 +13,14 @@ import numpy as np
 from hypothesis import strategies as st
 
 from checkout import ROOT
-from receiver.wire import (
+from hostcallback.receiver.wire import (
     HEADER,
     Decoder,
     WireError,
     decode_frame,
     encode_frame,
 )
-from receiver.wire.dtypes import WIRE_TYPES, dtype_of, wire_type_of
+from hostcallback.receiver.wire.dtypes import WIRE_TYPES, dtype_of, wire_type_of
 
 GOLDEN = ROOT / "tests" / "receiver" / "wire" / "golden"
 

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 import hostcallback as hcb
-from receiver.remote.forwarder import Forwarder
-from receiver.remote.sending.grpc_transport import GrpcTransport
-from receiver.remote.sending.transport import OnAck, TransportStream
-from receiver.remote.streams import StreamKey, StreamOffset
+from hostcallback.receiver.remote.forwarder import Forwarder
+from hostcallback.receiver.remote.sending.grpc_transport import GrpcTransport
+from hostcallback.receiver.remote.sending.transport import OnAck, TransportStream
+from hostcallback.receiver.remote.streams import StreamKey, StreamOffset
 from tools.bench.blocks import TAP, block_of
 from tools.bench.programs.peer_grpc_clients import BareClient
 
@@ -38,7 +38,7 @@ class Client:
         self._log.describe(TAP)
 
     def connect(self, key: StreamKey, on_ack: OnAck) -> TransportStream:
-        """See `receiver.remote.sending.transport.Transport`."""
+        """See `hostcallback.receiver.remote.sending.transport.Transport`."""
 
         def acked(position: StreamOffset) -> None:
             on_ack(position)

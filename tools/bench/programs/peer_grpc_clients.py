@@ -9,7 +9,7 @@ from collections import deque
 
 import grpc
 
-from receiver.remote.sending.grpc_transport import CHANNEL_OPTIONS
+from hostcallback.receiver.remote.sending.grpc_transport import CHANNEL_OPTIONS
 
 WAIT_SEC = 60.0
 

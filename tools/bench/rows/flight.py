@@ -12,8 +12,8 @@ import jax.numpy as jnp
 from jax import lax
 
 import hostcallback as hcb
-from receiver.runtime.runtime import runtime
-from receiver.taplog.flight.recorder import BLOCK_BYTES
+from hostcallback.receiver.runtime.runtime import runtime
+from hostcallback.receiver.taplog.flight.recorder import BLOCK_BYTES
 from tools.bench.row import Row, measure
 from tools.bench.separate_process import rows_of_process
 from tools.bench.timing import seconds

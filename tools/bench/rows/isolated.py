@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 
 import hostcallback as hcb
-from receiver.runtime.runtime import runtime
+from hostcallback.receiver.runtime.runtime import runtime
 from tools.bench.handlers import pace
 from tools.bench.row import Row, figure
 from tools.bench.separate_process import rows_of_process

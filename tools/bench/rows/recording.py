@@ -13,9 +13,9 @@ import jax
 import jax.numpy as jnp
 
 import hostcallback as hcb
-import receiver
-from receiver.taplog.reading.reader import LogReader
-from receiver.taplog.writing.recorder import Recorder
+from hostcallback import receiver
+from hostcallback.receiver.taplog.reading.reader import LogReader
+from hostcallback.receiver.taplog.writing.recorder import Recorder
 from tools.bench.row import Figure, Row, figure
 from tools.bench.rows.scan import STREAM
 from tools.bench.timing import Counter, delivered_us, scan
@@ -25,7 +25,7 @@ def recording(rounds: int) -> list[Row]:
     """Scalars of a scan, delivered to a Python function: with a log, less without, in turn.
 
     What is added is the median of the differences of neighbouring runs. Then the same log read: through
-    `receiver.replay` to a Python function, and message by message as `hcb cat` reads it.
+    `hostcallback.receiver.replay` to a Python function, and message by message as `hcb cat` reads it.
     """
     count = Counter()
     program = scan(jax.jit, lambda c: hcb.id_tap(count, c, name="bench recording"), STREAM)

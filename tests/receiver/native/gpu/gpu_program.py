@@ -11,12 +11,12 @@ from pathlib import Path
 import numpy as np
 
 from fake_gpu import Driver, Gpu
-from receiver import wire
-from receiver.errors import CallFailedError, NativeLibraryError
-from receiver.native import bindings as native
-from receiver.runtime.runtime import runtime
-from receiver.runtime.stall_watch import Supervisor
-from receiver.sources.ring_errors import LostCopiesError
+from hostcallback.receiver import wire
+from hostcallback.receiver.errors import CallFailedError, NativeLibraryError
+from hostcallback.receiver.native import bindings as native
+from hostcallback.receiver.runtime.runtime import runtime
+from hostcallback.receiver.runtime.stall_watch import Supervisor
+from hostcallback.receiver.sources.ring_errors import LostCopiesError
 
 
 def value(number):
@@ -116,7 +116,7 @@ def start(driver):
     import jax
 
     from hostcallback.lifecycle import receivers as transport
-    from receiver.messages.message import Consumer
+    from hostcallback.receiver.messages.message import Consumer
 
     class Device:
         platform, id, local_hardware_id = "gpu", 1027, 3

@@ -10,12 +10,12 @@ import pytest
 
 from compiling import needs_compiler
 from fake_gpu import Driver, Gpu
-from receiver.messages.message import Consumer
-from receiver.messages.registry import Registry
-from receiver.runtime.device_receiver import DeviceReceiver
-from receiver.runtime.dispatch.scope import Scope
-from receiver.sources.ring_config import RingConfig
-from receiver.wire import ArraySpec, Flags, encode_prefix
+from hostcallback.receiver.messages.message import Consumer
+from hostcallback.receiver.messages.registry import Registry
+from hostcallback.receiver.runtime.device_receiver import DeviceReceiver
+from hostcallback.receiver.runtime.dispatch.scope import Scope
+from hostcallback.receiver.sources.ring_config import RingConfig
+from hostcallback.receiver.wire import ArraySpec, Flags, encode_prefix
 
 pytestmark = [pytest.mark.native_only, needs_compiler]
 

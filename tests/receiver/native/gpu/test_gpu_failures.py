@@ -12,15 +12,15 @@ import pytest
 from compiling import compile_program, needs_compiler
 from fake_gpu import Driver, Gpu
 from hostcallback.lifecycle import receivers as transport
-from receiver import environment
-from receiver.errors import LostMessagesError, NativeLibraryError
-from receiver.messages.message import Consumer
-from receiver.messages.registry import Registry
-from receiver.native import bindings as native
-from receiver.runtime.device_receiver import DeviceReceiver
-from receiver.runtime.dispatch.scope import Scope
-from receiver.sources.ring_config import RingConfig
-from receiver.sources.ring_errors import CorruptRingError, LostCopiesError
+from hostcallback.receiver import environment
+from hostcallback.receiver.errors import LostMessagesError, NativeLibraryError
+from hostcallback.receiver.messages.message import Consumer
+from hostcallback.receiver.messages.registry import Registry
+from hostcallback.receiver.native import bindings as native
+from hostcallback.receiver.runtime.device_receiver import DeviceReceiver
+from hostcallback.receiver.runtime.dispatch.scope import Scope
+from hostcallback.receiver.sources.ring_config import RingConfig
+from hostcallback.receiver.sources.ring_errors import CorruptRingError, LostCopiesError
 
 pytestmark = [pytest.mark.native_only, needs_compiler]
 

@@ -19,11 +19,11 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 
-from receiver import wire
-from receiver.native import bindings as native
-from receiver.sources.back_pressure import Policy
-from receiver.sources.ring import RingSource
-from receiver.sources.ring_config import RingConfig
+from hostcallback.receiver import wire
+from hostcallback.receiver.native import bindings as native
+from hostcallback.receiver.sources.back_pressure import Policy
+from hostcallback.receiver.sources.ring import RingSource
+from hostcallback.receiver.sources.ring_config import RingConfig
 
 LIBRARY = native.load()
 jax.ffi.register_ffi_target("tap", jax.ffi.pycapsule(LIBRARY.hcb_tap), platform="cpu")

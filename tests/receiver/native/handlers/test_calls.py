@@ -14,14 +14,14 @@ import pytest
 
 from checkout import HELPERS, ROOT
 from compiling import SOURCES, compile_program, needs_compiler
-from receiver import wire
-from receiver.errors import UnknownConsumerError
-from receiver.messages.message import Consumer
-from receiver.messages.registry import Registry
-from receiver.native import bindings as native
-from receiver.runtime.device_receiver import DeviceReceiver
-from receiver.runtime.dispatch.scope import Scope
-from receiver.sources.back_pressure import Policy
+from hostcallback.receiver import wire
+from hostcallback.receiver.errors import UnknownConsumerError
+from hostcallback.receiver.messages.message import Consumer
+from hostcallback.receiver.messages.registry import Registry
+from hostcallback.receiver.native import bindings as native
+from hostcallback.receiver.runtime.device_receiver import DeviceReceiver
+from hostcallback.receiver.runtime.dispatch.scope import Scope
+from hostcallback.receiver.sources.back_pressure import Policy
 
 pytestmark = pytest.mark.native_only
 
@@ -246,7 +246,7 @@ def test_a_call_without_a_consumer_fails_and_is_reported(make_ring: Any) -> None
 CLOSED = """
 import sys; sys.path[:0] = sys.argv[1:]
 from rings import TestRing
-from receiver.sources.ring_config import RingConfig
+from hostcallback.receiver.sources.ring_config import RingConfig
 from test_calls import Caller
 ring = TestRing(RingConfig())
 before = Caller(ring)

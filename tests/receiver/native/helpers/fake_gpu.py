@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from receiver import wire
-from receiver.native import bindings as native
-from receiver.sources.ring import RingSource
-from receiver.sources.ring_batch import RingBatch
-from receiver.sources.ring_config import RingConfig
+from hostcallback.receiver import wire
+from hostcallback.receiver.native import bindings as native
+from hostcallback.receiver.sources.ring import RingSource
+from hostcallback.receiver.sources.ring_batch import RingBatch
+from hostcallback.receiver.sources.ring_config import RingConfig
 
 SOURCES = [Path(__file__).with_name(name) for name in ("fake_cuda.cc", "ffi_caller.cc")]
 
@@ -195,7 +195,7 @@ class Gpu:
 
 def packed(array: np.ndarray[Any, Any]) -> bytes:
     """The bytes of an array as XLA lays them out, with garbage in the last byte's unused bits."""
-    from receiver.wire.dtypes import is_subbyte, pack_subbyte, wire_type_of
+    from hostcallback.receiver.wire.dtypes import is_subbyte, pack_subbyte, wire_type_of
 
     if not is_subbyte(array.dtype):
         return array.tobytes()

@@ -8,10 +8,10 @@ import threading
 
 import numpy as np
 
-from receiver import wire
-from receiver.native import bindings as native
-from receiver.sources.ring import RingSource
-from receiver.sources.ring_config import RingConfig
+from hostcallback.receiver import wire
+from hostcallback.receiver.native import bindings as native
+from hostcallback.receiver.sources.ring import RingSource
+from hostcallback.receiver.sources.ring_config import RingConfig
 
 
 def send(library, device, payload):

@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from receiver import wire
-from receiver.native import bindings as native
-from receiver.sources.back_pressure import Policy
-from receiver.sources.ring_config import RingConfig
+from hostcallback.receiver import wire
+from hostcallback.receiver.native import bindings as native
+from hostcallback.receiver.sources.back_pressure import Policy
+from hostcallback.receiver.sources.ring_config import RingConfig
 
 pytestmark = pytest.mark.native_only
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from receiver import wire
-from receiver.native import bindings as native
-from receiver.sources.back_pressure import Policy
+from hostcallback.receiver import wire
+from hostcallback.receiver.native import bindings as native
+from hostcallback.receiver.sources.back_pressure import Policy
 
 pytestmark = pytest.mark.native_only
 

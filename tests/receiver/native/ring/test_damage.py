@@ -7,9 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from receiver.native import bindings as native
-from receiver.sources.back_pressure import Policy
-from receiver.sources.ring_errors import CorruptRingError
+from hostcallback.receiver.native import bindings as native
+from hostcallback.receiver.sources.back_pressure import Policy
+from hostcallback.receiver.sources.ring_errors import CorruptRingError
 
 pytestmark = pytest.mark.native_only
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from receiver.errors import LostMessagesError, TapFunctionException
-from receiver.messages.message import Consumer
-from receiver.messages.registry import Registry
-from receiver.native import bindings as native
-from receiver.runtime.device_receiver import DeviceReceiver
-from receiver.runtime.dispatch.scope import Scope
-from receiver.sources.back_pressure import Policy
+from hostcallback.receiver.errors import LostMessagesError, TapFunctionException
+from hostcallback.receiver.messages.message import Consumer
+from hostcallback.receiver.messages.registry import Registry
+from hostcallback.receiver.native import bindings as native
+from hostcallback.receiver.runtime.device_receiver import DeviceReceiver
+from hostcallback.receiver.runtime.dispatch.scope import Scope
+from hostcallback.receiver.sources.back_pressure import Policy
 
 pytestmark = pytest.mark.native_only
 

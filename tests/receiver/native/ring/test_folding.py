@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from receiver import wire
-from receiver.native import bindings as native
+from hostcallback.receiver import wire
+from hostcallback.receiver.native import bindings as native
 
 pytestmark = pytest.mark.native_only
 

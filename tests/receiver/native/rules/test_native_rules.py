@@ -12,10 +12,10 @@ import pytest
 
 from compiling import needs_compiler
 from fake_gpu import Driver, Gpu
-from receiver.native import bindings as native
-from receiver.sources.ring_config import RingConfig
-from receiver.wire import Flags
-from receiver.wire.truncation import TruncatedArray, split_truncated
+from hostcallback.receiver.native import bindings as native
+from hostcallback.receiver.sources.ring_config import RingConfig
+from hostcallback.receiver.wire import Flags
+from hostcallback.receiver.wire.truncation import TruncatedArray, split_truncated
 
 pytestmark = [pytest.mark.native_only, needs_compiler]
 

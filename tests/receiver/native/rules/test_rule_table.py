@@ -10,7 +10,7 @@ import pytest
 pytestmark = pytest.mark.native_only
 
 PROGRAM = """
-from receiver.native import bindings as native
+from hostcallback.receiver.native import bindings as native
 library = native.load()
 assert library.hcb_switch(1, -1, 0) == native.EMITTED  # what was never off needs no entry
 results = [library.hcb_switch(number + 1, -1, 1) for number in range(40_000)]

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
-from receiver import wire
-from receiver.native import bindings as native
-from receiver.sources.batch_decoder import BatchDecoder, DecodedBatch
-from receiver.wire import Decoder, Flags, WireError
+from hostcallback.receiver import wire
+from hostcallback.receiver.native import bindings as native
+from hostcallback.receiver.sources.batch_decoder import BatchDecoder, DecodedBatch
+from hostcallback.receiver.wire import Decoder, Flags, WireError
 
 pytestmark = pytest.mark.native_only
 

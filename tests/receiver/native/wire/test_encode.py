@@ -7,8 +7,8 @@ import ctypes
 import numpy as np
 import pytest
 
-from receiver import wire
-from receiver.native import bindings as native
+from hostcallback.receiver import wire
+from hostcallback.receiver.native import bindings as native
 
 pytestmark = pytest.mark.native_only
 

@@ -11,7 +11,7 @@ import pytest
 
 from checkout import REMOTE_HELPERS, python_path
 from collecting import CollectorProcess, stored
-from receiver.taplog.reading.reader import LogReader
+from hostcallback.receiver.taplog.reading.reader import LogReader
 
 PROGRAM = REMOTE_HELPERS / "many_clients_program.py"
 HOUR = 3_600

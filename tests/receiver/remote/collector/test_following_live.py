@@ -15,7 +15,7 @@ import pytest
 
 from checkout import ROOT, python_path
 from collecting import CollectorProcess, Emitter, forwarder, wait_for
-from receiver.remote import protocol
+from hostcallback.receiver.remote import protocol
 
 
 class Tail:
@@ -23,7 +23,7 @@ class Tail:
 
     def __init__(self, address: str, *arguments: str, **environment: str) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-u", "-m", "receiver.cli", "tail", "--json", "--from", address, *arguments],
+            [sys.executable, "-u", "-m", "hostcallback.receiver.cli", "tail", "--json", "--from", address, *arguments],
             env={**os.environ, "PYTHONPATH": python_path(), **environment},
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
@@ -110,7 +110,7 @@ def test_a_newer_version_of_the_protocol_is_refused(tmp_path: Path) -> None:
 def test_there_must_be_something_to_read(tmp_path: Path) -> None:
     for arguments in ([], ["log", "--from", "localhost:1"], ["--from", "nowhere"]):
         ended = subprocess.run(
-            [sys.executable, "-m", "receiver.cli", "tail", *arguments],
+            [sys.executable, "-m", "hostcallback.receiver.cli", "tail", *arguments],
             cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=60,
             check=False,
         )  # fmt: skip

@@ -14,8 +14,8 @@ import msgpack
 import pytest
 
 from collecting import CollectorProcess, Emitter, forwarder, only, stored, wait_for
-from receiver.remote import protocol
-from receiver.remote.streams import SegmentSlice, StreamKey, StreamOffset
+from hostcallback.receiver.remote import protocol
+from hostcallback.receiver.remote.streams import SegmentSlice, StreamKey, StreamOffset
 from steady_client import SteadyClient
 
 KEY = StreamKey("run", 0, "0123456789abcdef")

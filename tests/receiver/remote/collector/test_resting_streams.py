@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from collecting import Emitter, forwarder, wait_for
-from receiver.messages.message import Message
-from receiver.remote.collector.store import Store
-from receiver.remote.delivery import stream as delivered_stream
-from receiver.remote.delivery.delivery import Delivery
-from receiver.remote.streams import StreamKey, StreamOffset
+from hostcallback.receiver.messages.message import Message
+from hostcallback.receiver.remote.collector.store import Store
+from hostcallback.receiver.remote.delivery import stream as delivered_stream
+from hostcallback.receiver.remote.delivery.delivery import Delivery
+from hostcallback.receiver.remote.streams import StreamKey, StreamOffset
 
 
 def is_open(path: Path) -> bool:

@@ -9,7 +9,7 @@ import pytest
 
 from certificates import Authority
 from collecting import CollectorProcess, Emitter, forwarder, only, stored, wait_for
-from receiver.cli import main
+from hostcallback.receiver.cli import main
 from steady_client import SteadyClient
 
 pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="makes certificates with openssl")

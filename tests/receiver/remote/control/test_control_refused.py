@@ -18,13 +18,13 @@ import msgpack
 import pytest
 
 from collecting import CollectorProcess, Emitter, forwarder, only, stored, wait_for
-from receiver.control.protocol import pack
-from receiver.remote.control.client import CollectorControl, ProcessAnswer
-from receiver.remote.control.protocol import ASK, CONTROL, encode_asking
-from receiver.remote.forwarder import Forwarder
-from receiver.remote.options import Forward
-from receiver.remote.protocol import FORWARD, SERVICE, PieceDecoder, encode_position
-from receiver.remote.streams import StreamOffset
+from hostcallback.receiver.control.protocol import pack
+from hostcallback.receiver.remote.control.client import CollectorControl, ProcessAnswer
+from hostcallback.receiver.remote.control.protocol import ASK, CONTROL, encode_asking
+from hostcallback.receiver.remote.forwarder import Forwarder
+from hostcallback.receiver.remote.options import Forward
+from hostcallback.receiver.remote.protocol import FORWARD, SERVICE, PieceDecoder, encode_position
+from hostcallback.receiver.remote.streams import StreamOffset
 
 Code = grpc.StatusCode
 EPOCH = "0123456789abcdef"
@@ -148,7 +148,7 @@ class Process:
 def test_a_process_that_answers_nonsense(
     collector: CollectorProcess, other: Forwarder, line: bytes, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    from receiver.cli import main
+    from hostcallback.receiver.cli import main
 
     with Process(collector.address, hello(host="h\x1b[2J", command="c\x1b]0;\x07")) as process:
         process.answer_all(line)

@@ -18,12 +18,12 @@ import hostcallback
 from certificates import Authority
 from collecting import CollectorProcess, wait_for
 from controlled import Controlled, controlled
-from receiver.cli import main
-from receiver.remote.control.client import CollectorControl
-from receiver.remote.control.rule_store import StatementsFile
-from receiver.remote.options import Forward
-from receiver.runtime.rules.rules import Rules, rule_settings, settings_text
-from receiver.runtime.runtime import runtime
+from hostcallback.receiver.cli import main
+from hostcallback.receiver.remote.control.client import CollectorControl
+from hostcallback.receiver.remote.control.rule_store import StatementsFile
+from hostcallback.receiver.remote.options import Forward
+from hostcallback.receiver.runtime.rules.rules import Rules, rule_settings, settings_text
+from hostcallback.receiver.runtime.runtime import runtime
 
 
 class Everywhere:

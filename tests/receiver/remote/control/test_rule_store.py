@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from receiver.remote.control.rule_store import (
+from hostcallback.receiver.remote.control.rule_store import (
     MAX_BYTES,
     NAME,
     RuleStore,
@@ -18,7 +18,7 @@ from receiver.remote.control.rule_store import (
     covers,
     overlap,
 )
-from receiver.runtime.rules.rules import DEFAULT, Rules
+from hostcallback.receiver.runtime.rules.rules import DEFAULT, Rules
 
 NAMES = ["loss", "loss/a", "grad", "g"]
 globs = st.sampled_from([*NAMES, "*", "loss*", "*a*", "g?", "[lg]*", "none"])

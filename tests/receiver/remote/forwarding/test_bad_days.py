@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from collecting import LOSS, CollectorProcess, Emitter, forwarder, only, stored, wait_for
-from receiver.taplog.reading.reader import LogReader
+from hostcallback.receiver.taplog.reading.reader import LogReader
 
 
 def test_a_stalled_collector_gets_everything_when_it_goes_on(tmp_path: Path) -> None:

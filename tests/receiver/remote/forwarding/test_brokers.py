@@ -13,9 +13,16 @@ import pytest
 import folder_broker
 from checkout import ROOT
 from collecting import LOSS, WAIT_SEC, CollectorProcess, Emitter, forwarder, only, stored, wait_for
-from receiver.cli import main
-from receiver.remote.brokers import BROKERS, DIRECT, broker_of, expected, scheme_of, without_password
-from receiver.remote.options import Forward
+from hostcallback.receiver.cli import main
+from hostcallback.receiver.remote.brokers import (
+    BROKERS,
+    DIRECT,
+    broker_of,
+    expected,
+    scheme_of,
+    without_password,
+)
+from hostcallback.receiver.remote.options import Forward
 
 
 class FolderCollectorProcess(CollectorProcess):
@@ -66,11 +73,12 @@ def test_a_broker_is_known_once_it_is_registered(url: str) -> None:
 def test_a_broker_is_imported_only_when_it_is_used() -> None:
     code = (
         "import sys\n"
-        "from receiver.remote.options import Forward\n"
-        "from receiver.cli import _parser\n"
+        "from hostcallback.receiver.remote.options import Forward\n"
+        "from hostcallback.receiver.cli import _parser\n"
         "_parser('collect').format_help()\n"
         "assert Forward('nats://localhost:4222').broker.title == 'NATS server'\n"
-        "assert not [name for name in sys.modules if name.startswith(('nats', 'grpc', 'receiver.remote.nats'))]\n"
+        "unwanted = ('nats', 'grpc', 'hostcallback.receiver.remote.nats')\n"
+        "assert not [name for name in sys.modules if name.startswith(unwanted)]\n"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from collecting import CollectorProcess
+from hostcallback.receiver.taplog.reading.reader import LogReader
 from ports import free_port
-from receiver.taplog.reading.reader import LogReader
 
 PROGRAM = Path(__file__).with_name("distributed_program.py")
 

@@ -14,8 +14,8 @@ import pytest
 
 from checkout import HELPERS
 from collecting import CollectorProcess
-from receiver.remote.streams import StreamKey
-from receiver.taplog.reading.reader import LogReader
+from hostcallback.receiver.remote.streams import StreamKey
+from hostcallback.receiver.taplog.reading.reader import LogReader
 
 pytestmark = pytest.mark.native_only
 

@@ -15,10 +15,10 @@ import pytest
 import hostcallback as hcb
 from certificates import Authority
 from collecting import CollectorProcess, Emitter, forwarder, stored, wait_for
+from hostcallback.receiver.cli import main
+from hostcallback.receiver.remote import protocol
+from hostcallback.receiver.remote.errors import RemoteError, SpoolError
 from ports import free_port
-from receiver.cli import main
-from receiver.remote import protocol
-from receiver.remote.errors import RemoteError, SpoolError
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from collecting import CollectorProcess
-from receiver.cli import main
+from hostcallback.receiver.cli import main
 from training_run import LATE_SEC, PER_STEP, TrainingRun, messages_in
 
 LAST_STEPS = 20

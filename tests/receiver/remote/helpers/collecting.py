@@ -16,15 +16,15 @@ from typing import Any
 import numpy as np
 
 from checkout import python_path
+from hostcallback.receiver.messages.message import Consumer, Message
+from hostcallback.receiver.remote.forwarder import Forwarder
+from hostcallback.receiver.remote.options import Forward
+from hostcallback.receiver.taplog.format.errors import Damage, Lost
+from hostcallback.receiver.taplog.reading.merge import LostRun
+from hostcallback.receiver.taplog.reading.reader import LogReader
+from hostcallback.receiver.taplog.writing.recorder import Recorder
+from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
 from ports import free_port
-from receiver.messages.message import Consumer, Message
-from receiver.remote.forwarder import Forwarder
-from receiver.remote.options import Forward
-from receiver.taplog.format.errors import Damage, Lost
-from receiver.taplog.reading.merge import LostRun
-from receiver.taplog.reading.reader import LogReader
-from receiver.taplog.writing.recorder import Recorder
-from receiver.wire.tap_descriptor import TapDescriptor
 
 LOSS = TapDescriptor(
     name="loss", source_line="/home/me/train.py:12 (step)", consumer_id=77, kind="tap", params={}, kwargs={},
@@ -88,7 +88,7 @@ class CollectorProcess:
         address: where it listens.
     """
 
-    program: tuple[str, ...] = ("-m", "receiver.cli")
+    program: tuple[str, ...] = ("-m", "hostcallback.receiver.cli")
 
     def __init__(self, folder: Path, *arguments: str, port: int = 0) -> None:
         self.log = folder / "collected"

@@ -12,13 +12,13 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from receiver.cli import main
-from receiver.remote.brokers import BROKERS, Broker
-from receiver.remote.collector.services import CollectFrom, CollectingService, Grown
-from receiver.remote.collector.store import Store
-from receiver.remote.options import Forward
-from receiver.remote.sending.transport import OnAck, Transport
-from receiver.remote.streams import START, SegmentSlice, StreamKey, StreamOffset
+from hostcallback.receiver.cli import main
+from hostcallback.receiver.remote.brokers import BROKERS, Broker
+from hostcallback.receiver.remote.collector.services import CollectFrom, CollectingService, Grown
+from hostcallback.receiver.remote.collector.store import Store
+from hostcallback.receiver.remote.options import Forward
+from hostcallback.receiver.remote.sending.transport import OnAck, Transport
+from hostcallback.receiver.remote.streams import START, SegmentSlice, StreamKey, StreamOffset
 
 SCHEME = "file://"
 LOOK_SEC = 0.02

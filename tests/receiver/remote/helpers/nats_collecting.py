@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from collecting import CollectorProcess, stored
-from receiver.taplog.format.errors import NotATapLogError
-from receiver.taplog.reading.reader import LogReader
+from hostcallback.receiver.taplog.format.errors import NotATapLogError
+from hostcallback.receiver.taplog.reading.reader import LogReader
 
 
 class NatsCollectorProcess(CollectorProcess):

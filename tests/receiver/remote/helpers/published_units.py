@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from receiver.remote.nats.publication import Publication, units_of
-from receiver.remote.streams import StreamKey
-from receiver.taplog.format.block import FrameBlock
-from receiver.taplog.reading.merge import MessageRun
-from receiver.taplog.reading.segment_reader import Writer
-from receiver.wire import encode_frame
-from receiver.wire.tap_descriptor import TapDescriptor
+from hostcallback.receiver.remote.nats.publication import Publication, units_of
+from hostcallback.receiver.remote.streams import StreamKey
+from hostcallback.receiver.taplog.format.block import FrameBlock
+from hostcallback.receiver.taplog.reading.merge import MessageRun
+from hostcallback.receiver.taplog.reading.segment_reader import Writer
+from hostcallback.receiver.wire import encode_frame
+from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
 
 KEY = StreamKey("run", 3, "0123456789abcdef")
 

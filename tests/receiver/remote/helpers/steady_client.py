@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from collecting import Emitter
-from receiver.remote.forwarder import Forwarder
-from receiver.remote.options import Forward
-from receiver.remote.sending.grpc_transport import GrpcLink, GrpcTransport
-from receiver.remote.sending.transport import OnAck
-from receiver.remote.streams import StreamKey
+from hostcallback.receiver.remote.forwarder import Forwarder
+from hostcallback.receiver.remote.options import Forward
+from hostcallback.receiver.remote.sending.grpc_transport import GrpcLink, GrpcTransport
+from hostcallback.receiver.remote.sending.transport import OnAck
+from hostcallback.receiver.remote.streams import StreamKey
 
 PAUSE_SEC = 0.01
 

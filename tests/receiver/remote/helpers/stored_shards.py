@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 
 from collecting import LOSS
-from receiver.messages.message import Message
-from receiver.remote.collector.store import Store
-from receiver.remote.delivery.delivery import Delivery
-from receiver.remote.streams import StreamKey, StreamOffset
-from receiver.taplog.format.block import FrameBlock
-from receiver.taplog.writing.segment_writer import SegmentWriter
-from receiver.wire import Flags, encode_frame
-from receiver.wire.tap_descriptor import TapDescriptor
+from hostcallback.receiver.messages.message import Message
+from hostcallback.receiver.remote.collector.store import Store
+from hostcallback.receiver.remote.delivery.delivery import Delivery
+from hostcallback.receiver.remote.streams import StreamKey, StreamOffset
+from hostcallback.receiver.taplog.format.block import FrameBlock
+from hostcallback.receiver.taplog.writing.segment_writer import SegmentWriter
+from hostcallback.receiver.wire import Flags, encode_frame
+from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
 
 JOB = "0123456789abcdef0123456789abcdef"
 PARTS = replace(LOSS, name="parts", consumer_id=501, tree=["array"], shards="some")

@@ -14,10 +14,10 @@ from pathlib import Path
 import numpy as np
 
 from collecting import WAIT_SEC, wait_for
+from hostcallback.receiver.taplog.format.errors import CutOffLogError, Damage, NotATapLogError
+from hostcallback.receiver.taplog.reading.merge import LostRun
+from hostcallback.receiver.taplog.reading.reader import LogReader
 from ports import free_port
-from receiver.taplog.format.errors import CutOffLogError, Damage, NotATapLogError
-from receiver.taplog.reading.merge import LostRun
-from receiver.taplog.reading.reader import LogReader
 
 PROGRAM = Path(__file__).with_name("stepping_program.py")
 PER_STEP = 3

@@ -18,9 +18,9 @@ import pytest
 
 from checkout import REMOTE_HELPERS, ROOT, python_path
 from collecting import LOSS, WAIT_SEC, Emitter, forwarder, only, stored, wait_for
+from hostcallback.receiver.remote.nats.publication import Publication
 from nats_collecting import NatsCollectorProcess, all_messages
 from nats_server import NatsServerProcess
-from receiver.remote.nats.publication import Publication
 
 NORM = replace(LOSS, name="grad.norm *>", consumer_id=90, tree=["array"])
 
@@ -265,8 +265,8 @@ def test_passwords_in_addresses_are_not_shown(tmp_path: Path, caplog: pytest.Log
 def test_without_the_package_it_says_how_to_get_it(tmp_path: Path) -> None:
     program = (
         "import sys; sys.modules['nats'] = None\n"
-        "from receiver.remote.forwarder import Forwarder\n"
-        "from receiver.remote.options import Forward\n"
+        "from hostcallback.receiver.remote.forwarder import Forwarder\n"
+        "from hostcallback.receiver.remote.options import Forward\n"
         "try: Forwarder(Forward('nats://localhost:4222', spool=sys.argv[1]))\n"
         "except Exception as error: print(type(error).__name__, error)\n"
     )

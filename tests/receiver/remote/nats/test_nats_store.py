@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from hostcallback.receiver.remote.collector.store import Store
+from hostcallback.receiver.remote.nats.publication import Publication
+from hostcallback.receiver.remote.nats.store import NatsStore
+from hostcallback.receiver.taplog.reading.reader import LogReader
 from published_units import block_of, units
-from receiver.remote.collector.store import Store
-from receiver.remote.nats.publication import Publication
-from receiver.remote.nats.store import NatsStore
-from receiver.taplog.reading.reader import LogReader
 
 
 def parts(first: int, stop: int) -> list[Publication]:

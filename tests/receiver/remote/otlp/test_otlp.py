@@ -18,9 +18,9 @@ import pytest
 from jax import lax
 
 import hostcallback as hcb
-import receiver
 from checkout import ROOT
 from collecting import CollectorProcess, Emitter, forwarder
+from hostcallback import receiver
 from otlp_collector import OtlpCollector, plain
 
 STEPS = 6
@@ -241,7 +241,7 @@ def test_tls_is_spoken_and_the_certificate_is_checked(tmp_path: Path) -> None:
 
 
 def test_only_this_machine_is_spoken_to_without_tls_unless_wanted() -> None:
-    from receiver.remote.otlp.options import OtlpOptions
+    from hostcallback.receiver.remote.otlp.options import OtlpOptions
 
     assert not OtlpOptions(endpoint="localhost:4317").is_secure
     assert not OtlpOptions(endpoint="http://collector:4317").is_secure
@@ -271,7 +271,7 @@ def test_options_out_of_range_are_refused(options: dict[str, Any], text: str) ->
 def test_without_the_package_it_says_how_to_get_it() -> None:
     program = (
         "import sys; sys.modules['opentelemetry'] = None\n"
-        "from receiver.remote.otlp.exporter import otlp_exporter\n"
+        "from hostcallback.receiver.remote.otlp.exporter import otlp_exporter\n"
         "try: otlp_exporter()\n"
         "except Exception as error: print(type(error).__name__, error)\n"
     )

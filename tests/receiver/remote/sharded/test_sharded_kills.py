@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from collecting import CollectorProcess
-from receiver.taplog.reading.reader import LogReader
+from hostcallback.receiver.taplog.reading.reader import LogReader
 from training_run import TrainingRun
 
 PROGRAM = Path(__file__).with_name("sharded_stepping_program.py")

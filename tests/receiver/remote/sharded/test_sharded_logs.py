@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from receiver.cli import main
-from receiver.remote.collector.store import Store
-from receiver.replayer.replay import Replay
-from receiver.sinks.sharding import assembly
-from receiver.taplog.format.errors import Damage
-from receiver.taplog.reading.follow import Follower
-from receiver.taplog.reading.logged_message import LoggedMessage
-from receiver.taplog.reading.reader import LogReader
-from receiver.taplog.reading.selection import Selection
+from hostcallback.receiver.cli import main
+from hostcallback.receiver.remote.collector.store import Store
+from hostcallback.receiver.replayer.replay import Replay
+from hostcallback.receiver.sinks.sharding import assembly
+from hostcallback.receiver.taplog.format.errors import Damage
+from hostcallback.receiver.taplog.reading.follow import Follower
+from hostcallback.receiver.taplog.reading.logged_message import LoggedMessage
+from hostcallback.receiver.taplog.reading.reader import LogReader
+from hostcallback.receiver.taplog.reading.selection import Selection
 from stored_shards import ALONE, OTHERS, PARTS, StoredProcess, Taken, whole_of
 
 HOUR_NS = 3_600_000_000_000

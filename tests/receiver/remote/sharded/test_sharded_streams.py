@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from collecting import wait_for
-from receiver.remote.collector.store import Store
-from receiver.remote.delivery.delivery import Delivery
-from receiver.sinks.sharding import assembly
+from hostcallback.receiver.remote.collector.store import Store
+from hostcallback.receiver.remote.delivery.delivery import Delivery
+from hostcallback.receiver.sinks.sharding import assembly
 from stored_shards import ALONE, OTHERS, PARTS, StoredProcess, Taken
 
 IDLE_SEC = 60.0

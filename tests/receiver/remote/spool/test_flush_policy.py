@@ -9,10 +9,10 @@ from types import SimpleNamespace
 import pytest
 
 from collecting import CollectorProcess, Emitter, forwarder, only, stored, wait_for
-from receiver.remote.spool import flush_policy as pace
-from receiver.remote.spool.flush_policy import SEND_BYTES, FlushPolicy
-from receiver.remote.spool.spool import Spool
-from receiver.remote.streams import SegmentSlice, StreamOffset
+from hostcallback.receiver.remote.spool import flush_policy as pace
+from hostcallback.receiver.remote.spool.flush_policy import SEND_BYTES, FlushPolicy
+from hostcallback.receiver.remote.spool.spool import Spool
+from hostcallback.receiver.remote.streams import SegmentSlice, StreamOffset
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from collecting import Emitter, forwarder
-from receiver.remote.collector.store import Store
-from receiver.remote.streams import StreamKey, StreamOffset
+from hostcallback.receiver.remote.collector.store import Store
+from hostcallback.receiver.remote.streams import StreamKey, StreamOffset
 
 
 @pytest.mark.parametrize("fsync", [True, False])

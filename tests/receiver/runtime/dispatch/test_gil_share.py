@@ -15,9 +15,9 @@ import pytest
 from jax import lax
 
 import hostcallback as hcb
-from receiver.native import bindings as native
-from receiver.runtime.dispatch import gil_share as lock_share
-from receiver.runtime.dispatch.gil_share import INTERVAL_SEC, GilThrottle
+from hostcallback.receiver.native import bindings as native
+from hostcallback.receiver.runtime.dispatch import gil_share as lock_share
+from hostcallback.receiver.runtime.dispatch.gil_share import INTERVAL_SEC, GilThrottle
 
 DEFAULT = sys.getswitchinterval()
 

@@ -19,8 +19,8 @@ from jax import lax
 
 import hostcallback as hcb
 from checkout import HELPERS
-from receiver.runtime.runtime import runtime
-from receiver.taplog.reading.reader import LogReader
+from hostcallback.receiver.runtime.runtime import runtime
+from hostcallback.receiver.taplog.reading.reader import LogReader
 
 pytestmark = pytest.mark.native_only
 

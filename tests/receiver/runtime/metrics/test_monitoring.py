@@ -13,7 +13,7 @@ import pytest
 import hostcallback as hcb
 from checkout import ROOT
 from hostcallback.lifecycle import monitoring
-from receiver.runtime.device_stats import DeviceStats
+from hostcallback.receiver.runtime.device_stats import DeviceStats
 
 Heard = list[tuple[str, object, dict[str, object]]]
 

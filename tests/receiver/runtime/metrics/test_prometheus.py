@@ -121,7 +121,7 @@ def test_every_metric_is_in_the_document() -> None:
 def test_without_the_package_it_says_how_to_get_it() -> None:
     program = (
         "import sys; sys.modules['prometheus_client'] = None\n"
-        "from receiver.runtime.prometheus import register\n"
+        "from hostcallback.receiver.runtime.prometheus import register\n"
         "try: register()\n"
         "except Exception as error: print(type(error).__name__, error)\n"
     )

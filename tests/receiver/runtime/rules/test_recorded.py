@@ -10,9 +10,9 @@ import numpy as np
 from jax import lax
 
 import hostcallback as hcb
-from receiver.messages.message import Consumer, Message
-from receiver.taplog.reading.reader import LogReader
-from receiver.wire.truncation import head_of
+from hostcallback.receiver.messages.message import Consumer, Message
+from hostcallback.receiver.taplog.reading.reader import LogReader
+from hostcallback.receiver.wire.truncation import head_of
 
 
 def test_heads_are_recorded_and_read_as_heads(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from receiver.runtime.rules.rules import DEFAULT, FILE, Rule, Rules, When, settings_text
+from hostcallback.receiver.runtime.rules.rules import DEFAULT, FILE, Rule, Rules, When, settings_text
 
 
 def test_the_later_counts_for_each_setting_by_itself() -> None:

@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from hypothesis import strategies as st
 
-from receiver.errors import IncompleteValueError
-from receiver.messages.message import Consumer, Message
-from receiver.sinks.sharding.shard_record import shard_record
-from receiver.sinks.sharding.sinks import AssemblingSink
+from hostcallback.receiver.errors import IncompleteValueError
+from hostcallback.receiver.messages.message import Consumer, Message
+from hostcallback.receiver.sinks.sharding.shard_record import shard_record
+from hostcallback.receiver.sinks.sharding.sinks import AssemblingSink
 
 CONSUMER = Consumer(1, "tap", "here:1 (f)", lambda message: None)
 

@@ -22,10 +22,10 @@ from shard_stories import (
     tell,
 )
 
-from receiver.messages.message import Message
-from receiver.sinks.sharding import assembly, launches
-from receiver.sinks.sharding.shard_record import shard_record
-from receiver.sinks.sharding.sinks import AssemblingSink
+from hostcallback.receiver.messages.message import Message
+from hostcallback.receiver.sinks.sharding import assembly, launches
+from hostcallback.receiver.sinks.sharding.shard_record import shard_record
+from hostcallback.receiver.sinks.sharding.sinks import AssemblingSink
 
 
 def key_of(message: Message) -> Key:

@@ -10,12 +10,12 @@ from collections.abc import Callable
 import pytest
 from shard_stories import Gate, in_thread, messages_of, scalar_program, scan, wait_for
 
-from receiver.errors import IncompleteValueError, TapFailure
-from receiver.messages.deferred_errors import DeferredErrors, MultipleFailures
-from receiver.messages.message import Message
-from receiver.sinks.sharding import sinks as shards
-from receiver.sinks.sharding.sinks import AssemblingSink
-from receiver.sinks.sharding.ticket_queue import TicketQueue
+from hostcallback.receiver.errors import IncompleteValueError, TapFailure
+from hostcallback.receiver.messages.deferred_errors import DeferredErrors, MultipleFailures
+from hostcallback.receiver.messages.message import Message
+from hostcallback.receiver.sinks.sharding import sinks as shards
+from hostcallback.receiver.sinks.sharding.sinks import AssemblingSink
+from hostcallback.receiver.sinks.sharding.ticket_queue import TicketQueue
 
 
 @pytest.mark.parametrize("error", [None, ValueError("no"), KeyboardInterrupt(), SystemExit(1)], ids=repr)
@@ -144,9 +144,9 @@ def test_a_forked_child_does_not_wait_for_turns_of_its_parent() -> None:
     program = """if True:
         import os, sys
         import numpy as np
-        from receiver.messages.message import Message
-        from receiver.sinks.sharding.shard_record import shard_record
-        from receiver.sinks.sharding.sinks import AssemblingSink, turns
+        from hostcallback.receiver.messages.message import Message
+        from hostcallback.receiver.sinks.sharding.shard_record import shard_record
+        from hostcallback.receiver.sinks.sharding.sinks import AssemblingSink, turns
 
         def hand_on(name):
             record = np.array(shard_record([], shards=1, group=0, partition=0), np.int64)

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from shard_stories import Collector, Delivery, in_thread, messages_of, scalar_program, scan, wait_for
 
-from receiver.messages.message import Message
-from receiver.sinks.sharding import assembly
-from receiver.sinks.sharding.sinks import AssemblingSink
+from hostcallback.receiver.messages.message import Message
+from hostcallback.receiver.sinks.sharding import assembly
+from hostcallback.receiver.sinks.sharding.sinks import AssemblingSink
 
 
 def test_values_that_later_launches_have_overtaken_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, strategies as st
 from shard_stories import CONSUMER, Array, Collector, Program, programs, scalar_program
 
-from receiver.errors import IncompleteValueError
-from receiver.messages.message import Message
-from receiver.sinks.sharding import sinks as shards
-from receiver.sinks.sharding.shard_record import MAX_KNOWN, RecordReader
-from receiver.sinks.sharding.sinks import AssemblingSink, LocalShardSink, shard_sink
+from hostcallback.receiver.errors import IncompleteValueError
+from hostcallback.receiver.messages.message import Message
+from hostcallback.receiver.sinks.sharding import sinks as shards
+from hostcallback.receiver.sinks.sharding.shard_record import MAX_KNOWN, RecordReader
+from hostcallback.receiver.sinks.sharding.sinks import AssemblingSink, LocalShardSink, shard_sink
 
 # What does not go together
 

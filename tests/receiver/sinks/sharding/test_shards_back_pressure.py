@@ -23,8 +23,8 @@ from shard_stories import (
     wait_for,
 )
 
-from receiver.sinks.sharding import assembly, sinks as shards
-from receiver.sinks.sharding.sinks import AssemblingSink
+from hostcallback.receiver.sinks.sharding import assembly, sinks as shards
+from hostcallback.receiver.sinks.sharding.sinks import AssemblingSink
 
 
 @pytest.fixture

@@ -15,8 +15,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from logged_runs import STEPS, nothing, record_odd, record_train, recorded
 
 import hostcallback as hcb
-from receiver.cli import main
-from receiver.taplog.convert import npz, parquet
+from hostcallback.receiver.cli import main
+from hostcallback.receiver.taplog.convert import npz, parquet
 
 
 def convert(log: Path, to: str, output: Path, *options: str) -> None:

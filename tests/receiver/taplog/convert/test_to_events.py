@@ -16,8 +16,8 @@ import pytest
 from logged_runs import STEPS, nothing, record_odd, record_train, recorded
 
 import hostcallback as hcb
-from receiver.cli import main
-from receiver.taplog.convert.jax_profile import read_profile
+from hostcallback.receiver.cli import main
+from hostcallback.receiver.taplog.convert.jax_profile import read_profile
 
 
 def convert(log: Path, to: str, output: Path | str, *options: str) -> None:

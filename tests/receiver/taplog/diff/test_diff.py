@@ -17,8 +17,8 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import hostcallback as hcb
-from receiver.cli import main
-from receiver.taplog.diff.arrays import Tolerance, array_difference
+from hostcallback.receiver.cli import main
+from hostcallback.receiver.taplog.diff.arrays import Tolerance, array_difference
 
 STEPS = 20
 

@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from receiver.cli import main
-from receiver.sinks.exported import WHOLE_ID
-from receiver.taplog.diff import pairing
-from receiver.taplog.format.block import FrameBlock
-from receiver.taplog.format.errors import Lost
-from receiver.taplog.writing.segment_writer import SegmentWriter
-from receiver.wire import Flags, encode_frame
-from receiver.wire.tap_descriptor import TapDescriptor
+from hostcallback.receiver.cli import main
+from hostcallback.receiver.sinks.exported import WHOLE_ID
+from hostcallback.receiver.taplog.diff import pairing
+from hostcallback.receiver.taplog.format.block import FrameBlock
+from hostcallback.receiver.taplog.format.errors import Lost
+from hostcallback.receiver.taplog.writing.segment_writer import SegmentWriter
+from hostcallback.receiver.wire import Flags, encode_frame
+from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
 
 X = TapDescriptor(
     name="x", source_line="run.py:1 (f)", consumer_id=1, kind="tap", params={}, kwargs={}, transforms=(),

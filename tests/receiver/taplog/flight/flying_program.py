@@ -12,9 +12,9 @@ import jax
 import jax.numpy as jnp
 
 import hostcallback as hcb
-from receiver.native import bindings as native_library
-from receiver.sources.ring import RingSource
-from receiver.wire import encode_prefix
+from hostcallback.receiver.native import bindings as native_library
+from hostcallback.receiver.sources.ring import RingSource
+from hostcallback.receiver.wire import encode_prefix
 
 how, directory = sys.argv[1], sys.argv[2] if len(sys.argv) > 2 else None
 STEPS = 20

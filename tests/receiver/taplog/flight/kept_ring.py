@@ -6,9 +6,9 @@ import os
 import sys
 import threading
 
-from receiver.native import bindings as native
-from receiver.sources.ring import RingSource
-from receiver.sources.ring_config import RingConfig
+from hostcallback.receiver.native import bindings as native
+from hostcallback.receiver.sources.ring import RingSource
+from hostcallback.receiver.sources.ring_config import RingConfig
 
 path, capacity, threads, nbytes, reads = sys.argv[1], *map(int, sys.argv[2:])
 library = native.load()

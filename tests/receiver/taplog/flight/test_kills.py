@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from receiver import wire
-from receiver.taplog.flight.ring_file import RingContents, read_ring
+from hostcallback.receiver import wire
+from hostcallback.receiver.taplog.flight.ring_file import RingContents, read_ring
 
 pytestmark = pytest.mark.native_only
 
@@ -28,7 +28,7 @@ def kill_one(
     process = subprocess.Popen(
         [sys.executable, str(PROGRAM), str(file), str(capacity), str(THREADS), str(nbytes), str(int(reads))],
         stdout=subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": str(Path(wire.__file__).parents[2])},
+        env={**os.environ, "PYTHONPATH": str(Path(wire.__file__).parents[3])},
     )
     assert process.stdout is not None
     assert process.stdout.readline() == b"started\n"

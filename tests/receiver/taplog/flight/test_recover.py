@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from receiver.cli import main
-from receiver.taplog.flight.recovery import find_flights
-from receiver.taplog.flight.ring_file import RingFileError, read_ring
+from hostcallback.receiver.cli import main
+from hostcallback.receiver.taplog.flight.recovery import find_flights
+from hostcallback.receiver.taplog.flight.ring_file import RingFileError, read_ring
 
 pytestmark = pytest.mark.native_only
 

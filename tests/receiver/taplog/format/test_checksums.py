@@ -9,9 +9,9 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from receiver.native import bindings as native_library
-from receiver.taplog.format import checksums
-from receiver.taplog.format.checksums import PAGE_BYTES, page_checksums
+from hostcallback.receiver.native import bindings as native_library
+from hostcallback.receiver.taplog.format import checksums
+from hostcallback.receiver.taplog.format.checksums import PAGE_BYTES, page_checksums
 
 LENGTHS = [
     *range(200),

@@ -12,18 +12,24 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from hostcallback.receiver.taplog.format import layout
+from hostcallback.receiver.taplog.format.checksums import PAGE_BYTES
+from hostcallback.receiver.taplog.format.compression import Compressor
+from hostcallback.receiver.taplog.format.errors import (
+    CutOffLogError,
+    Damage,
+    DamagedLogError,
+    Lost,
+    NotATapLogError,
+)
+from hostcallback.receiver.taplog.format.layout import CHUNK_HEADER_BYTES, Kind
+from hostcallback.receiver.taplog.format.step_columns import StepColumns
+from hostcallback.receiver.taplog.reading.chunk_reader import Chunk
+from hostcallback.receiver.taplog.reading.reader import LogReader
+from hostcallback.receiver.taplog.reading.segment_reader import SegmentReader
+from hostcallback.receiver.taplog.writing.segment_writer import SegmentWriter
+from hostcallback.receiver.wire import UnsupportedVersionError
 from logged_frames import BEGIN_NS, DESCRIBED, LOSS, NORM, SECOND, block_of, frame, losses, read, seqs
-from receiver.taplog.format import layout
-from receiver.taplog.format.checksums import PAGE_BYTES
-from receiver.taplog.format.compression import Compressor
-from receiver.taplog.format.errors import CutOffLogError, Damage, DamagedLogError, Lost, NotATapLogError
-from receiver.taplog.format.layout import CHUNK_HEADER_BYTES, Kind
-from receiver.taplog.format.step_columns import StepColumns
-from receiver.taplog.reading.chunk_reader import Chunk
-from receiver.taplog.reading.reader import LogReader
-from receiver.taplog.reading.segment_reader import SegmentReader
-from receiver.taplog.writing.segment_writer import SegmentWriter
-from receiver.wire import UnsupportedVersionError
 
 COMPRESSED = [pytest.param(False, id="plain"), pytest.param(True, id="zstd")]
 

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
+from hostcallback.receiver.cli import main
+from hostcallback.receiver.taplog.format.errors import Lost
+from hostcallback.receiver.taplog.reading.dedup import STREAM, SequenceRanges
+from hostcallback.receiver.taplog.reading.reader import LogReader
+from hostcallback.receiver.taplog.reading.selection import Selection
+from hostcallback.receiver.taplog.writing.segment_writer import SegmentWriter
 from logged_frames import DESCRIBED, LOSS, NORM, block_of, frame, losses, read
-from receiver.cli import main
-from receiver.taplog.format.errors import Lost
-from receiver.taplog.reading.dedup import STREAM, SequenceRanges
-from receiver.taplog.reading.reader import LogReader
-from receiver.taplog.reading.selection import Selection
-from receiver.taplog.writing.segment_writer import SegmentWriter
 
 
 @given(st.lists(st.lists(st.integers(0, 60), min_size=1, max_size=20, unique=True).map(sorted), max_size=12))

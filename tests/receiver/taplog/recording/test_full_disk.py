@@ -6,9 +6,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from receiver.taplog.reading.logged_message import LoggedMessage
-from receiver.taplog.reading.merge import LostRun
-from receiver.taplog.reading.reader import LogReader
+from hostcallback.receiver.taplog.reading.logged_message import LoggedMessage
+from hostcallback.receiver.taplog.reading.merge import LostRun
+from hostcallback.receiver.taplog.reading.reader import LogReader
 
 PROGRAM = """
 import resource, sys, warnings

@@ -17,10 +17,10 @@ from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec as P
 
 import hostcallback as hcb
-import receiver
-from receiver.taplog.reading.logged_message import LoggedMessage
-from receiver.taplog.reading.merge import LostRun
-from receiver.taplog.reading.reader import LogReader
+from hostcallback import receiver
+from hostcallback.receiver.taplog.reading.logged_message import LoggedMessage
+from hostcallback.receiver.taplog.reading.merge import LostRun
+from hostcallback.receiver.taplog.reading.reader import LogReader
 
 
 def logged(path: Path) -> list[LoggedMessage]:

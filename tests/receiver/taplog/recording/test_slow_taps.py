@@ -19,11 +19,11 @@ import pytest
 from jax import lax
 
 import hostcallback as hcb
-from receiver.cli import main
-from receiver.runtime.dispatch.batch_feed import LOOK_SEC
-from receiver.taplog.reading.logged_message import LoggedMessage
-from receiver.taplog.reading.merge import LostRun
-from receiver.taplog.reading.reader import LogReader
+from hostcallback.receiver.cli import main
+from hostcallback.receiver.runtime.dispatch.batch_feed import LOOK_SEC
+from hostcallback.receiver.taplog.reading.logged_message import LoggedMessage
+from hostcallback.receiver.taplog.reading.merge import LostRun
+from hostcallback.receiver.taplog.reading.reader import LogReader
 
 PROGRAM = """
 import os, sys, threading, time
@@ -162,7 +162,7 @@ def test_a_recorder_that_is_slow_itself_loses_nothing(tmp_path: Path) -> None:
             self.threads: set[str] = set()
 
         def record_batch(self, device: str, batch: Any, find: Any, **numbers: int) -> None:
-            from receiver.wire import Flags, decode_header
+            from hostcallback.receiver.wire import Flags, decode_header
 
             threading.Event().wait(2 * LOOK_SEC)
             self.threads.add(threading.current_thread().name)

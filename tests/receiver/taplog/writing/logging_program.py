@@ -11,9 +11,9 @@ from itertools import count
 
 import numpy as np
 
+from hostcallback.receiver.taplog.writing.log_writer import LogWriter
+from hostcallback.receiver.taplog.writing.options import LogOptions
 from logged_frames import LOSS, NORM, block_of, frame, losses
-from receiver.taplog.writing.log_writer import LogWriter
-from receiver.taplog.writing.options import LogOptions
 
 DEVICES = 3
 

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from checkout import HELPERS
+from hostcallback.receiver.taplog.reading.reader import LogReader
 from logged_frames import LOSS, read, seqs
-from receiver.taplog.reading.reader import LogReader
 
 PROGRAM = Path(__file__).with_name("logging_program.py")
 

@@ -18,13 +18,13 @@ import numpy as np
 import pytest
 
 from checkout import HELPERS
+from hostcallback.receiver.taplog.format.segment_name import is_segment_name, segment_name
+from hostcallback.receiver.taplog.reading.reader import LogReader
+from hostcallback.receiver.taplog.reading.selection import Selection
+from hostcallback.receiver.taplog.writing import log_writer, options as log_options
+from hostcallback.receiver.taplog.writing.log_writer import LogWriter
+from hostcallback.receiver.taplog.writing.options import LogOptions
 from logged_frames import DESCRIBED, LOSS, NORM, block_of, frame, losses, read, seqs
-from receiver.taplog.format.segment_name import is_segment_name, segment_name
-from receiver.taplog.reading.reader import LogReader
-from receiver.taplog.reading.selection import Selection
-from receiver.taplog.writing import log_writer, options as log_options
-from receiver.taplog.writing.log_writer import LogWriter
-from receiver.taplog.writing.options import LogOptions
 
 
 @contextmanager
@@ -182,7 +182,7 @@ def test_many_threads_write_one_log(tmp_path: Path) -> None:
 def test_messages_are_selected_and_chunks_passed_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from receiver.taplog.reading import merge
+    from hostcallback.receiver.taplog.reading import merge
 
     with log_in(tmp_path, segment_bytes=30_000) as log:
         for first in range(0, 1_000, 10):
@@ -321,7 +321,7 @@ FULL = """
 import sys
 sys.path[:0] = sys.argv[2:]
 from logged_frames import LOSS, losses
-from receiver.taplog.writing.log_writer import LogWriter
+from hostcallback.receiver.taplog.writing.log_writer import LogWriter
 log = LogWriter(sys.argv[1])
 log.describe(LOSS)
 for first in range(0, 40_000, 1_000):
@@ -362,7 +362,7 @@ FORK = """
 import os, sys
 sys.path[:0] = sys.argv[2:]
 from logged_frames import LOSS, losses
-from receiver.taplog.writing.log_writer import LogWriter
+from hostcallback.receiver.taplog.writing.log_writer import LogWriter
 log = LogWriter(sys.argv[1])
 log.describe(LOSS)
 log.append("cpu:0", losses(0, 5))
@@ -425,7 +425,7 @@ def test_steps_are_found_in_every_integer_and_every_container(tmp_path: Path) ->
 def test_segments_that_are_deleted_while_a_log_is_opened_are_passed_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from receiver.taplog.reading import reader
+    from hostcallback.receiver.taplog.reading import reader
 
     with log_in(tmp_path, segment_bytes=1) as log:
         for first in range(4):

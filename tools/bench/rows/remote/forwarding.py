@@ -10,12 +10,12 @@ from time import perf_counter
 import grpc
 
 import hostcallback as hcb
-from receiver.remote.forwarder import Forwarder
-from receiver.remote.sending.grpc_transport import CHANNEL_OPTIONS, GrpcTransport
-from receiver.remote.sending.sender import Sender
-from receiver.remote.spool.directory import StreamFolder
-from receiver.remote.spool.orphan_spool import OrphanSpool
-from receiver.remote.spool.spool import FLUSH_BYTES, Spool
+from hostcallback.receiver.remote.forwarder import Forwarder
+from hostcallback.receiver.remote.sending.grpc_transport import CHANNEL_OPTIONS, GrpcTransport
+from hostcallback.receiver.remote.sending.sender import Sender
+from hostcallback.receiver.remote.spool.directory import StreamFolder
+from hostcallback.receiver.remote.spool.orphan_spool import OrphanSpool
+from hostcallback.receiver.remote.spool.spool import FLUSH_BYTES, Spool
 from tools.bench.blocks import TAP, block_with
 from tools.bench.row import Figure, Row, measure
 from tools.bench.rows import training

@@ -11,9 +11,9 @@ from time import perf_counter
 import hostcallback.api.receiver  # noqa: F401
 from hostcallback.api.barrier import leave_effects_barrier, merge, wait_for_taps
 from hostcallback.lifecycle import effect_dispatch, receivers as transport
-from receiver.errors import TapTimeoutError
-from receiver.log import logger
-from receiver.runtime.runtime import runtime
+from hostcallback.receiver.errors import TapTimeoutError
+from hostcallback.receiver.log import logger
+from hostcallback.receiver.runtime.runtime import runtime
 
 EXIT_STALL_SEC = 10.0
 """At interpreter exit, how long one tap or computation may take before the rest is given up and counted."""

@@ -1,0 +1,60 @@
+"""Does something once JAX is imported, without importing it."""
+
+from __future__ import annotations
+
+import importlib.machinery
+import sys
+from collections.abc import Callable, Sequence
+from importlib.abc import Loader, MetaPathFinder
+from types import ModuleType
+from typing import Any
+
+
+def once_jax_is_imported(function: Callable[[], object]) -> None:
+    """Calls `function` now if JAX is imported, else at the end of its import. What it raises, that import raises."""
+    if "jax" in sys.modules:
+        function()
+    else:
+        sys.meta_path.insert(0, _JaxFinder(function))
+
+
+class _JaxFinder(MetaPathFinder):
+    # Finds jax as the other finders do. Some programs only ask whether jax is there, so it stays until jax is executed.
+
+    def __init__(self, function: Callable[[], object]) -> None:
+        self._function = function
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if name != "jax":
+            return None
+        others = (finder.find_spec(name, path, target) for finder in sys.meta_path if finder is not self)
+        spec = next(filter(None, others), None)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _JaxLoader(spec.loader, self._after)
+        return spec
+
+    def _after(self) -> None:
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
+            self._function()
+
+
+class _JaxLoader(Loader):
+    def __init__(self, loader: Any, after: Callable[[], None]) -> None:
+        self._loader = loader
+        self._after = after
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
+        module: ModuleType | None = self._loader.create_module(spec)
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        if module.__spec__ is not None:
+            module.__spec__.loader = module.__loader__ = self._loader
+        self._loader.exec_module(module)
+        self._after()

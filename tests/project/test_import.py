@@ -1,0 +1,190 @@
+"""Importing hostcallback is cheap, imports no JAX, and is enough for taps under any jit."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import hostcallback
+from checkout import ROOT
+from hostcallback import receiver
+
+LOADED = """
+import sys
+{before}
+there = set(sys.modules)
+{statement}
+print(*sorted(set(sys.modules) - there))
+"""
+
+OURS = {
+    "hostcallback",
+    "hostcallback._with_jax",
+    "hostcallback.lowering",
+    "hostcallback.lowering.discharge",
+    "hostcallback.primitives",
+    "hostcallback.primitives.effects",
+    "hostcallback.receiver",
+    "hostcallback.receiver.environment",
+    "hostcallback.receiver.log",
+}
+"""The modules that `import hostcallback` may load once JAX is there, with those of `_jax_compat`."""
+
+
+def python(program: str, **environment: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def loaded(statement: str, before: str = "") -> set[str]:
+    return set(python(LOADED.format(statement=statement, before=before)).split())
+
+
+def test_with_jax_there_few_modules_are_loaded() -> None:
+    modules = loaded("import hostcallback", before="import jax")
+    ours = {name for name in modules if name.partition(".")[0] == "hostcallback"}
+    assert {name for name in ours if not name.startswith("hostcallback._jax_compat")} <= OURS
+    # JAX itself imports some; what it has not yet must not come with hostcallback.
+    assert not {name.partition(".")[0] for name in modules} - {"hostcallback", "jax", "jaxlib"}
+    assert not modules & {"grpc", "msgpack", "asyncio", "tomllib", "multiprocessing"}
+
+
+def test_without_jax_only_the_package_itself_is_loaded() -> None:
+    modules = loaded("import hostcallback")
+    assert {name for name in modules if name.partition(".")[0] == "hostcallback"} == {
+        "hostcallback",
+        "hostcallback._with_jax",
+    }
+    assert not modules & {"jax", "jaxlib", "numpy", "grpc", "msgpack", "asyncio", "logging"}
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "import hostcallback.receiver",
+        "import hostcallback; hostcallback.receiver.LogReader",
+        "from hostcallback import Forward, HostCallbackError, record",
+        "from hostcallback.receiver.cli import main",
+        "from hostcallback.receiver.cli.reader_process.reader import main",
+    ],
+)
+def test_the_host_side_is_loaded_without_jax(statement: str) -> None:
+    assert not loaded(statement) & {"jax", "jaxlib", "hostcallback.api", "grpc"}
+
+
+def test_a_tap_does_not_load_what_it_does_not_need() -> None:
+    modules = loaded("import hostcallback; hostcallback.id_tap", before="import jax")
+    unneeded = (
+        "receiver.remote.otlp",
+        "receiver.cli",
+        "receiver.taplog.convert",
+        "api.accelerate",
+        "host_callback",
+    )
+    assert not [
+        name for name in modules if name.startswith(tuple(f"hostcallback.{part}" for part in unneeded))
+    ]
+    assert "grpc" not in modules
+
+
+INSTALLED = """
+import importlib.util, sys
+{imports}
+print("hostcallback.lowering.discharge" in sys.modules, "hostcallback.api.accelerate" in sys.modules)
+from hostcallback.lowering import discharge
+print(discharge.installed, type(jax.__loader__).__name__, type(jax.__spec__.loader).__name__)
+print([type(finder).__name__ for finder in sys.meta_path].count("_JaxFinder"))
+"""
+ORDERS = [
+    "import jax, hostcallback",
+    "import hostcallback, jax",
+    "import hostcallback.receiver, jax",
+    "import hostcallback; importlib.util.find_spec('jax'); import jax",
+    "import hostcallback; import jax.numpy; import jax",
+]
+
+
+@pytest.mark.parametrize("imports", ORDERS)
+def test_taps_are_dispatched_fast_whichever_is_imported_first(imports: str) -> None:
+    out = python(INSTALLED.format(imports=imports))
+    assert out.splitlines() == ["True False", "True SourceFileLoader SourceFileLoader", "0"]
+
+
+@pytest.mark.parametrize("imports", ORDERS[:2])
+def test_the_environment_accelerates_whichever_is_imported_first(imports: str) -> None:
+    out = python(INSTALLED.format(imports=imports), HOSTCALLBACK_ACCELERATE="1")
+    assert out.splitlines()[0] == "True True"
+
+
+EXPORTING = """
+import jax, jax.export, hostcallback as hcb
+from jax import numpy as jnp
+program = jax.jit(lambda x: hcb.id_print(x, name="seen") * 2)
+exported = jax.export.export(program, disabled_checks=hcb.export_checks())(jnp.float32(0))
+open(PATH, "wb").write(exported.serialize())
+"""
+CALLING = """
+import jax, jax.export, hostcallback
+from jax import numpy as jnp
+program = jax.export.deserialize(bytearray(open(PATH, "rb").read()))
+assert float(program.call(jnp.float32(3))) == 6
+"""
+
+
+@pytest.mark.native_only  # Python callbacks are not exported
+def test_an_exported_program_taps_in_a_process_that_only_imports(tmp_path: Path) -> None:
+    path = f"PATH = {str(tmp_path / 'program')!r}\n"
+    python(path + EXPORTING)
+    assert python(path + CALLING) == "3.\n"
+
+
+def names_for_type_checkers(package: ModuleType) -> dict[str, str]:
+    """What the `if TYPE_CHECKING` of the package imports from its modules: the module of each name, `module:name`."""
+    assert package.__file__ is not None
+    tree = ast.parse(Path(package.__file__).read_text())
+    (block,) = [
+        node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+    ]
+    return {
+        alias.asname or alias.name: f"{node.module}:{alias.name}"
+        for node in block.body
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("hostcallback.")
+        for alias in node.names
+    }
+
+
+@pytest.mark.parametrize("package", [hostcallback, receiver])
+def test_type_checkers_see_what_is_loaded(package: ModuleType) -> None:
+    typed = names_for_type_checkers(package)
+    assert sorted(typed) == sorted(package.__all__)
+    for name, place in typed.items():
+        module, _, attribute = place.partition(":")
+        assert getattr(package, name) is getattr(importlib.import_module(module), attribute), name
+
+
+def test_every_name_is_listed_and_a_name_that_does_not_exist_is_an_attribute_error() -> None:
+    assert set(hostcallback.__all__) <= set(dir(hostcallback))
+    with pytest.raises(AttributeError, match="module 'hostcallback' has no attribute 'id_tapp'"):
+        _ = hostcallback.id_tapp  # type: ignore[attr-defined]
+    with pytest.raises(ImportError, match="cannot import name 'id_tapp'"):
+        from hostcallback import id_tapp  # type: ignore[attr-defined]  # noqa: F401
+
+
+def test_the_folder_in_a_checkout_is_not_imported_by_its_own_name() -> None:
+    program = f"import sys; sys.path.insert(0, {str(ROOT)!r})\ntry: import receiver\nexcept ImportError as e: print(e)"
+    assert "import that one" in python(program)
