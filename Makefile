@@ -14,7 +14,7 @@ NATIVE := $(wildcard receiver/native/*/*.cc receiver/native/*/*.h)
 PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal $(if $(SLOW),,-m "not slow")
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint type check matrix bench clean
+.PHONY: help demo test quick lint type check matrix bench clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -34,6 +34,12 @@ demo: $(INSTALLED) ## train a small classifier with taps in its compiled loop, a
 test: $(INSTALLED) ## run the tests, on the native transport and on the callback transport
 	HOSTCALLBACK_TRANSPORT=native $(PYTEST)
 	HOSTCALLBACK_TRANSPORT=callback $(PYTEST)
+
+# In one process: for so few tests the start of others, each of which imports JAX, takes longer than it saves.
+quick: $(INSTALLED) ## run the fast native tests of one folder or file: make quick ROOM=receiver/sinks [K=name]
+	@test -n "$(ROOM)" -a -e "tests/$(ROOM)" || { echo "make quick ROOM=...: a folder or file in tests/, such as:" >&2; \
+		find tests -name 'test_*.py' | sed 's,^tests/,,; s,/[^/]*$$,,' | sort -u | sed 's,^,    ,' >&2; exit 2; }
+	HOSTCALLBACK_TRANSPORT=native $(BIN)/python -m pytest -q -p no:xdist -m "not slow and not eager" $(if $(K),-k "$(K)") tests/$(ROOM)
 
 lint: $(INSTALLED) ## ruff, the order of imports between rooms, and the project's own rules
 	$(BIN)/ruff check .

@@ -66,8 +66,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     native = TRANSPORT == "native"
     for item in items:
         room = item.path.parent
-        eager = "no jit" in item.name and not (native and room in SMALL)
-        if eager or (not native and room.name in ("examples", "libraries")):
+        eager = "no jit" in item.name
+        if eager:
+            item.add_marker(pytest.mark.eager)
+        small = native and room in SMALL
+        if (eager and not small) or (not native and room.name in ("examples", "libraries")):
             item.add_marker(pytest.mark.slow)
     if native:
         return
