@@ -1,8 +1,8 @@
 """The ways from processes to collectors, by the scheme of an address: directly, or through a broker.
 
 A broker is a folder next to this module and one entry in `BROKERS`, which names its functions. They are imported when
-an address with the broker's scheme is first used, and so are the packages that they need. docs/design/extending.md has
-the recipe.
+an address with the broker's scheme is first used, and so are the packages that they need. docs/contributing.md shows
+how to add one.
 """
 
 from __future__ import annotations
