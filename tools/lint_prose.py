@@ -27,10 +27,10 @@ IDIOMS = (
 )
 
 PROSE_CHECKED = (
-    "hostcallback/_jax_compat",
     "CHANGELOG.md",
     "README.md",
     "docs",
+    "hostcallback/_jax_compat",
     "receiver/cli",
     "receiver/control",
     "receiver/messages",
