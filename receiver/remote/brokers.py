@@ -11,21 +11,7 @@ import importlib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
-
-if TYPE_CHECKING:
-    from hostcallback.receiver.remote.collector.services import CollectFrom, CollectingService, Grown
-    from hostcallback.receiver.remote.collector.store import Store
-    from hostcallback.receiver.remote.options import Forward
-    from hostcallback.receiver.remote.sending.transport import Transport
-    from hostcallback.receiver.remote.streams import StreamKey
-
-
-class Control(Protocol):
-    """What answers those who control this process through its collector."""
-
-    def stop(self) -> None:
-        """Ends it."""
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,29 +39,6 @@ class Broker:
     transport: str
     service: str = ""
     control: str = ""
-
-    def make_transport(self, options: Forward) -> Transport:
-        """The sending side.
-
-        Raises:
-            ValueError: the address makes no sense.
-            HostCallbackError: a package is missing, or a file is no certificate or key.
-            OSError: one cannot be read.
-        """
-        made: Transport = _load(self.transport)(options)
-        return made
-
-    def make_service(self, source: CollectFrom, store: Store, on_grown: Grown) -> CollectingService:
-        """The collecting side, which stores what it fetches and calls `on_grown` then. Raises as `make_transport`."""
-        made: CollectingService = _load(self.service)(source, store, on_grown)
-        return made
-
-    def start_control(self, transport: Transport, key: StreamKey) -> Control | None:
-        """Answers those who control the process of a stream from now on; None if that cannot be had."""
-        if not self.control:
-            return None
-        started: Control | None = _load(self.control)(transport, key)
-        return started
 
 
 DIRECT = Broker(
@@ -125,6 +88,7 @@ def without_password(url: str) -> str:
     return re.sub(r"://[^,@/]*@", "://", url)
 
 
-def _load(reference: str) -> Any:
+def load(reference: str) -> Any:
+    """The function that an entry names as `module:function`; imports the module."""
     module, _, name = reference.partition(":")
     return getattr(importlib.import_module(module), name)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from hostcallback.receiver.log import logger
 from hostcallback.receiver.remote.options import Forward
+from hostcallback.receiver.remote.sending.broker_transport import make_transport, start_control
 from hostcallback.receiver.remote.sending.orphan_sender import OrphanSender
 from hostcallback.receiver.remote.sending.sender import Sender
 from hostcallback.receiver.remote.sending.transport import Transport
@@ -47,7 +48,7 @@ class Forwarder(Recorder):
             OSError: a file cannot be read.
         """
         self.options = options
-        self._transport = transport or options.broker.make_transport(options)
+        self._transport = transport or make_transport(options)
         try:
             self._spool = Spool(options, process_index=process_index, local_devices=local_devices, job=job)
         except BaseException:
@@ -57,7 +58,7 @@ class Forwarder(Recorder):
         self._spool.on_closed = self._end
         self._control = None
         if options.control:
-            self._control = options.broker.start_control(self._transport, self._spool.key)
+            self._control = start_control(options, self._transport, self._spool.key)
         self._sender = Sender(self._spool, self._transport, window_bytes=options.window_bytes)
         left = find_orphans(options.folder, options.run)
         self._left = OrphanSender(left, self._transport, window_bytes=options.window_bytes)

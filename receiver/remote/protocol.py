@@ -21,6 +21,8 @@ VERSION = 1
 SERVICE = "hostcallback.Collector"
 FORWARD = "Forward"
 FOLLOW = "Follow"
+CONTROL = "Control"
+"""The gRPC method by which processes wait for requests."""
 
 MAX_MESSAGE_BYTES = PIECE_BYTES + 4096
 MAX_HELLO_BYTES = 4096

@@ -211,7 +211,7 @@ def _url(arguments: argparse.Namespace, broker: Broker) -> str | None:
 
 
 def _services(arguments: argparse.Namespace, store: Store, delivery: Delivery) -> list[CollectingService]:
-    from hostcallback.receiver.remote.collector.services import CollectFrom
+    from hostcallback.receiver.remote.collector.services import CollectFrom, make_service
 
     found = []
     for broker in BROKERS:
@@ -221,7 +221,7 @@ def _services(arguments: argparse.Namespace, store: Store, delivery: Delivery) -
         run, tls_ca = getattr(arguments, f"{broker.name}_run"), getattr(arguments, f"{broker.name}_ca")
         source = CollectFrom(url=url, run=run, token=environment.TOKEN.read(), tls_ca=tls_ca)
         try:
-            found.append(broker.make_service(source, store, delivery.grown))
+            found.append(make_service(broker, source, store, delivery.grown))
         except ValueError as error:
             raise CommandError(f"--{broker.name}: {error}") from error
     return found

@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from hostcallback.receiver.remote import brokers
+from hostcallback.receiver.remote.collector.store import Store
 from hostcallback.receiver.remote.streams import StreamKey, StreamOffset
 
 END_SEC = 30.0
@@ -56,6 +58,20 @@ class CollectingService(Protocol):
 
     def end(self) -> None:
         """Has `serve` return soon, with everything acknowledged that is stored. Any thread."""
+
+
+def make_service(
+    broker: brokers.Broker, source: CollectFrom, store: Store, on_grown: Grown
+) -> CollectingService:
+    """The collecting side of a broker, which stores what it fetches and calls `on_grown` then.
+
+    Raises:
+        ValueError: the URL is invalid.
+        HostCallbackError: a package is missing, or a file is not a certificate or a key.
+        OSError: a file cannot be read.
+    """
+    made: CollectingService = brokers.load(broker.service)(source, store, on_grown)
+    return made
 
 
 def run_until_told(

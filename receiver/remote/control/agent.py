@@ -148,5 +148,5 @@ class ControlThread:
 
 
 def start_control(transport: Transport, key: StreamKey) -> ControlThread | None:
-    """See `hostcallback.receiver.remote.brokers.Broker.start_control`."""
+    """See `hostcallback.receiver.remote.sending.broker_transport.start_control`."""
     return ControlThread(transport, key) if isinstance(transport, GrpcTransport) else None

@@ -19,9 +19,6 @@ from hostcallback.receiver.remote.protocol import MAX_HELLO_BYTES, VERSION, deco
 from hostcallback.receiver.remote.streams import PIECE_BYTES, StreamKey
 from hostcallback.receiver.taplog.render.json_value import printable
 
-CONTROL = "Control"
-"""The gRPC method by which processes wait for requests."""
-
 ASK = "Ask"
 """The gRPC method of controlling clients."""
 

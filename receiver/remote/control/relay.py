@@ -89,7 +89,7 @@ class ControlService:
         return grpc.method_handlers_generic_handler(
             protocol.SERVICE,
             {
-                control_protocol.CONTROL: grpc.stream_stream_rpc_method_handler(self._control),
+                protocol.CONTROL: grpc.stream_stream_rpc_method_handler(self._control),
                 control_protocol.ASK: grpc.stream_stream_rpc_method_handler(self._ask),
             },
         )

@@ -13,7 +13,7 @@ from hostcallback.receiver.remote.sending.transport import Transport
 
 
 def make_transport(options: Forward) -> Transport:
-    """See `hostcallback.receiver.remote.brokers.Broker.make_transport`."""
+    """See `hostcallback.receiver.remote.sending.broker_transport.make_transport`."""
     server = NatsServer(
         url=options.address, token=options.token, tls_ca=options.tls_ca, tls_cert=options.tls_cert,
         tls_key=options.tls_key,
@@ -22,7 +22,7 @@ def make_transport(options: Forward) -> Transport:
 
 
 def make_service(source: CollectFrom, store: Store, on_grown: Grown) -> CollectingService:
-    """See `hostcallback.receiver.remote.brokers.Broker.make_service`. Collectors of the same run share the messages."""
+    """See `make_service` of `receiver/remote/collector/services.py`. Collectors of the same run share the messages."""
     server = NatsServer(url=source.url, token=source.token, tls_ca=source.tls_ca)
     durable = f"hcb-collect-{token(source.run)}" if source.run else "hcb-collect"
     return NatsCollector(store, server, durable=durable, run=source.run, on_grown=on_grown)

@@ -11,7 +11,6 @@ from typing import Any
 import grpc
 
 from hostcallback.receiver.remote import protocol
-from hostcallback.receiver.remote.control.protocol import CONTROL
 from hostcallback.receiver.remote.errors import BadStreamError, LinkError, LinkRefusedError
 from hostcallback.receiver.remote.options import Forward
 from hostcallback.receiver.remote.sending.grpc_diagnostics import explain_grpc_error
@@ -107,7 +106,7 @@ class GrpcTransport:
 
     def serve(self, messages: Iterator[bytes]) -> Any:
         """Returns the call that receives control requests through the collector and sends `messages`."""
-        return self._channel.stream_stream(f"/{protocol.SERVICE}/{CONTROL}")(
+        return self._channel.stream_stream(f"/{protocol.SERVICE}/{protocol.CONTROL}")(
             messages, metadata=self._metadata
         )
 

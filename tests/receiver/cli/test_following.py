@@ -120,7 +120,7 @@ def test_tail_waits_for_the_rest_of_what_is_half_written(tmp_path: Path) -> None
     (tmp_path / "log").mkdir()
     growing = tmp_path / "log" / path.name
     growing.write_bytes(data[:30])
-    with following(tmp_path, "log") as tail:
+    with following(tmp_path, "-n", "20", "log") as tail:  # all, even if it starts when the file is whole
         for end in (100, 1_000, 2_500, 4_000):
             with growing.open("ab") as file:
                 file.write(data[growing.stat().st_size : end])
