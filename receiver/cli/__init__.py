@@ -12,6 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import NoReturn
 
 from hostcallback.receiver.errors import HostCallbackError
+from hostcallback.receiver.terminal import printable
 
 COMMANDS: dict[str, str] = {
     "cat": "show the messages of a tap log",
@@ -75,7 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return BROKEN_PIPE
     except KeyboardInterrupt:
         return INTERRUPTED
-    except (HostCallbackError, OSError) as error:
+    except (HostCallbackError, OSError, MemoryError) as error:
         print(f"hcb: {_one_line(error)}", file=sys.stderr)
         try:
             sys.stdout.flush()
@@ -92,8 +93,10 @@ def _give_output_up() -> None:
 
 def _one_line(error: Exception) -> str:
     if isinstance(error, OSError) and error.strerror:
-        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
-    return str(error) or type(error).__name__
+        return printable(f"{error.filename}: {error.strerror}" if error.filename else error.strerror)
+    if isinstance(error, MemoryError):
+        return f"there is not enough memory: {printable(str(error)) or 'the data are too large for this machine'}"
+    return printable(str(error) or type(error).__name__)
 
 
 def script() -> NoReturn:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import re
+import reprlib
 import threading
 import tomllib
 from pathlib import Path
 from typing import Any
 
+from hostcallback.receiver import limits
 from hostcallback.receiver.control.errors import RuleFileError
 from hostcallback.receiver.log import logger
 from hostcallback.receiver.messages.registry import Registry
@@ -22,7 +24,7 @@ POLL_SEC = 1.0
 SETTLE_SEC = 0.1
 """Seconds for which a file must not change before it is read: its writer may not have finished."""
 
-MAX_BYTES = 1 << 20
+MAX_BYTES = limits.FILE_BYTES
 
 EXAMPLE = '["layer*/grad"] and below it every = 100'
 
@@ -44,13 +46,15 @@ def read_rules(path: Path) -> Table:
     try:
         text = data.decode()
         table = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise RuleFileError(f"{path} is not TOML: {error}; expected, for example, {EXAMPLE}") from error
+    except (ValueError, RecursionError) as error:
+        problem = f"it is nested too deep ({error})" if isinstance(error, RecursionError) else str(error)
+        raise RuleFileError(f"{path} is not TOML: {problem}; expected, for example, {EXAMPLE}") from error
     for pattern, settings in table.items():
         line = _line_of(text, pattern)
         if not isinstance(settings, dict):
             raise RuleFileError(
-                f"{path}, line {line}: {pattern} = {settings!r} belongs to no glob; expected, for example, {EXAMPLE}"
+                f"{path}, line {line}: {pattern} = {reprlib.repr(settings)} belongs to no glob; expected, for example, "
+                f"{EXAMPLE}"
             )
         for field, value in settings.items():
             where = f"{path}, line {_line_of(text, field, after=line)}: [{pattern!r}]"
@@ -64,7 +68,7 @@ def read_rules(path: Path) -> Table:
                 )
             try:
                 Rules().with_setting(pattern, {field: value})
-            except ValueError as error:
+            except (ValueError, TypeError, OverflowError, RecursionError) as error:
                 raise RuleFileError(f"{where}: {error}") from error
     return table
 

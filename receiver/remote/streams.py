@@ -65,7 +65,9 @@ class StreamKey:
     def of_folder(cls, name: str) -> StreamKey | None:
         """The key of a spool folder; None if the name is not a stream's."""
         found = _FOLDER.fullmatch(name)
-        return None if found is None else cls(found[1], int(found[2]), found[3])
+        if found is None or int(found[2]) > MAX_PROCESS:
+            return None
+        return cls(found[1], int(found[2]), found[3])
 
     def segment_name(self, number: int) -> str:
         """Name of one of its segments in a collector's folder of the run."""

@@ -131,7 +131,13 @@ class RunDelivery:
             return tap
         try:
             return BoundTap(
-                described, binding, unbound=self._unbound, waits=False, also=self._sinks, joint=joint
+                described,
+                binding,
+                unbound=self._unbound,
+                waits=False,
+                also=self._sinks,
+                joint=joint,
+                escapes=True,
             )
         except ValueError as error:  # its messages are skipped
             self.scope.deferred.add_lost(str(error), 1)

@@ -13,6 +13,7 @@ from hostcallback.receiver.messages.message import Message
 from hostcallback.receiver.sinks.format import Template
 from hostcallback.receiver.sinks.tap import Unflatten
 from hostcallback.receiver.sinks.unbatch import Array, Batchings, elements
+from hostcallback.receiver.terminal import printable
 
 VALUE_CHARS = 200
 """Longer texts of values are cut: a report is for reading."""
@@ -92,6 +93,8 @@ class CheckSink:
             }
             try:
                 text, problem = self._fill(args, kwargs), ""
+                if self._template.is_foreign:  # the report must not show a line that the check forged
+                    text = printable(text)
             except Exception as error:
                 text = self._template.fmt
                 problem = f"the message could not be formatted: {type(error).__name__}: {error}"

@@ -180,6 +180,7 @@ class BoundTap:
         waits: bool = True,
         also: Sequence[Sink] = (),
         joint: Callable[[TapDescriptor, Sink], Sink] | None = None,
+        escapes: bool = False,
     ) -> None:
         """Makes the tap.
 
@@ -192,6 +193,7 @@ class BoundTap:
             also: get every message, too, before the others.
             joint: makes the sink of shards of which other processes have the rest, from what consumes the whole values;
                 without it shards are handed on by themselves.
+            escapes: whether what it prints or logs by itself is escaped, as text from outside this process.
 
         Raises:
             ValueError: its params do not go with its kind.
@@ -200,9 +202,12 @@ class BoundTap:
         self._also = tuple(also)
         self._make = SINK_FACTORIES.get(described.tap_kind, _bound_tap)
         try:
-            self._by_itself = self._make(described, None) or unbound(described)
+            own = self._make(described, None)
+            if escapes and isinstance(own, FormatSink | PrintSink):
+                own = own.escaped()
+            self._by_itself = own or unbound(described)
             self.bind(binding)
-        except (LookupError, TypeError, ValueError, AttributeError) as error:
+        except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
             raise ValueError(
                 f"the tap {described.name!r} at {described.source_line} is described as of the kind "
                 f"{described.kind!r} with params that do not go with it: {error!r}"

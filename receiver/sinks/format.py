@@ -17,6 +17,7 @@ from hostcallback.receiver.sinks import described_template
 from hostcallback.receiver.sinks.print import SupportsWrite, write_at_once
 from hostcallback.receiver.sinks.tap import Unflatten
 from hostcallback.receiver.sinks.unbatch import Array, Batchings, for_each_element
+from hostcallback.receiver.terminal import printable_lines
 
 Deliver = Callable[[list[str]], None]
 """What becomes of the texts of one message."""
@@ -94,6 +95,15 @@ class FormatSink:
     def is_portable(self) -> bool:
         """Whether another process, with the same standard output, would do."""
         return isinstance(self._deliver, PrintLines) and self._deliver.stream is None
+
+    def escaped(self) -> FormatSink:
+        """The same sink, whose output is escaped."""
+        deliver = self._deliver
+
+        def deliver_escaped(texts: list[str]) -> None:
+            deliver([printable_lines(text, "    ") for text in texts])
+
+        return FormatSink(self._template, self._unflatten, self._batchings, deliver_escaped)
 
     def texts(self, message: Message) -> list[str]:
         """The texts of a message, one for each element."""

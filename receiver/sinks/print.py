@@ -12,6 +12,7 @@ import numpy as np
 
 from hostcallback.receiver.messages.message import Message
 from hostcallback.receiver.sinks.tap import Unflatten
+from hostcallback.receiver.terminal import printable_lines
 from hostcallback.receiver.wire.truncation import TruncatedArray
 
 WIDTH = 80
@@ -26,6 +27,14 @@ class SupportsWrite(Protocol):
 
     def write(self, text: str, /) -> Any:
         """Writes the text."""
+
+
+class EscapedOutput:
+    """The standard output as it is then, for text from outside this process."""
+
+    def write(self, text: str, /) -> None:
+        """Writes the text without what a terminal would obey."""
+        sys.stdout.write(printable_lines(text))
 
 
 def write_at_once(stream: SupportsWrite | None, text: str) -> None:
@@ -77,6 +86,13 @@ class PrintSink:
     def is_portable(self) -> bool:
         """Whether another process, with the same standard output, would do."""
         return self._stream is None
+
+    def escaped(self) -> PrintSink:
+        """The same sink, whose output is escaped."""
+        output = EscapedOutput()
+        return PrintSink(
+            self._kwargs, self._unflatten, output, self._threshold, with_device=self._with_device
+        )
 
     def texts(self, message: Message) -> list[str]:
         """What a message prints, without the device and the line's end."""

@@ -14,6 +14,7 @@ from hostcallback.receiver.messages.deferred_errors import OnError
 from hostcallback.receiver.runtime.isolated.ipc import ReaderConfig
 from hostcallback.receiver.runtime.isolated.liveness import stays_alive
 from hostcallback.receiver.runtime.isolated.options import ReaderOptions
+from hostcallback.receiver.terminal import printable
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -44,7 +45,10 @@ def run(arguments: argparse.Namespace) -> int:
             on_error=OnError.WARN,
         )
         reader = RingReader(order)
-        print(f"attached to {arguments.pid}: {', '.join(said['devices'])}; Ctrl-C detaches", file=sys.stderr)
+        print(
+            f"attached to {arguments.pid}: {printable(', '.join(said['devices']))}; Ctrl-C detaches",
+            file=sys.stderr,
+        )
         ended = False
         while not stopped and not ended:
             ready, _, _ = select.select([client.socket], [], [], 0.2)

@@ -18,6 +18,7 @@ from hostcallback.receiver.log import logger
 from hostcallback.receiver.messages.message import Sink
 from hostcallback.receiver.remote.brokers import BROKERS, Broker
 from hostcallback.receiver.sinks.metrics import JsonlWriter, metrics
+from hostcallback.receiver.terminal import printable_report
 
 if TYPE_CHECKING:
     from hostcallback.receiver.remote.collector.services import CollectingService
@@ -201,7 +202,7 @@ def run(arguments: argparse.Namespace) -> int:
         delivery.close()
     sys.stdout.flush()
     for check in delivery.failed_checks():
-        print(check.report(), file=sys.stderr)
+        print(printable_report(check.report()), file=sys.stderr)
     return 0
 
 

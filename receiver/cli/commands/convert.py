@@ -26,6 +26,7 @@ from hostcallback.receiver.taplog.reading.logged_message import LoggedMessage
 from hostcallback.receiver.taplog.reading.merge import LostRun
 from hostcallback.receiver.taplog.reading.reader import LogReader
 from hostcallback.receiver.taplog.reading.selection import Selection
+from hostcallback.receiver.terminal import printable
 
 FORMATS = ("jsonl", "npz", "parquet", "tensorboard", "trace")
 
@@ -102,7 +103,7 @@ def run(arguments: argparse.Namespace) -> int:
             raise CommandError(f"no message of the log is from the time of the profile {arguments.beside}")
     if isinstance(conversion, TensorBoardConversion):
         for reason, count in conversion.left_out.items():
-            print(f"hcb: left out: {count:,} of {reason}", file=sys.stderr)
+            print(f"hcb: left out: {count:,} of {printable(reason)}", file=sys.stderr)
     return report_damage(damaged)
 
 

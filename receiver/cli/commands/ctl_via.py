@@ -14,7 +14,7 @@ from hostcallback.receiver.cli.output.messages import make_safe
 from hostcallback.receiver.cli.output.tables import seconds_text, text_table
 from hostcallback.receiver.runtime.rules.names import matching
 from hostcallback.receiver.runtime.rules.rules import settings_text
-from hostcallback.receiver.taplog.render.json_value import printable
+from hostcallback.receiver.terminal import printable
 
 if TYPE_CHECKING:
     from hostcallback.receiver.remote.control.client import Answers, ProcessAnswer

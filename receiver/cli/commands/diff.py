@@ -18,7 +18,8 @@ from hostcallback.receiver.taplog.diff.device_log import ComparedLog
 from hostcallback.receiver.taplog.diff.messages import value_text
 from hostcallback.receiver.taplog.reading.logged_message import LoggedMessage
 from hostcallback.receiver.taplog.reading.selection import Selection
-from hostcallback.receiver.taplog.render.json_value import plain_value, printable
+from hostcallback.receiver.taplog.render.json_value import plain_value
+from hostcallback.receiver.terminal import printable
 from hostcallback.receiver.wire.dtypes import Array
 
 SAME, DIFFERENT, FAILED = 0, 1, 2
@@ -104,7 +105,7 @@ def _show(difference: Difference, as_json: bool) -> None:
     ]
     step = "no step" if logged.step is None else f"step {logged.step}"
     where = f"{difference.device.device}, process {difference.device.process}, message {', '.join(seqs)}"
-    print(f"{step}: {printable(consumer.name)} at {printable(consumer.source_line)}, {where}")
+    print(f"{step}: {printable(consumer.name)} at {printable(consumer.source_line)}, {printable(where)}")
     print(f"  {printable(found.text)}")
     for leaf in found.leaves[1:]:
         print(f"  {printable(value_text(leaf))}")

@@ -12,6 +12,7 @@ from hostcallback.receiver.cli.output.unmatched import report_unmatched
 from hostcallback.receiver.replayer.replay import Replay
 from hostcallback.receiver.taplog.reading.reader import LogReader
 from hostcallback.receiver.taplog.render.json_value import plain_value
+from hostcallback.receiver.terminal import printable_report
 
 MAX_LINES = 10_000
 
@@ -33,7 +34,7 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.json:
             print(json.dumps(plain_value(check.as_dict()), allow_nan=False))
         else:
-            print(f"{chr(10) if number else ''}{check.report()}")
+            print(f"{chr(10) if number else ''}{printable_report(check.report())}")
     if not replayed.failed_checks and not arguments.json:
         print("no check failed")
     sys.stdout.flush()

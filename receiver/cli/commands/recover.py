@@ -16,6 +16,7 @@ from hostcallback.receiver.taplog.format.errors import Damage
 from hostcallback.receiver.taplog.reading.logged_message import LoggedMessage
 from hostcallback.receiver.taplog.reading.reader import LogReader
 from hostcallback.receiver.taplog.reading.selection import Selection
+from hostcallback.receiver.terminal import printable
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -55,14 +56,14 @@ def run(arguments: argparse.Namespace) -> int:
     sys.stdout.flush()
     problems = [problem for flight in flights for problem in flight.problems]
     for problem in problems:
-        print(f"hcb: {problem}", file=sys.stderr)
+        print(f"hcb: {printable(problem)}", file=sys.stderr)
     return report_damage(damaged) or bool(problems)
 
 
 def _introduce(flight: Flight) -> None:
-    print(f"{flight.title}")
+    print(printable(flight.title))
     for ring in flight.rings:
-        print(f"  {ring.name}: {_describe(ring)}")
+        print(f"  {printable(ring.name)}: {_describe(ring)}")
 
 
 def _describe(ring: RingContents) -> str:

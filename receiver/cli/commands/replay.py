@@ -15,11 +15,13 @@ from hostcallback.receiver.cli import CommandError
 from hostcallback.receiver.cli.arguments.selection import add_log, add_selection, add_shards, selection, speed
 from hostcallback.receiver.cli.output.messages import make_safe, report_damage
 from hostcallback.receiver.cli.output.unmatched import report_unmatched
+from hostcallback.receiver.log import INDENT
 from hostcallback.receiver.messages.check_report import CheckError
 from hostcallback.receiver.messages.message import Sink
 from hostcallback.receiver.replayer.replay import Replay, Replayed
 from hostcallback.receiver.sinks.metrics import JsonlWriter, metrics
 from hostcallback.receiver.taplog.reading.reader import LogReader
+from hostcallback.receiver.terminal import printable, printable_lines
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -61,7 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
     status = report_damage(replayed.damaged)
     for error in () if report is None else report.exceptions:
         if not damaged or not any(text in str(error) for text in damaged):
-            print(f"hcb: {_described(error)}", file=sys.stderr)
+            print(f"hcb: {printable_lines(_described(error), INDENT)}", file=sys.stderr)
             status = 1
     _sum_up(replayed)
     nothing = not replayed.messages and not replayed.skipped
@@ -80,9 +82,9 @@ def _sum_up(replayed: Replayed) -> None:
     if replayed.skipped:
         taps = ", ".join(f"{name} ({count:,})" for name, count in replayed.skipped.most_common(8))
         text += f"; no function takes those of {taps}: --bind NAME=WHERE:FUNCTION"
-    print(text, file=sys.stderr)
+    print(printable(text), file=sys.stderr)
     for reason, count in replayed.incomplete.items():
-        print(f"hcb: {count:,} value(s) of {reason}", file=sys.stderr)
+        print(f"hcb: {count:,} value(s) of {printable(reason)}", file=sys.stderr)
 
 
 def _bound(text: str) -> tuple[str, Callable[..., Any]]:

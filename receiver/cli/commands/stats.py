@@ -12,8 +12,8 @@ from hostcallback.receiver.cli.output.unmatched import report_unmatched
 from hostcallback.receiver.taplog.format.errors import Damage
 from hostcallback.receiver.taplog.reading.reader import LogReader
 from hostcallback.receiver.taplog.render.json_message import process_text
-from hostcallback.receiver.taplog.render.json_value import printable
 from hostcallback.receiver.taplog.render.tap_stats import TapStats, gather
+from hostcallback.receiver.terminal import printable
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -39,7 +39,7 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         _print(taps)
         for note in found.lost:
-            print(f"{process_text(note.writer)}, {note.lost.device}: {lost_text(note.lost)}")
+            print(f"{process_text(note.writer)}, {printable(note.lost.device)}: {lost_text(note.lost)}")
         for damage in found.damaged:
             if damage.torn:
                 print(f"{_torn(damage)}")
@@ -49,7 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _torn(damage: Damage) -> str:
     count = f", {damage.messages} message(s) are incomplete" if damage.messages > 0 else ""
-    return f"{damage.path.name} ends where its process was killed, or is still writing{count}"
+    return f"{printable(damage.path.name)} ends where its process was killed, or is still writing{count}"
 
 
 def _print(taps: list[TapStats]) -> None:
@@ -78,7 +78,7 @@ def _print(taps: list[TapStats]) -> None:
             cell.rjust(width) if place in right else cell.ljust(width)
             for place, (cell, width) in enumerate(zip(row, widths, strict=True))
         )
-        print("  ".join(cells).rstrip())
+        print(printable("  ".join(cells).rstrip()))
 
 
 def _devices(tap: TapStats) -> str:

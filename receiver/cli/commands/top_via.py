@@ -12,7 +12,7 @@ from hostcallback.receiver.cli.commands.ctl_via import mixed, places
 from hostcallback.receiver.cli.output.messages import make_safe
 from hostcallback.receiver.cli.output.rates import between, show
 from hostcallback.receiver.cli.output.tables import bytes_text, text_table
-from hostcallback.receiver.taplog.render.json_value import printable
+from hostcallback.receiver.terminal import printable
 
 if TYPE_CHECKING:
     from hostcallback.receiver.remote.control.client import CollectorControl, ProcessAnswer

@@ -7,6 +7,8 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator
 
+from hostcallback.receiver.terminal import printable
+
 Show = Callable[[list[str]], None]
 
 
@@ -51,7 +53,7 @@ def _plain_screen() -> Iterator[Show]:
 
 def _fitting(lines: list[str]) -> list[str]:
     size = shutil.get_terminal_size()
-    shown = [line[: size.columns] for line in lines[: size.lines - 1]]
+    shown = [printable(line)[: size.columns] for line in lines[: size.lines - 1]]
     if len(lines) > len(shown):
         shown[-1] = f"... {len(lines) - len(shown) + 1} more lines"[: size.columns]
     return shown

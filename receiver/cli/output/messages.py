@@ -11,8 +11,9 @@ from hostcallback.receiver.taplog.format.errors import Damage, Lost
 from hostcallback.receiver.taplog.reading.logged_message import LoggedMessage
 from hostcallback.receiver.taplog.reading.merge import LostRun
 from hostcallback.receiver.taplog.render.json_message import as_dict, process_text
-from hostcallback.receiver.taplog.render.json_value import printable, short_text
+from hostcallback.receiver.taplog.render.json_value import short_text
 from hostcallback.receiver.taplog.render.text import message_text
+from hostcallback.receiver.terminal import printable
 
 VALUE_CHARS = 160
 """Length to which lines of text shorten values."""
@@ -42,7 +43,7 @@ class Show:
         message = logged.message
         step = "-" if logged.step is None else str(logged.step)
         parts = [time_text(message.time_ns), *([process_text(logged.writer)] if several else [])]
-        parts += [message.device, step, printable(message.consumer.name), self._value(logged)]
+        parts += [printable(message.device), step, printable(message.consumer.name), self._value(logged)]
         if message.shard_index is not None:
             parts.append(" ".join(_place(place) for place in message.shard_index if place))
         if logged.folded:
@@ -54,7 +55,17 @@ class Show:
         """Writes a note of lost messages, in the text format only."""
         if not self._as_json:
             where = [process_text(run.writer)] if several else []
-            print("  ".join([time_text(run.lost.time_ns), *where, run.lost.device, "-", lost_text(run.lost)]))
+            print(
+                "  ".join(
+                    [
+                        time_text(run.lost.time_ns),
+                        *where,
+                        printable(run.lost.device),
+                        "-",
+                        lost_text(run.lost),
+                    ]
+                )
+            )
 
     def _value(self, logged: LoggedMessage) -> str:
         try:

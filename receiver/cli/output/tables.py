@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from hostcallback.receiver.terminal import printable
+
 
 def text_table(head: Sequence[str], rows: Sequence[Sequence[str]], left: Sequence[int] = (0,)) -> list[str]:
     """Formats a table whose columns are as wide as their longest text.
@@ -13,6 +15,7 @@ def text_table(head: Sequence[str], rows: Sequence[Sequence[str]], left: Sequenc
         rows: texts.
         left: indices of the columns that are aligned to the left; the others are aligned to the right.
     """
+    rows = [[*map(printable, row)] for row in rows]
     widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
 
     def line(cells: Sequence[str]) -> str:

@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 
 from hostcallback.receiver.taplog.reading.reader import LogReader
 from hostcallback.receiver.taplog.reading.selection import Selection
-from hostcallback.receiver.taplog.render.json_value import printable
+from hostcallback.receiver.terminal import printable
 
 
 def report_unmatched(reader: LogReader, wanted: Selection) -> int:

@@ -18,7 +18,7 @@ from hostcallback.receiver.remote.options import Forward
 from hostcallback.receiver.remote.protocol import SERVICE
 from hostcallback.receiver.remote.sending.grpc_diagnostics import no_control
 from hostcallback.receiver.remote.sending.grpc_transport import make_channel, metadata_of, translated
-from hostcallback.receiver.taplog.render.json_value import printable
+from hostcallback.receiver.terminal import printable
 
 
 class ProcessAnswer(NamedTuple):

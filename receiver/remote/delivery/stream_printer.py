@@ -11,10 +11,14 @@ from hostcallback.receiver.messages.message import Message, Sink
 from hostcallback.receiver.messages.steps import StepSource, step_place
 from hostcallback.receiver.sinks.factory import texts_of
 from hostcallback.receiver.sinks.print import write_at_once
-from hostcallback.receiver.taplog.render.json_value import printable, short_text
+from hostcallback.receiver.taplog.render.json_value import short_text
 from hostcallback.receiver.taplog.render.text import text_of
+from hostcallback.receiver.terminal import printable, printable_lines
 from hostcallback.receiver.wire import pytree as tree
 from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
+
+INDENT = "  "
+"""What the lines of a text of several lines begin with, so that none can pass for a line with an origin."""
 
 
 class StreamPrinter:
@@ -45,8 +49,8 @@ class StreamPrinter:
             return
         text = self._text(described, message)
         start = self._start(described, device)
-        between = "\n" if "\n" in text else " "
-        write_at_once(sys.stdout, f"{start}{between}{text}\n")
+        between = f"\n{INDENT}" if "\n" in text else " "
+        write_at_once(sys.stdout, f"{start}{between}{printable_lines(text, INDENT)}\n")
 
     def see(self, message: Message, sink: Sink) -> Sink:
         """Notes the step of a shard; returns a sink for the whole value that prints it with this step.

@@ -68,8 +68,8 @@ class OrphanSender:
     def _sender_of(self, folder: StreamFolder) -> Sender | None:
         try:
             source = OrphanSpool(folder)
-        except OSError as error:
-            logger.warning("%s cannot be read: %s", folder.path, error)
+        except Exception as error:  # whatever another process left there, this program goes on
+            logger.warning("%s cannot be read: %s: %s", folder.path, type(error).__name__, error)
             folder.release()
             return None
         logger.info("forwarding the spool that the process of %s left", folder.key)

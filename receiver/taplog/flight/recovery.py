@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from hostcallback.receiver import limits
 from hostcallback.receiver.errors import HostCallbackError
 from hostcallback.receiver.sources.source import Frame
 from hostcallback.receiver.taplog.flight.recorder import PROCESS_FILE, TAPS_FILE
@@ -24,6 +25,8 @@ from hostcallback.receiver.taplog.writing.segment_writer import SegmentWriter
 from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
 
 CHUNK_FRAMES = 1024
+MAX_WORDS = 1000
+"""Words of a process's command line that are shown."""
 
 
 class NoFlightError(HostCallbackError):
@@ -80,8 +83,8 @@ class Flight:
         if not self.process:
             return self.folder.name
         started = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.process["started_ns"] // 10**9))
-        command = " ".join(map(str, self.process.get("command", ())))
         running = ", still running" if self.is_running else ""
+        command = " ".join(self.process["command"])
         return f"{self.process['host']}:{self.process['pid']} {command} (started {started}{running})"
 
 
@@ -105,10 +108,10 @@ def find_flights(directory: Path) -> list[Flight]:
 def _read(folder: Path) -> Flight:
     flight = Flight(folder, {})
     try:
-        process = json.loads((folder / PROCESS_FILE).read_text(encoding="utf-8"))
-        if isinstance(process, dict) and isinstance(process.get("started_ns"), int):
-            flight.process = process
-    except (OSError, ValueError) as error:
+        with (folder / PROCESS_FILE).open("rb") as file:
+            data = file.read(limits.FILE_BYTES + 1)
+        flight.process = _process(data)
+    except (OSError, ValueError, RecursionError) as error:
         flight.problems.append(f"{folder / PROCESS_FILE} does not identify the process: {error}")
     for path in sorted(folder.glob(f"*{SUFFIX}")):
         try:
@@ -116,6 +119,21 @@ def _read(folder: Path) -> Flight:
         except (OSError, HostCallbackError) as error:
             flight.problems.append(str(error))
     return flight
+
+
+def _process(data: bytes) -> dict[str, Any]:
+    if len(data) > limits.FILE_BYTES:
+        raise ValueError(f"it is longer than {limits.FILE_BYTES} bytes")
+    found = json.loads(data)
+    known = found if isinstance(found, dict) else {}
+    host, pid, started_ns = known.get("host"), known.get("pid"), known.get("started_ns")
+    command = known.get("command", [])
+    if type(host) is not str or type(pid) is not int or type(started_ns) is not int:
+        raise ValueError("it does not state host, pid and started_ns")
+    if not 0 < pid < 2**31 or not 0 <= started_ns < 2**63 or not isinstance(command, list):
+        raise ValueError(f"it states the process {str(pid)[:20]}, begun at {str(started_ns)[:20]}")
+    words = [str(word)[: limits.NAME_CHARS] for word in command[:MAX_WORDS]]
+    return {"host": host[: limits.NAME_CHARS], "pid": pid, "started_ns": started_ns, "command": words}
 
 
 def write_log(flight: Flight, directory: Path, *, delivered: bool = True) -> Path:

@@ -92,7 +92,10 @@ def read_ring(path: Path) -> RingContents:
         RingFileError: it is not a ring's file, or of a newer version.
         OSError: it cannot be read.
     """
-    data = np.fromfile(path, np.uint8)
+    try:
+        data = np.fromfile(path, np.uint8)
+    except MemoryError as error:
+        raise RingFileError(f"{path} is larger than this machine's memory") from error
     start = data[: _CONTROL.size].tobytes()
     if not start.startswith(MAGIC) or len(start) < _CONTROL.size:
         raise RingFileError(
@@ -105,7 +108,11 @@ def read_ring(path: Path) -> RingContents:
         raise RingFileError(
             f"{path} has version {version}, this package reads version {VERSION}: upgrade hostcallback here"
         )
-    if capacity % ALIGNMENT or page + capacity > len(data) or blocks_at + blocks_bytes > len(data):
+    if capacity < ALIGNMENT or capacity % ALIGNMENT or page < _DELIVERED + 8 or page % 8:
+        raise RingFileError(
+            f"{path} states a ring of {capacity} bytes from {page} on: its first page is damaged"
+        )
+    if page + capacity > len(data) or blocks_at + blocks_bytes > len(data):
         raise RingFileError(
             f"{path} has {len(data)} bytes, its first page says {page} + {capacity} + {blocks_bytes}: it was truncated"
         )

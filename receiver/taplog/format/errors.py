@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hostcallback.receiver.errors import HostCallbackError
+from hostcallback.receiver.terminal import printable
 
 
 class TapLogError(HostCallbackError):
@@ -53,7 +54,9 @@ class Damage(NamedTuple):
     def __str__(self) -> str:
         """Describes the damage in one line."""
         count = f" with {self.messages} message(s)" if self.messages >= 0 else ""
-        return f"{self.path}: {self.reason}: skipped {self.nbytes} bytes{count} at offset {self.offset}"
+        return printable(
+            f"{self.path}: {self.reason}: skipped {self.nbytes} bytes{count} at offset {self.offset}"
+        )
 
 
 class Lost(NamedTuple):

@@ -7,7 +7,8 @@ from typing import Any
 
 from hostcallback.receiver.taplog.reading.logged_message import LoggedMessage
 from hostcallback.receiver.taplog.reading.segment_reader import Writer
-from hostcallback.receiver.taplog.render.json_value import plain_value, printable
+from hostcallback.receiver.taplog.render.json_value import plain_value
+from hostcallback.receiver.terminal import printable
 from hostcallback.receiver.wire.dtypes import Array
 
 

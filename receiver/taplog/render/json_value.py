@@ -9,6 +9,7 @@ import numpy as np
 
 from hostcallback.receiver import limits
 from hostcallback.receiver.sinks.described_template import HEAD
+from hostcallback.receiver.terminal import printable
 from hostcallback.receiver.wire.pytree import FLOAT0, Node, Opaque
 from hostcallback.receiver.wire.truncation import TruncatedArray
 
@@ -123,10 +124,3 @@ def _text(value: Any, short: bool) -> str:
         opening, closing = "()" if isinstance(value, tuple) else "[]"
         return opening + ", ".join(_text(item, short) for item in value) + closing
     return repr(value)
-
-
-def printable(text: str) -> str:
-    """Escapes control characters as Python does, so that a terminal does not interpret them."""
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

@@ -1,0 +1,108 @@
+"""No text of a log, a flight file or a stream reaches the terminal, or the log of a program, as it is."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from hostcallback.receiver.cli import main
+from hostcallback.receiver.log import logger
+from hostcallback.receiver.remote.collector.store import Store
+from hostcallback.receiver.remote.delivery.delivery import Delivery
+from hostcallback.receiver.remote.streams import StreamKey
+from hostcallback.receiver.terminal import printable, printable_lines, printable_report
+from hostile_log import FORGED, HOSTILE, UNSAFE, write_hostile_flight, write_hostile_log
+
+
+def check(text: str) -> None:
+    """Fails for text that a terminal would obey, or with a line that a sender made."""
+    assert not UNSAFE & set(text), sorted(UNSAFE & set(text))
+    assert not [line for line in text.split("\n") if line.startswith(FORGED)]
+
+
+Command = Callable[[Path, Path], list[str | Path]]
+COMMANDS: dict[str, Command] = {
+    "cat": lambda log, flight: ["cat", log],
+    "cat --full": lambda log, flight: ["cat", "--full", log],
+    "cat --json": lambda log, flight: ["cat", "--json", log],
+    "cat --shards": lambda log, flight: ["cat", "--shards", log],
+    "cat with a name": lambda log, flight: ["cat", log, "--name", HOSTILE.replace("\0", "")],
+    "tail": lambda log, flight: ["tail", log],
+    "stats": lambda log, flight: ["stats", log],
+    "stats --json": lambda log, flight: ["stats", "--json", log],
+    "errors": lambda log, flight: ["errors", log],
+    "errors --json": lambda log, flight: ["errors", "--json", log],
+    "diff": lambda log, flight: ["diff", log, log.with_name("other")],
+    "diff --all": lambda log, flight: ["diff", "--all", log, log.with_name("other")],
+    "recover": lambda log, flight: ["recover", flight],
+    "missing": lambda log, flight: ["cat", log.with_name(f"none{HOSTILE}".replace("\0", ""))],
+    "convert": lambda log, flight: ["convert", log, "--to", "jsonl", log.with_name("out.jsonl")],
+}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_commands(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log = write_hostile_log(tmp_path / "log")
+    write_hostile_log(tmp_path / "other", value=2.5)
+    flight = write_hostile_flight(tmp_path / "flight")
+    try:
+        main([str(word) for word in COMMANDS[name](log, flight)])
+    except SystemExit as error:
+        assert error.code == 2, "only wrong arguments may end it"
+    shown = capsys.readouterr()
+    check(shown.out)
+    check(shown.err)
+    assert shown.out or shown.err or name == "convert"
+
+
+def test_replay_prints_no_controls(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log = write_hostile_log(tmp_path / "log")
+    main(["replay", str(log)])
+    shown = capsys.readouterr()
+    # What printed in the program prints again, lines included; the terminal obeys none of it.
+    assert not UNSAFE & set(shown.out)
+    check(shown.err)
+
+
+@pytest.mark.parametrize("everything", [False, True])
+def test_the_collector(
+    everything: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    log = write_hostile_log(tmp_path / "log")
+    store = Store(tmp_path / "stored")
+    key = StreamKey("run", 0, "0" * 16)
+    folder = store.folder(key.run)
+    folder.mkdir()
+    (segment,) = log.iterdir()
+    segment.rename(folder / key.segment_name(1))
+    delivery = Delivery(store, everything=everything)
+    assert delivery.wait_idle(30)
+    for failed in delivery.failed_checks():
+        check(printable_report(failed.report()))
+    delivery.close()
+    store.close()
+    check(capsys.readouterr().out)
+    check(caplog.text)
+    assert caplog.records
+
+
+def test_records_of_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    try:
+        raise ValueError(HOSTILE)
+    except ValueError:
+        logger.exception("a stream says %s", HOSTILE)
+    logger.warning(HOSTILE)
+    record = caplog.records[0]
+    check(record.getMessage())
+    check(logging.Formatter().format(caplog.records[1]))
+    assert not UNSAFE & set(logging.Formatter().format(record))
+
+
+def test_printable_text_stays_as_it_is() -> None:
+    text = "loss = 0.5 ± 1e-3, Größe 3 x 4, 損失"
+    assert printable(text) == printable_lines(text) == text
+    assert printable_lines("[[1 2]\n [3 4]]\tx", "  ") == "[[1 2]\n   [3 4]]\tx"
+    assert printable("\ud800") == "\\ud800"
