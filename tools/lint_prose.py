@@ -37,6 +37,7 @@ PROSE_CHECKED = (
     "receiver/native",
     "receiver/remote",
     "receiver/replayer",
+    "receiver/runtime",
     "receiver/sources",
     "receiver/taplog",
     "receiver/wire",

@@ -21,10 +21,10 @@ from hostcallback.receiver.sources.source import Batch, Source
 from hostcallback.receiver.wire import CorruptStreamError
 
 MakeCalls = Callable[[str, Any, Callable[[Batch], None]], Calls]
-"""Makes the calls of a device from its name, its source and what delivers a batch."""
+"""Makes the `Calls` of a device from its name, its source and the function that delivers a batch."""
 
 FEW = 4
-"""Fewer messages do not wait for arrangements about the interpreter lock, which take longer than they do."""
+"""Batches of fewer messages are delivered without a `GilThrottle`, whose set-up would take longer than they do."""
 
 _tokens = itertools.count(1)
 
@@ -34,8 +34,8 @@ class DeviceReceiver:
 
     Attributes:
         name: the device's name, such as `cpu:0`.
-        source: where the frames come from.
-        calls: runs what the device calls.
+        source: source of the frames.
+        calls: runs the host functions of the device's calls.
     """
 
     def __init__(
@@ -50,11 +50,20 @@ class DeviceReceiver:
         before_release: Callable[[], None] | None = None,
         continues_from: int | None = None,
     ) -> None:
-        """Starts the thread at once, accounting to `scope`.
+        """Starts the thread. The messages count in `scope`.
 
-        `before_release`: messages stay with the source until they are delivered and this was called, for another
-        receiver to find if this process dies; else only until they are decoded. `continues_from`: how many messages of
-        the source another receiver has had before.
+        Args:
+            name: the device's name.
+            device: the object that tap functions get as `device`.
+            source: source of the frames.
+            registry: consumer ids to consumers.
+            scope: the first scope.
+            make_calls: makes `calls`.
+            before_release: called after a batch is delivered, before the source frees its memory. With it, messages
+                stay in the source until they are delivered, so that another receiver finds them if this process dies;
+                without it, only until they are decoded.
+            continues_from: number of messages that another receiver has read from the source before; None if no
+                receiver has.
         """
         self._before_release = before_release
         self.name = name
@@ -69,8 +78,8 @@ class DeviceReceiver:
             self._enter_scope,
             self.calls,
             continues=continues_from is not None,
-            # A reader process copies nothing ahead: if it dies, its parent reads on from what was released, and would
-            # record once more what had been copied.
+            # A reader process copies no frames ahead: if it dies, its parent reads on from the last released frame and
+            # would record the copied frames a second time.
             source=source if before_release is None else None,
         )
         self._switches: dict[int, Scope] = {}
@@ -86,12 +95,12 @@ class DeviceReceiver:
 
     @property
     def scope(self) -> Scope:
-        """The scope that accounts for what is delivered now."""
+        """The scope that counts the messages delivered now."""
         return self._dispatcher.scope
 
     @property
     def device(self) -> Any:
-        """What tap functions get as `device`."""
+        """The object that tap functions get as `device`."""
         return self._dispatcher.device
 
     @property
@@ -100,16 +109,16 @@ class DeviceReceiver:
         return self._thread
 
     def switch(self, scope: Scope) -> None:
-        """Sends the end-of-stream sentinel: what is emitted before it stays with the current scope."""
+        """Sends an END_OF_STREAM frame. Messages before it count in the current scope, later ones in `scope`."""
         token = next(_tokens)
         self._switches[token] = scope
         scope.opened(self.name)
         self.source.send_end(token)
 
     def stop(self, timeout_sec: float, *, drain: bool = True) -> bool:
-        """Ends the thread after the frames queued so far; False if it is still busy at the timeout.
+        """Ends the thread after the frames queued so far. Returns False if it is still busy at the timeout.
 
-        Without `drain`, after the batch that it delivers now: what is left is for another receiver.
+        Without `drain` the thread ends after its current batch and leaves the rest to another receiver.
         """
         self._leaving = not drain
         self._stopping = True
@@ -120,28 +129,28 @@ class DeviceReceiver:
 
     @property
     def tap_counters(self) -> TapCounters | None:
-        """What is counted for each tap by itself; None while nobody wants to know."""
+        """The counters of each tap; None while no client reads them."""
         return self._dispatcher.tap_counters
 
     def count_taps(self, on: bool) -> None:
-        """Begins or ends counting for each tap."""
+        """Begins or ends counting per tap."""
         self._dispatcher.count_taps(on)
 
     def running_tap(self) -> tuple[Consumer, float] | None:
-        """The consumer whose sink runs now and for how many seconds; None between messages."""
+        """Returns the consumer whose sink runs now and for how many seconds; None between messages."""
         since, consumer = self._dispatcher.current_since, self._dispatcher.current
         return None if consumer is None else (consumer, perf_counter() - since)
 
     def queued(self) -> int:
-        """Frames accepted from the device and not yet delivered."""
+        """Returns the number of frames that the device has emitted and that are not delivered yet."""
         emitted = self.source.counters().emitted
         with self._progress:
             return max(0, emitted - self._consumed - self._dispatcher.delivered)
 
     def wait_consumed(self, emitted: int, timeout_sec: float) -> bool:
-        """Waits until the first `emitted` frames were delivered; False when `timeout_sec` passed."""
-        self.source.wake()  # in a busy stream the reader rests between two looks
-        self._share.forget()  # who waits was mostly who wanted it
+        """Waits until the first `emitted` frames are delivered. Returns False after `timeout_sec`."""
+        self.source.wake()  # in a busy stream the reader sleeps between two reads
+        self._share.forget()  # the thread that competed for the interpreter lock is mostly the one that waits here
         with self._progress:
             self._waiters += 1
             try:
@@ -152,7 +161,7 @@ class DeviceReceiver:
                 self._waiters -= 1
 
     def describe_wait(self) -> str:
-        """What it is doing and how much waits behind it, with the cure."""
+        """Says which function runs, how many messages are queued behind it, and what the user can do."""
         counters = self.source.counters()
         queued = f"{self.queued()} message(s) ({counters.queued_bytes} bytes) queued"
         if counters.waiting_producers:
@@ -203,7 +212,7 @@ class DeviceReceiver:
                 if self._stopping and not self.queued():
                     return
         except BaseException:
-            # Nothing above may raise; if it does, say so: a dead thread would block the device.
+            # The loop should not raise. If it does, the log must say so, because a dead thread blocks the device.
             logger.critical("receiver thread of %s failed", self.name, exc_info=True)
             raise
         finally:
@@ -221,7 +230,7 @@ class DeviceReceiver:
             self._consume(count)
 
     def _consume(self, count: int) -> None:
-        # Frames that turned out to be no message are through with those around them.
+        # Frames that the source discarded (they hold no message) count as consumed with the frames around them.
         discarded = self.source.discarded()
         self._consumed += count + discarded - self._discarded
         self._discarded = discarded
@@ -235,7 +244,7 @@ class DeviceReceiver:
             self._dispatcher.lose(f"no memory for messages of {self.name}: {error}", batch.count)
             batch.release()
             return
-        # Decoded arrays are copies: however slow the taps are, the device has its room back at once.
+        # Decoded arrays are copies, so slow taps do not keep the memory of the ring.
         if self._before_release is None:
             batch.release()
         with self._dispatcher.feed.while_delivering():
@@ -245,7 +254,7 @@ class DeviceReceiver:
             batch.release()
 
     def _resynchronize(self) -> None:
-        # How many messages a damaged stretch held is an estimate; what is not queued any more is over.
+        # The number of messages in damaged bytes is an estimate. All messages that are not queued count as consumed.
         counters = self.source.counters()
         with self._progress:
             self._consume(0)

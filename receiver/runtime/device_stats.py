@@ -1,4 +1,4 @@
-"""Per-device statistics of a receiver, and the summary people read."""
+"""Per-device statistics of a receiver, and their summary as a text table."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class DeviceStats:
-    """What one device's receiver did within one scope.
+    """Counts of one device's receiver within one scope.
 
     Attributes:
         device: the device's name, such as `cpu:0`.
@@ -21,10 +21,10 @@ class DeviceStats:
         unrecorded: messages that the receiver's recorder could not write.
         tap_sec: seconds spent in tap functions.
         queued_messages: messages in the device's queue at the time of the snapshot; 0 once the receiver is closed.
-        queued_bytes: bytes of those.
-        waiting_emissions: emissions that waited for room then.
+        queued_bytes: bytes of the queued messages.
+        waiting_emissions: emissions that waited for room at the time of the snapshot.
         first_time_ns: Unix time at which the first message was emitted; 0 for none.
-        last_time_ns: Unix time at which the last one was.
+        last_time_ns: Unix time at which the last message was emitted; 0 for none.
     """
 
     device: str
@@ -43,12 +43,12 @@ class DeviceStats:
 
     @property
     def messages_per_sec(self) -> float:
-        """Messages over the time from the first emission to the last; 0 for fewer than two."""
+        """Messages divided by the seconds from the first emission to the last; 0 for fewer than two messages."""
         span = (self.last_time_ns - self.first_time_ns) * 1e-9
         return self.delivered / span if span > 0 else 0.0
 
     def add(self, other: DeviceStats) -> None:
-        """Adds another row's counts to this one's."""
+        """Adds another row's counts to this row."""
         for name in _COUNTS:
             setattr(self, name, getattr(self, name) + getattr(other, name))
 
@@ -58,7 +58,7 @@ class DeviceStats:
             setattr(self, name, getattr(self, name) - getattr(other, name))
 
     def copy(self) -> DeviceStats:
-        """A snapshot."""
+        """Returns a copy."""
         return dataclasses.replace(self)
 
 
@@ -66,7 +66,7 @@ _COUNTS = ("delivered", "delivered_bytes", "dropped", "failed", "unknown", "unre
 
 
 def merge_row(rows: list[DeviceStats], row: DeviceStats) -> None:
-    """Adds what another process did for a device to that device's row among `rows`, or the row."""
+    """Adds a row of the reader process to the row of the same device in `rows`, or appends a copy."""
     own = next((own for own in rows if own.device == row.device), None)
     if own is None:
         rows.append(row.copy())
@@ -79,7 +79,7 @@ def merge_row(rows: list[DeviceStats], row: DeviceStats) -> None:
 
 
 def summarize(name: str, stats: Sequence[DeviceStats]) -> str:
-    """A short table of the devices that had messages, one line each."""
+    """Returns a text table with one line per device that had messages."""
     title = f"receiver {name!r}" if name else "receiver"
     active = [s for s in stats if s.delivered or s.dropped or s.unknown]
     if not active:

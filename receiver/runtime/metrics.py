@@ -1,4 +1,4 @@
-"""What is counted of a process's receivers, by name. docs/metrics.md lists them."""
+"""The metrics of a process's receivers, by name. docs/metrics.md lists them."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from hostcallback.receiver.runtime.runtime import Runtime
 from hostcallback.receiver.sources.source import SourceCounters
 
 BEGUN_NS = time.time_ns()
-"""When counting began: Unix time."""
+"""Unix time at which counting began."""
 
 
 class Metric(NamedTuple):
-    """One thing that is counted.
+    """One metric with its values.
 
     Attributes:
-        name: without a prefix.
-        text: what it is.
-        grows: whether it only grows; if not it is the state now.
-        label: what it is told apart by, "device" or "tap".
-        values: the numbers, by that.
+        name: name without a prefix.
+        text: description, one sentence.
+        grows: True for a counter, which only grows; False for a gauge, which is the current state.
+        label: name of the label of the values, "device" or "tap".
+        values: pairs of a label's value and the number.
     """
 
     name: str
@@ -55,7 +55,7 @@ _QUEUES: tuple[tuple[str, str, Callable[[SourceCounters], float]], ...] = (
 
 
 def collect_metrics(runtime: Runtime) -> Iterator[Metric]:
-    """The figures now. Takes no lock that delivery holds for long. Any thread."""
+    """Yields the current metrics. Takes no lock that delivery holds for long. Any thread."""
     rows = runtime.totals()
     counters = [(receiver.name, receiver.source.counters()) for receiver in runtime.receivers()]
     for name, text, read in _OF_STATS:

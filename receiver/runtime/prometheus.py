@@ -1,4 +1,4 @@
-"""The runtime's metrics for Prometheus, read when they are scraped. docs/metrics.md names them."""
+"""Serves the runtime's metrics to Prometheus; each scrape reads them. docs/metrics.md lists them."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from hostcallback.receiver.runtime.runtime import Runtime, runtime
 
 
 class RuntimeCollector:
-    """What prometheus_client collects of a process: figures of each device, and what rules suppressed of each tap."""
+    """Collector for prometheus_client: counters and gauges per device, and suppressed messages per tap."""
 
     def __init__(self, runtime: Runtime) -> None:
-        """Of the receivers of `runtime`."""
+        """Collects from the receivers of `runtime`."""
         self._runtime = runtime
 
     def describe(self) -> list[Any]:
-        """The metrics' names, by which a registry knows that it has them already."""
+        """Returns the metrics, by whose names a registry finds duplicates."""
         return list(self.collect())
 
     def collect(self) -> Iterator[Any]:
-        """The metrics now. On the thread that serves the scrape; takes no lock that delivery holds for long."""
+        """Yields the current metrics. The scraping thread calls it; it takes no lock that delivery holds for long."""
         core = _prometheus_client().core
         for figure in collect_metrics(self._runtime):
             kind = core.CounterMetricFamily if figure.grows else core.GaugeMetricFamily
@@ -33,7 +33,7 @@ class RuntimeCollector:
 
 
 def register(registry: Any = None) -> RuntimeCollector:
-    """Makes this process's metrics part of a registry of prometheus_client, its default one if None is given.
+    """Adds this process's metrics to a registry of prometheus_client; None stands for its default registry.
 
     Raises:
         HostCallbackError: the package prometheus-client is missing.

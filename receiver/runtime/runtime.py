@@ -1,4 +1,4 @@
-"""All receivers of this process: starts them, scopes them, waits for them, ends them."""
+"""All receivers of this process: starts them, assigns them to scopes and waits for them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from hostcallback.receiver.sources.source import Source
 from hostcallback.receiver.taplog.flight.recorder import FlightRecorder
 
 POLL_SEC = 0.05
-"""How often a waiter looks whether the tap it waits for has stalled; progress wakes it at once."""
+"""Seconds between checks for a stalled tap while a thread waits. Progress wakes the thread at once."""
 
 
 class Runtime:
@@ -39,21 +39,21 @@ class Runtime:
 
     Attributes:
         registry: consumer ids to consumers.
-        apart: the other processes that read rings of this one.
+        isolated: the reader processes, and the rings taken back from them.
         exported: the consumers of exported programs.
         default_scope: accounts for devices that no scoped receiver has claimed.
-        switches: which taps and checks are off.
-        flight: keeps the rings in files, if it was asked for.
+        rule_table: the rules of taps, and the checks that are off.
+        flight: keeps the rings in files; None until `record_flight`.
     """
 
     def __init__(self) -> None:
-        """No receiver runs until `start`."""
+        """Starts no receiver: `start` does."""
         self._lock = threading.RLock()  # protects what `reset` makes; signal handlers may wait for taps
         self.rule_table = RuleTable()
         self.reset()
 
     def reset(self) -> None:
-        """Forgets everything without touching threads: for a forked child, which has none."""
+        """Drops all state without joining threads. For a forked child, which has no receiver threads."""
         self._lock = threading.RLock()
         self.rule_table.after_fork_in_child()
         self._receivers: dict[str, DeviceReceiver] = {}
@@ -61,7 +61,7 @@ class Runtime:
         self._late: list[Scope] = []
         self.flight: FlightRecorder | None = None
         self._totals = Totals()
-        self._accounting = 0  # how many want each tap's figures
+        self._accounting = 0  # number of clients that read the counters of each tap
         self.registry = Registry()
         self.isolated = ReaderProcesses(self.registry, self._receivers, self._scope_of, self._lock)
         make_tap = functools.partial(exported_tap, is_another_receiver_busy=self.is_another_receiver_busy)
@@ -75,7 +75,7 @@ class Runtime:
         make_source: Callable[[], Source],
         make_calls: MakeCalls = CallThreads,
     ) -> DeviceReceiver:
-        """Starts the receiver of a device unless it runs; returns it."""
+        """Returns the receiver of a device, and starts it if it does not run."""
         with self._lock:
             receiver = self._receivers.get(name)
             if receiver is None or not receiver.thread.is_alive():
@@ -90,10 +90,10 @@ class Runtime:
             return receiver
 
     def record_flight(self, directory: str | os.PathLike[str]) -> None:
-        """Keeps the rings of all devices, and of those to come, in files in `directory`; once in a process.
+        """Keeps the rings of all devices, now and later, in files in `directory`. A second call does nothing.
 
         Raises:
-            OSError: nothing can be written there.
+            OSError: the directory cannot be written.
         """
         with self._lock:
             if self.flight is not None:
@@ -105,13 +105,14 @@ class Runtime:
         self.registry.watch(self.flight.describe)
 
     def attach_flight_file(self, name: str, source: Source) -> None:
-        """Puts the ring of a device into a file, if there is a flight recorder and it is in none."""
+        """Moves the ring of a device into a file if a flight recorder exists and the ring is not in a file yet."""
         if self.flight is not None:
             self.flight.keep(name, source)
 
     def receivers(self, names: Iterable[str] | None = None) -> list[DeviceReceiver]:
-        """The running receivers, all or those named."""
-        # Copies instead of the lock: a signal handler may ask while the thread that it interrupts has it.
+        """Returns the running receivers: all, or those of the devices in `names`."""
+        # Copies the tables without the lock: a signal handler may call this while the thread that it interrupts holds
+        # the lock.
         tables = dict(self._receivers), dict(self.isolated.adopted)
         return [
             table[name]
@@ -127,13 +128,13 @@ class Runtime:
         return [table[name] for table in (self._receivers, self.isolated.adopted) if name in table]
 
     def remove_files(self) -> None:
-        """Removes what is kept in files: the process ends as it should."""
+        """Removes the ring files, at a normal end of the process."""
         if self.flight is not None:
             self.flight.remove()
         self.isolated.remove_files()
 
     def count_taps(self, on: bool) -> None:
-        """A client wants the counters of each tap (see `DeviceReceiver.tap_counters`), or no longer wants them."""
+        """Registers a client of the counters per tap (`DeviceReceiver.tap_counters`), or removes one."""
         with self._lock:
             before = self._accounting > 0
             self._accounting += 1 if on else -1
@@ -144,7 +145,7 @@ class Runtime:
                         receiver.count_taps(after)
 
     def stats(self, scope: Scope) -> list[DeviceStats]:
-        """A scope's statistics now, with the queues of those devices that it has still."""
+        """Returns the current statistics of a scope, with the queues of the devices that it still has."""
         rows = scope.stats
         receivers = {receiver.name: receiver for receiver in self.receivers()}
         for row in rows:
@@ -156,13 +157,13 @@ class Runtime:
         return rows
 
     def totals(self) -> list[DeviceStats]:
-        """The statistics of all devices over all scopes, since the process began."""
+        """Returns the statistics of all devices over all scopes since the process began."""
         with self._lock:
             claimed = set(self._claims.values())
         return self._totals.rows(self.default_scope, claimed)
 
     def suppressed(self) -> dict[str, int]:
-        """By name of the taps that are known, how many messages their rules have kept from being sent."""
+        """Returns, by tap name, the number of messages that rules have suppressed, for all registered taps."""
         found: dict[str, int] = {}
         for consumer in self.registry.consumers():
             if consumer.is_switchable:
@@ -170,10 +171,10 @@ class Runtime:
         return dict(sorted(found.items()))
 
     def claim(self, names: Iterable[str], scope: Scope) -> None:
-        """Puts devices into `scope`, whether their receivers run already or start later.
+        """Assigns devices to `scope`, whether their receivers run already or start later.
 
         Raises:
-            DeviceClaimedError: one of them is in another scope; none is claimed then.
+            DeviceClaimedError: another scope has one of the devices; no device is assigned then.
         """
         names = list(names)
         with self._lock:
@@ -193,7 +194,7 @@ class Runtime:
                     receiver.source.configure(scope.back_pressure)
 
     def release(self, names: Iterable[str], scope: Scope) -> None:
-        """Ends `scope` on the devices: sends the sentinel through each; later messages are the default's."""
+        """Ends `scope` on the devices with an END_OF_STREAM frame each. Later messages count in the default scope."""
         with self._lock:
             for name in names:
                 if self._claims.get(name) is scope:
@@ -209,16 +210,16 @@ class Runtime:
         deadline: float | None = None,
         stall_sec: float | None = None,
     ) -> None:
-        """Waits until everything emitted so far on the devices has been delivered, and the calls in it are over.
+        """Waits until all messages emitted so far on the devices are delivered and their calls have returned.
 
         Args:
             names: the devices; all by default.
-            deadline: the `perf_counter()` value to give up at; None for never.
-            stall_sec: give up when one invocation of a tap has run for longer; None for never.
+            deadline: `perf_counter()` value at which to give up; None for never.
+            stall_sec: gives up if one invocation of a tap runs for longer; None for never.
 
         Raises:
-            TapTimeoutError: names what runs and how much is queued. Delivery goes on.
-            ReentrantWaitError: called from a tap function, or the host function of a call.
+            TapTimeoutError: names the running function and the queued messages. Delivery goes on.
+            ReentrantWaitError: a tap function or the host function of a call has called this.
         """
         self.check_not_reentrant("waiting for taps")
         names = None if names is None else list(names)
@@ -234,7 +235,7 @@ class Runtime:
                 self._check(receiver, deadline, stall_sec)
 
     def wait_closed(self, names: Iterable[str], scope: Scope, stall_sec: float) -> None:
-        """Waits until everything of `scope` has been delivered, after `release`.
+        """Waits, after `release`, until all messages of `scope` are delivered.
 
         Raises:
             TapTimeoutError: one invocation of a tap has run for longer than `stall_sec`.
@@ -259,9 +260,9 @@ class Runtime:
             raise TapTimeoutError(f"the time was up. {receiver.describe_wait()}")
 
     def is_another_receiver_busy(self) -> bool:
-        """Whether receivers on other threads have messages to deliver, other than those that wait for shards.
+        """Whether a receiver on another thread has messages to deliver. Does not count threads that wait for shards.
 
-        Called on receiver threads, which hold locks then: it takes none that anybody holds while waiting.
+        Receiver threads call this while they hold locks, so it takes no lock that a waiting thread may hold.
         """
         here = threading.current_thread()
         return any(
@@ -270,18 +271,18 @@ class Runtime:
         )
 
     def holds_programs(self) -> bool:
-        """Whether a program waits for room in a queue, or for a host function."""
+        """Whether a program waits for room in a queue or for a host function."""
         return any(
             receiver.calls.running() or receiver.source.counters().waiting_producers > 0
             for receiver in self.receivers()
         )
 
     def serves(self, thread: threading.Thread) -> bool:
-        """Whether a thread is a receiver's, or runs a call's host function."""
+        """Whether a thread is a receiver thread or runs the host function of a call."""
         return any(r.thread is thread or r.calls.running_on(thread) is not None for r in self.receivers())
 
     def check_not_reentrant(self, what: str) -> None:
-        """Raises ReentrantWaitError when the calling thread is a receiver thread, or runs a call's host function."""
+        """Raises ReentrantWaitError if the caller is a receiver thread or runs the host function of a call."""
         here = threading.current_thread()
         for receiver in self.receivers():
             if receiver.thread is here:
@@ -297,31 +298,34 @@ class Runtime:
                 )
 
     def close_calls(self, message: str) -> None:
-        """Fails every call that waits for its host function, and those that are still to come."""
+        """Fails all calls that wait for their host functions, and all later calls."""
         for receiver in self.receivers():
             receiver.source.close_calls(message)
 
     def defer_report(self, scope: Scope) -> None:
-        """Keeps a scope whose receiver gave up waiting: what its taps still raise belongs into the next report."""
+        """Keeps a scope whose receiver gave up waiting, so that the next report has the later errors of its taps."""
         with self._lock:
             self._late.append(scope)
 
     def take_deferred(self) -> list[TapFunctionException]:
-        """Removes and returns what was deferred in every scope that is open, late or the default one."""
+        """Removes and returns the deferred errors of all scopes that `scopes` returns."""
         found = [scope.deferred.take() for scope in self.scopes()]
         return [error for error in found if error is not None]
 
     def scopes(self) -> list[Scope]:
-        """Every scope that is open, late or the default one; late ones that are through, for the last time."""
+        """Returns all open scopes, the default one, and late ones (see `defer_report`).
+
+        A late scope without open devices is returned for the last time.
+        """
         scopes = [receiver.scope for receiver in self.receivers()]
         with self._lock:
             scopes += [*self._claims.values(), *self._late]
-            # Their last message has been delivered: this report is their last.
+            # The last message of a scope without open devices is delivered, so its errors are complete.
             self._late = [scope for scope in self._late if scope.has_open_devices]
         return list(dict.fromkeys([self.default_scope, *scopes]))
 
 
 runtime = Runtime()
-"""This process's receivers."""
+"""The receivers of this process."""
 
 fork.in_child(fork.Stage.RUNTIME, runtime.reset)

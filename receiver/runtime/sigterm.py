@@ -1,4 +1,5 @@
 """Forwards all emitted messages at SIGTERM, as before a preemption, before other handlers act on the signal.
+
 The handler is native, because JAX's own is: `jax.distributed.initialize` replaces the handler that it finds. Our
 handler chains to the previous one, and reinstalls itself if another library replaces it.
 """
@@ -39,7 +40,7 @@ class SigtermFlusher:
     """
 
     def __init__(self) -> None:
-        """No handler is installed yet."""
+        """Installs no handler: `add` does."""
         self.deliver: Callable[[float], Any] = lambda timeout_sec: None
         self._forget()
 

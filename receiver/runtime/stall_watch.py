@@ -1,4 +1,4 @@
-"""The thread that says which tap a stalled device waits for."""
+"""The supervisor thread, which logs the slow tap that a stalled device waits for."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from hostcallback.receiver.native import bindings as native
 from hostcallback.receiver.runtime.runtime import Runtime
 
 WARN_AFTER_SEC = 2.0
-"""A device that has waited this long for one tap invocation is reported."""
+"""Seconds that a device waits for one tap invocation before the supervisor logs a warning."""
 
 REPEAT_SEC = 30.0
-"""How often the report is repeated while nothing changes."""
+"""Seconds between two warnings about the same device."""
 
 
 class Supervisor:
-    """Sleeps in the native library until an emission has to wait: idle, it uses no CPU."""
+    """Thread that sleeps in the native library until an emission has to wait. It uses no CPU while idle."""
 
     def __init__(self, runtime: Runtime) -> None:
-        """Starts the thread, a daemon."""
+        """Starts the daemon thread."""
         self._library = native.load()
         self._runtime = runtime
         self._thread = threading.Thread(target=self._run, name="hostcallback-supervisor", daemon=True)
@@ -46,7 +46,7 @@ class Supervisor:
                     logger.exception("the supervisor could not look at the stall of device %d", event.device)
 
     def _watch(self) -> None:
-        """Reports slow taps until no emission waits for room any more."""
+        """Logs slow taps until no emission waits for room."""
         reported: dict[str, float] = {}
         pause = threading.Event()
         while True:

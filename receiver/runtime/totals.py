@@ -1,4 +1,4 @@
-"""Statistics of devices over all scopes, for those who watch a process and not a receiver."""
+"""Per-device statistics over all scopes of a process, for `hcb top`, `hcb stats` and metrics."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from hostcallback.receiver.runtime.dispatch.scope import Scope
 
 
 class Totals:
-    """Adds up the statistics of scopes that are over, and forgets the scopes. Any thread."""
+    """Adds up the statistics of closed scopes, and drops its references to the scopes. Any thread."""
 
     def __init__(self) -> None:
-        """No scope has been."""
+        """Starts without scopes."""
         self._lock = threading.Lock()  # protects everything below
         self._over: dict[str, DeviceStats] = {}
         self._open: list[Scope] = []
         self._counted: weakref.WeakKeyDictionary[Scope, list[DeviceStats]] = weakref.WeakKeyDictionary()
 
     def begin(self, scope: Scope, claimed: Collection[Scope]) -> None:
-        """A scope that claims devices, beside those that have some claimed now."""
+        """Adds a scope that claims devices. `claimed` has the scopes that hold other devices now."""
         with self._lock:
             self._settle(claimed)
-            # One that is entered again goes on with the statistics that it had.
+            # A scope that is entered again continues its earlier statistics, so they leave the closed sums.
             for row in self._counted.pop(scope, ()):
                 self._over[row.device].subtract(row)
             if scope not in self._open:
                 self._open.append(scope)
 
     def rows(self, default: Scope, claimed: Collection[Scope]) -> list[DeviceStats]:
-        """A row for each device that any scope had: of all of them, and the default one."""
+        """Returns one row per device, summed over all scopes and the default scope."""
         with self._lock:
             self._settle(claimed)
             found = {device: row.copy() for device, row in self._over.items()}

@@ -21,10 +21,10 @@ from hostcallback.receiver.sources.source import Batch, Frame, Source
 from hostcallback.receiver.wire import WireError, decode_header
 
 LOOK_SEC = 0.01
-"""How often the thread looks whether a delivery takes long; also the time from which on it does."""
+"""Seconds between the thread's checks of the running delivery, and the duration from which a delivery is long."""
 
 REST_SEC = 1.0
-"""After this long without a delivery the thread waits until the next one begins."""
+"""Seconds without a delivery after which the thread sleeps until the next one begins."""
 
 _NONE = -1
 
@@ -35,7 +35,7 @@ class PartOfBatch:
     columns = None
 
     def __init__(self, frames: Sequence[Frame], folded: Sequence[int]) -> None:
-        """The frames with the numbers of failures that were left out before each; empty if none were."""
+        """Holds the frames and, for each, the number of check failures folded before it; empty if none were."""
         self.frames = frames
         self.folded = folded
         self.count = len(frames)
@@ -45,7 +45,7 @@ class PartOfBatch:
 
 
 class BatchFeed:
-    """Hands on one device's frames: all of them once, in order. The receiver thread calls it.
+    """Hands each frame of one device to the batch sinks once, in order. The receiver thread calls it.
 
     Attributes:
         sinks: the batch sinks of the current scope.
@@ -57,7 +57,7 @@ class BatchFeed:
         """Makes the feed of one device.
 
         Args:
-            device_name: the name that the sinks are told.
+            device_name: the device's name, for the sinks.
             source: the source that frames are copied from while a delivery takes long; None copies none.
             find: finds the consumer of an id, for the sinks.
             continues: whether the first frame may have any number, because another reader had frames before.
@@ -66,7 +66,7 @@ class BatchFeed:
         self._device_name = device_name
         self._source = source
         self._find = find
-        # Protects the rest, and keeps batches in order: the sinks are called with it.
+        # Protects everything below. The sinks are called with it, so that batches stay in order.
         self._lock = threading.Lock()
         self._next_seq = _NONE if continues else 0
         self._ahead: list[int] = []  # sequence numbers handed on that the reader has not read yet
@@ -76,7 +76,7 @@ class BatchFeed:
         self._stopping = False
 
     def take(self, batch: Batch, last_seq: int) -> None:
-        """Hands on what the reader has read, except for frames that were handed on before. Does not raise.
+        """Hands on a batch that the reader has read, without the frames that were handed on before. Does not raise.
 
         Args:
             batch: the frames.
@@ -99,7 +99,7 @@ class BatchFeed:
 
     @contextmanager
     def while_delivering(self) -> Iterator[None]:
-        """Has frames copied out of the source while the block runs, should it take long."""
+        """Lets the thread copy frames out of the source if the block takes long."""
         if not self.sinks or self._source is None:
             yield
             return
@@ -110,7 +110,7 @@ class BatchFeed:
         try:
             yield
         finally:
-            # With the lock: the reader must not read on while frames are copied, or their order would be lost.
+            # Takes the lock, because the reader must not read on while frames are copied: their order would be lost.
             with self._lock:
                 self._delivering_since = None
 
@@ -176,7 +176,7 @@ class BatchFeed:
                     try:
                         while self._copy():
                             pass
-                    except Exception:  # the receiver thread hands on all that comes
+                    except Exception:  # the receiver thread still hands on every batch
                         logger.exception(
                             "messages of %s are recorded only as they are delivered", self._device_name
                         )

@@ -1,4 +1,4 @@
-"""The calls of one device: their host functions run, and their results go back to the programs that wait for them."""
+"""Runs the host functions of one device's calls and sends their results to the waiting programs."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from hostcallback.receiver.sources.source import Batch
 from hostcallback.receiver.wire import ALIGNMENT, decode_header
 
 IDLE_SEC = 10.0
-"""A thread that runs host functions ends when it had none to run for so long."""
+"""Seconds without a call after which a thread that runs host functions ends."""
 
 LOOK_SEC = 0.05
-"""How often a thread that waits for its own call's turn looks whether it was interrupted."""
+"""Seconds between the checks for an interrupt of a thread that waits for its call's turn."""
 
 _INTERRUPTED = "hostcallback: a call was interrupted (KeyboardInterrupt) before its host function ran"
 
@@ -33,7 +33,7 @@ Array = np.ndarray[Any, Any]
 
 
 class Call(NamedTuple):
-    """A message that a program waits for the reply to, and the scope that accounts for it."""
+    """A message for whose reply a program waits, and the scope that counts it."""
 
     message: Message
     scope: Scope
@@ -50,7 +50,7 @@ class _ThisThread(threading.local):
     """The calling thread.
 
     Attributes:
-        dispatched: whether it runs a host function for a program that it dispatched, and runs, itself.
+        dispatched: whether it runs a host function for a program that it has dispatched and that runs on it.
     """
 
     dispatched = False
@@ -60,39 +60,39 @@ this_thread = _ThisThread()
 
 
 class ThreadFor(threading.Thread):
-    """A thread that runs a host function for the one that makes it, which waits for it."""
+    """A thread that runs a host function for its creator, which waits for it."""
 
     def __init__(self, target: Callable[[], None]) -> None:
-        """`target` must not raise."""
+        """Runs `target`, which must not raise."""
         self.waiting = threading.current_thread()
         super().__init__(target=target, name=self.waiting.name, daemon=True)
 
 
 class Calls:
-    """What all kinds of calls share: which of them run, and what becomes of what they raise.
+    """Base of all kinds of calls: tracks the running ones and handles their errors.
 
-    A host function never runs on the device's receiver thread, which goes on: so it may run programs with taps and
-    calls itself. `start` and `refuse` belong to whoever delivers, the rest is for any thread.
+    A host function never runs on the device's receiver thread, which goes on. So the host function may run programs
+    with taps and calls itself. The delivering thread calls `start` and `refuse`; any thread may call the rest.
     """
 
     def __init__(self, device_name: str, deliver: Callable[[Batch], None]) -> None:
         """Makes the calls of one device.
 
         Args:
-            device_name: for reports.
-            deliver: delivers what was read, which ends in `start` for a call.
+            device_name: name of the device in reports.
+            deliver: delivers a batch that was read; for a call it ends in `start`.
         """
         self._device_name = device_name
         self._deliver = deliver
-        self._taken: list[Call] | None = None  # of a thread that runs what it reads itself; whose turn it is
+        self._taken: list[Call] | None = None  # set while a thread delivers a call that it will run itself
         self._changed = threading.Condition()  # protects everything below
         self._running: dict[int, _Running] = {}  # by sequence number
         self._waiters = 0
 
     def start(self, message: Message, scope: Scope) -> None:
-        """Has the message's sink make its results, and replies with them. Does not wait for that.
+        """Starts the message's sink, whose results are the reply. Does not wait for them.
 
-        What the sink raises fails the program that waits, and is deferred in `scope`, which stays open until then.
+        An error of the sink fails the waiting program and is deferred in `scope`, which stays open until then.
         """
         call = Call(message, scope)
         scope.call_began(self._device_name)
@@ -106,22 +106,24 @@ class Calls:
         """Fails the program that waits for the reply to a message without a consumer."""
 
     def running(self) -> list[int]:
-        """The sequence numbers of the calls whose host functions run."""
-        return list(self._running)  # without the lock: a signal handler may ask while its thread has it
+        """Returns the sequence numbers of the calls whose host functions run."""
+        return list(
+            self._running
+        )  # without the lock: a signal handler may call this while its thread holds it
 
     def longest(self) -> tuple[Consumer, float] | None:
-        """The consumer whose host function has been running for longest, and for how many seconds."""
+        """Returns the consumer whose host function has run for longest, and its seconds; None if none runs."""
         first = min(list(self._running.values()), key=lambda running: running.since, default=None)
         return None if first is None else (first.consumer, perf_counter() - first.since)
 
     def running_on(self, thread: threading.Thread) -> Consumer | None:
-        """The consumer whose host function runs on that thread."""
+        """Returns the consumer whose host function runs on that thread, or for it on a `ThreadFor`; else None."""
         while isinstance(thread, ThreadFor):
             thread = thread.waiting
         return next((r.consumer for r in list(self._running.values()) if r.thread is thread), None)
 
     def wait(self, calls: Collection[int], timeout_sec: float) -> bool:
-        """Waits until the host functions of these calls are over; False when `timeout_sec` passed."""
+        """Waits until the host functions of these calls have returned. Returns False after `timeout_sec`."""
         with self._changed:
             self._waiters += 1
             try:
@@ -130,11 +132,11 @@ class Calls:
                 self._waiters -= 1
 
     def _start(self, call: Call) -> None:
-        """Runs a call that nobody has read for himself."""
+        """Runs a call that the receiver thread has read."""
         raise NotImplementedError
 
     def _take(self, batch: Batch, end: Callable[[], None]) -> Call | None:
-        # Delivers a call that this thread has read. None if it has no consumer or cannot be decoded.
+        # Delivers a call that this thread has read. Returns None if it has no consumer or cannot be decoded.
         taken: list[Call] = []
         self._taken = taken
         try:
@@ -145,10 +147,10 @@ class Calls:
         return taken.pop() if taken else None
 
     def _run(self, call: Call, interrupts: HeldInterrupts | None = None) -> list[Array]:
-        """Runs the host function, during which `interrupts` are let through.
+        """Runs the host function and lets `interrupts` pass during it.
 
         Raises:
-            CallFailedError: it raised; that is accounted for.
+            CallFailedError: the host function raised. The failure is counted and deferred.
         """
         consumer = call.message.consumer
         try:
@@ -160,7 +162,7 @@ class Calls:
                     results = consumer.sink(call.message)
                 finally:
                     interrupts.hold()
-        except BaseException as error:  # whatever it is, it belongs to the program that waits
+        except BaseException as error:  # any exception fails the waiting program, not this thread
             if interrupts is not None:
                 interrupts.note(error)
             failure = TapFailure(
@@ -176,7 +178,7 @@ class Calls:
             told = "".join(traceback.format_exception(error))
             self._end(call, failed=True)
             raise CallFailedError(f"hostcallback: a call failed: {failure.describe()}\n{told}") from None
-        # Before the reply: who waits for the program finds the books closed.
+        # Counts before it replies, so that a thread that has waited for the program finds the counts complete.
         self._end(call, failed=False)
         return results
 
@@ -196,9 +198,10 @@ class Calls:
 class CallThreads(Calls):
     """The calls of programs that call through a ring.
 
-    A program that runs on a Python thread, such as the one that dispatched it, has that thread run the host function.
-    One that runs on a thread of XLA waits without it: daemon threads run the host functions, as many as run at a time.
-    The program goes on on the one that did, which is a Python thread: calls in a loop change threads once.
+    If a program runs on a Python thread, such as the one that dispatched it, that thread runs the host function.
+    If it runs on a thread of XLA, the program releases that thread and waits. Daemon threads, as many as there are
+    simultaneous calls, run the host functions. The program continues on the daemon thread, which is a Python thread,
+    so calls in a loop change threads once.
     """
 
     def __init__(self, device_name: str, source: RingSource, deliver: Callable[[Batch], None]) -> None:
@@ -212,8 +215,8 @@ class CallThreads(Calls):
         self._source.fail(seq, _unknown(consumer_id))
 
     def _call_here(self, own: int, resumed: bool) -> bool:
-        # For a program that runs on this thread, and has emitted the call `own`. Interrupts would leave the books half
-        # kept: they come when the program has let go of the thread.
+        # Runs the host function for a program that runs on this thread and has emitted the call `own`. An interrupt
+        # would leave the state half updated, so it is delayed until the program has left the thread.
         try:
             interrupts = HeldInterrupts()
         except KeyboardInterrupt:
@@ -248,7 +251,7 @@ class CallThreads(Calls):
         self._note(call, thread)
         try:
             thread.start()
-        except RuntimeError as error:  # an interpreter that ends starts no thread
+        except RuntimeError as error:  # Python starts no threads while the interpreter shuts down
             self._end(call, failed=True)
             self._source.fail(
                 call.message.seq, f"hostcallback: no thread could be started for a call: {error}"
@@ -273,13 +276,13 @@ class CallThreads(Calls):
             logger.exception("a reply could not be sent")
             self._source.fail(seq, f"hostcallback: the reply to a call could not be sent: {error!r}")
             return
-        # The program goes on here, perhaps for long: nothing of the call may stay alive.
+        # The program continues on this thread, perhaps for long, so no object of the call may stay alive.
         del call
         self._source.resume(replied)
 
 
 class CallsInPlace(Calls):
-    """The calls of programs that hold a thread while they wait: that thread runs the host function."""
+    """The calls of programs that hold a thread while they wait. That thread runs the host function."""
 
     def __init__(self, device_name: str, source: QueueSource, deliver: Callable[[Batch], None]) -> None:
         """See `Calls`."""
@@ -287,10 +290,10 @@ class CallsInPlace(Calls):
         self._source = source
 
     def ask(self, prefix: bytes, arrays: Sequence[Array]) -> list[Array]:
-        """Emits a call, waits until it is its turn, and runs its host function. By the program's thread.
+        """Emits a call, waits for its turn and runs its host function. Called on the program's thread.
 
         Raises:
-            CallFailedError: with what the program is to fail with.
+            CallFailedError: has the message with which the program fails.
         """
         call = self._take(self._source.call(prefix, arrays), self._source.end_read_call)
         if call is None:
@@ -299,7 +302,7 @@ class CallsInPlace(Calls):
         return self._run(Call(message, call.scope))
 
     def _start(self, call: Call) -> None:
-        # Read by the receiver thread, because the program's has given up.
+        # The receiver thread reads a call only after the program's thread has given up.
         self._note(call, threading.current_thread())
         self._end(call, failed=True)
 
@@ -312,8 +315,8 @@ def _unknown(consumer_id: int) -> str:
 
 
 def _aligned(array: Array) -> Array:
-    # XLA:CPU computes on aligned memory in place. Other memory it copies first, above 100 KB on one of the threads that
-    # programs hold while they wait for a host function: perhaps all of them.
+    # XLA:CPU computes on aligned memory in place and copies other memory first. Above 100 KB it copies on one of the
+    # threads that programs hold while they wait for a host function. If they hold all of them, it never copies.
     if array.nbytes < 1 << 16 or array.ctypes.data % ALIGNMENT == 0:
         return array
     memory = np.empty(array.nbytes + ALIGNMENT, np.uint8)

@@ -1,4 +1,4 @@
-"""The one dispatcher: decodes a frame, finds its consumer, calls its sink, defers what goes wrong."""
+"""The dispatcher: decodes frames, finds their consumers, calls the sinks and defers their errors."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ class Dispatcher:
     """Delivers the frames of one device, in order, on that device's receiver thread.
 
     Attributes:
-        device: what tap functions get as `device`.
-        scope: accounts for what is delivered now; changed between frames by `set_scope`.
-        current: the consumer whose sink runs now, or None. Read by other threads for reports.
-        current_since: `perf_counter()` at which it began.
+        device: object that tap functions get as `device`.
+        scope: scope that counts the messages delivered now; `set_scope` changes it between frames.
+        current: consumer whose sink runs now, or None. Other threads read it for reports.
+        current_since: `perf_counter()` value at which that sink began.
         feed: hands batches to the batch sinks of the scope.
-        delivered: how many messages of what `deliver` works on it is through with.
+        delivered: number of messages of the current batch that were delivered.
     """
 
     def __init__(
@@ -57,15 +57,14 @@ class Dispatcher:
 
         Args:
             registry: consumer ids to consumers.
-            device_name: for reports.
-            device: what tap functions get as `device`.
+            device_name: name of the device in reports.
+            device: object that tap functions get as `device`.
             scope: the first scope.
             on_end: called with the token of each END_OF_STREAM frame, in its place among the messages.
-            calls: gets the messages that a program waits for the replies to.
-            continues: whether another dispatcher had messages of the device before, so that the first may have any
-                number.
-            source: of the device, from which batch sinks get messages while delivery takes long; None for what has no
-                more than it delivers.
+            calls: gets the messages for whose replies a program waits.
+            continues: whether another dispatcher had earlier messages of the device, so that the first one may have
+                any sequence number.
+            source: source from which the batch sinks get frames while a delivery takes long; None copies none.
         """
         self._registry = registry
         self._chain = SinkChain(registry.find)
@@ -89,12 +88,12 @@ class Dispatcher:
         return self._counters
 
     def count_taps(self, on: bool) -> None:
-        """Begins or ends counting for each tap, from the next batch on. Any thread."""
+        """Begins or ends counting per tap, from the next batch on. Any thread."""
         self._counters = TapCounters() if on else None
         self._make_chain()
 
     def set_scope(self, scope: Scope) -> None:
-        """Accounts to `scope` from the next frame on."""
+        """Counts the messages in `scope` from the next frame on."""
         self.scope = scope
         self._stats = scope.device_stats(self._device_name)
         self.feed.sinks = scope.batch_sinks
@@ -109,7 +108,7 @@ class Dispatcher:
         self._chain = SinkChain(self._registry.find, links)
 
     def decode(self, batch: Batch) -> DecodedBatch:
-        """Decodes a batch into what `deliver` takes, and records it; frames that cannot be decoded count as lost."""
+        """Decodes a batch for `deliver` and hands it to the batch sinks. Undecodable frames count as lost."""
         found = self._decoder.decode(batch)
         folded = 0
         if batch.folded:
@@ -125,24 +124,24 @@ class Dispatcher:
         else:
             if expected != _ANY_SEQ:
                 dropped = found.last_seq + 1 - expected - batch.count - folded
-                self._stats.dropped += max(0, dropped)  # a damaged header may say anything
+                self._stats.dropped += max(0, dropped)  # a damaged header may hold any number
             self._expected_seq = found.last_seq + 1
         self.feed.take(batch, found.last_seq)
         return found
 
     def deliver(self, found: DecodedBatch, share: GilThrottle | None = None) -> None:
-        """Delivers the messages one after the other; what their sinks raise is deferred, never raised here.
+        """Delivers the messages in order. Defers the errors of their sinks and never raises them.
 
         Args:
             found: the messages.
-            share: of the interpreter lock, to keep to meanwhile.
+            share: throttle that yields the interpreter lock between messages; None never yields.
         """
-        # This is the hottest Python loop of the package: what can be a local variable is one.
+        # This is the hottest Python loop of the package, so it keeps its state in local variables.
         find, device, stats = self._chain.find, self.device, self._stats
         nbytes = found.nbytes
         self.current_since = started = perf_counter()
         pause_at, paused = inf if share is None else share.next_yield_at(), 0.0
-        # A stack stands where its last message was: until all is delivered nothing before it counts as delivered.
+        # A stack stands at the place of its last message, so no message counts as delivered until the batch is.
         counts = 0 if found.stacked else 1
         for index, (consumer_id, flags, seq, time_ns, run_id, count, arrays) in enumerate(found.items):
             consumer = find(consumer_id)
@@ -182,7 +181,7 @@ class Dispatcher:
                 if folded and self._counters is not None:
                     self._counters.count_folded(consumer_id, folded)
                 self.scope.deferred.add_check(consumer, failed, self._device_name, 1 + folded)
-            except BaseException as error:  # a tap's failure, whatever it is, must not stop the stream
+            except BaseException as error:  # a failing tap must not stop the stream
                 stats.failed += count or 1
                 self._defer(error, consumer, seq)
             stats.delivered += count or 1
@@ -194,8 +193,8 @@ class Dispatcher:
             stats.first_time_ns = found.first_time_ns
 
     def lose(self, reason: str, count: int) -> None:
-        """Accounts for messages that can never be delivered."""
-        self._expected_seq = _ANY_SEQ  # the gap they leave is no drop
+        """Counts messages that were lost before delivery."""
+        self._expected_seq = _ANY_SEQ  # the gap that they leave is not a drop
         self.scope.deferred.add_lost(reason, count)
         self.feed.lose(count, reason)
 

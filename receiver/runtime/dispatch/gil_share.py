@@ -1,9 +1,9 @@
 """Keeps receivers from holding the interpreter lock for long while other threads want it.
 
-A thread that dispatches programs gives the lock up in every call. Without further ado a busy receiver would take it
-each time and keep it for Python's switch interval, 5 ms. So while a receiver delivers, the interval is short: whoever
-waits gets the lock soon. And a receiver that has had to wait while it delivered, often and shortly, or that gets the
-lock back late after a moment without it, knows that others want it: from then on it pauses for longer than it works.
+A thread that dispatches programs releases the lock in every call. A busy receiver would then take it each time and
+keep it for Python's switch interval, 5 ms. So while a receiver delivers, the interval is short, and a waiting thread
+gets the lock soon. A receiver infers that other threads want the lock if it had to wait often and briefly during a
+delivery, or if it gets the lock back late after a pause. From then on it pauses for longer than it works.
 """
 
 from __future__ import annotations
@@ -17,69 +17,69 @@ from hostcallback.receiver import fork
 from hostcallback.receiver.native import bindings as native
 
 INTERVAL_SEC = 97e-6
-"""The switch interval while receivers deliver. An odd number, so that one that somebody else sets is told from it."""
+"""Switch interval while receivers deliver. An odd number, to distinguish it from an interval that the user sets."""
 
 WORK_SEC = 100e-6
-"""For how long a receiver works before it looks whether it had to wait, if others want the lock."""
+"""Seconds that a receiver works between two checks, while other threads want the lock."""
 
 ALONE_SEC = 1e-3
-"""The same if nobody is known to."""
+"""Seconds that a receiver works between two checks, while no other thread is known to want the lock."""
 
 PAUSE_NS = round(1e9 * 5 * WORK_SEC)
-"""How long it pauses if others want the lock."""
+"""Length of a pause in ns if other threads want the lock."""
 
 LOOK_NS = 50_000
-"""How long it pauses to see whether somebody does: as long as a thread takes to wake up."""
+"""Length in ns of a pause that checks whether another thread wants the lock: the time in which a thread wakes up."""
 
 LATE_NS = 10_000
-"""To have the lock back later than this after a pause is to have waited for it."""
+"""A receiver that has the lock back later than this after a pause has waited for another thread."""
 
 SHORT_SEC = 80e-6
-"""Waits that are shorter than this are for the lock: who takes it for a moment gives it back so soon. Sleeps, and waits
-for disks and networks, are longer."""
+"""Waits that are shorter than this count as waits for the lock, because a thread that takes it briefly releases it so
+soon. Sleeps, and waits for disks and networks, are longer."""
 
 OFTEN = 4
-"""This many of them, at once or over a few looks, mean a thread that goes on wanting the lock. One means nothing."""
+"""This many short waits, in one check or over a few, indicate a thread that keeps wanting the lock. One does not."""
 
 FADES = 1 / 8
-"""This part of them is forgotten at each look. A wait in which the thread keeps its processor is not counted."""
+"""Part of the counted waits that each check forgets. A wait in which the thread keeps its processor does not count."""
 
 ALONE_AFTER = 20
-"""After so many pauses without being late nobody wants the lock any more: a thread that dispatches has it half of the
-time."""
+"""Number of pauses in a row without delay after which no other thread is taken to want the lock. A dispatching thread
+holds it half of the time."""
 
-_lock = threading.Lock()  # protects what follows
+_lock = threading.Lock()  # protects `_delivering` and `_users_interval`
 _delivering = 0
 _users_interval = 0.0
 
 
 def _is_ours(interval: float) -> bool:
-    return abs(interval - INTERVAL_SEC) < 1.5e-6  # it is kept in whole microseconds
+    return abs(interval - INTERVAL_SEC) < 1.5e-6  # Python keeps it in whole microseconds
 
 
 class GilThrottle:
-    """Keeps a receiver's share of the interpreter lock small where others want it, in the `with` around each batch."""
+    """Context manager around each batch that keeps the receiver's share of the interpreter lock small."""
 
     def __init__(self) -> None:
-        """Without the native library it never pauses."""
+        """Makes the throttle of one receiver. Without the native library it never pauses."""
         self._library = native.load() if native.available() else None
         self._quick = native.load_holding_lock() if native.available() else None
         self._cpu = ctypes.c_int64()
-        self._contended = 0  # for how many pauses more others are taken to want the lock
-        self._seen = 0.0  # waits for the lock, lately
-        # Since the last look, while delivering: seconds, those without a processor, and waits.
+        self._contended = 0  # number of further pauses for which other threads are taken to want the lock
+        self._seen = 0.0  # recent waits for the lock, which fade
+        # Since the last check, while delivering: seconds, seconds without a processor, and waits.
         self._worked = self._off = 0.0
         self._waits = 0
-        # At the beginning of this stretch of it.
+        # Values at the last `_begin`, from which `_add_up` counts.
         self._began = self._began_cpu = 0.0
         self._began_waits = 0
 
     def __enter__(self) -> None:
-        """Something is about to be delivered."""
+        """Shortens the switch interval for a delivery."""
         global _delivering, _users_interval
         with _lock:
             interval = sys.getswitchinterval()
-            if not _is_ours(interval):  # else somebody has restored what we had set
+            if not _is_ours(interval):  # other code may have read our interval and restored it later
                 _users_interval = interval
             if interval > INTERVAL_SEC:
                 sys.setswitchinterval(INTERVAL_SEC)
@@ -100,7 +100,7 @@ class GilThrottle:
             self._off += worked - (self._cpu.value * 1e-9 - self._began_cpu)
 
     def forget(self) -> None:
-        """Nobody is known to want the lock from now on. Any thread."""
+        """Resets the inference: no other thread is taken to want the lock. Any thread."""
         self._contended = 0
 
     def next_yield_at(self) -> float:
@@ -108,7 +108,7 @@ class GilThrottle:
         return self._began + (WORK_SEC if self._contended else ALONE_SEC) - self._worked
 
     def yield_gil(self) -> float:
-        """Lets others have the lock if they want it. Returns for how many seconds."""
+        """Releases the lock for a pause if other threads may want it. Returns the length of the pause in seconds."""
         begin = perf_counter()
         self._add_up()
         short = self._waits > 0 and self._off < SHORT_SEC * self._waits
@@ -124,7 +124,7 @@ class GilThrottle:
         return self._began - begin
 
     def __exit__(self, *error: object) -> None:
-        """It has been delivered."""
+        """Restores the user's switch interval after the last running delivery."""
         global _delivering
         self._add_up()
         with _lock:
@@ -134,7 +134,7 @@ class GilThrottle:
 
 
 def after_fork_in_child() -> None:
-    """The parent's receivers deliver nothing here."""
+    """Resets the state in a forked child, where the parent's receivers do not run."""
     global _lock, _delivering
     _lock = threading.Lock()
     _delivering = 0

@@ -1,4 +1,4 @@
-"""Ctrl-C while the main thread keeps the books: it must not come in the middle of them."""
+"""Delays Ctrl-C while the main thread updates the state of a call, which an exception would leave half done."""
 
 from __future__ import annotations
 
@@ -12,40 +12,40 @@ _main_thread = threading.main_thread()
 
 
 class HeldInterrupts:
-    """Keeps the calling thread from being interrupted by SIGINT, from when it is made until `end`.
+    """Delays SIGINT on the calling thread from construction until `end`.
 
-    Only the main thread is ever interrupted: on others it does nothing.
+    Python interrupts only the main thread, so on other threads this does nothing.
 
     Attributes:
-        noted: whether there was an interrupt meanwhile. Whoever holds them back has to see that it is raised later.
+        noted: whether an interrupt came meanwhile. The caller must raise it later.
     """
 
     __slots__ = ("_handler", "noted")
 
     def __init__(self) -> None:
-        """Holds them back from now on."""
+        """Delays interrupts from now on."""
         self.noted = False
-        self._handler: Any = None  # the user's
+        self._handler: Any = None  # the handler that was installed before
         if threading.current_thread() is _main_thread:
             handler = _getsignal(_SIGINT)
-            if callable(handler):  # else nothing of Python's runs
+            if callable(handler):  # otherwise SIGINT runs no Python code
                 self._handler = handler
                 self.hold()
 
     def hold(self) -> None:
-        """Holds them back again, after `allow`."""
+        """Delays interrupts again, after `allow`."""
         if self._handler is not None:
             _set(_SIGINT, self._note)
 
     def allow(self) -> None:
-        """Lets them through, until `hold`: for code of the user."""
+        """Lets interrupts pass until `hold`, while user code runs."""
         if self._handler is not None:
             _set(_SIGINT, self._handler)
 
     end = allow
 
     def note(self, error: BaseException) -> None:
-        """Takes note of what code of the user raised: on the main thread a KeyboardInterrupt is the user's."""
+        """Sets `noted` if user code raised a KeyboardInterrupt on the main thread."""
         if self._handler is not None and isinstance(error, KeyboardInterrupt):
             self.noted = True
 

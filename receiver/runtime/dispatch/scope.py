@@ -1,4 +1,4 @@
-"""A scope: the stretch of a device's stream that one receiver accounts for."""
+"""A scope: the part of the devices' streams that one receiver counts and reports."""
 
 from __future__ import annotations
 
@@ -27,54 +27,54 @@ class Scope:
         back_pressure: BackPressure | None = None,
         on_error: OnError = OnError.DEFER,
     ) -> None:
-        """Makes a scope that no device is in yet.
+        """Makes a scope without devices.
 
         Args:
-            name: appears in reports.
-            max_errors: bounds the tap exceptions that are kept whole.
-            back_pressure: of its devices; by default emissions wait for room.
-            on_error: what becomes of checks that fail.
+            name: name in reports.
+            max_errors: number of tap exceptions that are kept whole.
+            back_pressure: policy of its devices; by default emissions wait for room.
+            on_error: action for failed checks.
         """
         self.name = name
         self.back_pressure = back_pressure or BackPressure()
         self.deferred = DeferredErrors(max_errors, on_error)
         self.recorder: Recorder | None = None
-        self.batch_sinks: tuple[BatchSink, ...] = ()  # that one among them
+        self.batch_sinks: tuple[BatchSink, ...] = ()  # includes the recorder
         self.message_sinks: ScopeSinks | None = None
         self._unrecorded_before: Counter[str] = Counter()
         self._stats: dict[str, DeviceStats] = {}
         self._changed = threading.Condition()  # protects everything below
         self._open_devices: set[str] = set()
-        self._calls: Counter[str] = Counter()  # running, by device
+        self._calls: Counter[str] = Counter()  # number of running calls by device
         self._apart: dict[object, list[DeviceStats]] = {}
         self._called: dict[
             str, tuple[int, float]
-        ] = {}  # by device: failures and seconds of those that are over
+        ] = {}  # by device, failures and seconds of the calls that have ended
 
     def record_with(self, recorder: Recorder) -> None:
-        """Records all messages before they are delivered, and has `stats` show what could not be recorded.
+        """Records all messages before they are delivered, and counts in `stats` those that could not be recorded.
 
-        Before any device is in this scope.
+        Call it before any device is in this scope.
         """
         self.recorder = recorder
         self.add_batch_sink(recorder)
         self._unrecorded_before = self._unrecorded()
 
     def add_batch_sink(self, sink: BatchSink) -> None:
-        """Hands all batches to the sink before they are delivered. Before any device is in this scope."""
+        """Hands all batches to the sink before they are delivered. Call it before any device is in this scope."""
         self.batch_sinks += (sink,)
 
     def deliver_to(self, sinks: ScopeSinks) -> None:
-        """Delivers all messages to `sinks` as well as to the taps' own. Before any device is in this scope."""
+        """Delivers all messages also to `sinks`. Call it before any device is in this scope."""
         self.message_sinks = sinks
 
     def device_stats(self, device: str) -> DeviceStats:
-        """The live statistics of a device; only its receiver thread changes them."""
+        """Returns the live statistics of a device, which only its receiver thread changes."""
         return self._stats.setdefault(device, DeviceStats(device))
 
     @property
     def stats(self) -> list[DeviceStats]:
-        """A snapshot, a row per device that had this scope."""
+        """A copy of the statistics, one row per device that had this scope."""
         rows = [s.copy() for s in list(self._stats.values())]
         with self._changed:
             for row in itertools.chain.from_iterable(self._apart.values()):
@@ -89,7 +89,7 @@ class Scope:
         return rows
 
     def set_remote_stats(self, process: object, rows: list[DeviceStats]) -> None:
-        """Accounts for what another process has delivered, which it says from the beginning on each time."""
+        """Stores the cumulative statistics that the reader process reported."""
         with self._changed:
             self._apart[process] = rows
 
@@ -97,23 +97,23 @@ class Scope:
         return Counter() if self.recorder is None else self.recorder.counters.lost_by_device
 
     def opened(self, device: str) -> None:
-        """The device's stream is in this scope from here on."""
+        """Adds a device whose stream enters this scope."""
         with self._changed:
             self._open_devices.add(device)
 
     def closed(self, device: str) -> None:
-        """The device's stream has left this scope: nothing more of it will come."""
+        """Removes a device whose stream has left this scope: none of its messages will come any more."""
         with self._changed:
             self._open_devices.discard(device)
             self._changed.notify_all()
 
     def call_began(self, device: str) -> None:
-        """A host function runs for a message of this scope, on another thread than the receiver's."""
+        """Counts a host function that runs for a message of this scope on another thread than the receiver's."""
         with self._changed:
             self._calls[device] += 1
 
     def call_ended(self, device: str, seconds: float, *, failed: bool) -> None:
-        """It is over, and what it raised is in `deferred`."""
+        """Counts the end of that host function. Its error, if any, is in `deferred`."""
         with self._changed:
             failures, total = self._called.get(device, (0, 0.0))
             self._called[device] = failures + failed, total + seconds
@@ -123,12 +123,12 @@ class Scope:
 
     @property
     def has_open_devices(self) -> bool:
-        """Whether messages of any device can still arrive here, or calls of such messages run."""
+        """Whether messages of any device can still arrive here, or calls of this scope run."""
         with self._changed:
             return bool(self._open_devices) or any(self._calls.values())
 
     def wait_closed(self, device: str, timeout_sec: float) -> bool:
-        """Waits until the device has left this scope, with all its calls; False when `timeout_sec` passed first."""
+        """Waits until the device has left this scope with all its calls. Returns False after `timeout_sec`."""
         with self._changed:
             return self._changed.wait_for(
                 lambda: device not in self._open_devices and not self._calls[device], timeout_sec

@@ -1,4 +1,4 @@
-"""The sinks of a scope: they get every message of it, from every tap, as well as the taps' own sinks."""
+"""The sinks of a scope, which get every message of the scope in addition to the taps' sinks."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
 class ScopeSinks:
     """The sinks of one scope. Any thread.
 
-    They get whole values where those lie on several devices, and messages of exported programs without the description
-    that these bring along.
+    They get a value that is sharded over several devices as a whole, and messages of exported programs without the
+    tap descriptor that each of them carries.
     """
 
     def __init__(self, sinks: Sequence[Sink]) -> None:
-        """`sinks` get the messages as well as the taps' own sinks."""
+        """Delivers each message to all of `sinks`."""
         self._sinks = tuple(sinks)
-        self._lock = threading.Lock()  # protects the table, of which devices share the entries
+        self._lock = threading.Lock()  # protects `_by_id`, whose entries the devices share
         self._by_id: dict[int, Sink] = {}
         self._registry = Registry()
         self._exported = ExportedTaps(self._registry, self._exported_tap)
 
     def link(self, consumer: Consumer, sink: Sink) -> Sink:
-        """These sinks and then `sink`, the rest of the chain of the consumer's messages."""
+        """Returns a sink that calls the scope's sinks and `sink`, the rest of the consumer's chain."""
         extra = self._sink_of(consumer)
         if extra is None:
             return sink
 
-        # A tap function may change the arrays: the others come first. But it is the tap's own sink that has devices
-        # wait that are far ahead of those whose shards it wants.
+        # The scope's sinks come first, because a tap function may change the arrays. For sharded values the tap's sink
+        # comes first, because it makes devices wait that are far ahead of others.
         own_first = extra != self._deliver
 
         def both(message: Message) -> Any:
@@ -74,7 +74,7 @@ class ScopeSinks:
         try:
             described = consumer.describe()
         except ValueError:
-            return self._deliver  # nobody can tell more of it
+            return self._deliver  # the tap cannot be described, so it is not known whether it is sharded
         if described.shards is None:
             return self._deliver
         return shard_sink(self._deliver, described.sharding, assemble=described.shards == "all", waits=False)

@@ -1,13 +1,14 @@
-"""The chain of sinks that a device's messages pass before the sinks of their own taps.
+"""The chain of sinks that a device's messages pass before the sinks of their taps.
 
 A device's chain has up to three kinds of links, from the outside in:
 
 - batch sinks (`BatchSink`: recorders and forwarders) get each batch as the device sent it, before it is delivered;
 - the sinks of the scope (`ScopeSinks`) get each message;
-- the counters of each tap (`TapCounters`) count what its own sink does, while a client looks at them.
+- the counters of each tap (`TapCounters`) count the messages, errors and seconds of the tap's sink, while a client
+  reads them.
 
-The last link is the sink of the tap's consumer. Rules put their gate (`GateSink`) before it; of a value that lies on
-several devices the gate stands behind the assembly, because a rule looks at the whole value.
+The last link is the sink of the tap's consumer. Rules put their gate (`GateSink`) before it. For a value that is
+sharded over several devices the gate stands behind the assembly, because a rule looks at the whole value.
 """
 
 from __future__ import annotations
@@ -22,16 +23,17 @@ from hostcallback.receiver.sources.source import Batch
 Find = Callable[[int], Consumer | None]
 
 Link = Callable[[Consumer, Sink], Sink]
-"""Makes the sink of one consumer's messages from the rest of the chain; returns that rest if it has nothing to add.
-Called on the receiver thread, once for each consumer."""
+"""Returns the sink of one consumer's messages, given the rest of the chain; returns that rest if it adds nothing.
+The receiver thread calls it once per consumer."""
 
 
 @runtime_checkable
 class BatchSink(Protocol):
-    """A sink that takes what a device sent in batches, as frames, and not message by message.
+    """A sink that takes a device's messages in batches of frames.
 
-    The methods are called on the receiver thread of the device, in the device's order, and must not raise. The chain
-    of a scope hands each batch to its batch sinks before the first message of it is delivered.
+    The methods are called in the device's order, on its receiver thread or on the thread that copies frames during a
+    long delivery, never on both at once. They must not raise. A scope hands each batch to its batch sinks before the
+    first message of it is delivered.
     """
 
     def record_batch(
@@ -44,40 +46,41 @@ class BatchSink(Protocol):
         first_seq: int = 0,
         last_seq: int = 0,
     ) -> None:
-        """Takes a batch. Its memory is used again when this returns.
+        """Takes a batch. Its memory is reused after the return.
 
         Args:
             device: the device's name.
             batch: the frames; an END_OF_STREAM frame is the only one of its batch.
             find: finds the consumer of an id.
-            dropped: how many messages of the device are missing among them, or before them.
-            first_seq: the sequence number at which the first of those was to be expected.
+            dropped: number of messages of the device that are missing among the frames or before them.
+            first_seq: the sequence number that was expected next.
             last_seq: the last sequence number of the batch.
         """
 
     def lose(self, device: str, count: int, reason: str) -> None:
-        """Notes that messages of a device were lost before they could be read."""
+        """Counts messages of a device that were lost before they could be read."""
 
     def write(self) -> None:
-        """Writes all batches so far, so that they outlive this process."""
+        """Writes all batches so far, so that they survive the death of this process."""
 
     def flush(self) -> None:
-        """Writes all batches so far; `barrier_wait` calls this on the thread that waits."""
+        """Writes all batches so far. `barrier_wait` calls this on the waiting thread."""
 
 
 class SinkChain:
-    """The links before the sinks of consumers, for one device. On its receiver thread.
+    """The links before the consumers' sinks, for one device. Used on its receiver thread.
 
     Attributes:
-        find: finds the consumer of an id; its sink is the whole chain. It costs nothing more if there are no links.
+        find: finds the consumer of an id, whose sink is the whole chain. Without links it is the registry's function
+            and costs nothing more.
     """
 
     def __init__(self, find: Find, links: Sequence[Link] = ()) -> None:
         """Makes the chain.
 
         Args:
-            find: finds consumers with the sinks of their own taps.
-            links: the innermost first.
+            find: finds consumers with their taps' sinks.
+            links: the links, the innermost first.
         """
         self._find = find
         self._links = tuple(links)
@@ -95,7 +98,7 @@ class SinkChain:
 
     def _link(self, consumer: Consumer) -> Consumer:
         def own(message: Message) -> Any:
-            return consumer.sink(message)  # looked up each time: rules may put a gate there
+            return consumer.sink(message)  # looked up for each message, because rules may put a gate there
 
         sink: Sink = own
         for link in self._links:

@@ -1,4 +1,4 @@
-"""Counters of each tap on one device, kept while a client looks: messages, bytes, failures, time in its function."""
+"""Counters of each tap on one device while a client reads them: messages, bytes, failures, time in its function."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from hostcallback.receiver.messages.message import Consumer, Message, Sink
 
 @dataclass(slots=True)
 class TapCounts:
-    """What one tap did on one device since counting began.
+    """Counts of one tap on one device since counting began.
 
     Attributes:
-        messages: that its function was called with, or that were in the stacks it was called with.
-        nbytes: of their arrays.
-        failed: those of its calls that raised; of a check its failures.
+        messages: messages that its function was called with, alone or in stacks.
+        nbytes: bytes of their arrays.
+        failed: invocations that raised; for a check, its failures.
         tap_sec: seconds in its function.
     """
 
@@ -51,7 +51,7 @@ class _Counter:
                 self.counts.tap_sec += seconds
 
     def follow(self, sink: Sink) -> None:
-        self._sink = sink  # of another scope
+        self._sink = sink  # the sink in another scope
 
     def fold(self, count: int) -> None:
         with self._lock:
@@ -64,14 +64,14 @@ class _Counter:
 
 
 class TapCounters:
-    """Counts for each tap of one device. `link` is called on the receiver thread, the rest on any."""
+    """The counters of all taps of one device. The receiver thread calls `link`; any thread may call the rest."""
 
     def __init__(self) -> None:
-        """Nothing is counted yet."""
+        """Starts without counters."""
         self._counters: dict[int, _Counter] = {}
 
     def link(self, consumer: Consumer, sink: Sink) -> Sink:
-        """A counter before the sink of the consumer's messages."""
+        """Returns a sink that counts and calls `sink`, the rest of the consumer's chain."""
         counter = self._counters.get(consumer.consumer_id)
         if counter is None or counter.consumer is not consumer:
             counter = self._counters[consumer.consumer_id] = _Counter(consumer, sink)
@@ -80,9 +80,9 @@ class TapCounters:
         return counter
 
     def count_folded(self, consumer_id: int, count: int) -> None:
-        """Failures of a check that were left out before its last message."""
+        """Adds failures of a check that were folded into its last message."""
         self._counters[consumer_id].fold(count)
 
     def snapshot(self) -> list[tuple[Consumer, TapCounts]]:
-        """Each tap's consumer with a copy of its counts."""
+        """Returns each tap's consumer with a copy of its counts."""
         return [(counter.consumer, counter.copy()) for counter in list(self._counters.values())]

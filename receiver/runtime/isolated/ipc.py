@@ -1,4 +1,4 @@
-"""What the two processes tell each other: objects on a socket between a process and its own child."""
+"""Messages between a process and its reader process: pickled objects on a socket pair."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ _LENGTH = struct.Struct("<Q")
 
 @dataclass(frozen=True, slots=True)
 class ReaderConfig:
-    """What the reading process is to do.
+    """Configuration of the reader process.
 
     Attributes:
-        folder: where the rings and the descriptions are.
-        pid: of the process that writes them.
-        devices: names and files of the rings.
-        keeping: what else becomes of the messages.
-        max_errors: how many failures are kept whole.
-        on_error: what becomes of checks that fail.
-        remove: whether nobody needs the folder when the other process has died and all is delivered.
+        folder: folder of the rings and of the tap descriptions.
+        pid: process id of the writer.
+        devices: device names and files of the rings.
+        keeping: how the reader process records and forwards the messages.
+        max_errors: number of failures that are kept whole.
+        on_error: action for failed checks.
+        remove: whether to remove the folder after the writer has died and all messages are delivered.
     """
 
     folder: str
@@ -41,18 +41,18 @@ class ReaderConfig:
 
 
 class IpcChannel:
-    """One end. Any thread may send, one receives.
+    """One end of the connection. Any thread may send; one thread receives.
 
-    The other end is this program's own process, reached by a socket that nobody else has: so objects are pickled.
+    Pickled objects are safe here, because only the parent and its child process have the socket pair.
     """
 
     def __init__(self, connection: socket.socket) -> None:
-        """Takes the socket over."""
+        """Takes ownership of the socket."""
         self._socket = connection
-        self._lock = threading.Lock()  # keeps what is sent together
+        self._lock = threading.Lock()  # keeps the bytes of one object together
 
     def send(self, kind: str, **fields: Any) -> bool:
-        """Sends an object; False if nobody is there any more."""
+        """Sends an object. Returns False if the other process has closed its end."""
         data = pickle.dumps({"kind": kind, **fields})
         try:
             with self._lock:
@@ -62,10 +62,10 @@ class IpcChannel:
         return True
 
     def receive(self, timeout_sec: float | None = None) -> dict[str, Any] | None:
-        """The next object; None when the other process has ended.
+        """Waits for the next object. Returns None if the other process has ended.
 
         Raises:
-            TimeoutError: nothing came in that time.
+            TimeoutError: no object came within `timeout_sec`.
         """
         self._socket.settimeout(timeout_sec)
         try:
@@ -83,7 +83,7 @@ class IpcChannel:
         return pickle.loads(data) if len(data) == length else None
 
     def close(self) -> None:
-        """Ends it: the other end receives None."""
+        """Closes the connection; the other end receives None."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()

@@ -1,4 +1,4 @@
-"""Whether another process is there still."""
+"""Checks whether another process is alive."""
 
 from __future__ import annotations
 
@@ -8,11 +8,14 @@ import time
 from pathlib import Path
 
 LOOK_SEC = 1.0
-"""How often the reader process looks whether its parent is there still, if no message says so."""
+"""Seconds without a message after which the reader process checks that its parent is alive."""
 
 
 def stays_alive(pid: int) -> bool:
-    """Whether a process that has closed its end of a connection goes on; one that dies does that a moment before."""
+    """Whether a process that has closed its end of a connection lives on for a second.
+
+    A dying process closes its connections a moment before it is gone.
+    """
     deadline = time.monotonic() + LOOK_SEC
     while is_alive(pid):
         if time.monotonic() > deadline:
@@ -22,7 +25,7 @@ def stays_alive(pid: int) -> bool:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether there is a process of that number, other than one that is dead and that nobody has asked after."""
+    """Whether a process with that id exists and is not a zombie."""
     try:
         os.kill(pid, 0)
         with contextlib.suppress(OSError, IndexError):

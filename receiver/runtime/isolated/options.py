@@ -1,4 +1,4 @@
-"""What a process that reads the rings of another one keeps of the messages, beside delivering them."""
+"""How a reader process records and forwards messages in addition to delivering them."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class ReaderOptions:
-    """Where to, and as whose.
+    """Options of a reader process.
 
     Attributes:
-        record: a tap log's folder, or None.
-        forward: how messages are forwarded, a `hostcallback.receiver.remote.options.Forward`, or None. (Forwarding is
-            above this.)
-        process_index: of the program's process in a program of several.
-        local_devices: by name, the number of each device among the program's process's own.
+        record: folder of a tap log, or None.
+        forward: a `hostcallback.receiver.remote.options.Forward`, or None. The type is Any, because the package
+            `remote` imports this one.
+        process_index: index of the parent process in a program of several processes; None for a single process.
+        local_devices: by device name, its index among the local devices of the parent process.
     """
 
     record: str | None = None
@@ -30,14 +30,14 @@ NO_OPTIONS = ReaderOptions()
 
 @dataclass(frozen=True, slots=True)
 class ForwardingReport:
-    """What has become of messages that were to be forwarded.
+    """Result of forwarding in a reader process.
 
     Attributes:
-        lost_messages: how many were not written to the spool.
-        failure: why not.
-        unsent_bytes: how much of what was written the collector does not have.
-        why: why not.
-        folder: where that is.
+        lost_messages: messages that were not written to the spool.
+        failure: reason why not.
+        unsent_bytes: spooled bytes that the collector does not have.
+        why: reason why not.
+        folder: folder of the spool.
     """
 
     lost_messages: int

@@ -1,4 +1,4 @@
-"""The process that delivers beside this one: started, asked, ended; and replaced by this one, should it die."""
+"""The reader process as seen by its parent: starts it, queries it, stops it, and takes over if it dies."""
 
 from __future__ import annotations
 
@@ -21,18 +21,20 @@ from hostcallback.receiver.runtime.isolated.options import NO_OPTIONS, Forwardin
 from hostcallback.receiver.runtime.isolated.ring_handover import HandedOverRings
 
 START_SEC = 60.0
-"""How long the other process may take to start."""
+"""Seconds that the child process may take to start."""
 
 ANSWER_SEC = 10.0
-"""How long it may take to report when everything is delivered."""
+"""Seconds that the child process may take to report after it has delivered all messages."""
 
 
 class ReceiverProcess:
-    """Delivers the taps of some devices that need nothing of this process. Any thread.
+    """A child process that delivers portable taps of some devices: those that need no object of this process.
+
+    Any thread.
 
     Attributes:
-        rings: what it reads.
-        forwarded: what has become of what it was to forward; None until it has ended.
+        rings: rings that it reads.
+        forwarded: report on the messages that it had to forward; None until it has ended.
     """
 
     def __init__(
@@ -44,17 +46,17 @@ class ReceiverProcess:
         keeping: ReaderOptions = NO_OPTIONS,
         on_death: Callable[[], None] = lambda: None,
     ) -> None:
-        """Starts it, and sends it what the taps emit from now on.
+        """Starts the child process and routes the taps to it.
 
         Args:
-            rings: what it is to read.
+            rings: rings that it reads.
             registry: the consumers of this process.
-            scope: accounts for what it delivers.
-            keeping: what else becomes of what it delivers.
-            on_death: called when it has ended without being told to.
+            scope: scope that counts the messages it delivers.
+            keeping: how it records and forwards the messages in addition.
+            on_death: called if it ends without being told to.
 
         Raises:
-            OSError: it cannot be started.
+            OSError: the child process cannot be started.
         """
         self.rings = rings
         self.forwarded: ForwardingReport | None = None
@@ -91,20 +93,23 @@ class ReceiverProcess:
     def _wanted(self, consumer: Consumer) -> bool:
         if not consumer.is_portable:
             return False
-        # What is to be raised in this process, or to end a program of it, is looked at here.
+        # A check that raises in this process, or ends one of its programs, must be delivered in this process.
         return not consumer.is_check or self._scope.deferred.on_error in (OnError.DEFER, OnError.WARN)
 
     @property
     def pid(self) -> int:
-        """Of the other process."""
+        """Process id of the child process."""
         return self._process.pid
 
     def collect(self) -> None:
-        """Has the other process report what came of the messages, into the scope."""
+        """Makes the child process report its statistics and errors, which are added to the scope."""
         self.drain(0.0)
 
     def drain(self, timeout_sec: float) -> bool:
-        """Likewise, and before has it wait until the collector has what it forwards, for so many seconds at most."""
+        """Makes the child process wait until the collector has all forwarded messages, then report like `collect`.
+
+        It waits at most `timeout_sec`. Returns whether the report came, or the child process has ended.
+        """
         with self._changed:
             if self._gone:
                 return True
@@ -118,7 +123,7 @@ class ReceiverProcess:
         return self._answered >= number
 
     def stop(self) -> None:
-        """Ends it: what is emitted from now on is delivered here."""
+        """Ends the child process. This process delivers all later messages."""
         with self._changed:
             gone, self._ending = self._gone, True
         if not gone:

@@ -1,4 +1,4 @@
-"""The other processes that read rings of this one: started, waited for, ended; and the rings that they gave back."""
+"""All reader processes of this process: starts, waits for and ends them, and reads the rings taken back from them."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ POLL_SEC = 0.05
 
 
 class Reader(Protocol):
-    """Another process that reads rings of this one.
+    """A process that reads rings of this process.
 
     Attributes:
-        rings: what it reads.
+        rings: rings that it reads.
     """
 
     rings: HandedOverRings
 
     def collect(self) -> None:
-        """Has it report what came of the messages, where somebody here wants to know."""
+        """Makes it report its statistics and errors, if this process wants them."""
 
 
 class ReaderProcesses:
-    """All of them. Any thread.
+    """All reader processes of this process. Any thread.
 
     Attributes:
-        processes: those that read at present.
-        adopted: by device, the receivers here of rings that another process has read.
+        processes: the reader processes that run.
+        adopted: by device, the receivers in this process of rings that were taken back from a reader process.
     """
 
     def __init__(
@@ -51,13 +51,13 @@ class ReaderProcesses:
         scope_of: Callable[[str], Scope],
         lock: AbstractContextManager[Any],
     ) -> None:
-        """There is none yet.
+        """Starts without reader processes.
 
         Args:
-            registry: the consumers of this process.
-            receivers: its own receivers, by device.
-            scope_of: accounts for a device at present.
-            lock: protects `receivers`, and what is here.
+            registry: consumers of this process.
+            receivers: receivers of this process, by device.
+            scope_of: returns the current scope of a device.
+            lock: protects `receivers` and the state of this object.
         """
         self.processes: list[Reader] = []
         self.adopted: dict[str, DeviceReceiver] = {}
@@ -65,7 +65,9 @@ class ReaderProcesses:
         self._receivers = receivers
         self._scope_of = scope_of
         self._lock = lock
-        self._outside: set[str] = set()  # devices with a ring that another process reads, or is about to
+        self._outside: set[str] = (
+            set()
+        )  # devices whose shared ring a reader process reads or is about to read
         self._beside: SharedRings | None = None
 
     def start(
@@ -76,19 +78,19 @@ class ReaderProcesses:
         keeping: ReaderOptions = NO_OPTIONS,
         on_death: Callable[[], None] = lambda: None,
     ) -> ReceiverProcess | None:
-        """Starts a process that delivers the taps of some devices that need nothing of this process.
+        """Starts a child process that delivers the portable taps of some devices.
 
         Args:
-            names: of the devices.
-            scope: accounts for them.
-            keeping: what else becomes of what that process delivers.
-            on_death: called when it has ended without being told to.
+            names: names of the devices.
+            scope: scope that counts their messages.
+            keeping: how the child process records and forwards the messages in addition.
+            on_death: called if the child process ends without being told to.
 
         Returns:
-            The process; None if no device has a ring that it could read.
+            The process; None if no device has a ring that a child process can read.
 
         Raises:
-            OSError: it cannot be started.
+            OSError: the child process cannot be started.
         """
         names = list(names)
         rings = self.hand_over(names, scope.back_pressure)
@@ -109,7 +111,7 @@ class ReaderProcesses:
         return process
 
     def hand_over(self, names: Iterable[str] | None, back_pressure: BackPressure) -> HandedOverRings | None:
-        """Rings of devices, all or those named, for another process to read; None if there are none that it could.
+        """Hands rings over to a reader process: of all devices, or of those named. Returns None if none is suitable.
 
         Raises:
             OSError: a ring cannot be put into a file.
@@ -142,20 +144,20 @@ class ReaderProcesses:
             self._outside.difference_update(names)
 
     def add(self, reader: Reader) -> None:
-        """Another process reads rings of this one: barriers wait for it."""
+        """Adds a reader process, for which barriers wait."""
         with self._lock:
             self.processes.append(reader)
 
     def remove(self, reader: Reader) -> None:
-        """It does not any more."""
+        """Removes a reader process that does not read any more."""
         with self._lock:
             self.processes.remove(reader)
             self._outside.difference_update(reader.rings.names)
 
     def end(self, process: ReceiverProcess) -> None:
-        """Ends a process that `start` started: its taps are delivered here from now on."""
+        """Ends a process that `start` started. This process delivers its taps from now on."""
         with self._lock:
-            if process not in self.processes:  # that of a parent, of which this is a forked child
+            if process not in self.processes:  # in a forked child, the process belongs to the parent
                 return
         process.stop()
         self.remove(process)
@@ -175,13 +177,13 @@ class ReaderProcesses:
                         left, since = left_now, now
                     elif stall_sec is not None and now - since > stall_sec:
                         raise TapTimeoutError(
-                            f"{left}, and has given nothing back for {stall_sec} s: does what reads its output stand "
-                            "still? Or give it more time (timeout_sec=); the messages are kept"
+                            f"{left}, and has delivered none for {stall_sec} s: make sure that its output is being "
+                            "read, or give it more time (timeout_sec=); the messages are kept"
                         )
             reader.collect()
 
     def remove_files(self) -> None:
-        """Removes the files of the rings: the process ends as it should."""
+        """Removes the files of the rings, at a normal end of the process."""
         if self._beside is not None:
             self._beside.remove()
 
@@ -191,6 +193,6 @@ class ReaderProcesses:
             scope = self._scope_of(name)
             counters = source.counters()
             self.adopted[name] = DeviceReceiver(
-                f"{name} (beside)", own.device, source, self._registry, scope,
+                f"{name} (taken back)", own.device, source, self._registry, scope,
                 continues_from=counters.emitted - counters.queued_messages,
             )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Rings that another process reads for a while: handed over to it, waited for, and taken back."""
+"""Hands rings over to the reader process, waits for them, and takes them back."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from hostcallback.receiver.sources.ring import RingSource
 POLL_SEC = 0.002
 
 Adopt = Callable[[str, RingSource], None]
-"""Has this process read a ring from now on: the device's name, and the ring."""
+"""Function that starts a receiver of this process on a ring, given the device's name and the ring."""
 
 
 class HandedOverRings:
-    """The rings of some devices that another process reads. Any thread.
+    """The rings of some devices that the reader process reads. Any thread.
 
     Attributes:
-        folder: where their files are, and the descriptions of their taps.
+        folder: folder of their files and of the descriptions of their taps.
     """
 
     def __init__(
@@ -33,13 +33,13 @@ class HandedOverRings:
         adopt: Adopt,
         back_pressure: BackPressure,
     ) -> None:
-        """Hands the rings over. Nothing goes there until `route`.
+        """Hands the rings over. No messages go there until `route`.
 
         Args:
-            rings: has them, for as long as this process lives.
-            sources: of the devices, by name: the rings that this process reads.
-            adopt: reads a ring when the other process does not any more.
-            back_pressure: what happens when it does not read as fast as the devices emit.
+            rings: owns the shared rings for as long as this process lives.
+            sources: the rings that this process reads, by device name.
+            adopt: starts reading a ring in this process after the reader process has ended.
+            back_pressure: policy for when the reader process is slower than the devices emit.
 
         Raises:
             OSError: a ring cannot be put into a file.
@@ -57,26 +57,26 @@ class HandedOverRings:
 
     @property
     def names(self) -> list[str]:
-        """Of the devices."""
+        """Names of the devices."""
         return list(self._rings)
 
     @property
     def files(self) -> dict[str, Path]:
-        """Of the rings, by the devices' names."""
+        """Files of the rings, by device name."""
         return self._files
 
     def route(self, registry: Registry, wanted: Callable[[Consumer], bool]) -> None:
-        """From now on taps for which `wanted` says so send there: those that programs have, and those to come."""
+        """Routes the taps for which `wanted` returns True to these rings, registered now or later."""
         self._routes = SharedRingRouting(registry, wanted)
 
     def end(self) -> None:
-        """The other process does not read any more: what it has left, and what comes from now on, is delivered here."""
+        """Takes the rings back after the reader process has ended. This process delivers the remaining messages."""
         if self._routes is not None:
             self._routes.end()
         with self._changed:
             if self._ended:
                 return
-            # Also what still comes from programs that were asked before the routes ended.
+            # The rings stay in use, because programs that looked up the route before it ended still send there.
             for name, ring in self._rings.items():
                 ring.take_over()
                 self._adopt(name, ring)
@@ -84,11 +84,11 @@ class HandedOverRings:
             self._changed.notify_all()
 
     def emitted(self, name: str) -> int:
-        """Messages that the device has sent there so far."""
+        """Returns the number of messages that the device has sent to its shared ring."""
         return self._rings[name].counters().emitted
 
     def wait_delivered(self, name: str, emitted: int, timeout_sec: float) -> bool:
-        """Waits until the first `emitted` messages of a device were delivered; False if time is up."""
+        """Waits until the first `emitted` messages of a device are delivered. Returns False after `timeout_sec`."""
         deadline = perf_counter() + timeout_sec
         while True:
             counters = self._rings[name].counters()
@@ -96,13 +96,13 @@ class HandedOverRings:
                 return True
             with self._changed:
                 if self._ended:
-                    return True  # this process has the ring now, and waits for it as for its own
+                    return True  # this process reads the ring now, and waits for it as for its other rings
                 self._changed.wait(POLL_SEC)
             if perf_counter() > deadline:
                 return False
 
     def describe(self, name: str) -> str:
-        """What the other process has still to do, in a sentence."""
+        """Returns a sentence on the messages that the reader process has not delivered yet."""
         counters = self._rings[name].counters()
         return (
             f"device {name}: the process that reads its ring has {counters.queued_messages} message(s) "

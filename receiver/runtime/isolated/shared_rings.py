@@ -1,4 +1,4 @@
-"""The rings that another process reads, beside those that this one reads, and which taps send there."""
+"""Shared-memory rings that the reader process drains, and the routing of taps to them."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ PREFIX = "hostcallback-apart-"
 
 
 class SharedRings:
-    """Of one process, for as long as it lives: rings are never unmapped. Any thread.
+    """The shared rings of one process. They are never unmapped while it lives. Any thread.
 
     Attributes:
-        folder: where their files are.
+        folder: folder of their files.
     """
 
     def __init__(self, registry: Registry) -> None:
-        """Makes a folder in shared memory where there is any.
+        """Makes a folder in shared memory, or in the folder for temporary files if shared memory cannot be written.
 
         Raises:
-            OSError: it cannot be made.
+            OSError: the folder cannot be made.
         """
         base = SHARED_MEMORY if os.access(SHARED_MEMORY, os.W_OK) else Path(tempfile.gettempdir())
         _remove_left_behind(base)
@@ -43,7 +43,7 @@ class SharedRings:
         registry.watch(self._recorder.describe)
 
     def ring(self, name: str, source: RingSource) -> RingSource:
-        """The ring beside that of a device, in a file.
+        """Returns the shared ring of a device, and makes it and its file if it does not exist.
 
         Raises:
             OSError: it cannot be put into a file.
@@ -57,17 +57,17 @@ class SharedRings:
         return ring
 
     def file(self, name: str) -> Path:
-        """Of a device's ring."""
+        """Returns the file of a device's ring."""
         return self.folder / file_name(name)
 
     def remove(self) -> None:
-        """Removes the files: nobody reads them any more."""
+        """Removes the files, when no process reads them any more."""
         self._recorder.remove()
         shutil.rmtree(self._directory, ignore_errors=True)
 
 
 def _remove_left_behind(base: Path) -> None:
-    # Of processes that were killed together with the one that read their rings.
+    # Folders stay behind if a process is killed together with its reader process.
     for folder in base.glob(f"{PREFIX}*"):
         pid = folder.name.removeprefix(PREFIX).split("-")[0]
         try:
@@ -78,10 +78,10 @@ def _remove_left_behind(base: Path) -> None:
 
 
 class SharedRingRouting:
-    """Which taps send to the rings beside. Any thread."""
+    """Routes taps to the shared rings. Any thread."""
 
     def __init__(self, registry: Registry, wanted: Callable[[Consumer], bool]) -> None:
-        """From now on those for which `wanted` says so, which programs have or will have."""
+        """Routes the taps for which `wanted` returns True, registered now or later."""
         self._library = native.load()
         self._registry = registry
         self._wanted = wanted
@@ -89,7 +89,7 @@ class SharedRingRouting:
         registry.watch(self._route)
 
     def end(self) -> None:
-        """From now on none: their messages stay in this process."""
+        """Routes all taps back to the rings that this process reads."""
         self._registry.unwatch(self._route)
         for consumer_id in list(self._routed):
             self._library.hcb_control_outside(consumer_id, 0)

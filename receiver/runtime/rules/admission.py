@@ -1,4 +1,4 @@
-"""What the rules of a tap decide where there is no native handler: the reference of `receiver/native/rules/rule.cc`."""
+"""Applies the rules of a tap where no native handler does. Reference of `receiver/native/rules/rule.cc`."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from dataclasses import dataclass
 from hostcallback.receiver.runtime.rules.rules import DEFAULT, Rule
 
 EVERY_DEVICE = -1
-"""In place of a device's id: of shards, whose devices send a value all or none."""
+"""Stands for a device's id in sharded taps, whose devices all send a value or all suppress it."""
 
 KEPT_DECISIONS = 1 << 20
-"""A device may be so many values behind the first one that makes them."""
+"""Number of values that a device may lag behind the fastest device of its program. Older values count as suppressed."""
 
 
 def interval_ns_of(rule: Rule) -> int:
-    """At least how long between two messages; 0 for no limit."""
+    """Returns the least time between two messages in ns; 0 for no limit."""
     return 0 if rule.rate is None else round(1e9 / rule.rate)
 
 
 def probe_ns_of(rule: Rule) -> int:
-    """In how long a closed gate lets one message through; 0: never."""
+    """Returns the time in ns after which a closed gate lets one message pass; 0: never."""
     return 0 if rule.when is None else round(rule.when.probe_sec * 1e9)
 
 
@@ -34,17 +34,17 @@ class _DeviceState:
 
 
 class Admission:
-    """The rules of one tap and the state that they need, for each device. Any thread."""
+    """The rule of one tap with its state per device. Any thread."""
 
     def __init__(self) -> None:
-        """Everything is admitted."""
+        """Admits all messages until `set`."""
         self.rule = DEFAULT
         self._lock = threading.Lock()  # protects everything below
         self._states: dict[int, _DeviceState] = {}
         self.suppressed = 0
 
     def set(self, rule: Rule) -> None:
-        """The rules from now on. Counting begins anew where they count otherwise than before."""
+        """Sets the rule. The counts restart if `every`, `rate` or the probes differ from the earlier rule."""
         with self._lock:
             if _counting(rule) != _counting(self.rule):
                 for state in self._states.values():
@@ -52,20 +52,20 @@ class Admission:
             self.rule = rule
 
     def set_gate(self, device: int, closed: bool) -> None:
-        """The predicate's answer for the last value of a device."""
+        """Closes or opens the gate of a device, after the predicate's answer for its last value."""
         with self._lock:
             state = self._states.setdefault(device, _DeviceState())
             state.closed, state.held, state.next_probe = closed, 0, 0
 
     def admit(self, device: int, now_ns: int) -> bool:
-        """Whether the message that a device is about to send may be sent. One that may not is counted."""
+        """Whether a device may send its next message. Counts suppressed messages."""
         with self._lock:
             admitted = self._decide(self._states.setdefault(device, _DeviceState()), now_ns)
             self.suppressed += not admitted
             return admitted
 
     def count(self, messages: int) -> None:
-        """Messages that were withheld after they were sent."""
+        """Adds messages that the gate withheld after they were sent."""
         with self._lock:
             self.suppressed += messages
 
@@ -79,7 +79,7 @@ class Admission:
         if rule.when is not None and state.closed and not self._probe(state, now_ns):
             return False
         interval = interval_ns_of(rule)
-        # Further ahead than one interval: the clock was set back meanwhile.
+        # If `not_before` is more than one interval ahead, the clock was set back, and the message passes.
         if interval and 0 < state.not_before - now_ns <= interval:
             return False
         state.not_before = now_ns + interval
@@ -104,18 +104,18 @@ def _counting(rule: Rule) -> tuple[object, ...]:
 
 
 class Decisions:
-    """Which values of one program of shards are sent. The first device to ask decides; the others follow.
+    """Decides which values of a sharded program are sent: the first device to ask decides for all devices.
 
-    The caller holds a lock of the program.
+    The caller holds the lock of the program, so the class has no lock.
     """
 
     def __init__(self) -> None:
-        """Nothing was asked yet."""
+        """Starts at value 0."""
         self._begin = 0
         self._sent = bytearray()
 
     def of(self, number: int, admission: Admission | None, now_ns: int) -> bool:
-        """Whether the value of that number is sent; numbers grow on each device by one."""
+        """Whether the value with that number is sent. Each device counts its values from 0."""
         if number == self._begin + len(self._sent):
             if len(self._sent) == KEPT_DECISIONS:
                 del self._sent[: KEPT_DECISIONS // 2]

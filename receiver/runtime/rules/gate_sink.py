@@ -1,4 +1,4 @@
-"""The sink that rules put in front of a tap's own: for the predicate of `when`, and for heads of assembled values."""
+"""The sink that rules put before a tap's sink: asks the predicate of `when` and truncates assembled values."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from hostcallback.receiver.sinks.sharding.sinks import SHARD_SINKS
 from hostcallback.receiver.wire.truncation import cut, head_of
 
 SetGate = Callable[[int, bool], None]
-"""Tells the handlers of a device, by its id or EVERY_DEVICE, whether the gate is closed there."""
+"""Function that closes or opens the gate of a device, given by its id or EVERY_DEVICE."""
 
 
 class GateSink:
-    """Hands a message on if the predicate held for the one before it, and asks it about this one.
+    """Hands a message on if the predicate held for the message before it, and asks the predicate about this one.
 
-    What is already on its way when the gate closes arrives here, and so do probes: the predicate is asked about all.
+    Messages that were emitted before the gate closed arrive here, and so do probes. The predicate is asked about all.
     """
 
     def __init__(
@@ -34,16 +34,16 @@ class GateSink:
         *,
         sharded: bool,
     ) -> None:
-        """Makes the front of one tap.
+        """Makes the gate of one tap.
 
         Args:
-            sink: the tap's own.
-            predicate: called with each value; None for none.
-            elements: what arrays are cut to; None for nothing.
+            sink: the tap's sink.
+            predicate: called with each value; None to hand on all messages.
+            elements: number of elements to which arrays are cut; None to leave them whole.
             unflatten: makes the value from a message's arrays.
-            set_gate: told what the predicate answered, where that has changed.
-            count_withheld: told of messages that are not handed on.
-            sharded: whether the devices send the shards of common values.
+            set_gate: called when the predicate's answer for a device changes.
+            count_withheld: called with the number of messages that are not handed on.
+            sharded: whether the devices send shards of common values.
         """
         self.sink = sink
         self.predicate = predicate
@@ -59,7 +59,7 @@ class GateSink:
         """Consumes one message.
 
         Raises:
-            BaseException: what the sink or the predicate raised; a predicate that raises is taken to hold.
+            BaseException: the exception of the sink or of the predicate. A predicate that raises counts as true.
         """
         if self.elements is not None:
             arrays = [_head(array, self.elements) for array in message.arrays]
@@ -82,11 +82,11 @@ class GateSink:
             if passes:
                 self.sink(message)
         except BaseException as error:
-            raise MultipleFailures("the predicate of the tap raised besides", [error, failure]) from None
+            raise MultipleFailures("the sink and the predicate of the tap raised", [error, failure]) from None
         raise failure
 
     def follow(self, earlier: GateSink) -> None:
-        """Takes over from the front that was there; another predicate begins with open gates."""
+        """Takes over the gates of an earlier GateSink if the predicate is the same; else opens them."""
         with earlier._lock:
             known = dict(earlier._open)
         if self.predicate is earlier.predicate:
@@ -95,7 +95,7 @@ class GateSink:
             earlier.open_gates()
 
     def open_gates(self) -> None:
-        """The predicate does not count any more."""
+        """Opens all gates, because the predicate does not apply any more."""
         for device in list(self._open):
             self._set_gate(device, False)
 
@@ -103,7 +103,7 @@ class GateSink:
         assert self.predicate is not None
         try:
             return bool(self.predicate(self._unflatten(message.arrays))), None
-        except BaseException as error:  # whatever it is, the message has its turn
+        except BaseException as error:  # a failing predicate must not withhold the message
             error.add_note("raised by the predicate of the tap's rule `when`")
             return True, error
 
@@ -116,10 +116,10 @@ def _head(array: Any, elements: int) -> Any:
 def install_gate(
     consumer: Consumer, rule: Rule, set_gate: SetGate, count_withheld: Callable[[int], None]
 ) -> None:
-    """Puts what the rule needs in front of the consumer's sink, or takes away what it does not need any more."""
+    """Puts a GateSink before the consumer's sink if the rule needs one, and removes one that is not needed."""
     sink = consumer.sink
     sharded = isinstance(sink, SHARD_SINKS)
-    # Of shards it is the value that they make which is looked at.
+    # The gate of a sharded tap stands behind the assembly, because the rule looks at whole values.
     place: Any = sink if sharded else consumer
     present = place.sink if isinstance(place.sink, GateSink) else None
     predicate = None if rule.when is None else rule.when.predicate

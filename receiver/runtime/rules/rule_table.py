@@ -1,4 +1,4 @@
-"""What taps may send at run time, by name; and which checks check: by name, all of them, or on some devices."""
+"""The rules of a process's taps, by name, and the checks that are off: all, by name, or on some devices."""
 
 from __future__ import annotations
 
@@ -16,40 +16,45 @@ from hostcallback.receiver.runtime.rules.gate_sink import install_gate
 from hostcallback.receiver.runtime.rules.rules import DEFAULT, OFF, PYTHON, Rule, Rules
 
 MAX_ADMISSIONS = 4096
-"""With more of them, those of taps that are gone are forgotten."""
+"""Above this number the table drops the admissions of taps that are not registered any more."""
 
 
 class RuleTable:
-    """Safe from any thread. What is said applies to programs that run already, and to those to come.
+    """The rules and switches of one process. Any thread.
 
-    The native handlers have a table of their own, which is kept in step; other transports ask `is_off` and `admission`.
+    A change applies to running programs and to later ones. The native handlers have a second table, which this class
+    keeps equal to its own; other transports ask `is_off` and `admission`.
     """
 
     def __init__(self) -> None:
-        """Everything is on."""
+        """Starts with all taps and checks on."""
         self._lock = threading.RLock()  # protects everything below
         self._library: ctypes.CDLL | None = None
         self._rules = Rules()
         self._native_rules: dict[
             int, Rule
-        ] = {}  # what the native table has, by consumer id, where it is not the default
+        ] = {}  # rules in the native table that are not the default, by consumer id
         self._admissions: dict[int, Admission] = {}
-        self._off = False  # whether checks are off but for those of `_except`, or on but for those
+        self._off = (
+            False  # True: all checks but those named in `_except` are off; False: all but those are on
+        )
         self._except: set[str] = set()
-        self._without: dict[tuple[int, int], None] = {}  # consumer id and device id where it does not check
+        self._without: dict[
+            tuple[int, int], None
+        ] = {}  # (consumer id, device id) of checks that are off on a device
         self._aborting: set[int] = set()
 
     def after_fork_in_child(self) -> None:
-        """A fresh lock."""
+        """Renews the lock, which a thread of the parent may have held."""
         self._lock = threading.RLock()
 
     @property
     def rules(self) -> Rules:
-        """What has been said of taps."""
+        """The rules of all taps."""
         return self._rules
 
     def use(self, library: ctypes.CDLL, registry: Registry) -> None:
-        """Keeps the table of the native library in step from now on."""
+        """Copies the table into the native library, now and after each change."""
         with self._lock:
             self._library = library
             for consumer_id, device in self._without:
@@ -59,14 +64,14 @@ class RuleTable:
             self._tell_all(registry)
 
     def set_all(self, registry: Registry, *, off: bool) -> None:
-        """Switches all checks, whatever was said of single ones."""
+        """Switches all checks on or off, and clears the switches of single names."""
         with self._lock:
             self._off = off
             self._except.clear()
             self._tell_all(registry)
 
     def set_named(self, registry: Registry, names: Iterable[str], *, off: bool) -> None:
-        """Switches the checks of some names."""
+        """Switches the checks of some names on or off."""
         with self._lock:
             if off == self._off:
                 self._except.difference_update(names)
@@ -75,7 +80,7 @@ class RuleTable:
             self._tell_all(registry)
 
     def set_rules(self, registry: Registry, pattern: str, settings: Mapping[str, Any]) -> None:
-        """Says settings of all taps whose names match a glob, those to come as well.
+        """Applies settings to all taps whose names match a glob, registered now or later.
 
         Raises:
             ValueError: a setting makes no sense.
@@ -83,16 +88,16 @@ class RuleTable:
         self._change(registry, lambda rules: rules.with_setting(pattern, settings))
 
     def reset_rules(self, registry: Registry, pattern: str) -> None:
-        """Says that all is as by default for the taps whose names match a glob."""
+        """Restores the default settings of all taps whose names match a glob."""
         self._change(registry, lambda rules: rules.reset(pattern))
 
     def replace_rules(
         self, registry: Registry, said: Iterable[tuple[str, Mapping[str, Any]]], origin: str = PYTHON
     ) -> None:
-        """Forgets what one origin said, and says settings of patterns instead, in order, which count as said now.
+        """Replaces all settings of one origin by others, in order. They count as newer than all other settings.
 
         Raises:
-            ValueError: a setting makes no sense; nothing changes then.
+            ValueError: a setting is not valid; nothing changes then.
         """
 
         def change(rules: Rules) -> Rules:
@@ -109,7 +114,7 @@ class RuleTable:
             self._tell_all(registry)
 
     def register(self, consumer: Consumer, without: Iterable[int] = ()) -> None:
-        """A tap that some program has from now on, and the ids of the devices where it does not check."""
+        """Applies the rules to a new consumer. `without` has the ids of devices on which the check is off."""
         with self._lock:
             for device in without:
                 self._without[consumer.consumer_id, device] = None
@@ -117,14 +122,14 @@ class RuleTable:
             self._tell(consumer)
 
     def rule_of(self, consumer: Consumer) -> Rule:
-        """What holds for a consumer. A check is on or off, and nothing else: no failure is missing from a report."""
+        """Returns the rule of a consumer. A check is only on or off, so that no failure is missing from a report."""
         rule = self._rules.of(consumer.name) if self._rules and consumer.is_switchable else DEFAULT
         if consumer.is_check:
             return OFF if not rule.enabled or self._is_check_off(consumer.name) else DEFAULT
         return rule
 
     def is_off(self, consumer: Consumer, device: int = EVERY_DEVICE) -> bool:
-        """Whether a tap is off, on the device of that id if one is given."""
+        """Whether a tap is off, everywhere or on the device with that id."""
         if self._rules and not self.rule_of(consumer).enabled:
             return True
         if not consumer.is_check:
@@ -135,18 +140,18 @@ class RuleTable:
         return self._off != (name in self._except)
 
     def admission(self, consumer: Consumer) -> Admission | None:
-        """What decides about the messages of a tap that has no native handler; None if all are sent."""
+        """Returns the object that admits messages of a tap without a native handler; None if all are sent."""
         admission = self._admissions.get(consumer.consumer_id)
         return None if admission is None or admission.rule == DEFAULT else admission
 
     def suppressed(self, consumer: Consumer) -> int:
-        """How many messages of a tap its rules kept from being sent, or withheld where it was too late for that."""
+        """Returns how many messages of a tap its rules suppressed before sending or withheld after it."""
         admission = self._admissions.get(consumer.consumer_id)
         here = 0 if admission is None else admission.suppressed
         return here + (self._library.hcb_control_suppressed(consumer.consumer_id) if self._library else 0)
 
     def abort_on_check(self, devices: Iterable[int], on: bool) -> None:
-        """Whether a check that fails on one of these devices ends the launch it is in."""
+        """Sets whether a check that fails on one of these devices ends its launch."""
         with self._lock:
             for device in devices:
                 (self._aborting.add if on else self._aborting.discard)(device)
@@ -154,12 +159,12 @@ class RuleTable:
                     raise _full()
 
     def aborts(self, device: int) -> bool:
-        """What `abort_on_check` was told last."""
+        """Whether a failed check ends its launch on this device (see `abort_on_check`)."""
         return device in self._aborting
 
     def _tell_all(self, registry: Registry) -> None:
         if self._library is not None:
-            # With exceptions, each check is told by itself.
+            # With entries in `_except` the native table gets each check's switch from `_tell`.
             self._library.hcb_switch_all_checks(self._off and not self._except)
         consumers = registry.consumers()
         for consumer in consumers:

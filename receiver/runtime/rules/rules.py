@@ -1,4 +1,4 @@
-"""Rules of taps: what may be said of those whose names match a glob, and what follows for one name."""
+"""Rules of taps: settings for all names that match a glob, and the resulting rule of one name."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from typing import Any, NamedTuple
 Predicate = Callable[[Any], bool]
 
 PYTHON, FILE = "", "file"
-"""Who says a rule: calls in this process (and `hcb ctl`), or the control file. A collector has a name of its own."""
+"""Origin of a setting: a call in this process (also `hcb ctl`), or the control file. A collector uses its own name."""
 
 MAX_KNOWN = 4096
-"""For how many names the outcome is remembered."""
+"""Number of names whose rules are cached."""
 
 MAX_GLOB = 256
-"""The longest glob that is taken from elsewhere."""
+"""Largest number of characters of a glob that comes from outside this process."""
 
 
 @dataclass(frozen=True, slots=True)
 class When:
-    """The rule that a tap sends only while a predicate holds for what it sent last.
+    """Setting that lets a tap send only while a predicate holds for the last value it sent.
 
     Attributes:
         predicate: called on the receiver thread with each value that arrives.
-        probe_every: while it does not hold, of so many messages one is sent, for it to be asked again; 0: none.
-        probe_sec: likewise, one in so many seconds; 0: none.
+        probe_every: while the predicate does not hold, one message in this many is sent, to ask it again; 0: none.
+        probe_sec: while the predicate does not hold, one message per this many seconds is sent; 0: none.
     """
 
     predicate: Predicate
@@ -36,7 +36,7 @@ class When:
     probe_sec: float = 1.0
 
     def __post_init__(self) -> None:
-        """Checks what comes from users.
+        """Checks the arguments, which come from users.
 
         Raises:
             TypeError: the predicate is not callable.
@@ -61,14 +61,14 @@ class When:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What one tap may send. The rules are asked in this order.
+    """Limits of the messages of one tap. They apply in this order.
 
     Attributes:
-        enabled: anything at all.
-        every: of its messages on a device the first, and each `every`-th after it.
-        when: only while a predicate holds for the value before.
-        rate: at most so many messages a second on a device; None for no limit.
-        truncate: of each array the first so many elements; None for all.
+        enabled: False sends no messages.
+        every: sends the first message of a device and each `every`-th after it.
+        when: sends only while a predicate holds for the value before; None for no predicate.
+        rate: largest number of messages per second and device; None for no limit.
+        truncate: number of elements that are sent of each array, from the first on; None for all.
     """
 
     enabled: bool = True
@@ -83,10 +83,10 @@ OFF = Rule(enabled=False)
 
 
 def checked(field: str, value: Any) -> Any:
-    """The value of a field of `Rule` as somebody gave it, once it is sure that it makes sense.
+    """Checks a user's value for a field of `Rule` and returns it.
 
     Raises:
-        ValueError: there is no such field, or it cannot have that value.
+        ValueError: no such field exists, or the value is not valid.
     """
     if field not in _CHECKS:
         raise ValueError(f"there is no rule {field!r}, expected one of {', '.join(_CHECKS)}")
@@ -97,10 +97,10 @@ def checked(field: str, value: Any) -> Any:
 
 
 def checked_glob(pattern: Any) -> str:
-    """A glob of names that came from elsewhere, once it is sure that it is one.
+    """Checks a glob that comes from outside this process and returns it.
 
     Raises:
-        ValueError: it is no text, or too long.
+        ValueError: it is not a text, is too long, or is not a valid glob.
     """
     if not isinstance(pattern, str) or not 0 < len(pattern) <= MAX_GLOB:
         raise ValueError(f"{pattern!r:.80} is no glob, expected a text of at most {MAX_GLOB} characters")
@@ -148,24 +148,27 @@ class _Statement(NamedTuple):
 
 
 class Rules:
-    """What has been said, in order: of what matches a name the last counts, for each field by itself. Immutable."""
+    """All settings, in the order in which they were made. Immutable.
+
+    For each field, the most recent setting whose glob matches a tap's name applies.
+    """
 
     __slots__ = ("_known", "_statements")
 
     def __init__(self, statements: tuple[_Statement, ...] = ()) -> None:
-        """Nothing was said; or `statements`."""
+        """Holds `statements`; none by default."""
         self._statements = statements
         self._known: dict[str, Rule] = {}
 
     def __bool__(self) -> bool:
-        """Whether anything was said."""
+        """Whether there are any settings."""
         return bool(self._statements)
 
     def with_setting(self, pattern: str, settings: Mapping[str, Any], origin: str = PYTHON) -> Rules:
-        """The rules after settings were said of a pattern.
+        """Returns rules with settings of a pattern added.
 
         Raises:
-            ValueError: a setting makes no sense; see `checked`.
+            ValueError: a setting is not valid; see `checked`.
         """
         statements = list(self._statements)
         for field, value in settings.items():
@@ -177,15 +180,15 @@ class Rules:
         return Rules(tuple(statements))
 
     def reset(self, pattern: str, origin: str = PYTHON) -> Rules:
-        """The rules after all was said to be as by default for a pattern."""
+        """Returns rules in which a pattern has the default settings."""
         return self.with_setting(pattern, {field: getattr(DEFAULT, field) for field in FIELDS}, origin)
 
     def without(self, origin: str) -> Rules:
-        """The rules without what one origin said."""
+        """Returns rules without the settings of one origin."""
         return Rules(tuple(s for s in self._statements if s.origin != origin))
 
     def of(self, name: str) -> Rule:
-        """What holds for a tap of that name."""
+        """Returns the rule of a tap with that name."""
         rule = self._known.get(name)
         if rule is None:
             fields = {s.field: s.value for s in self._statements if fnmatch.fnmatchcase(name, s.pattern)}
@@ -195,7 +198,7 @@ class Rules:
         return rule
 
     def table(self) -> dict[str, dict[str, Any]]:
-        """By pattern, what was said of it last."""
+        """Returns, by pattern, its most recent settings."""
         found: dict[str, dict[str, Any]] = {}
         for statement in self._statements:
             found.setdefault(statement.pattern, {})[statement.field] = statement.value
@@ -203,19 +206,19 @@ class Rules:
 
 
 def _overrules(said: _Statement, earlier: _Statement) -> bool:
-    # What was said of everything leaves nothing of what the same one said before.
+    # A setting of "*" removes all earlier settings of the same field and origin.
     if said.pattern == "*":
         return (said.field, said.origin) == (earlier.field, earlier.origin)
     return said.place == earlier.place
 
 
 def settings_text(settings: Mapping[str, Any]) -> str:
-    """Settings for people: `every=100 rate=10`."""
+    """Formats settings as text: `every=100 rate=10`."""
     return " ".join(f"{field}={_value_text(value)}" for field, value in settings.items())
 
 
 def rule_settings(rule: Rule) -> dict[str, Any]:
-    """The fields of a rule that are not as by default."""
+    """Returns the fields of a rule that differ from the default."""
     return {field: value for field in FIELDS if (value := getattr(rule, field)) != getattr(DEFAULT, field)}
 
 

@@ -116,7 +116,7 @@ with hcb.outfeed_receiver(process=True, timeout_sec=2):
             said += line
             if b"errors.TapTimeoutError" in line:
                 break
-        assert b"given nothing back for 2" in said
+        assert b"has delivered none for 2" in said
         program.kill()
         program.communicate(timeout=60)
 
