@@ -9,6 +9,7 @@ from typing import Any
 
 from hostcallback.receiver.messages.deferred_errors import OnError
 from hostcallback.receiver.messages.message import Sink
+from hostcallback.receiver.redaction import without_password
 from hostcallback.receiver.remote.options import Forward
 from hostcallback.receiver.runtime.dispatch.sink_chain import BatchSink
 from hostcallback.receiver.sources.back_pressure import BackPressure, Step
@@ -59,7 +60,9 @@ def receiver_sinks(
     if options is not None and not isinstance(options, Forward):
         raise TypeError(f"forward is a {type(options).__name__}, expected 'host:port' or hcb.forward(...)")
     if not isinstance(sinks, Sequence) or isinstance(sinks, str):
-        raise TypeError(f"sinks is {sinks!r}, expected a sequence, such as [hcb.record('logs'), function]")
+        raise TypeError(
+            f"sinks is {without_password(repr(sinks))}, expected a sequence, such as [hcb.record('logs'), function]"
+        )
     batches: list[BatchSink] = []
     messages: list[Sink] = []
     for sink in sinks:

@@ -13,6 +13,7 @@ from typing import Any
 from hostcallback.receiver.control.errors import ControlError, NoSuchTapError
 from hostcallback.receiver.control.request import Client, Handler
 from hostcallback.receiver.messages.message import Consumer
+from hostcallback.receiver.redaction import command_line
 from hostcallback.receiver.runtime.device_receiver import DeviceReceiver
 from hostcallback.receiver.runtime.rules.names import matching, no_such_tap, tap_names
 from hostcallback.receiver.runtime.rules.rules import rule_settings, settings_text
@@ -37,7 +38,7 @@ def process() -> dict[str, Any]:
     return {
         "pid": os.getpid(),
         "host": socket.gethostname(),
-        "command": " ".join(sys.orig_argv)[:1000],
+        "command": " ".join(command_line(sys.orig_argv))[:1000],
         "started": _STARTED,
     }
 

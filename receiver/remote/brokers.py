@@ -8,7 +8,6 @@ how to add one.
 from __future__ import annotations
 
 import importlib
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -81,11 +80,6 @@ def expected(brokers: Sequence[Broker] = BROKERS) -> str:
     """What an address may be, for error messages."""
     others = "".join(f", or a {broker.title}, {broker.example!r}" for broker in brokers)
     return f"the collector's host:port, such as {DIRECT.example!r}{others}"
-
-
-def without_password(url: str) -> str:
-    """A URL, or several with commas between, without users and passwords, for messages."""
-    return re.sub(r"://[^,@/]*@", "://", url)
 
 
 def load(reference: str) -> Any:

@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from hostcallback.receiver import environment
+from hostcallback.receiver.redaction import representation, without_password
 from hostcallback.receiver.remote import brokers
+from hostcallback.receiver.remote.credentials import check_token, refuse_clear
 from hostcallback.receiver.remote.errors import SpoolError
 from hostcallback.receiver.remote.streams import is_run
 
@@ -48,6 +50,7 @@ class Forward:
         tls_cert: file of this client's certificate, if the collector requires one.
         tls_key: file of the certificate's key.
         token: the bearer token.
+        insecure: whether the token may go to another machine without TLS, where others on the network can read it.
         control: whether clients that the collector permits may control this process's taps through it
             (`hcb ctl --via`).
     """
@@ -66,6 +69,7 @@ class Forward:
     tls_cert: str | os.PathLike[str] | None = None
     tls_key: str | os.PathLike[str] | None = None
     token: str = ""
+    insecure: bool = False
     control: bool = True
 
     def __post_init__(self) -> None:
@@ -73,9 +77,16 @@ class Forward:
         address = self.address if isinstance(self.address, str) else ""
         host, _, port = address.rpartition(":")
         if not self.scheme and (not host or not port.isdecimal() or not 0 < int(port) < 65536):
-            raise ValueError(f"forward is {self.address!r}, expected {brokers.expected()}")
+            shown = without_password(address) if address else self.address
+            raise ValueError(f"forward is {shown!r}, expected {brokers.expected()}")
+        if not self.scheme and "@" in address:
+            raise ValueError(
+                f"forward is {self.shown_address!r} with a user or a password, which a collector does not take: give "
+                "token="
+            )
         object.__setattr__(self, "run", self.run or environment.RUN.read() or "run")
         object.__setattr__(self, "token", self.token or environment.TOKEN.read())
+        check_token(self.token)
         if not is_run(self.run):
             raise ValueError(
                 f"run is {self.run!r}, expected up to 64 letters, digits, '.', '-' and '_', beginning with a letter "
@@ -99,6 +110,17 @@ class Forward:
             raise ValueError(
                 "a client certificate needs TLS: give tls_ca, the certificates that verify the collector's"
             )
+        if not self.scheme and self.token and self.tls_ca is None and not self.insecure:
+            refuse_clear(
+                host,
+                self.address,
+                "token",
+                cure="give tls_ca (--tls-ca), the certificates that verify the collector's",
+            )
+
+    def __repr__(self) -> str:
+        """The options, without the token and without passwords."""
+        return representation(self, urls=("address",), secrets=("token",))
 
     @property
     def scheme(self) -> str:
@@ -113,7 +135,7 @@ class Forward:
     @property
     def shown_address(self) -> str:
         """The address without a password, for messages."""
-        return brokers.without_password(self.address) if self.scheme else self.address
+        return without_password(self.address)
 
     @property
     def folder(self) -> Path:

@@ -17,6 +17,9 @@ def add_reaching(group: Any) -> None:
     group.add_argument(
         "--tls-key", metavar="FILE", help="its key (the token is read from HOSTCALLBACK_TOKEN)"
     )
+    group.add_argument(
+        "--insecure", action="store_true", help="send the token to another machine also without TLS"
+    )
 
 
 def reaching(address: str, arguments: argparse.Namespace) -> Forward:
@@ -27,8 +30,9 @@ def reaching(address: str, arguments: argparse.Namespace) -> Forward:
     """
     try:
         found = Forward(
-            address, tls_ca=arguments.tls_ca, tls_cert=arguments.tls_cert, tls_key=arguments.tls_key
-        )
+            address, tls_ca=arguments.tls_ca, tls_cert=arguments.tls_cert, tls_key=arguments.tls_key,
+            insecure=arguments.insecure,
+        )  # fmt: skip
     except ValueError as error:
         raise CommandError(str(error)) from error
     if found.scheme:

@@ -88,7 +88,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--no-control", action="store_true", help="disable live control through this collector"
     )
-    group.add_argument("--insecure", action="store_true", help="listen beyond this machine without TLS")
+    group.add_argument(
+        "--insecure",
+        action="store_true",
+        help="listen beyond this machine, or send a token to a broker there, without TLS",
+    )
     group.add_argument(
         "--max-streams", type=int, default=4096, metavar="N", help="simultaneous (default 4096)"
     )
@@ -104,7 +108,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Runs the command."""
     # Here, because modules outside of receiver/remote/ can be imported without grpc.
-    from hostcallback.receiver.remote.collector.access import Access, is_loopback, server_credentials
+    from hostcallback.receiver.remote.collector.access import Access, server_credentials
     from hostcallback.receiver.remote.collector.limits import Limits
     from hostcallback.receiver.remote.collector.os_limits import allow_many_files, keep_freed_memory
     from hostcallback.receiver.remote.collector.service import Collector
@@ -112,6 +116,7 @@ def run(arguments: argparse.Namespace) -> int:
     from hostcallback.receiver.remote.collector.store import Store
     from hostcallback.receiver.remote.collector_server import CollectorServer
     from hostcallback.receiver.remote.control.relay import ControlService
+    from hostcallback.receiver.remote.credentials import is_loopback
     from hostcallback.receiver.remote.delivery.delivery import Delivery
 
     if arguments.listen is None and all(_url(arguments, broker) is None for broker in BROKERS):
@@ -220,7 +225,9 @@ def _services(arguments: argparse.Namespace, store: Store, delivery: Delivery) -
         if url is None:
             continue
         run, tls_ca = getattr(arguments, f"{broker.name}_run"), getattr(arguments, f"{broker.name}_ca")
-        source = CollectFrom(url=url, run=run, token=environment.TOKEN.read(), tls_ca=tls_ca)
+        source = CollectFrom(
+            url=url, run=run, token=environment.TOKEN.read(), tls_ca=tls_ca, insecure=arguments.insecure
+        )
         try:
             found.append(make_service(broker, source, store, delivery.grown))
         except ValueError as error:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hmac
-import ipaddress
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -29,8 +28,8 @@ class Access:
         controls: the same for controlling. If both are empty, the collector asks for no token.
     """
 
-    tokens: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    controls: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    tokens: dict[str, tuple[str, ...]] = field(default_factory=dict, repr=False)
+    controls: dict[str, tuple[str, ...]] = field(default_factory=dict, repr=False)
 
     @classmethod
     def from_file(cls, path: str | Path) -> Access:
@@ -56,11 +55,13 @@ class Access:
             granted = tokens
             if runs and runs[0] == CONTROL:
                 granted, runs = controls, runs[1:]
-            unknown = [run for run in runs if run.startswith("+")]
+            # Which word it is, and not the word: it could be a token at the wrong place.
+            first = len(words) - len(runs) + 1
+            unknown = [place for place, run in enumerate(runs, first) if run.startswith("+")]
             if unknown:  # no run name begins with a plus
                 raise RemoteError(
-                    f"{path}, line {number}: {unknown[0]} is not a run, expected a token, {CONTROL} or nothing, and "
-                    "runs"
+                    f"{path}, line {number}: word {unknown[0]} is not a run, expected a token, {CONTROL} or nothing, "
+                    "and runs"
                 )
             granted[token] = granted.get(token, ()) + (tuple(runs) or ("*",))
         if not tokens and not controls:
@@ -116,13 +117,3 @@ def server_credentials(cert: str, key: str, ca: str | None) -> Any:
     return grpc.ssl_server_credentials(
         [(Path(key).read_bytes(), Path(cert).read_bytes())], clients, require_client_auth=ca is not None
     )
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach an address."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from hostcallback.receiver.redaction import representation
 from hostcallback.receiver.remote import brokers
 from hostcallback.receiver.remote.collector.store import Store
 from hostcallback.receiver.remote.streams import StreamKey, StreamOffset
@@ -31,12 +32,18 @@ class CollectFrom:
         run: only of this run; of all for the empty text.
         token: that the broker asks for; empty for none.
         tls_ca: a file with the certificates that the broker's is checked by; None for the system's.
+        insecure: whether the token may go to another machine without TLS.
     """
 
     url: str
     run: str = ""
     token: str = ""
     tls_ca: str | os.PathLike[str] | None = None
+    insecure: bool = False
+
+    def __repr__(self) -> str:
+        """The fields, without the token and without passwords."""
+        return representation(self, urls=("url",), secrets=("token",))
 
 
 class CollectingService(Protocol):

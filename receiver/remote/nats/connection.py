@@ -11,10 +11,12 @@ import threading
 from collections.abc import Coroutine
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlsplit
 
 from hostcallback.receiver.errors import HostCallbackError
 from hostcallback.receiver.log import logger
-from hostcallback.receiver.remote.brokers import without_password
+from hostcallback.receiver.redaction import representation, without_password
+from hostcallback.receiver.remote.credentials import refuse_clear
 from hostcallback.receiver.remote.errors import LinkError, LinkRefusedError
 from hostcallback.receiver.remote.nats.subjects import ALL
 from hostcallback.receiver.remote.tls import check_tls_files
@@ -42,6 +44,7 @@ class NatsServer:
         tls_cert: file of this client's certificate.
         tls_key: file of the certificate's key.
         stream: name of the JetStream stream.
+        insecure: whether a token or a password may go to another machine without TLS.
     """
 
     url: str
@@ -50,12 +53,37 @@ class NatsServer:
     tls_cert: str | os.PathLike[str] | None = None
     tls_key: str | os.PathLike[str] | None = None
     stream: str = STREAM
+    insecure: bool = False
 
     def __post_init__(self) -> None:
-        """Raises ValueError for an invalid URL."""
-        for url in self.url.split(","):
-            if not url.strip().startswith(SCHEMES):
-                raise ValueError(f"{url!r} is not an address of a NATS server, such as nats://localhost:4222")
+        """Raises ValueError for an invalid URL, and if a password or a token would go over the network in clear."""
+        for url in self.urls:
+            # The text of an error of `urlsplit` may be a part of the password.
+            host = _host(url)
+            if host is None:
+                raise ValueError(
+                    f"{without_password(self.url)!r} is not an address of a NATS server, such as "
+                    "nats://localhost:4222, with %-escapes for the special characters of a user and a password"
+                )
+            if self.insecure or self.uses_tls(url) or not (self.token or "@" in url):
+                continue
+            refuse_clear(
+                host, without_password(self.url), "token" if self.token else "password",
+                cure="begin the address with tls://, or give tls_ca (--nats-ca)",
+            )  # fmt: skip
+
+    def __repr__(self) -> str:
+        """The fields, without the token and without passwords."""
+        return representation(self, urls=("url",), secrets=("token",))
+
+    @property
+    def urls(self) -> list[str]:
+        """The address of each server."""
+        return [url.strip() for url in self.url.split(",")]
+
+    def uses_tls(self, url: str) -> bool:
+        """Whether the connection to one of the servers must have TLS."""
+        return self.tls_ca is not None or url.startswith("tls://")
 
     @property
     def shown(self) -> str:
@@ -226,7 +254,7 @@ class NatsConnection:
         options: dict[str, Any] = {}
         if server.token:
             options["token"] = server.token
-        if server.tls_ca is not None or server.url.startswith("tls://"):
+        if any(map(server.uses_tls, server.urls)):
             context = ssl.create_default_context(cafile=server.tls_ca)
             if server.tls_cert is not None and server.tls_key is not None:
                 context.load_cert_chain(server.tls_cert, server.tls_key)
@@ -236,9 +264,10 @@ class NatsConnection:
             pass  # the coroutine that waits for an answer raises the error
 
         client = self.nats.NATS()
+        _require_tls(client, server, self.nats.errors.Error)
         try:
             await client.connect(
-                [url.strip() for url in server.url.split(",")],
+                server.urls,
                 connect_timeout=REQUEST_SEC,
                 allow_reconnect=False,  # the sender publishes unacknowledged messages again, from the spool
                 error_cb=note,
@@ -249,6 +278,30 @@ class NatsConnection:
             await _discard(client)
             raise
         return client
+
+
+def _host(url: str) -> str | None:
+    if not url.startswith(SCHEMES):
+        return None
+    try:
+        found = urlsplit(url)
+        return found.hostname if found.port is None or found.port else None
+    except ValueError:
+        return None
+
+
+def _require_tls(client: Any, server: NatsServer, error: type[Exception]) -> None:
+    # nats-py begins TLS only if the server's first line, which comes in clear, asks for it. An attacker on the way
+    # could have taken that out, to read the password, which the command made here would send.
+    make_command = client._connect_command
+
+    def connect_command() -> Any:
+        scheme = client._current_server.uri.scheme
+        if server.uses_tls(f"{scheme}://") and not client._server_info.get("tls_required"):
+            raise error("the server does not use TLS: nothing was sent to it")
+        return make_command()
+
+    client._connect_command = connect_command
 
 
 async def _discard(client: Any) -> None:

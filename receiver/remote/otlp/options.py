@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from hostcallback.receiver.redaction import is_credential, is_printable, without_password
+from hostcallback.receiver.remote.credentials import is_loopback, refuse_clear
+
 DEFAULT_ENDPOINT = "localhost:4317"
 
-_LOCAL = ("localhost", "127.0.0.1", "[::1]")
+_HEADER = re.compile(r"[a-z0-9_.-]+")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,7 +25,7 @@ class OtlpOptions:
     tls_ca: str | os.PathLike[str] | None = None
     tls_cert: str | os.PathLike[str] | None = None
     tls_key: str | os.PathLike[str] | None = None
-    headers: Mapping[str, str] = field(default_factory=dict)
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     service_name: str = "hostcallback"
     resource: Mapping[str, str | int | float | bool] = field(default_factory=dict)
     queue_messages: int = 20_000
@@ -38,12 +42,14 @@ class OtlpOptions:
         host, _, port = rest.rstrip("/").rpartition(":")
         if (
             scheme not in ("", "http", "https")
+            or "@" in rest
             or not host
             or not port.isdecimal()
             or not 0 < int(port) < 65536
         ):
+            shown = without_password(self.endpoint) if isinstance(self.endpoint, str) else self.endpoint
             raise ValueError(
-                f"endpoint is {self.endpoint!r}, expected the host:port at which an OpenTelemetry Collector takes OTLP "
+                f"endpoint is {shown!r}, expected the host:port at which an OpenTelemetry Collector takes OTLP "
                 f"over gRPC, such as {DEFAULT_ENDPOINT!r}, perhaps with http:// or https:// before it"
             )
         if (self.tls_cert is None) != (self.tls_key is None):
@@ -57,8 +63,14 @@ class OtlpOptions:
         if not isinstance(self.drain_sec, int | float) or not 0 <= self.drain_sec < float("inf"):
             raise ValueError(f"drain_sec is {self.drain_sec!r}, expected a number of seconds, 0 or more")
         for key, value in self.headers.items():
-            if not isinstance(value, str) or not key or key != key.lower() or not key.isascii():
-                raise ValueError(f"headers has {key!r}: {value!r}, expected lower-case names and texts")
+            if not _HEADER.fullmatch(key) or not is_printable(value):
+                raise ValueError(
+                    f"headers has {key!r}: expected names of lower-case letters, digits, '-', '_' and '.', and texts "
+                    "of printable ASCII characters (the text is not shown here)"
+                )
+        if not self.insecure and not self.is_secure and any(map(is_credential, self.headers)):
+            host = self.address.rpartition(":")[0]
+            refuse_clear(host, self.address, "token in headers", cure="use https://, or give tls_ca")
 
     @property
     def address(self) -> str:
@@ -72,7 +84,7 @@ class OtlpOptions:
             return False
         if self.tls_ca is not None or self.tls_cert is not None or self.endpoint.startswith("https://"):
             return True
-        return self.address.rpartition(":")[0] not in _LOCAL
+        return not is_loopback(self.address.rpartition(":")[0])
 
 
 def _positive(name: str, value: Any, kind: Any) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 from hostcallback.receiver import environment
 from hostcallback.receiver.log import logger
 from hostcallback.receiver.messages.message import Consumer
+from hostcallback.receiver.redaction import command_line
 from hostcallback.receiver.sources.ring import RingSource
 from hostcallback.receiver.sources.source import Source
 from hostcallback.receiver.taplog.flight.ring_file import SUFFIX
@@ -50,7 +51,7 @@ class FlightRecorder:
             "host": platform.node(),
             "pid": self._pid,
             "started_ns": started_ns,
-            "command": sys.argv,
+            "command": command_line(sys.argv),
             "python": platform.python_version(),
         }
         (self.folder / PROCESS_FILE).write_text(json.dumps(process, indent=1) + "\n", encoding="utf-8")

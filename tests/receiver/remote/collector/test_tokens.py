@@ -47,7 +47,7 @@ def test_a_file_with_controlling_tokens_only_lets_nobody_write(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("text", "said"), [("", "no tokens"), ("t +contrl exp\n", "line 1: .contrl is not a run")]
+    ("text", "said"), [("", "no tokens"), ("t +contrl exp\n", "line 1: word 2 is not a run")]
 )
 def test_lines_that_make_no_sense(tmp_path: Path, text: str, said: str) -> None:
     with pytest.raises(RemoteError, match=said):

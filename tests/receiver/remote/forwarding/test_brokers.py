@@ -14,14 +14,8 @@ import folder_broker
 from checkout import ROOT
 from collecting import LOSS, WAIT_SEC, CollectorProcess, Emitter, forwarder, only, stored, wait_for
 from hostcallback.receiver.cli import main
-from hostcallback.receiver.remote.brokers import (
-    BROKERS,
-    DIRECT,
-    broker_of,
-    expected,
-    scheme_of,
-    without_password,
-)
+from hostcallback.receiver.redaction import without_password
+from hostcallback.receiver.remote.brokers import BROKERS, DIRECT, broker_of, expected, scheme_of
 from hostcallback.receiver.remote.options import Forward
 
 

@@ -260,7 +260,7 @@ def test_only_this_machine_is_spoken_to_without_tls_unless_wanted() -> None:
         ({"queue_messages": 0}, "queue_messages is 0, expected a whole number"),
         ({"flush_sec": -1}, "flush_sec is -1, expected a number of seconds"),
         ({"drain_sec": float("inf")}, "drain_sec is inf"),
-        ({"headers": {"Authorization": "x"}}, "lower-case names"),
+        ({"headers": {"Authorization": "x"}}, "names of lower-case letters"),
     ],
 )
 def test_options_out_of_range_are_refused(options: dict[str, Any], text: str) -> None:
