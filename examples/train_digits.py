@@ -1,7 +1,7 @@
 """Trains a digit classifier whose whole training is one compiled call, and watches it from inside.
 
-Taps in the compiled loop print the loss as it falls and hand every step's metrics to Python, while the device
-goes on computing. Run it, then try --raise-in-tap, which shows what a failing tap function looks like.
+Taps in the compiled loop print the loss as it falls and hand every step's metrics to Python, while the device goes on
+computing. Run it, then try --raise-in-tap, to see how a failing tap function is reported.
 """
 
 import argparse
@@ -26,7 +26,7 @@ BATCH_SIZE = 32
 
 
 class History:
-    """A tap function of our own: collects what each step emits, as lists of Python floats by name."""
+    """A tap function of the program: collects the metrics of each step, as lists of Python floats by name."""
 
     def __init__(self):
         self.columns = defaultdict(list)
@@ -37,7 +37,7 @@ class History:
 
 
 def fail_on_some_steps(metrics):
-    """A tap function with a bug: it cannot stand round numbers."""
+    """A tap function with a bug: it raises on round numbers."""
     step = metrics["step"].item()
     if step % 500 == 0:
         raise ValueError(f"step {step} is a round number")
@@ -137,8 +137,8 @@ def main():
         tap_funcs=[history, fail_on_some_steps] if options.raise_in_tap else [history],
     )
 
-    # Leaving the block waits until everything emitted inside it has been delivered, and raises what tap
-    # functions raised: they never stop the training, nor one another.
+    # Leaving the block waits until every message emitted inside it has been delivered, and raises the errors of tap
+    # functions. A failing tap function stops neither the training nor another tap function.
     failures = None
     try:
         with hcb.outfeed_receiver(receiver_name="train_digits") as receiver:

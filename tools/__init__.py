@@ -1,1 +1,1 @@
-"""What the project is built, checked and measured with; no part of the packages."""
+"""Tools that build, check and measure the project; not a part of the packages."""

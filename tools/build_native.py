@@ -25,11 +25,11 @@ FLAGS = (
     "-Wextra",
 )
 
-LIBRARIES = ("-ldl",) if sys.platform == "linux" else ()  # a library of its own before glibc 2.34
+LIBRARIES = ("-ldl",) if sys.platform == "linux" else ()  # a separate library before glibc 2.34
 
 
 class BuildError(RuntimeError):
-    """The native library could not be built; the message says what to do about it."""
+    """The native library could not be built; the message contains the cure."""
 
 
 def library_name() -> str:
@@ -72,7 +72,7 @@ def compile_native(output: Path, compiler: str | None = None, extra_flags: Seque
     """
     command = find_compiler(compiler)
     output.parent.mkdir(parents=True, exist_ok=True)
-    # Under a name of its own first: a running process may have the old file mapped.
+    # Under a temporary name first: a running process may have the old file mapped.
     partial = output.with_name(f".{output.name}.{os.getpid()}")
     sources = sorted(str(path) for path in SOURCE_DIR.rglob("*.cc"))
     line = [*command, *FLAGS, *extra_flags, f"-I{SOURCE_DIR}", *sources, *LIBRARIES, "-o", str(partial)]
@@ -99,7 +99,7 @@ def _cure(problem: str) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Builds in place, or where `--output` says."""
+    """Builds in place, or to the path given with `--output`."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output", type=Path, default=SOURCE_DIR / library_name())
     parser.add_argument("--compiler", help="a compiler command instead of $CXX, c++, g++ or clang++")

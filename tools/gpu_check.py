@@ -1,4 +1,4 @@
-"""Runs what must pass on a GPU: `python tools/gpu_check.py [--rounds N] [--write]`."""
+"""Runs the GPU conformance programs: `python tools/gpu_check.py [--rounds N] [--write]`."""
 
 import sys
 from pathlib import Path

@@ -1,7 +1,7 @@
 """Checks the project's own rules, which no general linter knows: `python tools/lint_project.py [ROOT]`.
 
-Prints `file:line: what was found; the cure` for every violation and exits with 1 if there is one. `--all-prose` checks
-the prose of every file, also of those that `lint_prose.PROSE_CHECKED` does not name yet.
+Prints `file:line: the finding; the cure` for every violation and exits with 1 if there is one. `--all-prose` checks the
+prose of every file, also of those that `lint_prose.PROSE_CHECKED` does not name yet.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def attribute_chain(node: ast.expr) -> list[str]:
 
 
 def is_private(dotted: str) -> bool:
-    """Whether the name is no public API of JAX: a `_name` in jax, or anything inside jaxlib."""
+    """Whether the name is not a public API of JAX: a `_name` in jax, or any name inside jaxlib."""
     package, _, rest = dotted.partition(".")
     parts = [part for part in rest.split(".") if part and not part.startswith("__")]
     if package == "jaxlib":
@@ -80,12 +80,12 @@ def is_private(dotted: str) -> bool:
 
 
 def is_receiver(dotted: str) -> bool:
-    """Whether the name is of the host side: what receiver/ may import."""
+    """Whether the name belongs to the host side, which receiver/ may import."""
     return f"{dotted}.".startswith("hostcallback.receiver.")
 
 
 def broken_rule(name: Name, path: Path) -> str | None:
-    """What is wrong with this name in this file, if anything. `path` is relative to the root."""
+    """Message about a forbidden name in this file, if any. `path` is relative to the root."""
     package = name.dotted.partition(".")[0]
     folder = path.parts[0]
     in_compat = path.parts[:2] == ("hostcallback", "_jax_compat")
@@ -113,7 +113,7 @@ def check_file(path: Path, root: Path = ROOT) -> list[Finding]:
     found = {
         Finding(relative, name.line, text) for name in names(tree) if (text := broken_rule(name, relative))
     }
-    # `jax._src` is found in `jax._src.core` too, and once said is enough.
+    # `jax._src` is found in `jax._src.core` too; one report is enough.
     per_line = {finding.line: finding for finding in sorted(found, reverse=True)}
     return sorted(per_line.values())
 

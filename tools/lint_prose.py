@@ -30,6 +30,7 @@ PROSE_CHECKED = (
     "CHANGELOG.md",
     "README.md",
     "docs",
+    "examples",
     "hostcallback/_jax_compat",
     "receiver/cli",
     "receiver/control",
@@ -41,6 +42,7 @@ PROSE_CHECKED = (
     "receiver/sources",
     "receiver/taplog",
     "receiver/wire",
+    "tools",
 )
 """Files and folders that are free of the idioms. It grows until it is everything; then it goes."""
 
@@ -51,7 +53,7 @@ class Allowed(NamedTuple):
     path: str
     """File or folder in which it may be written."""
     text: str
-    """What may be written there; empty for all of the file."""
+    """Text that may be written there; empty for all of the file."""
     reason: str
 
 
@@ -90,7 +92,7 @@ def idioms(path: Path, root: Path) -> Iterator[tuple[int, str]]:
 
 
 def prose_files(root: Path, folders: tuple[str, ...], *, everything: bool = False) -> list[Path]:
-    """The files whose prose is checked: those that PROSE_CHECKED names, or all."""
+    """The files whose prose is checked: those in PROSE_CHECKED, or all."""
     found = [path for path in (root / "README.md", root / "CHANGELOG.md") if path.exists()]
     found += (root / "docs").rglob("*.md")
     for folder in folders:

@@ -23,7 +23,7 @@ FOLDER = ROOT / "tests" / "receiver" / "wire" / "golden"
 
 
 class Case(NamedTuple):
-    """What one golden file holds."""
+    """Contents of one golden file."""
 
     arrays: list[np.ndarray[Any, Any]]
     header: dict[str, int]

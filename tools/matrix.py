@@ -1,7 +1,7 @@
 """Runs the tests on the oldest, the default and the newest pair of Python and JAX that can be had here.
 
-One wheel is built, and each pair gets it in a virtual environment of its own under .matrix/: so the tests also prove
-that one build of the native library serves every Python and every jaxlib. Exits with 1 if any pair failed.
+One wheel is built, and each pair gets it in a separate virtual environment under .matrix/: so the tests also prove that
+one build of the native library serves every Python and every jaxlib. Exits with 1 if any pair failed.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ ROOMS = {
         "transformations",
     )
 }
-"""Of tests: those in which the callback transport and JAX's version meet. Else all."""
+"""Test folders in which the callback transport depends on JAX's version. The other transport runs all tests."""
 NEWEST_MINOR = 20
 """Up to which Python 3 minor version interpreters are looked for by name."""
 
@@ -59,9 +59,9 @@ class Pair:
 
     Attributes:
         name: oldest, default or newest.
-        jax: what pip is asked for; without a version, the newest that pip offers to this Python.
-        installed: Python and JAX as they turned out.
-        results: per transport, pytest's closing line or what went wrong before it.
+        jax: the requirement given to pip; without a version, the newest that pip offers to this Python.
+        installed: the versions of Python and JAX that were installed.
+        results: per transport, pytest's closing line or the error before it.
     """
 
     name: str
@@ -86,7 +86,7 @@ def probe(path: str) -> Interpreter | None:
 
 
 def pyenv_root() -> Path:
-    """Where pyenv keeps its interpreters, whether or not it is set up in this shell."""
+    """The folders where pyenv keeps its interpreters, whether or not it is set up in this shell."""
     if named := os.environ.get("PYENV_ROOT"):
         return Path(named)
     if pyenv := shutil.which("pyenv"):
@@ -129,7 +129,7 @@ def supported() -> tuple[Version, str]:
 
 
 def plan(interpreters: Sequence[Interpreter], minimum: Version, jax: str) -> list[Pair]:
-    """The pairs to run; says what had to be left out."""
+    """The pairs to run; prints the pairs that had to be left out."""
     oldest = interpreters[0]
     default = next(i for i in interpreters if i.version == sys.version_info[:2])
     if oldest.version != minimum:
@@ -154,7 +154,7 @@ def plan(interpreters: Sequence[Interpreter], minimum: Version, jax: str) -> lis
 
 
 def has_jax(interpreter: Interpreter) -> bool:
-    """Whether pip offers this Python a built jaxlib; says so if not. A release too new has none yet."""
+    """Whether pip offers this Python a built jaxlib; prints a note if not. A release too new has none yet."""
     folder = FOLDER / "newest"
     subprocess.run([interpreter.path, "-m", "venv", "--clear", folder], check=True)
     pip = [folder / "bin" / "python", "-m", "pip", "install", "--dry-run", "--quiet", "--no-deps"]
@@ -195,7 +195,7 @@ def run(command: Sequence[str | Path], **environment: str) -> str:
 def build_wheel() -> Path:
     """Builds the one wheel that every pair gets."""
     folder = FOLDER / "wheel"
-    for stale in (folder, ROOT / "build"):  # setuptools would pack what an older build left there
+    for stale in (folder, ROOT / "build"):  # setuptools would pack files that an older build left there
         shutil.rmtree(stale, ignore_errors=True)
     run([sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "-w", folder, "."])
     (wheel,) = folder.glob("*.whl")
@@ -212,7 +212,7 @@ def install(pair: Pair, wheel: Path) -> Path:
 
 
 def run_tests(pair: Pair, wheel: Path, pytest_arguments: Sequence[str]) -> None:
-    """Installs one pair and runs the tests on it, on every transport; what happened is in the pair."""
+    """Installs one pair and runs the tests on it, on every transport; stores the outcome in the pair."""
     started = time.monotonic()
     try:
         python = install(pair, wheel)
@@ -223,7 +223,7 @@ def run_tests(pair: Pair, wheel: Path, pytest_arguments: Sequence[str]) -> None:
         pair.results["installation"] = f"failed: {getattr(error, 'output', error)}"
         return
     for transport in TRANSPORTS:
-        # Safe path: the tests must find the installed wheel, not the checkout they lie in.
+        # Safe path: the tests must find the installed wheel, not the checkout that contains them.
         command = [python, "-P", "-m", "pytest", "-q", "-n", "2", "--dist", "worksteal", "-m", "not slow"]
         command += pytest_arguments or [f"tests/{room}" for room in ROOMS.get(transport, ())]
         environment = {"HOSTCALLBACK_TRANSPORT": transport, "PYTHONSAFEPATH": "1"}

@@ -1,4 +1,4 @@
-"""What the benchmarks of forwarding forward: blocks of frames of one tap."""
+"""Input of the forwarding benchmarks: blocks of frames of one tap."""
 
 from __future__ import annotations
 
@@ -21,6 +21,6 @@ def block_of(message_bytes: int, count: int) -> FrameBlock:
 
 
 def block_with(message_bytes: int, nbytes: int) -> FrameBlock:
-    """As many frames as have so many bytes at least."""
+    """Enough frames of this tap for the given number of bytes."""
     frame_bytes = block_of(message_bytes, 1).data.size
     return block_of(message_bytes, -(-nbytes // frame_bytes))

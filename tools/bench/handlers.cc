@@ -1,4 +1,4 @@
-// FFI handlers of the benchmarks: one that does nothing, and one that takes its time without a processor.
+// FFI handlers of the benchmarks: one does nothing, and one takes time without using a processor.
 #include <time.h>
 
 #include <cstdint>
@@ -30,7 +30,7 @@ BENCH_EXPORT XLA_FFI_Error* hcb_bench_empty(XLA_FFI_CallFrame* frame) {
   return nullptr;
 }
 
-// Sleeps so many nanoseconds as its only attribute, an int64, says; its result is its operand, a float32.
+// Sleeps for the nanoseconds in its only attribute, an int64. The result is the operand, a float32.
 BENCH_EXPORT XLA_FFI_Error* hcb_bench_pace(XLA_FFI_CallFrame* frame) {
   if (AnswerMetadataQuery(frame) || frame->stage != XLA_FFI_ExecutionStage_EXECUTE) return nullptr;
   int64_t nanoseconds;

@@ -1,4 +1,4 @@
-"""FFI calls for comparison: one that does nothing in the place of a tap, and one that keeps a device waiting."""
+"""FFI calls for comparison: one does nothing in place of a tap, and one keeps a device waiting."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One comparison of ours and a peer, measured in turn in one process."""
+"""One comparison of our side and a peer, measured in turn in one process."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ class Row:
     """One comparison.
 
     Attributes:
-        name: what is measured.
+        name: the measured quantity.
         unit: of both figures.
         ours: median of ours.
         peer: median of the peer, or the limit.
-        peer_name: what the peer is.
+        peer_name: description of the peer.
         bound: the ratio ours/peer must not exceed; None for a figure that has no bound.
         spread: half the interquartile range of ours, over its median.
     """
@@ -45,15 +45,15 @@ class Figure:
     """A median of several rounds.
 
     Attributes:
-        median: in the unit of what was measured.
+        median: in the unit of the measurement.
         spread: half the interquartile range over the median.
     """
 
     median: float
     spread: float
 
-    def beside(self, peer: Figure, name: str, unit: str, peer_name: str, bound: float | None) -> Row:
-        """A row of this figure, which is ours, and a peer's."""
+    def versus(self, peer: Figure, name: str, unit: str, peer_name: str, bound: float | None) -> Row:
+        """A row that compares this figure, which is ours, with a peer's."""
         return Row(name, unit, self.median, peer.median, peer_name, bound, self.spread)
 
     def within(self, limit: float, name: str, unit: str, bound: float | None = 1.0) -> Row:
@@ -68,7 +68,7 @@ def figure(values: Sequence[float]) -> Figure:
 
 
 def measure(sides: Sequence[Callable[[], float]], rounds: int) -> list[Figure]:
-    """Runs the sides in turn, `rounds` times after one that does not count."""
+    """Runs the sides in turn for `rounds` rounds, after one warm-up round."""
 
     def once() -> list[float]:
         return [side() for side in sides]
@@ -93,7 +93,7 @@ def compare(
 ) -> Row:
     """Runs both sides in turn; each returns its time in `unit`."""
     mine, theirs = measure([ours, peer], rounds)
-    return mine.beside(theirs, name, unit, peer_name, bound)
+    return mine.versus(theirs, name, unit, peer_name, bound)
 
 
 def table(rows: list[Row]) -> str:

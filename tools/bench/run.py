@@ -1,7 +1,7 @@
-"""Measures taps against what users would pick instead, in one run, and writes docs/benchmarks.md.
+"""Measures taps against the alternatives that users have, in one run, and writes docs/benchmarks.md.
 
-Every row times both sides on one machine, in turn, several rounds, and compares medians: absolute times change
-with the machine, ratios hardly. Both sides deliver the value to a Python function before the clock stops.
+Every row times both sides on one machine, in turn, several rounds, and compares medians: absolute times change with the
+machine, ratios hardly. Both sides deliver the value to a Python function before the clock stops.
 
     python tools/bench.py [--rounds N] [--messages N] [--only TEXT] [--no-write]
 """
@@ -85,7 +85,7 @@ ROWS: dict[str, Callable[[int], Rows]] = {
     "eight_devices": dispatch.eight_devices,
     "idle_receivers": receiving.idle,
     "busy_receiver": receiving.busy,
-    "apart": isolated.apart,
+    "receiver_process": isolated.receiver_process,
     "ring_in_file": flight.ring_in_file,
     "forwarding": forwarding.forwarding,
     "forwarded_training_loop": forwarding.forwarded_training_loop,
@@ -93,13 +93,13 @@ ROWS: dict[str, Callable[[int], Rows]] = {
     "forwarding_nats": nats_and_otlp.forwarding_nats,
     "exporting_otlp": nats_and_otlp.exporting_otlp,
     "holding_check": checks.holding_check,
-    "holding_check_beside_checkify": checks.holding_check_beside_checkify,
+    "holding_check_against_checkify": checks.holding_check_against_checkify,
     "failing_check": checks.failing_check,
     "checked_call": checks.checked_call,
     "checks_compile": checks.checks_compile,
     "demo_checks": checks.demo_checks,
 }
-"""By name: a function of the number of rounds. `memory`, which takes the number of messages, comes last."""
+"""Benchmark functions by name, given the number of rounds. `memory`, which is given messages instead, comes last."""
 
 
 def describe_machine() -> str:
@@ -130,7 +130,8 @@ def main(argv: list[str] | None = None) -> int:
     rows: list[Row] = []
     for name, benchmark in benchmarks.items():
         if args.only in name:
-            # No row finds the programs of those before it, which Python's garbage collector would look through.
+            # Frees the programs of earlier rows, so that Python's garbage collector does not traverse them during this
+            # one.
             jax.clear_caches()
             gc.collect()
             start = perf_counter()

@@ -1,4 +1,4 @@
-"""Benchmarks in processes of their own: `python -m tools.bench.separate_process MODULE FUNCTION ARGUMENTS`, in JSON."""
+"""Benchmarks in separate processes: `python -m tools.bench.separate_process MODULE FUNCTION ARGUMENTS`, in JSON."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def rows_of_process(module: str, function: str, *arguments: Any, devices: int = 1) -> list[Row]:
-    """The rows that `module.function(*arguments)` returns in a new process with so many CPU devices."""
+    """The rows that `module.function(*arguments)` returns in a new process with the given number of CPU devices."""
     environment = dict(os.environ)
     flags = environment.get("XLA_FLAGS", "")
     environment["XLA_FLAGS"] = f"{flags} --xla_force_host_platform_device_count={devices}".strip()

@@ -1,4 +1,4 @@
-"""The servers of the benchmarks of forwarding, each in a process of its own."""
+"""The servers of the forwarding benchmarks, each in a separate process."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None
 
 @contextlib.contextmanager
 def folder_in_memory() -> Iterator[Path]:
-    """A new folder, which is removed."""
+    """A new folder, which the context manager removes at its end."""
     with tempfile.TemporaryDirectory(dir=MEMORY) as name:
         yield Path(name)
 
@@ -45,7 +45,7 @@ def collector(folder: Path, *arguments: str) -> Iterator[str]:
 
 
 def forget_stored(folder: Path) -> None:
-    """Removes what a collector has stored, which would fill the memory."""
+    """Removes the data that a collector has stored, which would fill the memory."""
     for path in (folder / "collected").glob("*/*.hcblog"):
         path.unlink()
 
@@ -63,7 +63,7 @@ def bare_server(*arguments: str) -> Iterator[str]:
 
 
 def nats_server_program() -> str | None:
-    """Where it is, if it is installed."""
+    """Path of the executable, if it is installed."""
     return shutil.which("nats-server") or shutil.which("nats-server", path="/usr/sbin:/usr/local/sbin")
 
 

@@ -1,4 +1,4 @@
-"""What the benchmarks time: calls until their result is there, and programs until their messages are delivered."""
+"""Timing for the benchmarks: calls until their result is ready, and programs until their messages are delivered."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What a real GPU must pass: `python tools/gpu_check.py`."""
+"""Programs that a real GPU must pass: `python tools/gpu_check.py`."""

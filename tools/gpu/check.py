@@ -2,8 +2,8 @@
 
     python tools/gpu_check.py [--rounds N] [--write]
 
-Prints what arrived and a table beside `jax.debug.callback`. Exits with 1 if a message was wrong or lost, and with 3
-where JAX has no GPU.
+Prints the arrived messages and a table that compares with `jax.debug.callback`. Exits with 1 if a message was wrong or
+lost, and with 3 where JAX has no GPU.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def find_device(platform: str) -> tuple[jax.Device | None, str]:
 
 
 def conform(device: jax.Device) -> bool:
-    """Runs all conformance programs, and says how each went; whether everything arrived as it should."""
+    """Runs all conformance programs and prints the result of each; returns whether every message arrived correctly."""
     good = True
     for case in CASES:
         start = perf_counter()
@@ -63,7 +63,7 @@ def conform(device: jax.Device) -> bool:
 
 
 def _forget_failures() -> None:
-    # What the failed case deferred belongs to it, not to the next.
+    # Deferred messages of the failed case belong to it, not to the next case.
     try:
         hcb.barrier_wait(timeout_sec=30)
     except Exception:
@@ -81,7 +81,7 @@ def _scan_row(name: str, x: Any, steps: int, peer_steps: int, rounds: int) -> Ro
     figures = measure(sides, rounds)
     assert mine.count == steps * (rounds + 1), f"{mine.count} messages of ours"
     assert theirs.count == peer_steps * (rounds + 1), f"{theirs.count} messages of the peer's"
-    return figures[0].beside(figures[1], name, "us/message", "jax.debug.callback(ordered=True)", None)
+    return figures[0].versus(figures[1], name, "us/message", "jax.debug.callback(ordered=True)", None)
 
 
 def scalar_in_scan(device: jax.Device, rounds: int) -> list[Row]:
@@ -97,7 +97,7 @@ def large_array(device: jax.Device, rounds: int) -> list[Row]:
 
 
 def training_loop(device: jax.Device, rounds: int) -> list[Row]:
-    """A loop as the demo's, one compiled call, with ten metrics a step: tapped, by jax.debug.callback, untapped."""
+    """The demo's loop, one compiled call, with ten metrics a step: tapped, by jax.debug.callback, untapped."""
     steps, width, taps = 100, 1024, 10
     key = jax.random.key(0)
     shapes = [(64, width), (width, width), (width, width), (width, 10)]
@@ -137,8 +137,8 @@ def training_loop(device: jax.Device, rounds: int) -> list[Row]:
     assert mine.count == theirs.count == taps * steps * (rounds + 1), (mine.count, theirs.count)
     name = "training loop, 10 taps a step"
     return [
-        ours.beside(peer, name, "us/step", "jax.debug.callback(ordered=True)", None),
-        ours.beside(untapped, name, "us/step", "the untapped loop", None),
+        ours.versus(peer, name, "us/step", "jax.debug.callback(ordered=True)", None),
+        ours.versus(untapped, name, "us/step", "the untapped loop", None),
     ]
 
 

@@ -1,4 +1,4 @@
-"""What must arrive from a device, whichever it is: each function runs programs on it and counts the messages.
+"""Messages that must arrive from any device: each function runs programs on it and counts the messages.
 
 A wrong, lost, repeated or disordered message is an AssertionError. `check.py` runs them on a GPU, the tests on CPU.
 """
@@ -23,7 +23,7 @@ from hostcallback.lifecycle import receivers as transport
 
 
 class Received:
-    """A tap function that keeps what it gets."""
+    """A tap function that keeps its arguments."""
 
     def __init__(self) -> None:
         """Nothing has come yet."""
@@ -169,7 +169,7 @@ def checks(device: jax.Device) -> int:
 
 
 def calls(device: jax.Device) -> int:
-    """A host function in a loop, whose results go on on the device, among taps: all in order."""
+    """A host function in a loop, whose results the device goes on with, among taps: all in order."""
     received, steps = Received(), 30
 
     def step(c: Any, _: Any) -> Any:
@@ -183,7 +183,7 @@ def calls(device: jax.Device) -> int:
 
 
 def slow_taps(device: jax.Device) -> int:
-    """A tap function slower than the device, until there is no room left: the device waits, and nothing is lost."""
+    """A tap function slower than the device, until the ring is full: the device waits, and no message is lost."""
     received, steps = Received(), 40
 
     def slow(value: Any) -> None:
@@ -197,7 +197,7 @@ def slow_taps(device: jax.Device) -> int:
 
 
 def shards(device: jax.Device) -> int:
-    """An array that the compiler partitions over all devices comes as a whole, without a collective."""
+    """An array that the compiler partitions over all devices arrives as one array, without a collective."""
     devices = jax.devices(device.platform)
     if len(devices) == 1:
         return 0

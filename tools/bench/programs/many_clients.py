@@ -30,9 +30,9 @@ class Client:
     def __init__(self, options: hcb.Forward, process: int) -> None:
         self.seconds: list[float] = []
         self._transport = GrpcTransport(options)
-        self._changed = threading.Condition()  # protects what follows
+        self._changed = threading.Condition()  # protects the fields below
         self._written: deque[tuple[StreamOffset, float]] = deque()
-        with self._changed:  # the first acknowledgement comes before there is a spool to look at
+        with self._changed:  # the first acknowledgement may arrive before the spool exists
             self._forwarder = Forwarder(options, process_index=process, transport=self)
             self._log: Any = self._forwarder._log
         self._log.describe(TAP)
@@ -73,7 +73,7 @@ class Client:
 
 
 def main() -> None:
-    """Each client sends `--per-second` times a second, one after the other."""
+    """Each client sends `--per-second` messages a second, one after the other."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("address")
     parser.add_argument("spool", type=Path)

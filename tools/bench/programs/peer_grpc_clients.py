@@ -1,4 +1,4 @@
-"""Bare gRPC streams, each with a channel of its own, whose messages are answered: the peer of `many_clients.py`."""
+"""Bare gRPC streams, each on a separate channel, whose messages are answered: the peer of `many_clients.py`."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ class BareClient:
     """One stream.
 
     Attributes:
-        seconds: how long each answer took.
+        seconds: time until each answer.
     """
 
     def __init__(self, address: str, nbytes: int) -> None:
-        """Sends messages of so many bytes."""
+        """Sends messages of the given number of bytes."""
         self.seconds: list[float] = []
         self._message = bytes(nbytes)
         self._requests: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._channel = grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
         self._answers = self._channel.stream_stream("/bare.Bare/Echo")(iter(self._requests.get, None))
-        self._changed = threading.Condition()  # protects what follows
+        self._changed = threading.Condition()  # protects the fields below
         self._sent: deque[float] = deque()
         self._thread = threading.Thread(target=self._receive, daemon=True)
         self._thread.start()

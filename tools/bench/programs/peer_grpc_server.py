@@ -1,7 +1,7 @@
-"""The peers of the benchmarks of forwarding: a gRPC server that takes what it gets. Prints its port.
+"""The peer server of the forwarding benchmarks: a gRPC server that drops or stores its input. Prints its port.
 
-With a folder as its argument it writes what it gets to files there, as few bytes more than they are as can be, and
-keeps freed memory, as a collector does; otherwise it does nothing with it.
+Given a folder, the server writes its input to files there in the fewest bytes possible, and keeps freed memory, as a
+collector does. Without a folder it drops its input.
 """
 
 from __future__ import annotations

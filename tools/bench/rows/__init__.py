@@ -1,1 +1,1 @@
-"""What is measured: one function for each row of docs/benchmarks.md, or for a few related rows."""
+"""The measurements: one function for each row of docs/benchmarks.md, or for a few related rows."""

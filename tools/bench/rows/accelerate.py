@@ -1,4 +1,4 @@
-"""The benchmarks of `hcb.accelerate()`: callbacks of JAX's own functions beside themselves without it."""
+"""The benchmarks of `hcb.accelerate()`: JAX's own callbacks with it and without it."""
 
 from __future__ import annotations
 
@@ -90,13 +90,13 @@ def _in_scan(
     assert slow.count == JAXS_STEPS * (rounds + 1)
     itself = "itself, not accelerated"
     return [
-        figures[0].beside(figures[1], name, "us/message", itself, None if bound is None else 1 / 20),
-        figures[0].beside(figures[2], "the same", "us/message", "`hcb.callback`", bound),
+        figures[0].versus(figures[1], name, "us/message", itself, None if bound is None else 1 / 20),
+        figures[0].versus(figures[2], "the same", "us/message", "`hcb.callback`", bound),
     ]
 
 
 def accelerated_call_with_result(rounds: int) -> Row:
-    """An ordered `io_callback` whose result the next step of a scan needs, accelerated: a call."""
+    """A call of an ordered `io_callback`, accelerated, whose result the next step of a scan needs."""
     x, steps = jnp.float32(1), 1_000
 
     def half(value: Any) -> Any:
@@ -117,13 +117,13 @@ def accelerated_call_with_result(rounds: int) -> Row:
         rounds,
     )
     name = "ordered `io_callback` with a result in a loop, accelerated"
-    return mine.beside(theirs, name, "us/call", "itself, not accelerated", None)
+    return mine.versus(theirs, name, "us/call", "itself, not accelerated", None)
 
 
 def accelerated_call(rounds: int) -> Row:
     """One jit call with a `jax.debug.print` of an array's sum, accelerated, and without the print.
 
-    Until the result is there; the text is printed, into memory, between the timed calls.
+    The clock stops when the result is ready. The text is printed, into memory, between the timed calls.
     """
     printed, stdout = io.StringIO(), sys.stdout
     x = jnp.ones(16)
@@ -135,7 +135,7 @@ def accelerated_call(rounds: int) -> Row:
         sys.stdout = stdout
     assert printed.getvalue().count("x 1.0\n") == CALLS * (rounds + 1) + 1
     name = "one jax.jit call with a `jax.debug.print`, accelerated"
-    return mine.beside(peer, name, "us/call", "the same without it", 1.3)
+    return mine.versus(peer, name, "us/call", "the same without it", 1.3)
 
 
 def accelerated_vmap(rounds: int) -> Row:
@@ -159,4 +159,4 @@ def accelerated_vmap(rounds: int) -> Row:
         [lambda: compile_ms(lambda x: jax.debug.print("x {}", x)), lambda: compile_ms(lambda x: None)], rounds
     )
     name = "`vmap` of `jax.debug.print` over 1,024, accelerated: trace, lower, compile"
-    return ours.beside(peer, name, "ms", "the function without it", 1.5)
+    return ours.versus(peer, name, "ms", "the function without it", 1.5)

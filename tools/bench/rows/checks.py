@@ -1,4 +1,4 @@
-"""The benchmarks of checks, beside those of equinox and JAX."""
+"""The benchmarks of checks, compared with the checks of equinox and JAX."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ STEPS = 20_000
 
 
 def _scan(check: Callable[[Any], Any], steps: int = STEPS) -> Callable[[Any], Any]:
-    # What is checked is computed from the carry: checkify and equinox return what they checked.
+    # The checked value is computed from the carry: checkify and equinox return the value they checked.
     return lambda x: lax.scan(lambda c, _: (check(c * 0.5 + 1), None), x, None, length=steps)[0]
 
 
@@ -54,7 +54,7 @@ def _added(checked: Callable[[Any], Any], plain: Callable[[Any], Any], steps: in
 
 
 def holding_check(rounds: int) -> Row:
-    """What a check that holds adds to a step of a scan."""
+    """The cost that a check that holds adds to a step of a scan."""
     plain, ours, peer = jax.jit(_scan(lambda y: y)), jax.jit(_scan(_ours)), jax.jit(_scan(_equinox))
     return compare(
         "a check that holds, in a scan: what it adds to a step", "ns", lambda: _added(ours, plain),
@@ -62,8 +62,8 @@ def holding_check(rounds: int) -> Row:
     )  # fmt: skip
 
 
-def holding_check_beside_checkify(rounds: int) -> Row:
-    """The same beside checkify, whose errors are values that the program returns."""
+def holding_check_against_checkify(rounds: int) -> Row:
+    """The same compared with checkify, whose errors are values that the program returns."""
     plain, ours = jax.jit(_scan(lambda y: y)), jax.jit(_scan(_ours))
     peer = jax.jit(checkify.checkify(_scan(_checkify)))
     return compare(
@@ -147,7 +147,7 @@ def checked_call(rounds: int) -> Row:
 
 
 def checks_compile(rounds: int) -> Row:
-    """What each of 1,000 checks adds to tracing, lowering and compiling a program, beside its predicate."""
+    """The cost that each of 1,000 checks adds to tracing, lowering and compiling a program that has the predicates."""
     count = 1_000
 
     def seconds(check: Callable[[Any, int], None]) -> float:
@@ -215,7 +215,7 @@ def _per_step(step: Callable[..., Any], arguments: tuple[Any, ...], steps: int =
 
 
 def demo_checks(rounds: int) -> list[Row]:
-    """The demo's training step with 20 checks, beside the unchecked one and what else finds a NaN."""
+    """The demo's training step with 20 checks, compared with the unchecked one and with other ways to find a NaN."""
     plain_step, arguments = training_step(lambda x: None)
     ours_step, _ = training_step(lambda x: hcb.check(jnp.isfinite(x).all(), "not finite"))
     checkify_step, _ = training_step(lambda x: checkify.check(jnp.isfinite(x).all(), "not finite"))

@@ -17,9 +17,9 @@ TAPS = 1_000
 
 
 def first_call(rounds: int) -> list[Row]:
-    """What each of 1,000 taps of an array adds to the first call of a program: trace, lower, compile and the run.
+    """The cost that each of 1,000 taps of an array adds to the first call: trace, lower, compile and the run.
 
-    Each tap is a consumer of its own, as on a line of its own. The array is an argument, so that XLA compiles nothing
+    Each tap is a separate consumer, as if on a separate line. The array is an argument, so that XLA compiles nothing
     but the calls. Ours is `jax.jit`, the peer `jax.debug.callback` under `jax.jit`.
     """
     mine, theirs = Counter(), Counter()
@@ -54,7 +54,7 @@ def first_call(rounds: int) -> list[Row]:
     name = "each of 1,000 taps in the first call of a program: trace, lower, compile"
     return [
         ours.within(1.0, name, "ms/tap"),
-        ours.beside(peer, "the same", "ms/tap", "jax.debug.callback(ordered=True)", None),
+        ours.versus(peer, "the same", "ms/tap", "jax.debug.callback(ordered=True)", None),
     ]
 
 
@@ -83,6 +83,6 @@ def vmapped_print(rounds: int) -> list[Row]:
     unrolled = Figure(compile_ms(lambda x: jax.debug.print("x {}", x)), 0.0)
     name = "`vmap` of `hcb.print` over 1,024: trace, lower, compile"
     return [
-        ours.beside(peer, name, "ms", "the untapped function", 1.2),
-        ours.beside(unrolled, "the same", "ms", "jax.debug.print (once)", None),
+        ours.versus(peer, name, "ms", "the untapped function", 1.2),
+        ours.versus(unrolled, "the same", "ms", "jax.debug.print (once)", None),
     ]

@@ -1,4 +1,4 @@
-"""The benchmarks of single calls: what a tap costs the caller, on one device and on several."""
+"""The benchmarks of single calls: the cost of a tap to the caller, on one device and on several."""
 
 from __future__ import annotations
 
@@ -34,13 +34,14 @@ def medians_of_calls(functions: Sequence[Callable[[Any], Any]], x: Any) -> list[
     times: list[list[float]] = [[] for _ in functions]
     turns = list(zip(functions, times, strict=True))
     for call in range(CALLS):
-        # There and back, for a call is quicker or slower by what was delivered just before: so each follows each.
+        # The order alternates, because the messages delivered just before make a call quicker or slower: each program
+        # follows each other program.
         for function, its_times in reversed(turns) if call % 2 else turns:
             start = perf_counter()
             function(x).block_until_ready()
             its_times.append(perf_counter() - start)
-            # What the call emitted is delivered between the timed calls; every side rests as long.
-            jax.effects_barrier()  # which waits for taps as well
+            # The messages of the call are delivered between the timed calls; every side rests equally long.
+            jax.effects_barrier()  # this call waits for taps as well
             sleep(50e-6)
     return [statistics.median(its_times) * 1e6 for its_times in times]
 
@@ -65,7 +66,7 @@ def one_call(rounds: int) -> list[Row]:
         mine, peer = measure_together(partial(medians_of_calls, [tapped, plain], x), rounds)
         assert count.count == CALLS * (rounds + 1)
         name = f"one {jit} call, one tap (delivered between the timed calls)"
-        rows.append(mine.beside(peer, name, "us/call", f"the untapped {jit} call", 1.1))
+        rows.append(mine.versus(peer, name, "us/call", f"the untapped {jit} call", 1.1))
     return rows
 
 
@@ -87,7 +88,7 @@ def one_call_of_the_host(rounds: int) -> Row:
     peer = program(lambda x: jax.pure_callback(host(theirs), shape, x))
     mine, other = measure_together(lambda: medians_of_calls([ours, peer], jnp.float32(1)), rounds)
     assert count.count == theirs.count == CALLS * (rounds + 1)
-    return mine.beside(other, "one jax.jit call, one `hcb.call`", "us/call", "jax.pure_callback", 1.0)
+    return mine.versus(other, "one jax.jit call, one `hcb.call`", "us/call", "jax.pure_callback", 1.0)
 
 
 def back_to_back(rounds: int) -> Row:
@@ -107,13 +108,13 @@ def back_to_back(rounds: int) -> Row:
     mine, peer = measure([lambda: per_call(tapped), lambda: per_call(plain)], rounds)
     assert count.count == calls * (rounds + 1)
     name = "jax.jit calls back to back, one tap each, all delivered"
-    return mine.beside(peer, name, "us/call", "the untapped jax.jit calls", 1.4)
+    return mine.versus(peer, name, "us/call", "the untapped jax.jit calls", 1.4)
 
 
 def four_devices(rounds: int) -> list[Row]:
     """One call of a `shard_map` over four CPU devices, an ordered tap on each; messages are delivered between calls.
 
-    The ordered `io_callback` shown beside delivers while it is timed.
+    The ordered `io_callback` shown for comparison delivers while it is timed.
     """
     return rows_of_process(__name__, "four_devices_here", rounds, devices=4)
 
@@ -139,13 +140,16 @@ def four_devices_here(rounds: int) -> list[Row]:
     assert count.count == 4 * CALLS * (rounds + 1)
     name = "one jax.jit call, shard_map over 4 devices, ordered tap (delivered between the timed calls)"
     return [
-        mine.beside(peer, name, "us/call", "the untapped jax.jit call", 1.3),
-        mine.beside(io, "the same", "us/call", "io_callback(ordered=True)", None),
+        mine.versus(peer, name, "us/call", "the untapped jax.jit call", 1.3),
+        mine.versus(io, "the same", "us/call", "io_callback(ordered=True)", None),
     ]
 
 
 def eight_devices(rounds: int) -> list[Row]:
-    """Messages from eight CPU devices at a time, each tapping a scalar in a scan, beside as many from one device."""
+    """Messages from eight CPU devices at a time, compared with the same number from one device.
+
+    Each device taps a scalar in a scan.
+    """
     return rows_of_process(__name__, "eight_devices_here", rounds, devices=8)
 
 
@@ -174,4 +178,4 @@ def eight_devices_here(rounds: int) -> list[Row]:
     mine, peer = measure([lambda: run(many, sharded), lambda: run(one, single)], rounds)
     expected = 2 * steps * devices * (rounds + 1)
     assert count.count > expected * 0.9, (count.count, expected)  # `+= 1` on 8 threads may miss some
-    return [mine.beside(peer, "cost per message from 8 devices at a time", "us/message", "one device", 1.25)]
+    return [mine.versus(peer, "cost per message from 8 devices at a time", "us/message", "one device", 1.25)]

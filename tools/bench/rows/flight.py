@@ -1,4 +1,4 @@
-"""The benchmarks of the flight recorder: rings in files beside anonymous ones."""
+"""The benchmarks of the flight recorder: rings in files compared with anonymous ones."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tools.bench.timing import seconds
 
 
 def ring_in_file(rounds: int) -> list[Row]:
-    """Taps in a scan, delivered, on a device whose ring is in a file and on one whose ring is not."""
+    """Taps in a scan, delivered, on a device whose ring is in a file and on one with an anonymous ring."""
     return rows_of_process(__name__, "ring_in_file_here", rounds, devices=2)
 
 
@@ -59,5 +59,5 @@ def ring_in_file_here(rounds: int) -> list[Row]:
 
             ours, peer = measure([side(kept), side(plain)], rounds)
             title = f"{name} in a scan, delivered: the ring in a file (flight recorder)"
-            rows.append(ours.beside(peer, title, "us/message", "an anonymous ring", 1.1))
+            rows.append(ours.versus(peer, title, "us/message", "an anonymous ring", 1.1))
     return rows

@@ -1,4 +1,4 @@
-"""The benchmark of receivers in a process of their own: what they leave to the program's own Python."""
+"""The benchmark of isolated receivers: the time they leave to the program's own Python."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ TAPS = 400
 """Prints in each millisecond: more than a receiver delivers."""
 
 
-def apart(rounds: int) -> list[Row]:
+def receiver_process(rounds: int) -> list[Row]:
     """A loop of pure Python on the main thread while a device prints more than its receiver can deliver.
 
     The device takes 1 ms a step without using a processor, as an accelerator would. Its prints go to /dev/null: from
-    this process, or from the receiver's own (`process=True`). The baseline is the same loop beside the untapped
-    program.
+    this process, or from the receiver's own (`process=True`). The baseline is the same loop while the untapped program
+    runs.
     """
-    return rows_of_process(__name__, "apart_here", max(rounds // 2, 5))
+    return rows_of_process(__name__, "receiver_process_here", max(rounds // 2, 5))
 
 
-def apart_here(rounds: int) -> list[Row]:
-    """See `apart`."""
+def receiver_process_here(rounds: int) -> list[Row]:
+    """See `receiver_process`."""
 
     def program(taps: int) -> Callable[[Any], Any]:
         def step(carry: Any, _: Any) -> Any:
@@ -51,27 +51,27 @@ def apart_here(rounds: int) -> list[Row]:
         with _to_nowhere():
             run(x).block_until_ready()
             hcb.barrier_wait()
-    times: dict[str, list[float]] = {"untapped": [], "here": [], "apart": []}
-    delivered: dict[str, list[float]] = {"here": [], "apart": []}
+    times: dict[str, list[float]] = {"untapped": [], "here": [], "isolated": []}
+    delivered: dict[str, list[float]] = {"here": [], "isolated": []}
     for _ in range(rounds):
-        times["untapped"].append(_beside(untapped, x)[0])
-        for name in ("here", "apart"):
-            with _to_nowhere(), hcb.outfeed_receiver(process=name == "apart", back_pressure="drop_newest"):
-                time_ms, rate = _beside(tapped, x)
+        times["untapped"].append(_timed(untapped, x)[0])
+        for name in ("here", "isolated"):
+            with _to_nowhere(), hcb.outfeed_receiver(process=name == "isolated", back_pressure="drop_newest"):
+                time_ms, rate = _timed(tapped, x)
             times[name].append(time_ms)
             delivered[name].append(rate)
-    base, here, other = (figure(times[name]) for name in ("untapped", "here", "apart"))
+    base, here, other = (figure(times[name]) for name in ("untapped", "here", "isolated"))
     rates = {name: figure(values).median for name, values in delivered.items()}
     title = "a loop of pure Python, a saturated receiver"
     return [
-        other.beside(
-            base, f"{title} in a child process ({rates['apart']:,.0f} prints/s)", "ms", "untapped", 1.1
+        other.versus(
+            base, f"{title} in a child process ({rates['isolated']:,.0f} prints/s)", "ms", "untapped", 1.1
         ),
-        here.beside(base, f"{title} in this process ({rates['here']:,.0f} prints/s)", "ms", "untapped", None),
+        here.versus(base, f"{title} in this process ({rates['here']:,.0f} prints/s)", "ms", "untapped", None),
     ]
 
 
-def _beside(run: Callable[[Any], Any], x: Any) -> tuple[float, float]:
+def _timed(run: Callable[[Any], Any], x: Any) -> tuple[float, float]:
     # Milliseconds of one pass of the loop, and messages a second that are delivered meanwhile.
     done = threading.Event()
 
@@ -114,7 +114,7 @@ def _released() -> int:
 
 @contextlib.contextmanager
 def _to_nowhere() -> Iterator[None]:
-    # The descriptor, which a child process has, too.
+    # The descriptor, which is open in a child process too.
     sys.stdout.flush()
     kept = os.dup(1)
     nowhere = os.open(os.devnull, os.O_WRONLY)

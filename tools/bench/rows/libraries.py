@@ -1,6 +1,6 @@
-"""The benchmarks of libraries with progress bars of their own, unedited, with `hcb.accelerate()` and without.
+"""The benchmarks of libraries that show progress bars, unedited, with `hcb.accelerate()` and without.
 
-Every bar is told of every step. The clock stops when the last step was counted. Each library has a process of its own,
+Every step updates every bar. The clock stops when the last step was counted. Each library runs in a separate process,
 whose standard error, where the bars are, is a pipe. A library that is not installed has no row.
 """
 
@@ -33,7 +33,8 @@ def jax_tqdm(rounds: int) -> list[Row]:
 def diffrax(rounds: int) -> list[Row]:
     """`diffrax.diffeqsolve` of one equation with `TqdmProgressMeter(refresh_steps=1)`.
 
-    Each step has a `pure_callback`, which stays JAX's; what begins and ends the meter is taken over.
+    Each step has a `pure_callback`, which stays JAX's; `accelerate` replaces the callbacks that begin and end the
+    meter.
     """
     return _rows("diffrax", rounds)
 
@@ -70,7 +71,7 @@ def jax_tqdm_here(rounds: int) -> list[Row]:
         return lambda x: lax.scan(step, x, jnp.arange(STEPS))[0]
 
     programs = _compiled(scan(scan_tqdm(STEPS, print_rate=1)(step)), scan(step), jnp.float32(0))
-    return _beside("jax-tqdm's bar in a scan, `print_rate=1`, accelerated", measure(programs, rounds))
+    return _versus("jax-tqdm's bar in a scan, `print_rate=1`, accelerated", measure(programs, rounds))
 
 
 def diffrax_here(rounds: int) -> list[Row]:
@@ -85,7 +86,7 @@ def diffrax_here(rounds: int) -> list[Row]:
 
     meter = diffrax.TqdmProgressMeter(refresh_steps=1)
     programs = _compiled(solve(meter), solve(diffrax.NoProgressMeter()), jnp.float32(1))
-    return _beside("diffrax's `TqdmProgressMeter(refresh_steps=1)`, accelerated", measure(programs, rounds))
+    return _versus("diffrax's `TqdmProgressMeter(refresh_steps=1)`, accelerated", measure(programs, rounds))
 
 
 def blackjax_here(rounds: int) -> list[Row]:
@@ -115,7 +116,7 @@ def blackjax_here(rounds: int) -> list[Row]:
 
         sides = [lambda: last_step(accelerated), lambda: last_step(slow), lambda: _step_us(plain, state)]
         figures = measure(sides, rounds)
-    return _beside("blackjax's bar, `print_rate=1`, by jax-tap, accelerated", figures)
+    return _versus("blackjax's bar, `print_rate=1`, by jax-tap, accelerated", figures)
 
 
 def numpyro_here(rounds: int) -> list[Row]:
@@ -144,7 +145,7 @@ def numpyro_here(rounds: int) -> list[Row]:
         mcmc.run(jax.random.key(0))
         jax.block_until_ready(mcmc.get_samples())
         jax.effects_barrier()
-        # Each chain's: one of nothing at its begin, one for each step, and one at its end.
+        # Each chain calls once with zero at its begin, once per step, and once at its end.
         assert len(updates) == 2 * (STEPS + 2)
         return (perf_counter() - updates[0]) / STEPS * 1e6
 
@@ -155,7 +156,7 @@ def numpyro_here(rounds: int) -> list[Row]:
         return time
 
     figures = measure([run_accelerated, run], rounds)
-    return _beside("numpyro's bars of two chains, `progress_rate=1`, accelerated", figures)
+    return _versus("numpyro's bars of two chains, `progress_rate=1`, accelerated", figures)
 
 
 def _compiled(barred: Callable[[Any], Any], plain: Callable[[Any], Any], x: Any) -> list[Callable[[], float]]:
@@ -176,8 +177,8 @@ def _step_us(program: Callable[[Any], Any], x: Any) -> float:
     return (perf_counter() - start) / STEPS * 1e6
 
 
-def _beside(name: str, figures: Sequence[Figure]) -> list[Row]:
+def _versus(name: str, figures: Sequence[Figure]) -> list[Row]:
     accelerated, itself, *bare = figures
-    rows = [accelerated.beside(itself, name, UNIT, "itself, not accelerated", None)]
-    rows += [accelerated.beside(figure, "the same", UNIT, "without the bar", None) for figure in bare]
+    rows = [accelerated.versus(itself, name, UNIT, "itself, not accelerated", None)]
+    rows += [accelerated.versus(figure, "the same", UNIT, "without the bar", None) for figure in bare]
     return rows

@@ -1,4 +1,4 @@
-"""The benchmarks of large arrays, which the tap function keeps, beside a copy of the same bytes."""
+"""The benchmarks of large arrays, which the tap function keeps, compared with a copy of the same bytes."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ KIB, MIB = 2**10, 2**20
 
 
 def kept(rounds: int) -> list[Row]:
-    """Arrays of 256 KiB, 16 MiB and 256 MiB, delivered to a tap function that keeps them, beside one memcpy.
+    """Arrays of 256 KiB, 16 MiB and 256 MiB, delivered to a tap function that keeps them, against one memcpy.
 
     Ours is a scan that taps the same array in every step, from the call until the last one was delivered. The peer
-    copies the same array as often with `ndarray.copy`, page faults included (numpy asks for huge pages from 4 MiB
-    on). Both keep everything until the clock stops, so that each array has memory of its own, and forget it then.
+    copies the same array as often with `ndarray.copy`, page faults included (numpy asks for huge pages from 4 MiB on).
+    Both sides keep every array until the clock stops, so that each array has separate memory, and free them then.
     """
     sizes = ((256 * KIB, 200, rounds), (16 * MIB, 16, rounds), (256 * MIB, 2, min(rounds, 7)))
     return [_kept(nbytes, steps, count) for nbytes, steps, count in sizes]
@@ -63,10 +63,10 @@ def _kept(nbytes: int, steps: int, rounds: int) -> Row:
     mine, peer = measure([lambda: timed(ours), lambda: timed(copies)], rounds)
     size = f"{nbytes // MIB} MiB" if nbytes >= MIB else f"{nbytes // KIB} KiB"
     name = f"array of {size} in a scan, delivered, the tap keeps it"
-    return mine.beside(peer, name, "us/message", "one memcpy into fresh memory", 1.5)
+    return mine.versus(peer, name, "us/message", "one memcpy into fresh memory", 1.5)
 
 
 def beside_callback(rounds: int) -> Row:
-    """An array of 256 KiB that every step of a scan changes and taps; what is delivered is not kept."""
+    """An array of 256 KiB that every step of a scan changes and taps; the tap function keeps none of them."""
     name = "array of 256 KiB in a scan, changed and delivered"
     return scan.beside_callback(name, jnp.ones(64 * KIB, jnp.float32), 400, 400, 1 / 3, rounds)

@@ -1,4 +1,4 @@
-"""The benchmarks of receivers: latency, back-pressure, what they cost while idle and while busy, memory."""
+"""The benchmarks of receivers: latency, back-pressure, their cost while idle and while busy, memory."""
 
 from __future__ import annotations
 
@@ -28,8 +28,9 @@ def latency(rounds: int) -> list[Row]:
     """From emission to the tap function: 1,000 times, after 12 ms of rest, so that the receiver's thread sleeps.
 
     Device code has no clock to read. The first lines start at the time in the message's header, which the handler on
-    the device stamps (`DeviceStats.last_time_ns`), and have absolute limits; beside them what this machine takes to
-    wake a Python thread. The last ones start before the jitted call on both sides, and so hold the dispatch as well.
+    the device stamps (`DeviceStats.last_time_ns`), and have absolute limits; next to them is the time this machine
+    takes to wake a Python thread. The last ones start before the jitted call on both sides, and so hold the dispatch as
+    well.
     """
     emissions, rest = 1_000, 0.004
     arrived = 0
@@ -83,15 +84,15 @@ def latency(rounds: int) -> list[Row]:
     for percent, limit in ((50, 100.0), (99, 1_000.0)):
         mine, wake = _percentile(from_emission, percent), _percentile(wakes, percent)
         rows.append(mine.within(limit, f"{name}: p{percent}", "us"))
-        rows.append(mine.beside(wake, f"the same: p{percent}", "us", "waking a Python thread", None))
+        rows.append(mine.versus(wake, f"the same: p{percent}", "us", "waking a Python thread", None))
     for percent in (50, 99):
         mine, theirs = _percentile(from_call, percent), _percentile(peer_from_call, percent)
-        rows.append(mine.beside(theirs, f"{whole}: p{percent}", "us", "jax.debug.callback", None))
+        rows.append(mine.versus(theirs, f"{whole}: p{percent}", "us", "jax.debug.callback", None))
     return rows
 
 
 def _percentile(values: list[float], percent: int) -> Figure:
-    """Of all values; the spread is that of the percentiles of six parts of them."""
+    """Percentiles of all values; the spread is the spread over six parts of them."""
     parts = [statistics.quantiles(values[part::6], n=100)[percent - 1] for part in range(6)]
     return Figure(statistics.quantiles(values, n=100)[percent - 1], figure(parts).spread)
 
@@ -100,9 +101,8 @@ def slow_consumer(rounds: int) -> list[Row]:
     """A tap function that takes 1 ms a message, under the policy `block`: when the device waits, and for how long.
 
     While what is queued stays below the budget (the ring's 8 MiB) the loop takes the time of the untapped loop. With
-    twice as many messages as fit it must wait for room: it takes as long as the tap function does for those that find
-    none. What fits is the ring and, on average, half of a batch of 1 MiB that the receiver has taken out. Nothing is
-    lost.
+    twice as many messages as fit it must wait for room: it then takes the tap function's time for the messages that do
+    not fit. The ring fits, and on average half of a batch of 1 MiB that the receiver has taken out. No message is lost.
     """
     rounds = min(rounds, 3)
     side, budget = 64, RingConfig().capacity_bytes
@@ -144,10 +144,10 @@ def slow_consumer(rounds: int) -> list[Row]:
     expected = Figure(surplus * took / count * 1e3, 0.0)
     name = "slow consumer (1 ms a message), block policy"
     return [
-        fast.beside(
+        fast.versus(
             plain_fast, f"{name}: a loop that stays below the budget", "ms", "the untapped loop", None
         ),
-        full.beside(
+        full.versus(
             expected, f"{name}: a loop of twice the budget", "ms", "delivery of what finds no room", None
         ),
     ]
@@ -232,20 +232,22 @@ def busy_here(rounds: int) -> list[Row]:
 
     shares: dict[Any, list[float]] = {loaded: [], flood: []}
 
-    def beside(program: Callable[[Any], Any]) -> float:
+    def loop_during(program: Callable[[Any], Any]) -> float:
         with _emitting(program, start), _busy_share(emitting) as share:
             time_us = dispatch_us()
         shares.get(program, []).append(share[0])
         return time_us
 
     programs = (loaded, quiet, flood)
-    mine, peer, flooded = measure([lambda program=program: beside(program) for program in programs], rounds)
+    mine, peer, flooded = measure(
+        [lambda program=program: loop_during(program) for program in programs], rounds
+    )
     share, flood_share = (statistics.median(shares[program]) for program in (loaded, flood))
     name = f"dispatch during deliveries, the receiver busy {share:.0%} of the time"
     saturated = f"dispatch during deliveries, the receiver saturated (busy {flood_share:.0%})"
     return [
-        mine.beside(peer, name, "us/call", "with an idle receiver", 1.1),
-        flooded.beside(peer, saturated, "us/call", "with an idle receiver", 2.0),
+        mine.versus(peer, name, "us/call", "with an idle receiver", 1.1),
+        flooded.versus(peer, saturated, "us/call", "with an idle receiver", 2.0),
     ]
 
 
@@ -271,7 +273,7 @@ def _emitting(program: Callable[[Any], Any], x: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _busy_share(device: Any) -> Iterator[list[float]]:
-    """Puts into the list, at the end, which part of a processor the device's receiver thread used."""
+    """Appends to the list, at the end, the share of a processor that the device's receiver thread used."""
     (receiver,) = runtime.receivers([f"{device.platform}:{device.id}"])
     clock = time.pthread_getcpuclockid(receiver.thread.ident)
     share: list[float] = []
@@ -281,7 +283,7 @@ def _busy_share(device: Any) -> Iterator[list[float]]:
 
 
 def memory(messages: int) -> list[Row]:
-    """Growth of resident memory over many scalar messages, in a process of its own."""
+    """Growth of resident memory over many scalar messages, in a separate process."""
     return rows_of_process(__name__, "memory_here", messages)
 
 

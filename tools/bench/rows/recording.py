@@ -1,4 +1,4 @@
-"""The benchmarks of the tap log: what recording adds to a message, and how fast a log is read."""
+"""The benchmarks of the tap log: the cost that recording adds to a message, and the speed of reading a log."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tools.bench.timing import Counter, delivered_us, scan
 def recording(rounds: int) -> list[Row]:
     """Scalars of a scan, delivered to a Python function: with a log, less without, in turn.
 
-    What is added is the median of the differences of neighbouring runs. Then the same log read: through
+    The added cost is the median of the differences of neighbouring runs. Then the same log is read: through
     `hostcallback.receiver.replay` to a Python function, and message by message as `hcb cat` reads it.
     """
     count = Counter()
@@ -37,7 +37,7 @@ def recording(rounds: int) -> list[Row]:
 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "log")
-        # Kept small, so that no run waits for the disk to take what earlier ones wrote.
+        # Kept small, so that no run waits for the disk to write the data of earlier runs.
         with hcb.record(path, keep_bytes=256 << 20) as recorder:
             run(None), run(recorder)
             pairs = [(run(recorder), run(None)) for _ in range(max(rounds, 9))]
@@ -51,9 +51,9 @@ def recording(rounds: int) -> list[Row]:
     name = "scalar tap in a scan, delivered and recorded: what recording adds"
     return [
         added.within(0.5, name, "us/message"),
-        added.beside(plain, "the same", "us/message", "delivering it", None),
-        replayed.beside(plain, "the log replayed to a Python function", "us/message", "delivering it", None),
-        decoded.beside(plain, "the log read message by message", "us/message", "delivering it", None),
+        added.versus(plain, "the same", "us/message", "delivering it", None),
+        replayed.versus(plain, "the log replayed to a Python function", "us/message", "delivering it", None),
+        decoded.versus(plain, "the log read message by message", "us/message", "delivering it", None),
     ]
 
 

@@ -26,7 +26,7 @@ STREAM = 100_000
 
 
 def _added_ns(programs: list[Callable[[Any], Any]], bare: Callable[[Any], Any], gate: Gate) -> list[float]:
-    """What each program adds to a step of the bare one: of five runs of each, in turn, the fastest."""
+    """Cost that each program adds to a step of the bare one: of five runs of each, in turn, the fastest."""
     x = jnp.float32(1)
     times: list[list[float]] = []
     for _ in range(5):
@@ -39,7 +39,7 @@ def _added_ns(programs: list[Callable[[Any], Any]], bare: Callable[[Any], Any], 
 
 
 def device_side(rounds: int) -> Row:
-    """What a tap adds to a step of a scan, beside an empty FFI call in the same program with the same operands.
+    """The cost of a tap in a step of a scan, against an empty FFI call in the same program with the same operands.
 
     While a program is timed the receiver is held in its tap function: it would take the interpreter lock, which the
     timing thread needs for reading the clock. The ring holds all messages of a run, so that the device never waits;
@@ -51,13 +51,13 @@ def device_side(rounds: int) -> Row:
     mine, peer = measure_together(lambda: _added_ns([ours, empty], bare, gate), rounds)
     assert gate.count == (STEPS + 3) * 5 * (rounds + 1)
     name = "scalar tap in a scan, device side: what it adds to a step"
-    return mine.beside(peer, name, "ns", "an empty FFI call, same operands", 2.0)
+    return mine.versus(peer, name, "ns", "an empty FFI call, same operands", 2.0)
 
 
 def switched_off(rounds: int) -> list[Row]:
     """The same for a tap that is switched off, or ruled, while its program exists: nothing is emitted.
 
-    In a process of its own: where a tap was switched once, the handler looks for switches ever after.
+    In a separate process: once a process has switched a tap, its handler always looks for switches.
     """
     return rows_of_process(__name__, "switched_off_here", rounds)
 
@@ -83,8 +83,8 @@ def switched_off_here(rounds: int) -> list[Row]:
     ruled_name = "a tap that sends each n-th message only, for those that it does not send: the same"
     empty_name = "an empty FFI call, same operands"
     return [
-        mine.beside(peer, name, "ns", empty_name, 1.2),
-        ruled.beside(ruled_peer, ruled_name, "ns", empty_name, None),
+        mine.versus(peer, name, "ns", empty_name, 1.2),
+        ruled.versus(ruled_peer, ruled_name, "ns", empty_name, None),
     ]
 
 
@@ -101,7 +101,7 @@ def beside_callback(name: str, x: Any, steps: int, peer_steps: int, bound: float
     )
     assert mine.count == steps * (rounds + 1)
     assert theirs.count == peer_steps * (rounds + 1)
-    return figures[0].beside(figures[1], name, "us/message", "jax.debug.callback(ordered=True)", bound)
+    return figures[0].versus(figures[1], name, "us/message", "jax.debug.callback(ordered=True)", bound)
 
 
 def scalar(rounds: int) -> Row:
@@ -147,12 +147,12 @@ def batched(rounds: int) -> list[Row]:
     name = "scalar tap in a scan, delivered in batches (`batched=True`)"
     return [
         mine.within(0.5, name, "us/value"),
-        mine.beside(peer, "the same", "us/value", "one structured-array copy", None),
+        mine.versus(peer, "the same", "us/value", "one structured-array copy", None),
     ]
 
 
 def tap_sites(rounds: int) -> Row:
-    """As many messages from a scan with 1,000 taps a step, each a consumer of its own, as from one with one tap."""
+    """Messages from a scan with 1,000 taps a step, each a separate consumer, against the same number from one tap."""
     seen = 0
 
     def take(value: Any, site: int) -> None:
@@ -173,11 +173,11 @@ def tap_sites(rounds: int) -> Row:
 
     mine, peer = measure([lambda: run(many), lambda: run(one)], rounds)
     assert seen == 2 * STREAM * (rounds + 1)
-    return mine.beside(peer, "cost per message with 1,000 tap sites", "us/message", "one tap site", 1.25)
+    return mine.versus(peer, "cost per message with 1,000 tap sites", "us/message", "one tap site", 1.25)
 
 
 def call(rounds: int) -> Row:
-    """A host function that does nothing, called once a step, each call taking what the last one returned."""
+    """A host function that does nothing, called once a step, each call taking the previous call's result."""
     shape = jax.ShapeDtypeStruct((), jnp.float32)
     steps = 1_000
 
@@ -198,4 +198,4 @@ def call(rounds: int) -> Row:
 
     mine, theirs = measure([lambda: per_call(ours), lambda: per_call(peer)], rounds)
     name = "`hcb.call` of a host function that does nothing, in a scan"
-    return mine.beside(theirs, name, "us/call", "jax.pure_callback", 1.0)
+    return mine.versus(theirs, name, "us/call", "jax.pure_callback", 1.0)

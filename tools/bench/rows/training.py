@@ -21,11 +21,11 @@ WIDTH, BATCH, STEPS, TAPS = 384, 128, 100, 10
 
 
 def training_loop(rounds: int) -> Row:
-    """The loop of examples/train_digits.py with a larger model and 10 taps a step, beside the same loop untapped.
+    """The loop of examples/train_digits.py with a larger model and 10 taps a step, against the same loop untapped.
 
     The whole loop is one compiled call, as there: a scan over steps of 1 ms or more. Both sides compute the same 10
-    metrics, which both loops return as well, so that XLA leaves none out; ours also taps each, and the clock stops
-    when all are delivered.
+    metrics, which both loops return as well, so that XLA leaves none out; ours also taps each, and the clock stops when
+    all are delivered.
     """
     model = eqx.nn.MLP(in_size=64, out_size=10, width_size=WIDTH, depth=3, key=jax.random.key(0))
     params, static = eqx.partition(model, eqx.is_array)
@@ -73,6 +73,6 @@ def training_loop(rounds: int) -> Row:
     mine, peer = measure([lambda: per_step(tapped), lambda: per_step(plain)], rounds)
     assert count.count == TAPS * STEPS * (rounds + 1)
     assert peer.median >= 1, f"a step of the untapped loop takes {peer.median:.2f} ms: make the model larger"
-    return mine.beside(
+    return mine.versus(
         peer, "training loop of the demo, 10 taps a step", "ms/step", "the untapped loop", 1.05
     )

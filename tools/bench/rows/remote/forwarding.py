@@ -1,4 +1,4 @@
-"""The benchmarks of forwarding, to a collector in another process; beside a bare gRPC stream."""
+"""The benchmarks of forwarding to a collector in another process, compared with a bare gRPC stream."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def _fill(log: Spool, message_bytes: int, total_bytes: int) -> int:
 
 
 def _left(address: str, folder: Path) -> float:
-    # What is in a spool already, as of a process that was killed.
+    # Data already in a spool, as after a process was killed.
     log = Spool(options_for(address, folder))
     _fill(log, 64 << 10, TOTAL_BYTES)
     log.close()
@@ -98,12 +98,12 @@ def through_spool(address: str, folder: Path, message_bytes: int, total_bytes: i
 
 
 def forwarding(rounds: int) -> list[Row]:
-    """256 MiB from a process to a collector in another one, stored and acknowledged there, beside bare gRPC streams.
+    """256 MiB from a process to a collector in another process, stored and acknowledged, against bare gRPC streams.
 
-    Forwarded is what is in a spool already, and what is written to one meanwhile. The bare stream sends one piece of
-    1 MiB again and again, as fast as gRPC takes it, to a server that drops it; its channel has our options. The one
-    from a file to a file reads each piece, and its server, whose allocator is set like the collector's, writes it: what
-    no forwarding can do without. The small messages are float32 scalars: frames of 192 bytes.
+    The process forwards the data that is already in a spool, or data that it writes to the spool meanwhile. The bare
+    stream sends one piece of 1 MiB again and again, as fast as gRPC takes it, to a server that drops it; its channel
+    has our options. The stream from a file to a file reads each piece, and its server, whose allocator is set like the
+    collector's, writes it: no forwarding can do less. The small messages are float32 scalars: frames of 192 bytes.
     """
     with folder_in_memory() as folder, bare_server() as bare, bare_server(str(folder)) as storing:
         source = folder / "source.bin"
@@ -128,10 +128,10 @@ def forwarding(rounds: int) -> list[Row]:
     left, both, dropped, stored, message = figures
     peer, floor = "a bare gRPC stream", "a bare stream from a file to a file"
     return [
-        left.beside(dropped, "forwarding what is in the spool", "ms/MiB", peer, 1.25),
-        left.beside(stored, "the same", "ms/MiB", floor, None),
-        both.beside(dropped, "forwarding, with writing the spool", "ms/MiB", peer, 2.0),
-        both.beside(stored, "the same", "ms/MiB", floor, None),
+        left.versus(dropped, "forwarding what is in the spool", "ms/MiB", peer, 1.25),
+        left.versus(stored, "the same", "ms/MiB", floor, None),
+        both.versus(dropped, "forwarding, with writing the spool", "ms/MiB", peer, 2.0),
+        both.versus(stored, "the same", "ms/MiB", floor, None),
         message.within(1.0, "small messages through the spool into one collector", "us/message"),
     ]
 
@@ -142,4 +142,4 @@ def forwarded_training_loop(rounds: int) -> Row:
         with hcb.outfeed_receiver(forward=options_for(address, folder / "spool")):
             row = training.training_loop(rounds)
     mine, peer = Figure(row.ours, row.spread), Figure(row.peer, 0.0)
-    return mine.beside(peer, f"{row.name}, forwarded", row.unit, row.peer_name, 1.08)
+    return mine.versus(peer, f"{row.name}, forwarded", row.unit, row.peer_name, 1.08)

@@ -21,9 +21,9 @@ LIMIT_MS = 250.0
 def many_clients(rounds: int) -> list[Row]:
     """64 streams from 4 processes to one collector, each writing 10 scalars to its spool 5 times a second, at once.
 
-    Timed is from the moment when they are in the spool's file, and must not wait, until the client hears that the
-    collector has stored them; with everything on one machine. The peer is as many bare gRPC streams with messages of
-    the same length, which a server answers that does nothing else.
+    The clock starts when the messages are in the spool's file, which must not wait, and stops when the client learns
+    that the collector has stored them. Everything runs on one machine. The peer is the same number of bare gRPC streams
+    with messages of the same length; its server only answers.
     """
     with folder_in_memory() as folder, collector(folder) as address, bare_server() as bare:
         taken = _seconds(address, folder / "spool")
@@ -33,7 +33,7 @@ def many_clients(rounds: int) -> list[Row]:
     name = f"{PROCESSES * STREAMS} clients, each {PER_SECOND} writes a second: until a write is acknowledged"
     return [
         p99.within(LIMIT_MS, f"{name}, p99", "ms"),
-        p99.beside(peer, "the same", "ms", "bare gRPC streams that are answered, p99", None),
+        p99.versus(peer, "the same", "ms", "bare gRPC streams that are answered, p99", None),
         p50.within(LIMIT_MS, f"{name}, p50", "ms", None),
     ]
 

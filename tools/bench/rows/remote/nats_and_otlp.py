@@ -1,4 +1,4 @@
-"""The benchmarks of forwarding by way of NATS JetStream, and of export to an OpenTelemetry Collector."""
+"""The benchmarks of forwarding through NATS JetStream, and of export to an OpenTelemetry Collector."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ FLUSH_SEC = 120.0
 
 
 def forwarding_nats(rounds: int) -> list[Row]:
-    """32 MiB through a spool until JetStream has stored them, beside the same to a collector over gRPC.
+    """32 MiB through a spool until JetStream has stored them, compared with a collector over gRPC.
 
     A collector fetches them meanwhile, as one would. Large messages have 64 KiB, small ones are float32 scalars.
     """
@@ -56,8 +56,8 @@ def forwarding_nats(rounds: int) -> list[Row]:
     large, large_direct, small, small_direct = figures
     peer = "to a collector over gRPC"
     return [
-        large.beside(large_direct, "through the spool to NATS JetStream", "ms/MiB", peer, None),
-        small.beside(
+        large.versus(large_direct, "through the spool to NATS JetStream", "ms/MiB", peer, None),
+        small.versus(
             small_direct, "small messages through the spool to NATS JetStream", "us/message", peer, None
         ),
     ]
