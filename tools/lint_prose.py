@@ -39,6 +39,7 @@ PROSE_CHECKED = (
     "receiver/remote",
     "receiver/replayer",
     "receiver/runtime",
+    "receiver/sinks",
     "receiver/sources",
     "receiver/taplog",
     "receiver/wire",

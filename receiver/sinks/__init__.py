@@ -1,5 +1,5 @@
 """Sinks: callables that consume messages.
 
-A sink is called on the receiver thread of the message's device, in order, and may raise: the error is deferred and
-reported at the barrier. New behaviour of taps is a new sink, not a new primitive.
+The receiver thread of the message's device calls the sink, in order. A sink may raise: the error is deferred and
+reported at the barrier. To add a new kind of tap, write a new sink, not a new primitive.
 """

@@ -1,4 +1,4 @@
-"""The sink of calls: calls a host function, and checks that what it returns is what the program waits for."""
+"""The sink of calls: calls a host function and checks the shapes and dtypes of its result."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _NARROW = {
     np.dtype(np.complex128): np.dtype(np.complex64),
 }
 
-# Python's numbers have no dtype: each becomes any of these kinds of numpy dtypes that holds it.
+# Python's numbers have no dtype. Each may become any dtype of these kinds that can hold it.
 _KINDS: dict[type, str] = {bool: "b", int: "iufc", float: "fc", complex: "c"}
 
 
@@ -28,9 +28,9 @@ class Expected:
     """One array that a host function must return.
 
     Attributes:
-        name: how reports call it, such as `result['x']`.
-        shape: without the batch dimensions that vmap put in front.
-        dtype: exactly; but see `CallSink`.
+        name: name in reports, such as `result['x']`.
+        shape: shape without the leading batch dimensions of vmap.
+        dtype: exact dtype; see `CallSink` for the exceptions.
     """
 
     name: str
@@ -39,9 +39,9 @@ class Expected:
 
 
 class CallSink:
-    """Returns the results of one call: contiguous arrays of the expected shapes and dtypes.
+    """Makes the results of one call: contiguous arrays of the expected shapes and dtypes.
 
-    Python numbers take the expected dtype. Where the program has no 64-bit dtypes, 64-bit results become those of 32.
+    Python numbers take the expected dtype. If the program has no 64-bit dtypes, 64-bit results become 32-bit ones.
     """
 
     __slots__ = ("_expected", "_flatten", "_host_func", "_narrow", "_what")
@@ -59,10 +59,10 @@ class CallSink:
 
         Args:
             host_func: makes the result of a message.
-            flatten: the leaves of a result; raises CallResultError if its structure is not the announced one.
-            expected: what the leaves must be.
-            what: the call, for reports.
-            narrow: whether 64-bit results become those of 32 bits.
+            flatten: returns the leaves of a result; raises CallResultError if its structure is not the announced one.
+            expected: the expected leaves.
+            what: name of the call in reports.
+            narrow: whether 64-bit results become 32-bit ones.
         """
         self._host_func = host_func
         self._flatten = flatten
@@ -74,8 +74,8 @@ class CallSink:
         """Calls the host function.
 
         Raises:
-            CallResultError: it returned something else than announced.
-            BaseException: what the host function raised.
+            CallResultError: its result differs from the announced one.
+            BaseException: the exception of the host function.
         """
         leaves = self._flatten(self._host_func(message))
         batch = _batch_shape(message)
@@ -100,7 +100,7 @@ class CallSink:
             array = np.asarray(leaf, order="C")
         except Exception as error:
             raise self._mismatch(
-                expected, shape, f"a {type(leaf).__qualname__}, which is no array"
+                expected, shape, f"a {type(leaf).__qualname__}, which is not an array"
             ) from error
         if array.shape != shape:
             raise self._mismatch(expected, shape, f"{array.dtype}{list(array.shape)}")
@@ -131,7 +131,7 @@ class CallSink:
 
 
 def _batch_shape(message: Message) -> tuple[int, ...]:
-    # Each transformation put one dimension in front of every array; of size 1 where an array is not batched.
+    # Each transformation adds one leading dimension to every array, of size 1 if the array is not batched.
     count = len(message.consumer.transforms)
     return tuple(
         next((array.shape[axis] for array in message.arrays if array.shape[axis] != 1), 1)

@@ -1,4 +1,4 @@
-"""The sink of a check: says that it failed, and explains what, when it is asked."""
+"""The sink of a check: reports the failure and builds its explanation on demand."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from hostcallback.receiver.sinks.unbatch import Array, Batchings, elements
 from hostcallback.receiver.terminal import printable
 
 VALUE_CHARS = 200
-"""Longer texts of values are cut: a report is for reading."""
+"""Number of characters at which the texts of values are cut, to keep reports readable."""
 
 
 class CheckSink:
-    """Takes the messages of one check: the predicate, then the arguments of its text."""
+    """Takes the messages of one check: arrays of the predicate, then of the arguments of its text."""
 
     __slots__ = ("_batchings", "_places", "_template", "_unflatten")
 
@@ -32,10 +32,10 @@ class CheckSink:
         """Makes the sink of one check.
 
         Args:
-            template: its text.
+            template: formats its text.
             unflatten: makes `(predicate, args, kwargs)` from the arrays of one element.
-            batchings: the vmaps around the check, as `unbatch` takes them.
-            places: where it was traced; may grow.
+            batchings: the vmaps around the check, in the format of `unbatch`.
+            places: call sites at which it was traced; the sequence may grow.
         """
         self._template = template
         self._unflatten = unflatten
@@ -46,20 +46,20 @@ class CheckSink:
         """Takes one message.
 
         Raises:
-            CheckFailed: always, unless the message is of a shard whose own part of the predicate holds: what is beyond
-                the end of the array may not.
+            CheckFailed: always, unless the message is a shard in which the predicate holds. (It may fail only in the
+                padding beyond the end of the array, which is cut off here.)
         """
         if message.shard_index is not None and message.arrays[0].all():
             return
         raise CheckFailed(message, self)
 
     def texts(self, message: Message) -> list[str]:
-        """What a message says of the failure."""
+        """Returns the text of the failure that a message reports, as one line."""
         explained = self.explain(message)
         return [f"{explained.text} ({explained.where})" if explained.where else explained.text]
 
     def explain(self, message: Message) -> Explanation:
-        """The text with the values of the first element that failed. Does not raise: problems are part of it."""
+        """Returns the text with the values of the first failed element. Does not raise: it has any problem's text."""
         try:
             return self._explain(message)
         except Exception as error:
@@ -108,7 +108,7 @@ class CheckSink:
         return self._template.fill([present(a) if isinstance(a, np.ndarray) else a for a in args], shown)
 
     def _first(self, message: Message) -> tuple[int, int, tuple[int, ...], Sequence[Array]]:
-        # How many elements of the batch failed, of how many, and index and arrays of the first.
+        # Returns the numbers of failed and of all elements, and the index and the arrays of the first failed one.
         if not self._batchings:
             return 1, 1, (), message.arrays
         failing = total = 0
@@ -125,7 +125,7 @@ class CheckSink:
 
 
 def _readable(value: Any, *, inside: bool = False) -> Any:
-    # Numbers in containers as numbers, where numpy would show each as an array.
+    # Returns numbers in containers as Python numbers, because numpy would show each as an array.
     if isinstance(value, np.ndarray) and inside and not value.ndim and value.dtype.kind in "biufc":
         return value.item()
     if type(value) in (tuple, list):

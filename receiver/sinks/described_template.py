@@ -1,9 +1,9 @@
 """Fills the templates of taps that another process described. Such a template is not trusted.
 
 `str.format` would follow any attribute from a value to the interpreter's modules, and would make a text of any width.
-Here a field names an argument of the tap by position or keyword. What follows the name may select an item of a
-container, a field of a namedtuple, or `shape`, `dtype`, `ndim` or `size` of an array, and nothing else. The width, the
-precision and the length of the text are limited.
+Here a field names an argument of the tap by position or keyword. After the name it may only select an item of a
+container, a field of a namedtuple, or `shape`, `dtype`, `ndim` or `size` of an array. The width, the precision and the
+length of the text are limited.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _Part = str | _Field
 
 
 def fill(template: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
-    """The text of a template; of a refused one a text that says so, with the template. Never raises an Exception."""
+    """Returns the text of a template; for a refused one, its reason and the template. Never raises an Exception."""
     try:
         return _fill(_parsed(template), args, kwargs)
     except Exception as error:
@@ -57,7 +57,7 @@ def fill(template: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
 
 
 def join(template: str, args: Sequence[Any]) -> str:
-    """The text of a template without fields, and the arguments behind it."""
+    """Returns the text of a template without fields, followed by the arguments."""
     texts = [template[: limits.TEXT_CHARS + 1]]
     for arg in args:
         if sum(map(len, texts)) > limits.TEXT_CHARS:
@@ -67,18 +67,18 @@ def join(template: str, args: Sequence[Any]) -> str:
 
 
 def cut(text: str) -> str:
-    """The text, or its beginning if it is longer than `limits.TEXT_CHARS`."""
+    """Returns the text, cut if it is longer than `limits.TEXT_CHARS`."""
     if len(text) <= limits.TEXT_CHARS:
         return text
     return f"{text[: limits.TEXT_CHARS]}... (cut at {limits.TEXT_CHARS} characters)"
 
 
 def bounded(value: Any, threshold: int | None = None) -> Any:
-    """A value whose text has no more than `limits.TEXT_ELEMENTS` elements of each array.
+    """Returns a value whose text has at most `limits.TEXT_ELEMENTS` elements of each array.
 
     Args:
         value: a pytree.
-        threshold: numpy's, with which it is shown; None for the one in force.
+        threshold: numpy's print threshold for the value; None for the current one.
     """
     if isinstance(value, np.ndarray):
         return value if _shown_elements(value, threshold) <= limits.TEXT_ELEMENTS else _head(value)
@@ -145,9 +145,9 @@ class _Parser:
             raise RefusedTemplateError(f"it has more than {limits.TEMPLATE_FIELDS} fields")
         matched = _FIELD.fullmatch(name)
         if matched is None:
-            raise RefusedTemplateError(f"{name[:80]!r} is no field")
+            raise RefusedTemplateError(f"{name[:80]!r} is not a field")
         if conversion not in (None, "r", "s", "a"):
-            raise RefusedTemplateError(f"!{conversion[:8]} is no conversion")
+            raise RefusedTemplateError(f"!{conversion[:8]} is not a conversion")
         first, rest = matched.groups()
         argument = self._argument(first)
         steps = tuple(_step(attribute, item) for attribute, item in _STEP.findall(rest))
@@ -171,7 +171,7 @@ class _Parser:
 
 def _number(digits: str) -> int:
     if len(digits) > 9:
-        raise RefusedTemplateError(f"{digits[:20]}... is no position")
+        raise RefusedTemplateError(f"{digits[:20]}... is not a position")
     return int(digits)
 
 
@@ -260,14 +260,14 @@ _OPTIONS: dict[str, Callable[[Any], bool]] = {
     "sign": lambda found: found in ("-", "+", " "),
     "legacy": lambda found: found is False or found in ("1.13", "1.21", "1.25", "2.1", "2.2"),
 }
-"""numpy's print options that a description may set, and which values. `formatter` would be code."""
+"""The print options of numpy that a description may set, and their valid values. `formatter` is missing: it is code."""
 
 
 def print_options(found: Mapping[str, Any]) -> dict[str, Any]:
-    """numpy's print options out of a description; those of this process where it states none.
+    """Reads numpy's print options from a description; options that it omits have the values of this process.
 
     Raises:
-        ValueError: an option has a value that numpy does not know, or that is too large.
+        ValueError: the value of an option is unknown to numpy, or too large.
     """
     if not isinstance(found, dict):
         raise ValueError(f"the print options are a {type(found).__name__}, expected a map")

@@ -1,7 +1,7 @@
-"""The consumers of exported programs, whose messages bring the description of their tap along.
+"""The consumers of exported programs, whose messages carry the description of their tap.
 
 A program that `jax.export` wrote runs in processes that never traced it. Its taps send to one of two consumers that
-every process has. The first array of such a message (after the shard record, if there is one) is the description, see
+every process has. The first array of such a message (after the shard record, if there is one) is the description; see
 `hostcallback.receiver.wire.tap_descriptor`. By the name in it the tap finds the function that was bound to it.
 """
 
@@ -28,7 +28,7 @@ SHARDS_ID = int.from_bytes(b"shardsof", "little")
 """Consumer ids of the taps of exported programs: of whole arrays, and of shards."""
 
 MAX_TAPS = 4096
-"""How many descriptions are remembered. Those beyond that are read again with each message."""
+"""Number of descriptions that are cached. A description beyond that is read again with its next message."""
 
 
 def _unbound(described: TapDescriptor) -> Sink:
@@ -46,7 +46,7 @@ def exported_tap(
     binding: Binding | None,
     is_another_receiver_busy: Callable[[], bool] = lambda: False,
 ) -> BoundTap:
-    """A tap of an exported program: without a binding, and unless it prints or checks, its messages are reported."""
+    """Makes a tap of an exported program. A tap without a binding that neither prints nor checks raises an error."""
     return BoundTap(described, binding, unbound=_unbound, is_another_receiver_busy=is_another_receiver_busy)
 
 
@@ -54,33 +54,35 @@ MakeTap = Callable[[TapDescriptor, Binding | None], BoundTap]
 
 
 class ExportedTaps:
-    """The consumers of exported programs, and what is bound to them. Any thread.
+    """The consumers of exported programs, and the functions bound to their taps. Any thread.
 
-    A message goes to what is bound to its tap's name; if nothing is, to the consumer of that very tap, where this
-    process has traced it too; if it has not, taps that print or log do so, and the others are reported.
+    A message goes to the binding of its tap's name. Without a binding it goes to the consumer of the same tap, if this
+    process has traced the tap too. Otherwise taps that print, log or check do so, and other taps raise an error.
     """
 
     def __init__(self, registry: Registry, make_tap: MakeTap = exported_tap) -> None:
         """Registers the two consumers.
 
         Args:
-            registry: knows the consumers of taps that this process traced itself.
-            make_tap: makes the taps that it did not.
+            registry: finds the consumers of taps that this process has traced.
+            make_tap: makes the taps that it has not traced.
         """
         self._registry = registry
         self._make_tap = make_tap
-        self._lock = threading.Lock()  # protects the two tables
+        self._lock = threading.Lock()  # protects `_bindings` and `_taps`
         self._bindings: dict[str, Binding] = {}
-        self._taps: OrderedDict[bytes, BoundTap] = OrderedDict()  # by description, the last used last
+        self._taps: OrderedDict[bytes, BoundTap] = (
+            OrderedDict()
+        )  # by description, the most recently used last
         self._leases = [
             registry.lease(Consumer(WHOLE_ID, "exported tap", "an exported program", self._deliver)),
             registry.lease(Consumer(SHARDS_ID, "exported tap", "an exported program", self._deliver_shard)),
         ]
 
     def bind(self, name: str, binding: Binding | None) -> None:
-        """Delivers the exported taps of that name to `binding` from now on; None ends that.
+        """Delivers the exported taps of that name to `binding` from now on; None removes the binding.
 
-        Values whose shards are coming in go to what is bound when the last shard is there.
+        A value of several shards goes to the binding at the time its last shard arrives.
         """
         with self._lock:
             if binding is None:
@@ -103,7 +105,7 @@ class ExportedTaps:
                 "a message of shards of an exported program came without its shard record or the description of its tap"
             )
         record, description, *arrays = message.arrays
-        # The description is an array like the others: it has a place in the record.
+        # The record has an entry for the description too, because it is one of the arrays. It is cut out here.
         record = np.concatenate([record[:PLACES_FROM], record[PLACES_FROM + 2 :]])
         self._hand_on(message, description, [record, *arrays])
 
@@ -137,7 +139,7 @@ class ExportedTaps:
             return tap
 
     def _forget_one(self) -> None:
-        # The one that was used least lately; one with values that are coming in only if many have them.
+        # Drops the least recently used tap; one with incomplete values only if the 64 oldest taps all have some.
         oldest = list(itertools.islice(self._taps.items(), 64))
         idle = [description for description, tap in oldest if not tap.has_pending_values]
         del self._taps[idle[0] if idle else oldest[0][0]]

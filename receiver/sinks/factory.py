@@ -1,4 +1,4 @@
-"""Taps that this process never traced, by their descriptions: their sinks, and functions that are bound to them."""
+"""Makes the sinks of taps that this process never traced, from their descriptions and the functions bound to them."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class Binding:
     """A function that takes the messages of the taps of one name.
 
     Attributes:
-        func: called as the tap's function would be.
-        kwargs: passed to it too; they win over the tap's own.
+        func: called in place of the tap's function, with the same arguments.
+        kwargs: additional keyword arguments; they override the tap's.
     """
 
     func: Callable[..., Any]
@@ -63,7 +63,7 @@ def _print(described: TapDescriptor, binding: Binding | None) -> Sink | None:
 
 
 def batchings_of(described: TapDescriptor) -> Batchings:
-    """The vmaps around a tap."""
+    """Returns the vmaps around a tap, in the format of `unbatch`."""
     return [params["batch_dims"] for name, params in described.transforms if name == "batch"]
 
 
@@ -84,7 +84,7 @@ def _format(described: TapDescriptor, binding: Binding | None) -> Sink | None:
 
 
 def template_of(described: TapDescriptor) -> Template:
-    """How the messages of a tap become text, for those of the kinds "format" and "check"."""
+    """Returns the template of a tap of the kind "format" or "check"."""
     params = described.params
     fmt = params["fmt"]
     if type(fmt) is not str:
@@ -126,7 +126,7 @@ def _nonfinite(described: TapDescriptor, binding: Binding | None) -> Sink | None
 
 
 MakeSink = Callable[[TapDescriptor, Binding | None], Sink | None]
-"""Makes the sink of one kind of tap in a process that never traced it; None where that takes a binding."""
+"""Makes the sink of one kind of tap in a process that never traced it; None if the kind needs a binding."""
 
 SINK_FACTORIES: dict[TapKind, MakeSink] = {
     tap_kind.TAP: _bound_tap,
@@ -139,10 +139,10 @@ SINK_FACTORIES: dict[TapKind, MakeSink] = {
 
 
 def own_sink(described: TapDescriptor) -> Sink | None:
-    """The sink of a tap to which nothing is bound; None if it has none.
+    """Returns the sink of a tap without a binding; None if its kind needs a binding.
 
     Raises:
-        LookupError: its params do not go with its kind.
+        LookupError: its params do not fit its kind.
         TypeError: as above.
         ValueError: as above.
     """
@@ -150,22 +150,22 @@ def own_sink(described: TapDescriptor) -> Sink | None:
 
 
 def texts_of(described: TapDescriptor, message: Message) -> list[str] | None:
-    """What a message prints, logs, or says of a failed check; None if the tap does nothing of that.
+    """Returns the texts that a message prints, logs or reports as failed checks; None for other kinds of taps.
 
     Raises:
-        Exception: of any kind, where the message is not as the tap is described.
+        Exception: of any kind, if the message does not fit the description of the tap.
     """
     texts: Callable[[Message], list[str]] | None = getattr(own_sink(described), "texts", None)
     return None if texts is None else texts(message)
 
 
 class BoundTap:
-    """A tap that this process knows by its description, and what takes its messages now.
+    """A tap that this process knows by its description, and the current sink of its messages.
 
     Attributes:
         described: the description.
-        binding: what takes its messages, if anything is bound to it.
-        consumer: takes the messages as the device sends them, those of shards among them.
+        binding: the function bound to it; None if there is none.
+        consumer: takes the messages as the device sends them, including those of shards.
     """
 
     __slots__ = ("_also", "_by_itself", "_make", "_sink", "binding", "consumer", "described")
@@ -186,17 +186,19 @@ class BoundTap:
 
         Args:
             described: the description.
-            binding: what takes its messages; None for its own printer, log or check, or else `unbound`.
-            unbound: makes the sink of a tap to which nothing is bound, and that has no sink of its own.
+            binding: the function that takes its messages. None for the printer, log or check of its kind, or for
+                `unbound` if its kind has none.
+            unbound: makes the sink of a tap without a binding whose kind has no sink without one.
             is_another_receiver_busy: see `hostcallback.receiver.sinks.sharding.sinks.AssemblingSink`.
-            waits: see there.
-            also: get every message, too, before the others.
-            joint: makes the sink of shards of which other processes have the rest, from what consumes the whole values;
-                without it shards are handed on by themselves.
-            escapes: whether what it prints or logs by itself is escaped, as text from outside this process.
+            waits: see `AssemblingSink`.
+            also: sinks that get every message first.
+            joint: makes the sink of shards of values that several processes share, given the sink of whole values;
+                without it each shard is handed on separately.
+            escapes: whether the texts that its kind's sink prints or logs are escaped, as texts from outside this
+                process.
 
         Raises:
-            ValueError: its params do not go with its kind.
+            ValueError: its params do not fit its kind.
         """
         self.described = described
         self._also = tuple(also)
@@ -212,7 +214,7 @@ class BoundTap:
                 f"the tap {described.name!r} at {described.source_line} is described as of the kind "
                 f"{described.kind!r} with params that do not go with it: {error!r}"
             ) from error
-        # What is bound may change while shards of a value are coming in: it is looked up when they are together.
+        # The binding may change while shards of a value arrive, so `_deliver` looks it up once the value is complete.
         sink: Sink = self._deliver
         if joint is not None and described.shards == "some" and described.sharding == "global":
             sink = joint(described, sink)
@@ -236,12 +238,12 @@ class BoundTap:
 
     @property
     def has_pending_values(self) -> bool:
-        """Whether shards of values have come that are not whole yet."""
+        """Whether the tap has incomplete values."""
         sink = self.consumer.sink
         return isinstance(sink, AssemblingSink) and sink.pending_values > 0
 
     def bind(self, binding: Binding | None) -> None:
-        """Has another function take the messages from now on, or none."""
+        """Binds another function to the tap, or none."""
         self.binding = binding
         bound = None if binding is None else self._make(self.described, binding)
         self._sink = bound or self._by_itself

@@ -1,4 +1,4 @@
-"""The sink of `print` and `log`: formats the tapped arguments, once for each element of a batch."""
+"""The sink of `print` and `log`: formats the tapped arguments once per element of a batch."""
 
 from __future__ import annotations
 
@@ -20,22 +20,20 @@ from hostcallback.receiver.sinks.unbatch import Array, Batchings, for_each_eleme
 from hostcallback.receiver.terminal import printable_lines
 
 Deliver = Callable[[list[str]], None]
-"""What becomes of the texts of one message."""
+"""Function that takes the texts of one message, such as `PrintLines`."""
 
-_options_lock = (
-    threading.Lock()
-)  # protects numpy's print options, which are one for all threads before numpy 2.1
+_options_lock = threading.Lock()  # protects numpy's print options, which all threads share before numpy 2.1
 
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """How arguments become text.
+    """A format string with the options under which it is filled.
 
     Attributes:
         fmt: the format string.
-        has_placeholders: whether it has any; if not, the arguments follow it, separated by spaces.
-        printoptions: numpy's print options to format under.
-        present: makes what is formatted of an array; None to format numpy's.
+        has_placeholders: whether it has placeholders; if not, the arguments follow it, separated by spaces.
+        printoptions: numpy's print options in effect during formatting.
+        present: converts each array before formatting; None to format numpy arrays.
         is_foreign: whether another process wrote it; see `hostcallback.receiver.sinks.described_template`.
     """
 
@@ -46,7 +44,7 @@ class Template:
     is_foreign: bool = False
 
     def fill(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
-        """The text, without a line's end."""
+        """Returns the text without a line end."""
         if self.is_foreign:
             if self.has_placeholders:
                 return described_template.fill(self.fmt, args, kwargs)
@@ -57,12 +55,12 @@ class Template:
 
     @property
     def most_elements(self) -> int | None:
-        """How many elements a batch may have; None for any number."""
+        """Largest number of elements of a batch; None for any number."""
         return limits.BATCH_ELEMENTS if self.is_foreign else None
 
     @contextlib.contextmanager
     def options(self) -> Iterator[None]:
-        """Within it, numpy's print options are the template's."""
+        """Sets numpy's print options to the template's within the block."""
         if np.get_printoptions() == self.printoptions:
             yield
             return
@@ -71,7 +69,7 @@ class Template:
 
 
 class FormatSink:
-    """Formats messages and hands the texts of each on, together."""
+    """Formats messages and hands on the texts of each in one call."""
 
     __slots__ = ("_batchings", "_deliver", "_template", "_unflatten")
 
@@ -81,10 +79,10 @@ class FormatSink:
         """Makes the sink of one tap.
 
         Args:
-            template: how to format.
+            template: formats the text.
             unflatten: makes `(args, kwargs)` from the arrays of one element.
-            batchings: the vmaps around the tap, as `unbatch` takes them.
-            deliver: gets the texts of each message, one for each element, in order.
+            batchings: the vmaps around the tap, in the format of `unbatch`.
+            deliver: gets the texts of each message, one per element, in order.
         """
         self._template = template
         self._unflatten = unflatten
@@ -93,7 +91,7 @@ class FormatSink:
 
     @property
     def is_portable(self) -> bool:
-        """Whether another process, with the same standard output, would do."""
+        """Whether the reader process, which has the same standard output, can run this sink."""
         return isinstance(self._deliver, PrintLines) and self._deliver.stream is None
 
     def escaped(self) -> FormatSink:
@@ -106,13 +104,13 @@ class FormatSink:
         return FormatSink(self._template, self._unflatten, self._batchings, deliver_escaped)
 
     def texts(self, message: Message) -> list[str]:
-        """The texts of a message, one for each element."""
+        """Returns the texts of a message, one per element."""
         texts: list[str] = []
         FormatSink(self._template, self._unflatten, self._batchings, texts.extend)(message)
         return texts
 
     def __call__(self, message: Message) -> None:
-        """Formats one message; elements that cannot be formatted do not keep the others back."""
+        """Formats one message. An element that cannot be formatted does not affect the others."""
         texts: list[str] = []
         template, present = self._template, self._template.present
         left, skipped = limits.MESSAGE_CHARS if template.is_foreign else -1, 0
@@ -138,12 +136,16 @@ class FormatSink:
 
 
 class PrintLines:
-    """Writes the texts as lines, all in one write; to `sys.stdout` as it is then if `stream` is None."""
+    """Writes the texts of a message as lines, all in one write.
+
+    Attributes:
+        stream: the stream; None for the value of `sys.stdout` at the time of the write.
+    """
 
     __slots__ = ("stream",)
 
     def __init__(self, stream: SupportsWrite | None) -> None:
-        """See above."""
+        """Writes to `stream`."""
         self.stream = stream
 
     def __call__(self, texts: list[str]) -> None:
@@ -152,7 +154,7 @@ class PrintLines:
 
 
 def log_records(logger: logging.Logger, level: int, file: str, line: int, function: str) -> Deliver:
-    """Logs each text as a record that names the given place in the user's code."""
+    """Returns a function that logs each text as a record with the given place in the user's code."""
 
     def deliver(texts: list[str]) -> None:
         if logger.isEnabledFor(level):

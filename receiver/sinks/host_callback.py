@@ -12,10 +12,10 @@ from hostcallback.receiver.sinks.tap import Unflatten
 
 
 def positional_tap_sink(func: Callable[..., Any], unflatten: Unflatten, *, with_device: bool) -> Sink:
-    """The sink that calls `func(arg, transforms)`, with `device=` if asked to.
+    """Returns the sink that calls `func(arg, transforms)`, with `device=` if `with_device` is true.
 
     Args:
-        func: the user's tap function. Gets `transforms` as a list of its own: `[("batch", {"batch_dims": (0,)})]`.
+        func: the user's tap function. Each call gets a new list `transforms`: `[("batch", {"batch_dims": (0,)})]`.
         unflatten: makes the pytree `arg` from the message's arrays.
         with_device: whether `func` gets the message's device.
     """
@@ -31,7 +31,7 @@ def positional_tap_sink(func: Callable[..., Any], unflatten: Unflatten, *, with_
 
 
 def logging_failures(sink: Sink) -> Sink:
-    """The same sink, but what it raises is logged with its traceback, before it is deferred."""
+    """Returns a sink that calls `sink` and logs its errors with their tracebacks before they are deferred."""
 
     def call(message: Message) -> None:
         try:
@@ -44,7 +44,7 @@ def logging_failures(sink: Sink) -> Sink:
 
 
 def call_and_log(func: Callable[..., Any], with_device: bool, arg: Any, *, device: Any) -> Any:
-    """`func(arg)`, with `device=` if asked to; what it raises is logged with its traceback first."""
+    """Returns `func(arg)`, with `device=` if `with_device` is true. Logs errors with their tracebacks."""
     try:
         return func(arg, device=device) if with_device else func(arg)
     except Exception:

@@ -1,4 +1,4 @@
-"""Scalars of messages as metrics: to an object with clu's `write_scalars`, or to a file of JSON lines."""
+"""Writes scalars of messages as metrics, to an object with clu's `write_scalars` or to a file of JSON lines."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
 
 
 class MetricWriter(Protocol):
-    """What `metrics` writes to: as clu's `MetricWriter`, of which it needs one method."""
+    """Protocol of the writer for `metrics`: one method of clu's `MetricWriter`."""
 
     def write_scalars(self, step: int, scalars: Mapping[str, float]) -> Any:
-        """Writes numbers by their names."""
+        """Writes the numbers of one step by their names."""
 
 
 class _Metrics:
-    # What the messages of one tap bring.
+    # Reads the step and the scalars of the messages of one tap.
 
     def __init__(self, described: TapDescriptor) -> None:
         self._name = described.name
@@ -67,11 +67,11 @@ def _number(leaf: Any) -> float | None:
 
 
 def metrics(writer: MetricWriter) -> Sink:
-    """The sink that writes the scalars of messages: `name` of a tap of one scalar, `name/key` in a pytree.
+    """Returns a sink that writes the scalars of messages: `name` for a tap of one scalar, `name/key` in a pytree.
 
-    Arrays that are no scalars, texts and failed checks are left out. The step is that of `messages.steps`: the integer
-    called `step` in the message, or else that of the last one before it on its device that had one; 0 before any had.
-    Several threads may call it; the writer is called by one at a time.
+    Skips arrays that are not scalars, texts and failed checks. The step is the integer called `step` in the message
+    (see `messages.steps`), or else the step of the last message on the same device that had one; 0 before the first.
+    Several threads may call the sink; it calls the writer on one thread at a time.
 
         receiver.replay("run/taps", sinks=[metrics(JsonlWriter("scalars.jsonl"))])
     """
@@ -101,10 +101,10 @@ def metrics(writer: MetricWriter) -> Sink:
 
 
 class JsonlWriter(Closing):
-    """Writes metrics as JSON lines: `{"step": 3, "loss": 0.5}`. Numbers that JSON lacks are null."""
+    """Writes metrics as JSON lines: `{"step": 3, "loss": 0.5}`. NaN and infinite numbers become null."""
 
     def __init__(self, file: str | os.PathLike[str] | Any) -> None:
-        """`file` is a path, which is written anew, or an open text file, which stays open.
+        """Writes to `file`: a path, whose file is overwritten, or an open text file, which stays open.
 
         Raises:
             OSError: the file cannot be made.
@@ -118,10 +118,10 @@ class JsonlWriter(Closing):
         self._file.write(json.dumps({"step": step, **values}, ensure_ascii=False) + "\n")
 
     def flush(self) -> None:
-        """Gives what was written to the system."""
+        """Flushes the file's buffer to the operating system."""
         self._file.flush()
 
     def close(self) -> None:
-        """Closes the file if it was opened here."""
+        """Closes the file if this writer opened it."""
         if self._owns:
             self._file.close()

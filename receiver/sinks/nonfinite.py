@@ -1,4 +1,4 @@
-"""The sink of `watch_nonfinite`: which operations made values that are not finite, each as a check of its own."""
+"""The sink of `watch_nonfinite`: reports each operation that made NaN or infinite values as a failed check."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ class NonFiniteError(CheckError, ArithmeticError):
         primitive: the name of JAX's primitive, such as `log`; `input x[0]` for an argument of the watched function.
         source_line: the user's line; None if it is not known.
         scope: the named scopes around it, separated by `/`.
-        shape: of the array; under vmap, of one element.
-        dtype: of the array, as text.
-        nan_count: how many elements were NaN the first time; under vmap, in the whole batch.
-        inf_count: how many were infinite.
-        iteration: of the loops around it the first time, outermost first.
-        device: the device that it first ran on, as text, such as `cpu:0`.
-        backward: whether it is of the backward pass.
-        cotangent: whether the array is the cotangent of the operation's result: what made it is the transpose
-            of what used that.
+        shape: shape of the array; under vmap, of one element.
+        dtype: dtype of the array, as text.
+        nan_count: number of elements that were NaN the first time; under vmap, in the whole batch.
+        inf_count: number of elements that were infinite the first time; under vmap, in the whole batch.
+        iteration: iterations of the loops around it the first time, outermost first.
+        device: the device on which it happened first, as text, such as `cpu:0`.
+        backward: whether the operation belongs to the backward pass.
+        cotangent: whether the array is the cotangent of the operation's result, which the transpose of the
+            operation that used the result has made.
     """
 
     primitive: str
@@ -45,7 +45,7 @@ class NonFiniteError(CheckError, ArithmeticError):
     cotangent: bool
 
     def __init__(self, check: FailedCheck, also: str = "") -> None:
-        """See `CheckError`. The attributes are the explanation's details."""
+        """Makes the error; see `CheckError`. Its attributes are the details of the explanation."""
         super().__init__(check, also)
         self.__dict__.update(check.explanation.details)
         self.device = check.first.device
@@ -55,8 +55,8 @@ class Line(NamedTuple):
     """A line of another process's code.
 
     Attributes:
-        file: the path there.
-        line: 1-based.
+        file: the path in that process.
+        line: the 1-based line number.
         function: the enclosing function.
     """
 
@@ -65,7 +65,7 @@ class Line(NamedTuple):
     function: str
 
     def __str__(self) -> str:
-        """`file:line (function)`."""
+        """Formats the line as `file:line (function)`."""
         return f"{self.file}:{self.line} ({self.function})"
 
 
@@ -75,13 +75,13 @@ class Watched:
 
     Attributes:
         primitive: the name of JAX's primitive.
-        source_line: the user's line, an object whose text it is, with `file`, `line` and `function`; None if it is not
-            known.
-        scope: the named scopes around it.
-        shape: of the result.
-        dtype: of the result, as text.
-        backward: whether it is of the backward pass.
-        cotangent: whether it is not the result that is meant but its cotangent.
+        source_line: the user's line, an object with `file`, `line` and `function` whose text names the line; None if
+            it is not known.
+        scope: the named scopes around it, separated by `/`.
+        shape: shape of the result.
+        dtype: dtype of the result, as text.
+        backward: whether the operation belongs to the backward pass.
+        cotangent: whether this describes the cotangent of the result instead of the result.
     """
 
     primitive: str
@@ -94,12 +94,12 @@ class Watched:
 
     @property
     def name(self) -> str:
-        """What it is called in reports."""
+        """Name of the operation in reports."""
         what = f"cotangent of {self.primitive}" if self.cotangent else self.primitive
         return f"backward pass, {what}" if self.backward else what
 
     def plain(self) -> list[Any]:
-        """The same as plain data, for processes that did not trace the program."""
+        """Returns the fields as plain data, for processes that did not trace the program."""
         line = self.source_line
         place = None if line is None else [line.file, line.line, line.function]
         return [
@@ -111,7 +111,7 @@ class Watched:
         """Reverses `plain`.
 
         Raises:
-            ValueError: it is something else.
+            ValueError: the data was not made by `plain`.
             TypeError: as above.
         """
         primitive, place, scope, shape, dtype, backward, cotangent = plain
@@ -124,7 +124,7 @@ class Watched:
 
     @property
     def places(self) -> Sequence[CallSite]:
-        """Where it is."""
+        """The user's line as a call site; empty if it is not known."""
         line = self.source_line
         if line is None:
             return ()
@@ -133,10 +133,10 @@ class Watched:
 
 
 class NonFiniteSink:
-    """Takes the messages of one program, or of a part of it.
+    """Takes the messages of one watched program or of a part of it.
 
-    A message holds a predicate, for each operation whether it made something, how many NaN and how many infinite
-    values, and the iterations of the loops around. Under vmap all have batches.
+    A message holds a predicate; for each operation, whether it made values that are not finite, and the numbers of NaN
+    and of infinite values; and the iterations of the loops around. Under vmap all of these have batch dimensions.
     """
 
     __slots__ = ("_operations", "_unflatten")
@@ -145,9 +145,9 @@ class NonFiniteSink:
         """Makes the sink.
 
         Args:
-            unflatten: makes `(predicate, made_here, nan_counts, inf_counts, iterations)` from the arrays, of which all
-                but the first are lists of scalars.
-            operations: what the lists are about.
+            unflatten: makes `(predicate, made_here, nan_counts, inf_counts, iterations)` from the arrays. All but the
+                predicate are lists of scalars.
+            operations: the operations, in the order of these lists (`iterations` has one entry per loop).
         """
         self._unflatten = unflatten
         self._operations = operations
@@ -156,7 +156,7 @@ class NonFiniteSink:
         """Takes one message.
 
         Raises:
-            MultipleFailures: the operations that made something, in program order, as checks that failed.
+            MultipleFailures: has one failed check per operation that made values that are not finite, in program order.
         """
         _, made_here, nan_counts, inf_counts, iterations = self._unflatten(message.arrays)
         iteration = tuple(int(np.max(number)) for number in iterations)
@@ -172,7 +172,7 @@ class NonFiniteSink:
         raise MultipleFailures("operations made values that are not finite", failures)
 
     def texts(self, message: Message) -> list[str]:
-        """What a message says of each operation that made something."""
+        """Returns one text per operation that made values that are not finite."""
         try:
             self(message)
         except MultipleFailures as failures:
@@ -189,7 +189,7 @@ class _Explains:
     iteration: tuple[int, ...]
 
     def __call__(self, message: Message) -> None:
-        """As a sink: it has said all it has to say."""
+        """Does nothing: `explain` has the text."""
 
     def explain(self, message: Message) -> Explanation:
         operation = self.operation

@@ -1,4 +1,4 @@
-"""The sink of id_print: keyword arguments, then the value, as host_callback printed them."""
+"""The sink of id_print: prints keyword arguments, then the value, in host_callback's format."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from hostcallback.receiver.terminal import printable_lines
 from hostcallback.receiver.wire.truncation import TruncatedArray
 
 WIDTH = 80
-"""Columns that a container may take on one line."""
+"""Number of columns within which a container is printed on one line."""
 
 
 _print_lock = threading.Lock()  # keeps the lines of one message together across devices
 
 
 class SupportsWrite(Protocol):
-    """What id_print needs of `output_stream`."""
+    """Protocol of `output_stream` of id_print."""
 
     def write(self, text: str, /) -> Any:
         """Writes the text."""
@@ -38,18 +38,18 @@ class EscapedOutput:
 
 
 def write_at_once(stream: SupportsWrite | None, text: str) -> None:
-    """Writes the text of one message, so that other messages cannot split it; to `sys.stdout` if `stream` is None."""
+    """Writes the text of one message in one piece, which no other message can split. None stands for `sys.stdout`."""
     with _print_lock:
         (sys.stdout if stream is None else stream).write(text)
 
 
 def device_text(device: Any) -> str:
-    """A device as reports name it, `cpu:0`."""
+    """Returns the name of a device in reports, such as `cpu:0`."""
     return f"{device.platform}:{device.id}" if hasattr(device, "platform") else str(device)
 
 
 def _place_text(place: tuple[slice, ...]) -> str:
-    # As it would be written to take that part of the whole: [0:2, 2:4].
+    # Formats the place as the index of that part of the whole array: [0:2, 2:4].
     return "[" + ", ".join(f"{part.start}:{part.stop}" for part in place) + "]"
 
 
@@ -70,11 +70,11 @@ class PrintSink:
         """Makes the sink of one print.
 
         Args:
-            kwargs: the pairs.
+            kwargs: the key-value pairs.
             unflatten: makes the value from the message's arrays.
-            output_stream: None means `sys.stdout` as it is when a message is printed.
-            threshold: as in `format_value`.
-            with_device: whether `device` is among the pairs.
+            output_stream: the stream; None for the value of `sys.stdout` when a message is printed.
+            threshold: see `format_value`.
+            with_device: whether to print `device` with the pairs.
         """
         self._kwargs = dict(kwargs)
         self._unflatten = unflatten
@@ -84,7 +84,7 @@ class PrintSink:
 
     @property
     def is_portable(self) -> bool:
-        """Whether another process, with the same standard output, would do."""
+        """Whether the reader process, which has the same standard output, can run this sink."""
         return self._stream is None
 
     def escaped(self) -> PrintSink:
@@ -95,7 +95,7 @@ class PrintSink:
         )
 
     def texts(self, message: Message) -> list[str]:
-        """What a message prints, without the device and the line's end."""
+        """Returns the printed text of a message, without the device and the line end."""
         stream = io.StringIO()
         PrintSink(self._kwargs, self._unflatten, stream, self._threshold)(message)
         return [stream.getvalue().rstrip("\n")]
@@ -119,7 +119,7 @@ class PrintSink:
 
 
 class _Container(NamedTuple):
-    # A tuple, list or dict: its brackets, what is in them with a label each, and all of it on one line.
+    # A tuple, list or dict: its brackets, its items with a label each, and its text on one line.
     opening: str
     parts: list[tuple[str, _Container | str]]
     closing: str
@@ -127,15 +127,15 @@ class _Container(NamedTuple):
 
 
 def format_value(value: Any, threshold: int | None) -> str:
-    """Formats a pytree as host_callback did: `( a b )`, `[ a b ]`, `{ k=v }`, arrays by `array2string`.
+    """Formats a pytree in host_callback's format: `( a b )`, `[ a b ]`, `{ k=v }`, arrays by `array2string`.
 
-    A container goes on one line if that fits into 80 columns; otherwise one element a line, indented by two. That is
-    how JAX's pretty printer lays it out (Lindig, Strictly Pretty, 2000): to the letter, so the lines of an array are
-    not indented, and its line breaks count as columns.
+    A container is on one line if it fits into 80 columns; otherwise each element has a line, indented by two. This
+    follows the layout of JAX's pretty printer (Lindig, Strictly Pretty, 2000) exactly, so the lines of an array are not
+    indented, and its line breaks count as columns.
 
     Args:
-        value: what to format.
-        threshold: numpy's: arrays with more elements are summarised; None for numpy's setting.
+        value: the pytree.
+        threshold: number of elements above which arrays are summarised; None for numpy's setting.
     """
     return _lay_out(_describe(value, threshold), 0, 0)
 
@@ -175,5 +175,5 @@ def _lay_out(part: _Container | str, indent: int, column: int) -> str:
     texts = []
     for label, item in part.parts:
         texts.append(label + _lay_out(item, indent, column + len(label)))
-        column = indent  # of those after the first
+        column = indent  # the items after the first start at the indentation
     return part.opening + ("\n" + " " * indent).join(texts) + part.closing

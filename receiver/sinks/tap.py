@@ -1,4 +1,4 @@
-"""The sinks that call a user's function: with the tapped pytree, or with the arguments of `callback`."""
+"""The sinks that call a user's function with the tapped pytree, or with the arguments of `callback`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Unflatten = Callable[[Sequence[Any]], Any]
 
 
 def accepted_keywords(func: Callable[..., Any], names: Sequence[str]) -> frozenset[str]:
-    """Which of `names` can be passed to `func` by keyword; none if its signature cannot be read."""
+    """Returns the names that can be passed to `func` by keyword; none if its signature cannot be read."""
     try:
         parameters = inspect.signature(func).parameters
     except (TypeError, ValueError):
@@ -26,15 +26,15 @@ def accepted_keywords(func: Callable[..., Any], names: Sequence[str]) -> frozens
 def tap_sink(
     func: Callable[..., Any], kwargs: Mapping[str, Any], unflatten: Unflatten, *, batched: bool = False
 ) -> Sink:
-    """The sink that calls `func(arg, **kwargs)`, with `transforms`, `device` and `index` if its signature names them.
+    """Returns the sink that calls `func(arg, **kwargs)` and returns its result.
 
-    It returns what `func` returns.
+    It also passes `transforms`, `device` and `index` if the signature of `func` names them.
 
     Args:
         func: the user's tap function.
-        kwargs: passed on as they are; they win over those names.
+        kwargs: passed on unchanged; they override `transforms`, `device` and `index`.
         unflatten: makes the pytree `arg` from the message's arrays.
-        batched: whether `func` takes stacks of messages; one message as it is becomes a stack of one.
+        batched: whether `func` takes stacks of messages; a single message becomes a stack of one.
     """
     sink = _tap_sink(func, dict(kwargs), unflatten)
     return (lambda message: sink(_as_stack(message))) if batched else sink
@@ -67,13 +67,13 @@ def _as_stack(message: Message) -> Message:
 def callback_sink(
     func: Callable[..., Any], unflatten: Unflatten, batchings: Batchings, *, most: int | None = None
 ) -> Sink:
-    """The sink that calls `func(*args, **kwargs)`.
+    """Returns the sink that calls `func(*args, **kwargs)`.
 
     Args:
         func: the user's function.
         unflatten: makes `(args, kwargs)` from the arrays of one element.
-        batchings: the vmaps around the tap, as `unbatch` takes them.
-        most: how many elements a batch may have; None for any number.
+        batchings: the vmaps around the tap, in the format of `unbatch`.
+        most: largest number of elements of a batch; None for any number.
     """
 
     def call(arrays: Sequence[Any]) -> None:

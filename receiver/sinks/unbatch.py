@@ -1,4 +1,4 @@
-"""Takes a message that vmap batched apart into the elements of its batch, in the order in which JAX unrolls them."""
+"""Splits a message that vmap has batched into the elements of its batch, in the order in which JAX unrolls them."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from hostcallback.receiver.wire.truncation import is_truncated
 Array = np.ndarray[Any, Any]
 
 Batchings = Sequence[Sequence[int | None]]
-"""For each vmap, innermost first, the axis it added to each array; None for an array it left alone. An axis counts
-among those the array had then: those of the vmaps further out are not there yet."""
+"""For each vmap, innermost first, the axis that it added to each array; None for an array that it did not batch. The
+axis number refers to the array without the axes of the vmaps further out."""
 
 
 def batchings_of(transforms: Sequence[tuple[str, Any]]) -> Batchings:
-    """The vmaps among the transformations of a tap, as pairs of a name and the axes."""
+    """Returns the vmaps among the transformations of a tap, which are pairs of a name and the axes."""
     return [dims for name, dims in transforms if name == "batch"]
 
 
 def batch_axes(rank: int, dims: Sequence[int | None]) -> dict[int, int]:
-    """Which axis of an array of that rank each vmap added.
+    """Returns, by vmap, the axis that it added to an array of that rank.
 
     Args:
-        rank: with all batch axes.
-        dims: for each vmap, innermost first, the axis among those that the array had then; None for none.
+        rank: rank with all batch axes.
+        dims: the axis of each vmap, innermost first (see `Batchings`); None for none.
     """
     axes = list(range(rank))
     # The outermost vmap's axis refers to the array as it is; without it, the next one's does.
@@ -40,11 +40,11 @@ def batch_axes(rank: int, dims: Sequence[int | None]) -> dict[int, int]:
 def elements(
     arrays: Sequence[Array], batchings: Batchings, places: Index | None = None, most: int | None = None
 ) -> Iterator[tuple[tuple[int, ...], Sequence[Array]]]:
-    """The arrays of each element of a batch, with its index, the outermost vmap's first.
+    """Yields the index of each element of a batch, the outermost vmap's first, and its arrays.
 
-    The innermost vmap's index moves slowest: JAX unrolls that vmap first, and then each of its elements under the
-    next one. An array that is not batched is repeated. All are copies, so that each element's are its own. Of shards,
-    whose `places` in the whole arrays are given, the elements that all of them have.
+    The innermost vmap's index moves slowest, because JAX unrolls that vmap first, and then each of its elements under
+    the next one. An array that is not batched is repeated. All arrays are copies, so that elements share no memory.
+    For shards, whose `places` in the whole arrays are given, it yields the elements that all shards have.
 
     Raises:
         ValueError: whole arrays disagree on the size of a batch, or it has more than `most` elements.
@@ -58,7 +58,7 @@ def elements(
     ]
     if places is None and any(len(set(found)) > 1 for found in spans):
         raise ValueError(
-            f"arrays of shapes {[array.shape for array in arrays]}, batched along {[*map(tuple, batchings)]}, are no "
+            f"arrays of shapes {[array.shape for array in arrays]}, batched along {[*map(tuple, batchings)]}, are not "
             "one batch: the message was damaged or made by another version"
         )
     ranges = [range(max(start for start, _ in found), min(stop for _, stop in found)) for found in spans]
@@ -86,7 +86,7 @@ class _BatchAxis(NamedTuple):
 def _batch_first(
     arrays: Sequence[Array], batchings: Batchings, which: int, place: Sequence[slice] | None
 ) -> tuple[Array, dict[int, _BatchAxis]]:
-    # One array with its batch axes in front, innermost vmap first, and which of them is each vmap's.
+    # Returns one array with its batch axes first, innermost vmap first, and by vmap the position of its axis.
     array = arrays[which]
     taken = batch_axes(array.ndim, [dims[which] for dims in batchings])
     axes = [axis for axis in range(array.ndim) if axis not in taken.values()]
@@ -105,22 +105,22 @@ def for_each_element(
     *,
     most: int | None = None,
 ) -> None:
-    """Calls `consume` with the arrays of each element; what it raises for one does not keep it from the others.
+    """Calls `consume` with the arrays of each element. An error for one element does not affect the others.
 
-    Of a message whose arrays were truncated, once with the heads of the whole batch.
+    If the arrays of the message were truncated, calls `consume` once, with the heads of the whole batch.
 
     Raises:
-        MultipleFailures: everything that `consume` raised, each with a note that names the element.
+        MultipleFailures: has all errors of `consume`, each with a note that names the element.
         ValueError: the batch has more than `most` elements.
     """
-    if not batchings or is_truncated(message.arrays):  # of heads nobody can tell which element is whose
+    if not batchings or is_truncated(message.arrays):  # truncated arrays do not show the elements' boundaries
         consume(message.arrays)
         return
     failures: list[BaseException] = []
     for index, element in elements(message.arrays, batchings, message.shard_index, most):
         try:
             consume(element)
-        except BaseException as error:  # whatever it is, the other elements have their turn
+        except BaseException as error:  # a failing element must not withhold the others
             error.add_note(f"element {', '.join(map(str, index))} of the batch")
             failures.append(error)
     if failures:

@@ -136,8 +136,10 @@ def test_without_a_terminal_it_says_so_and_where(jit: str, stdin: str) -> None:
         assert process.stdout is not None
         said = process.stdout.read()
         assert process.wait(LIMIT_SEC) == 0
-    reason = "the process has no standard input" if stdin == "closed" else "the standard input is no terminal"
-    assert f"hcb.breakpoint stopped at {PROGRAM}:16 (step), and nobody can be asked there: {reason}" in said
+    reason = (
+        "the process has no standard input" if stdin == "closed" else "the standard input is not a terminal"
+    )
+    assert f"hcb.breakpoint stopped at {PROGRAM}:16 (step), and cannot read commands: {reason}" in said
     assert "BreakpointError" in said
     assert "give commands with hcb.breakpoint(stdin=...)" in said
     assert said.endswith("next 2.0\n")

@@ -204,7 +204,7 @@ def test_an_array_that_cannot_be_had_is_named_with_the_reason() -> None:
             raise OSError("the disk is gone")
 
     f = hcb.jit(lambda x: hcb.call(lambda x: Broken(), x, result_shape=x))
-    with pytest.raises(PROGRAM_FAILED, match=r"Broken, which is no array as result") as caught:
+    with pytest.raises(PROGRAM_FAILED, match=r"Broken, which is not an array as result") as caught:
         f(jnp.float32(1))
     assert "the disk is gone" in str(caught.value)
     deferred()

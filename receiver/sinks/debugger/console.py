@@ -1,4 +1,4 @@
-"""Where a debugger reads its commands and writes its answers: a terminal, a notebook, or streams that it was given."""
+"""The console of a debugger, for commands and answers: a terminal, a notebook, or the streams of the user."""
 
 from __future__ import annotations
 
@@ -16,40 +16,41 @@ INTERRUPT = "\x03"
 
 
 class SupportsReadline(Protocol):
-    """What commands can be read from."""
+    """A stream from which commands can be read."""
 
     def readline(self) -> str:
-        """The next line with its end; empty at the end of the input."""
+        """Returns the next line with its line end; an empty text at the end of the input."""
 
 
 class SupportsWriteAndFlush(Protocol):
-    """What answers can be written to."""
+    """A stream to which answers can be written."""
 
     def write(self, text: str, /) -> Any:
         """Writes a text."""
 
     def flush(self) -> Any:
-        """Shows what was written."""
+        """Shows the text written so far."""
 
 
 class Console:
-    """Reads lines and has a stream to write to.
+    """A function that reads lines, and a stream for answers.
 
     Attributes:
-        stdout: for answers.
+        read: shows a prompt and returns a line without its line end; raises EOFError at the end of the input.
+        stdout: stream for answers.
     """
 
     def __init__(self, read: Callable[[str], str], stdout: Any) -> None:
-        """`read` shows a prompt and returns a line without its end; raises EOFError at the end of the input."""
+        """Makes a console; see the attributes."""
         self.read = read
         self.stdout = stdout
 
 
 def open_console(stdin: SupportsReadline | None, stdout: SupportsWriteAndFlush | None, where: str) -> Console:
-    """The console for these streams; without `stdin` the notebook's input or the process's terminal.
+    """Returns the console for these streams; without `stdin`, for the notebook or the terminal of the process.
 
     Raises:
-        BreakpointError: there is no `stdin`, and nobody to ask at the standard input. The text says `where`.
+        BreakpointError: `stdin` is None and the process has neither a notebook nor a terminal. The text has `where`.
     """
     out: Any = sys.stdout if stdout is None else stdout
     if stdin is not None:
@@ -61,9 +62,9 @@ def open_console(stdin: SupportsReadline | None, stdout: SupportsWriteAndFlush |
     missing = _why_no_terminal(terminal)
     if missing:
         raise BreakpointError(
-            f"hcb.breakpoint stopped at {where}, and nobody can be asked there: {missing}, expected a terminal. Run "
-            "the program in a terminal (with pytest: -s), give commands with hcb.breakpoint(stdin=...), or take the "
-            "breakpoint out"
+            f"hcb.breakpoint stopped at {where}, and cannot read commands: {missing}, expected a terminal. Run "
+            "the program in a terminal (with pytest: -s), give commands with hcb.breakpoint(stdin=...), or remove the "
+            "breakpoint"
         )
     if stdout is not None:
         return Console(_reader(terminal, out), out)
@@ -75,7 +76,7 @@ def _ask_terminal(prompt: str) -> str:
     with contextlib.suppress(ImportError):
         import readline
 
-        readline.parse_and_bind(r'"\C-c": "\C-v\C-c\C-j"')  # where it is typed, see below, it ends the line
+        readline.parse_and_bind(r'"\C-c": "\C-v\C-c\C-j"')  # a typed Ctrl-C (see below) ends the line
     if threading.current_thread() is threading.main_thread():
         return input(prompt)
     with _interrupt_is_typed(sys.stdin.fileno()):
@@ -87,8 +88,8 @@ def _ask_terminal(prompt: str) -> str:
 
 @contextlib.contextmanager
 def _interrupt_is_typed(terminal: int) -> Iterator[None]:
-    # Python runs signal handlers on the main thread, and that waits for the program which waits for the user: Ctrl-C
-    # would be seen after the last stop. Here it becomes part of the line that is read.
+    # Python runs signal handlers on the main thread, which waits for the program, which waits for the user. So Ctrl-C
+    # would take effect after the last stop. Here the terminal passes it as a character of the line.
     try:
         import termios
     except ImportError:  # not a POSIX system
@@ -122,7 +123,7 @@ def _asking(ask: Callable[[str], str], where: str) -> Callable[[str], str]:
             return ask(prompt)
         except (EOFError, KeyboardInterrupt):
             raise
-        except Exception as error:  # a frontend without input, as when a notebook is executed by a program
+        except Exception as error:  # a frontend without input, such as a program that executes notebooks
             raise BreakpointError(
                 f"hcb.breakpoint stopped at {where}, and the notebook cannot be asked there: {error}. Run it in a "
                 "notebook with input, or give commands with hcb.breakpoint(stdin=...)"
@@ -132,7 +133,7 @@ def _asking(ask: Callable[[str], str], where: str) -> Callable[[str], str]:
 
 
 def _notebook_input() -> Callable[[str], str] | None:
-    """The input function of the IPython kernel that this process is, if it is one."""
+    """Returns the input function of the IPython kernel if this process is one; else None."""
     get_ipython: Any = getattr(sys.modules.get("IPython"), "get_ipython", None)
     kernel = getattr(get_ipython(), "kernel", None) if get_ipython is not None else None
     ask: Callable[[str], str] | None = getattr(kernel, "raw_input", None)
@@ -147,5 +148,5 @@ def _why_no_terminal(stdin: Any) -> str | None:
     try:
         terminal = stdin.isatty()
     except Exception as error:
-        return f"the standard input cannot be looked at ({error})"
-    return None if terminal else "the standard input is no terminal"
+        return f"the standard input cannot be examined ({error})"
+    return None if terminal else "the standard input is not a terminal"

@@ -1,4 +1,4 @@
-"""The debugger that a breakpoint opens: commands over the frames of a program that waits."""
+"""The debugger that a breakpoint opens: commands on the frames of a waiting program."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ LINES_AROUND = 5
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """One call of a user's function, as it was when the program was traced.
+    """One call of a user's function at the time the program was traced.
 
     Attributes:
         file: the file's path as Python knows it.
-        line: the 1-based line that the frame was at.
+        line: 1-based number of the frame's current line.
         function: the function's qualified name.
-        source: the file's lines; empty if there is no file.
-        variables: its local variables. What a debugger's user assigns goes in here.
+        source: the file's lines; empty if the file does not exist.
+        variables: its local variables. Assignments in the debugger change this dict.
         module_variables: its global variables.
     """
 
@@ -36,12 +36,12 @@ class Frame:
     module_variables: Mapping[str, Any]
 
     def source_line(self) -> str:
-        """The line that the frame was at."""
+        """Returns the text of the frame's current line."""
         return self.source[self.line - 1].strip() if 0 < self.line <= len(self.source) else "<no source>"
 
 
 class Debugger(cmd.Cmd):
-    """Asks for commands until one lets the program go on or ends it.
+    """Asks for commands until one resumes or ends the program.
 
     Attributes:
         quitted: whether the user ended the program.
@@ -59,20 +59,20 @@ class Debugger(cmd.Cmd):
         """Makes the debugger of one stop.
 
         Args:
-            frames: innermost first, at least one.
-            console: whom to ask.
-            evaluating: entered while code of the user runs; may be entered again and again.
+            frames: the frames, innermost first, at least one.
+            console: console for commands and answers.
+            evaluating: context manager entered whenever user code runs; must be reusable.
         """
         super().__init__(stdout=console.stdout)
         self._console = console
         self._frames = frames
         self._evaluating = evaluating or nullcontext()
         self._index = 0
-        self._next_line: int | None = None  # where `list` goes on
+        self._next_line: int | None = None  # the line at which `list` continues
         self.quitted = False
 
     def run(self) -> None:
-        """Asks and answers. Ctrl-C, where it arrives on this thread, cancels the line."""
+        """Reads and runs commands. A KeyboardInterrupt on this thread cancels the line."""
         self._show_place()
         over = False
         while not over:
@@ -88,7 +88,7 @@ class Debugger(cmd.Cmd):
         self.stdout.flush()
 
     def default(self, line: str) -> None:
-        """Evaluates an expression and prints its value, or executes a statement; a leading `!` says it is Python."""
+        """Evaluates an expression and prints its value, or executes a statement. A leading `!` marks Python code."""
         line = line.removeprefix("!").strip()
         try:
             compile(line, "<debugger>", "eval")
@@ -98,11 +98,11 @@ class Debugger(cmd.Cmd):
         self._try(lambda space: self._show(eval(line, space, self._frame.variables)))
 
     def do_p(self, arg: str) -> None:
-        """p expression: evaluates it over the frame's variables, and prints the value."""
+        """p expression: evaluates it with the frame's variables and prints the value."""
         self._try(lambda space: self._say(repr(eval(arg, space, self._frame.variables))))
 
     def do_pp(self, arg: str) -> None:
-        """pp expression: evaluates it over the frame's variables, and pretty-prints the value."""
+        """pp expression: evaluates it with the frame's variables and pretty-prints the value."""
         self._try(lambda space: self._say(pprint.pformat(eval(arg, space, self._frame.variables))))
 
     def do_up(self, arg: str) -> None:
@@ -114,13 +114,13 @@ class Debugger(cmd.Cmd):
         self._move(arg, -1)
 
     def do_where(self, arg: str) -> None:
-        """w(here), bt: lists the frames, the innermost one last; an arrow is at the current one."""
+        """w(here), bt: lists the frames, the innermost one last; an arrow marks the current one."""
         for index, frame in reversed([*enumerate(self._frames)]):
             self._say(f"{'>' if index == self._index else ' '} {_place(frame)}")
             self._say(f"-> {frame.source_line()}")
 
     def do_list(self, arg: str) -> None:
-        """l(ist) [first[, last] | .]: shows the source around the frame's line, then what follows; `.` begins again."""
+        """l(ist) [first[, last] | .]: shows the source around the frame's line, then further lines; `.` restarts."""
         frame = self._frame
         try:
             first, last = self._range(arg)
@@ -138,11 +138,11 @@ class Debugger(cmd.Cmd):
         self._next_line = last + 1
 
     def do_continue(self, arg: str) -> bool:
-        """c(ontinue): lets the program go on until the next stop."""
+        """c(ontinue): resumes the program until the next stop."""
         return True
 
     def do_quit(self, arg: str) -> bool:
-        """q(uit), the end of the input (Ctrl-D): ends the program that waits, with a BreakpointQuit."""
+        """q(uit), the end of the input (Ctrl-D): ends the waiting program with a BreakpointQuit."""
         self.quitted = True
         return True
 
@@ -155,7 +155,7 @@ class Debugger(cmd.Cmd):
     do_q = do_exit = do_EOF = do_quit
 
     def get_names(self) -> list[str]:
-        """The commands that help lists: without their short names."""
+        """Returns the commands that help lists, without their short names."""
         short = {"do_h", "do_u", "do_d", "do_w", "do_l", "do_c", "do_cont", "do_q", "do_exit", "do_EOF"}
         return [name for name in super().get_names() if name not in short]
 
@@ -165,7 +165,7 @@ class Debugger(cmd.Cmd):
 
     def _try(self, command: Any) -> None:
         frame = self._frame
-        # Functions and comprehensions in what is evaluated look up globals only.
+        # Functions and comprehensions in evaluated code look up globals only, so the locals are merged into them.
         space = {**frame.module_variables, **frame.variables}
         try:
             with self._evaluating:

@@ -1,4 +1,4 @@
-"""Stops at breakpoints, of any thread and device: one at a time has the debugger, the others wait."""
+"""Sessions of the debugger. Breakpoints of any thread and device open one at a time; the others wait."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hostcallback.receiver.sinks.debugger.debugger import Debugger, Frame
 
 
 class DebugSession:
-    """One stop that has the debugger. As a context: the time in which it runs code of the user."""
+    """One stop at a breakpoint. As a context manager it marks the time in which user code runs in its debugger."""
 
     def __init__(self) -> None:
         self.evaluating = False
@@ -34,27 +34,27 @@ class DebugSession:
 _changed = threading.Condition()  # protects everything below
 _stack: list[
     DebugSession
-] = []  # the last one has the debugger; one below another waits for what it evaluates
+] = []  # the last session has the debugger; each below it evaluates the code that stopped at the next one
 _quits = 0
 
 
 def open_session(
     frames: Sequence[Frame], what: str, where: str, stdin: Any = None, stdout: Any = None
 ) -> None:
-    """Opens the debugger, when it is this stop's turn, and waits until the user lets the program go on.
+    """Opens the debugger when it is this stop's turn, and waits until the user resumes the program.
 
-    A stop in code that the user evaluates in the debugger has its turn at once: the debugger waits for it.
+    A stop in code that the user evaluates in the debugger gets its turn at once, because the debugger waits for it.
 
     Args:
-        frames: innermost first, at least one.
-        what: which stop this is, for the user.
-        where: the user's line.
-        stdin: what to read commands from; see `open_console`.
-        stdout: what to write answers to.
+        frames: the frames, innermost first, at least one.
+        what: description of this stop for the user.
+        where: the user's source line.
+        stdin: stream from which commands are read; see `open_console`.
+        stdout: stream to which answers are written.
 
     Raises:
-        BreakpointQuit: the user ended the program, or another one while this stop waited for its turn.
-        BreakpointError: there is nobody to ask.
+        BreakpointQuit: the user ended this program, or another one while this stop waited for its turn.
+        BreakpointError: there is no console; see `open_console`.
     """
     console = open_console(stdin, stdout, where)
     turn = _take_turn(where)
@@ -74,7 +74,7 @@ def open_session(
 
 
 def reset() -> None:
-    """Forgets every stop: for a forked child, whose parent's threads do not exist."""
+    """Drops all sessions, for a forked child, which does not have the parent's threads."""
     global _changed
     _changed = threading.Condition()
     _stack.clear()

@@ -1,4 +1,4 @@
-"""Puts the shards of values together, and finds out which values cannot be completed any more."""
+"""Assembles the shards of values, and finds the values that cannot be completed any more."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from hostcallback.receiver.sinks.sharding.shard_record import Shard
 
 MAX_PENDING_BYTES = 256 << 20
 MAX_PENDING_VALUES = 4096
-"""What one tap's incomplete values may come to before a device that is ahead of all others has to wait. The others
-may begin as much again, in launches that those ahead have not begun; and twice as many values that are lost already,
-because those ahead passed them over: they are noted without their arrays."""
+"""Limits of one tap's incomplete values, above which a device that is ahead of all others has to wait. The others may
+begin the same amount again, in launches that the devices ahead have not begun; and twice as many values that are lost
+already, because the devices ahead have passed over them. Lost values are kept without their arrays."""
 
 ROOMY = 7 / 8
-"""Whoever waits goes on when no more than this part of that is left: not to wait again for the next value."""
+"""Part of these limits below which a waiting device goes on, so that it does not wait again for the next value."""
 
 OVERTAKEN_BY = 64
-"""A value counts as overtaken when all its devices have begun so many later launches: XLA has at most 32 in flight."""
+"""A value is overtaken when all its devices have begun this many later launches. XLA has at most 32 in flight."""
 
 OVERTAKEN_NS = 10_000_000_000
-"""For how long an overtaken value is kept nevertheless: its launch may wait for something slow on one device."""
+"""Time in ns for which an overtaken value is kept, because its launch may wait for a slow operation on one device."""
 
 MAX_LAUNCHES = 8192
-"""How many launches are remembered of which nothing is pending, if devices that never came must be expected late."""
+"""Number of launches without pending values that are remembered while shards of some devices may still come late."""
 
 Key = tuple[int, int, int]
 """A launch: run id, group, number of shards."""
@@ -38,7 +38,7 @@ class WouldBlock(Exception):
 
 
 class MemoryBudget:
-    """What incomplete values take, of one assembly, or of several together.
+    """Memory of incomplete values, of one assembly or of several together.
 
     Attributes:
         nbytes: the bytes of their arrays.
@@ -47,32 +47,33 @@ class MemoryBudget:
     __slots__ = ("nbytes",)
 
     def __init__(self) -> None:
-        """Nothing yet."""
+        """Starts at 0 bytes."""
         self.nbytes = 0
 
 
 def is_pending(value: object) -> bool:
-    """Whether a value (see `Assembly.value_of`) is neither handed out nor given up."""
+    """Whether a value (see `Assembly.value_of`) is neither delivered nor discarded."""
     return isinstance(value, Value) and value.arrays is not None
 
 
 class Assembly:
-    """The values of one tap whose shards are coming in. Not thread-safe.
+    """The incomplete values of one tap. Not thread-safe.
 
-    Each device brings its shards of one launch in order of occurrence. So a device that brings a later one has passed
-    over those before it: its shards of them were dropped, and the values are given up. Where a launch ends with such
-    values, they are given up when later launches have overtaken them.
+    Each device brings its shards of one launch in order of occurrence. So if a device brings a later one, its shards of
+    the values before it were dropped: the device has passed over these values, and they are discarded. If such values
+    are the last of their launch, they are discarded once later launches have overtaken them.
 
-    Every value of which a shard was added is handed out once, or counted once in `discarded`, or is still pending. (One
-    kind is neither: what a device brings late, after `discard_oldest`, of which no other device had brought a shard.)
+    Each value of which a shard was added is delivered once, counted once in `discarded`, or still pending. (The
+    exception: values of which a device brings the first shard late, after `discard_oldest`.)
 
     Attributes:
-        pending_values: values that are incomplete and not given up.
-        pending_bytes: the bytes of their arrays.
-        begun: how many values there were so far.
-        unfinished: how many of them some device is not through with: the pending ones, and some that were given up.
-        finished: how many values all devices are through with. It grows as long as no device stands still.
-        discarded: how many values were given up. Whoever reports them sets it back to 0.
+        pending_values: number of values that are incomplete and not discarded.
+        pending_bytes: bytes of their arrays.
+        begun: number of values so far.
+        unfinished: number of values that some device has neither brought nor passed over: the pending ones, and some
+            that were discarded.
+        finished: number of values that all devices have brought or passed over. It grows as long as no device stops.
+        discarded: number of values that were discarded. The caller that reports them sets it back to 0.
     """
 
     __slots__ = (
@@ -93,30 +94,30 @@ class Assembly:
     )
 
     def __init__(self, device_index: int = 0, room: MemoryBudget | None = None) -> None:
-        """Makes one without values.
+        """Makes an assembly without values.
 
         Args:
             device_index: see `hostcallback.receiver.sinks.sharding.sinks.AssemblingSink`.
-            room: shared with other assemblies; its own by default.
+            room: budget that it shares with other assemblies; None for a separate one.
         """
         self._device_index = device_index
         self._room = MemoryBudget() if room is None else room
         self._launches: dict[Key, Launch] = {}
         self._devices: dict[Any, Device] = {}  # by group, number of shards, partition and device
         self._begun = 0  # launches
-        self._shared = 0  # of these, the last that all devices have begun
+        self._shared = 0  # number of the last launch that all devices have begun
         self._tidied = 0  # `_shared` when there was no room and overtaken values were looked for
-        self._tidy_at = 2 * OVERTAKEN_BY  # how many launches in the table are tidied up
+        self._tidy_at = 2 * OVERTAKEN_BY  # number of launches in the table at which it is tidied
         self.pending_values = self.pending_bytes = 0
         self.begun = self.unfinished = self.finished = self.discarded = 0
 
     def __len__(self) -> int:
-        """How many launches are remembered."""
+        """Returns the number of remembered launches."""
         return len(self._launches)
 
     @property
     def device_count(self) -> int:
-        """How many devices there are, as far as the shards that came lately tell."""
+        """Number of devices, inferred from the recent shards."""
         shards: dict[int, int] = {}
         for group, count, _, _ in self._devices:
             shards[group] = max(count, shards.get(group, 0))
@@ -133,15 +134,15 @@ class Assembly:
         return not self._is_full(ROOMY)
 
     def add(self, shard: Shard) -> Message | None:
-        """Adds a shard; returns the message with the whole value if it was the last one.
+        """Adds a shard. Returns the message with the whole value if the shard was the last one; else None.
 
         Raises:
-            Ahead: there is no room for one more value, or the launch has the id of an earlier one with which some
-                devices are not through. Nothing was added.
-            ValueError: the shard does not go with the others. Its value is given up, and not counted.
+            WouldBlock: there is no room for one more value, or the launch has the id of an earlier one that some
+                devices have not finished. The shard was not added.
+            ValueError: the shard does not fit the others. Its value is discarded and not counted.
         """
         message, layout, occurrence, arrays = shard
-        if not layout.can_be_whole:  # nobody is to make room for what cannot come
+        if not layout.can_be_whole:  # the shards cannot fill the whole arrays, so these are not allocated
             raise ValueError(
                 f"a shard record says that {layout.shards} shards of shapes {layout.tiles} make arrays of shapes "
                 f"{list(layout.shapes)}, which are larger: the message is damaged"
@@ -187,16 +188,16 @@ class Assembly:
         return whole
 
     def value_of(self, shard: Shard) -> object | None:
-        """Stands for the value of a shard that was just added: the same object for all of its shards; see `is_pending`.
+        """Returns an object that stands for the value of a shard that was just added; see `is_pending`.
 
-        None for a shard that came late.
+        It is the same object for all shards of a value. Returns None for a shard that came late.
         """
         launch = self._launches.get((shard.message.run_id, shard.layout.group, shard.layout.shards))
         value = None if launch is None else launch.at.get(shard.layout.partition)
         return value if value is not None and value.occurrence == shard.occurrence else None
 
     def is_behind(self, group: int, shards: int, partition: int) -> bool:
-        """Whether the others have brought shards of a launch that this one has not."""
+        """Whether other devices have brought shards of a launch that this partition has not brought."""
         return any(
             launch.is_behind(partition)
             for key, launch in self._launches.items()
@@ -204,12 +205,12 @@ class Assembly:
         )
 
     def discard_all(self) -> None:
-        """Gives up what is pending."""
+        """Discards all pending values."""
         while self.unfinished:
             self.discard_oldest()
 
     def discard_oldest(self) -> None:
-        """Gives up the older half of the unfinished values, however soon their shards may come."""
+        """Discards the older half of the unfinished values, even if their shards may still come."""
         count = (self.unfinished + 1) // 2
         for launch in self._launches.values():
             values = list(itertools.islice(launch.unfinished_values(), count))
@@ -219,7 +220,8 @@ class Assembly:
                 return
 
     def _begin(self, key: Key, shard: Shard) -> tuple[Launch, Value] | None:
-        # Where a device stands that begins a launch, or one whose id was used before; None for shards that come late.
+        # Returns the launch and the device's place in it, if the device begins the launch or the launch id is used
+        # again; None for a shard that came late.
         partition, occurrence = shard.layout.partition, shard.occurrence
         if occurrence < 0:
             raise ValueError(
@@ -235,8 +237,8 @@ class Assembly:
             return launch, at
         if occurrence <= launch.closed and partition in launch.moved:
             return None
-        # The launch has the id of an earlier one, and its values are counted from 0 again. (Older XLA makes ids of a
-        # program and the number of its launches; the devices forget old counts.)
+        # The launch has the id of an earlier one, and its values are counted from 0 again. (Older XLA makes the id from
+        # the program and the number of its launches, and the devices forget old counts.)
         if launch.unfinished:
             raise WouldBlock
         del self._launches[key]
@@ -273,7 +275,7 @@ class Assembly:
         return at
 
     def _pass_over(self, launch: Launch, partition: int, value: Value, occurrence: int) -> Value:
-        # Gives up what is before `occurrence`, and returns the last of it.
+        # Discards the values before `occurrence` and returns the last of them.
         at, following = value, value.next
         self._give_up(at)
         self._come_by(launch, at)
@@ -297,7 +299,8 @@ class Assembly:
         if at.next is not None:
             missing -= sum([other.occurrence > occurrence for other in launch.at.values()])
         if missing == layout.shards > 1:
-            # It is the last of its launch (who began a later one has passed it over): nothing before it need be there.
+            # The value is the last of its launch so far, because a device that had begun a later one would have passed
+            # over this one. So no value before this one needs it, and it may wait for room.
             self._make_room(layout.partition)
         elif missing > 1 and self.unfinished >= 4 * MAX_PENDING_VALUES:
             raise WouldBlock
@@ -330,7 +333,7 @@ class Assembly:
         return self.unfinished >= part * MAX_PENDING_VALUES or self._room.nbytes >= part * MAX_PENDING_BYTES
 
     def _is_behind(self, partition: int) -> bool:
-        # Whether others may be waiting for this device.
+        # Whether other devices may wait for this one.
         return any(launch.is_behind(partition) for launch in self._launches.values())
 
     def _tidy(self, now_ns: int) -> None:
@@ -344,7 +347,7 @@ class Assembly:
         self._tidy_at = 2 * max(OVERTAKEN_BY, len(self._launches))
 
     def _give_up_overtaken(self, until_ns: float) -> None:
-        # Those that were emitted before that.
+        # Discards the overtaken values that were emitted before `until_ns`.
         for launch in self._launches.values():
             if launch.unfinished:
                 values = []
@@ -355,7 +358,7 @@ class Assembly:
                 self._close(launch, values)
 
     def _close(self, launch: Launch, values: Sequence[Value]) -> None:
-        # Gives up the first unfinished values of a launch and expects nothing more of them.
+        # Discards the first unfinished values of a launch and expects no further shards of them.
         if not values:
             return
         for value in values:

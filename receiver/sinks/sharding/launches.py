@@ -1,4 +1,4 @@
-"""Launches of programs, and the values in them of which shards have come: the table of `assembly`."""
+"""Launches of programs and their incomplete values: the data structures of `assembly`."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from hostcallback.receiver.sinks.sharding.shard_record import Array, Shard
 
 
 class Device:
-    """How far a device has come in its stream, as one partition of programs over the same devices.
+    """Progress of a device in its stream, as one partition of programs over the same devices.
 
     Attributes:
-        begun: how many launches it has begun.
-        shared: of these, the last that all devices have begun.
+        begun: number of launches that it has begun.
+        shared: number, in its own count, of the last launch that all devices have begun.
     """
 
     __slots__ = ("begun", "shared")
 
     def __init__(self) -> None:
-        """It has begun none."""
+        """Starts before the first launch."""
         self.begun = 0
         self.shared = 0
 
@@ -30,19 +30,20 @@ _NO_DEVICE = Device()
 
 
 class Value:
-    """A value of which shards have come, in its launch's list.
+    """A value of which shards have come: a node in its launch's linked list.
 
     Attributes:
         occurrence: its number in the launch.
-        missing: how many devices have neither brought a shard of it nor passed it over.
-        device: the one whose shard came first, and `begun`: in which of its launches.
-        time_ns: when that was emitted.
-        next: the value behind it in the launch.
-        arrays: as far as they have come; None once it was handed out or given up.
-        shapes: theirs.
-        nbytes: theirs.
-        lead: what it takes from the message of one device: all but the consumer and the arrays.
-        lead_partition: that device's.
+        missing: number of devices that have neither brought a shard of it nor passed over it.
+        device: the device whose shard came first.
+        begun: the number of that device's launch.
+        time_ns: Unix time at which that shard was emitted.
+        next: the next value in the launch.
+        arrays: the whole arrays, as far as their shards have come; None once the value is delivered or discarded.
+        shapes: shapes of the whole arrays.
+        nbytes: bytes of the whole arrays.
+        lead: fields of the leading device's message other than the consumer and the arrays.
+        lead_partition: partition of the leading device.
     """
 
     __slots__ = (
@@ -60,7 +61,7 @@ class Value:
     )
 
     def __init__(self, occurrence: int, missing: int, device: Device, time_ns: int) -> None:
-        """Without arrays."""
+        """Makes a value without arrays."""
         self.occurrence = occurrence
         self.missing = missing
         self.device, self.begun = device, device.begun
@@ -69,14 +70,14 @@ class Value:
         self.arrays: list[Array] | None = None
 
     def is_overtaken(self, by: int) -> bool:
-        """Whether all its devices have begun so many later launches."""
+        """Whether all its devices have begun at least `by` later launches."""
         return self.device.shared - self.begun >= by
 
     def begin(self, shard: Shard) -> None:
-        """Makes room for its arrays; the first shard has come."""
+        """Allocates the whole arrays when the first shard has come."""
         self.shapes = shard.layout.shapes
         self.arrays = [
-            # One that is whole in a message is taken over from there.
+            # An array that is whole in the message is used without a copy.
             array if array.shape == shape else np.empty(shape, array.dtype)
             for array, shape in zip(shard.arrays, self.shapes, strict=True)
         ]
@@ -86,24 +87,24 @@ class Value:
 
 
 class Launch:
-    """What the devices have emitted in one launch: a list linked in order of occurrence, in which each has its place.
+    """The values of one launch: a list linked in order of occurrence, in which each device has a place.
 
-    What is behind all devices, nothing refers to any more.
+    Values that every device has passed are no longer referenced and can be freed.
 
     Attributes:
-        number: of the launch among all.
-        first: where devices begin; None when all have.
+        number: number of the launch among all.
+        first: place of devices that have not begun; None once all have.
         at: by partition, the value that it brought or passed over last.
-        devices: by partition, the device, and which of its launches this is.
-        unfinished: how many values are missing something.
-        closed: up to this occurrence, all values were given up while
-        moved: these devices could still bring shards of them.
+        devices: by partition, the device and the number of this launch in the device's count.
+        unfinished: number of values with missing shards.
+        closed: occurrence up to which all values were discarded.
+        moved: partitions that could still bring shards of the values up to `closed`.
     """
 
     __slots__ = ("at", "closed", "devices", "first", "moved", "number", "unfinished")
 
     def __init__(self, number: int) -> None:
-        """Nobody has begun it."""
+        """Makes a launch that no device has begun."""
         self.number = number
         self.first: Value | None = Value(-1, 0, _NO_DEVICE, 0)
         self.at: dict[int, Value] = {}
@@ -113,12 +114,12 @@ class Launch:
         self.moved: frozenset[int] = frozenset()
 
     def is_behind(self, partition: int) -> bool:
-        """Whether others have brought values that this device has not."""
+        """Whether other devices have brought values that this one has not."""
         at = self.at.get(partition, self.first)
         return at is not None and at.next is not None
 
     def unfinished_values(self) -> Iterator[Value]:
-        """Those that are missing something, in order."""
+        """Yields the values with missing shards, in order."""
         value = self.first or min(self.at.values(), key=lambda value: value.occurrence)
         while value.next is not None:
             value = value.next
@@ -126,7 +127,7 @@ class Launch:
                 yield value
 
     def close(self, last: Value) -> None:
-        """Moves all devices to `last`, unless they are beyond it."""
+        """Moves all devices that are before `last` to `last`."""
         self.closed = last.occurrence
         behind = [partition for partition, at in self.at.items() if at.occurrence < last.occurrence]
         self.at.update(dict.fromkeys(behind, last))

@@ -1,4 +1,4 @@
-"""One life of a program of several processes: what they bring one by one of each value, put together."""
+"""Assembles arrays that are sharded over the processes of one program run."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from hostcallback.receiver.sinks.sharding.shard_record import RecordReader, Shar
 from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
 
 PARKED_BYTES = 64 << 20
-"""So much of one stream may be read beyond what there is room for, while others wait for what may be behind it."""
+"""Bytes of one stream that may be read beyond the budget, while other streams wait for shards that may follow."""
 
 OVERHEAD_BYTES = 1 << 10
-"""What a shard takes beside its arrays."""
+"""Bytes that a shard takes in addition to its arrays."""
 
 NOT_WHOLE = "values were given up, because shards of them were lost, or did not come in time"
 APART = (
@@ -27,12 +27,12 @@ APART = (
 
 
 class BufferedShard(NamedTuple):
-    """A shard that there was no room for, or that came behind such a one.
+    """A shard that did not fit into the budget, or that followed such a shard.
 
     Attributes:
-        tap: whose it is.
+        tap: the tap of the shard.
         shard: the shard.
-        begun: how many values the tap had begun when there was no room for it.
+        begun: number of values that the tap had begun when the shard did not fit; -1 before the first try.
     """
 
     tap: MultiProcessTap
@@ -41,23 +41,23 @@ class BufferedShard(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """What it takes, roughly."""
+        """Approximate size in bytes."""
         return OVERHEAD_BYTES + sum(array.nbytes for array in self.shard.arrays)
 
 
 class ProgramRun:
-    """The values of a program's taps, over all its processes. One thread.
+    """The values of a program's taps, over all its processes. Used on one thread.
 
-    What is read of its processes is several *streams*, each of which brings the shards of its devices in order. One
-    that is far ahead of others is *held*: whoever reads leaves the rest of it for later.
+    The processes are read as several *streams*, each of which brings the shards of its devices in order. A stream that
+    is far ahead of others is *held*: the reader leaves the rest of it for later.
 
     Attributes:
-        discarded: how many values were given up, by tap and reason. Whoever reports them clears it.
-        left: where the shards are from that belonged to such values, if that is kept. Likewise.
+        discarded: number of discarded values by tap and reason. The caller that reports them clears it.
+        left: origins of the shards of discarded values, if kept. The caller that reads them clears it.
     """
 
     def __init__(self, *, keeps_left: bool = False) -> None:
-        """Nothing has come yet. `keeps_left`: whether to keep `left`."""
+        """Makes a run without values. `keeps_left`: whether to keep `left`."""
         self.left: list[ShardOrigin] = []
         self._keeps_left = keeps_left
         self.discarded: Counter[str] = Counter()
@@ -65,20 +65,22 @@ class ProgramRun:
         self._taps: dict[int, MultiProcessTap] = {}
         self._parked: dict[ShardOrigin, deque[BufferedShard]] = {}  # by the device of a stream
         self._parked_bytes: Counter[Hashable] = Counter()  # by stream
-        self._held: dict[Hashable, tuple[tuple[int, ...], bool]] = {}  # and what that was found from
+        self._held: dict[
+            Hashable, tuple[tuple[int, ...], bool]
+        ] = {}  # by stream, the state and the answer for it
 
     @property
     def pending_values(self) -> int:
-        """How many values are incomplete."""
+        """Number of incomplete values."""
         return sum(tap.assembly.pending_values for tap in self._taps.values())
 
     @property
     def has_parked(self) -> bool:
-        """Whether there are shards that there was no room for."""
+        """Whether shards are buffered that do not fit into the budget."""
         return bool(self._parked)
 
     def tap(self, described: TapDescriptor) -> MultiProcessTap:
-        """The tap that is described; it has the same id in all processes."""
+        """Returns the tap with this description. A tap has the same id in all processes."""
         found = self._taps.get(described.consumer_id)
         if found is None:
             title = f"{described.name} at {described.source_line}"
@@ -88,10 +90,10 @@ class ProgramRun:
         return found
 
     def add_shard(self, tap: MultiProcessTap, shard: Shard) -> None:
-        """A shard has come, whose message's device is an `ShardOrigin`.
+        """Adds a shard whose message has a `ShardOrigin` as its device.
 
         Raises:
-            Exception: what consumers raise, or ValueError, as `MultiProcessTap.add` does.
+            Exception: an error of a consumer, or a ValueError of `MultiProcessTap.add`.
         """
         origin: ShardOrigin = shard.message.device
         try:
@@ -111,7 +113,7 @@ class ProgramRun:
                 self._unpark()
 
     def is_paused(self, stream: Hashable, devices: int) -> bool:
-        """Whether a stream is to be left where it is, which is of so many devices."""
+        """Whether the reader should pause a stream, which has the shards of `devices` devices."""
         nbytes = self._parked_bytes[stream]
         if not nbytes or nbytes >= PARKED_BYTES:
             return nbytes > 0
@@ -124,28 +126,28 @@ class ProgramRun:
         return held
 
     def leaders(self) -> set[int]:
-        """The processes that have brought what the held streams wait for: the others are behind."""
+        """Returns the processes that have brought shards of the oldest awaited values. The other processes lag."""
         return {origin.process for tap in self._heads() for origin in tap.oldest()}
 
     def evict_oldest(self) -> None:
-        """Gives up the older half of what held streams wait for, and takes in what there is room for now.
+        """Discards the older half of the values that held streams wait for, and adds the shards that fit then.
 
         Raises:
-            Exception: what consumers raise.
+            Exception: an error of a consumer.
         """
         heads = self._heads()
         if not any(tap.assembly.unfinished for tap in heads):
-            heads = list(self._taps.values())  # it is for the sake of others that there is no room
+            heads = list(self._taps.values())  # the values of other taps fill the budget
         for tap in heads:
             tap.discard_oldest()
         self._count_all()
         self._unpark()
 
     def discard(self) -> None:
-        """Gives up all that is incomplete: nothing more comes.
+        """Discards all incomplete values, when no more shards will come.
 
         Raises:
-            Exception: what consumers raise.
+            Exception: an error of a consumer.
         """
         while self.pending_values or self._parked:
             for tap in self._taps.values():
@@ -154,7 +156,7 @@ class ProgramRun:
             self._unpark()
 
     def pending(self) -> Iterator[ShardOrigin]:
-        """Where the shards are from that would be needed once more if this were begun anew."""
+        """Yields the origins of all shards of incomplete values, which would be read again after a restart."""
         for tap in self._taps.values():
             yield from tap.pending()
         for parked in self._parked.values():
@@ -162,7 +164,7 @@ class ProgramRun:
                 yield item.shard.message.device
 
     def _heads(self) -> list[MultiProcessTap]:
-        # What parked shards wait for.
+        # The taps for which parked shards wait.
         return list({id(parked[0].tap): parked[0].tap for parked in self._parked.values()}.values())
 
     def _park(self, origin: ShardOrigin, tap: MultiProcessTap, shard: Shard) -> None:
@@ -171,7 +173,7 @@ class ProgramRun:
         self._parked_bytes[origin.stream] += parked.nbytes
 
     def _unpark(self) -> None:
-        # What one stream brings may be what another one's next shard waits for.
+        # A shard that fits now may complete a value and make room for the next shard of another stream.
         progress = True
         while progress:
             progress = False
@@ -182,7 +184,7 @@ class ProgramRun:
                         break
 
     def _has_changed(self, parked: BufferedShard) -> bool:
-        # Whether it is worth while to try again; there is more to it than this.
+        # A quick check whether a new try can succeed; `add` decides.
         assembly = parked.tap.assembly
         return assembly.has_headroom or assembly.begun > parked.begun
 
@@ -197,7 +199,7 @@ class ProgramRun:
         except WouldBlock:
             parked[0] = item._replace(begun=item.tap.assembly.begun)
             return False
-        except ValueError:  # it goes with no others, and is left out
+        except ValueError:  # it does not fit the others, and is skipped
             self._unparked(origin, parked)
             raise
         finally:
@@ -238,16 +240,16 @@ def _hand_on_alone(shard: Shard) -> None:
 
 
 class ShardStream(NamedTuple):
-    """One of the things that a program's processes are read by.
+    """One input stream of a program run.
 
     Attributes:
-        job: the program.
-        key: tells it from the job's other streams.
-        process: the number of the process.
-        wants: which taps' values are wanted; the shards of others are delivered by themselves.
-        mark: says where the message that is delivered now is.
-        see: gets each shard by itself when it comes, as a message of its device; returns what consumes the value if
-            this device leads: the sink, or the same with something around it.
+        job: the program run.
+        key: key of the stream within the run.
+        process: index of the process.
+        wants: whether to assemble the values of a tap; shards of other taps are delivered separately.
+        mark: returns the position of a message in the stream.
+        see: gets each shard when it comes, as a message of its device, and the sink. Returns the consumer of the value
+            for the case that this device leads: the sink or a wrapper of it.
     """
 
     job: ProgramRun
@@ -258,7 +260,7 @@ class ShardStream(NamedTuple):
     see: Callable[[Message, Sink], Sink]
 
     def sink(self, described: TapDescriptor, sink: Sink) -> Sink:
-        """Consumes the shards of one tap of this stream; `sink` gets the whole values that its devices lead."""
+        """Returns a sink for the shards of one tap; `sink` gets the whole values that this stream's devices lead."""
         return _StreamTap(self, self.job.tap(described), sink)
 
 

@@ -1,4 +1,4 @@
-"""One tap of a program of several processes: its values, put together from the shards that these bring one by one."""
+"""One tap of a program of several processes: assembles its values from the shards of all processes."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ Launch = tuple[int, int, int]
 """Run id, group, number of shards."""
 
 NEAR = 1 << 20
-"""Run ids of one program in two processes are no further apart than this, if they count from the same number."""
+"""Run ids of one program in two processes differ by at most this, if both processes count from the same number."""
 
 
 @dataclass(frozen=True, slots=True)
 class ShardOrigin:
-    """Where a shard came from. It stands for the shard's device while its value is being put together.
+    """Origin of a shard. It takes the place of the message's device while the value is being assembled.
 
     Attributes:
-        stream: which of the things that are read one by one: of each, a device's shards come in order.
-        device: its device's name.
-        process: the number of its process.
-        mark: where in the stream it is.
-        hand_on: consumes the whole value, if this device leads.
+        stream: key of the input stream. Within one stream the shards of a device arrive in order.
+        device: name of the device.
+        process: index of the process.
+        mark: position in the stream.
+        hand_on: consumes the whole value if this device leads.
     """
 
     stream: Hashable
@@ -37,40 +37,40 @@ class ShardOrigin:
 
 
 class MultiProcessTap:
-    """The values of one tap. One thread.
+    """The values of one tap. Used on one thread.
 
     Attributes:
-        assembly: puts them together.
+        assembly: assembles the values.
         title: name and source line.
-        launch_ids_differ: whether its processes number their launches differently, so that which shards belong
-            together is unknown.
+        launch_ids_differ: whether its processes number their launches differently, so that shards of one value cannot
+            be matched.
     """
 
     def __init__(self, title: str, device_index: int, room: MemoryBudget) -> None:
-        """Makes one without values.
+        """Makes a tap without values.
 
         Args:
             title: name and source line.
             device_index: see `hostcallback.receiver.sinks.sharding.sinks.AssemblingSink`.
-            room: of the whole program's incomplete values.
+            room: budget of the whole program's incomplete values.
         """
         self.title = title
         self.assembly = Assembly(device_index, room)
         self.launch_ids_differ = False
-        self._came: dict[object | None, list[ShardOrigin]] = {}  # by value, those that are pending
+        self._came: dict[object | None, list[ShardOrigin]] = {}  # by pending value, the origins of its shards
         self._left: list[ShardOrigin] = []
         self._partitions: dict[Hashable, set[tuple[int, int, int]]] = {}
-        # The launches of each process, until two were met in one; and what has come of these, to be handed on by itself
-        # if they never are.
+        # The launches of each process, until two processes have a launch in common; and the shards that came so far, to
+        # be delivered separately if they never have one.
         self._launches: dict[int, set[Launch]] | None = {}
         self._early: list[Shard] = []
 
     def add(self, shard: Shard) -> Message | None:
-        """Adds a shard, whose message's device is an `ShardOrigin`; returns the whole value if it was the last one.
+        """Adds a shard whose message has a `ShardOrigin` as its device. Returns the whole value after the last shard.
 
         Raises:
-            Ahead: there is no room for it now. Nothing was added.
-            ValueError: the shard does not go with the others.
+            WouldBlock: there is no room for it now. The shard was not added.
+            ValueError: the shard does not fit the others.
         """
         origin: ShardOrigin = shard.message.device
         whole = self.assembly.add(shard)
@@ -89,7 +89,7 @@ class MultiProcessTap:
         return whole
 
     def take_given_up(self) -> tuple[int, list[ShardOrigin]]:
-        """How many values were given up since the last time, and where the shards are from that belonged to such."""
+        """Returns the number of values discarded since the last call, and the origins of their shards."""
         count, self.assembly.discarded = self.assembly.discarded, 0
         if count:
             for value in [value for value in self._came if not is_pending(value)]:
@@ -98,30 +98,30 @@ class MultiProcessTap:
         return count, left
 
     def take_early(self) -> list[Shard]:
-        """What came before it was known that the tap is apart, in order."""
+        """Removes and returns, in order, the shards that came before `launch_ids_differ` was known."""
         early, self._early = self._early, []
         return early
 
     def discard_oldest(self) -> None:
-        """Gives up the older half of what is incomplete."""
+        """Discards the older half of the incomplete values."""
         self._early.clear()
         self.assembly.discard_oldest()
 
     def discard_all(self) -> None:
-        """Gives up all that is incomplete."""
+        """Discards all incomplete values."""
         self.assembly.discard_all()
 
     def is_behind(self, stream: Hashable, devices: int) -> bool:
-        """Whether others wait for one of a stream's devices, of which it has so many; or may, as far as is known."""
+        """Whether others wait, or may wait, for one of the devices of a stream, which has `devices` of them."""
         known = self._partitions.get(stream, set())
         return len(known) < devices or any(self.assembly.is_behind(*partition) for partition in known)
 
     def oldest(self) -> list[ShardOrigin]:
-        """Where the shards are from that there are of the oldest incomplete value."""
+        """Returns the origins of the shards of the oldest incomplete value."""
         return next(iter(self._came.values()), [])
 
     def pending(self) -> list[ShardOrigin]:
-        """Where the shards are from that there are of incomplete values."""
+        """Returns the origins of the shards of all incomplete values."""
         return [origin for came in self._came.values() for origin in came]
 
     def _compare(self, process: int, launch: Launch) -> None:
@@ -142,11 +142,11 @@ class MultiProcessTap:
             self.launch_ids_differ = True
             self._launches = None
         elif len(mine) >= 4 * OVERTAKEN_BY:
-            mine.clear()  # the others are far behind, or not there: what is to come tells as much
+            mine.clear()  # the others lag or are absent, and later launches serve the comparison as well
 
 
 def _far_apart(some: set[Launch], others: set[Launch]) -> bool:
-    # Run ids are numbers of 32 bits that count up from a hash of the program.
+    # Run ids are 32-bit numbers that count up from a hash of the program.
     return all(
         abs((one[0] - other[0] + (1 << 31)) % (1 << 32) - (1 << 31)) > NEAR
         for one in some

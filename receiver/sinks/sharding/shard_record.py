@@ -1,13 +1,13 @@
-"""The shard record: where the arrays of a message lie in the whole arrays that a compiler partitioned over devices.
+"""The shard record: the places of a message's arrays in the whole arrays that the compiler partitioned over devices.
 
 It is the first array of such a message, int64:
 
     [occurrence, shards, group, partition, then for every dimension of every array: size of the whole, start here]
 
 `occurrence` counts the messages of one launch on one device: messages with equal run id, group and occurrence are the
-shards of one value. On each device it grows from message to message, not always by one: taps may share a count.
-`shards` is how many shards there are, `group` which of several such values they are part of (where a partially manual
-shard_map makes the program run once per group), `partition` the number of the emitting device within the program.
+shards of one value. On each device it grows from message to message, but not always by one, because taps may share a
+count. `shards` is the number of shards; `group` distinguishes several such values (a partially manual shard_map makes
+the program run once per group); `partition` is the number of the emitting device within the program.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ import numpy as np
 from hostcallback.receiver.messages.message import Index, Message
 
 PLACES_FROM = 4
-"""Where in a shard record the dimensions begin."""
+"""Index in a shard record at which the dimensions begin."""
 
 MAX_KNOWN = 1024
-"""How many different records a reader remembers: a tap has one for each device and each shape."""
+"""Number of different records that a reader caches. A tap has one per device and shape."""
 
 Array = np.ndarray[Any, Any]
 Shape = tuple[int, ...]
@@ -34,7 +34,7 @@ Shape = tuple[int, ...]
 def shard_record(
     places: Sequence[tuple[Sequence[int], Sequence[int]]], *, shards: int, group: int, partition: int
 ) -> list[int]:
-    """The numbers of a shard record with occurrence 0, from each array's whole shape and this shard's start."""
+    """Returns a shard record with occurrence 0, from each array's whole shape and this shard's start."""
     numbers = [
         number for shape, start in places for pair in zip(shape, start, strict=True) for number in pair
     ]
@@ -42,17 +42,18 @@ def shard_record(
 
 
 class Layout(NamedTuple):
-    """What a shard record says, but for the occurrence, with the shapes of the arrays that came with it.
+    """A decoded shard record without the occurrence, with the shapes of the arrays that came with it.
 
     Attributes:
-        shards: how many shards a value has.
-        group: which of several values of one occurrence this is a shard of.
+        shards: number of shards of a value.
+        group: number of the value among several values of one occurrence.
         partition: the number of the emitting device within the program.
-        tiles: the shapes of the arrays as they come; those at a dimension's end may be padded.
-        shapes: those of the whole arrays.
-        places: where the arrays lie in them, without padding.
-        inside: the index of what is no padding in each array; None if there is no padding at all.
-        can_be_whole: whether so many shards of these shapes make up the whole arrays. Logs have shards alone, too.
+        tiles: the shapes of the arrays in the message; arrays at a dimension's end may be padded.
+        shapes: the shapes of the whole arrays.
+        places: the places of the arrays in the whole arrays, without padding.
+        inside: the index of each array that removes the padding; None without padding.
+        can_be_whole: whether this many shards of these shapes can fill the whole arrays. Damaged messages may have
+            shards that cannot, and logs may have some of the shards alone.
     """
 
     shards: int
@@ -66,13 +67,13 @@ class Layout(NamedTuple):
 
 
 class Shard(NamedTuple):
-    """A message with a shard record, taken apart.
+    """A message with a decoded shard record.
 
     Attributes:
-        message: as it came.
-        layout: what the record says.
-        occurrence: the value that it is a shard of.
-        arrays: those behind the record, without padding.
+        message: the message as it came.
+        layout: the decoded record.
+        occurrence: the number of its value in the launch.
+        arrays: the arrays after the record, without padding.
     """
 
     message: Message
@@ -85,19 +86,19 @@ _tuple_new = tuple.__new__  # a NamedTuple's own constructor takes twice as long
 
 
 class RecordReader:
-    """Reads the shard records of one tap, most of which it has read before. Any thread."""
+    """Reads the shard records of one tap, with a cache of decoded ones. Any thread."""
 
     __slots__ = ("_known",)
 
     def __init__(self) -> None:
-        """Starts with nothing remembered."""
+        """Starts with an empty cache."""
         self._known: dict[bytes, Layout] = {}  # by the record's bytes after the occurrence
 
     def read(self, message: Message) -> Shard:
-        """Takes a message apart.
+        """Decodes the shard record of a message.
 
         Raises:
-            ValueError: its first array is no shard record, or not that of the others.
+            ValueError: its first array is not a shard record, or does not fit the other arrays.
         """
         if not message.arrays:
             raise ValueError("a message of shards came without arrays, expected a shard record first")
@@ -131,7 +132,7 @@ def _layout(record: Array, parts: Sequence[Array]) -> Layout:
         )
     numbers = iter(places)
     per_array = [list(_ranges(tile, numbers)) for tile in tiles]
-    # With an ellipsis, since a number is no longer an array when it is indexed by nothing.
+    # With an ellipsis, because indexing a 0-dimensional array with () returns a scalar, not an array.
     inside: list[tuple[slice | EllipsisType, ...]] = [
         (*(slice(stop - start) for _, start, stop in ranges), ...) for ranges in per_array
     ]
@@ -151,7 +152,7 @@ def _layout(record: Array, parts: Sequence[Array]) -> Layout:
 
 
 def _sizes(tiles: Sequence[Shape], places: Sequence[int]) -> Iterator[int]:
-    # Of the whole arrays, in elements.
+    # Yields the numbers of elements of the whole arrays.
     at = 0
     for tile in tiles:
         yield math.prod(places[at : at + 2 * len(tile) : 2])
@@ -159,8 +160,8 @@ def _sizes(tiles: Sequence[Shape], places: Sequence[int]) -> Iterator[int]:
 
 
 def _ranges(tile: Shape, numbers: Iterator[int]) -> Iterator[tuple[int, int, int]]:
-    # For each dimension the whole's size, and where the shard starts and stops. Where a dimension does not divide
-    # evenly, the last shards are padded, or wholly padding.
+    # Yields per dimension the size of the whole and the shard's start and stop. If a dimension does not divide evenly,
+    # the last shards are padded or consist of padding only.
     for length in tile:
         size, start = next(numbers), next(numbers)
         yield size, min(start, size), min(start + length, size)

@@ -1,4 +1,4 @@
-"""The sinks of messages of shards: of whole values, put together from them, and of the shards themselves."""
+"""The sinks of shards: one assembles whole values, the other hands on each shard."""
 
 from __future__ import annotations
 
@@ -15,22 +15,23 @@ from hostcallback.receiver.sinks.sharding.shard_record import RecordReader, Shar
 from hostcallback.receiver.sinks.sharding.ticket_queue import TicketQueue
 
 STANDSTILL_SEC = 10.0
-"""A device that is far ahead waits for the others, until for so long no value was completed and no other receiver had
-anything to deliver. Its queue fills meanwhile and holds it back."""
+"""A device that is far ahead waits for the others, until no value was completed and no other receiver had messages to
+deliver for this many seconds. Its queue fills meanwhile and slows its program down."""
 
 BUSY_STANDSTILL_SEC = 600.0
-"""The same while others deliver: a tap function may run long, but not wait for the device that waits for it."""
+"""The same limit while other receivers deliver. A tap function may run long, but if it waits for the waiting device,
+the two would wait for each other without end."""
 
-# Values are handed on in the order in which they were completed, whichever thread did it: so the taps of a program,
-# and of programs that follow each other, keep their order.
+# Values are handed on in the order in which they were completed, on any thread. So the taps of a program, and of
+# successive programs, keep their order.
 turns = TicketQueue()
 
 waiting_threads: set[threading.Thread] = set()
-"""Receiver threads that wait for other devices' shards now."""
+"""Receiver threads that wait for shards of other devices."""
 
 
 def _after_fork_in_child() -> None:
-    # The threads that hold tickets or wait do not exist there.
+    # The child process does not have the threads that hold tickets or wait.
     turns.reset()
     waiting_threads.clear()
 
@@ -39,12 +40,12 @@ fork.in_child(fork.Stage.SINKS, _after_fork_in_child)
 
 
 class LocalShardSink:
-    """Hands every shard on by itself, with its place in the whole as `shard_index`. Any thread."""
+    """Hands on each shard separately, with its place in the whole array as `shard_index`. Any thread."""
 
     __slots__ = ("_reader", "sink")
 
     def __init__(self, sink: Sink) -> None:
-        """`sink` consumes the shards; it may be replaced at any time."""
+        """Hands the shards to `sink`, which may be replaced at any time."""
         self.sink = sink
         self._reader = RecordReader()
 
@@ -59,11 +60,11 @@ class LocalShardSink:
 
 
 class AssemblingSink:
-    """Puts the shards of each value together, from all devices, and hands the whole on once.
+    """Assembles each value from the shards of all devices and hands it on once.
 
-    Called on the receiver threads of all devices of the program, each of which brings its shards in order. The one that
-    brings a value's last shard hands on: the message of one device, with whole arrays. What becomes of values of which
-    shards were dropped is said at `Assembly`.
+    The receiver threads of all devices of the program call it, each with its shards in order. The thread with a value's
+    last shard hands on the message of one device with the whole arrays. `Assembly` describes how values with dropped
+    shards are discarded.
     """
 
     __slots__ = (
@@ -90,10 +91,10 @@ class AssemblingSink:
 
         Args:
             sink: consumes the whole values; it may be replaced at any time.
-            device_index: which of the program's devices they are said to come from; the first one that has a shard of
-                the value if this one has none.
+            device_index: number of the device whose message has the whole value; if that device has no shard of the
+                value, the first one with a shard.
             is_another_receiver_busy: whether a receiver on another thread that does not wait has messages to deliver.
-            waits: whether a device that is far ahead waits; not where one thread brings the shards of all.
+            waits: whether a device that is far ahead waits; False if one thread brings the shards of all devices.
         """
         self.sink = sink
         self._waits = waits
@@ -102,24 +103,24 @@ class AssemblingSink:
         self._lock = threading.Lock()  # protects everything below
         self._changed = threading.Condition(self._lock)
         self._assembly = Assembly(device_index)
-        self._waiting: set[threading.Thread] = set()  # receivers that wait, and have not been woken yet
-        self._standstill = -1  # how many values were finished when devices were given up on last
+        self._waiting: set[threading.Thread] = set()  # receivers that wait and have not been woken yet
+        self._standstill = -1  # number of finished values when values were last discarded to end a standstill
 
     @property
     def pending_values(self) -> int:
-        """How many values are incomplete and not given up."""
+        """Number of values that are incomplete and not discarded."""
         return self._assembly.pending_values
 
     def __call__(self, message: Message) -> None:
-        """Consumes one shard, and the whole value if it is the last one.
+        """Consumes one shard, and the whole value after the last shard.
 
-        Blocks while the message's device is far ahead of the others, and until values that were completed before this
-        one, of any tap, are consumed.
+        Blocks while the message's device is far ahead of the others. Before it hands a value on, it also waits until
+        all values that were completed earlier, of any tap, are consumed.
 
         Raises:
-            IncompleteValueError: values of this tap were given up, of which shards were lost.
-            ValueError: the message has no shard record, or one that does not go with the others.
-            MultipleFailures: values were given up, and the sink raised.
+            IncompleteValueError: values of this tap were discarded, because shards of them were lost.
+            ValueError: the message has no shard record, or its shard does not fit the others.
+            MultipleFailures: values were discarded, and the sink raised.
         """
         shard = self._reader.read(message)
         assembly, ticket, discarded = self._assembly, None, 0
@@ -137,7 +138,7 @@ class AssemblingSink:
         except BaseException as error:
             if discarded:
                 raise MultipleFailures(
-                    "values were given up besides", [error, _incomplete(discarded)]
+                    "the sink raised, and values were given up", [error, _incomplete(discarded)]
                 ) from None
             raise
         finally:
@@ -154,7 +155,7 @@ class AssemblingSink:
         except WouldBlock:
             return self._add_in_time(shard)
         finally:
-            # Whoever waits may be needed by now for a value that was begun without it.
+            # Wakes waiting devices, because a value that was begun meanwhile may need their shards.
             if self._waiting and (assembly.has_headroom or assembly.begun > begun):
                 self._wake()
 
@@ -164,7 +165,7 @@ class AssemblingSink:
         quiet_since = since
         while True:
             if not assembly.is_full:
-                self._wake()  # this device waits for a launch to end, and perhaps for those that wait for room
+                self._wake()  # this device waits for a launch to end, perhaps for devices that wait for room
             now = monotonic()
             if turns or self._others_deliver():
                 quiet_since = now
@@ -175,7 +176,8 @@ class AssemblingSink:
                 or now - quiet_since >= STANDSTILL_SEC
                 or now - since >= BUSY_STANDSTILL_SEC
             ):
-                # All wait for each other; or one does not come, and is not waited for again before it does.
+                # All devices wait for each other, or one has stopped. If it has stopped, `_standstill` makes the others
+                # not wait for it again until it goes on.
                 self._standstill = finished
                 assembly.discard_oldest()
             else:
@@ -223,15 +225,15 @@ def shard_sink(
     is_another_receiver_busy: Callable[[], bool] = lambda: False,
     waits: bool = True,
 ) -> Sink:
-    """The sink of messages with a shard record.
+    """Returns the sink of messages with a shard record.
 
     Args:
-        sink: consumes what it makes of them.
+        sink: consumes the whole values or the separate shards.
         sharding: "global" or "local".
         assemble: whether this process sees all shards.
         device_index: as in `AssemblingSink`.
-        is_another_receiver_busy: as there.
-        waits: as there.
+        is_another_receiver_busy: as in `AssemblingSink`.
+        waits: as in `AssemblingSink`.
     """
     if sharding == "global" and assemble:
         return AssemblingSink(sink, device_index, is_another_receiver_busy, waits=waits)
