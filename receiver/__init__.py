@@ -53,7 +53,7 @@ if __name__ == "receiver":
 if not TYPE_CHECKING:  # else a name that does not exist would be one of type Any
 
     def __getattr__(name: str) -> Any:
-        # Loaded when they are used: they need more of the package than most who import a part of it.
+        # Loaded on first use, because these names import more of the package than most importers of one module need.
         if name in _MODULES:
             return getattr(importlib.import_module(f"hostcallback.receiver.{_MODULES[name]}"), name)
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

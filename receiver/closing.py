@@ -1,4 +1,4 @@
-"""What is closed at the end of a `with` block."""
+"""Base class of objects that a `with` block closes at its end."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from typing import Self
 
 
 class Closing:
-    """A context manager that is closed where its block ends, however it ends."""
+    """A context manager that calls `close` at the end of its block, also after an error."""
 
     __slots__ = ()
 
     def close(self) -> None:
-        """Ends it."""
+        """Releases the resources."""
         raise NotImplementedError
 
     def __enter__(self) -> Self:
-        """Returns itself."""
+        """Returns the object."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
     ) -> None:
-        """Closes it."""
+        """Calls `close`."""
         self.close()

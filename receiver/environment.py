@@ -1,4 +1,4 @@
-"""Every environment variable of the package: its name, what it may hold, and its value now.
+"""All environment variables of the package: their names, valid values and current values.
 
 Only this module reads variables whose name begins with `HOSTCALLBACK_`.
 `python tools/document_environment.py` writes `docs/environment.md` from `VARIABLES`.
@@ -18,39 +18,39 @@ class Variable(Generic[Value]):
     """One environment variable. Reading it costs one look-up; nothing is cached.
 
     Attributes:
-        name: of the variable.
-        expected: what it may hold, for error messages and the documentation.
-        default: what applies if it is unset or empty, for the documentation.
-        purpose: one sentence on what it does.
+        name: name of the variable.
+        expected: description of the valid values, for error messages and the documentation.
+        default: description of the value if it is unset or empty, for the documentation.
+        purpose: one sentence on its effect.
     """
 
     __slots__ = ("default", "expected", "name", "purpose")
 
     def __init__(self, name: str, *, expected: str, default: str, purpose: str) -> None:
-        """Declares it."""
+        """Declares a variable; see the attributes."""
         self.name = name
         self.expected = expected
         self.default = default
         self.purpose = purpose
 
     def __str__(self) -> str:
-        """Its name, for messages."""
+        """Returns its name, for messages."""
         return self.name
 
     def text(self) -> str:
-        """What it holds, without white space at both ends; empty if it is unset."""
+        """Returns its text without white space at both ends; an empty text if it is unset."""
         return os.environ.get(self.name, "").strip()
 
     def read(self) -> Value:
-        """Its value, or the default.
+        """Returns its value, or the default.
 
         Raises:
-            ValueError: it holds something else than expected.
+            ValueError: its text is not valid.
         """
         raise NotImplementedError
 
     def wrong(self, text: str) -> ValueError:
-        """The error for a value that is not expected."""
+        """Returns the error for a text that is not valid."""
         return ValueError(f"{self.name}={text!r}: expected {self.expected}")
 
 
@@ -60,7 +60,7 @@ class TextVariable(Variable[str]):
     __slots__ = ()
 
     def read(self) -> str:
-        """The text; empty if it is unset."""
+        """Returns the text; an empty one if it is unset."""
         return self.text()
 
 
@@ -70,7 +70,7 @@ class PathVariable(Variable[Path | None]):
     __slots__ = ()
 
     def read(self) -> Path | None:
-        """The path; None if it is unset."""
+        """Returns the path; None if it is unset."""
         text = self.text()
         return Path(text) if text else None
 
@@ -83,12 +83,12 @@ class ChoiceVariable(Variable[str]):
     def __init__(
         self, name: str, choices: tuple[str, ...], *, expected: str, default: str, purpose: str
     ) -> None:
-        """`choices` are the words that it may hold if it is set."""
+        """Declares a variable whose valid texts are `choices`."""
         super().__init__(name, expected=expected, default=default, purpose=purpose)
         self.choices = choices
 
     def read(self) -> str:
-        """One of the choices; empty if it is unset. See `Variable.read`."""
+        """Returns one of the choices; an empty text if it is unset. See `Variable.read`."""
         text = self.text()
         choice = text.lower()
         if choice and choice not in self.choices:
@@ -102,7 +102,7 @@ class SwitchVariable(Variable[bool]):
     __slots__ = ()
 
     def read(self) -> bool:
-        """Whether it is on. See `Variable.read`."""
+        """Returns whether it is on. See `Variable.read`."""
         text = self.text()
         if text in ("", "1"):
             return True
@@ -117,7 +117,7 @@ class BytesVariable(Variable[int | None]):
     __slots__ = ()
 
     def read(self) -> int | None:
-        """The number; None if it is unset. See `Variable.read`."""
+        """Returns the number; None if it is unset. See `Variable.read`."""
         text = self.text()
         if not text:
             return None
@@ -132,7 +132,7 @@ class LevelVariable(Variable[int | None]):
     __slots__ = ()
 
     def read(self) -> int | None:
-        """The level as a number; None if it is unset. See `Variable.read`."""
+        """Returns the level as a number; None if it is unset. See `Variable.read`."""
         text = self.text()
         if not text:
             return None
@@ -265,7 +265,7 @@ VARIABLES: tuple[Variable[Any], ...] = (
     TOKEN,
     TRANSPORT,
 )
-"""All of them, by name."""
+"""All variables, sorted by name."""
 
 GPU_LIBRARIES = {"cuda": CUDA_LIBRARY, "rocm": ROCM_LIBRARY}
-"""Which file is loaded as the driver of a GPU platform."""
+"""The variables with the driver libraries, by GPU platform."""

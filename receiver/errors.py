@@ -8,9 +8,9 @@ HostCallbackError
 |   `-- UnboundConsumerError of an exported program's taps
 |-- LostMessagesError        messages that a policy dropped or a damaged stream lost
 |   `-- IncompleteValueError shards of an array that is partitioned over devices
-|-- CallFailedError          a call's host function raised, or nobody will answer it
-|-- CallResultError          (also a TypeError) a host function returned something else than announced
-|-- BreakpointError          a breakpoint stopped, and there is nobody to ask
+|-- CallFailedError          a call's host function raised, or the call will get no reply
+|-- CallResultError          (also a TypeError) the result of a host function differs from the announced one
+|-- BreakpointError          a breakpoint stopped without a console for commands
 |-- BreakpointQuit           the user ended the program at a breakpoint
 |-- failed_checks.CheckError (also an AssertionError) a check failed on a device
 |   `-- sinks.nonfinite.NonFiniteError (also an ArithmeticError) a watched operation made NaN or infinite values
@@ -31,7 +31,7 @@ class HostCallbackError(Exception):
 
 
 class DeviceClaimedError(HostCallbackError, RuntimeError):
-    """A receiver was opened on a device that another open receiver has."""
+    """A receiver was opened on a device that belongs to another open receiver."""
 
 
 class ReentrantWaitError(HostCallbackError, RuntimeError):
@@ -58,46 +58,46 @@ class IncompleteValueError(LostMessagesError):
     """Shards of values never came: a back-pressure policy dropped them, or their device failed.
 
     Attributes:
-        count: of how many values.
+        count: number of incomplete values.
     """
 
     def __init__(self, message: str, count: int = 1) -> None:
-        """`count` is of how many values."""
+        """Makes the error of `count` incomplete values."""
         super().__init__(message)
         self.count = count
 
 
 class CallFailedError(HostCallbackError, RuntimeError):
-    """A program's call to the host failed. XLA ends the program with the message; nobody else gets to see it."""
+    """A program's call to the host failed. XLA ends the program with this message; users never see this type."""
 
 
 class CallResultError(HostCallbackError, TypeError):
-    """What a call's host function returned is not what `result_shape` announced."""
+    """The result of a call's host function differs from its `result_shape`."""
 
 
 class BreakpointError(HostCallbackError, RuntimeError):
-    """A breakpoint stopped where no commands can be read: the standard input is no terminal."""
+    """A breakpoint stopped and cannot read commands, because the standard input is not a terminal."""
 
 
 class BreakpointQuit(HostCallbackError):
-    """The user ended the program that waited at a breakpoint."""
+    """The user ended a program that waited at a breakpoint."""
 
 
 class NativeLibraryError(HostCallbackError, ImportError):
-    """The native library is missing, or of another version than this package."""
+    """The native library is missing, or its version differs from this package's."""
 
 
 @dataclass(frozen=True, slots=True)
 class TapFailure:
-    """One exception of one tap invocation, with where it came from.
+    """One exception of one tap invocation, with its origin.
 
     Attributes:
-        exception: what the tap function raised, with its original traceback.
+        exception: the exception of the tap function, with its original traceback.
         tap: the tap function's name.
         source_line: `file:line (function)` of the user's tap call at trace time.
         device: the device that emitted the message, as text, such as `cpu:0`.
         seq: the message's sequence number on that device.
-        transforms: the transformations applied to the tap, as tap functions see them.
+        transforms: the transformations applied to the tap, in the format that tap functions get.
         kwargs: the tap's keyword arguments.
     """
 
@@ -110,7 +110,7 @@ class TapFailure:
     kwargs: Mapping[str, Any] = field(default_factory=dict)
 
     def describe(self) -> str:
-        """One line: the tap, its source line, device, sequence number, transforms and kwargs."""
+        """Returns one line with the tap, its source line, device, sequence number, transforms and kwargs."""
         text = f"tap {self.tap} at {self.source_line}, device {self.device}, message {self.seq}"
         if self.transforms:
             text += ", transforms " + ", ".join(
@@ -122,14 +122,14 @@ class TapFailure:
 
 
 class TapFunctionException(ExceptionGroup[Exception]):
-    """Everything that tap functions raised since the last report, raised together.
+    """All exceptions of tap functions since the last report, raised together.
 
     The group holds the original exceptions (so `except*` selects them by type), each with its
     traceback and a note naming the tap.
 
     Attributes:
         failures: one `TapFailure` per kept exception, in order of delivery.
-        suppressed: how many more there were beyond the bound, by the tap's source line.
+        suppressed: number of further exceptions beyond the limit, by the tap's source line.
     """
 
     failures: tuple[TapFailure, ...]
@@ -155,10 +155,10 @@ class TapFunctionException(ExceptionGroup[Exception]):
         failures: Sequence[TapFailure] = (),
         suppressed: Mapping[str, int] | None = None,
     ) -> None:
-        """See `__new__`, which sets the attributes: groups are made there."""
+        """Initializes the group. `__new__` sets the attributes, because ExceptionGroup makes groups there."""
         super().__init__(message, exceptions)
 
     def derive(self, excs: Sequence[Exception], /) -> TapFunctionException:  # type: ignore[override]
-        """A group of the same kind holding `excs` (used by `split`, `subgroup` and `except*`)."""
+        """Returns a group of the same kind with `excs` (used by `split`, `subgroup` and `except*`)."""
         kept = [f for f in self.failures if any(f.exception is e for e in excs)]
         return TapFunctionException(self.message, excs, kept, self.suppressed)

@@ -1,7 +1,7 @@
-"""What each room does in a forked child, in one order over all rooms.
+"""Resets the state of all packages in a forked child, in a fixed order.
 
-A child has no thread of its parent's, its locks may be held by threads that do not exist there, and what is queued or
-open is the parent's to deliver. Modules register a function for it where they define the state.
+A child process has none of its parent's threads, and threads of the parent may hold its locks. Queued messages and
+open files belong to the parent, which delivers and closes them. Each module registers its function next to the state.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from typing import Any
 
 
 class Stage(enum.IntEnum):
-    """When a function is called in a child: a room forgets its state before the rooms below it renew theirs."""
+    """Stages of the reset: a package drops its state before the packages that it imports renew theirs."""
 
     PROGRAM = enum.auto()
-    """hostcallback: programs that run, threads that dispatch."""
+    """hostcallback: running programs, dispatching threads."""
     REMOTE = enum.auto()
     """Spools, connections, the SIGTERM thread."""
     CONTROL = enum.auto()
@@ -37,10 +37,10 @@ _functions: dict[Stage, list[Callable[[], Any]]] = {stage: [] for stage in Stage
 
 
 def in_child(stage: Stage, function: Callable[[], Any]) -> None:
-    """Has a function called in every child that is forked from now on.
+    """Registers a function to call in every child that is forked from now on.
 
-    Functions of one stage are called in the order in which they were registered, on the thread that forked. What one of
-    them raises is printed, and the others are called.
+    The thread that forked calls the functions of one stage in the order of their registration. An error of one
+    function is printed, and the others are called.
     """
     _functions[stage].append(function)
 

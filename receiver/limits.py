@@ -1,4 +1,4 @@
-"""The limits of what comes from outside this process: streams, tap logs, files, descriptions of taps.
+"""The limits for data from outside this process: streams, tap logs, files, descriptions of taps.
 
 Each size that such data states is compared with a limit here before anything is allocated or looped over.
 `docs/security.md` lists the limits, their values and their reasons; a test compares the two.
