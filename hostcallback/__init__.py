@@ -12,6 +12,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
+from hostcallback._one_copy import refuse_second_copy
 from hostcallback._with_jax import once_jax_is_imported
 
 if TYPE_CHECKING:
@@ -222,4 +223,5 @@ def _change_jax() -> None:
         importlib.import_module("hostcallback.api.accelerate")
 
 
+refuse_second_copy(__file__)
 once_jax_is_imported(_change_jax)

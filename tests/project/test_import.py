@@ -26,6 +26,7 @@ print(*sorted(set(sys.modules) - there))
 
 OURS = {
     "hostcallback",
+    "hostcallback._one_copy",
     "hostcallback._with_jax",
     "hostcallback.lowering",
     "hostcallback.lowering.discharge",
@@ -68,6 +69,7 @@ def test_without_jax_only_the_package_itself_is_loaded() -> None:
     modules = loaded("import hostcallback")
     assert {name for name in modules if name.partition(".")[0] == "hostcallback"} == {
         "hostcallback",
+        "hostcallback._one_copy",
         "hostcallback._with_jax",
     }
     assert not modules & {"jax", "jaxlib", "numpy", "grpc", "msgpack", "asyncio", "logging"}

@@ -19,7 +19,8 @@ PROOF = """
 import importlib, pkgutil, sys
 
 def refused(name):
-    allowed = name in ("hostcallback", "hostcallback._with_jax") or f"{name}.".startswith("hostcallback.receiver.")
+    taken = "hostcallback", "hostcallback._one_copy", "hostcallback._with_jax"
+    allowed = name in taken or f"{name}.".startswith("hostcallback.receiver.")
     return name.partition(".")[0] in blocked and not allowed
 
 class Refuse:
@@ -77,7 +78,7 @@ def copied_receiver(tmp_path: Path) -> Path:
     """A copy of the receiver package as it is installed, to plant an import in."""
     package = tmp_path / "hostcallback"
     shutil.copytree(ROOT / "receiver", package / "receiver", ignore=shutil.ignore_patterns("__pycache__"))
-    for module in ("__init__.py", "_with_jax.py"):
+    for module in ("__init__.py", "_one_copy.py", "_with_jax.py"):
         shutil.copy(ROOT / "hostcallback" / module, package / module)
     return tmp_path
 
