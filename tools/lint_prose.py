@@ -33,6 +33,16 @@ PROSE_CHECKED = (
     "examples",
     "hostcallback/_jax_compat",
     "receiver",
+    "tests/accelerate",
+    "tests/breakpoints",
+    "tests/calls",
+    "tests/checks",
+    "tests/debug",
+    "tests/drop_in",
+    "tests/examples",
+    "tests/helpers",
+    "tests/hostcallback",
+    "tests/libraries",
     "tools",
 )
 """Files and folders that are free of the idioms. It grows until it is everything; then it goes."""

@@ -1,4 +1,4 @@
-"""`jax.debug.callback` under `hcb.accelerate()` calls what JAX calls, with the same values, once each."""
+"""`jax.debug.callback` under `hcb.accelerate()` makes the same calls as JAX, with the same values, once each."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ def test_vmap_of_many_is_one_equation() -> None:
     assert len(jaxpr.jaxpr.eqns) == 1
 
 
-def test_pytrees_keywords_and_what_is_no_array_arrive_in_their_places() -> None:
+def test_pytrees_keywords_and_non_arrays_arrive_in_their_places() -> None:
     def program(calls: Calls) -> Any:
         @jax.jit
         def f(x: Any) -> Any:
@@ -185,7 +185,7 @@ def test_calls_without_arguments_are_called() -> None:
     assert ours.calls == [[]]
 
 
-def test_callbacks_get_numpy_arrays_of_their_own_by_default() -> None:
+def test_callbacks_get_separate_numpy_arrays_by_default() -> None:
     calls = Calls()
     with hcb.accelerate():
         jax.block_until_ready(jax.jit(lambda x: tapped(lambda v: jax.debug.callback(calls, v), x))(ROW))
@@ -252,7 +252,7 @@ def test_ordered_callbacks_work_on_several_devices_where_jax_refuses_them() -> N
     assert [call[0] for call in ours.calls] == [0, 1, 2]
 
 
-def test_what_jax_checkpoint_recomputes_is_not_called_again() -> None:
+def test_recomputation_under_jax_checkpoint_calls_no_callback_again() -> None:
     jaxs, ours = both(under(lambda f: jax.grad(jax.checkpoint(f)), tapped, X))
     assert ours.result == jaxs.result
     assert len(ours.calls) == 1

@@ -178,7 +178,7 @@ def test_jax_arrays_come_and_go_if_asked_for() -> None:
     ],
     ids=["another shape", "too many", "another dtype", "no array"],
 )
-def test_what_was_not_announced_fails_with_what_was_and_the_line(returned: Any, complaint: str) -> None:
+def test_an_unannounced_result_fails_with_both_shapes_and_the_line(returned: Any, complaint: str) -> None:
     with hcb.accelerate():
         program = jax.jit(lambda x: io_callback(lambda v: returned, SCALAR, x))
         with pytest.raises(jax.errors.JaxRuntimeError):

@@ -72,7 +72,7 @@ def test_nested_vmaps_print_their_elements_in_jaxs_order() -> None:
     assert len(ours.lines) == 6
 
 
-def test_what_vmap_does_not_batch_prints_once() -> None:
+def test_values_vmap_does_not_batch_print_once() -> None:
     jaxs, ours = both(lambda calls: jax.jit(jax.vmap(returning(lambda r: say("const {}", 1.5))))(X))
     assert ours.lines == jaxs.lines == ["const 1.5"]
 
@@ -97,7 +97,7 @@ def test_a_partitioned_program_prints_the_whole_array() -> None:
     assert ours == jaxs
 
 
-def test_print_options_are_those_of_the_trace() -> None:
+def test_print_options_of_the_trace_apply() -> None:
     program = jax.jit(returning(lambda x: say("{}", x / 3)))
     with hcb.accelerate(), np.printoptions(precision=2):
         program.lower(X)

@@ -1,4 +1,4 @@
-"""`jax.block_until_ready` waits for callbacks that were taken over, as those who close what they use rely on."""
+"""`jax.block_until_ready` waits for accelerated callbacks; programs rely on that before they close files."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Held:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_it_comes_back_when_they_were_called(way: str) -> None:
+def test_it_returns_after_the_callbacks(way: str) -> None:
     held = Held()
     with hcb.accelerate():
         result = jax.jit(lambda x: [jax.debug.callback(held, x), x][1])(X)
@@ -59,7 +59,7 @@ def test_it_comes_back_when_they_were_called(way: str) -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_what_python_closes_thereafter_has_had_all(way: str) -> None:
+def test_a_file_python_closes_thereafter_is_complete(way: str) -> None:
     with hcb.accelerate():
 
         def step(c: Any, i: Any) -> Any:
@@ -123,7 +123,7 @@ def test_host_functions_may_call_it() -> None:
         assert jax.block_until_ready(ours) == 4
 
 
-def test_one_that_waits_for_who_blocks_holds_it_up_for_a_while_only(
+def test_a_callback_that_waits_for_the_blocked_thread_delays_it_for_a_while_only(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(readiness, "STALL_SEC", 0.1)

@@ -16,7 +16,7 @@ ROOT = Path(hostcallback.__file__).parents[1]  # of the packages under test
 SCRIPT = """
 import os, sys
 os.environ["JAX_ENABLE_X64"] = "1"
-import beside
+import sibling
 import jax
 print(__name__, __file__, sys.argv, sys.path[0], jax.config.jax_enable_x64)
 
@@ -38,14 +38,15 @@ if "exits" in sys.argv:
 @pytest.fixture
 def script(tmp_path: Path) -> Path:
     (tmp_path / "folder").mkdir()
-    (tmp_path / "folder" / "beside.py").write_text("")
+    (tmp_path / "folder" / "sibling.py").write_text("")
     path = tmp_path / "folder" / "program.py"
     path.write_text(SCRIPT)
     return path
 
 
 def python(*arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
-    # With PYTHONSAFEPATH, as the matrix sets it for the tests, Python itself would not find what lies beside a script.
+    # With PYTHONSAFEPATH, as the matrix sets it for the tests, Python itself would not find modules in the script's
+    # folder.
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"}
     return subprocess.run(
         [sys.executable, *map(str, arguments)],
@@ -68,7 +69,7 @@ def test_a_script_runs_as_by_python_and_its_callbacks_are_taken_over(script: Pat
     assert f"hostcallback: taken over: jax.debug.print at {script}:10 (f)" in ours.stderr
 
 
-def test_an_exception_looks_as_without_it(script: Path, tmp_path: Path) -> None:
+def test_an_exception_looks_the_same(script: Path, tmp_path: Path) -> None:
     alone = python(script, "fails", cwd=tmp_path)
     ours = python("-m", "hostcallback.receiver.cli", "run", script, "fails", cwd=tmp_path)
     assert ours.returncode == alone.returncode == 1
@@ -80,7 +81,7 @@ def test_the_exit_status_is_the_scripts(script: Path, tmp_path: Path) -> None:
     assert python("-m", "hostcallback.receiver.cli", "run", script, "exits", cwd=tmp_path).returncode == 3
 
 
-def test_what_callbacks_raise_is_reported_at_exit(script: Path, tmp_path: Path) -> None:
+def test_callback_errors_are_reported_at_exit(script: Path, tmp_path: Path) -> None:
     result = python("-m", "hostcallback.receiver.cli", "run", script, "raises later", cwd=tmp_path)
     assert "ZeroDivisionError" in result.stderr
     assert f"{script}:17" in result.stderr

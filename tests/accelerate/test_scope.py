@@ -88,7 +88,7 @@ def test_twice_lasts_until_both_are_undone_in_any_order() -> None:
     assert not is_taken_over()
 
 
-def test_of_several_the_last_one_says_what_callbacks_get() -> None:
+def test_the_last_of_several_scopes_decides_the_arguments_of_callbacks() -> None:
     kinds: list[Any] = []
 
     def run() -> None:
@@ -105,7 +105,7 @@ def test_of_several_the_last_one_says_what_callbacks_get() -> None:
     assert kinds[1] is np.ndarray
 
 
-def test_what_was_traced_within_goes_on_after_it() -> None:
+def test_programs_traced_within_go_on_after_it() -> None:
     seen: list[Any] = []
     f = jax.jit(lambda x: [jax.debug.callback(seen.append, x), x][1])
     with hcb.accelerate():
@@ -115,7 +115,7 @@ def test_what_was_traced_within_goes_on_after_it() -> None:
     assert len(seen) == 2
 
 
-def test_somebody_elses_replacement_of_bind_survives() -> None:
+def test_another_librarys_replacement_of_bind_survives() -> None:
     primitive = compat.callback_primitive("jax.debug.callback")
     acceleration = hcb.accelerate()
     ours = primitive.bind
@@ -148,7 +148,7 @@ def test_in_traced_code_it_is_refused() -> None:
     assert not is_taken_over()
 
 
-def test_a_callback_that_takes_for_ever_is_named_and_holds_nothing_up() -> None:
+def test_an_endless_callback_is_named_and_blocks_nothing() -> None:
     entered, leave = threading.Event(), threading.Event()
 
     def waits(x: Any) -> None:
@@ -199,7 +199,7 @@ def test_the_environment_begins_it_at_import(value: str, primitive: str) -> None
     assert not result.stderr
 
 
-def test_the_environment_can_ask_for_what_is_taken_over() -> None:
+def test_the_environment_can_turn_it_on() -> None:
     result = python(PROGRAM, HOSTCALLBACK_ACCELERATE="verbose")
     assert "hostcallback: taken over: jax.debug.print at <string>:3" in result.stderr
 

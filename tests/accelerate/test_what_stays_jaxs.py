@@ -1,4 +1,4 @@
-"""What `hcb.accelerate()` cannot take over works as JAX does it, and is listed with the reason and the line."""
+"""Callbacks that `hcb.accelerate()` cannot replace work as in JAX, and are listed with the reason and the line."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_callbacks_outside_of_compiled_code_are_called_at_once() -> None:
     assert acceleration.callbacks == []
 
 
-def test_a_callback_outside_of_compiled_code_comes_after_all_that_was_emitted() -> None:
+def test_a_callback_outside_of_compiled_code_comes_after_all_messages() -> None:
     order: list[str] = []
     entered = threading.Event()
 
@@ -169,7 +169,7 @@ def test_another_form_of_callback_is_left_to_jax(monkeypatch: pytest.MonkeyPatch
     assert [left.reason for left in stays] == ["this JAX is not known: its callback is made otherwise"]
 
 
-def test_programs_traced_before_keep_what_they_have() -> None:
+def test_programs_traced_before_keep_their_callbacks() -> None:
     calls = Calls()
     f = jax.jit(lambda x: [jax.debug.callback(calls, x), x][1])
     jax.block_until_ready(f(X))

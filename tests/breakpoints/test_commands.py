@@ -1,4 +1,4 @@
-"""What the debugger's commands answer, over the frames of a real program."""
+"""Answers of the debugger's commands, over the frames of a real program."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def line_of(text: str) -> int:
 
 def run(*commands: str, jit: Jit = hcb.jit) -> Script:
     script = Script(*commands, "c")
-    # This frame is above that of `loss`.
+    # This frame is above the frame of `loss`.
     above = "the caller"
     function = jit(lambda x: loss(script, {"w": x + 1, "b": 2.0}, x))
     jax.block_until_ready(function(jnp.arange(3.0)))
@@ -59,7 +59,7 @@ def test_pp_pretty_prints() -> None:
     assert len(long) == 4
 
 
-def test_what_an_expression_raises_is_printed_and_the_prompt_stays() -> None:
+def test_the_error_of_an_expression_is_printed_and_the_prompt_stays() -> None:
     script = run("p nonsense", "p 1 / 0", "p )", "p", "raise SystemExit(3)", "nonsense", "p 1 + 1")
     errors = ["NameError", "ZeroDivisionError", "SyntaxError", "SyntaxError", "SystemExit", "NameError"]
     for text, error in zip(script.answers, errors, strict=False):
@@ -67,7 +67,7 @@ def test_what_an_expression_raises_is_printed_and_the_prompt_stays() -> None:
     assert script.answers[6] == "2"
 
 
-def test_statements_assign_what_later_commands_see() -> None:
+def test_statements_assign_variables_that_later_commands_see() -> None:
     assert run("z = y.sum()", "p float(z)", "for i in range(2): z += 1", "p float(z)").answers[:4] == [
         "", "8.0", "", "10.0",
     ]  # fmt: skip

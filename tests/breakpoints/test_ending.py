@@ -1,4 +1,4 @@
-"""How a stop ends: by quitting, by errors, and what runs afterwards."""
+"""How a stop ends: by quitting, by errors, and how the program goes on."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def stopping(script: Any, jit: Jit) -> Any:
 
 
 def deferred() -> list[type[BaseException]]:
-    """The types of what the next barrier raises."""
+    """The types of the errors that the next barrier raises."""
     try:
         hcb.barrier_wait()
     except hcb.TapFunctionException as group:
@@ -81,7 +81,7 @@ def test_a_terminal_that_fails_ends_the_program(jit: Jit) -> None:
 
 
 @pytest.mark.parametrize("stdin", [None, io.StringIO("c\n")], ids=["none", "no terminal"])
-def test_without_a_terminal_nobody_is_waited_for(monkeypatch: pytest.MonkeyPatch, stdin: Any) -> None:
+def test_without_a_terminal_the_program_does_not_wait(monkeypatch: pytest.MonkeyPatch, stdin: Any) -> None:
     monkeypatch.setattr(sys, "stdin", stdin)
 
     def f(x: Any) -> Any:
@@ -121,7 +121,7 @@ def test_in_a_notebook_the_kernel_is_asked(jit: Jit, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("jit", JITS)
-def test_what_is_evaluated_may_stop_itself(jit: Jit) -> None:
+def test_an_evaluated_expression_may_stop_itself(jit: Jit) -> None:
     script = Script("p float(g(x))", "p float(y)", "c", "p float(x)", "c")
 
     @jit

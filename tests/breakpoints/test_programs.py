@@ -1,4 +1,4 @@
-"""Where a breakpoint stops: under every jit, in loops and branches, under vmap and grad, on several devices."""
+"""Places where a breakpoint stops: under every jit, in loops and branches, under vmap and grad, on several devices."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from transforming import COMPILED, JITS, Jit
 
 
 def values(script: Script) -> list[float]:
-    """What `p float(...)` printed, each time."""
+    """Output of each `p float(...)`."""
     return [float(answer.splitlines()[0]) for answer in script.answers if answer[:1].isdigit()]
 
 
@@ -160,7 +160,7 @@ def test_grad_of_a_scan_stops_at_every_step_of_the_forward_pass(jit: Jit) -> Non
 
 @pytest.mark.parametrize("jit", JITS)
 @pytest.mark.parametrize("policy", [None, jax.checkpoint_policies.everything_saveable], ids=["all", "none"])
-def test_what_checkpoint_recomputes_stops_once(jit: Jit, policy: Any) -> None:
+def test_recomputation_under_checkpoint_stops_once(jit: Jit, policy: Any) -> None:
     script = Script("p float(y)", "c", "p float(y)", "c")
 
     def f(x: Any) -> Any:
@@ -225,7 +225,7 @@ def test_on_several_devices_one_stops_at_a_time(jit: Jit) -> None:
     np.testing.assert_array_equal(f(jnp.arange(4.0)), np.arange(1.0, 5))
     assert sorted(values(script)) == [0, 1, 2, 3]
     assert sorted(stop.rpartition("on ")[2] for stop in script.stops) == [str(d) for d in jax.devices()]
-    assert len([*itertools.groupby(script.threads)]) == 4  # nobody else read or wrote during a stop
+    assert len([*itertools.groupby(script.threads)]) == 4  # no other thread read or wrote during a stop
 
 
 @pytest.mark.parametrize("jit", COMPILED)

@@ -1,4 +1,4 @@
-"""A breakpoint at a real terminal, and what it says where there is none."""
+"""A breakpoint at a real terminal, and its message if no terminal exists."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 
 class Terminal:
-    """A program at a terminal of its own, which it also takes Ctrl-C from."""
+    """A program at a separate terminal, from which it also receives Ctrl-C."""
 
     def __init__(self, jit: str) -> None:
         self.text = ""
@@ -126,7 +126,7 @@ def test_ctrl_c_at_the_prompt_cancels_the_line(terminal: Terminal) -> None:
 
 
 @pytest.mark.parametrize(("jit", "stdin"), [("jax.jit", "pipe"), ("hcb.jit", "closed"), ("no jit", "null")])
-def test_without_a_terminal_it_says_so_and_where(jit: str, stdin: str) -> None:
+def test_without_a_terminal_it_warns_with_the_line(jit: str, stdin: str) -> None:
     command = [sys.executable, str(PROGRAM), jit]
     if stdin == "closed":
         command = ["/bin/sh", "-c", 'exec "$@" <&-', "sh", *command]

@@ -1,4 +1,4 @@
-"""Which variables the debugger has, and that a breakpoint leaks no tracer and keeps nothing alive for ever."""
+"""Variables that the debugger shows; a breakpoint leaks no tracer and keeps no value alive."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_values_of_an_enclosing_trace_are_there(jit: Jit) -> None:
 
 
 @pytest.mark.parametrize("jit", COMPILED)
-def test_a_body_that_is_used_again_takes_nothing_of_what_encloses_it(jit: Jit) -> None:
+def test_a_reused_body_gets_no_variables_of_its_caller(jit: Jit) -> None:
     # JAX keeps the jaxpr of `inner` and of `inner_jit`, and uses it under the next trace.
     def f(x: Any) -> Any:
         k = x + 1
@@ -76,7 +76,7 @@ def test_a_body_that_is_used_again_takes_nothing_of_what_encloses_it(jit: Jit) -
 
 
 @pytest.mark.parametrize("jit", COMPILED)
-def test_a_jitted_function_that_is_kept_takes_nothing_of_what_encloses_it(jit: Jit) -> None:
+def test_a_cached_jitted_function_gets_no_variables_of_its_caller(jit: Jit) -> None:
     kept: list[Any] = []
 
     def f(x: Any) -> Any:
@@ -158,7 +158,7 @@ def test_values_of_the_traces_within_are_told_where_a_rule_stops(jit: Jit) -> No
 
 
 @pytest.mark.parametrize("jit", COMPILED)
-def test_what_is_no_array_is_the_object_that_it_was(jit: Jit) -> None:
+def test_a_non_array_is_the_same_object(jit: Jit) -> None:
     class Config:
         rate = 0.5
 
@@ -228,7 +228,7 @@ def test_no_tracer_leaks(jit: Jit) -> None:
         script.commands = ["c"] * 100
         jax.block_until_ready(jit(f)(1.0))
         jax.block_until_ready(jit(jax.vmap(f))(jnp.ones(2)))
-        # Not of a loop: there JAX itself reports a leak, whatever the effect (of jax.debug.print, say).
+        # Not in a loop: there JAX itself reports a leak for every effect (that of jax.debug.print, for example).
         jax.block_until_ready(jit(jax.grad(lambda x: inner(x, x)[0]))(1.0))
     assert script.stops
 

@@ -1,4 +1,4 @@
-"""`hcb.call` returns to the device what its host function returns: structure, shapes, dtypes, order, devices."""
+"""`hcb.call` returns the host function's result to the device: structure, shapes, dtypes, order, devices."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def array(*shape: int, dtype: Any = np.float32) -> jax.ShapeDtypeStruct:
 
 
 @pytest.mark.parametrize("jit", JITS)
-def test_the_result_comes_back_to_the_device(jit: Jit) -> None:
+def test_the_result_arrives_on_the_device(jit: Jit) -> None:
     f = jit(lambda x: 2 * hcb.call(np.cumsum, x + 1, result_shape=x))
     np.testing.assert_array_equal(f(jnp.arange(4.0)), [2, 6, 12, 20])
     assert isinstance(f(jnp.arange(4.0)), jax.Array)
@@ -114,7 +114,7 @@ def values_of(name: str, shape: tuple[int, ...]) -> Any:
 
 @pytest.mark.parametrize("shape", [(), (5,), (3, 7)], ids=str)
 @pytest.mark.parametrize("name", NARROW_DTYPES)
-def test_every_dtype_goes_and_comes_unchanged(name: str, shape: tuple[int, ...]) -> None:
+def test_every_dtype_arrives_unchanged(name: str, shape: tuple[int, ...]) -> None:
     value = values_of(name, shape)
 
     def host(x: Any) -> Any:
@@ -161,7 +161,7 @@ def test_numbers_and_other_arrays_are_taken_as_they_are_meant() -> None:
     assert [np.asarray(leaf).tolist() for leaf in out] == [1, 2.5, 7, False, 2, [0, 1, 2], [1, 2]]
 
 
-def test_results_may_lie_anyhow_in_memory() -> None:
+def test_results_may_have_any_memory_layout() -> None:
     whole = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
     views = (whole.T, whole[:, ::2], np.broadcast_to(np.float32(5), (3, 3)), np.asfortranarray(whole))
     out = hcb.call(lambda _: views, 0, result_shape=views)
@@ -242,7 +242,7 @@ def test_calls_and_taps_keep_the_programs_order(jit: Jit) -> None:
         hcb.id_tap(lambda i: log.append(("after", int(i))), i)
         return x, None
 
-    # A program of more than eight thunks, which XLA runs concurrently where nothing orders them.
+    # A program of more than eight thunks, which XLA runs concurrently where no dependency orders them.
     out = jit(lambda x: lax.scan(step, jnp.sin(x).astype(int), jnp.arange(40))[0])(jnp.float32(0))
     hcb.barrier_wait()
     assert int(out) == 780

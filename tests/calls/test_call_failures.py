@@ -1,4 +1,4 @@
-"""What a host function raises, or returns by mistake, reaches the program's caller and the barrier."""
+"""An error or a wrong result of a host function reaches the program's caller and the barrier."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def root(x: Any) -> Any:
 
 
 def deferred() -> hcb.TapFunctionException:
-    """What the next barrier raises."""
+    """The errors that the next barrier raises."""
     with pytest.raises(hcb.TapFunctionException) as caught:
         hcb.barrier_wait()
     return caught.value
@@ -143,7 +143,7 @@ def test_a_nested_failure_reaches_the_outermost_caller(jit: Jit) -> None:
 
 
 @pytest.mark.parametrize("error", [SystemExit(3), GeneratorExit()], ids=repr)
-def test_what_is_no_ordinary_exception_ends_the_program_only(error: BaseException) -> None:
+def test_a_non_ordinary_exception_ends_the_program_only(error: BaseException) -> None:
     def host(x: Any) -> Any:
         raise error
 
@@ -185,7 +185,7 @@ MISMATCHES = [
 
 
 @pytest.mark.parametrize(("result_shape", "host", "text"), MISMATCHES, ids=[text for *_, text in MISMATCHES])
-def test_a_result_other_than_announced_is_shown_beside_what_was(
+def test_a_wrong_result_is_shown_together_with_the_announced_one(
     result_shape: Any, host: Any, text: str
 ) -> None:
     f = hcb.jit(lambda x: hcb.call(host, x, result_shape=result_shape, name="host"))

@@ -147,8 +147,8 @@ def test_more_threads_than_xla_has(jit: Jit) -> None:
 
 @pytest.mark.parametrize("jit", COMPILED)
 def test_more_programs_than_a_device_takes_at_a_time(jit: Jit) -> None:
-    # XLA:CPU takes 32 for each device: those of a host function must find their place among those that wait for it. So
-    # the dispatch of a program whose arguments are there comes back when it is over.
+    # XLA:CPU takes 32 for each device: programs of a host function need a slot among the programs that wait for it. So
+    # the dispatch of a program whose arguments are ready returns after the program has run.
     f = jit(lambda x: hcb.call(lambda x: work(jit)(x) * np.ones_like(x), x, result_shape=x) * 0 + x + 1)
     x = jnp.ones((256, 256))
     arguments = jax.block_until_ready([x + i for i in range(20)])
@@ -170,7 +170,7 @@ def test_a_host_function_finds_another_thread_where_xla_holds_its_own_back() -> 
         go.wait(60)
         return x
 
-    # Behind this one XLA queues what the same thread dispatches.
+    # XLA queues the same thread's later programs behind this one.
     holding = jax.jit(lambda x: hcb.call(hold, x[:1, 0], result_shape=x[:1, 0]))
     large = jnp.ones((2048, 2048))
     computed = jax.jit(lambda x: lax.fori_loop(0, 3, lambda _, c: jnp.sin(c @ c), x))
@@ -235,7 +235,7 @@ def test_a_host_function_computes_with_denormals_as_numpy_does() -> None:
     np.testing.assert_array_equal(on_all(jnp.ones(4)), 2)
 
 
-def test_what_follows_a_call_computes_as_what_precedes_it() -> None:
+def test_programs_after_a_call_compute_as_before_it() -> None:
     def program(x: Any, call: Any) -> Any:
         def step(c: Any, _: Any) -> Any:
             c = call(c * jnp.float32(0.5))

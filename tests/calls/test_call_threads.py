@@ -1,4 +1,4 @@
-"""Which thread runs a host function, what it must wait for there, and what Ctrl-C does meanwhile."""
+"""The thread that runs a host function, the work it waits for, and Ctrl-C meanwhile."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_the_thread_that_dispatches_runs_it(jit: Jit) -> None:
     assert all(ident == ran for ident, ran in found.items())
 
 
-def test_a_dispatch_comes_back_when_its_program_is_over() -> None:
+def test_a_dispatch_returns_after_its_program_has_run() -> None:
     @jax.jit
     def f(x: Any) -> Any:  # of more than eight thunks: XLA does not take it for a cheap one
         y = jnp.sin(x) @ x
@@ -183,7 +183,7 @@ def test_a_host_function_calls_its_own_program_again() -> None:
 
 
 def failing(f: Callable[[Any], Any], x: Any) -> bool:
-    """Whether a call was interrupted: the program fails, and KeyboardInterrupt comes as soon as it can."""
+    """Whether a call was interrupted: the program fails, and KeyboardInterrupt is raised as soon as possible."""
     try:
         try:
             f(x)
@@ -235,7 +235,7 @@ def test_a_call_that_waits_for_a_tap_can_be_interrupted() -> None:
 
     f = jax.jit(program)
     gate.set()
-    for size in (1, 1 << 16):  # of which the second is outside the ring
+    for size in (1, 1 << 16):  # the second size is outside the ring
         x = jnp.full(size, 1.0)
         g = jax.jit(lambda x: hcb.call(lambda v: host(v[0]) * v, hcb.id_tap(tap, x), result_shape=x))
         gate.set()

@@ -32,14 +32,14 @@ class Host:
 
 @pytest.mark.parametrize("jit", JITS)
 @pytest.mark.parametrize("method", VMAP_METHODS)
-def test_vmap_does_what_pure_callback_does(jit: Jit, method: str) -> None:
+def test_vmap_matches_pure_callback(jit: Jit, method: str) -> None:
     ours, peer = Host(), Host()
 
     def f(x: Any, y: Any) -> Any:
         return hcb.call(ours, (x, y), result_shape=x, vmap_method=method)
 
     def g(x: Any, y: Any) -> Any:
-        # JAX hands arrays of its own; only their shapes matter here.
+        # JAX passes its own arrays; only their shapes matter here.
         return jax.pure_callback(lambda x, y: peer((np.asarray(x), np.asarray(y)), transforms=()), x, x, y,
                                  vmap_method=method)  # fmt: skip
 
@@ -85,7 +85,7 @@ def test_a_batch_of_none_and_of_one(method: str, size: int) -> None:
     np.testing.assert_array_equal(hcb.jit(f)(jnp.zeros((size, 2))), np.ones((size, 2)))
 
 
-def test_vmap_without_a_method_says_which_there_are() -> None:
+def test_vmap_without_a_method_lists_the_methods() -> None:
     f = jax.vmap(lambda x: hcb.call(np.cumsum, x, result_shape=x))
     with pytest.raises(
         NotImplementedError, match=r"call of cumsum at .*test_call_transformations\.py:\d+ .*vmap_method"
@@ -93,12 +93,12 @@ def test_vmap_without_a_method_says_which_there_are() -> None:
         f(jnp.ones((2, 3)))
 
 
-def test_what_is_not_batched_needs_no_method() -> None:
+def test_unbatched_values_need_no_method() -> None:
     f = jax.vmap(lambda x: x + hcb.call(lambda y: y, jnp.float32(1), result_shape=jnp.float32(0)))
     np.testing.assert_array_equal(hcb.jit(f)(jnp.arange(3.0)), [1, 2, 3])
 
 
-def test_a_batched_result_of_the_wrong_shape_says_that_it_is_batched() -> None:
+def test_the_error_for_a_batched_result_of_the_wrong_shape_mentions_the_batch() -> None:
     f = jax.vmap(lambda x: hcb.call(lambda x: x[0], x, result_shape=x, vmap_method="expand_dims"))
     with pytest.raises(
         jax.errors.JaxRuntimeError, match=r"returned float32\[2\] as result, expected float32\[3, 2\].*vmap"
@@ -125,7 +125,7 @@ def test_differentiating_names_the_line_and_the_cure(jit: Jit, differentiate: An
 
 
 @pytest.mark.parametrize("jit", JITS)
-def test_what_no_derivative_flows_through_may_call(jit: Jit) -> None:
+def test_code_outside_of_derivatives_may_call(jit: Jit) -> None:
     def f(x: Any, n: Any) -> Any:
         stopped = hcb.call(np.sin, lax.stop_gradient(x), result_shape=x)
         whole = hcb.call(lambda n: n + 1, n, result_shape=n)
@@ -187,7 +187,7 @@ def test_custom_jvp_may_call_in_a_scan(jit: Jit) -> None:
 
 
 @pytest.mark.parametrize("jit", COMPILED)
-def test_in_what_checkpoint_recomputes_it_runs_once(jit: Jit) -> None:
+def test_recomputation_under_checkpoint_calls_once(jit: Jit) -> None:
     calls: list[float] = []
 
     def host(x: Any) -> Any:

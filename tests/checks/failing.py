@@ -1,4 +1,4 @@
-"""What tests of checks share: what failed, as the next barrier raises it."""
+"""Shared by tests of checks: the failures that the next barrier raises."""
 
 from __future__ import annotations
 

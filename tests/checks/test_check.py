@@ -1,4 +1,4 @@
-"""`hcb.check` sends nothing while it holds, and when it fails says what failed, wherever in a program it stands."""
+"""`hcb.check` sends no message while it holds, and names the failed check, anywhere in a program."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_a_check_that_holds_sends_nothing(jit: Jit) -> None:
 
 
 @pytest.mark.parametrize("jit", JITS)
-def test_a_check_that_fails_says_what_failed_and_the_program_goes_on(jit: Jit) -> None:
+def test_a_failing_check_is_named_and_the_program_goes_on(jit: Jit) -> None:
     assert float(jit(positive)(-3.0)) == -6
     check = failed_once()
     assert check.explanation.text == "x is -3.0"
@@ -145,7 +145,7 @@ def test_checkpointed_code_is_checked_once(jit: Jit) -> None:
 
 
 @pytest.mark.parametrize("jit", JITS)
-def test_under_vmap_one_message_says_which_elements_failed(jit: Jit) -> None:
+def test_under_vmap_one_message_lists_the_failed_elements(jit: Jit) -> None:
     with pytest.raises(hcb.TapFunctionException) as caught, hcb.outfeed_receiver() as rx:
         jit(jax.vmap(positive))(jnp.array([1.0, -2.0, 3.0, -4.0]))
     assert sum(stats.delivered for stats in rx.stats) == 1

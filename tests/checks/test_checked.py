@@ -1,4 +1,4 @@
-"""`hcb.checked` makes a step that raises what its checks found, and returns its results otherwise."""
+"""`hcb.checked` makes a step that raises the failures of its checks, and returns its results otherwise."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_it_keeps_the_steps_name_and_takes_functions_only() -> None:
 
 
 @pytest.mark.parametrize("jit", COMPILED)
-def test_what_a_tap_raises_in_a_step_waits_for_the_barrier(jit: Jit) -> None:
+def test_a_tap_error_in_a_step_waits_for_the_barrier(jit: Jit) -> None:
     def bad(x: Any) -> None:
         raise KeyError("tap")
 

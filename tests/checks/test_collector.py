@@ -1,4 +1,4 @@
-"""Failed checks are gathered by line, bounded, and raised, logged or made to end the program, as the receiver says."""
+"""Failed checks are gathered by line, bounded, and raised, logged or made to end the program, as the user chooses."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def often(f: Any) -> None:
 
 
 def fail_and_go_on(f: Any) -> None:
-    """The call that fails may raise itself, where it is over when it returns."""
+    """The call that fails may raise itself if its program has run when it returns."""
     f(-1.0)
     often(f)
 
@@ -67,7 +67,7 @@ def test_failures_are_raised_on_leaving_a_collector_one_for_each_line(jit: Jit) 
 
 
 @pytest.mark.parametrize("jit", JITS)
-def test_what_a_tap_raises_is_reported_beside_failed_checks(jit: Jit) -> None:
+def test_a_tap_error_is_reported_together_with_failed_checks(jit: Jit) -> None:
     def bad(x: Any) -> None:
         raise KeyError("tap")
 
@@ -150,7 +150,7 @@ def test_abort_ends_a_loop_that_would_never_end(jit: Jit) -> None:
 
 
 def endless_on_all_devices(jit: Jit) -> Any:
-    """Counts on each device for ever; its check fails at 50."""
+    """Counts on each device without end; its check fails at 50."""
     mesh = Mesh(jax.devices(), ("i",))
 
     def f(x: Any) -> Any:
@@ -167,7 +167,7 @@ def endless_on_all_devices(jit: Jit) -> Any:
 @pytest.mark.parametrize("jit", COMPILED)
 def test_abort_ends_endless_loops_on_all_devices(jit: Jit) -> None:
     endless = endless_on_all_devices(jit)
-    # On the callback transport a launch has no number, so that each device has to fail by itself.
+    # On the callback transport a launch has no number, so that each device has to fail separately.
     with pytest.raises((jax.errors.JaxRuntimeError, ValueError), match="a check failed") as caught:
         with hcb.outfeed_receiver(on_error="abort"):
             jax.block_until_ready(endless(jnp.arange(4)))
@@ -182,7 +182,7 @@ def test_abort_on_one_device_ends_the_others_at_their_next_tap(jit: Jit) -> None
     endless = endless_on_all_devices(jit)
     with pytest.raises((jax.errors.JaxRuntimeError, ValueError), match="a check failed") as caught:
         with hcb.outfeed_receiver(on_error="abort"):
-            # Only the first device ever comes to 50 soon; the others run for hours.
+            # Only the first device reaches 50 soon; the others run for hours.
             jax.block_until_ready(endless(jnp.array([0, 100, 100, 100])))
     assert "1 check(s) failed" in "".join(caught.value.__notes__)
 

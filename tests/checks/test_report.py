@@ -60,7 +60,7 @@ def test_a_check_on_one_line_is_marked_in_characters_not_bytes() -> None:
     ]
 
 
-def test_how_often_and_where_else_it_failed_is_said() -> None:
+def test_the_report_has_the_number_and_places_of_failures() -> None:
     jax.pmap(lambda x: inner(x, 0.5))(jnp.arange(4.0))
     assert "  3 failures (1 on cpu:1, 1 on cpu:2, 1 on cpu:3), the last at " in report()
 

@@ -33,7 +33,7 @@ def texts() -> list[str]:
 
 
 @pytest.mark.parametrize("jit", JITS)
-def test_all_checks_are_switched_off_and_on_without_compiling_anew(jit: Jit) -> None:
+def test_all_checks_are_switched_off_and_on_without_recompiling(jit: Jit) -> None:
     traced = []
 
     def f(x: Any) -> Any:
@@ -57,7 +57,7 @@ def test_all_checks_are_switched_off_and_on_without_compiling_anew(jit: Jit) -> 
 @pytest.mark.parametrize("jit", JITS)
 def test_checks_are_switched_by_name_before_and_after_they_are_traced(jit: Jit) -> None:
     f = jit(two_checks)
-    hcb.disable_checks("a", "nobody")
+    hcb.disable_checks("a", "unknown")
     f(-1.0)
     assert texts() == ["b -1.0"]
     hcb.disable_checks("b")
@@ -109,6 +109,6 @@ def test_a_switch_holds_on_every_device(jit: Jit) -> None:
     assert (check.name, check.count) == ("b", 4)
 
 
-def test_names_that_are_no_texts_are_refused() -> None:
+def test_names_that_are_not_texts_are_refused() -> None:
     with pytest.raises(TypeError, match=r"names of checks are texts, got \[1\]"):
         hcb.disable_checks(1)  # type: ignore[arg-type]

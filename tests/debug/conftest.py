@@ -1,4 +1,4 @@
-"""What tests of printing take."""
+"""Fixtures for tests of printing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tests of `hcb.print` share: the same program with both prints, and what each printed."""
+"""Shared by tests of `hcb.print`: the same program with both prints, and the output of each."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ class Printed:
         self._capsys = capsys
 
     def ours(self, program: Callable[..., Any], *args: Any) -> str:
-        """What `program(print, *args)` prints with ours."""
+        """Output of `program(print, *args)` with our print."""
         self._capsys.readouterr()
         program(hcb.print, *args)
         hcb.barrier_wait()
         return self._capsys.readouterr().out
 
     def jaxs(self, program: Callable[..., Any], *args: Any) -> str:
-        """What it prints with JAX's. Ordered, which ours is by default."""
+        """Its output with JAX's print. Ordered, as ours is by default."""
         self._capsys.readouterr()
         program(functools.partial(jax.debug.print, ordered=True), *args)
         jax.effects_barrier()

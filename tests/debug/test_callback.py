@@ -1,4 +1,4 @@
-"""`hcb.callback` calls what `jax.debug.callback` calls, with the same values, under every transformation."""
+"""`hcb.callback` makes the same calls as `jax.debug.callback`, with the same values, under every transformation."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_arguments_arrive_as_they_were_passed(jit: Jit, calls: Calls) -> None:
 
 
 @pytest.mark.parametrize("jit", JITS)
-def test_calls_are_those_of_jax_debug_callback(jit: Jit) -> None:
+def test_calls_match_jax_debug_callback(jit: Jit) -> None:
     def program(callback: Any) -> None:
         def f(x: Any) -> Any:
             callback()
@@ -141,7 +141,7 @@ def test_where_nothing_is_batched_there_is_one_call(jit: Jit) -> None:
 
 
 @pytest.mark.parametrize("jit", JITS)
-def test_every_element_gets_arrays_of_its_own(jit: Jit) -> None:
+def test_every_element_gets_separate_arrays(jit: Jit) -> None:
     seen = []
 
     def change(x: Any, shared: Any) -> None:
@@ -332,7 +332,7 @@ def test_partitioned_chooses_between_the_whole_array_and_each_devices_shard(
 
 @pytest.mark.parametrize("jit", JITS[:1])
 @pytest.mark.parametrize("other", ["m", None])
-def test_shards_of_a_batch_that_lie_differently_are_never_mixed_up(jit: Jit, other: str | None) -> None:
+def test_shards_of_a_batch_with_different_layouts_are_never_mixed_up(jit: Jit, other: str | None) -> None:
     mesh = Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("d", "m"))
     x = jax.device_put(jnp.arange(4.0), NamedSharding(mesh, PartitionSpec("d")))
     y = jax.device_put(10 * jnp.arange(4.0), NamedSharding(mesh, PartitionSpec(other)))
@@ -371,7 +371,7 @@ def test_the_two_call_form_takes_the_options_first(jit: Jit, calls: Calls) -> No
     assert Calls.plain(calls) == [((5,), {"ordered": 5, "name": "n", "callback": "c"})]
 
 
-def test_name_is_what_the_tap_is_called_in_reports() -> None:
+def test_reports_use_name_for_the_tap() -> None:
     def fail() -> None:
         raise ValueError
 
@@ -385,13 +385,13 @@ def test_name_is_what_the_tap_is_called_in_reports() -> None:
 
 
 @pytest.mark.parametrize("first", [3, "text", None])
-def test_what_cannot_be_called_is_refused_with_the_users_line(first: Any) -> None:
+def test_a_non_callable_is_refused_with_the_users_line(first: Any) -> None:
     with pytest.raises(TypeError, match=r"must be callable, but got .*test_callback.py:\d+"):
         hcb.callback()(first, 1)
 
 
 @pytest.mark.parametrize("arguments", [{"x": 1}, {"ordered": True, "output_stream": None}])
-def test_the_first_of_two_calls_refuses_what_is_no_option(arguments: Any) -> None:
+def test_the_first_of_two_calls_refuses_unknown_options(arguments: Any) -> None:
     with pytest.raises(TypeError, match=r"hcb.callback received unexpected arguments in the two-call form"):
         hcb.callback(**arguments)
 

@@ -1,4 +1,4 @@
-"""`hcb.log` logs what `hcb.print` prints, as records that name the user's line."""
+"""`hcb.log` logs the text that `hcb.print` prints, as records that name the user's line."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_a_logger_or_a_level_of_another_type_is_refused(options: Any) -> None:
         hcb.log(**options)("text")
 
 
-def test_the_text_is_that_of_jax_debug_print(
+def test_the_text_matches_jax_debug_print(
     caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def f(log: Any) -> None:

@@ -30,7 +30,7 @@ def put(x: Any, spec: Any) -> Any:
 
 
 def received(callback: Callable[..., Any], program: Program, *args: Any) -> list[Any]:
-    """What reaches the host, in some order; the devices' is not one."""
+    """The values that reach the host, in some order; the devices define none."""
     lock = threading.Lock()
     got: list[Any] = []
 
@@ -104,7 +104,7 @@ def test_in_a_scan_and_of_computed_values() -> None:
     assert len(alike(program, put(X.reshape(2, 2, 4), P(None, "d", "m")))) == 16
 
 
-def test_prints_are_those_of_jax(capsys: pytest.CaptureFixture[str]) -> None:
+def test_prints_match_jax(capsys: pytest.CaptureFixture[str]) -> None:
     def printed(print_: Any) -> list[str]:
         def program(x: Any, y: Any) -> Any:
             jax.vmap(lambda x, y: print_("x {} y {y}", x, y=y), in_axes=(0, 1))(x, y)

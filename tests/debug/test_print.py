@@ -1,4 +1,4 @@
-"""`hcb.print` prints what `jax.debug.print` prints; both run here, and what they print is compared."""
+"""`hcb.print` prints the same as `jax.debug.print`; both run here, and the tests compare their output."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_every_value_prints_as_jax_prints_it(jit: Jit, value: Any, printed: Prin
 
 
 def test_elements_of_less_than_a_byte_print_their_value(printed: Printed) -> None:
-    # Not compared: jax.debug.print of JAX 0.8 prints them as they lie, and what lies beside them.
+    # Not compared: jax.debug.print of JAX 0.8 prints strided arrays from memory, together with adjacent bytes.
     assert printed.ours(
         lambda _: jax.jit(lambda x: hcb.print("{} {!r}", x, x))(jnp.asarray(-3, jnp.int4))
     ) == ("-3 Array(-3, dtype=int4)\n")
@@ -91,7 +91,7 @@ def test_format_specifications_apply_to_scalars_as_jax_applies_them(
 
 
 @pytest.mark.parametrize("jit", JITS)
-def test_elements_attributes_and_conversions_are_those_of_jax_arrays(jit: Jit, printed: Printed) -> None:
+def test_elements_attributes_and_conversions_match_jax_arrays(jit: Jit, printed: Printed) -> None:
     def program(print: Any) -> None:
         def f(x: Any, tree: Any) -> Any:
             print(
@@ -107,7 +107,7 @@ def test_elements_attributes_and_conversions_are_those_of_jax_arrays(jit: Jit, p
 
 
 @pytest.mark.parametrize("jit", JITS)
-def test_what_is_no_array_stays_on_the_host_and_prints_as_it_is(jit: Jit, printed: Printed) -> None:
+def test_non_arrays_stay_on_the_host_and_print_unchanged(jit: Jit, printed: Printed) -> None:
     marker = object()
 
     def program(print: Any) -> None:
@@ -152,7 +152,7 @@ def test_braces_that_are_escaped_before_a_placeholder_are_formatted(jit: Jit, pr
 
 
 @pytest.mark.parametrize("jit", JITS)
-def test_numpys_print_options_are_those_of_the_trace(jit: Jit, printed: Printed) -> None:
+def test_numpys_print_options_of_the_trace_apply(jit: Jit, printed: Printed) -> None:
     def program(print: Any) -> None:
         f = jit(lambda x: print("{} {!r} {!s} {:.5f}", x, x, x, x[0]))
         with np.printoptions(precision=2, suppress=True, threshold=3, edgeitems=1, linewidth=40):
@@ -163,7 +163,7 @@ def test_numpys_print_options_are_those_of_the_trace(jit: Jit, printed: Printed)
     assert printed.alike(program)[0].startswith("[1.23 ... 5.  ]")
 
 
-def test_print_options_of_the_trace_leave_those_of_the_process_alone(printed: Printed) -> None:
+def test_print_options_of_the_trace_leave_the_process_options_alone(printed: Printed) -> None:
     before = np.get_printoptions()
     with np.printoptions(precision=1):
         first = jax.jit(lambda x: hcb.print("{}", x))

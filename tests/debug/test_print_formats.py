@@ -32,7 +32,7 @@ def test_the_two_call_form_takes_the_options_first(jit: Jit, printed: Printed) -
     assert out.getvalue() == "nothing\n1 1 n f 2\n"
 
 
-def test_the_first_of_two_calls_refuses_what_is_no_option() -> None:
+def test_the_first_of_two_calls_refuses_unknown_options() -> None:
     with pytest.raises(
         TypeError,
         match=r"unexpected arguments in the two-call form: args=\(\) kwargs={'x': 1}.*test_print_formats.py:\d+",
@@ -82,7 +82,7 @@ def test_a_wrong_format_is_refused_as_jax_refuses_it_with_the_users_line(
     jit: Jit, args: Any, kwargs: Any, words: str
 ) -> None:
     fmt, *values = args
-    with pytest.raises(Exception) as jaxs:  # noqa: PT011, whatever JAX raises is expected of ours
+    with pytest.raises(Exception) as jaxs:  # noqa: PT011, any error of JAX is expected of ours
         jit(lambda values, kwargs: jax.debug.print(fmt, *values, **kwargs))(values, kwargs)
     with pytest.raises(type(jaxs.value), match=words) as info:
         jit(lambda values, kwargs: hcb.print(fmt, *values, **kwargs))(values, kwargs)
@@ -90,7 +90,7 @@ def test_a_wrong_format_is_refused_as_jax_refuses_it_with_the_users_line(
 
 
 @pytest.mark.parametrize("fmt", [3.0, b"bytes", jnp.arange(2)])
-def test_a_format_that_is_no_text_is_refused_with_the_cure(fmt: Any) -> None:
+def test_a_format_that_is_not_a_text_is_refused_with_the_cure(fmt: Any) -> None:
     with pytest.raises(
         TypeError,
         match=r"hcb.print takes a format string first, got .*'\{\}', x\), at .*test_print_formats.py",

@@ -1,4 +1,4 @@
-"""`hcb.print` under vmap, differentiation and on several devices prints what `jax.debug.print` prints."""
+"""`hcb.print` under vmap, differentiation and on several devices matches `jax.debug.print`."""
 
 from __future__ import annotations
 

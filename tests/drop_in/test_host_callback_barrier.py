@@ -161,7 +161,7 @@ def test_inline_leaves_traced_taps_to_the_receivers() -> None:
     assert threading.current_thread() not in threads
 
 
-def test_flags_without_effect_can_be_set_and_say_so(caplog: pytest.LogCaptureFixture) -> None:
+def test_flags_without_effect_can_be_set_and_warn(caplog: pytest.LogCaptureFixture) -> None:
     flags = {
         "jax_host_callback_max_queue_byte_size": (2**30, 256_000_000),
         "jax_host_callback_outfeed": (True, False),
@@ -192,7 +192,7 @@ def test_flags_are_read_from_the_environment() -> None:
     assert out.stdout == "inline 1.0\nafter\n"
 
 
-def test_what_is_delivered_last_is_delivered_at_exit() -> None:
+def test_the_last_messages_are_delivered_at_exit() -> None:
     program = (
         "import time\n"
         "from hostcallback import host_callback as hcb\n"

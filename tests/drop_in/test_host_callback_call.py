@@ -1,4 +1,4 @@
-"""The drop-in's `call`: what host_callback 0.4.34 tested of its own."""
+"""The drop-in's `call`, with the cases of host_callback 0.4.34's own tests."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def shape(*dimensions: int) -> jax.ShapeDtypeStruct:
 
 
 @pytest.mark.parametrize("jit", JITS)
-def test_the_result_comes_back(jit: Jit) -> None:
+def test_the_result_arrives_on_the_device(jit: Jit) -> None:
     arg = np.arange(24, dtype=np.int32).reshape(2, 3, 4)
     fun = jit(lambda x: 3 * (1 + hcb.call(lambda x: 2 * x, x + 1, result_shape=x)))
     np.testing.assert_array_equal(fun(arg), 3 * (1 + 2 * (arg + 1)))
@@ -208,7 +208,7 @@ def test_a_result_shape_without_shapes_is_refused(described: Any) -> None:
         hcb.call(lambda x: x, 3.0, result_shape=described)
 
 
-def test_what_is_no_function_is_refused() -> None:
+def test_a_non_function_is_refused() -> None:
     with pytest.raises(TypeError, match="Expected a callable value, got 3"):
         hcb.call(3, 1.0)  # type: ignore[arg-type]
 

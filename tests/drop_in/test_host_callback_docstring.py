@@ -1,6 +1,6 @@
 """The examples in the documentation of host_callback 0.4.34 run with nothing but the import changed.
 
-What they print there is abridged; here it is what that module printed. One example differs, see `checkpoint`.
+The documentation abridges their output; here it is the module's full output. One example differs, see `checkpoint`.
 """
 
 from __future__ import annotations

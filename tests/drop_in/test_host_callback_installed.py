@@ -66,7 +66,7 @@ jax.jit(old_package.debugged)(jnp.float32(1))
 old_package.debugging.wait()
 """
 
-# What of the module of JAX 0.4.34 was defined by itself, and what of older ones packages used.
+# Private names that the module of JAX 0.4.34 defined, and names of older versions that packages used.
 INTERNALS = [
     "_CallbackHandlerData",
     "_CallbackWrapper",
@@ -146,7 +146,7 @@ def installed() -> Iterator[None]:
 
 
 def imported() -> Any:
-    """What a package gets that imports the module by its old name, in any of the three ways."""
+    """The module that a package gets if it imports the old name, in any of the three ways."""
     names: dict[str, Any] = {}
     exec(
         "import jax.experimental.host_callback as a\n"
@@ -187,7 +187,7 @@ def test_the_old_name_is_the_drop_in_until_it_is_undone() -> None:
     hcb.uninstall()
 
 
-def test_what_another_package_had_put_there_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_packages_module_is_restored(monkeypatch: pytest.MonkeyPatch) -> None:
     other: Any = types.ModuleType("jax.experimental.host_callback")
     other.id_tap = None
     monkeypatch.setitem(sys.modules, "jax.experimental.host_callback", other)
@@ -198,7 +198,7 @@ def test_what_another_package_had_put_there_comes_back(monkeypatch: pytest.Monke
     assert imported() is other
 
 
-def test_what_was_put_there_since_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_later_assignments_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     hcb.install()
     other: Any = types.ModuleType("jax.experimental.host_callback")
     other.id_tap = None
@@ -218,7 +218,7 @@ def test_public_names_are_there(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", INTERNALS)
-def test_an_internal_of_the_outfeed_raises_what_took_its_place(name: str) -> None:
+def test_an_internal_of_the_outfeed_raises_its_replacement(name: str) -> None:
     with pytest.raises(AttributeError, match=f"'{name}'.*outfeed.*In its place: .{{10}}") as caught:
         getattr(hcb, name)
     assert caught.value.name == name
@@ -233,7 +233,7 @@ def test_importing_an_internal_raises_the_same_text() -> None:
         exec("from jax.experimental.host_callback import id_tap, outside_call_p", {})
 
 
-def test_the_primitives_are_called_as_the_text_says() -> None:
+def test_the_primitives_are_called_as_documented() -> None:
     def f(x: Any) -> Any:
         hcb.id_tap(lambda arg, transforms: None, x)
         return hcb.call(lambda x: x, x, result_shape=x)

@@ -1,6 +1,6 @@
-"""The drop-in's `id_print` prints, to the letter, what host_callback 0.4.34 printed (with its legacy flag on).
+"""The drop-in's `id_print` prints the same text as host_callback 0.4.34 (with its legacy flag on).
 
-Every expected text here is what that module itself printed for the same program.
+Every expected text here is the output of that module for the same program.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ VALUES = [
 
 
 def printed(f: Callable[..., Any], *args: Any) -> str:
-    """What `f(*args, stream)` prints to the stream."""
+    """Text that `f(*args, stream)` prints to the stream."""
     out = io.StringIO()
     f(*args, out)
     hcb.barrier_wait()

@@ -28,7 +28,7 @@ FLOAT0 = jax.dtypes.float0
 
 
 class Received:
-    """A tap function of host_callback's form; keeps what it gets."""
+    """A tap function with host_callback's signature; keeps its arguments."""
 
     def __init__(self) -> None:
         self.args: list[Any] = []
@@ -54,7 +54,7 @@ def batch(*dims: int | None) -> tuple[str, dict[str, Any]]:
     return ("batch", {"batch_dims": dims})
 
 
-def test_names_and_signatures_are_those_of_the_module() -> None:
+def test_names_and_signatures_match_the_module() -> None:
     signatures = {
         "id_tap": "(tap_func, arg, *, result=None, tap_with_device=False, device_index=0, callback_flavor=..., "
         "**kwargs)",
@@ -154,7 +154,7 @@ def test_keyword_arguments_can_be_applied_before(got: Received) -> None:
     assert got.args == [(1.0, "activation")]
 
 
-def test_what_is_no_function_is_refused() -> None:
+def test_a_non_function_is_refused() -> None:
     with pytest.raises(TypeError, match="Expected a callable value, got 3"):
         hcb.id_tap(3, 1.0)  # type: ignore[arg-type]
 
@@ -244,7 +244,7 @@ def test_vmap_of_grad_and_grad_of_vmap_tap_the_primals(got: Received) -> None:
     assert got.transforms == [[batch(0)]] * 2
 
 
-def test_each_message_has_transforms_of_its_own(got: Received) -> None:
+def test_each_message_has_separate_transforms(got: Received) -> None:
     def spoil(arg: Any, transforms: Any) -> None:
         got(arg, list(transforms))
         transforms[0][1].clear()
@@ -360,7 +360,7 @@ def test_the_dce_sink_takes_results_and_returns_nothing(got: Received) -> None:
 
 
 @pytest.mark.parametrize("device_index", [0, 1])
-def test_what_the_compiler_partitions_arrives_whole_and_from_the_device_asked_for(
+def test_partitioned_arrays_arrive_whole_and_from_the_requested_device(
     device_index: int, got: Received
 ) -> None:
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:2]), ("d",))

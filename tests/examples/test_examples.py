@@ -1,4 +1,4 @@
-"""The examples do what they promise, run as a user runs them; so do the code blocks of the documents."""
+"""The examples work as documented when a user runs them; so do the code blocks of the documents."""
 
 from __future__ import annotations
 
@@ -93,8 +93,8 @@ def code_blocks() -> list[Any]:
 
 
 @pytest.mark.parametrize("code", code_blocks())
-def test_documented_example_runs_and_prints_what_it_says(tmp_path: Path, code: str) -> None:
-    """What an example prints stands in its `# prints: ` comments, line by line and in order."""
+def test_documented_example_runs_and_prints_as_documented(tmp_path: Path, code: str) -> None:
+    """The `# prints: ` comments of an example state its output, line by line and in order."""
     (tmp_path / "example.py").write_text(code)
     # JAX exports no Python callbacks.
     result = run("example.py", cwd=tmp_path, transport="native" if "jax.export" in code else None)

@@ -1,4 +1,4 @@
-"""Runs programs with callbacks of JAX's, as they are and under `hcb.accelerate()`, and keeps what they did."""
+"""Runs programs with JAX's callbacks, without and under `hcb.accelerate()`, and keeps their output."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import hostcallback as hcb
 
 
 class Ran(NamedTuple):
-    """What one run of a program came to."""
+    """Outcome of one run of a program."""
 
     result: Any
     calls: list[Any]
@@ -40,7 +40,7 @@ def plainly(tree: Any) -> Any:
 
 
 def ran(program: Callable[[Calls], Any]) -> Ran:
-    """Runs `program(callback)`, which traces anew, until all is delivered."""
+    """Traces and runs `program(callback)`, until every message is delivered."""
     calls, printed = Calls(), io.StringIO()
     with contextlib.redirect_stdout(printed):
         result = jax.block_until_ready(program(calls))

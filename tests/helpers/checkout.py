@@ -1,4 +1,4 @@
-"""Where the checkout is, and what a program that a test starts must find."""
+"""Paths of the checkout, and the PYTHONPATH for programs that a test starts."""
 
 from __future__ import annotations
 
@@ -13,6 +13,6 @@ REMOTE_HELPERS = ROOT / "tests" / "receiver" / "remote" / "helpers"
 
 
 def python_path(*folders: Path) -> str:
-    """A PYTHONPATH of the folders, the checkout, this folder, and what this process has in its own."""
+    """A PYTHONPATH of the folders, the checkout, this folder, and this process's PYTHONPATH."""
     own = filter(None, [os.environ.get("PYTHONPATH")])
     return os.pathsep.join([*map(str, (*folders, ROOT, HELPERS)), *own])

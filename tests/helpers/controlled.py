@@ -1,4 +1,4 @@
-"""A process whose taps tests control from outside, and the `hcb` command to do it with."""
+"""A process whose taps tests control from outside, and the `hcb` command that controls it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Controlled:
         return found
 
     def hcb(self, *arguments: Any, **options: Any) -> subprocess.CompletedProcess[str]:
-        """Runs the command in a process of its own, without JAX."""
+        """Runs the command in a separate process, without JAX."""
         return hcb(*arguments, environment=self.environment, **options)
 
     def kill(self) -> None:

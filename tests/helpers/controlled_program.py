@@ -1,4 +1,4 @@
-"""A process for others to control: runs taps until its standard input ends, and says what arrived.
+"""A process for other processes to control: runs taps until its standard input ends, and prints the messages.
 
 python controlled_program.py [PACE_SEC [COLLECTOR SPOOL [CA]]]
 """
@@ -37,7 +37,7 @@ def program(x: Any) -> Any:
 
 
 def main() -> None:
-    """Runs the program again and again; a line on standard input is answered by what has arrived so far."""
+    """Runs the program again and again; answers a line on standard input with the messages that have arrived so far."""
     pace = float(sys.argv[1]) if len(sys.argv) > 1 else 0.002
     if len(sys.argv) > 2:
         forward = hcb.Forward(

@@ -1,4 +1,4 @@
-"""Runs the `hcb` command, in a process of its own that cannot import JAX; and makes logs for it."""
+"""Runs the `hcb` command in a separate process that cannot import JAX, and makes logs for it."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from pathlib import Path
 
 from checkout import python_path
 
-# An import of JAX would be found: a package of that name that cannot be imported stands before it.
+# The tests detect an import of JAX: a package of that name that cannot be imported is first on the path.
 REFUSE = "raise ImportError('hcb must work without JAX')\n"
 
 
 def environment(folder: Path, **variables: str) -> dict[str, str]:
-    """Of a process without JAX; `folder` is for what refuses it."""
+    """Environment of a process without JAX; `folder` holds the package that refuses the import."""
     refused = folder / "no_jax"
     for name in ("jax", "jaxlib", "hostcallback"):
         (refused / name).mkdir(parents=True, exist_ok=True)

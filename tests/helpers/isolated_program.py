@@ -1,4 +1,4 @@
-"""A program whose receiver is in a process of its own: `isolated_program.py SCENARIO [LOG]`."""
+"""A program whose receiver runs in a child process: `isolated_program.py SCENARIO [LOG]`."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def kill_me() -> None:
 
 
 def leave_in_a_child() -> None:
-    """Ends a forked child, which leaves the block that this process is in."""
+    """Forks a child that leaves this process's receiver block, and prints the child's exit status."""
     child = os.fork()
     if child == 0:
         status = 1
@@ -57,13 +57,13 @@ def leave_in_a_child() -> None:
             receiver.__exit__(None, None, None)
             status = 0
         finally:
-            os._exit(status)  # what XLA does at exit is not for forked children
+            os._exit(status)  # a forked child must not run XLA's exit handlers
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     print(f"child {status}", file=sys.stderr, flush=True)
 
 
 if scenario in ("terminal closes", "preempted"):
-    os.setsid()  # with a group of its own, which gets the signal
+    os.setsid()  # with a new process group, which gets the signal
 
 print(f"pid {os.getpid()}", file=sys.stderr, flush=True)
 collector = os.environ.get("COLLECTOR")

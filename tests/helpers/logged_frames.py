@@ -1,4 +1,4 @@
-"""Taps, blocks of their frames, and what a log says of them: for the tests of logs."""
+"""Taps, blocks of their frames, and the messages that a log then holds: for the tests of logs."""
 
 from __future__ import annotations
 

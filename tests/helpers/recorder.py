@@ -1,4 +1,4 @@
-"""A tap function that remembers what it was given."""
+"""A tap function that records its arguments."""
 
 from __future__ import annotations
 

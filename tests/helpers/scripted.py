@@ -1,4 +1,4 @@
-"""Somebody at the debugger's prompt: types the commands of a script and remembers the answers."""
+"""A simulated user at the debugger's prompt: types the commands of a script and records the answers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Script:
     """For the `stdin=` and the `stdout=` of a breakpoint, both.
 
     Attributes:
-        threads: which thread read or wrote, each time.
+        threads: the thread of each read or write.
     """
 
     def __init__(self, *commands: str) -> None:
@@ -41,7 +41,7 @@ class Script:
 
     @property
     def answers(self) -> list[str]:
-        """What was printed after each command, up to the next prompt or stop."""
+        """Text printed after each command, up to the next prompt or stop."""
         answers = self.text.split(PROMPT)[1:]
         return [answer.partition("hostcallback: stop ")[0].strip("\n") for answer in answers]
 

@@ -1,4 +1,4 @@
-"""What tests of transformations share: the ways to run a function, and what its taps delivered as plain values."""
+"""Shared by tests of transformations: the ways to run a function, and its tap messages as plain values."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ JITS = [
 COMPILED = JITS[:1]
 
 PROGRAM_FAILED = (jax.errors.JaxRuntimeError, ValueError)
-"""What the caller of a program that failed gets: from JAX's fast dispatch a ValueError("INTERNAL: ...")."""
+"""Errors that the caller of a failed program gets: from JAX's fast dispatch a ValueError("INTERNAL: ...")."""
 
 JVP = ("jvp", {})
 TRANSPOSE = ("transpose", {})
@@ -37,7 +37,7 @@ COTANGENT = (JVP, TRANSPOSE)
 
 
 def batch(*dims: int | None) -> tuple[str, dict[str, Any]]:
-    """The entry of `transforms` that `vmap` makes: one dimension for each leaf."""
+    """The entry that `vmap` adds to `transforms`: one dimension for each leaf."""
     return ("batch", {"batch_dims": dims})
 
 

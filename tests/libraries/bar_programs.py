@@ -52,7 +52,7 @@ class WatchedBars:
         watched.__init__, watched.close, watched.display = watched_make, watched_close, watched_display
 
     def described(self) -> list[dict[str, Any]]:
-        """Each bar: where it is, where it is to end, and whether it was closed."""
+        """State of each bar: position, total, and whether it was closed."""
         return [
             {"n": float(bar.n), "total": bar.total, "closed": any(bar is other for other in self.closed)}
             for bar in self.bars

@@ -87,7 +87,7 @@ def rec() -> Recorder:
 
 
 def tapped(rec: Recorder) -> Callable[[Model, Any], Any]:
-    """A loss whose model is tapped whole before it is used."""
+    """A loss that taps its whole model before using it."""
 
     def loss(model: Model, x: Any) -> Any:
         out = hcb.id_tap(rec, model)

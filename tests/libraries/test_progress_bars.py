@@ -1,4 +1,4 @@
-"""Libraries with progress bars of their own, unedited: under `hcb.accelerate()` they do what they do without it."""
+"""Libraries that show progress bars, unedited: under `hcb.accelerate()` their output is the same."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ WANTED = os.environ.get("HOSTCALLBACK_TEST_LIBRARIES") == "required"
 
 
 class Library(NamedTuple):
-    """What a program of `bar_programs.py` needs, and has.
+    """Requirements and properties of a program of `bar_programs.py`.
 
     Attributes:
-        module: what must be installed.
-        callback: the functions of JAX's that it calls and that are taken over. `pure_callback` stays JAX's.
-        bars: how many of tqdm's it shows.
+        module: the module that must be installed.
+        callback: the functions of JAX that it calls and `accelerate` replaces. `pure_callback` stays JAX's.
+        bars: number of tqdm bars that it shows.
     """
 
     module: str
@@ -44,14 +44,14 @@ PROGRAMS = {
     "blackjax_nuts": Library("jaxtap", "jax.debug.callback", 1),
 }
 
-# JAX waits for callbacks where it dispatches, on the CPU. Accelerated it does not, and blackjax's bar ends with its
-# block, whatever still runs: as on a GPU, the block has to wait.
+# JAX waits for callbacks at dispatch, on the CPU. Accelerated it does not, and blackjax's bar ends with its block, even
+# while the program runs: as on a GPU, the block has to wait.
 WAITS_BY_ITSELF = [name for name in PROGRAMS if name != "blackjax_nuts"]
 
 RUN_SEC = 200
 """Most of it is compilation."""
 
-# What is tested is late delivery; and a program takes seconds to compile.
+# The test is about late delivery; and a program takes seconds to compile.
 pytestmark = [pytest.mark.slow, pytest.mark.native_only, pytest.mark.timeout(2 * RUN_SEC + 60)]
 
 
@@ -68,7 +68,7 @@ def library(program: str) -> Library:
 
 
 class Output(NamedTuple):
-    """What a program has written."""
+    """Output of a program."""
 
     stdout: str
     stderr: str
@@ -93,7 +93,7 @@ def ran(program: str, how: str, end: str = "blocking") -> Output:
 
 
 def bars_on_screen(text: str) -> list[str]:
-    """The lines with bars that a terminal shows at last: those that are written over are gone."""
+    """The final lines of bars on a terminal, without the lines that were overwritten."""
     screen: list[str] = [""]
     row = column = 0
     for piece in re.split(r"(\x1b\[A|\r|\n)", text):

@@ -1,4 +1,4 @@
-"""A device that emits faster than its taps consume: what waits, what is dropped, what is said."""
+"""A device that emits faster than its taps consume: waiting, dropped messages, and reports."""
 
 from __future__ import annotations
 

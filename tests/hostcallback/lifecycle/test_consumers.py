@@ -89,7 +89,7 @@ def test_different_taps_have_different_ids_and_equal_taps_share_one() -> None:
     assert ids[3] == ids[4]
 
 
-def test_closures_of_one_factory_stay_apart() -> None:
+def test_closures_of_one_factory_are_separate_consumers() -> None:
     boxes: list[list[float]] = [[], [], []]
 
     def collect_into(box: list[float]) -> Any:
@@ -193,7 +193,7 @@ def test_messages_for_unknown_consumers_are_counted_and_the_stream_goes_on() -> 
     assert "3 message(s) for unknown consumers" in rx.summary()
 
 
-def test_closures_with_state_of_their_own_stay_apart() -> None:
+def test_closures_with_separate_state_are_separate_consumers() -> None:
     def make() -> Any:
         n = 0
 
@@ -215,7 +215,7 @@ def test_closures_with_state_of_their_own_stay_apart() -> None:
     assert (count_first(), count_second()) == (1, 2)
 
 
-def test_what_looks_alike_but_is_not_stays_apart() -> None:
+def test_functions_that_only_look_alike_are_separate_consumers() -> None:
     seen: list[str] = []
 
     def make_class(name: str) -> Any:

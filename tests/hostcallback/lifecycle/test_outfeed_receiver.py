@@ -1,4 +1,4 @@
-"""`outfeed_receiver` scopes taps: what it accounts for, raises, refuses and leaves behind."""
+"""`outfeed_receiver` scopes taps: the messages it accounts for, the errors it raises, and its end."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hostcallback.receiver.taplog.reading.reader import LogReader
 from recorder import Recorder
 
 
-def test_the_receiver_drains_and_counts_what_its_block_emitted() -> None:
+def test_the_receiver_drains_and_counts_the_messages_its_block_emitted() -> None:
     rec = Recorder()
     f = hcb.jit(lambda x: hcb.id_tap(rec, x))
     f(jnp.float32(0))
@@ -79,7 +79,7 @@ def test_tap_exceptions_are_deferred_and_raised_together_at_the_end() -> None:
     assert "raise ValueError" in text  # the original traceback shows the tap's own line
     assert "phase='train'" in text
     assert "receiver/runtime/dispatch/dispatcher.py" not in text
-    values, rest = group.split(ValueError)  # what `except*` does
+    values, rest = group.split(ValueError)  # as `except*` does
     assert isinstance(values, hcb.TapFunctionException)
     assert [len(values.exceptions), len(values.failures)] == [3, 3]
     assert len(rest.exceptions) == 3
@@ -168,7 +168,7 @@ def test_a_tap_that_blocks_beyond_the_timeout_is_named_and_nothing_is_lost() -> 
     assert seen == [0, 1, 2, 3, 4]
 
 
-def test_what_a_tap_raises_after_its_receiver_gave_up_is_in_the_next_report() -> None:
+def test_a_tap_error_after_its_receiver_gave_up_is_in_the_next_report() -> None:
     release = threading.Event()
 
     def stuck(x: Any) -> None:
@@ -314,7 +314,7 @@ def test_leaving_while_another_thread_keeps_emitting_to_slow_taps() -> None:
     hcb.barrier_wait()
 
 
-def test_a_receiver_accounts_for_what_was_dispatched_inside_and_records_that(tmp_path: Path) -> None:
+def test_a_receiver_accounts_for_programs_dispatched_inside_and_records_them(tmp_path: Path) -> None:
     rec = Recorder()
     x = jnp.ones((64, 64)) * 1e-2
 
@@ -339,7 +339,7 @@ def test_a_receiver_accounts_for_what_was_dispatched_inside_and_records_that(tmp
 
 
 @pytest.mark.native_only  # computations with Python callbacks are over when their calls return
-def test_a_receiver_that_is_entered_beside_endless_work_says_so_and_goes_on(
+def test_a_receiver_entered_during_endless_work_reports_it_and_goes_on(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     release = threading.Event()

@@ -1,4 +1,4 @@
-"""Sinks of a receiver: they get every message beside the taps' own functions."""
+"""Sinks of a receiver: they get every message in addition to the taps' own functions."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_sinks_get_whole_values_of_arrays_on_several_devices() -> None:
     assert message.consumer.name == "sharded"
 
 
-def test_a_sink_that_raises_keeps_nobody_from_the_message() -> None:
+def test_a_sink_that_raises_keeps_no_other_sink_from_the_message() -> None:
     own: list[Any] = []
     other: list[Any] = []
 
@@ -43,7 +43,7 @@ def test_a_sink_that_raises_keeps_nobody_from_the_message() -> None:
     assert sum(row.failed for row in rx.stats) == 1
 
 
-def test_tap_functions_may_change_what_others_get() -> None:
+def test_tap_functions_may_change_the_values_other_sinks_get() -> None:
     seen: list[float] = []
 
     def change(value: Any) -> None:

@@ -1,4 +1,4 @@
-"""However a process ends or forks, what it emitted is delivered, or reported as lost."""
+"""However a process ends or forks, its messages are delivered, or reported as lost."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_sys_exit_inside_a_receiver_keeps_its_status() -> None:
     assert got(result) == list(range(20))
 
 
-def test_tap_exceptions_nobody_asked_for_are_printed_at_exit() -> None:
+def test_unreported_tap_exceptions_are_printed_at_exit() -> None:
     result = run(
         """
         def broken(x): raise RuntimeError("tap is broken")
@@ -101,7 +101,7 @@ def test_a_tap_that_never_returns_does_not_hang_the_exit_and_the_loss_is_reporte
 
 @pytest.mark.native_only  # a Python callback that the interrupt hits fails its computation with JaxRuntimeError
 @pytest.mark.parametrize("where", ["in a receiver", "bare"])
-def test_ctrl_c_in_a_tapped_loop_delivers_what_was_emitted(where: str) -> None:
+def test_ctrl_c_in_a_tapped_loop_delivers_the_emitted_messages(where: str) -> None:
     body = f"""
     sent = 0
     try:
@@ -168,7 +168,7 @@ def test_a_forked_child_is_sane_and_delivers_nothing_twice() -> None:
     assert lines[2:] == [f"slow {i}" for i in range(5)]
 
 
-def test_a_forked_child_can_use_a_receiver_of_its_own() -> None:
+def test_a_forked_child_can_use_a_new_receiver() -> None:
     result = run(
         """
         import warnings; warnings.simplefilter("ignore")

@@ -105,7 +105,7 @@ def test_a_function_with_several_signatures_is_waited_for_under_each() -> None:
 @pytest.mark.native_only  # a computation with Python callbacks is over when its call returns
 @pytest.mark.parametrize("jit", JITS)
 def test_barrier_reports_a_computation_that_outlasts_the_limit(jit: Any) -> None:
-    # With a call in the process, dispatching looks at what the last computation left, and must not wait for it.
+    # With a call in the process, dispatch inspects the results of the last computation, and must not wait for them.
     jit(lambda x: hcb.call(lambda v: v, x, result_shape=x))(1.0)
     rec = Recorder()
     f = jit(slow_program(rec, 20_000))
@@ -117,7 +117,7 @@ def test_barrier_reports_a_computation_that_outlasts_the_limit(jit: Any) -> None
     assert len(rec) == 2
 
 
-def test_barrier_reports_a_slow_tap_by_name_and_what_is_queued() -> None:
+def test_barrier_reports_a_slow_tap_by_name_and_its_queued_messages() -> None:
     release = threading.Event()
     seen: list[int] = []
 
@@ -218,7 +218,7 @@ def test_barrier_waits_for_a_computation_whose_result_was_donated_to_an_untapped
     assert len(rec) == 4
 
 
-def test_a_barrier_does_not_wait_for_what_was_emitted_after_it() -> None:
+def test_a_barrier_does_not_wait_for_later_messages() -> None:
     seen: list[int] = []
     reached = threading.Event()
     go_on = threading.Event()
@@ -237,7 +237,7 @@ def test_a_barrier_does_not_wait_for_what_was_emitted_after_it() -> None:
     waiter = threading.Thread(target=hcb.barrier_wait)
     waiter.start()
     receiver = runtime.receivers(["cpu:0"])[0]
-    while not receiver._waiters:  # it has taken stock of what was emitted
+    while not receiver._waiters:  # until it has noted the last emitted message
         pass
     for i in range(2, 50):
         f(i)
@@ -247,7 +247,7 @@ def test_a_barrier_does_not_wait_for_what_was_emitted_after_it() -> None:
     over = not waiter.is_alive()
     with pytest.raises(
         hcb.TapTimeoutError, match=r"4[78] message\(s\)"
-    ):  # the one that runs, and those behind it
+    ):  # the running one, and the ones queued behind it
         hcb.barrier_wait(timeout_sec=0.2)
     go_on.set()
     hcb.barrier_wait()
@@ -267,8 +267,8 @@ def in_another_thread(work: Any) -> None:
     thread.join()
 
 
-def test_barrier_waits_for_what_has_not_begun_and_left_nothing_behind() -> None:
-    # Programs that are not tapped take all of XLA's threads, and one of them makes what the tapped one waits for.
+def test_barrier_waits_for_programs_that_have_not_begun_and_left_no_result() -> None:
+    # Untapped programs take all of XLA's threads, and one of them computes the tapped program's input.
     rec = Recorder()
     busy = jax.jit(lambda x: lax.fori_loop(0, 400, lambda i, c: c @ c * 1e-3, x))
     tapped = jax.jit(lambda x: (hcb.id_tap(rec, x[0, 0]), None)[1])
@@ -319,7 +319,7 @@ def test_barrier_waits_for_several_devices(way: str) -> None:
 
 
 def test_barrier_waits_behind_a_tap_function_that_needs_the_device() -> None:
-    # Its program waits for room in the queue, and the tap function for a place on the device: a fence takes none away.
+    # Its program waits for room in the queue, and the tap function for a slot on the device: a fence takes no slot.
     big = jnp.ones(200_000)
     seen: list[float] = []
 
@@ -406,7 +406,7 @@ def test_a_barrier_that_gave_up_leaves_the_device_to_others() -> None:
     assert len(rec) == 1
 
 
-def test_jaxs_barrier_waits_for_taps_and_raises_what_they_raised() -> None:
+def test_jaxs_barrier_waits_for_taps_and_raises_their_errors() -> None:
     rec = Recorder()
     f = jax.jit(slow_program(rec, 200))
     x = jnp.ones((128, 128)) * 1e-2

@@ -1,4 +1,4 @@
-"""What fences rest on: XLA:CPU lets a device have so many programs in flight, and no more."""
+"""Fences rely on XLA:CPU's limit of programs in flight per device."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def held() -> Iterator[Any]:
     device = jax.devices()[1]
     dispatch = hold.held_program(device)
     results: list[Any] = []
-    # On a thread of its own: until JAX 0.9, a callback that raised leaves its thread one that runs programs itself.
+    # On a separate thread: until JAX 0.9, a callback that raised leaves behind a thread that runs programs inline.
     dispatching = threading.Thread(target=lambda: results.append(dispatch()))
     hold.begin()
     try:
@@ -48,7 +48,7 @@ def test_a_device_has_as_many_places_as_a_fence_takes(held: Any) -> None:
 
 def test_another_programs_place_is_not_to_be_had(held: Any) -> None:
     follow = fence._follower(jax.devices()[1])
-    # Donated, deleted or dropped: what it computes has no owner any more, and it has its place.
+    # The array is donated, deleted or dropped: its program has no owner left, but still holds its slot.
     jax.jit(lambda x: x * 2)(held).delete()
     for _ in range(compat.PROGRAMS_IN_FLIGHT - 2):
         follow(held)

@@ -1,4 +1,4 @@
-"""A barrier waits behind what known threads dispatched, without a fence; and makes one where a thread is unknown."""
+"""A barrier waits for the programs of known threads without a fence; for an unknown thread it makes one."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if not native_library.available():
 
 @pytest.fixture(autouse=True)
 def runners_thread_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    # pytest-xdist starts one below `threading`, of which only `_current_frames` tells. It dispatches nothing.
+    # pytest-xdist starts a thread below `threading`, which only `_current_frames` shows. It dispatches no program.
     processor_ns = dispatching_threads._processor_ns
 
     def known(thread: threading.Thread | None) -> int | None:
@@ -88,7 +88,7 @@ def settle() -> None:
         hcb.barrier_wait()
 
 
-@pytest.mark.native_only  # Python callbacks run on XLA's threads, which come and go
+@pytest.mark.native_only  # Python callbacks run on XLA's threads, which start and end
 @pytest.mark.parametrize("device", [0, 1])
 def test_the_calling_threads_dropped_results_need_no_fence(
     fences: list[Any], worker: Any, device: int
@@ -181,7 +181,7 @@ def test_dropped_results_of_a_program_for_several_devices_need_no_fence(
     assert not fences
 
 
-def test_a_thread_that_came_and_went_unseen_needs_a_fence(fences: list[Any]) -> None:
+def test_a_thread_that_started_and_ended_unseen_needs_a_fence(fences: list[Any]) -> None:
     rec = Recorder()
     f = jax.jit(lambda x: hcb.id_tap(rec, slow(x)[0, 0]))
     x = jnp.ones((128, 128)) * 1e-2
@@ -218,9 +218,7 @@ def test_a_thread_whose_state_is_older_than_its_code_hides_no_other(fences: list
         go.set()
 
 
-def test_a_jax_whose_streams_are_others_needs_a_fence(
-    fences: list[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_jax_with_other_streams_needs_a_fence(fences: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     rec = Recorder()
     f = jax.jit(lambda x: hcb.id_tap(rec, slow(x)[0, 0]))
     x = jnp.ones((128, 128)) * 1e-2
@@ -238,7 +236,7 @@ def test_a_jax_whose_streams_are_others_needs_a_fence(
 
 
 @pytest.mark.native_only  # computations with Python callbacks are over when their calls return
-def test_barriers_that_give_up_leave_room_to_what_tap_functions_dispatch() -> None:
+def test_barriers_that_give_up_leave_slots_to_programs_of_tap_functions() -> None:
     seen: list[Any] = []
 
     def tap(x: Any) -> None:
@@ -267,7 +265,7 @@ def test_barriers_that_give_up_leave_room_to_what_tap_functions_dispatch() -> No
             except hcb.TapTimeoutError as error:
                 discarded.append(error)
 
-    # On a thread of its own: until JAX 0.9, a callback that raised leaves its thread one that runs programs itself.
+    # On a separate thread: until JAX 0.9, a callback that raised leaves behind a thread that runs programs inline.
     polling = threading.Thread(target=poll)
     polling.start()
     polling.join()
@@ -345,7 +343,7 @@ def test_a_signal_handler_that_interrupts_a_barrier_is_told_so() -> None:
     assert "set a flag in the handler" in str(refused[0])
 
 
-def test_threads_are_told_apart() -> None:
+def test_threads_are_distinguished() -> None:
     threads = DispatchingThreads()
     here = threading.get_ident()
 
@@ -354,7 +352,7 @@ def test_threads_are_told_apart() -> None:
         threads.waited(census)
         return census.suspects
 
-    assert waited() is not None  # nobody else has run
+    assert waited() is not None  # no other thread has run
     go, runs = threading.Event(), threading.Event()
     thread = threading.Thread(target=lambda: (runs.set(), go.wait(60)))
     thread.start()

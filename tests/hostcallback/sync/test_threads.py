@@ -17,11 +17,11 @@ from transforming import COMPILED, COTANGENT, JITS, PRIMAL, Jit
 
 THREADS = 4
 CALLS = 100
-SIDE = 64  # large enough for XLA to run the programs on threads of its own
+SIDE = 64  # large enough for XLA to run the programs on its own threads
 
 
 def in_threads(work: Callable[[int], None], count: int = THREADS) -> None:
-    """Runs `work(number)` in that many threads at once and waits for them; raises what they raise."""
+    """Runs `work(number)` in that many threads at once and waits for them; raises their errors."""
     together = threading.Barrier(count)
     failures: list[BaseException] = []
 
@@ -109,7 +109,7 @@ def test_four_threads_that_differentiate(jit: Jit) -> None:
 
 @pytest.mark.parametrize("where", ["one device", "a device each"])
 @pytest.mark.parametrize("jit", COMPILED)
-def test_the_end_of_a_receiver_waits_for_what_other_threads_dispatched(jit: Jit, where: str) -> None:
+def test_the_end_of_a_receiver_waits_for_programs_other_threads_dispatched(jit: Jit, where: str) -> None:
     rec = Recorder()
 
     def f(t: Any, i: Any, x: Any) -> Any:
