@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 from hostcallback.receiver.remote.collector.store import Store
+from hostcallback.receiver.remote.spool.stream_reader import next_segment
 from hostcallback.receiver.remote.streams import PIECE_BYTES, SegmentSlice, StreamKey, StreamOffset
 
 MAX_OLD = 64
@@ -94,7 +96,9 @@ class Following:
                 yield SegmentSlice(at, data)
                 at = StreamOffset(at.segment, at.offset + len(data))
             elif at.segment < stored.segment:
-                at = StreamOffset(at.segment + 1, 0)
+                path_of = functools.partial(self._path, key)
+                number = await asyncio.to_thread(next_segment, path_of, at.segment, stored.segment)
+                at = StreamOffset(number, 0)
             else:
                 break
         self._sent[key] = at

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 
 from hostcallback.receiver.remote.collector.refusal import Code, Refused
@@ -20,12 +21,15 @@ class Limits:
         streams_per_peer: simultaneous streams of one address.
         bytes_per_sec: of one stream; 0 for no limit.
         hello_sec: seconds in which a client must send its first message; otherwise the collector refuses it.
+        unannounced: simultaneous calls without a first message. They are no streams yet. Beyond it, the oldest call of
+            the address with most of them is refused, so that such calls keep no other client out.
     """
 
     streams: int = 4096
     streams_per_peer: int = 1024
     bytes_per_sec: float = 0.0
     hello_sec: float = 10.0
+    unannounced: int = 1024
 
 
 class SlotLimiter:
@@ -53,6 +57,37 @@ class SlotLimiter:
             self._peers[host] -= 1
             if not self._peers[host]:
                 del self._peers[host]
+
+
+class HelloLimiter:
+    """Limits the calls that have not said which stream they send. Runs in the collector's event loop."""
+
+    def __init__(self, limits: Limits) -> None:
+        """No call waits; `limits` has the number and the time."""
+        self._limits = limits
+        self._waiting: dict[str, list[asyncio.Timeout]] = {}
+
+    @contextlib.asynccontextmanager
+    async def waiting(self, peer: str) -> AsyncIterator[None]:
+        """Counts a call of a client, named as gRPC does, while the context is entered.
+
+        Raises:
+            TimeoutError: its time is over, or it had to make room for others.
+        """
+        host = peer.rpartition(":")[0]
+        async with asyncio.timeout(self._limits.hello_sec) as limit:
+            calls = self._waiting.setdefault(host, [])
+            calls.append(limit)
+            try:
+                if sum(map(len, self._waiting.values())) > self._limits.unannounced:
+                    oldest = max(self._waiting.values(), key=len).pop(0)
+                    oldest.reschedule(asyncio.get_running_loop().time())
+                yield
+            finally:
+                if limit in calls:
+                    calls.remove(limit)
+                if not calls and self._waiting.get(host) is calls:
+                    del self._waiting[host]
 
 
 class Rate:

@@ -17,7 +17,7 @@ from hostcallback.receiver.remote import protocol
 from hostcallback.receiver.remote.collector.access import Access, known, may
 from hostcallback.receiver.remote.collector.ack_batcher import AckBatcher
 from hostcallback.receiver.remote.collector.follow_server import Following, GrowthWatcher
-from hostcallback.receiver.remote.collector.limits import Limits, Rate, SlotLimiter
+from hostcallback.receiver.remote.collector.limits import HelloLimiter, Limits, Rate, SlotLimiter
 from hostcallback.receiver.remote.collector.refusal import Code, Refused
 from hostcallback.receiver.remote.collector.services import Grown
 from hostcallback.receiver.remote.collector.store import Store
@@ -67,6 +67,7 @@ class Collector:
         self._limits = limits or Limits()
         self._on_grown = on_grown
         self._places = SlotLimiter(self._limits)
+        self._hellos = HelloLimiter(self._limits)
         self._fsync = store.fsync
         self._growth = GrowthWatcher()
 
@@ -88,8 +89,8 @@ class Collector:
         peer = context.peer()
         key: StreamKey | None = None
         try:
+            key = await self._hello(requests, context)
             with self._places.taken(peer):
-                key = await self._hello(requests, context)
                 await self._serve(key, requests, context)
         except Refused as refused:
             logger.warning("%s from %s: %s", key or "a stream", peer, refused)
@@ -116,7 +117,7 @@ class Collector:
     async def _hello(self, requests: AsyncIterator[bytes], context: Any) -> StreamKey:
         runs = known(self._access.runs_of(context.invocation_metadata() or ()))
         try:
-            async with asyncio.timeout(self._limits.hello_sec):
+            async with self._hellos.waiting(context.peer()):
                 key = protocol.decode_hello(await anext(aiter(requests)))
         except (TimeoutError, StopAsyncIteration):
             raise Refused(Code.DEADLINE_EXCEEDED, "the client did not say which stream it sends") from None

@@ -17,6 +17,8 @@ from hostcallback.receiver.messages.steps import step_place
 from hostcallback.receiver.remote.collector.store import Store
 from hostcallback.receiver.remote.delivery.cursor import Cursor, Waiting
 from hostcallback.receiver.remote.delivery.error_log import RateLimitedErrorLog
+from hostcallback.receiver.remote.delivery.in_progress import InProgress
+from hostcallback.receiver.remote.delivery.probe import is_harmless
 from hostcallback.receiver.remote.delivery.process_groups import PATIENCE_SEC, ProgramRunStreams
 from hostcallback.receiver.remote.delivery.stream import DeliveredStream
 from hostcallback.receiver.remote.delivery.stream_printer import StreamPrinter
@@ -37,6 +39,13 @@ it."""
 
 SAVE_SEC = 1.0
 MAX_LINES = 10_000
+
+PART_MESSAGES = 1024
+"""Messages that are decoded at a time."""
+
+MAX_DEATHS = 2
+"""Times that a collector may die in the delivery of one harmless chunk: a consumer may be the cause."""
+
 EVERYTHING = Selection()
 
 
@@ -47,6 +56,7 @@ class Delivery:
         scope: counts the delivered messages and collects the errors of all processes.
         lost: messages that streams report as missing, by reason.
         incomplete: values that were not assembled from the shards of several processes, by tap and reason.
+        set_aside: messages that were not delivered because their delivery failed, by stream. They stay stored.
     """
 
     def __init__(
@@ -83,6 +93,9 @@ class Delivery:
         self.scope = Scope("collector", MAX_LINES, on_error=OnError.WARN)
         self.lost: Counter[str] = Counter()
         self.incomplete: Counter[str] = Counter()
+        self.set_aside: Counter[str] = Counter()
+        self._poison: tuple[StreamKey, StreamOffset] | None = None
+        self._in_progress = InProgress(store.directory)
         self._hurry = threading.Event()  # set while a thread waits in `wait_idle`
         self._raised = RateLimitedErrorLog()
         self._changed = threading.Condition()  # protects what follows
@@ -126,6 +139,7 @@ class Delivery:
 
     def _run(self) -> None:
         save_at = time.monotonic() + SAVE_SEC
+        self._examine_interrupted()
         # Shards that the cursor's positions do not include come first: the next saved cursor must still list them.
         for key in [key for key in self._grown if self._cursor.waiting(key) is not None]:
             self._deliver_safely(key, self._cursor.position(key), everything=True)
@@ -170,8 +184,53 @@ class Delivery:
         try:
             return self._deliver(key, stored, everything=everything)
         except Exception:  # an error in one stream must not keep the others from being delivered
-            logger.exception("messages of %s cannot be delivered", key)
+            logger.exception("a chunk of %s cannot be read, and is set aside", key)
+            self.set_aside[str(key)] += 1
+            return self._skip(key, stored)
+        finally:
+            self._in_progress.leave()
+
+    def _skip(self, key: StreamKey, stored: StreamOffset) -> bool:
+        # Goes on behind the chunk of a stream that cannot be delivered. Returns whether there is more of it.
+        stream = self._streams.get(key)
+        if stream is None:
+            self._cursor.move(key, stored)
             return False
+        stream.runs.skip(stored)
+        self._cursor.move(key, max(stream.runs.position, self._cursor.position(key)))
+        return stream.runs.position < stored
+
+    def _examine_interrupted(self) -> None:
+        # The collector before died while it delivered this chunk, perhaps of it.
+        found = self._in_progress.interrupted
+        if found is None or found.key not in self._grown:
+            return
+        folder = self._store.folder(found.key.run)
+        if found.deaths < MAX_DEATHS and is_harmless(folder, found.key, found.position):
+            return
+        logger.error(
+            "the collector before ended while it delivered %s at %s: the chunk there is set aside, and stays stored",
+            found.key, tuple(found.position),
+        )  # fmt: skip
+        self._poison = found.key, found.position
+
+    def _deliver_run(self, key: StreamKey, stream: DeliveredStream, run: MessageRun) -> None:
+        # In parts, so that no more messages are decoded at a time, and a failure takes no more of them along.
+        if (key, stream.runs.position) == self._poison:
+            self.set_aside[str(key)] += run.stop - run.start
+            return
+        self._in_progress.enter(key, stream.runs.position)
+        for start in range(run.start, run.stop, PART_MESSAGES):
+            part = run._replace(start=start, stop=min(start + PART_MESSAGES, run.stop))
+            try:
+                stream.delivery.deliver(part)
+            except Exception as error:
+                count = part.stop - part.start
+                self.set_aside[str(key)] += count
+                logger.error(
+                    "%d message(s) of %s at %s cannot be delivered, and are set aside: %s: %s",
+                    count, key, tuple(stream.runs.position), type(error).__name__, error,
+                )  # fmt: skip
 
     def _go_on(self) -> None:
         # Resumes the streams that no longer have to wait for others.
@@ -204,7 +263,7 @@ class Delivery:
         before = stream.runs.position
         for record in stream.everything(stored) if everything else stream.turn(stored, is_paused):
             if isinstance(record, MessageRun):
-                stream.delivery.deliver(record)
+                self._deliver_run(key, stream, record)
             elif isinstance(record, Damage):
                 if not record.torn:
                     logger.warning("%s: %s", key, record)
@@ -284,6 +343,8 @@ class Delivery:
             self._raised.log(report)
 
     def _report_incomplete(self) -> None:
+        for stream, count in self.set_aside.items():
+            logger.warning("%d message(s) or chunk(s) of %s were set aside", count, stream)
         if self._jobs is not None and self._jobs.pending_values:
             logger.warning(
                 "%d value(s) are incomplete, because shards of other processes are missing. The next collector of this "

@@ -180,6 +180,8 @@ class GrpcLink:
             self._error = LinkError(f"the collector at {self._address} ended the stream")
         except StopIteration:
             self._error = LinkError(f"the collector at {self._address} ended the stream")
+        except LinkRefusedError as error:  # what the sender says of an acknowledgement
+            self._error = error
         except grpc.RpcError as error:
             self._error = translated(error, self._address, tls=self._tls)
         except BadStreamError as error:

@@ -51,6 +51,7 @@ class Sender:
         self.refused = ""
         self._changed = threading.Condition()  # protects everything below
         self._stored = START
+        self._sent = source.sent_before
         self._on_way: deque[tuple[StreamOffset, int]] = deque()
         self._on_way_bytes = 0
         self._stop = False
@@ -140,6 +141,7 @@ class Sender:
                         return
                 self._on_way.append((piece.end, len(piece.data)))
                 self._on_way_bytes += len(piece.data)
+                self._sent = max(self._sent, piece.end)
             link.send(piece)
             position = piece.end
 
@@ -149,6 +151,13 @@ class Sender:
                 self._changed.wait(LOOK_SEC)
 
     def _acked(self, position: StreamOffset) -> None:
+        with self._changed:
+            sent = self._sent
+        if position > sent:
+            raise LinkRefusedError(
+                f"it claims to have stored {tuple(position)}, and only what is before {tuple(sent)} was sent: it is "
+                "not the collector of this stream, and nothing is deleted"
+            )
         self._source.acked(position)
         with self._changed:
             self._stored = position

@@ -12,9 +12,11 @@ class SliceSource(Protocol):
 
     Attributes:
         key: identifies the stream.
+        sent_before: end of what another sender may have sent of it.
     """
 
     key: StreamKey
+    sent_before: StreamOffset
 
     def read(self, position: StreamOffset, timeout_sec: float) -> SegmentSlice | None:
         """Returns the next slice from `position` on; None if none came in `timeout_sec`.

@@ -21,6 +21,10 @@ class OrphanSpool:
         self._files = PieceFiles(folder)
         self._acked = StreamOffset(0, 0)
         self._sizes = {number: path.stat().st_size for number, path in folder.segments()}
+        last = max(self._sizes, default=0)
+        self.sent_before = StreamOffset(
+            last, self._sizes.get(last, 0)
+        )  # the dead process may have sent all of it
 
     def read(self, position: StreamOffset, timeout_sec: float) -> SegmentSlice | None:
         """Returns the next slice. Never waits: the stream does not grow any more."""

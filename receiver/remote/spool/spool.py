@@ -83,7 +83,7 @@ class Spool(LogWriter):
         self._forward = options
         self._local_devices = dict(local_devices or {})
         self._kept: dict[int, _Kept] = {}
-        self._acked = StreamOffset(0, 0)
+        self._acked = self.sent_before = StreamOffset(0, 0)
         self._reading = 0
         self._waited = False
         self._is_closing = False

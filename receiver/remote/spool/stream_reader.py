@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +38,31 @@ class Again:
     seqs: Mapping[str, Collection[int]]
 
 
+def next_segment(path_of: Callable[[int], Path], number: int, last: int) -> int:
+    """The number of the next stored segment after `number`; `last` if there is none before it.
+
+    A sender may leave out any numbers, so their gaps are not walked through.
+    """
+    number += 1
+    if number >= last or path_of(number).exists():
+        return min(number, last)
+    first = path_of(0)
+    start = first.name[: -len(f"000000{first.suffix}")]
+    with contextlib.suppress(OSError):
+        for name in os.listdir(first.parent):
+            digits = name[len(start) : -len(first.suffix)]
+            if (
+                name.startswith(start)
+                and name.endswith(first.suffix)
+                and digits.isdecimal()
+                and len(digits) == 6
+            ):
+                found = int(digits)
+                if number <= found < last:
+                    last = found
+    return last
+
+
 class StoredRuns:
     """Reads the message runs of one stored stream. One thread.
 
@@ -68,6 +95,7 @@ class StoredRuns:
         self._number = 0
         self._described: dict[int, TapDescriptor] = {}
         self._is_full = False
+        self._chunk_end = StreamOffset(0, 0)
         self._steps = StepColumns(self._described.get)
         self._folded: dict[int, dict[int, int]] = {}
 
@@ -103,15 +131,22 @@ class StoredRuns:
             elif self.position == at:
                 return
 
+    def skip(self, stored: StreamOffset) -> None:
+        """Goes on after the chunk that is being read; after its segment if no chunk can be read there."""
+        self.rest()
+        if self._chunk_end > self.position:
+            self.position = self._chunk_end
+        elif self.position.segment < stored.segment:
+            self.position = self._next(stored)
+        else:
+            self.position = stored
+
     def rest(self) -> None:
         """Closes the open file; the next `read` opens it again."""
         self._reader = None
 
     def _next(self, stored: StreamOffset) -> StreamOffset:
-        number = self.position.segment + 1
-        while number < stored.segment and not self._path_of(number).exists():
-            number += 1
-        return StreamOffset(number, 0)
+        return StreamOffset(next_segment(self._path_of, self.position.segment, stored.segment), 0)
 
     def _read_segment(self, stored: StreamOffset) -> Iterator[tuple[Record | None, int]]:
         number, offset = self.position
@@ -135,6 +170,7 @@ class StoredRuns:
                 known = len(reader.consumers)
                 self._know(reader)
             before = StreamOffset(number, end) <= self._again_until
+            self._chunk_end = StreamOffset(number, end)
             for record in self._records(reader, item):
                 chosen = self._chosen_again(record) if before else record
                 if chosen is not None:

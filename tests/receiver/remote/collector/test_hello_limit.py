@@ -1,0 +1,53 @@
+"""Calls that never say which stream they send keep no other client out."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from hostcallback.receiver.remote.collector.limits import HelloLimiter, Limits
+
+
+def test_silent_calls_make_room_for_others() -> None:
+    async def run() -> None:
+        hellos = HelloLimiter(Limits(hello_sec=60, unannounced=3))
+        refused = []
+
+        async def silent(number: int) -> None:
+            try:
+                async with hellos.waiting("ipv4:1.1.1.1:5"):
+                    await asyncio.Event().wait()
+            except TimeoutError:
+                refused.append(number)
+
+        async def good() -> str:
+            async with hellos.waiting("ipv4:2.2.2.2:5"):
+                await asyncio.sleep(0)
+                return "hello"
+
+        tasks = [asyncio.create_task(silent(number)) for number in range(20)]
+        assert await good() == "hello"
+        await asyncio.sleep(0)
+        assert await good() == "hello"
+        for _ in range(50):
+            await asyncio.sleep(0)
+        assert len(refused) >= 17
+        assert refused[0] == 0
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        assert not hellos._waiting
+
+    asyncio.run(run())
+
+
+def test_a_silent_call_ends_by_itself() -> None:
+    async def run() -> None:
+        hellos = HelloLimiter(Limits(hello_sec=0.01))
+        with pytest.raises(TimeoutError):
+            async with hellos.waiting("ipv4:1.1.1.1:5"):
+                await asyncio.Event().wait()
+        assert not hellos._waiting
+
+    asyncio.run(run())
