@@ -191,6 +191,12 @@ CUDA_LIBRARY = PathVariable(
     default="`libcuda.so.1`",
     purpose="Is loaded as the driver of NVIDIA GPUs.",
 )
+EXIT_STATUS = SwitchVariable(
+    "HOSTCALLBACK_EXIT_STATUS",
+    expected="0, 1 or nothing",
+    default="1",
+    purpose="With 0, failures of taps and checks that no barrier or receiver raised leave the exit status as it is.",
+)
 FAST_DISPATCH = SwitchVariable(
     "HOSTCALLBACK_FAST_DISPATCH",
     expected="1 (the default) or 0 (JAX's own dispatch of effects)",
@@ -255,6 +261,7 @@ VARIABLES: tuple[Variable[Any], ...] = (
     CONTROL_FILE,
     CONTROL_SOCKET,
     CUDA_LIBRARY,
+    EXIT_STATUS,
     FAST_DISPATCH,
     FLIGHT_RECORDER,
     LOG_LEVEL,

@@ -341,7 +341,7 @@ def outfeed_receiver(
         check_process(taking, back_pressure)
     if on_error is OnError.ABORT:
         effect_dispatch.expect_failures()
-    if on_error is OnError.RAISE_SOON:
+    if on_error in (OnError.RAISE_SOON, OnError.ABORT):
         raise_soon.prepare()
     scope = Scope(receiver_name, max_errors, back_pressure, on_error)
     return OutfeedReceiver(

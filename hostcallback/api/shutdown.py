@@ -11,9 +11,14 @@ from time import perf_counter
 import hostcallback.api.receiver  # noqa: F401
 from hostcallback.api.barrier import leave_effects_barrier, merge, wait_for_taps
 from hostcallback.lifecycle import effect_dispatch, receivers as transport
-from hostcallback.receiver.errors import TapTimeoutError
+from hostcallback.receiver import environment
+from hostcallback.receiver.errors import TapFunctionException, TapTimeoutError
 from hostcallback.receiver.log import logger
+from hostcallback.receiver.native import bindings as native
 from hostcallback.receiver.runtime.runtime import runtime
+
+EXIT_STATUS = 1
+"""The exit status of a process whose failures were not reported before its end, if it would exit with 0."""
 
 EXIT_STALL_SEC = 10.0
 """At interpreter exit, how long one tap or computation may take before the rest is given up and counted."""
@@ -44,8 +49,22 @@ def _deliver_at_exit() -> None:
         runtime.remove_files()
     # The threads go on, as daemons, for what exit handlers that were registered earlier may still emit.
     if errors is not None:
-        print(
-            "hostcallback: taps raised or checks failed, and no barrier_wait() or receiver reported it:",
-            file=sys.stderr,
-        )
-        traceback.print_exception(errors)
+        _report(errors)
+
+
+def _report(errors: TapFunctionException) -> None:
+    # One traceback for each tap: the headline has the counts.
+    seen: set[str] = set()
+    repeated: set[int] = set()
+    for failure in errors.failures:
+        if failure.source_line in seen:
+            repeated.add(id(failure.exception))
+        seen.add(failure.source_line)
+    kept = [error for error in errors.exceptions if id(error) not in repeated]
+    print(
+        "hostcallback: taps raised or checks failed, and no barrier_wait() or receiver reported it:",
+        file=sys.stderr,
+    )
+    traceback.print_exception(errors.derive(kept))
+    if environment.EXIT_STATUS.read() and native.available():
+        native.load().hcb_fail_exit(EXIT_STATUS)

@@ -22,13 +22,14 @@ from hostcallback.receiver.errors import (
 )
 from hostcallback.receiver.log import logger
 from hostcallback.receiver.messages.check_report import CheckFailed, FailedCheck, FailedChecks
+from hostcallback.receiver.messages.failure_log import FailureLog, cause_of
 from hostcallback.receiver.messages.message import Consumer
 
 MAX_KEPT = 100
 
 
 class OnError(enum.StrEnum):
-    """Policy for failed checks."""
+    """Policy for failed checks and exceptions of tap functions. The first exception of each tap is always logged."""
 
     DEFER = "defer"
     """The next barrier, or the receiver's end, raises them."""
@@ -37,7 +38,7 @@ class OnError(enum.StrEnum):
     RAISE_SOON = "raise_soon"
     """As DEFER; the next call of a tapped program raises them too."""
     ABORT = "abort"
-    """As DEFER; the running program is ended."""
+    """As DEFER; a failed check ends the running program. Exceptions of tap functions are raised as with RAISE_SOON."""
 
 
 class MultipleFailures(BaseExceptionGroup[BaseException]):
@@ -84,6 +85,7 @@ class DeferredErrors:
         self._incomplete: Counter[str] = Counter()
         self._lost: Counter[str] = Counter()
         self._checks = FailedChecks(max_kept)
+        self._log = FailureLog()
 
     @property
     def max_kept(self) -> int:
@@ -99,9 +101,12 @@ class DeferredErrors:
         if self.on_error is OnError.WARN:
             _log(group)
         elif self.on_error is OnError.RAISE_SOON:
-            raise_soon_queue.append(self)
-            for tell in _urgent_watchers:
-                tell()
+            self._raise_soon()
+
+    def _raise_soon(self) -> None:
+        raise_soon_queue.append(self)
+        for tell in _urgent_watchers:
+            tell()
 
     def checks(self) -> list[FailedCheck]:
         """The failed checks that have not been raised, in the order of their first failures."""
@@ -152,12 +157,16 @@ class DeferredErrors:
                 self._incomplete[f"{failure.tap} at {failure.source_line}"] += error.count
             return
         error.__traceback__ = _without_receiver_frames(error.__traceback__)
+        self._log.add(failure)
         with self._lock:
+            first = not self._failures
             if len(self._failures) < self._max_kept:
                 failure.exception.add_note(f"raised by {failure.describe()}")
                 self._failures.append(failure)
             else:
                 self._suppressed[failure.source_line] += 1
+        if first and self.on_error in (OnError.RAISE_SOON, OnError.ABORT):
+            self._raise_soon()
 
     def add_unknown(self, consumer_id: int) -> None:
         """Counts a message whose consumer id is not registered."""
@@ -210,6 +219,9 @@ class DeferredErrors:
         elif checks:
             logger.warning("%s", checks.headline())
         failed_checks = len(exceptions)
+        if self.on_error is OnError.WARN and failures:
+            logger.warning("%s", _headline(failures, suppressed))
+            failures, suppressed = [], Counter()
         for failure in failures:
             error = failure.exception
             if not isinstance(error, Exception):
@@ -229,7 +241,7 @@ class DeferredErrors:
             exceptions.append(LostMessagesError(_describe_lost(lost)))
         if not exceptions:
             return None
-        headline = _headline(len(failures), suppressed) if len(exceptions) > failed_checks else ""
+        headline = _headline(failures, suppressed) if len(exceptions) > failed_checks else ""
         headline = "; ".join(filter(None, (checks.headline() if failed_checks else "", headline)))
         return TapFunctionException(headline, exceptions, failures, suppressed)
 
@@ -277,14 +289,16 @@ def _without_receiver_frames(traceback: TracebackType | None) -> TracebackType |
     return traceback
 
 
-def _headline(kept: int, suppressed: Counter[str]) -> str:
+def _headline(failures: list[TapFailure], suppressed: Counter[str]) -> str:
+    kept = len(failures)
     if not kept:
         return "messages could not be delivered"
+    first = failures[0]
     text = f"{kept + suppressed.total()} tap function call(s) raised; the stream went on without them"
     if suppressed:
         lines = ", ".join(f"{count} at {line}" for line, count in suppressed.most_common())
         text += f"; the first {kept} are kept, beyond them: {lines}"
-    return text
+    return f"{text}; the first was {cause_of(first.exception)} (tap {first.tap} at {first.source_line})"
 
 
 def _describe_unknown(unknown: Counter[int]) -> str:

@@ -15,7 +15,7 @@ from pathlib import Path
 from hostcallback.receiver import environment, fork
 from hostcallback.receiver.errors import NativeLibraryError
 
-ABI_VERSION = 10
+ABI_VERSION = 11
 DIRECTORY = Path(__file__).parent
 
 BATCH_FRAMES = 1024
@@ -208,6 +208,7 @@ _FUNCTIONS = {
         (POINTER(Stamp), c_char_p, c_uint64, *_ARRAYS, POINTER(c_uint8), c_uint64),
     ),
     "hcb_supervise_wait": (c_int32, (c_int64, POINTER(Event))),
+    "hcb_fail_exit": (None, (c_int32,)),
     "hcb_watch_termination": (c_int32, (c_int32,)),
     "hcb_unwatch_termination": (None, ()),
     "hcb_call_reply": (c_void_p, (c_int32, c_uint64, *_ARRAYS)),

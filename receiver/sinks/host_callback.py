@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from hostcallback.receiver.log import logger
+from hostcallback.receiver.messages.failure_log import note_logged
 from hostcallback.receiver.messages.message import Message, Sink
 from hostcallback.receiver.sinks.tap import Unflatten
 
@@ -36,8 +37,9 @@ def logging_failures(sink: Sink) -> Sink:
     def call(message: Message) -> None:
         try:
             sink(message)
-        except Exception:
+        except Exception as error:
             logger.error("Postponing exception raised in callback function: %s", traceback.format_exc())
+            note_logged(error)
             raise
 
     return call

@@ -71,7 +71,12 @@ def test_train_digits_reports_every_exception_of_a_failing_tap_after_training(
     assert result.returncode == 1
     assert f"{12 * STEPS_PER_EPOCH} steps, validation accuracy" in result.stdout
     assert "TapFunctionException" in result.stderr
-    assert re.findall(r"ValueError: step (\d+) is a round number", result.stderr) == ["0", "500"]
+    log, traceback = result.stderr.split("Traceback (most recent call last)", 1)
+    assert re.findall(r"ValueError: step (\d+) is a round number", log) == ["0"]  # at once
+    raised = re.findall(
+        r"^  \| ValueError: step (\d+) is a round number|^    \| ValueError: step (\d+)", traceback, re.M
+    )
+    assert ["".join(pair) for pair in raised] == ["0", "500"]
     tap_line = f"train_digits.py:{line_of('hcb.id_tap(tap_func, metrics)')}"
     assert result.stderr.count(tap_line) >= 2
 

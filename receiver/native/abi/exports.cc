@@ -13,6 +13,7 @@
 
 #include "ring/call_table.h"
 #include "os/crc32.h"
+#include "os/exit_status.h"
 #include "os/interpreter.h"
 #include "wire/columns.h"
 #include "rules/rule.h"
@@ -214,6 +215,8 @@ uint64_t hcb_encode_frame(const hcb_stamp* stamp, const uint8_t* prefix, uint64_
 }
 
 int32_t hcb_supervise_wait(int64_t timeout_ns, hcb_event* event) { return hcb::WaitForEvent(timeout_ns, event); }
+
+void hcb_fail_exit(int32_t status) { hcb::FailExit(status); }
 
 int32_t hcb_watch_termination(int32_t fd) { return hcb::WatchTermination(fd); }
 void hcb_unwatch_termination(void) { hcb::UnwatchTermination(); }

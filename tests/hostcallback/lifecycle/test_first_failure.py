@@ -1,0 +1,143 @@
+"""Failures of taps show at once: a log line for the first of each tap, a cause in the exception, an exit status."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import subprocess
+import sys
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+
+import hostcallback as hcb
+from hostcallback.receiver.messages import failure_log
+
+
+def bad(value: Any) -> None:
+    raise ValueError(f"no\n{value}")
+
+
+def failing(steps: int) -> Any:
+    return jax.jit(
+        lambda x: lax.scan(lambda c, _: (hcb.id_tap(bad, c, name="loss") + 1, None), x, None, length=steps)[0]
+    )
+
+
+def errors(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
+
+
+def test_the_first_failure_of_each_tap_is_one_log_line_at_once(caplog: pytest.LogCaptureFixture) -> None:
+    failing(500)(jnp.float32(0)).block_until_ready()
+    jax.jit(lambda x: hcb.id_tap(bad, x, name="norm"))(1.0).block_until_ready()
+    with pytest.raises(hcb.TapFunctionException):
+        hcb.barrier_wait()
+    first, second = errors(caplog)
+    assert first.startswith("tap loss at ")
+    assert f"{__file__}:" in first
+    assert first.endswith("raised on cpu:0: ValueError: no 0.0")
+    assert second.startswith("tap norm at ")
+
+
+def test_further_failures_are_counted_in_one_line_per_period(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr(failure_log.time, "monotonic", lambda: now[0])
+    log = failure_log.FailureLog()
+    for second in range(150):
+        now[0] = float(second)
+        log.add(hcb.TapFailure(KeyError(second), "loss", "a.py:1", "cpu:0", second))
+    assert errors(caplog) == [
+        "tap loss at a.py:1 raised on cpu:0: KeyError: 0",
+        "tap loss at a.py:1 raised 60 more times, 61 in all, the last on cpu:0: KeyError: 60",
+        "tap loss at a.py:1 raised 60 more times, 121 in all, the last on cpu:0: KeyError: 120",
+    ]
+
+
+def test_an_exception_without_a_text_and_one_that_has_none_to_give(caplog: pytest.LogCaptureFixture) -> None:
+    class Odd(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError
+
+    log = failure_log.FailureLog()
+    for number, error in enumerate([AssertionError(), Odd(), ValueError("x" * 10_000)]):
+        log.add(hcb.TapFailure(error, "loss", f"a.py:{number}", "cpu:0", 1))
+    empty, odd, long = errors(caplog)
+    assert empty.endswith(": AssertionError")
+    assert odd.endswith(": Odd: (its text could not be made)")
+    assert len(long) < 700
+
+
+def test_the_exception_names_the_first_cause() -> None:
+    with pytest.raises(hcb.TapFunctionException) as raised:
+        with hcb.outfeed_receiver():
+            failing(3)(jnp.float32(7)).block_until_ready()
+    assert "3 tap function call(s) raised" in str(raised.value)
+    assert "the first was ValueError: no 7.0 (tap loss at " in str(raised.value)
+
+
+def test_on_error_warn_logs_failures_of_taps_and_raises_none(caplog: pytest.LogCaptureFixture) -> None:
+    with hcb.outfeed_receiver(on_error="warn") as rx:
+        failing(30)(jnp.float32(0)).block_until_ready()
+    assert sum(row.failed for row in rx.stats) == 30
+    assert len(errors(caplog)) == 1
+    assert any("30 tap function call(s) raised" in record.getMessage() for record in caplog.records)
+
+
+@pytest.mark.parametrize("policy", ["raise_soon", "abort"])
+def test_the_next_call_raises_the_failure_of_a_tap(policy: str) -> None:
+    f = failing(2)
+
+    def call_often() -> None:
+        for _ in range(1000):
+            f(jnp.float32(0)).block_until_ready()
+
+    with contextlib.suppress(hcb.TapFunctionException):  # of the last calls
+        with hcb.outfeed_receiver(on_error=policy):
+            f(jnp.float32(0)).block_until_ready()
+            with pytest.raises(hcb.TapFunctionException, match="the first was ValueError"):
+                call_often()
+
+
+PROGRAM = """
+import sys
+import jax
+import hostcallback as hcb
+
+def bad(value):
+    raise ValueError("bad")
+
+f = jax.jit(lambda x: hcb.id_tap(bad, x))
+for _ in range(20):
+    f(1.0).block_until_ready()
+"""
+
+
+@pytest.mark.parametrize(
+    ("end", "switch", "status"),
+    [
+        ("", "1", 1),
+        ("", "0", 0),
+        ("sys.exit(3)", "1", 3),
+        ("raise KeyError('own')", "1", 1),
+        ("try:\n    hcb.barrier_wait()\nexcept* ValueError:\n    pass", "1", 0),
+    ],
+)
+def test_failures_that_were_not_reported_make_the_exit_status(end: str, switch: str, status: int) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM + end],
+        env={**os.environ, "HOSTCALLBACK_EXIT_STATUS": switch},
+        capture_output=True,
+        text=True,
+        timeout=110,
+    )
+    assert done.returncode == status, done.stderr
+    if not end:
+        assert "20 tap function call(s) raised" in done.stderr
+        assert done.stderr.count("Traceback (most recent call last)") == 1
