@@ -12,8 +12,9 @@ import numpy as np
 from hostcallback.primitives.bind import bind_tap
 from hostcallback.receiver.messages.message import Sink
 from hostcallback.receiver.sinks.format import Deliver, FormatSink, Template
-from hostcallback.receiver.sinks.unbatch import Array, batchings_of
+from hostcallback.receiver.sinks.unbatch import batchings_of
 from hostcallback.receiver.wire import tap_kind
+from hostcallback.receiver.wire.dtypes import Array
 from hostcallback.receiver.wire.pytree import is_plain
 from hostcallback.tracing.format_check import check_format, placeholders
 from hostcallback.tracing.source_line import SourceLine, user_source_line

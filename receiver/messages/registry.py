@@ -10,6 +10,9 @@ from time import monotonic
 
 from hostcallback.receiver.messages.message import Consumer
 
+Find = Callable[[int], Consumer | None]
+"""Returns the consumer with an id, if it is registered."""
+
 RETIRED_KEPT = 1024
 RETIRED_SEC = 60.0
 """Minimum seconds for which a consumer stays registered after its programs are gone, and the number of consumers that

@@ -12,8 +12,9 @@ from hostcallback.receiver.messages.check_report import CheckFailed, Explanation
 from hostcallback.receiver.messages.message import Message
 from hostcallback.receiver.sinks.format import Template
 from hostcallback.receiver.sinks.tap import Unflatten
-from hostcallback.receiver.sinks.unbatch import Array, Batchings, elements
+from hostcallback.receiver.sinks.unbatch import Batchings, elements
 from hostcallback.receiver.terminal import printable
+from hostcallback.receiver.wire.dtypes import Array
 
 VALUE_CHARS = 200
 """Number of characters at which the texts of values are cut, to keep reports readable."""

@@ -16,8 +16,9 @@ from hostcallback.receiver.messages.message import Message
 from hostcallback.receiver.sinks import described_template
 from hostcallback.receiver.sinks.print import SupportsWrite, write_at_once
 from hostcallback.receiver.sinks.tap import Unflatten
-from hostcallback.receiver.sinks.unbatch import Array, Batchings, for_each_element
+from hostcallback.receiver.sinks.unbatch import Batchings, for_each_element
 from hostcallback.receiver.terminal import printable_lines
+from hostcallback.receiver.wire.dtypes import Array
 
 Deliver = Callable[[list[str]], None]
 """Function that takes the texts of one message, such as `PrintLines`."""

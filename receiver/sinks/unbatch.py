@@ -7,13 +7,10 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from hostcallback.receiver.messages.deferred_errors import MultipleFailures
 from hostcallback.receiver.messages.message import Index, Message
+from hostcallback.receiver.wire.dtypes import Array
 from hostcallback.receiver.wire.truncation import is_truncated
-
-Array = np.ndarray[Any, Any]
 
 Batchings = Sequence[Sequence[int | None]]
 """For each vmap, innermost first, the axis that it added to each array; None for an array that it did not batch. The

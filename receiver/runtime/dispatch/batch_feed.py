@@ -16,7 +16,8 @@ from contextlib import contextmanager
 from time import perf_counter
 
 from hostcallback.receiver.log import logger
-from hostcallback.receiver.runtime.dispatch.sink_chain import BatchSink, Find
+from hostcallback.receiver.messages.registry import Find
+from hostcallback.receiver.runtime.dispatch.sink_chain import BatchSink
 from hostcallback.receiver.sources.source import Batch, Frame, Source
 from hostcallback.receiver.wire import WireError, decode_header
 

@@ -7,7 +7,7 @@ import traceback
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from hostcallback.receiver.sources.queue import QueueSource
 from hostcallback.receiver.sources.ring import RingSource
 from hostcallback.receiver.sources.source import Batch
 from hostcallback.receiver.wire import ALIGNMENT, decode_header
+from hostcallback.receiver.wire.dtypes import Array
 
 IDLE_SEC = 10.0
 """Seconds without a call after which a thread that runs host functions ends."""
@@ -28,8 +29,6 @@ LOOK_SEC = 0.05
 """Seconds between the checks for an interrupt of a thread that waits for its call's turn."""
 
 _INTERRUPTED = "hostcallback: a call was interrupted (KeyboardInterrupt) before its host function ran"
-
-Array = np.ndarray[Any, Any]
 
 
 class Call(NamedTuple):

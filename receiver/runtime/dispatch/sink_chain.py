@@ -18,9 +18,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from hostcallback.receiver.messages.message import Consumer, Message, Sink
+from hostcallback.receiver.messages.registry import Find
 from hostcallback.receiver.sources.source import Batch
-
-Find = Callable[[int], Consumer | None]
 
 Link = Callable[[Consumer, Sink], Sink]
 """Returns the sink of one consumer's messages, given the rest of the chain; returns that rest if it adds nothing.

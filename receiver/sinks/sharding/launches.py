@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from hostcallback.receiver.sinks.sharding.shard_record import Array, Shard
+from hostcallback.receiver.sinks.sharding.shard_record import Shard
+from hostcallback.receiver.wire.dtypes import Array
 
 
 class Device:

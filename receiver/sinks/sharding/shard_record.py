@@ -15,11 +15,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from types import EllipsisType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from hostcallback.receiver.messages.message import Index, Message
+from hostcallback.receiver.wire.dtypes import Array
 
 PLACES_FROM = 4
 """Index in a shard record at which the dimensions begin."""
@@ -27,7 +28,6 @@ PLACES_FROM = 4
 MAX_KNOWN = 1024
 """Number of different records that a reader caches. A tap has one per device and shape."""
 
-Array = np.ndarray[Any, Any]
 Shape = tuple[int, ...]
 
 

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from hostcallback.receiver.wire import HEADER
-
-Array = np.ndarray[Any, Any]
+from hostcallback.receiver.wire.dtypes import Array
 
 
 class FrameBlock:

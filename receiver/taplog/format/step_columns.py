@@ -12,9 +12,8 @@ from hostcallback.receiver.sinks.exported import SHARDS_ID, WHOLE_ID
 from hostcallback.receiver.taplog.format.block import FrameBlock
 from hostcallback.receiver.taplog.format.layout import NO_STEP, align
 from hostcallback.receiver.wire import HEADER, Flags, WireError, decode_metadata, payload_layout
+from hostcallback.receiver.wire.dtypes import Array
 from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
-
-Array = np.ndarray[Any, Any]
 
 MAX_KNOWN = 4096
 

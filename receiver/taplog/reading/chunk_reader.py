@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -16,8 +16,7 @@ from hostcallback.receiver.taplog.format.compression import decompress
 from hostcallback.receiver.taplog.format.errors import Damage
 from hostcallback.receiver.taplog.format.layout import CHUNK_HEADER_BYTES, ChunkHeader, Codec, Kind
 from hostcallback.receiver.wire import HEADER, MAGIC, VERSION
-
-Array = np.ndarray[Any, Any]
+from hostcallback.receiver.wire.dtypes import Array
 
 _TAG = int.from_bytes(MAGIC + bytes([VERSION]), "little")
 _LOOK = struct.Struct("<II36xIQQ")

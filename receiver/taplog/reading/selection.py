@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any
 
 import numpy as np
 
 from hostcallback.receiver.taplog.format.layout import NO_STEP
 from hostcallback.receiver.taplog.reading.chunk_reader import Chunk
-
-Array = np.ndarray[Any, Any]
+from hostcallback.receiver.wire.dtypes import Array
 
 
 @dataclass(frozen=True, slots=True)

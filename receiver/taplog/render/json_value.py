@@ -10,10 +10,9 @@ import numpy as np
 from hostcallback.receiver import limits
 from hostcallback.receiver.sinks.described_template import HEAD
 from hostcallback.receiver.terminal import printable
+from hostcallback.receiver.wire.dtypes import Array
 from hostcallback.receiver.wire.pytree import FLOAT0, Node, Opaque
 from hostcallback.receiver.wire.truncation import TruncatedArray
-
-Array = np.ndarray[Any, Any]
 
 
 def plain_value(value: Any) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +11,7 @@ import numpy as np
 from hostcallback.receiver.closing import Closing
 from hostcallback.receiver.log import logger
 from hostcallback.receiver.messages.message import Consumer, Message
+from hostcallback.receiver.messages.registry import Find
 from hostcallback.receiver.sinks.print import device_text
 from hostcallback.receiver.sinks.sharding.shard_record import shard_record
 from hostcallback.receiver.sources.source import Batch
@@ -23,8 +23,6 @@ from hostcallback.receiver.wire import Flags, WireError, decode_metadata, encode
 from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
 from hostcallback.receiver.wire.tap_kind import UNDESCRIBED
 from hostcallback.receiver.wire.truncation import encode_truncated, row
-
-Find = Callable[[int], Consumer | None]
 
 _CHECK = np.uint64(int(Flags.CHECK))
 _END = np.uint64(int(Flags.END_OF_STREAM))

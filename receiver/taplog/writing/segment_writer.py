@@ -22,9 +22,8 @@ from hostcallback.receiver.taplog.format.checksums import page_checksums
 from hostcallback.receiver.taplog.format.compression import Compressor
 from hostcallback.receiver.taplog.format.errors import Lost
 from hostcallback.receiver.taplog.format.layout import NO_STEP, ChunkHeader, Codec, Kind
+from hostcallback.receiver.wire.dtypes import Array
 from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
-
-Array = np.ndarray[Any, Any]
 
 _process = uuid.uuid4().hex[
     :16
