@@ -1,9 +1,9 @@
-"""What every test runs under: four CPU devices, one transport, and no deadline on property tests.
+"""Environment of every test: four CPU devices, one transport, and no deadline on property tests.
 
-`make test` runs the whole suite twice, with HOSTCALLBACK_TRANSPORT=native and =callback. A test that is about the
-native transport itself carries the `native_only` marker and is left out of the second run; so are those of what no
-transport has a part in. What takes long to compile is slow, and left to CI: what would run without jit, one operation
-at a time, but for two rooms in the first run; the examples and libraries in the second run.
+`make test` runs the whole suite twice, with HOSTCALLBACK_TRANSPORT=native and =callback. Tests of the native transport
+itself carry the `native_only` marker and are left out of the second run; so are tests that do not depend on a
+transport. Tests that compile for long are marked `slow` and run in CI only. In the first run, tests without jit, one
+operation at a time, run only in two folders; in the second run, examples and libraries are slow.
 """
 
 from __future__ import annotations
@@ -34,27 +34,27 @@ import pytest  # noqa: E402
 
 TRANSPORT = os.environ.get("HOSTCALLBACK_TRANSPORT") or "native"
 
-# Codecs, logs, assembling, forwarding of what was recorded, documents, packaging: no transport has a part in them.
+# Codecs, logs, assembling, forwarding of recorded data, documents, packaging: tests without any transport.
 TESTS = Path(__file__).parent
 WITHOUT_TRANSPORT = {TESTS / "receiver", TESTS / "project"}
 WITH_TRANSPORT = {
     TESTS / "receiver" / room for room in ("control", "runtime", "taplog/flight", "taplog/recording")
 }
 
-# Rooms whose tests compile much, and some that do not.
+# Folders whose tests compile much, and exceptions in them.
 SMALL = {TESTS / room for room in ("drop_in", "taps")}
 
-# Who starts tests in the background of a shell has Ctrl-C ignored, also in what the tests start.
+# A shell that starts tests in the background makes them ignore Ctrl-C, and their child processes too.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Shared machines stall; pytest's own timeout ends what really hangs.
+# Shared machines stall; pytest's own timeout ends tests that really hang.
 hypothesis.settings.register_profile("hostcallback", deadline=None, print_blob=True)
 hypothesis.settings.load_profile("hostcallback")
 
 
 def pytest_report_header() -> str:
-    """Says under which transport and JAX the run is, above the first test."""
+    """Prints the transport and the JAX version of the run, above the first test."""
     from importlib.metadata import version
 
     return f"hostcallback: {TRANSPORT} transport, jax {version('jax')}, {DEVICES} CPU devices"
@@ -62,7 +62,7 @@ def pytest_report_header() -> str:
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` chooses by marker
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves the tests of the native transport, and those of none, out of a run on the other one."""
+    """Leaves the tests of the native transport, and those without any transport, out of a run on the other one."""
     native = TRANSPORT == "native"
     for item in items:
         room = item.path.parent

@@ -95,7 +95,7 @@ def test_a_function_without_floats(jit: Jit) -> None:
     assert jit(hcb.watch_nonfinite(lambda: jnp.int32(3)))() == 3
 
 
-def test_arguments_that_are_no_arrays_are_passed_on() -> None:
+def test_non_array_arguments_are_passed_on() -> None:
     def f(x, times, *, mode, options=None):
         for _ in range(times):
             x = options["function"](x) if mode == "call" else x
@@ -114,7 +114,7 @@ def test_static_arguments_of_jit_stay_static() -> None:
     assert float(jax.jit(hcb.watch_nonfinite(power), static_argnums=1)(jnp.float32(3), 2)) == 9
 
 
-def test_a_closed_over_tracer_is_no_argument() -> None:
+def test_a_closed_over_tracer_is_not_an_argument() -> None:
     def f(x):
         return hcb.watch_nonfinite(lambda y: jnp.log(x) + y)(jnp.float32(1))
 
@@ -168,7 +168,7 @@ def test_where_sees_the_scopes_of_a_gradient_without_its_transformations() -> No
     assert all(operation.dtype == np.float32 for operation in seen)
 
 
-def test_what_is_no_function_and_what_selects_nothing_are_refused() -> None:
+def test_non_functions_and_empty_selections_are_refused() -> None:
     with pytest.raises(
         TypeError, match=r"(?s)takes a function, got .*watch_nonfinite\(f\)\(x\).*test_as_without.py"
     ):

@@ -81,7 +81,7 @@ def test_a_cotangent_is_reported_with_the_operation_whose_result_it_belongs_to(j
 
 
 @pytest.mark.parametrize("jit", JITS)
-def test_the_backward_pass_of_a_watched_gradient_is_told_apart(jit: Jit) -> None:
+def test_the_backward_pass_of_a_watched_gradient_is_distinguished(jit: Jit) -> None:
     def f(x, w):
         y = x * w  # overflows backwards
         return jnp.sum(y * w)
@@ -95,7 +95,7 @@ def test_the_backward_pass_of_a_watched_gradient_is_told_apart(jit: Jit) -> None
 
 
 @pytest.mark.parametrize("jit", JITS)
-def test_iterations_in_the_backward_pass_are_those_of_the_forward_pass(jit: Jit) -> None:
+def test_iterations_in_the_backward_pass_match_the_forward_pass(jit: Jit) -> None:
     def f(x):
         def step(c, y):
             z = y * 2  # cotangent in scan
@@ -115,7 +115,7 @@ def test_the_rules_of_custom_vjp_are_looked_into(jit: Jit) -> None:
         return lambda: jit(jax.grad(hcb.watch_nonfinite(lambda x: jnp.sum(f(x)))))(X)
 
     first, *_ = errors_of(grad_of(bad_backward))
-    # The lines are those of the call: JAX takes it for everything in a rule of custom_vjp.
+    # The lines are those of the call: JAX attributes every operation in a rule of custom_vjp to it.
     assert (first.primitive, first.inf_count, first.backward, first.cotangent) == ("div", 4, True, False)
     first, *_ = errors_of(grad_of(bad_forward))
     assert (first.primitive, first.nan_count, first.backward) == ("log", 2, False)

@@ -108,7 +108,7 @@ def in_custom_vjp(x: Any) -> Any:
 
 @dataclass(frozen=True)
 class Planted:
-    """What is reported first, and how often it fails."""
+    """The first report, and the number of its failures."""
 
     function: Callable[[Any], Any]
     primitive: str
@@ -206,7 +206,7 @@ def test_each_device_of_a_shard_map_reports_its_own(jit: Jit, check_vma: bool) -
 
 
 @pytest.mark.parametrize("jit", JITS)
-def test_what_a_nan_spreads_to_is_not_reported(jit: Jit) -> None:
+def test_operations_a_nan_spreads_to_are_not_reported(jit: Jit) -> None:
     def f(x):
         y = jnp.log(x - 1)
         return lax.scan(lambda c, z: (jnp.sin(c * z), c + z), jnp.sum(y), jnp.exp(y))

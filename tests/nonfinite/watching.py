@@ -1,4 +1,4 @@
-"""What tests of `watch_nonfinite` share: running a program, and what was reported of it."""
+"""Shared by tests of `watch_nonfinite`: running a program, and its reports."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ JITS = [*COMPILED, pytest.param(no_jit, id="no jit", marks=pytest.mark.slow)]
 
 
 def errors_of(run: Callable[[], Any]) -> list[hcb.NonFiniteError]:
-    """Runs a program and waits; what was reported, in order of delivery."""
+    """Runs a program and waits; returns its reports in order of delivery."""
     try:
         with hcb.outfeed_receiver():
             run()

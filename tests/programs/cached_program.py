@@ -1,6 +1,6 @@
 """Runs tapped programs with a persistent compilation cache: `python cached_program.py FOLDER`.
 
-Prints what the taps bring, the digest of each program's text, and how often the cache was hit and missed.
+Prints the tap messages, the digest of each program's text, and how often the cache was hit and missed.
 """
 
 from __future__ import annotations

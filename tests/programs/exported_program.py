@@ -24,7 +24,7 @@ class Pair(NamedTuple):
 
 
 def record(arg: Any, *, transforms: Any, **kwargs: Any) -> None:
-    """What the exporting process would do; must not run in the other one."""
+    """Functions of the exporting process only; they must not run in the other process."""
     raise AssertionError("the exporting process's function ran")
 
 
@@ -56,7 +56,7 @@ def sharded(x: Any) -> Any:
 
 
 def arguments() -> dict[str, Any]:
-    """The programs' arguments, by the name of what is written."""
+    """The programs' arguments, by the name of the exported file."""
     x = jnp.arange(8.0)
     return {
         **{f"{name}-{how}": x for name in PROGRAMS for how in ("jax", "hcb")},
@@ -74,7 +74,7 @@ def write(folder: Path) -> None:
 
 
 def run(folder: Path, bound: bool) -> None:
-    """Runs every program that was written, plainly and within `hcb.jit`, and prints what its taps bring."""
+    """Runs every exported program, plainly and within `hcb.jit`, and prints its tap messages."""
 
     def show(arg: Any, *, transforms: Any = (), **kwargs: Any) -> None:
         shown = jax.tree.map(lambda leaf: leaf.tolist() if isinstance(leaf, np.ndarray) else leaf, arg)

@@ -46,7 +46,7 @@ def sections(output: str) -> dict[str, list[str]]:
 
 
 @native_only
-def test_consumers_bound_by_name_get_what_the_tap_functions_would(folder: Path) -> None:
+def test_consumers_bound_by_name_get_the_tap_functions_arguments(folder: Path) -> None:
     found = sections(run_program("bound", str(folder)))
     assert len(found) == 9 * 2
     for head, lines in found.items():
@@ -87,7 +87,7 @@ def test_unbound_consumers_are_reported_with_the_tap_its_line_and_the_cure(folde
         assert "exported_program.py:" in text, head
         assert f"hostcallback.bind({name!r}, function)" in text, head
         assert text.count("UnboundConsumerError") == 1, head  # however many messages there were
-        if head.startswith("scan"):  # what needs no function works all the same
+        if head.startswith("scan"):  # taps without a function work all the same
             assert [line for line in lines if line.startswith("step ")] == [
                 f"step {i}: {float(i)}" for i in range(3)
             ], head
@@ -116,7 +116,7 @@ def test_an_exported_program_run_by_its_own_process_calls_the_tap_function(jit: 
 
 
 @native_only
-def test_what_a_bound_function_raises_is_reported_with_the_taps_line() -> None:
+def test_the_error_of_a_bound_function_is_reported_with_the_taps_line() -> None:
     def fail(x: Any) -> None:
         raise ValueError("no")
 
@@ -163,7 +163,7 @@ def test_local_shards_of_an_exported_program_come_with_their_place() -> None:
         (("a", 3), "takes a function to call on the host, got int 3"),
     ],
 )
-def test_bind_says_what_it_takes(arguments: tuple[Any, ...], message: str) -> None:
+def test_bind_documents_its_arguments(arguments: tuple[Any, ...], message: str) -> None:
     with pytest.raises(TypeError, match=message):
         hcb.bind(*arguments)
 

@@ -1,4 +1,4 @@
-"""Where JAX lowers its programs in a way that is not known, or fast dispatch is off, taps are slower and right."""
+"""If JAX's lowering is unknown, or fast dispatch is off, taps are slower and still correct."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_a_tapped_program_is_dispatched_fast_by_default() -> None:
 
 
 @pytest.mark.parametrize("before", [RENAMED, OTHER_ARGUMENTS])
-def test_a_jax_that_is_not_known_is_left_alone_and_one_line_says_so(before: str) -> None:
+def test_an_unknown_jax_is_left_alone_and_one_line_reports_it(before: str) -> None:
     out, err = run(before)
     assert out == "installed False slow True seen [0.0, 1.0, 2.0, 3.0] untapped 2.0\n"
     assert err.count("\n") == 1

@@ -1,4 +1,4 @@
-"""The documents' links lead somewhere, and what the README's table says of this package is linked to its proof."""
+"""The documents' links have targets, and the claims about this package in the README's table link to their proof."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ def strings(path: Path) -> Iterator[str]:
 
 
 def reads(path: Path) -> Iterator[str]:
-    """The names of the variables that a module reads; the source text if the name is no literal."""
+    """The names of the variables that a module reads; the source text if the name is not a literal."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         name: ast.expr | None = None
         match node:
@@ -80,7 +80,7 @@ def test_the_documents_name_exactly_these() -> None:
     assert "docs/environment.md" in (ROOT / "README.md").read_text(encoding="utf-8")
 
 
-def test_the_reference_page_is_the_one_that_the_tool_writes() -> None:
+def test_the_reference_page_is_the_tools_output() -> None:
     code = "import sys, document_environment; sys.stdout.write(document_environment.document())"
     written = subprocess.run(
         [sys.executable, "-c", f"import sys; sys.path[:0] = {[str(ROOT / 'tools'), str(ROOT)]}; {code}"],

@@ -1,4 +1,4 @@
-"""One registry calls what rooms do in a forked child, in the order of the rooms."""
+"""One registry calls the fork handlers of the modules in a forked child, in the order of the modules."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`tools/gpu_check.py` where there is no GPU: it says so, its programs pass on CPU, and what is wrong does not pass."""
+"""`tools/gpu_check.py` without a GPU: it reports that, its programs pass on CPU, and wrong messages fail."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def run(*command: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_without_a_gpu_it_says_so_and_exits_with_a_status_of_its_own() -> None:
+def test_without_a_gpu_it_reports_that_and_exits_with_a_separate_status() -> None:
     done = run(str(TOOLS / "gpu_check.py"))
     assert done.returncode == 3, done.stderr
     assert "JAX has no device of the platform 'gpu' here, so nothing was checked" in done.stdout
@@ -39,7 +39,7 @@ def test_its_programs_pass_on_cpu() -> None:
 
 
 @pytest.mark.slow
-def test_a_program_whose_messages_are_wrong_fails_the_check() -> None:
+def test_a_program_with_wrong_messages_fails_the_check() -> None:
     program = """
 import sys
 from tools.gpu import check

@@ -36,7 +36,7 @@ OURS = {
     "hostcallback.receiver.environment",
     "hostcallback.receiver.log",
 }
-"""The modules that `import hostcallback` may load once JAX is there, with those of `_jax_compat`."""
+"""The modules that `import hostcallback` may load after JAX, including those of `_jax_compat`."""
 
 
 def python(program: str, **environment: str) -> str:
@@ -60,7 +60,7 @@ def test_with_jax_there_few_modules_are_loaded() -> None:
     modules = loaded("import hostcallback", before="import jax")
     ours = {name for name in modules if name.partition(".")[0] == "hostcallback"}
     assert {name for name in ours if not name.startswith("hostcallback._jax_compat")} <= OURS
-    # JAX itself imports some; what it has not yet must not come with hostcallback.
+    # JAX itself imports some; hostcallback must not import the others.
     assert not {name.partition(".")[0] for name in modules} - {"hostcallback", "jax", "jaxlib"}
     assert not modules & {"grpc", "msgpack", "asyncio", "tomllib", "multiprocessing"}
 
@@ -89,7 +89,7 @@ def test_the_host_side_is_loaded_without_jax(statement: str) -> None:
     assert not loaded(statement) & {"jax", "jaxlib", "hostcallback.api", "grpc"}
 
 
-def test_a_tap_does_not_load_what_it_does_not_need() -> None:
+def test_a_tap_loads_only_its_own_modules() -> None:
     modules = loaded("import hostcallback; hostcallback.id_tap", before="import jax")
     unneeded = (
         "receiver.remote.otlp",
@@ -156,7 +156,7 @@ def test_an_exported_program_taps_in_a_process_that_only_imports(tmp_path: Path)
 
 
 def names_for_type_checkers(package: ModuleType) -> dict[str, str]:
-    """What the `if TYPE_CHECKING` of the package imports from its modules: the module of each name, `module:name`."""
+    """Names that the package's `if TYPE_CHECKING` imports from its modules: the module of each name, `module:name`."""
     assert package.__file__ is not None
     tree = ast.parse(Path(package.__file__).read_text())
     (block,) = [
@@ -171,7 +171,7 @@ def names_for_type_checkers(package: ModuleType) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("package", [hostcallback, receiver])
-def test_type_checkers_see_what_is_loaded(package: ModuleType) -> None:
+def test_type_checkers_see_the_loaded_names(package: ModuleType) -> None:
     typed = names_for_type_checkers(package)
     assert sorted(typed) == sorted(package.__all__)
     for name, place in typed.items():

@@ -12,9 +12,9 @@ import pytest
 
 from checkout import ROOT
 
-# Imports every module of `hostcallback.receiver` in the folder given, with some packages made impossible to import. Of
-# hostcallback the rest is one of them, but for what importing it takes.
-# `python -S` is no option (numpy is wanted), so an import hook refuses them and says who asked.
+# Imports every module of `hostcallback.receiver` in the given folder, with some packages made impossible to import.
+# They include the rest of hostcallback, except for the modules that its import needs. `python -S` does not work (numpy
+# is needed), so an import hook refuses them and names the importing module.
 PROOF = """
 import importlib, pkgutil, sys
 

@@ -1,4 +1,4 @@
-"""The project's own linter finds what it is for, wherever it hides, and nothing else."""
+"""The project's own linter finds every planted violation, and reports nothing else."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_a_broken_rule_is_named_with_file_line_and_cure(
         ("receiver/messages/message.py", "from .jax import x"),
     ],
 )
-def test_what_is_allowed_passes(tmp_path: Path, path: str, code: str) -> None:
+def test_allowed_code_passes(tmp_path: Path, path: str, code: str) -> None:
     file = tmp_path / path
     file.parent.mkdir(parents=True)
     file.write_text(code + "\n")
@@ -122,7 +122,7 @@ def test_an_idiom_is_found_wherever_people_read(
         ("receiver/native/third_party/xla/c_api.h", "// beside"),
     ],
 )
-def test_names_in_code_and_allowed_texts_are_no_idioms(tmp_path: Path, path: str, text: str) -> None:
+def test_names_in_code_and_allowed_texts_are_not_idioms(tmp_path: Path, path: str, text: str) -> None:
     file = tmp_path / path
     file.parent.mkdir(parents=True)
     file.write_text(text + "\n")

@@ -1,4 +1,4 @@
-"""The matrix runs what can be had here, says what cannot, and fails when a pair fails."""
+"""The matrix runs the available pairs, reports the unavailable ones, and fails when a pair fails."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_this_interpreter_is_found(matrix: ModuleType) -> None:
     assert THIS in [found.version for found in matrix.find_interpreters((3, 11))]
 
 
-def test_a_path_that_does_not_run_is_no_interpreter(matrix: ModuleType, tmp_path: Path) -> None:
+def test_a_path_that_does_not_run_is_not_an_interpreter(matrix: ModuleType, tmp_path: Path) -> None:
     shim = tmp_path / "python3.12"
     shim.write_text("#!/bin/sh\necho 'python3.12: command not found' >&2\nexit 127\n")
     shim.chmod(0o755)

@@ -1,4 +1,4 @@
-"""The package builds as documented: one wheel for every Python, a sufficient sdist, a clear word without a compiler."""
+"""The package builds as documented: one wheel for every Python, a sufficient sdist, an error without a compiler."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_sdist_then_wheel_for_every_python_that_loads(checkout: Path, tmp_path: 
 
 
 @pytest.mark.slow
-def test_an_editable_build_leaves_the_library_beside_its_sources(checkout: Path) -> None:
+def test_an_editable_build_leaves_the_library_in_the_source_folder(checkout: Path) -> None:
     hook = "from setuptools import build_meta as b; print(b.build_editable('dist'))"
     (checkout / "dist").mkdir()
     result = subprocess.run(
@@ -127,7 +127,7 @@ def test_an_editable_build_leaves_the_library_beside_its_sources(checkout: Path)
 
 
 @pytest.mark.parametrize("kind", ["--wheel", "editable"])
-def test_without_a_compiler_the_build_names_what_is_missing_and_the_switch(
+def test_without_a_compiler_the_build_names_the_cure_and_the_switch(
     checkout: Path, tmp_path: Path, kind: str
 ) -> None:
     path = without_compiler(tmp_path / "bin")
@@ -212,8 +212,8 @@ def test_a_program_has_a_receiver_module_too(checkout: Path, tmp_path: Path, kin
     folder.mkdir()
     (folder / "receiver.py").write_text("MINE = True")
     (folder / "program.py").write_text(PROGRAM)
-    # Without the site-packages of these tests (-S), whose .pth files may find another hostcallback; the dependencies in
-    # there come last.
+    # Without the site-packages of these tests (-S), whose .pth files may find another hostcallback; its dependencies
+    # come last.
     dependencies = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
     start = (
         f"import runpy, site, sys; sys.path[:0] = [{str(folder)!r}]; site.addsitedir({str(site)!r}); "

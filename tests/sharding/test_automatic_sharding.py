@@ -154,7 +154,7 @@ def test_long_scans_keep_every_value_in_order(jit: Jit) -> None:
 
 
 @pytest.mark.parametrize("jit", JITS)
-def test_many_launches_are_told_apart(jit: Jit) -> None:
+def test_many_launches_are_distinguished(jit: Jit) -> None:
     rec = Recorder()
     f = jit(lambda x: hcb.id_tap(rec, x))
     for step in range(400):  # more than are remembered

@@ -1,4 +1,4 @@
-"""Receivers may be far apart: what one device brings waits for the others, however long their taps take."""
+"""Receivers may progress at very different rates: shards of one device wait for the others, however slow their taps."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def sharded(value: float) -> Any:
 
 
 def occupy(device: jax.Device) -> Busy:
-    """Makes a device's receiver busy with a tap of its own."""
+    """Makes a device's receiver busy with a separate tap."""
     busy = Busy()
     hcb.jit(lambda x: hcb.id_tap(busy, x))(jax.device_put(jnp.float32(0), device))
     assert busy.entered.wait(100)
@@ -56,7 +56,7 @@ def test_one_device_may_be_hundreds_of_launches_behind() -> None:
     assert in_order(rec, 700)
 
 
-def test_devices_without_room_wait_for_one_whose_tap_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_devices_without_room_wait_for_one_with_a_slow_tap(monkeypatch: pytest.MonkeyPatch) -> None:
     looks = []
     is_another_receiver_busy = runtime.is_another_receiver_busy
     monkeypatch.setattr(

@@ -50,7 +50,7 @@ pytestmark = [
 
 
 def expect_on_every_device(rec: Recorder, count: int, expected: Callable[[int], list[Any]]) -> None:
-    """Waits, and compares what each device delivered with `expected(number of the device)`."""
+    """Waits, and compares the messages of each device with `expected(number of the device)`."""
     hcb.barrier_wait()
     assert {device.id for device in rec.devices} == set(range(count))
     for device in jax.devices()[:count]:

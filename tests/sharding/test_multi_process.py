@@ -1,4 +1,4 @@
-"""In a program of several processes each receives the shards of its own devices, with their place in the whole."""
+"""In a program of several processes each receives the shards of its local devices, with their place in the array."""
 
 from __future__ import annotations
 

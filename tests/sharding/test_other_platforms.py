@@ -30,9 +30,9 @@ def tapped(x: Any) -> Any:
 @pytest.mark.parametrize("jit", JITS)
 def test_a_tapped_program_lowers_for_tpu(jit: Any) -> None:
     text = jit(tapped).trace(jnp.ones(4)).lower(lowering_platforms=("tpu",)).as_text()
-    # A TPU program sends to its host what XLA's FFI calls pass elsewhere: three taps, the last of two arrays.
+    # A TPU program sends to its host the arguments of XLA's FFI calls elsewhere: three taps, the last of two arrays.
     sent = re.findall(r"stablehlo.send.*is_host_transfer = true", text)
-    # Each callback also gets the number of the device that calls it.
+    # Each callback also gets the number of the calling device.
     assert len(sent) == 2 + 2 + 3
     assert "hostcallback_tap" not in text
 
@@ -71,7 +71,9 @@ def test_a_check_on_a_gpu_has_no_branch_that_the_host_would_have_to_wait_for(pla
 
     assert "stablehlo.if" not in (text := lowered(jax.jit(checked), jnp.ones(4), platform))
     assert calls(text) == [transport.FFI_TARGET]
-    assert "stablehlo.if" in lowered(jax.jit(checked), jnp.ones(4), "cpu"), "it costs less where nobody waits"
+    assert "stablehlo.if" in lowered(jax.jit(checked), jnp.ones(4), "cpu"), (
+        "it costs less where no caller waits"
+    )
 
 
 @pytest.mark.native_only

@@ -1,4 +1,4 @@
-"""Where the partitioner says that shards lie is where JAX puts them, for meshes, groups and shardings of every kind."""
+"""The partitioner's places of shards match JAX's, for meshes, groups and shardings of every kind."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def specs(axes: Sequence[str], rank: int) -> Iterator[P]:
 
 
 def xla_sharding(sharding: NamedSharding, rank: int) -> Any:
-    """As the partitioner gets it. JAX has no public way from one to the other."""
+    """The sharding in the partitioner's form. JAX has no public conversion."""
     return sharding._to_xla_hlo_sharding(rank)
 
 
@@ -46,7 +46,7 @@ def parts(mesh: Mesh, spec: P) -> list[int]:
 
 
 def starts_by_jax(sharding: NamedSharding, shape: Sequence[int]) -> list[tuple[int, ...]]:
-    """Where each partition's shard starts: partitions are numbered along the mesh."""
+    """Start of each partition's shard: partitions are numbered along the mesh."""
     indices = sharding.devices_indices_map(tuple(shape))
     return [tuple(part.start or 0 for part in indices[device]) for device in sharding.mesh.devices.flat]
 
@@ -132,7 +132,7 @@ def test_the_table_has_a_record_for_each_partition() -> None:
 
 
 @pytest.mark.parametrize("mesh_shape", MESHES, ids=str)
-def test_the_receiver_puts_together_what_jax_took_apart(mesh_shape: tuple[int, ...]) -> None:
+def test_the_receiver_reassembles_arrays_jax_split(mesh_shape: tuple[int, ...]) -> None:
     mesh = mesh_of(mesh_shape)
     consumer = Consumer(1, "tap", "here:1 (f)", lambda message: None)
     members = list(range(mesh.size))

@@ -1,4 +1,4 @@
-"""The other arguments of taps: what they do, what is refused, and with which words."""
+"""The other arguments of taps: their effects, refused values, and the messages."""
 
 from __future__ import annotations
 

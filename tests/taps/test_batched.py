@@ -78,7 +78,7 @@ def test_stacks_have_many_messages_where_the_receiver_was_busy() -> None:
 
 
 @pytest.mark.parametrize("jit", COMPILED)
-def test_taps_in_turn_have_stacks_of_their_own(jit: Jit) -> None:
+def test_alternating_taps_have_separate_stacks(jit: Jit) -> None:
     one, two, single = Stacks(), Stacks(), Recorder()
 
     def step(carry: Any, _: Any) -> Any:
@@ -153,7 +153,7 @@ def test_shards_are_assembled_to_stacks_of_one() -> None:
     assert stack.tolist() == [list(range(8))]
 
 
-def test_what_is_emitted_before_a_receiver_ends_is_in_it() -> None:
+def test_messages_emitted_before_a_receiver_ends_are_in_it() -> None:
     counts: list[int] = []
     f = hcb.jit(lambda x: [hcb.id_tap(lambda v: counts.append(len(v)), x, batched=True) for _ in range(50)])
     for _ in range(20):
@@ -190,7 +190,7 @@ def test_a_barrier_waits_for_a_stack_that_comes_later_in_its_read() -> None:
     first = hcb.jit(lambda x: hcb.id_tap(slow, x) * 1)
     first(1.0).block_until_ready()
     assert began.wait(20)
-    # All of this is in one read: the stack of two stands behind the slow ones.
+    # All of this is in one read: the stack of two comes after the slow ones.
     stack(1.0).block_until_ready()
     waited = threading.Thread(target=lambda: (hcb.barrier_wait(), order.append("barrier")))
     waited.start()

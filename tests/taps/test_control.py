@@ -24,7 +24,7 @@ def everything_on() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("jit", JITS)
-def test_taps_are_switched_by_glob_without_compiling_anew(jit: Jit) -> None:
+def test_taps_are_switched_by_glob_without_recompiling(jit: Jit) -> None:
     loss, grad, other = Recorder(), Recorder(), Recorder()
     traced = []
 
@@ -167,7 +167,7 @@ def test_calls_and_exported_taps_stay() -> None:
     assert not any("exported" in name or name == "call me" for name in set(hcb.taps.names) - before)
 
 
-def test_what_is_there_is_told() -> None:
+def test_existing_taps_are_listed() -> None:
     rec = Recorder()
     program = hcb.jit(lambda x: hcb.id_tap(rec, x, name="visible"))
     program(1.0)

@@ -55,7 +55,7 @@ def ways_to_compile(f: Any) -> dict[str, Any]:
         "vmap": jax.jit(jax.vmap(f)),
         "shard_map": jax.jit(jax.shard_map(f, mesh=mesh, in_specs=spec, out_specs=spec)),
     }
-    if jax.__version_info__ >= (0, 9):  # before, pmap is no jit and lowers its programs itself
+    if jax.__version_info__ >= (0, 9):  # before, pmap is not a jit and lowers its programs itself
         ways["pmap"] = jax.pmap(f)
     return ways
 

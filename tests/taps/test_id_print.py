@@ -19,7 +19,7 @@ JITS = [
 
 
 def printed(f: Any, *args: Any) -> str:
-    """What `f(*args, stream)` prints to the stream."""
+    """Text that `f(*args, stream)` prints to the stream."""
     out = io.StringIO()
     f(*args, out)
     hcb.barrier_wait()

@@ -1,4 +1,4 @@
-"""Typed PRNG keys and references arrive as what they are."""
+"""Typed PRNG keys and references arrive with their types."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_a_key_arrives_as_a_key_and_is_returned_as_one(jit: Jit, impl: str, rec:
     hcb.barrier_wait()
     for value in rec.values:
         assert_key(value["key"], key)
-        assert float(jax.random.uniform(value["key"])) == float(drawn)  # nobody has consumed it
+        assert float(jax.random.uniform(value["key"])) == float(drawn)  # the key is still unused
     assert len(rec) == 2
 
 
@@ -219,7 +219,7 @@ def test_references_under_transformations(jit: Jit, rec: Recorder) -> None:
     jit(lambda x: jax.jvp(f, (x,), (x,)))(jnp.ones(3))
     np.testing.assert_array_equal(jit(jax.grad(f))(jnp.ones(3)), [3, 3, 3])
     hcb.barrier_wait()
-    # What is returned is the reference: nothing flows back through the value that was read for the tap.
+    # The reference is returned: no gradient flows back through the value that was read for the tap.
     assert rec.transforms == [(batch(0),), (), (JVP,), ()]
     np.testing.assert_array_equal(rec.values[0], np.full((2, 3), 3.0))
     np.testing.assert_array_equal(rec.values[1:4], np.full((3, 3), 3.0))
@@ -240,7 +240,7 @@ def test_keys_and_references_on_several_devices(jit: Jit, rec: Recorder) -> None
     sharding = jax.sharding.NamedSharding(mesh, spec)
     keys = jax.random.split(jax.random.key(0), 8)
 
-    # Partitioned by the compiler, and assembled. (References of several devices are no arguments here: JAX 0.8.0 waits
+    # Partitioned by the compiler, and assembled. (References of several devices are not arguments here: JAX 0.8.0 waits
     # for such a program with the interpreter lock held, so it hangs with Python callbacks of any kind in it.)
     jit(lambda keys: hcb.id_tap(rec, keys))(jax.device_put(keys, sharding))
     x = jax.device_put(jnp.arange(8.0), sharding)

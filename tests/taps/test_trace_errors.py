@@ -1,4 +1,4 @@
-"""What goes wrong while a program is traced names the line of the tap; and taps leak no tracers."""
+"""Errors while a program is traced name the line of the tap; and taps leak no tracers."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_a_leaf_that_cannot_be_sent_is_refused_with_the_line(jit: Jit) -> None:
 
 
 @pytest.mark.parametrize("jit", JITS)
-def test_what_jax_raises_about_a_leaf_has_a_note_with_the_line(jit: Jit) -> None:
+def test_a_jax_error_about_a_leaf_has_a_note_with_the_line(jit: Jit) -> None:
     place = next_line()
     f = jit(lambda x: hcb.id_tap(print, (x, 10**100)))
     with pytest.raises(OverflowError) as info:
@@ -65,7 +65,7 @@ def test_what_jax_raises_about_a_leaf_has_a_note_with_the_line(jit: Jit) -> None
 
 
 @pytest.mark.parametrize("jit", COMPILED)
-def test_what_a_pytree_raises_has_a_note_with_the_line(jit: Jit) -> None:
+def test_a_pytree_error_has_a_note_with_the_line(jit: Jit) -> None:
     class Picky:
         def __init__(self, x: Any) -> None:
             if type(x) is not float:
@@ -247,7 +247,7 @@ def test_taps_leak_no_tracers(jit: Jit, program: str) -> None:
 
 
 @pytest.mark.parametrize("jit", JITS)
-def test_a_leak_of_what_a_tap_returned_is_found(jit: Jit) -> None:
+def test_a_leak_of_a_taps_result_is_found(jit: Jit) -> None:
     kept: list[Any] = []
 
     def f(x: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What may be tapped: every dtype and shape, numbers, leaves that are not arrays; and what is refused."""
+"""Values that may be tapped: every dtype and shape, numbers, leaves that are not arrays; and refused values."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_large_arrays_arrive_whole_and_are_the_taps_own(size: int, rec: Recorder
     expected = np.arange(1, size + 1, dtype=np.int32)
     for value in rec.values:
         np.testing.assert_array_equal(value, expected)
-        value += 1  # writable, and nobody else's
+        value += 1  # writable, and owned by this function alone
     assert not any(np.shares_memory(rec.values[0], v) for v in rec.values[1:])
 
 
@@ -102,7 +102,7 @@ def test_zero_size_arrays_arrive_under_every_transformation(
 
 
 @pytest.mark.parametrize("jit", JITS)
-def test_integers_and_booleans_are_tapped_beside_what_is_differentiated(jit: Jit, rec: Recorder) -> None:
+def test_integers_and_booleans_are_tapped_next_to_differentiated_values(jit: Jit, rec: Recorder) -> None:
     def f(x: Any, n: Any, flag: Any) -> Any:
         x, n, flag = hcb.id_tap(rec, (x, n, flag))
         return jnp.where(flag, x * n, 0.0)
@@ -201,7 +201,7 @@ def test_weak_types_are_kept(jit: Jit, rec: Recorder) -> None:
     assert seen[0::2] == seen[1::2] == [[True, False]] * 3
 
 
-# ---- Leaves that are no arrays ---------------------------------------------------------------------------------------
+# ---- Leaves that are not arrays --------------------------------------------------------------------------------------
 
 
 class Colour(enum.Enum):
@@ -241,7 +241,7 @@ STATIC = {
 
 @pytest.mark.parametrize("kind", STATIC)
 @pytest.mark.parametrize("jit", JITS)
-def test_a_leaf_that_is_no_array_comes_back_in_its_place_and_is_delivered(
+def test_a_non_array_leaf_comes_back_in_its_place_and_is_delivered(
     jit: Jit, kind: str, rec: Recorder
 ) -> None:
     leaf = STATIC[kind]
@@ -262,9 +262,7 @@ def test_a_leaf_that_is_no_array_comes_back_in_its_place_and_is_delivered(
 
 @pytest.mark.parametrize("kind", ["function", "string", "object"])
 @pytest.mark.parametrize("jit", JITS)
-def test_a_leaf_that_is_no_array_is_the_same_under_transformations(
-    jit: Jit, kind: str, rec: Recorder
-) -> None:
+def test_a_non_array_leaf_is_the_same_under_transformations(jit: Jit, kind: str, rec: Recorder) -> None:
     leaf = STATIC[kind]
 
     def f(x: Any) -> Any:
@@ -323,7 +321,7 @@ def test_a_tap_without_arrays_fires_each_time(jit: Jit, rec: Recorder) -> None:
 
 
 @pytest.mark.parametrize("jit", JITS)
-def test_taps_on_one_line_that_differ_in_a_static_leaf_are_told_apart(jit: Jit, rec: Recorder) -> None:
+def test_taps_on_one_line_that_differ_in_a_static_leaf_are_separate(jit: Jit, rec: Recorder) -> None:
     configs = [Config(), Config(), "a", "b", Mode.TRAIN, np.dtype("int8"), np.dtype("int16")]
 
     def f(x: Any) -> Any:
@@ -356,7 +354,7 @@ delivered: list[Any] = []
 
 
 def deliver(value: Any) -> None:
-    """Captures nothing, so that nothing but the structure tells its taps apart."""
+    """Captures nothing, so that only the structure distinguishes its taps."""
     delivered.append(value)
 
 
@@ -369,7 +367,7 @@ class Config:
 
 @pytest.mark.parametrize("kind", ["functions", "objects"])
 @pytest.mark.parametrize("jit", JITS)
-def test_taps_on_one_line_whose_structures_print_alike_are_told_apart(jit: Jit, kind: str) -> None:
+def test_taps_on_one_line_whose_structures_print_alike_are_separate(jit: Jit, kind: str) -> None:
     def scaled(by: float) -> Callable[[Any], Any]:
         return lambda x: x * by
 
@@ -422,7 +420,7 @@ def test_an_object_with_jax_array_arrives_as_its_array(jit: Jit, rec: Recorder) 
     assert rec.transforms == [(), (JVP, TRANSPOSE), (batch(0),)]
 
 
-# ---- What is refused -------------------------------------------------------------------------------------------------
+# ---- Refused values --------------------------------------------------------------------------------------------------
 
 
 class Tensor:

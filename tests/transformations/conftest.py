@@ -9,5 +9,5 @@ from recorder import Recorder
 
 @pytest.fixture
 def rec() -> Recorder:
-    """A tap function that keeps what it is given."""
+    """A tap function that keeps its arguments."""
     return Recorder()

@@ -1,4 +1,4 @@
-"""Properties of whatever JAX can be told to do: programs composed at random of its constructs and of taps."""
+"""Properties of arbitrary JAX programs: random compositions of its constructs and of taps."""
 
 from __future__ import annotations
 

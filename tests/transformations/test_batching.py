@@ -47,7 +47,7 @@ def test_each_leaf_has_its_dimension_and_none_where_it_has_no_batch(jit: Jit, re
 
 
 @pytest.mark.parametrize("jit", JITS)
-def test_what_has_no_batch_is_tapped_once_and_untransformed(jit: Jit, rec: Recorder) -> None:
+def test_unbatched_values_are_tapped_once_and_untransformed(jit: Jit, rec: Recorder) -> None:
     def f(x: Any, y: Any) -> Any:
         hcb.id_tap(rec, y)
         hcb.id_tap(rec, 1.0)

@@ -20,7 +20,7 @@ AXIS = "i"
 SHARDED = PartitionSpec(AXIS)
 Collective = Callable[[Any], Any]
 
-# Of [1, 2]: what each element gets.
+# The values that each element of [1, 2] gets.
 COLLECTIVES = [
     pytest.param(lambda x: lax.psum(x, AXIS), [3, 3], id="psum"),
     pytest.param(lambda x: lax.pmax(x, AXIS), [2, 2], id="pmax"),
@@ -50,7 +50,7 @@ MAPS = [pytest.param(in_pmap, id="pmap"), pytest.param(in_shard_map, id="shard_m
 
 
 def each(rec: Recorder, count: int = 2) -> list[list[tuple[Any, Any]]]:
-    """What each of the first devices delivered."""
+    """Messages of each of the first devices."""
     return [delivered(rec, device) for device in jax.devices()[:count]]
 
 
@@ -65,7 +65,7 @@ def test_collectives_of_tapped_values_tapped_under_vmap(
     jit(jax.vmap(f, axis_name=AXIS))(jnp.array([1, 2]))
     before, after = delivered(rec)
     assert before == ((batch(0),), [1, 2])
-    # What is the same for all elements has no batch.
+    # Values that are the same for all elements have no batch.
     assert after in ([((batch(0),), expected), (PRIMAL, expected[0])])
 
 

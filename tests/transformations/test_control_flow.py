@@ -109,7 +109,7 @@ def test_map_in_batches_taps_every_batch_and_the_rest(jit: Jit, rec: Recorder) -
 
 @pytest.mark.parametrize("jit", JITS)
 def test_associative_scan_taps_every_level_of_its_tree(jit: Jit, rec: Recorder) -> None:
-    # It combines slices: pairs, pairs of those, and then what is between; the third slice is empty here.
+    # It combines slices: pairs, pairs of those, and then the slices between; the third slice is empty here.
     jit(lambda x: lax.associative_scan(lambda a, b: hcb.id_tap(rec, a + b), x))(jnp.arange(4))
     assert delivered(rec) == primals([1, 5], [6], [], [3])
 
@@ -207,7 +207,7 @@ def test_grad_of_scan_taps_primals_forward_and_cotangents_backward(jit: Jit, rec
 
 
 @pytest.mark.parametrize("jit", JITS)
-def test_grad_of_scan_with_respect_to_what_it_scans(jit: Jit, rec: Recorder) -> None:
+def test_grad_of_scan_with_respect_to_its_inputs(jit: Jit, rec: Recorder) -> None:
     def f(x: Any) -> Any:
         return lax.scan(lambda c, v: (c + hcb.id_tap(rec, v * v), None), 0.0, x, reverse=True)[0]
 
@@ -276,7 +276,7 @@ def test_jvp_of_while_loop_taps_the_primals_of_its_condition_only(jit: Jit, rec:
 
 @pytest.mark.parametrize("jit", JITS)
 def test_linearize_of_while_loop_runs_it_again_in_the_linear_function(jit: Jit, rec: Recorder) -> None:
-    # JAX cannot save what the iterations of a while_loop computed: its linear function recomputes all of them.
+    # JAX cannot save the intermediate values of a while_loop: its linear function recomputes all of them.
     def f(x: Any) -> Any:
         _, linear = jax.linearize(
             lambda x: lax.while_loop(lambda c: c < 4, lambda c: hcb.id_tap(rec, 2.0 * c), x), x

@@ -1,4 +1,4 @@
-"""Custom derivative rules: what a rule taps is tapped as it stands, and the function itself only where it runs."""
+"""Custom derivative rules: a tap in a rule fires untransformed, and a tap in the function only where it runs."""
 
 from __future__ import annotations
 
@@ -56,11 +56,11 @@ def test_without_differentiation_the_function_taps(jit: Jit, make: Any, rec: Rec
 
 
 @pytest.mark.parametrize("jit", JITS)
-def test_custom_jvp_under_jvp_taps_what_its_rule_taps(jit: Jit, rec: Recorder) -> None:
+def test_custom_jvp_under_jvp_delivers_its_rules_taps(jit: Jit, rec: Recorder) -> None:
     f = with_jvp_rule(rec)
     jit(lambda x: jax.jvp(f, (x,), (0.5,)))(2.0)
     assert places(rec) == [("rule", 2.0), ("tangent in rule", 0.5)]
-    # For JAX the rule's tangent is a value like any other: nobody differentiates the rule here.
+    # For JAX the rule's tangent is a value like any other: no program differentiates the rule here.
     assert rec.transforms == [PRIMAL, PRIMAL]
 
 
@@ -117,7 +117,7 @@ def test_custom_rules_under_vmap(jit: Jit, rec: Recorder) -> None:
 
 
 @pytest.mark.parametrize("jit", JITS)
-def test_a_rule_of_its_own_for_vmap(jit: Jit, rec: Recorder) -> None:
+def test_a_custom_rule_for_vmap(jit: Jit, rec: Recorder) -> None:
     @custom_vmap
     def f(x: Any) -> Any:
         return hcb.id_tap(rec, x, place="function")

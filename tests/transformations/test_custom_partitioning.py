@@ -72,7 +72,7 @@ def test_on_several_each_device_taps_its_part(jit: Jit, ordered: bool, rec: Reco
 
 @pytest.mark.native_only
 @pytest.mark.parametrize("jit", COMPILED)
-def test_a_device_taps_whatever_its_rule_says_in_program_order(jit: Jit, rec: Recorder) -> None:
+def test_a_device_delivers_its_rules_taps_in_program_order(jit: Jit, rec: Recorder) -> None:
     def body(x: Any) -> Any:
         x = lax.fori_loop(0, 3, lambda i, x: hcb.id_tap(rec, x) + 1, x)
         return hcb.id_tap(rec, lax.psum(x, "i"))
@@ -124,7 +124,7 @@ def test_each_device_of_a_shard_map_taps_its_part(jit: Jit, rec: Recorder) -> No
 
 
 @pytest.mark.parametrize("jit", COMPILED)
-def test_what_cannot_be_in_a_partitioned_body_is_refused_with_the_line_and_the_cure(
+def test_taps_unsupported_in_a_partitioned_body_are_refused_with_the_line_and_the_cure(
     jit: Jit, rec: Recorder, transport: str
 ) -> None:
     cure = r"test_custom_partitioning\.py:\d+ .*custom_partitioning.*jax\.shard_map"

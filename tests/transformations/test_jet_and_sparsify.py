@@ -62,9 +62,7 @@ def test_jet_of_a_call_is_refused_with_the_line_and_the_cure() -> None:
 
 @pytest.mark.parametrize("kind", [sparse.BCOO, sparse.BCSR])
 @pytest.mark.parametrize("jit", JITS)
-def test_sparsify_taps_a_sparse_array_as_the_dense_one_it_stands_for(
-    jit: Jit, kind: Any, rec: Recorder
-) -> None:
+def test_sparsify_taps_a_sparse_array_as_its_dense_equivalent(jit: Jit, kind: Any, rec: Recorder) -> None:
     matrix = kind.fromdense(DENSE)
     result = jit(sparse.sparsify(lambda m: hcb.id_tap(rec, m)))(matrix)
     assert isinstance(result, kind)

@@ -1,4 +1,4 @@
-"""Differentiation: primal values are tapped once, tangents and cotangents with transforms that say so."""
+"""Differentiation: primal values are tapped once, tangents and cotangents with `transforms` that mark them."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def test_cotangents_are_tapped_in_reverse_order_whatever_their_value(jit: Jit, r
 
 
 @pytest.mark.parametrize("jit", JITS)
-def test_a_leaf_without_a_cotangent_gets_zeros_beside_one_that_has_one(jit: Jit, rec: Recorder) -> None:
+def test_a_leaf_without_a_cotangent_gets_zeros_next_to_one_that_has_one(jit: Jit, rec: Recorder) -> None:
     jit(jax.grad(lambda x: hcb.id_tap(rec, (x, 2 * x))[0] * 3))(2.0)
     assert delivered(rec) == [(PRIMAL, (2.0, 4.0)), (COTANGENT, (3.0, 0.0))]
 
@@ -160,7 +160,7 @@ def test_a_tap_whose_result_is_unused_still_fires(jit: Jit, rec: Recorder) -> No
 
 
 @pytest.mark.parametrize("jit", JITS)
-def test_what_is_not_differentiated_is_tapped_once_and_nothing_else(jit: Jit, rec: Recorder) -> None:
+def test_undifferentiated_values_are_tapped_once_and_nothing_else(jit: Jit, rec: Recorder) -> None:
     def f(x: Any, constant: Any) -> Any:
         hcb.id_tap(rec, 1.0)
         hcb.id_tap(rec, constant)
@@ -266,7 +266,7 @@ def test_grad_with_respect_to_an_integer_input(jit: Jit, rec: Recorder) -> None:
 
 
 @pytest.mark.parametrize("jit", JITS)
-def test_a_bool_that_depends_on_what_is_differentiated(jit: Jit, rec: Recorder) -> None:
+def test_a_bool_that_depends_on_a_differentiated_value(jit: Jit, rec: Recorder) -> None:
     jit(jax.grad(lambda x: 2 * hcb.id_tap(rec, {"positive": x > 0, "x": x})["x"]))(2.0)
     expected = [
         (PRIMAL, {"positive": True, "x": 2.0}),

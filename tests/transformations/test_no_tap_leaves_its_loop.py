@@ -1,4 +1,4 @@
-"""What depends only on a loop's constants is tapped in every iteration under differentiation, too.
+"""Values that depend only on a loop's constants are tapped in every iteration under differentiation, too.
 
 JAX moves such code out of a scan when it differentiates it, effects included: `jax.debug.callback` fires once for five
 iterations (jax#16637), and not at all where a `cond` holds it.
@@ -53,7 +53,7 @@ def test_a_tap_of_a_constant_in_a_scan_of_five_fires_five_times(
 
 
 @pytest.mark.parametrize("jit", JITS)
-def test_a_tap_of_what_is_differentiated_but_loop_invariant(jit: Jit, rec: Recorder) -> None:
+def test_a_tap_of_a_differentiated_but_loop_invariant_value(jit: Jit, rec: Recorder) -> None:
     def f(x: Any) -> Any:
         return lax.scan(lambda c, _: (c * hcb.id_tap(rec, x * x), None), 1.0, None, length=3)[0]
 
@@ -154,8 +154,8 @@ def test_a_tap_in_a_construct_that_takes_constants_only(
 
 
 @pytest.mark.parametrize("jit", JITS)
-def test_what_has_no_tap_still_leaves_the_loop(jit: Jit, rec: Recorder) -> None:
-    # Else a tap would make every iteration save what it computes from the loop's constants.
+def test_untapped_code_still_leaves_the_loop(jit: Jit, rec: Recorder) -> None:
+    # Otherwise a tap would make every iteration save values that it computes from the loop's constants.
     def f(x: Any, w: Any) -> Any:
         def step(c: Any, _: Any) -> Any:
             hcb.id_tap(rec, 1.0)

@@ -121,7 +121,7 @@ def test_jvp_taps_primals_and_tangents(rec: Recorder) -> None:
     assert delivered(rec) == [(PRIMAL, [0, 1]), ((JVP,), [1, 2])]
 
 
-def test_each_device_of_a_shard_map_taps_what_its_kernel_sees(rec: Recorder) -> None:
+def test_each_device_of_a_shard_map_taps_its_kernels_values(rec: Recorder) -> None:
     spec = PartitionSpec("i")
     mapped = jax.shard_map(
         lambda x: run(square(rec), x),
@@ -187,7 +187,7 @@ def test_a_compiled_kernel_refuses_taps_with_the_line_and_the_cure(jit: Jit, rec
 
 
 @pytest.mark.parametrize("platform", ["tpu", "cuda"])
-def test_so_does_one_that_is_lowered_for_another_platform(platform: str, rec: Recorder) -> None:
+def test_a_kernel_lowered_for_another_platform_taps_too(platform: str, rec: Recorder) -> None:
     with pytest.raises(NotImplementedError, match=CURE):
         jax.jit(lambda x: run(square(rec), x, interpret=False)).trace(X).lower(lowering_platforms=(platform,))
     with pytest.raises(NotImplementedError, match=CURE):

@@ -1,4 +1,4 @@
-"""`jax.checkpoint`: a tap in what is recomputed fires once, whatever the policy, and costs no memory."""
+"""`jax.checkpoint`: a tap in recomputed code fires once, whatever the policy, and costs no memory."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def sine_of_tapped_sine(rec: Recorder) -> Callable[[Any], Any]:
     return lambda x: jnp.sin(hcb.id_tap(rec, checkpoint_name(jnp.sin(x), "sine")))
 
 
-# What `sine_of_tapped_sine` delivers at 1: sin(1), and the cotangent cos(sin(1)).
+# Messages of `sine_of_tapped_sine` at 1: sin(1), and the cotangent cos(sin(1)).
 SINE, COSINE = 0.8415, 0.6664
 ONCE = [(PRIMAL, SINE), (COTANGENT, COSINE)]
 # The same twice over, the second sine of the first result.
@@ -112,7 +112,7 @@ def test_a_checkpoint_in_a_checkpoint(jit: Jit, checkpoint: Checkpoint, rec: Rec
 def test_a_checkpoint_of_a_checkpoint_that_only_taps_a_constant(
     jit: Jit, checkpoint: Checkpoint, rec: Recorder
 ) -> None:
-    # Nothing goes in and nothing is needed of it: before 0.12 JAX dropped what has an effect and nothing else.
+    # The code has no inputs and no used result: before 0.12 JAX dropped code that only has an effect.
     def f(x: Any) -> Any:
         hcb.id_tap(rec, 1.0)
         return 2 * x
@@ -184,12 +184,12 @@ def test_hessian_of_a_checkpoint_taps_the_primal_once(
 
 
 def residuals(f: Callable[[Any], Any], x: Any) -> list[tuple[int, ...]]:
-    """Shapes of what the backward pass keeps of the forward pass."""
+    """Shapes of the values that the backward pass keeps of the forward pass."""
     return sorted(leaf.shape for leaf in jax.tree.leaves(jax.vjp(f, x)[1]))
 
 
 @pytest.mark.parametrize("options", CHECKPOINTS)
-def test_a_tap_does_not_change_what_is_saved(options: dict[str, Any]) -> None:
+def test_a_tap_does_not_change_the_saved_values(options: dict[str, Any]) -> None:
     def through_scan(tap: Callable[[Any], Any]) -> Callable[[Any], Any]:
         def step(c: Any, _: Any) -> Any:
             c = tap(checkpoint_name(jnp.sin(c), "sine"))

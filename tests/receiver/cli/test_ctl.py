@@ -49,7 +49,7 @@ def test_rules_reach_the_running_program(process: Controlled) -> None:
     process.hcb("ctl", process.pid, "*", "--disable")
     stopped = process.arrived()
     quiet_since = time.monotonic()
-    while time.monotonic() < quiet_since + 0.5:  # what was emitted before may still be on its way
+    while time.monotonic() < quiet_since + 0.5:  # earlier messages may still be on their way
         if (now := process.arrived()) != stopped:
             stopped, quiet_since = now, time.monotonic()
     process.hcb("ctl", process.pid, "loss", "--enable")
@@ -80,7 +80,7 @@ def test_processes_are_listed(process: Controlled) -> None:
     assert any(line.split()[0] == str(process.pid) for line in done.stdout.splitlines()[1:])
 
 
-def test_without_processes_that_is_said(tmp_path: Path) -> None:
+def test_without_processes_a_message_is_printed(tmp_path: Path) -> None:
     if os.geteuid() == 0:
         pytest.skip("the superuser sees everybody's processes")
     done = hcb("ctl", environment={**os.environ, "HOSTCALLBACK_CONTROL_DIR": str(tmp_path)})
@@ -116,7 +116,7 @@ def test_a_process_without_taps(process: Controlled) -> None:
         (["1", "x", "--disable", "--enable"], 2, "not allowed with argument"),
     ],
 )
-def test_what_cannot_be_done_is_said(
+def test_impossible_settings_are_reported(
     process: Controlled, tmp_path: Path, arguments: list[str], status: int, message: str
 ) -> None:
     environment = {**process.environment, "HOSTCALLBACK_CONTROL_DIR": str(tmp_path)}

@@ -1,4 +1,4 @@
-"""`hcb tail`: the last messages, and with -f those that come, through rotation and from processes that start later."""
+"""`hcb tail`: the last messages, and with -f new ones, through rotation and from processes that start later."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_tail_shows_the_last_messages(tmp_path: Path, lines: int) -> None:
     assert [item["step"] for item in found] == [item["seq"] for item in found]
 
 
-def test_tail_shows_the_last_of_those_that_are_chosen(tmp_path: Path) -> None:
+def test_tail_shows_the_last_chosen_messages(tmp_path: Path) -> None:
     with record(tmp_path / "log") as recorder:
         program = Program(recorder)
         for turn in range(60):
@@ -102,7 +102,7 @@ def test_tail_follows_a_log_through_its_segments(tmp_path: Path) -> None:
     assert len(list((tmp_path / "log").iterdir())) > 5
 
 
-def test_tail_waits_for_the_first_process_and_meets_those_that_come_later(tmp_path: Path) -> None:
+def test_tail_waits_for_the_first_process_and_follows_later_ones(tmp_path: Path) -> None:
     (tmp_path / "log").mkdir()
     with following(tmp_path, "log") as tail:
         for _ in range(3):
@@ -111,7 +111,7 @@ def test_tail_waits_for_the_first_process_and_meets_those_that_come_later(tmp_pa
             assert tail.take(5) == [0, 1, 2, 3, 4]
 
 
-def test_tail_waits_for_the_rest_of_what_is_half_written(tmp_path: Path) -> None:
+def test_tail_waits_for_the_rest_of_a_half_written_message(tmp_path: Path) -> None:
     with record(tmp_path / "whole") as recorder:
         program = Program(recorder)
         emit(program, 20)
@@ -133,7 +133,7 @@ def test_tail_waits_for_the_rest_of_what_is_half_written(tmp_path: Path) -> None
         assert tail.take(20) == list(range(20))
 
 
-def test_tail_says_what_is_damaged_and_goes_on(tmp_path: Path) -> None:
+def test_tail_reports_damage_and_goes_on(tmp_path: Path) -> None:
     with record(tmp_path / "log") as recorder:
         program = Program(recorder)
         emit(program, 5)

@@ -1,4 +1,4 @@
-"""`hcb cat`, `stats` and `errors`: what they print of a log, and what they say of one that is not as it should be."""
+"""`hcb cat`, `stats` and `errors`: their output for a log, and their messages for a damaged or missing one."""
 
 from __future__ import annotations
 
@@ -134,20 +134,20 @@ def test_cat_writes_json(tmp_path: Path, log: Path) -> None:
         (["--limit", "0"], []),
     ],
 )
-def test_cat_shows_what_is_chosen(
+def test_cat_shows_the_chosen_messages(
     tmp_path: Path, log: Path, arguments: list[str], expected: list[int]
 ) -> None:
     assert [item["seq"] for item in objects(hcb(tmp_path, "cat", "--json", *arguments, log))] == expected
 
 
 @pytest.mark.parametrize("command", ["cat", "cat --json", "tail", "stats", "errors", "replay"])
-def test_names_that_no_tap_has_are_said_with_near_ones(tmp_path: Path, log: Path, command: str) -> None:
+def test_unknown_tap_names_are_reported_with_near_ones(tmp_path: Path, log: Path, command: str) -> None:
     result = hcb(tmp_path, *command.split(), "--name", "los", "--name", "pos*", "--device", "cpu:7", log)
     assert result.returncode == 1
     assert "hcb: no tap of the log is called 'los'; there are 'loss'\n" in result.stderr
     assert "hcb: no device of the log is called 'cpu:7'; there are 'cpu:" in result.stderr
     assert "pos*" not in result.stderr
-    # A name that some tap has, of which nothing else was wanted, is no mistake.
+    # A name that some tap has, but no chosen message, is not a mistake.
     assert hcb(tmp_path, *command.split(), "--name", "loss", "--step", "99", log).returncode == 0
 
 
@@ -211,7 +211,7 @@ def test_every_value_is_valid_json(tmp_path: Path) -> None:
     assert len(lines(hcb(tmp_path, "cat", "log"))) == len(VALUES)
 
 
-def test_lines_for_people_are_short_unless_they_are_to_be_full(tmp_path: Path) -> None:
+def test_lines_for_people_are_short_unless_full_is_given(tmp_path: Path) -> None:
     with record(tmp_path / "log") as recorder:
         program = Program(recorder)
         program.emit(replace(LOSS, tree=["array"]), np.arange(1_000.0))
@@ -249,13 +249,13 @@ def test_an_output_that_cannot_hold_a_text_gets_it_escaped(tmp_path: Path) -> No
         assert "verl" in result.stdout
 
 
-def test_several_processes_are_told_apart(tmp_path: Path) -> None:
+def test_several_processes_are_distinguished(tmp_path: Path) -> None:
     for index in range(2):
         with record(tmp_path / "log", process_index=index) as recorder:
             program = Program(recorder)
             program.seq = index
             program.emit(LOSS, np.float32(index), np.int32(1))
-    # One process wrote both here; their numbers in the program tell them apart.
+    # One process wrote both here; their process indices distinguish them.
     shown = lines(hcb(tmp_path, "cat", "log"))
     assert ["process 0  cpu:0" in shown[0], "process 1  cpu:0" in shown[1]] == [True, True]
 
@@ -296,7 +296,7 @@ def test_errors_are_grouped_by_line(tmp_path: Path, log: Path) -> None:
     assert hcb(tmp_path, "errors", "--name", "loss", log).stdout == "no check failed\n"
 
 
-# What is not as it should be
+# Damaged and missing logs
 
 
 def test_without_a_command_there_is_help(tmp_path: Path) -> None:
@@ -312,7 +312,9 @@ COMMANDS = [["cat"], ["cat", "--json"], ["tail"], ["stats"], ["errors"], ["repla
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
-def test_what_is_no_log_is_said_in_one_line(tmp_path: Path, log: Path, command: list[str]) -> None:
+def test_a_file_that_is_not_a_log_is_reported_in_one_line(
+    tmp_path: Path, log: Path, command: list[str]
+) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "nothing.hcblog").write_bytes(b"")
     (tmp_path / "foreign.txt").write_text("hello, world: this is some other file\n" * 3)
@@ -337,7 +339,7 @@ def test_what_is_no_log_is_said_in_one_line(tmp_path: Path, log: Path, command: 
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
-def test_a_log_that_may_not_be_read_is_said(tmp_path: Path, log: Path) -> None:
+def test_a_log_without_read_permission_is_reported(tmp_path: Path, log: Path) -> None:
     path = next(log.iterdir())
     path.chmod(0)
     result = hcb(tmp_path, "cat", log)
@@ -345,7 +347,7 @@ def test_a_log_that_may_not_be_read_is_said(tmp_path: Path, log: Path) -> None:
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
-def test_what_is_good_of_a_damaged_log_is_shown(tmp_path: Path, log: Path, command: list[str]) -> None:
+def test_the_good_part_of_a_damaged_log_is_shown(tmp_path: Path, log: Path, command: list[str]) -> None:
     path = next(log.iterdir())
     data = bytearray(path.read_bytes())
     place = data.rindex(b"HCB\1", 0, data.index(b"\xb6HLC", 200) + 5_000)

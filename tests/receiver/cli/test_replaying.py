@@ -1,4 +1,4 @@
-"""`hcb replay`: what it prints, calls and writes, and its exit status."""
+"""`hcb replay`: its output, calls and files, and its exit status."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_functions_of_modules_and_files_are_bound(folder: Path, where: str) -> N
     assert result.stdout == "took 0.5 7\ntook 1.0 7\nx = 0.25\n"
 
 
-def test_what_functions_raise_and_checks_are_reported(folder: Path) -> None:
+def test_errors_of_functions_and_failed_checks_are_reported(folder: Path) -> None:
     with record(folder / "log") as recorder:
         Program(recorder).emit(CHECK, np.bool_(False), np.float32(-1))
     result = hcb(folder, "replay", "log", "--bind", "loss=functions:fail")
@@ -73,7 +73,7 @@ def test_what_functions_raise_and_checks_are_reported(folder: Path) -> None:
         ("loss=functions:number", "number is a int, expected a function"),
     ],
 )
-def test_what_cannot_be_bound_is_said(folder: Path, bind: str, text: str) -> None:
+def test_an_unbindable_function_is_reported(folder: Path, bind: str, text: str) -> None:
     result = hcb(folder, "replay", "log", "--bind", bind)
     assert result.returncode == 1
     assert text in result.stderr

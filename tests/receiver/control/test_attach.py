@@ -1,4 +1,4 @@
-"""`hcb attach`: what a running program prints, in another terminal, and back."""
+"""`hcb attach`: a running program's output in another terminal, and the way back."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(wire.__file__).parents[3]), 
 
 @pytest.fixture
 def program() -> Iterator[subprocess.Popen[str]]:
-    """The program, which has begun."""
+    """The program, after its begin."""
     process = subprocess.Popen(
         [sys.executable, str(PROGRAM)],
         env=ENVIRONMENT,
@@ -44,7 +44,7 @@ def program() -> Iterator[subprocess.Popen[str]]:
 
 
 def rest_of(client: subprocess.Popen[str]) -> tuple[str, str]:
-    """What is left of its output, to the end, and its errors."""
+    """The rest of its output, to the end, and its errors."""
     # Not communicate: lines that were read ahead would be missing.
     assert client.stdout is not None
     assert client.stderr is not None
@@ -117,7 +117,7 @@ def test_a_killed_terminal_leaves_everything_to_the_program(program: subprocess.
     assert program.stdout is not None
     here = until(program.stdout, "count")
     count = int(here[-1].split()[1])
-    # What it was showing may come once more.
+    # Its last output may appear once more.
     assert set(numbers([*program.before, *here])) | set(there) == set(range(count))  # type: ignore[attr-defined]
 
 

@@ -1,4 +1,4 @@
-"""The control file: what it may say, and what becomes of rules when it changes, breaks and goes."""
+"""The control file: its syntax, and the rules in force when it changes, breaks and is removed."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_a_file_is_applied_and_followed(tmp_path: Path, caplog: pytest.LogCaptur
     wait_for(lambda: hcb.taps.rules == {})
 
 
-def test_a_broken_file_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_broken_file_is_reported_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "rules.toml"
     path.write_text("[loss\n")
     with caplog.at_level(logging.ERROR):
@@ -122,7 +122,7 @@ assert os.wait()[1] == 0
     assert done.returncode == 0, done.stderr
 
 
-def test_what_python_said_holds_again_when_the_file_is_gone(tmp_path: Path) -> None:
+def test_python_rules_hold_again_when_the_file_is_gone(tmp_path: Path) -> None:
     path = tmp_path / "rules.toml"
     hcb.taps["loss"].every(2)
     path.write_text("[loss]\nevery = 3\n")
@@ -131,7 +131,7 @@ def test_what_python_said_holds_again_when_the_file_is_gone(tmp_path: Path) -> N
     assert hcb.taps.rules == {"loss": "every=2"}
 
 
-def test_globs_that_match_nothing_are_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_globs_that_match_nothing_are_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     rec = Recorder()
     hcb.jit(lambda x: hcb.id_tap(rec, x, name="in the file"))(1.0)
     path = tmp_path / "rules.toml"
@@ -164,7 +164,7 @@ def test_files_that_make_no_sense(tmp_path: Path, text: str, message: str) -> No
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="the superuser may read everything")
-def test_a_file_that_cannot_be_read_is_said(tmp_path: Path) -> None:
+def test_an_unreadable_file_is_reported(tmp_path: Path) -> None:
     path = tmp_path / "rules.toml"
     path.write_text(RULES)
     path.chmod(0)

@@ -1,4 +1,4 @@
-"""The control socket: who may use it, what it answers to nonsense, and when it comes and goes."""
+"""The control socket: permitted users, answers to malformed requests, creation and removal."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ NOBODY = 65534
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """This process's control socket is in a folder of its own."""
+    """This process's control socket is in a separate folder."""
     endpoints.close()
     around = tmp_path / "sockets"
     monkeypatch.setenv("HOSTCALLBACK_CONTROL_DIR", str(around))
@@ -43,7 +43,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 @pytest.fixture
 def seen_by_all(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """As `folder`, where other users find it. (Those of pytest are closed to them.)"""
+    """Like `folder`, but readable by other users. (The folders of pytest are closed to them.)"""
     with tempfile.TemporaryDirectory() as path:
         os.chmod(path, 0o755)
         monkeypatch.setenv("HOSTCALLBACK_CONTROL_DIR", path)
@@ -131,7 +131,7 @@ def test_sockets_of_processes_that_are_gone_are_removed(folder: Path) -> None:
         path = folder / f"{process.pid}.sock"
         assert path.exists()
         process.kill()
-        assert path.exists(), "nobody tidied up"
+        assert path.exists(), "no cleanup happened"
         with pytest.raises(ControlSocketError, match=f"no process {process.pid} exists"):
             ControlClient(process.pid)
     with controlled(folder.parent) as other:
@@ -206,8 +206,8 @@ with ControlClient(os.getpid()) as client:
     assert not list(folder.iterdir())
 
 
-def as_nobody(code: str) -> str:
-    """What the code prints, run by another user."""
+def as_another_user(code: str) -> str:
+    """Output of the code, run by another user."""
     program = (
         "import json, os, socket\n"
         "from hostcallback.receiver.control.client import ControlClient, ControlSocketError\n"
@@ -222,7 +222,7 @@ def as_nobody(code: str) -> str:
 
 
 @as_root
-def test_a_folder_of_somebody_else_is_refused(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_folder_of_another_user_is_refused(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     folder.mkdir(parents=True)
     for foreign in (folder, folder.parent):
         os.chown(foreign, NOBODY, NOBODY)
@@ -236,7 +236,7 @@ def test_a_folder_of_somebody_else_is_refused(folder: Path, caplog: pytest.LogCa
 
 
 @as_root
-def test_a_socket_of_somebody_else_is_refused(seen_by_all: Path) -> None:
+def test_a_socket_of_another_user_is_refused(seen_by_all: Path) -> None:
     foreign = seen_by_all.with_name(f"hostcallback-{NOBODY}")
     foreign.mkdir()
     os.chown(foreign, NOBODY - 1, NOBODY - 1)
@@ -245,7 +245,7 @@ def test_a_socket_of_somebody_else_is_refused(seen_by_all: Path) -> None:
         listener.bind(str(path))
         listener.listen()
         path.chmod(0o777)
-        done = as_nobody("try: ControlClient(4242)\nexcept ControlSocketError as error: print(error)")
+        done = as_another_user("try: ControlClient(4242)\nexcept ControlSocketError as error: print(error)")
     assert f"{foreign} belongs to the user {NOBODY - 1}, and this process is {NOBODY}'s" in done
 
 
@@ -255,7 +255,7 @@ def test_the_server_hangs_up_on_other_users(seen_by_all: Path, caplog: pytest.Lo
     seen_by_all.chmod(0o777)
     path = seen_by_all / f"{os.getpid()}.sock"
     path.chmod(0o777)
-    printed = as_nobody(
+    printed = as_another_user(
         "client = socket.socket(socket.AF_UNIX)\n"
         f"client.connect({str(path)!r})\n"
         "try:\n"
@@ -278,7 +278,7 @@ def test_it_can_be_switched_off(folder: Path, monkeypatch: pytest.MonkeyPatch) -
         ControlClient(os.getpid())
 
 
-def test_a_name_that_is_too_long_is_said(
+def test_a_name_that_is_too_long_is_reported(
     folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("HOSTCALLBACK_CONTROL_DIR", str(folder.parent / ("x" * 120)))
@@ -327,7 +327,7 @@ def test_a_folder_that_is_used_otherwise_stays_as_it_is(folder: Path, tmp_path: 
     assert after == before
 
 
-def test_what_is_no_socket_of_ours_stays_in_our_folder(folder: Path) -> None:
+def test_a_file_that_is_not_our_socket_stays_in_our_folder(folder: Path) -> None:
     folder.mkdir(mode=0o700, parents=True)
     (folder / "1234567.sock").write_text("a file")
     (folder / "7654321.sock").symlink_to(folder / "2345678.sock")
@@ -440,7 +440,7 @@ def test_commands_can_be_added(folder: Path) -> None:
         del endpoints._handlers["double"]
 
 
-def test_what_is_opened_is_closed(folder: Path) -> None:
+def test_every_opened_file_is_closed(folder: Path) -> None:
     descriptors = Path("/proc/self/fd")
     if not descriptors.is_dir():
         pytest.skip("the system does not list open files")

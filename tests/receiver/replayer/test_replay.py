@@ -1,4 +1,4 @@
-"""Replay: what functions get, in which order and when, what is selected, and what is said of the rest."""
+"""Replay: arguments of functions, order and time of calls, selection, and reports of the rest."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_patterns_bind_and_an_exact_name_wins(log: Path) -> None:
     assert (len(some), len(exact)) == (20, 4)
 
 
-def test_a_name_that_the_log_does_not_have_is_said_with_near_ones(
+def test_a_name_missing_from_the_log_is_reported_with_near_ones(
     log: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     replayed = receiver.replay(log, bind={"lost": print})
@@ -113,14 +113,14 @@ def test_sinks_get_every_message(log: Path) -> None:
         ({"until_ns": BEGIN_NS + 2 * 10**6}, [0, 1]),
     ],
 )
-def test_what_is_delivered_can_be_chosen(log: Path, chosen: Any, seqs: list[int]) -> None:
+def test_delivered_messages_can_be_chosen(log: Path, chosen: Any, seqs: list[int]) -> None:
     messages: list[Message] = []
     replayed = receiver.replay(log, sinks=[messages.append], **chosen)
     assert [m.seq for m in messages] == seqs
-    assert all(row.dropped == 0 for row in replayed.stats)  # what was not chosen is not lost
+    assert all(row.dropped == 0 for row in replayed.stats)  # messages that were not chosen are not lost
 
 
-def test_what_functions_and_sinks_raise_is_gathered(log: Path) -> None:
+def test_errors_of_functions_and_sinks_are_gathered(log: Path) -> None:
     def fail(value: Any) -> None:
         raise KeyError(f"sum {value.sum():.0f}")
 

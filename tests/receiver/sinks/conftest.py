@@ -1,4 +1,4 @@
-"""What tests of sinks share: a process that receives, and threads that switch often."""
+"""Fixtures for tests of sinks: a process that receives, and threads that switch often."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Places of described checks: no file is opened for them that is no Python source."""
+"""Places of described checks: the reader opens no file for them unless it is Python source."""
 
 from __future__ import annotations
 

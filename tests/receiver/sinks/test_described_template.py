@@ -1,4 +1,4 @@
-"""Templates of described taps: filled as `str.format` does what JAX's prints need, and nothing else."""
+"""Templates of described taps: filled like `str.format`, restricted to the syntax of JAX's prints."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ KWARGS = {"x": np.array(0.123456), "shape_of": np.zeros((2, 3)), "s": "abc"}
         "",
     ],
 )
-def test_what_prints_need_is_filled_as_str_format_fills_it(template: str) -> None:
+def test_prints_are_filled_as_str_format_fills_them(template: str) -> None:
     args = ("ab", 5) if template == "{:{}}" else ARGS
     kwargs = {**KWARGS, "w": 12, "p": 2}
     assert fill(template, args, kwargs) == template.format(*args, **kwargs)

@@ -1,4 +1,4 @@
-"""Sinks for the taps of exported programs: what is bound, what fails, what is forgotten, from any thread."""
+"""Sinks for the taps of exported programs: binding, failures, forgotten taps, from any thread."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from hostcallback.receiver.sinks.exported import WHOLE_ID
 from hostcallback.receiver.sinks.factory import Binding
 from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
 
-# What takes the messages
+# Functions that take the messages
 
 
 def test_the_bound_function_is_called_as_the_taps_would_be(process: Process) -> None:
@@ -118,7 +118,7 @@ def test_messages_of_a_kind_from_the_future_can_be_bound(process: Process) -> No
 # Failures
 
 
-def test_failures_are_those_of_the_tap(process: Process) -> None:
+def test_failures_name_their_tap(process: Process) -> None:
     def fail(arg: Any, **kwargs: Any) -> None:
         raise KeyboardInterrupt if arg["x"] else KeyError("no")
 
@@ -141,7 +141,7 @@ def test_failures_are_those_of_the_tap(process: Process) -> None:
     del local
 
 
-def test_a_failure_says_whose_it_is(process: Process) -> None:
+def test_a_failure_names_its_program(process: Process) -> None:
     consumer = process.registry.find(WHOLE_ID)
     assert consumer is not None
     with pytest.raises(DelegatedFailure) as info:
@@ -197,7 +197,7 @@ def test_shards_come_by_themselves_where_that_was_asked_for_or_the_others_are_el
     assert seen == [([3.0, 4.0], ((slice(2, 4),),))]
 
 
-def test_a_value_goes_to_what_is_bound_when_its_last_shard_comes(process: Process) -> None:
+def test_a_value_goes_to_the_function_bound_when_its_last_shard_comes(process: Process) -> None:
     before, after = Recorder(), Recorder()
     process.taps.bind("loss", Binding(before))
     process.emit_shard(SHARDED, WHOLE, 0, 2)
@@ -213,7 +213,7 @@ def test_a_value_goes_to_what_is_bound_when_its_last_shard_comes(process: Proces
     assert [str(error)[:33] for error in report.exceptions] == ["1 messages of the exported tap 'l"]
 
 
-def test_values_whose_shards_were_lost_are_reported_as_the_taps(process: Process) -> None:
+def test_values_with_lost_shards_are_reported_under_their_tap(process: Process) -> None:
     process.taps.bind("loss", Binding(Recorder()))
     for occurrence in range(5):
         process.emit_shard(SHARDED, WHOLE, 0, 2, occurrence)
@@ -236,7 +236,7 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("few")
-def test_the_table_of_descriptions_is_bounded_and_forgets_what_was_not_used(process: Process) -> None:
+def test_the_table_of_descriptions_is_bounded_and_forgets_unused_ones(process: Process) -> None:
     recorder = Recorder()
     process.taps.bind("loss", Binding(recorder))
     made = []

@@ -103,7 +103,7 @@ def tampered(**changes: Any) -> bytes:
         (b"\x91" * 100_000, "not a descriptor"),
     ],
 )
-def test_what_is_no_description_is_refused(data: bytes, text: str) -> None:
+def test_a_wrong_description_is_refused(data: bytes, text: str) -> None:
     with pytest.raises(ValueError, match=text):
         TapDescriptor.unpack(data)
 
@@ -137,7 +137,7 @@ def test_descriptions_from_the_wire_are_not_trusted(changes: dict[str, Any], num
     assert process.report() is None
 
 
-def test_a_malformed_message_is_reported_as_what_it_is(process: Process) -> None:
+def test_a_malformed_message_is_reported_as_malformed(process: Process) -> None:
     process.bring(WHOLE_ID, [])
     process.bring(WHOLE_ID, [np.frombuffer(b"junk", np.uint8)])
     process.bring(SHARDS_ID, [np.zeros(4, np.int64)])
@@ -174,6 +174,6 @@ def test_a_malformed_message_is_reported_as_what_it_is(process: Process) -> None
     ],
     ids=["tree", "text", "object", "number", "shards"],
 )
-def test_what_cannot_be_described_is_not_packed(tap: TapDescriptor) -> None:
+def test_an_indescribable_tap_is_not_packed(tap: TapDescriptor) -> None:
     with pytest.raises(ValueError, match=r"the tap loss at train.py:12 \(step\) cannot be exported"):
         tap.pack()

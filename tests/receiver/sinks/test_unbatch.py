@@ -1,4 +1,4 @@
-"""What vmap batched is taken apart into the elements it came from, in JAX's order, one failure at a time."""
+"""A batched value is split into its elements, in JAX's order, one failure at a time."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def batches(draw: st.DrawFn) -> Any:
     sizes = draw(st.lists(st.integers(1, 3), min_size=1, max_size=3))
     shapes = draw(st.lists(st.lists(st.integers(0, 3), max_size=2), min_size=1, max_size=3))
     batched = [[draw(st.booleans()) for _ in shapes] for _ in sizes]
-    for level in batched:  # vmap batches at least one array, or there is no batching
+    for level in batched:  # vmap batches at least one array, otherwise there is no batch
         level[draw(st.integers(0, len(shapes) - 1))] = True
     arrays = [np.arange(np.prod(shape, dtype=int)).reshape(shape) for shape in shapes]
     expected = {
@@ -103,7 +103,7 @@ def test_a_failing_element_does_not_keep_the_others_from_being_consumed() -> Non
     ]
 
 
-def test_what_failed_several_times_is_deferred_as_several_failures_up_to_the_bound() -> None:
+def test_repeated_failures_are_deferred_as_several_failures_up_to_the_bound() -> None:
     deferred = DeferredErrors(max_kept=2)
     group = MultipleFailures("", [ValueError(1), KeyError(2), ValueError(3)])
     deferred.add_failure(TapFailure(group, "tap", "here:1 (f)", "cpu:0", 7))

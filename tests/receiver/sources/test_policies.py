@@ -12,7 +12,7 @@ from hostcallback.receiver.sources.back_pressure import Admission, BackPressure,
 
 @dataclass
 class Queue:
-    """A queue with `room` places, whose reader takes nothing."""
+    """A queue with `room` places, whose reader takes no message."""
 
     room: int
     overwritable: int = 0
@@ -81,7 +81,7 @@ def test_sample_thins_out_beyond_half() -> None:
     assert queue.waits == []
 
 
-def test_overwrite_oldest_makes_room_and_waits_for_what_must_not_be_dropped() -> None:
+def test_overwrite_oldest_makes_room_and_waits_for_messages_that_must_not_be_dropped() -> None:
     queue = Queue(4, overwritable=3)
     assert kept(queue, 9, policy="overwrite_oldest") == [*range(9)]
     assert queue.waits == [None, None]

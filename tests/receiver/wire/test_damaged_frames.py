@@ -146,7 +146,7 @@ def _nested(depth: int, claimed: int) -> bytes:
     ],
 )
 @pytest.mark.parametrize("payload_bytes", [0, 4 * (2**32 - 1), 2**31])
-def test_lengths_that_lie_cost_no_memory(metadata: bytes, payload_bytes: int) -> None:
+def test_false_lengths_cost_no_memory(metadata: bytes, payload_bytes: int) -> None:
     padded = metadata.ljust(-(-len(metadata) // 64) * 64, b"\0")
     header = HEADER.pack(b"HCB", 1, 0, 1, 0, 0, 0, 0, len(metadata), payload_bytes, 0)
     frame = header + padded + bytes(64)
@@ -159,7 +159,7 @@ def test_lengths_that_lie_cost_no_memory(metadata: bytes, payload_bytes: int) ->
         tracemalloc.stop()
 
 
-def test_a_stream_error_says_how_much_was_skipped() -> None:
+def test_a_stream_error_has_the_number_of_skipped_bytes() -> None:
     error = CorruptStreamError("a hole", 3)
     assert (str(error), error.skipped) == ("a hole", 3)
     assert isinstance(error, WireError)

@@ -21,7 +21,7 @@ from hostcallback.receiver.wire.dtypes import wire_type_of
 
 
 def as_external(frame: bytes, arrays: Sequence[Array]) -> tuple[bytes, Array]:
-    """What a ring holds of this frame if its payload travels outside, and the payload."""
+    """The part of this frame that a ring holds if its payload travels outside, and the payload."""
     header, _ = decode_frame(frame)
     payload = np.frombuffer(frame, np.uint8, header.payload_bytes, header.payload_start)
     aligned = np.zeros(payload.size + 64, np.uint8)

@@ -67,7 +67,7 @@ def test_the_reference_encoder_reproduces_the_golden_bytes(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_golden_bytes_decode_to_what_they_were_made_of(name: str) -> None:
+def test_golden_bytes_decode_to_their_source(name: str) -> None:
     frame = (GOLDEN / f"{name}.bin").read_bytes()
     for decode in ways(frame):
         *fields, arrays = decode(frame)
@@ -171,7 +171,7 @@ def test_a_stream_of_frames_is_walked_by_their_lengths() -> None:
     assert offset == len(stream)
 
 
-def test_metadata_may_be_absent_where_there_are_no_arrays() -> None:
+def test_metadata_may_be_absent_without_arrays() -> None:
     frame = HEADER.pack(b"HCB", 1, Flags.END_OF_STREAM, 5, 0, 0, 0, 0, 0, 0, 0)
     for decode in ways(frame):
         for behind in (b"", SCALAR):

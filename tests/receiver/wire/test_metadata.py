@@ -33,14 +33,14 @@ specs_of_any_kind = st.lists(
 
 
 @given(specs_of_any_kind)
-def test_metadata_round_trip_and_are_what_msgpack_packs(specs: list[ArraySpec]) -> None:
+def test_metadata_round_trip_and_match_msgpack(specs: list[ArraySpec]) -> None:
     metadata = encode_metadata(specs)
     assert metadata == msgpack.packb([[s.type_code, list(s.shape)] for s in specs])
     assert decode_metadata(metadata) == tuple(specs)
 
 
 @given(specs_of_any_kind)
-def test_arrays_lie_in_order_aligned_and_as_dense_as_that_allows(specs: list[ArraySpec]) -> None:
+def test_arrays_are_in_order_aligned_and_as_dense_as_that_allows(specs: list[ArraySpec]) -> None:
     offsets, sizes, total = payload_layout(specs)
     end = 0
     for spec, offset, nbytes in zip(specs, offsets, sizes, strict=True):

@@ -31,7 +31,7 @@ def native_encode(
 
     library = native_library.load()
     prefix = encode_prefix(consumer_id, flags, [ArraySpec.of(a.dtype, a.shape) for a in arrays])
-    # What XLA hands to the handler: C order, sub-byte dtypes packed.
+    # Arguments as XLA passes them to the handler: C order, sub-byte dtypes packed.
     blobs = [
         pack_subbyte(a)
         if wire_type_of(a.dtype).bits < 8

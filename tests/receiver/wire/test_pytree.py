@@ -1,4 +1,4 @@
-"""Pytrees come back from their descriptions; what is no description is refused before a message needs it."""
+"""Pytrees are rebuilt from their descriptions; a wrong description is refused before a message needs it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from hostcallback.receiver.wire.pytree import (
 
 
 class Described(NamedTuple):
-    """A description, and the pytree that it stands for with the numbers 0, 1, ... for arrays."""
+    """A description, and the pytree that it describes with the numbers 0, 1, ... for arrays."""
 
     description: Description
     build: Any  # from an iterator of the arrays
@@ -98,7 +98,7 @@ def count_arrays(description: Description) -> int:
 
 
 def same(one: Any, other: Any) -> bool:
-    """Equality that tells types apart, and knows arrays."""
+    """Equality that distinguishes types, and compares arrays."""
     if type(one) is not type(other):
         return False
     if isinstance(one, np.ndarray):
@@ -157,7 +157,7 @@ def test_named_tuples_of_any_name_are_built(
     assert tuple(value) == (1, 2)
 
 
-def test_lists_and_dicts_are_made_anew_for_every_message() -> None:
+def test_lists_and_dicts_are_new_for_every_message() -> None:
     unflatten = unflatten_with(["list", [["dict", [["value", "x"]], [["array"]]], ["list", []]]])
     first, second = unflatten([1]), unflatten([1])
     first[0]["x"] = 7
@@ -203,7 +203,7 @@ def test_lists_and_dicts_are_made_anew_for_every_message() -> None:
         (["tuple", [["list", [["nothing"]]]]], "'nothing' is no kind"),
     ],
 )
-def test_what_is_no_description_is_refused_at_once(description: Any, text: str) -> None:
+def test_a_wrong_description_is_refused_at_once(description: Any, text: str) -> None:
     with pytest.raises(ValueError, match=text):
         unflatten_with(description)
 
@@ -248,7 +248,7 @@ def test_deep_nesting_is_built_or_refused_but_never_exhausts_the_stack(kind: str
     for depth in (MAX_DEPTH + 1, 10 * sys.getrecursionlimit()):
         with pytest.raises(ValueError, match=f"deeper than {MAX_DEPTH}"):
             unflatten_with(nested(depth))
-    # msgpack takes whatever may be built.
+    # msgpack packs every value of this strategy.
     assert msgpack.unpackb(msgpack.packb({"tree": nested(MAX_DEPTH)})) == {"tree": nested(MAX_DEPTH)}
 
 
@@ -266,7 +266,7 @@ JUNK = st.recursive(
 
 
 @given(JUNK, st.integers(0, 5))
-def test_whatever_msgpack_gives_is_built_or_refused(junk: Any, count: int) -> None:
+def test_any_msgpack_value_is_built_or_refused(junk: Any, count: int) -> None:
     description = msgpack.unpackb(msgpack.packb(junk))
     try:
         unflatten_with(description)([0] * count)
@@ -275,19 +275,19 @@ def test_whatever_msgpack_gives_is_built_or_refused(junk: Any, count: int) -> No
 
 
 @given(st.binary(max_size=40))
-def test_whatever_bytes_give_is_built_or_refused(data: bytes) -> None:
+def test_any_bytes_are_built_or_refused(data: bytes) -> None:
     unpacker = msgpack.Unpacker(strict_map_key=False)
     unpacker.feed(data)
     try:
         description = unpacker.unpack()
-    except (ValueError, TypeError, msgpack.UnpackException):  # TypeError for maps whose keys are no keys
+    except (ValueError, TypeError, msgpack.UnpackException):  # TypeError for maps with unhashable keys
         return
     with contextlib.suppress(ValueError):
         unflatten_with(description)([])
 
 
 @given(st.recursive(PLAIN, lambda items: st.lists(items) | st.dictionaries(st.text(), items), max_leaves=8))
-def test_what_is_plain_comes_back_from_msgpack(value: Any) -> None:
+def test_plain_values_come_back_from_msgpack(value: Any) -> None:
     assert is_plain(value)
     assert same(msgpack.unpackb(msgpack.packb(value)), value)
 
@@ -325,7 +325,7 @@ def endless() -> list[Any]:
     ],
     ids=lambda value: repr(value)[:20],
 )
-def test_what_msgpack_would_refuse_or_change_is_not_plain(value: Any) -> None:
+def test_values_msgpack_would_refuse_or_change_are_not_plain(value: Any) -> None:
     assert not is_plain(value)
     kind, text = describe_value(value)
     assert (kind, text) == ("object", repr(value))

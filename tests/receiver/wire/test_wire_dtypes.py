@@ -1,4 +1,4 @@
-"""The dtypes of the wire: codes, elements of less than a byte, and what happens without ml_dtypes."""
+"""The dtypes of the wire: codes, elements of less than a byte, and behaviour without ml_dtypes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_codes_names_and_dtypes_belong_together(wire_type: WireType) -> None:
     assert dtype.itemsize == wire_type.itemsize
 
 
-def test_type_codes_are_those_of_xla() -> None:
+def test_type_codes_match_xla() -> None:
     text = (ROOT / "receiver" / "native" / "third_party" / "xla" / "ffi" / "api" / "c_api.h").read_text(
         encoding="utf-8"
     )
@@ -64,7 +64,7 @@ def test_subbyte_dtypes_are_packed_lowest_bits_first(wire_type: WireType, data: 
     dtype, bits = dtype_of(wire_type.code), wire_type.bits
     mask = (1 << bits) - 1
     array = (np.frombuffer(raw, np.uint8) & mask).view(dtype)
-    # Python's integers say the same without numpy: one long number, element 0 lowest.
+    # Python's integers give the same without numpy: one long number, element 0 lowest.
     number = sum((byte & mask) << (i * bits) for i, byte in enumerate(raw))
     expected = number.to_bytes(-(-size * bits // 8), "little")
     assert pack_subbyte(array).tobytes() == expected

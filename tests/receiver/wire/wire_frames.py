@@ -66,7 +66,7 @@ def warm(*frames: bytes) -> Decode:
 
 
 def ways(frame: bytes) -> list[Decode]:
-    """Every decoder there is, each of which must do the same; `frame` is a valid one."""
+    """All decoders, each of which must do the same; `frame` is a valid one."""
     return [reference, cold, warm(frame)]
 
 
@@ -86,7 +86,7 @@ def assert_same_arrays(got: Sequence[Array], expected: Sequence[Array]) -> None:
 
 
 def outcome(decode: Decode, *args: Any) -> Any:
-    """What decoding gave, in a form that compares: an error's type, or everything that was decoded."""
+    """Result of decoding, in a form that compares: an error's type, or every decoded value."""
     try:
         *fields, arrays = decode(*args)
     except WireError as error:

@@ -35,8 +35,8 @@ def busy_for(seconds: float) -> None:
         pass
 
 
-def nobody_delivers() -> None:
-    # A receiver says that all is delivered before it is quite through.
+def no_receiver_delivers() -> None:
+    # A receiver reports that every message is delivered shortly before its thread goes idle.
     deadline = time.monotonic() + 10
     while lock_share._delivering:
         assert time.monotonic() < deadline
@@ -77,15 +77,15 @@ def test_a_tap_that_sleeps_is_not_taken_for_contention() -> None:
 
     def pauses() -> list[float]:
         for _ in range(20):
-            share.yield_gil()  # whatever was before
+            share.yield_gil()  # after any earlier state
         found = []
         for _ in range(50):
             threading.Event().wait(1e-4)
             found.append(share.yield_gil())
         return found
 
-    # Long pauses are 0.5 ms. Threads of other tests, and other programs on a busy machine, may be in the way now and
-    # then; what is taken for contention by mistake is so each time.
+    # Long pauses are 0.5 ms. Threads of other tests, and other programs on a busy machine, may interfere now and then;
+    # a pause that is taken for contention by mistake is so each time.
     medians: list[float] = []
     with share:
         while not medians or (medians[-1] >= 0.4e-3 and len(medians) < 50):
@@ -99,7 +99,7 @@ def test_the_switch_interval_is_short_while_a_receiver_delivers_and_as_before_af
     program(jnp.float32(0))
     hcb.barrier_wait()
     assert min(seen) == pytest.approx(INTERVAL_SEC, abs=1.1e-6)
-    nobody_delivers()
+    no_receiver_delivers()
     assert sys.getswitchinterval() == DEFAULT
 
 
@@ -114,7 +114,7 @@ def test_an_interval_that_the_user_sets_meanwhile_stays(interval: float) -> None
 
     tapped(tap, 5_000)(jnp.float32(0))
     hcb.barrier_wait()
-    nobody_delivers()
+    no_receiver_delivers()
     assert found == pytest.approx([INTERVAL_SEC], abs=1.1e-6)
     assert sys.getswitchinterval() == pytest.approx(interval, abs=1.1e-6)
 
@@ -124,13 +124,13 @@ def test_a_value_saved_while_a_receiver_delivered_does_not_stay_for_good() -> No
     program = tapped(lambda value: saved.append(sys.getswitchinterval()), 5_000)
     program(jnp.float32(0))
     hcb.barrier_wait()
-    nobody_delivers()
+    no_receiver_delivers()
     # The last messages may come in a batch so small that it is delivered without a change.
     assert min(saved) == pytest.approx(INTERVAL_SEC, abs=1.1e-6)
     sys.setswitchinterval(min(saved))
     program(jnp.float32(0))
     hcb.barrier_wait()
-    nobody_delivers()
+    no_receiver_delivers()
     assert sys.getswitchinterval() == pytest.approx(DEFAULT)
 
 
@@ -141,5 +141,5 @@ def test_a_shorter_interval_is_left_alone() -> None:
     program(jnp.float32(0))
     hcb.barrier_wait()
     assert seen == pytest.approx([20e-6] * 2_000)
-    nobody_delivers()
+    no_receiver_delivers()
     assert sys.getswitchinterval() == pytest.approx(20e-6)

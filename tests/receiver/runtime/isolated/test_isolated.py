@@ -1,4 +1,4 @@
-"""A receiver in a process of its own: what it delivers, and what becomes of it when either process dies."""
+"""An isolated receiver: its deliveries, and its end when either process dies."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PROGRAM = HELPERS / "isolated_program.py"
 
 
 def run(scenario: str, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
-    """Runs the program to its end, and until nobody has its output any more."""
+    """Runs the program to its end, and until no process has its output open any more."""
     return subprocess.run(
         [sys.executable, str(PROGRAM), scenario, *arguments],
         env={**os.environ, **env},
@@ -62,14 +62,14 @@ def test_the_program_goes_on_when_the_reader_dies() -> None:
     assert done.returncode == 0, done.stderr
     assert "its taps are delivered in this process from now on" in done.stderr
     found = lines(done)
-    # What the killed process was delivering is delivered once more.
+    # The messages that the killed process was delivering are delivered once more.
     counts = Counter(found)
     assert set(counts) == set(range(30000))
     assert max(counts.values()) <= 2
     assert sum(count == 2 for count in counts.values()) <= 1024
 
 
-def test_what_a_killed_reader_has_given_back_is_in_its_log(tmp_path: Path) -> None:
+def test_messages_a_killed_reader_returned_are_in_its_log(tmp_path: Path) -> None:
     done = run("reader dies", str(tmp_path), HOSTCALLBACK_RING_BYTES="65536", COUNT="30000")
     assert done.returncode == 0, done.stderr
     messages = LogReader([tmp_path]).messages()
@@ -80,7 +80,7 @@ def test_what_a_killed_reader_has_given_back_is_in_its_log(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("scenario", ["program dies", "program dies emitting"])
-def test_the_reader_delivers_what_a_killed_program_had_emitted(scenario: str) -> None:
+def test_the_reader_delivers_the_messages_of_a_killed_program(scenario: str) -> None:
     done = run(scenario, COUNT="20000")
     assert done.returncode == -signal.SIGKILL
     found = lines(done)
@@ -99,7 +99,7 @@ def test_the_reader_outlives_the_terminal() -> None:
 
 
 @pytest.mark.slow
-def test_nobody_waits_forever_for_a_reader_whose_output_stands_still() -> None:
+def test_no_barrier_waits_forever_for_a_reader_with_blocked_output() -> None:
     script = """
 import jax, jax.numpy as jnp, hostcallback as hcb
 show = hcb.jit(lambda x: hcb.id_print(x))
@@ -134,7 +134,7 @@ def test_a_forked_child_that_leaves_the_block_lets_the_reader_be() -> None:
 @pytest.mark.parametrize("number", range(10))
 def test_either_process_killed_many_times(number: int) -> None:
     test_the_program_goes_on_when_the_reader_dies()
-    test_the_reader_delivers_what_a_killed_program_had_emitted("program dies emitting")
+    test_the_reader_delivers_the_messages_of_a_killed_program("program dies emitting")
 
 
 def test_it_records_too(tmp_path: Path) -> None:
@@ -146,7 +146,7 @@ def test_it_records_too(tmp_path: Path) -> None:
 
 
 def tapping(devices: int) -> Any:
-    """A program that prints, taps, checks, and sends what is too large for the other process's ring."""
+    """A program that prints, taps, checks, and sends arrays too large for the other process's ring."""
     mesh = jax.sharding.Mesh(jax.devices()[:devices], ("d",))
     spec = jax.sharding.PartitionSpec("d")
 
@@ -204,7 +204,7 @@ def test_a_barrier_waits_for_the_other_process_and_raises_its_checks(
         assert capfd.readouterr().out.count("what: sum") == 10
 
 
-def test_what_is_too_large_for_its_file_is_delivered_here(capfd: pytest.CaptureFixture[str]) -> None:
+def test_arrays_too_large_for_their_file_are_delivered_here(capfd: pytest.CaptureFixture[str]) -> None:
     with hcb.outfeed_receiver(process=True):
         for size in (1 << 18, 1 << 23):
             hcb.jit(lambda x: hcb.id_print(x, what="array"))(jnp.full(size, 7, jnp.float32))
@@ -249,7 +249,7 @@ def test_without_rings_the_taps_stay_here() -> None:
     assert "delivered in this process" in done.stderr
 
 
-def test_rules_hold_for_what_the_other_process_delivers(capfd: pytest.CaptureFixture[str]) -> None:
+def test_rules_hold_for_the_other_process(capfd: pytest.CaptureFixture[str]) -> None:
     asked: list[float] = []
 
     def ask(value: Any) -> bool:

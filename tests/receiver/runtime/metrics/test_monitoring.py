@@ -1,4 +1,4 @@
-"""What listeners of `jax.monitoring` hear of a receiver that ends."""
+"""Events that listeners of `jax.monitoring` receive when a receiver ends."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ listening = False
 
 @pytest.fixture
 def listen() -> Iterator[Heard]:
-    """What was heard. Listeners cannot be taken away in all versions of JAX: there is one for all tests."""
+    """The received events. Listeners cannot be removed in all versions of JAX: there is one for all tests."""
     global listening
     if not listening:
         jax.monitoring.register_scalar_listener(lambda name, value, **k: heard.append((name, value, k)))

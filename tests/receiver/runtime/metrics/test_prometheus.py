@@ -21,7 +21,7 @@ Samples = dict[tuple[str, str], float]
 
 @pytest.fixture
 def url() -> Iterator[str]:
-    """Where a server of this process answers scrapes."""
+    """Address at which a server of this process answers scrapes."""
     registry = prometheus_client.CollectorRegistry()
     hcb.prometheus_collector(registry)
     server, thread = prometheus_client.start_http_server(0, "127.0.0.1", registry)
@@ -90,7 +90,7 @@ def test_a_receiver_that_is_open_counts_at_once_and_a_scope_twice_never(url: str
         assert delivered() == before + 2 * round
 
 
-def test_what_rules_suppressed_is_counted_by_tap(url: str) -> None:
+def test_suppressed_messages_are_counted_by_tap(url: str) -> None:
     program = hcb.jit(lambda x: hcb.id_tap(lambda value: None, x, name="suppressed and scraped"))
     hcb.taps["suppressed and scraped"].every(4)
     for _ in range(8):
@@ -118,7 +118,7 @@ def test_every_metric_is_in_the_document() -> None:
         assert f"| `{name}` |" in document, name
 
 
-def test_without_the_package_it_says_how_to_get_it() -> None:
+def test_without_the_package_the_error_has_the_cure() -> None:
     program = (
         "import sys; sys.modules['prometheus_client'] = None\n"
         "from hostcallback.receiver.runtime.prometheus import register\n"

@@ -1,4 +1,4 @@
-"""Rules as they are said: which counts for a name, and what makes no sense."""
+"""Rules: precedence for a name, and refused settings."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from hostcallback.receiver.runtime.rules.rules import DEFAULT, FILE, Rule, Rules, When, settings_text
 
 
-def test_the_later_counts_for_each_setting_by_itself() -> None:
+def test_the_later_rule_counts_for_each_setting_separately() -> None:
     rules = (
         Rules()
         .with_setting("*", {"every": 10, "rate": 5})
@@ -21,7 +21,7 @@ def test_the_later_counts_for_each_setting_by_itself() -> None:
     assert rules.with_setting("*", {"every": 3}).of("layer1").every == 3
 
 
-def test_what_is_as_by_default_leaves_no_trace() -> None:
+def test_default_settings_leave_no_trace() -> None:
     rules = Rules().with_setting("a", {"every": 2}).with_setting("a", {"every": 1})
     assert not rules
     assert rules.of("a") == DEFAULT

@@ -1,4 +1,4 @@
-"""What rules let through, of programs that are compiled already: every n-th, at most so many a second; the counts."""
+"""Messages that rules let through, of compiled programs: every n-th, at most a number per second; the counts."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_a_rate_limits_messages_and_not_programs() -> None:
     assert len(rec) == 1001
 
 
-def test_each_device_counts_by_itself() -> None:
+def test_each_device_counts_separately() -> None:
     rec = Recorder()
     mesh = Mesh(jax.devices(), ("i",))
     spec = PartitionSpec("i")
@@ -104,7 +104,7 @@ def test_a_rule_holds_for_taps_to_come_and_later_ones_win(caplog: pytest.LogCapt
     assert len(rec) == 12
 
 
-def test_a_tap_that_is_off_counts_what_it_suppresses() -> None:
+def test_a_tap_that_is_off_counts_its_suppressed_messages() -> None:
     rec = Recorder()
     program = scan(hcb.jit, rec, "counted while off")
     program(0.0)

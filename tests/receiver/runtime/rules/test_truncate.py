@@ -1,4 +1,4 @@
-"""`truncate`: the first elements of large arrays arrive, and everything that shows them says so."""
+"""`truncate`: the first elements of large arrays arrive, and every display of them marks the truncation."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_heads_are_the_first_elements_in_row_major_order(dtype: str) -> None:
     np.testing.assert_array_equal(rec.values[1]["large"], x)
 
 
-def test_prints_say_that_they_show_a_part(capsys: pytest.CaptureFixture[str]) -> None:
+def test_prints_mark_a_truncated_array(capsys: pytest.CaptureFixture[str]) -> None:
     stream = io.StringIO()
 
     def program(x: Any) -> None:

@@ -28,7 +28,7 @@ def test_a_message_comes_only_if_the_predicate_held_for_the_one_before() -> None
     for value in (0, 1, 5, 6, 7, 8, 2, 9, 1, 1, 1, 0, 1):
         program(float(value))
         hcb.barrier_wait()
-    # 5 was delivered, since 1 is small. It is not, so the gate closes: of four messages one is a probe.
+    # 5 was delivered, since 1 is small. 5 is not, so the gate closes: one message in four is a probe.
     assert asked == [0, 1, 5, 2, 9, 0, 1]
     assert rec.floats() == [0, 1, 5, 9, 1]
     assert hcb.taps["small"].suppressed == {"small": 8}
@@ -39,7 +39,7 @@ def test_a_message_comes_only_if_the_predicate_held_for_the_one_before() -> None
     assert rec.floats()[5:] == [100, 101]
 
 
-def test_what_is_on_its_way_when_the_predicate_fails_is_not_delivered() -> None:
+def test_messages_on_their_way_when_the_predicate_fails_are_not_delivered() -> None:
     rec = Recorder()
     asked: list[float] = []
 
@@ -63,7 +63,7 @@ def test_what_is_on_its_way_when_the_predicate_fails_is_not_delivered() -> None:
     assert len(rec) + hcb.taps["on its way"].suppressed["on its way"] == 2000
 
 
-def test_a_predicate_gets_what_the_tap_function_gets() -> None:
+def test_a_predicate_gets_the_tap_functions_arguments() -> None:
     rec = Recorder()
     seen: list[Any] = []
     program = hcb.jit(lambda x: hcb.id_tap(rec, {"loss": x, "rest": (x, None)}, name="a tree"))
@@ -88,13 +88,13 @@ def test_a_predicate_that_raises_is_reported_and_taken_to_hold() -> None:
 
 def test_another_predicate_begins_with_an_open_gate() -> None:
     rec = Recorder()
-    program = hcb.jit(lambda x: hcb.id_tap(rec, x, name="asked anew"))
-    hcb.taps["asked anew"].when(lambda value: False, probe_every=0, probe_sec=1e6)
+    program = hcb.jit(lambda x: hcb.id_tap(rec, x, name="asked again"))
+    hcb.taps["asked again"].when(lambda value: False, probe_every=0, probe_sec=1e6)
     for value in range(3):
         program(float(value))
         hcb.barrier_wait()
     assert rec.floats() == [0]
-    hcb.taps["asked anew"].when(lambda value: True)
+    hcb.taps["asked again"].when(lambda value: True)
     for value in range(3, 6):
         program(float(value))
         hcb.barrier_wait()

@@ -1,4 +1,4 @@
-"""Programs whose devices emit shards, in any order and with losses: for the tests of how shards are put together."""
+"""Programs whose devices emit shards, in any order and with losses: for the tests of assembling."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Array = np.ndarray[Any, Any]
 
 
 class Part(NamedTuple):
-    """Where a partition's shard of an array lies."""
+    """Place of a partition's shard in an array."""
 
     shape: tuple[int, ...]
     tile: tuple[int, ...]
@@ -44,7 +44,7 @@ class Part(NamedTuple):
 
 @dataclass
 class Program:
-    """A program over a mesh, of which `groups` run side by side: how it partitions the tapped arrays."""
+    """A program over a mesh, of which `groups` run in parallel, and its partitioning of the tapped arrays."""
 
     mesh: tuple[int, ...]
     groups: int
@@ -101,7 +101,7 @@ Key = tuple[int, int, int]
 
 @dataclass
 class Collector:
-    """A sink that remembers what it was given, by run id and what the value says of itself."""
+    """A sink that records its input, by run id and the number in the value."""
 
     program: Program
     messages: list[Message] = field(default_factory=list)
@@ -127,7 +127,7 @@ class Delivery:
                 self.discarded += error.count
 
     def bring_in_threads(self, streams: Iterable[Sequence[Message]]) -> None:
-        """Every stream on a thread of its own; raises what they raised."""
+        """Runs every stream on a separate thread; raises their errors."""
         failures: list[BaseException] = []
 
         def run(stream: Sequence[Message]) -> None:
@@ -167,12 +167,12 @@ def programs(draw: st.DrawFn) -> Program:
 
 @dataclass
 class Story:
-    """What the devices of a program emit, and which of it arrives.
+    """The messages that the devices of a program emit, and the subset that arrives.
 
     Attributes:
-        streams: by partition, what arrives.
+        streams: by partition, the messages that arrive.
         whole: the values of which all shards arrive.
-        broken: those of which some do, and some do not.
+        broken: the values of which only some shards arrive.
     """
 
     program: Program
@@ -227,7 +227,7 @@ def stories(draw: st.DrawFn, max_values: int = 12) -> tuple[Story, random.Random
 
 
 def identify(collector: Collector, candidates: Iterable[Key]) -> list[Key]:
-    """Which values were handed on, in order; each must be one of the candidates, whole and right."""
+    """The values that were handed on, in order; each must be one of the candidates, whole and right."""
     program = collector.program
     left = {key: program.value(key) for key in candidates}
     found = []
@@ -249,7 +249,7 @@ def identify(collector: Collector, candidates: Iterable[Key]) -> list[Key]:
 def messages_of(
     program: Program, partition: int, values: Iterable[tuple[int, int]], *, time_ns: int = 0
 ) -> list[Message]:
-    """What one device emits; `values` are run ids and occurrences."""
+    """The messages of one device; `values` are run ids and occurrences."""
     return [program.message(run_id, occurrence, partition, time_ns=time_ns) for run_id, occurrence in values]
 
 

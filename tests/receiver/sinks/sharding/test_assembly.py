@@ -1,4 +1,4 @@
-"""Shards of the same value are put together: once, whole, in order; what is missing is counted once."""
+"""Shards of the same value are assembled: once, whole, in order; a missing shard is counted once."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from hostcallback.receiver.sinks.sharding.sinks import AssemblingSink
 
 
 def key_of(message: Message) -> Key:
-    """Which value a message says it is."""
+    """The value's number in a message."""
     record = message.arrays[0]
     return message.run_id, int(record[2]), int(record[0])
 
@@ -130,7 +130,7 @@ def test_nothing_is_lost_when_devices_run_launches_in_different_orders() -> None
 
 
 @pytest.mark.parametrize(("device_index", "expected"), [(0, 1), (1, 1), (2, 2), (7, 1)])
-def test_the_whole_is_said_to_come_from_one_device(device_index: int, expected: int) -> None:
+def test_the_whole_array_has_one_device(device_index: int, expected: int) -> None:
     # As in the second group of a partially manual program, whose first partition is not 0.
     got: list[Message] = []
     sink = AssemblingSink(got.append, device_index)
@@ -140,7 +140,7 @@ def test_the_whole_is_said_to_come_from_one_device(device_index: int, expected: 
     assert got == [Message(CONSUMER, [], 10 * expected, 20 * expected, 5, f"device {expected}", None)]
 
 
-def test_a_sink_may_keep_and_change_what_it_gets() -> None:
+def test_a_sink_may_keep_and_change_its_arguments() -> None:
     program = scalar_program(2)
     collector = Collector(program)
     sink = AssemblingSink(collector)

@@ -82,7 +82,7 @@ def test_taps_of_one_program_are_called_in_program_order() -> None:
     assert called == [(name, run_id) for run_id in range(150) for name in "abc"]
 
 
-def test_a_failing_tap_does_not_hide_what_was_given_up() -> None:
+def test_a_failing_tap_does_not_hide_discarded_values() -> None:
     program = scalar_program(2)
 
     def fail(message: Message) -> None:

@@ -76,7 +76,7 @@ def test_full_of_overtaken_values_no_device_waits(monkeypatch: pytest.MonkeyPatc
     assert delivery.discarded > 80
 
 
-@pytest.mark.parametrize("restart", [False, True], ids=["counted on", "counted anew"])
+@pytest.mark.parametrize("restart", [False, True], ids=["counted on", "counted from zero"])
 def test_run_ids_come_back(restart: bool) -> None:
     program = scalar_program(2)
     collector = Collector(program)
@@ -92,9 +92,7 @@ def test_run_ids_come_back(restart: bool) -> None:
         np.testing.assert_array_equal(message.arrays[1], program.value(key)[1])
 
 
-def test_a_launch_whose_id_comes_back_waits_for_the_devices_that_are_not_through_with_the_earlier_one() -> (
-    None
-):
+def test_a_launch_with_a_repeated_id_waits_for_devices_still_in_the_earlier_one() -> None:
     program = scalar_program(2)
     collector = Collector(program)
     sink = AssemblingSink(collector)

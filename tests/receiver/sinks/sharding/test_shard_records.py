@@ -1,4 +1,4 @@
-"""The records that say where shards lie: what does not go together is refused; shards without their values."""
+"""The records of shard places: inconsistent records are refused; shards without their values."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hostcallback.receiver.sinks.sharding import sinks as shards
 from hostcallback.receiver.sinks.sharding.shard_record import MAX_KNOWN, RecordReader
 from hostcallback.receiver.sinks.sharding.sinks import AssemblingSink, LocalShardSink, shard_sink
 
-# What does not go together
+# Inconsistent records
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_shards_come_with_their_place_and_without_padding(program: Program, data
         assert all(0 <= s.start <= s.stop <= n for s, n in zip(index, array.shape, strict=True))
 
 
-def test_records_of_equal_text_with_other_tiles_are_told_apart() -> None:
+def test_records_of_equal_text_with_other_tiles_are_separate() -> None:
     reader = RecordReader()
     record = np.array([0, 2, 0, 0, 8, 0])
     for length in (4, 8, 4):

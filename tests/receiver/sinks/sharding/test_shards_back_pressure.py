@@ -1,4 +1,4 @@
-"""Devices that are ahead wait for the others, in bounded memory, and give up what never becomes whole."""
+"""Devices that are ahead wait for the others, in bounded memory, and give up values that never become whole."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_memory_is_bounded_also_when_much_is_lost(devices: int, monkeypatch: pyt
     delivery = Delivery(sink)
     delivery.bring_in_threads(story.streams.values())
     handed_on = identify(collector, story.whole)
-    # Where there is room for all of them this would be an equality.
+    # With room for all of them this would be an equality.
     assert len(handed_on) + delivery.discarded + sink.pending_values <= len(story.whole) + len(story.broken)
     assert most["unfinished"] <= 4 * 8
     assert most["pending_values"] <= 2 * 8
@@ -127,7 +127,7 @@ def test_the_bytes_of_pending_values_are_bounded_too(monkeypatch: pytest.MonkeyP
         delivery.bring(message)
         assert sink._assembly.pending_bytes == 8000 * sink.pending_values <= 3 * 8000
     assert delivery.discarded + sink.pending_values == 100
-    # One that exceeds the bound by itself comes through alone.
+    # A value that exceeds the bound alone passes alone.
     monkeypatch.setattr(assembly, "MAX_PENDING_BYTES", 1)
     collector = Collector(program)
     sink = AssemblingSink(collector)
@@ -138,7 +138,7 @@ def test_the_bytes_of_pending_values_are_bounded_too(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.usefixtures("small")
-def test_a_device_that_stands_still_is_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stalled_device_is_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shards, "STANDSTILL_SEC", 0.01)
     program = scalar_program(3)
     collector = Collector(program)
@@ -162,7 +162,7 @@ def test_a_device_that_stands_still_is_waited_for_once(monkeypatch: pytest.Monke
     assert len(waits) == waited
     discarded = delivery.discarded
     assert discarded + sink.pending_values == 200
-    # What it brings late was counted already; what is still pending it completes, and from then on all is well.
+    # Its late shards were counted already; they complete the pending values, and from then on every value is complete.
     for step in range(200):
         delivery.bring(program.message(1, step, 2))
     assert delivery.discarded == discarded
@@ -172,7 +172,7 @@ def test_a_device_that_stands_still_is_waited_for_once(monkeypatch: pytest.Monke
             delivery.bring(program.message(1, step, partition))
     assert (delivery.discarded, sink.pending_values) == (discarded, 0)
     assert len(collector.messages) == 300 - discarded
-    # Whoever has come again is waited for again.
+    # A device that is active again is waited for again.
     waits.clear()
     go_on(300)
     assert waits
@@ -233,7 +233,7 @@ def test_nothing_is_given_up_while_other_receivers_deliver(monkeypatch: pytest.M
 
 
 @pytest.mark.usefixtures("small")
-def test_a_tap_that_never_returns_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tap_that_never_returns_is_not_waited_for_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shards, "BUSY_STANDSTILL_SEC", 0.01)
     program = scalar_program(2)
     slow = Gate([], "slow")
@@ -250,7 +250,7 @@ def test_a_tap_that_never_returns_is_not_waited_for_for_ever(monkeypatch: pytest
 
 
 @given(stories(), st.integers(1, 6))
-def test_without_time_to_wait_memory_is_bounded_and_nothing_comes_twice_or_wrong(
+def test_without_time_to_wait_memory_is_bounded_and_no_value_is_repeated_or_wrong(
     told: Any, most: int
 ) -> None:
     story, rng = told
