@@ -16,6 +16,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
@@ -31,18 +32,17 @@ from hostcallback.legacy.outfeed_internals import missing_name_error
 from hostcallback.primitives.bind import bind_tap
 from hostcallback.receiver import errors
 from hostcallback.receiver.log import logger
-from hostcallback.receiver.messages.message import Consumer, Message, Sink
+from hostcallback.receiver.messages.message import Consumer, Message
 from hostcallback.receiver.runtime.runtime import runtime
+from hostcallback.receiver.sinks.factory import Binding, TapParts, make_sink
 from hostcallback.receiver.sinks.host_callback import call_and_log, logging_failures, positional_tap_sink
-from hostcallback.receiver.sinks.print import PrintSink, SupportsWrite
-from hostcallback.receiver.sinks.tap import Unflatten
+from hostcallback.receiver.sinks.print import SupportsWrite
 from hostcallback.receiver.wire import tap_kind
 from hostcallback.sync import inflight
 from hostcallback.tracing import leaves
 from hostcallback.tracing.fingerprint import callable_name
 from hostcallback.tracing.source_line import user_source_line
 from hostcallback.tracing.tap_options import TapOptions
-from hostcallback.tracing.tap_spec import Float0Leaves, TapSpec, Transform
 
 
 class CallbackFlavor(enum.Enum):
@@ -109,12 +109,10 @@ def id_tap(
         )
     _check_callable(tap_func, "id_tap(tap_func, arg)")
 
-    def sink_of(unflatten: Unflatten) -> Sink:
-        return positional_tap_sink(tap_func, unflatten, with_device=tap_with_device)
-
     identity = ("host_callback.id_tap", tap_func, tap_with_device)
     options = _options(callable_name(tap_func), device_index)
-    return _tap(arg, result, {}, sink_of, identity, options)
+    calls = functools.partial(positional_tap_sink, with_device=tap_with_device)
+    return _tap(arg, result, {}, Binding(tap_func, calls=calls), identity, options)
 
 
 def id_print(
@@ -151,13 +149,11 @@ def id_print(
         TypeError: a leaf of `arg` is nothing JAX can trace, or a keyword argument is traced.
     """
 
-    def sink_of(unflatten: Unflatten) -> Sink:
-        return PrintSink(kwargs, unflatten, output_stream, threshold, with_device=tap_with_device)
-
     identity = ("host_callback.id_print", output_stream, threshold, tap_with_device)
     params = {"threshold": threshold, "with_device": tap_with_device}
     options = _options("id_print", device_index, kind=tap_kind.PRINT, params=params)
-    return _tap(arg, result, kwargs, sink_of, identity, options)
+    binding = Binding(objects={"output_stream": output_stream})
+    return _tap(arg, result, kwargs, binding, identity, options)
 
 
 def call(
@@ -321,23 +317,23 @@ def _tap(
     arg: Any,
     result: Any,
     kwargs: dict[str, Any],
-    sink_of: Callable[[Unflatten], Sink],
+    binding: Binding,
     identity: tuple[Any, ...],
     options: TapOptions,
 ) -> Any:
-    def make_sink(spec: TapSpec, transforms: tuple[Transform, ...], float0_leaves: Float0Leaves) -> Sink:
-        return logging_failures(sink_of(spec.structure.unflatten_with(float0_leaves)))
-
     if legacy_flags.INLINE.value and compat.trace_context.trace is compat.eval_trace:
-        return _tap_inline(arg, result, sink_of, options)
-    return bind_tap(arg, result, kwargs, make_sink, identity=identity, options=options)
+        return _tap_inline(arg, result, kwargs, binding, options)
+    binding = replace(binding, around=logging_failures)
+    return bind_tap(arg, result, kwargs, binding, identity=identity, options=options)
 
 
-def _tap_inline(arg: Any, result: Any, sink_of: Callable[[Unflatten], Sink], options: TapOptions) -> Any:
+def _tap_inline(arg: Any, result: Any, kwargs: dict[str, Any], binding: Binding, options: TapOptions) -> Any:
     # On the calling thread, with the user's code on the stack: what it raises goes straight to the caller.
     line = str(user_source_line())
     arrays, structure = leaves.split_leaves(arg, "arg", f"{options.name} at {line}")
-    sink = sink_of(structure.unflatten_with(()))
+    parts = TapParts(line, options.params, kwargs, (), structure.unflatten_with(()))
+    sink = make_sink(options.kind, parts, binding)
+    assert sink is not None  # it prints, or calls the function
     sink(
         Message(
             consumer=Consumer(1, options.name, line, sink),

@@ -10,16 +10,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from hostcallback.primitives.bind import bind_tap
-from hostcallback.primitives.formatted import params_of, template_of
-from hostcallback.receiver.messages.message import Sink
+from hostcallback.primitives.formatted import template_of
 from hostcallback.receiver.runtime.runtime import runtime
-from hostcallback.receiver.sinks.check import CheckSink
-from hostcallback.receiver.sinks.unbatch import batchings_of
+from hostcallback.receiver.sinks.factory import Binding
 from hostcallback.receiver.wire import tap_kind
 from hostcallback.tracing.format_check import check_format
 from hostcallback.tracing.source_line import user_place, user_source_line
 from hostcallback.tracing.tap_options import TapOptions
-from hostcallback.tracing.tap_spec import Float0Leaves, TapSpec, Transform
 
 
 def check(
@@ -68,17 +65,13 @@ def check(
     without = _without(devices, line)
     template = template_of(fmt, args, kwargs)
 
-    def make_sink(spec: TapSpec, transforms: tuple[Transform, ...], float0_leaves: Float0Leaves) -> Sink:
-        return CheckSink(
-            template, spec.structure.unflatten_with(float0_leaves), batchings_of(transforms), spec.places
-        )
-
     options = TapOptions(
-        name, tap_tangents=False, sharding="local", keep_objects=True, kind=tap_kind.CHECK, params=params_of(template),
+        name, tap_tangents=False, sharding="local", keep_objects=True, kind=tap_kind.CHECK, params=template.params(),
         without_devices=without, place=user_place(),
     )  # fmt: skip
     identity = ("check", fmt, str(template.printoptions))
-    bind_tap((predicate, tuple(args), dict(kwargs)), (), {}, make_sink, identity=identity, options=options)
+    binding = Binding(objects={"template": template})
+    bind_tap((predicate, tuple(args), dict(kwargs)), (), {}, binding, identity=identity, options=options)
 
 
 def _predicate(pred: Any, line: Any) -> Any:

@@ -9,16 +9,12 @@ from typing import Any, overload
 
 from hostcallback.primitives.bind import bind_tap
 from hostcallback.primitives.formatted import emit_text
-from hostcallback.receiver.messages.message import Sink
-from hostcallback.receiver.sinks.format import Deliver, PrintLines, log_records
+from hostcallback.receiver.sinks.factory import Binding
 from hostcallback.receiver.sinks.print import SupportsWrite
-from hostcallback.receiver.sinks.tap import callback_sink
-from hostcallback.receiver.sinks.unbatch import batchings_of
 from hostcallback.receiver.wire import tap_kind
 from hostcallback.tracing.fingerprint import callable_name
-from hostcallback.tracing.source_line import SourceLine, user_source_line
+from hostcallback.tracing.source_line import user_source_line
 from hostcallback.tracing.tap_options import TapOptions
-from hostcallback.tracing.tap_spec import Float0Leaves, TapSpec, Transform
 
 LOGGER = logging.getLogger("hostcallback.log")
 """Where `log` logs unless told otherwise."""
@@ -109,7 +105,7 @@ def print(
             )
         emit_text(
             "hcb.print", fmt, args, kwargs, skip_format_check, ("print", output_stream),
-            lambda _: PrintLines(output_stream), _options(name or "print", ordered, partitioned),
+            {"output_stream": output_stream}, _options(name or "print", ordered, partitioned),
         )  # fmt: skip
 
     if fmt is None:
@@ -191,11 +187,8 @@ def log(
                 f"pass such as logging.getLogger(...) and logging.WARNING, at {user_source_line()}"
             )
 
-        def deliver(line: SourceLine) -> Deliver:
-            return log_records(logger, level, line.file, line.line, line.function)
-
         emit_text(
-            "hcb.log", fmt, args, kwargs, skip_format_check, ("log", logger, level), deliver,
+            "hcb.log", fmt, args, kwargs, skip_format_check, ("log", logger, level), {"logger": logger},
             replace(
                 _options(name or "log", ordered, partitioned), params={"logger": logger.name, "level": level}
             ),
@@ -270,11 +263,10 @@ def callback(
                 f"hcb.callback(function, *args), at {user_source_line()}"
             )
 
-        def make_sink(spec: TapSpec, transforms: tuple[Transform, ...], float0_leaves: Float0Leaves) -> Sink:
-            return callback_sink(func, spec.structure.unflatten_with(float0_leaves), batchings_of(transforms))
-
         options = replace(_options(name or callable_name(func), ordered, partitioned), kind=tap_kind.CALLBACK)
-        bind_tap((tuple(args), dict(kwargs)), (), {}, make_sink, identity=("callback", func), options=options)
+        bind_tap(
+            (tuple(args), dict(kwargs)), (), {}, Binding(func), identity=("callback", func), options=options
+        )
 
     if callback is None:
         more = _two_call_options("hcb.callback", args, kwargs, ("name",))

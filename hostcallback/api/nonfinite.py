@@ -18,12 +18,11 @@ from jax.interpreters import ad, batching
 from hostcallback import _jax_compat as compat
 from hostcallback.primitives.bind import bind_tap
 from hostcallback.primitives.jaxpr_rewriter import Mark, Place, rewrite
-from hostcallback.receiver.messages.message import Sink
-from hostcallback.receiver.sinks.nonfinite import NonFiniteSink, Watched
+from hostcallback.receiver.sinks.factory import Binding
+from hostcallback.receiver.sinks.nonfinite import Watched
 from hostcallback.receiver.wire import tap_kind
 from hostcallback.tracing.source_line import SourceLine, first_user_line, user_source_line
 from hostcallback.tracing.tap_options import TapOptions
-from hostcallback.tracing.tap_spec import Float0Leaves, TapSpec, Transform
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -339,9 +338,6 @@ def _report(
         for o in operations
     )
 
-    def make_sink(spec: TapSpec, transforms: tuple[Transform, ...], float0_leaves: Float0Leaves) -> Sink:
-        return NonFiniteSink(spec.structure.unflatten_with(float0_leaves), watched)
-
     # Without the names of files, which differ between machines.
     lines = [(w.source_line.module, w.source_line.line) if w.source_line else None for w in watched]
     identity = [(w.name, w.scope, w.shape, w.dtype, line) for w, line in zip(watched, lines, strict=True)]
@@ -351,7 +347,8 @@ def _report(
         "watch_nonfinite", tap_tangents=False, sharding="local", kind=tap_kind.NONFINITE,
         params={"operations": [operation.plain() for operation in watched]},
     )  # fmt: skip
-    bind_tap(message, (), {}, make_sink, identity=("nonfinite", repr(identity)), options=options)
+    binding = Binding(objects={"operations": watched})
+    bind_tap(message, (), {}, binding, identity=("nonfinite", repr(identity)), options=options)
 
 
 # ---- An identity whose cotangent is checked ---------------------------------------------------------------------

@@ -6,13 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 from hostcallback.primitives.bind import bind_tap
-from hostcallback.receiver.messages.message import Sink
-from hostcallback.receiver.sinks.print import PrintSink, SupportsWrite
-from hostcallback.receiver.sinks.tap import tap_sink
+from hostcallback.receiver.sinks.factory import Binding
+from hostcallback.receiver.sinks.print import SupportsWrite
 from hostcallback.receiver.wire import tap_kind
 from hostcallback.tracing.fingerprint import callable_name
 from hostcallback.tracing.tap_options import TapOptions
-from hostcallback.tracing.tap_spec import Float0Leaves, TapSpec, Transform
 
 
 def id_tap(
@@ -80,13 +78,10 @@ def id_tap(
             f"batched is {batched!r}, expected True or False: a stack has as many messages as were waiting"
         )
 
-    def make_sink(spec: TapSpec, transforms: tuple[Transform, ...], float0_leaves: Float0Leaves) -> Sink:
-        return tap_sink(tap_func, spec.kwargs, spec.structure.unflatten_with(float0_leaves), batched=batched)
-
     params = {"batched": True} if batched else {}
     options = TapOptions(name or callable_name(tap_func), ordered, tap_tangents, sharding, params=params)
     identity = ("batched tap" if batched else "tap", tap_func)
-    return bind_tap(arg, result, kwargs, make_sink, identity=identity, options=options)
+    return bind_tap(arg, result, kwargs, Binding(tap_func), identity=identity, options=options)
 
 
 def id_print(
@@ -130,9 +125,6 @@ def id_print(
             f"{output_stream!r}: pass an open text file, io.StringIO() or None for standard output"
         )
 
-    def make_sink(spec: TapSpec, transforms: tuple[Transform, ...], float0_leaves: Float0Leaves) -> Sink:
-        return PrintSink(spec.kwargs, spec.structure.unflatten_with(float0_leaves), output_stream, threshold)
-
     options = TapOptions(
         name or "id_print",
         ordered,
@@ -142,4 +134,5 @@ def id_print(
         params={"threshold": threshold},
     )
     identity = ("print", output_stream, threshold)
-    return bind_tap(arg, result, kwargs, make_sink, identity=identity, options=options)
+    binding = Binding(objects={"output_stream": output_stream})
+    return bind_tap(arg, result, kwargs, binding, identity=identity, options=options)

@@ -16,15 +16,12 @@ from hostcallback import _jax_compat as compat
 from hostcallback.lifecycle import readiness
 from hostcallback.primitives.bind import bind_tap
 from hostcallback.primitives.call import emit_call
-from hostcallback.primitives.formatted import as_jax_array, params_of, template_of
-from hostcallback.receiver.messages.message import Sink
-from hostcallback.receiver.sinks.format import Deliver, FormatSink, PrintLines
-from hostcallback.receiver.sinks.tap import callback_sink
-from hostcallback.receiver.sinks.unbatch import batchings_of
+from hostcallback.primitives.formatted import as_jax_array, template_of
+from hostcallback.receiver.sinks.factory import Binding
 from hostcallback.receiver.wire import tap_kind
 from hostcallback.tracing.fingerprint import callable_name
 from hostcallback.tracing.tap_options import TapOptions
-from hostcallback.tracing.tap_spec import ON_ONE_DEVICE, Float0Leaves, TapSpec, Transform
+from hostcallback.tracing.tap_spec import ON_ONE_DEVICE
 
 Arrays = Literal["numpy", "jax"]
 """What callbacks get: fresh numpy arrays, or JAX arrays on the CPU as from JAX."""
@@ -107,20 +104,14 @@ def _print(
     template = replace(
         template_of(fmt, values, named), has_placeholders=has_placeholders, printoptions=dict(np_printoptions)
     )
-    deliver: Deliver = PrintLines(None) if logging_record is None else _LogRecords(logging_record)
-
-    def make_sink(spec: TapSpec, transforms: tuple[Transform, ...], float0_leaves: Float0Leaves) -> Sink:
-        return FormatSink(
-            template, spec.structure.unflatten_with(float0_leaves), batchings_of(transforms), deliver
-        )
-
     options = _options("print" if logging_record is None else "log", ordered, partitioned)
-    params = params_of(template)
+    params, objects = template.params(), dict[str, Any](template=template)
     if logging_record is not None:
+        objects["deliver"] = _LogRecords(logging_record)
         params |= {"logger": logging_record.name, "level": logging_record.levelno}
     identity = ("jax print", options.name, fmt, has_placeholders, str(template.printoptions))
     options = replace(options, kind=tap_kind.FORMAT, params=params)
-    bind_tap((values, named), (), {}, make_sink, identity=identity, options=options)
+    bind_tap((values, named), (), {}, Binding(objects=objects), identity=identity, options=options)
     return []
 
 
@@ -177,21 +168,15 @@ def _emit_callback(
     partitioned: bool = False,
     params: Mapping[str, Any] | None = None,
 ) -> None:
-    def make_sink(spec: TapSpec, transforms: tuple[Transform, ...], float0_leaves: Float0Leaves) -> Sink:
-        unflatten = spec.structure.unflatten_with(float0_leaves)
-        batchings = batchings_of(transforms)
-        if arrays == "numpy":
-            return callback_sink(func, unflatten, batchings)
-        return callback_sink(
-            functools.partial(_call_on_cpu, func), lambda a: unflatten([*map(as_jax_array, a)]), batchings
-        )
-
+    binding = Binding(func)
+    if arrays == "jax":
+        binding = Binding(functools.partial(_call_on_cpu, func), objects={"present": as_jax_array})
     params = params or {}
     options = replace(
         _options(callable_name(func), ordered, partitioned), kind=tap_kind.CALLBACK, params=params
     )
     identity = ("jax callback", func, arrays, *params)
-    bind_tap(arguments, (), {}, make_sink, identity=identity, options=options)
+    bind_tap(arguments, (), {}, binding, identity=identity, options=options)
     readiness.expect_callbacks()
 
 

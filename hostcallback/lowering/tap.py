@@ -22,7 +22,7 @@ from hostcallback.receiver.sinks import exported
 from hostcallback.receiver.sinks.unbatch import batch_axes, batchings_of
 from hostcallback.receiver.wire import ArraySpec, Flags, encode_prefix
 from hostcallback.sync import inflight
-from hostcallback.tracing.tap_spec import ON_ONE_DEVICE, Float0Leaves, Shards, TapSpec
+from hostcallback.tracing.tap_spec import ON_ONE_DEVICE, Float0Leaves, Shards, TapSpec, public_transforms
 
 MAX_BRANCHES = 32
 """Checks of one program beyond so many taps have no branch around them: 0.1 us instead of 0.05."""
@@ -177,7 +177,7 @@ def _whole_axes(
     context: compat.LoweringContext, tap: TapSpec, transforms: Any, avals: Sequence[Any]
 ) -> Sequence[Sequence[int]]:
     # Who gets a device's shards of each element of a batch, as from JAX's callbacks, needs all elements on it.
-    batchings, options = batchings_of(transforms), tap.options
+    batchings, options = batchings_of(public_transforms(transforms)), tap.options
     by_element = options.sharding == "local" and options.kind.by_element
     if not context.automatic or not by_element or not batchings:
         return ()

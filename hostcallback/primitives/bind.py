@@ -10,17 +10,18 @@ import jax
 from hostcallback.primitives import late_rules
 from hostcallback.primitives.tap import tap_p
 from hostcallback.receiver.messages.call_site import note_place
+from hostcallback.receiver.sinks.factory import Binding
 from hostcallback.tracing import leaves
 from hostcallback.tracing.source_line import user_source_line
 from hostcallback.tracing.tap_options import TapOptions
-from hostcallback.tracing.tap_spec import SinkFactory, TapSpec
+from hostcallback.tracing.tap_spec import TapSpec
 
 
 def bind_tap(
     arg: Any,
     result: Any,
     kwargs: dict[str, Any],
-    make_sink: SinkFactory,
+    binding: Binding,
     *,
     identity: tuple[Any, ...],
     options: TapOptions,
@@ -31,8 +32,8 @@ def bind_tap(
         arg: the pytree to send.
         result: what to return; the tapped `arg` if None.
         kwargs: host values for the sink; none may be traced.
-        make_sink: makes the sink for given transformations.
-        identity: everything the sink's behaviour depends on beside `kwargs` and the structure of `arg`.
+        binding: what takes its messages in this process.
+        identity: everything the sink's behaviour depends on apart from `kwargs` and the structure of `arg`.
         options: how it is emitted.
 
     Raises:
@@ -44,14 +45,14 @@ def bind_tap(
         outs = tap_p.bind(*arrays, tap=spec, transforms=(), float0_leaves=())
         return spec.structure.restore(arg, outs) if result is None else result
 
-    return bind_spec(bind, arg, kwargs, make_sink, identity=identity, options=options)
+    return bind_spec(bind, arg, kwargs, binding, identity=identity, options=options)
 
 
 def bind_spec(
     bind: Callable[[TapSpec, list[Any]], Any],
     arg: Any,
     kwargs: dict[str, Any],
-    make_sink: SinkFactory,
+    binding: Binding,
     *,
     identity: tuple[Any, ...],
     options: TapOptions,
@@ -69,7 +70,7 @@ def bind_spec(
             kwargs=kwargs,
             structure=structure,
             identity=(*identity, structure.static_values),
-            make_sink=make_sink,
+            binding=binding,
         )
         spec = spec.intern()
         if options.place is not None:

@@ -18,11 +18,12 @@ from hostcallback.primitives.effects import CALL_EFFECT, TAP_EFFECT
 from hostcallback.receiver.errors import CallResultError
 from hostcallback.receiver.messages.message import Sink
 from hostcallback.receiver.sinks.call import CallSink, Expected
-from hostcallback.receiver.sinks.tap import tap_sink
+from hostcallback.receiver.sinks.factory import Binding
 from hostcallback.receiver.wire.dtypes import wire_type_of
 from hostcallback.tracing.fingerprint import describe_structure
+from hostcallback.tracing.source_line import user_source_line
 from hostcallback.tracing.tap_options import TapOptions
-from hostcallback.tracing.tap_spec import Float0Leaves, TapSpec, Transform
+from hostcallback.tracing.tap_spec import TapSpec
 
 call_p = Primitive("host_call")
 call_p.multiple_results = True
@@ -38,14 +39,14 @@ def emit_call(
 ) -> Any:
     """Binds one call, of any kind; see `call` for the arguments, and for what it returns and raises."""
     expected, result_tree = _expected(result_shape)
+    source_line = user_source_line()
     config: Any = jax.config  # the attribute exists in every version, and its annotation in none
     narrow = not config.jax_enable_x64
 
-    def make_sink(spec: TapSpec, transforms: tuple[Transform, ...], float0_leaves: Float0Leaves) -> Sink:
-        what = f"the call of {spec.name} at {spec.source_line}"
+    def with_results(sink: Sink) -> Sink:
+        what = f"the call of {options.name} at {source_line}"
         flatten = functools.partial(_leaves_of, tree=result_tree, what=what)
-        host = tap_sink(host_func, spec.kwargs, spec.structure.unflatten_with(float0_leaves))
-        return CallSink(host, flatten, expected, what=what, narrow=narrow)
+        return CallSink(sink, flatten, expected, what=what, narrow=narrow)
 
     def bind(spec: TapSpec, arrays: list[Any]) -> Any:
         avals = tuple(jax.core.ShapedArray(e.shape, e.dtype) for e in expected)
@@ -54,7 +55,8 @@ def emit_call(
 
     described = (describe_structure(result_tree), tuple((e.name, e.shape, e.dtype.name) for e in expected))
     identity = ("call", host_func, described, narrow)
-    return bind_spec(bind, arg, kwargs, make_sink, identity=identity, options=options)
+    binding = Binding(host_func, around=with_results)
+    return bind_spec(bind, arg, kwargs, binding, identity=identity, options=options)
 
 
 def _expected(result_shape: Any) -> tuple[list[Expected], Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,16 +10,13 @@ import jax
 import numpy as np
 
 from hostcallback.primitives.bind import bind_tap
-from hostcallback.receiver.messages.message import Sink
-from hostcallback.receiver.sinks.format import Deliver, FormatSink, Template
-from hostcallback.receiver.sinks.unbatch import batchings_of
+from hostcallback.receiver.sinks.factory import Binding
+from hostcallback.receiver.sinks.format import Template
 from hostcallback.receiver.wire import tap_kind
 from hostcallback.receiver.wire.dtypes import Array
-from hostcallback.receiver.wire.pytree import is_plain
 from hostcallback.tracing.format_check import check_format, placeholders
-from hostcallback.tracing.source_line import SourceLine, user_source_line
+from hostcallback.tracing.source_line import user_source_line
 from hostcallback.tracing.tap_options import TapOptions
-from hostcallback.tracing.tap_spec import Float0Leaves, TapSpec, Transform
 
 
 def emit_text(
@@ -29,7 +26,7 @@ def emit_text(
     kwargs: Mapping[str, Any],
     skip_format_check: bool,
     identity: tuple[Any, ...],
-    deliver: Callable[[SourceLine], Deliver],
+    objects: Mapping[str, Any],
     options: TapOptions,
 ) -> None:
     """Binds one tap of `args` and `kwargs`, of which the host makes a text.
@@ -40,8 +37,8 @@ def emit_text(
         args: for its placeholders; may be traced.
         kwargs: as `args`, by name.
         skip_format_check: whether arguments may lack a placeholder.
-        identity: everything that `deliver` depends on.
-        deliver: makes what consumes the texts, given the user's line.
+        identity: everything that `objects` depend on.
+        objects: what consumes the texts, as the sink of the kind takes it: an output stream or a logger.
         options: how the tap is emitted.
 
     Raises:
@@ -64,13 +61,10 @@ def emit_text(
             f"by position to have them follow the text, at {user_source_line()}"
         )
 
-    def make_sink(spec: TapSpec, transforms: tuple[Transform, ...], float0_leaves: Float0Leaves) -> Sink:
-        unflatten = spec.structure.unflatten_with(float0_leaves)
-        return FormatSink(template, unflatten, batchings_of(transforms), deliver(spec.source_line))
-
     identity = (*identity, fmt, str(template.printoptions))
-    options = replace(options, kind=tap_kind.FORMAT, params={**options.params, **params_of(template)})
-    bind_tap((tuple(args), dict(kwargs)), (), {}, make_sink, identity=identity, options=options)
+    options = replace(options, kind=tap_kind.FORMAT, params={**options.params, **template.params()})
+    binding = Binding(objects={**objects, "template": template})
+    bind_tap((tuple(args), dict(kwargs)), (), {}, binding, identity=identity, options=options)
 
 
 def template_of(fmt: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Template:
@@ -80,14 +74,6 @@ def template_of(fmt: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tem
     alike = all(field.replace("_", "").isalnum() or not field for field in fields)
     alike = alike and jax.tree_util.all_leaves([*args, *kwargs.values()]) and bool(fields or not args)
     return Template(fmt, bool(fields), np.get_printoptions(), None if alike else as_jax_array)
-
-
-def params_of(template: Template) -> dict[str, Any]:
-    """What a process needs that makes texts of a tap without having traced it."""
-    printoptions = {key: value for key, value in template.printoptions.items() if is_plain(value)}
-    return {
-        "fmt": template.fmt, "has_placeholders": template.has_placeholders, "printoptions": printoptions
-    }  # fmt: skip
 
 
 def as_jax_array(array: Array) -> Any:

@@ -6,12 +6,13 @@ import functools
 import hashlib
 import threading
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from hostcallback.receiver.messages.call_site import CallSite
 from hostcallback.receiver.messages.message import Consumer, Sink
 from hostcallback.receiver.runtime.runtime import runtime
+from hostcallback.receiver.sinks.factory import Binding, TapParts, make_sink
 from hostcallback.receiver.sinks.sharding.sinks import shard_sink
 from hostcallback.receiver.wire.pytree import is_plain
 from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
@@ -33,8 +34,6 @@ delivered when the last one has come, perhaps after a later call; and calls are 
 Shards = Literal["all", "some"]
 """Which shards of a program's arrays this process sees: the others are with other processes."""
 
-SinkFactory = Callable[["TapSpec", tuple["Transform", ...], Float0Leaves], Sink]
-
 
 class TapSpec:
     """The static part of a tap: what its equations in a jaxpr refer to.
@@ -47,15 +46,15 @@ class TapSpec:
         source_line: where the user called the tap.
         kwargs: the tap's keyword arguments, for reports.
         places: where it was traced, for those whose reports show that.
-        make_sink: makes the sink of the spec under given transformations.
+        binding: what takes its messages in this process.
     """
 
     __slots__ = (
         "__weakref__",
         "_key",
+        "binding",
         "fingerprint",
         "kwargs",
-        "make_sink",
         "options",
         "places",
         "source_line",
@@ -70,7 +69,7 @@ class TapSpec:
         kwargs: Mapping[str, Any],
         structure: Any,
         identity: tuple[Any, ...],
-        make_sink: SinkFactory,
+        binding: Binding,
     ) -> None:
         """`identity` holds everything the sink's behaviour depends on apart from `kwargs` and `structure`."""
         self.options = options
@@ -78,7 +77,7 @@ class TapSpec:
         self.kwargs = dict(kwargs)
         self.places: list[CallSite] = []
         self.structure = structure
-        self.make_sink = make_sink
+        self.binding = binding
         self.fingerprint = Fingerprint(identity, freeze(kwargs))
         place = (source_line.module, source_line.function, source_line.line)
         text = repr(
@@ -140,19 +139,28 @@ class TapSpec:
             shards: which shards of its arrays this process sees, where the compiler partitions them.
             switchable: whether it can be switched off by name.
         """
-        sink = self.make_sink(self, transforms, float0_leaves)
+        parts = TapParts(
+            str(self.source_line),
+            self.options.params,
+            self.kwargs,
+            public_transforms(transforms),
+            self.structure.unflatten_with(float0_leaves),
+            self.places,
+        )
+        sink = make_sink(self.options.kind, parts, self.binding)
+        assert sink is not None  # a tap that is traced here has a function, or a sink of its kind
         return Consumer(
             consumer_id=self.consumer_id(transforms, float0_leaves, shards),
             name=self.name,
-            source_line=str(self.source_line),
+            source_line=parts.source_line,
             sink=sink if shards is None else self._shard_sink(sink, shards),
-            transforms=public_transforms(transforms),
+            transforms=parts.transforms,
             kwargs=self.kwargs,
             is_check=self.options.kind.is_check,
             is_switchable=switchable,
             is_portable=shards is None and self._is_portable(sink),
             describe=functools.partial(self.describe, transforms, float0_leaves, shards, with_places=True),
-            unflatten=lambda arrays: self.structure.unflatten_with(float0_leaves)(arrays),
+            unflatten=parts.unflatten,
         )
 
     def _is_portable(self, sink: Sink) -> bool:

@@ -1,4 +1,14 @@
-"""Makes the sinks of taps that this process never traced, from their descriptions and the functions bound to them."""
+"""Makes the sinks of taps by kind: of taps that this process traced, of exported taps, and of taps in logs.
+
+A new kind of tap takes three edited files, apart from new modules for its sink and its public function:
+
+1. `receiver/wire/tap_kind.py`: the kind, what it implies, and its place in `KINDS`.
+2. This module: a function that makes its sink, in `SINK_FACTORIES`. A sink of a kind that `prints` or `is_text` has a
+   method `texts(message)`: what readers of logs and streams show. One that prints has a method `escaped()`, too: the
+   same sink for text from outside this process.
+3. `hostcallback/__init__.py`: exports the public function, which calls `bind_tap` with
+   `TapOptions(kind=..., params=...)` and with a `Binding` of what cannot be described.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +24,13 @@ from hostcallback.receiver import limits
 from hostcallback.receiver.messages.call_site import MAX_PLACES, CallSite, described_place, location_of
 from hostcallback.receiver.messages.message import Consumer, Message, Sink
 from hostcallback.receiver.sinks.check import CheckSink
-from hostcallback.receiver.sinks.described_template import bounded, print_options
-from hostcallback.receiver.sinks.format import FormatSink, PrintLines, Template, log_records
+from hostcallback.receiver.sinks.described_template import bounded
+from hostcallback.receiver.sinks.format import Deliver, FormatSink, PrintLines, Template, log_records
 from hostcallback.receiver.sinks.nonfinite import NonFiniteSink, Watched
 from hostcallback.receiver.sinks.print import PrintSink
 from hostcallback.receiver.sinks.sharding.sinks import AssemblingSink, shard_sink
-from hostcallback.receiver.sinks.tap import callback_sink, tap_sink
-from hostcallback.receiver.sinks.unbatch import Batchings, for_each_element
+from hostcallback.receiver.sinks.tap import Unflatten, callback_sink, tap_sink
+from hostcallback.receiver.sinks.unbatch import Batchings, batchings_of, for_each_element
 from hostcallback.receiver.wire import pytree as tree, tap_kind
 from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
 from hostcallback.receiver.wire.tap_kind import TapKind
@@ -28,125 +38,190 @@ from hostcallback.receiver.wire.tap_kind import TapKind
 
 @dataclass(frozen=True, slots=True)
 class Binding:
-    """A function that takes the messages of the taps of one name.
+    """The parts of a tap that no descriptor can hold: a function, or objects for the sink of its kind.
 
     Attributes:
-        func: called in place of the tap's function, with the same arguments.
-        kwargs: additional keyword arguments; they override the tap's.
+        func: called in place of the tap's function, with the same arguments; None for the sink of the kind.
+        kwargs: additional keyword arguments for `func`; they override the tap's.
+        objects: objects that the sink of the kind uses in place of `params`, by name, such as an output stream.
+        calls: makes the sink that calls `func`; takes the arguments of `tap_sink`.
+        around: wraps the sink.
     """
 
-    func: Callable[..., Any]
+    func: Callable[..., Any] | None = None
     kwargs: Mapping[str, Any] = field(default_factory=dict)
+    objects: Mapping[str, Any] = field(default_factory=dict)
+    calls: Callable[..., Sink] = tap_sink
+    around: Callable[[Sink], Sink] | None = None
 
 
-def _bound_tap(described: TapDescriptor, binding: Binding | None) -> Sink | None:
-    if binding is None:
+NOTHING_BOUND = Binding()
+
+
+@dataclass(frozen=True, slots=True)
+class TapParts:
+    """A tap as the factories of sinks see it.
+
+    Attributes:
+        source_line: where it was traced, as text.
+        params: plain data for a sink of its kind.
+        kwargs: its keyword arguments.
+        transforms: as tap functions get them.
+        unflatten: makes the tapped value from the arrays of a message.
+        places: where it was traced, for checks; may grow. None if `params` tell it.
+        is_foreign: whether another process described it. Such a description is not trusted.
+    """
+
+    source_line: str
+    params: Mapping[str, Any]
+    kwargs: Mapping[str, Any]
+    transforms: tuple[tuple[str, dict[str, Any]], ...]
+    unflatten: Unflatten
+    places: Sequence[CallSite] | None = None
+    is_foreign: bool = False
+
+    @classmethod
+    def of(cls, described: TapDescriptor) -> TapParts:
+        """Returns the parts of a described tap."""
+        return cls(
+            described.source_line,
+            described.params,
+            described.kwargs,
+            described.transforms,
+            tree.unflatten_with(described.tree),
+            is_foreign=True,
+        )
+
+    @property
+    def batchings(self) -> Batchings:
+        """The vmaps around the tap, in the format of `unbatch`."""
+        return batchings_of(self.transforms)
+
+    @property
+    def most_elements(self) -> int | None:
+        """How many elements a batch may have; None for any number."""
+        return limits.BATCH_ELEMENTS if self.is_foreign else None
+
+
+def _tap(parts: TapParts, binding: Binding) -> Sink | None:
+    if binding.func is None:
         return None
-    kwargs = {**described.kwargs, **binding.kwargs}
-    batched = bool(described.params.get("batched"))
-    return tap_sink(binding.func, kwargs, tree.unflatten_with(described.tree), batched=batched)
+    kwargs = {**parts.kwargs, **binding.kwargs}
+    return binding.calls(binding.func, kwargs, parts.unflatten, batched=bool(parts.params.get("batched")))
 
 
-def _print(described: TapDescriptor, binding: Binding | None) -> Sink | None:
-    if binding is not None:
-        return _bound_tap(described, binding)
-    unflatten = tree.unflatten_with(described.tree)
-    params = described.params
-    threshold = params["threshold"]
-    if threshold is not None and (type(threshold) is not int or threshold < 0):
-        raise ValueError(f"the threshold is {str(threshold)[:80]!r}, expected a number of elements")
-
-    def shown(arrays: Sequence[Any]) -> Any:
-        return bounded(unflatten(arrays), threshold)
-
-    return PrintSink(described.kwargs, shown, None, threshold, with_device=bool(params.get("with_device")))
-
-
-def batchings_of(described: TapDescriptor) -> Batchings:
-    """Returns the vmaps around a tap, in the format of `unbatch`."""
-    return [params["batch_dims"] for name, params in described.transforms if name == "batch"]
+def _print(parts: TapParts, binding: Binding) -> Sink | None:
+    if binding.func is not None:
+        return _tap(parts, binding)
+    stream, threshold, unflatten = (
+        binding.objects.get("output_stream"),
+        parts.params["threshold"],
+        parts.unflatten,
+    )
+    with_device = bool(parts.params.get("with_device"))
+    if parts.is_foreign:
+        if threshold is not None and (type(threshold) is not int or threshold < 0):
+            raise ValueError(f"the threshold is {str(threshold)[:80]!r}, expected a number of elements")
+        unflatten = _bounded(unflatten, threshold)
+    return PrintSink(parts.kwargs, unflatten, stream, threshold, with_device=with_device)
 
 
-def _format(described: TapDescriptor, binding: Binding | None) -> Sink | None:
-    unflatten, batchings = tree.unflatten_with(described.tree), batchings_of(described)
-    if binding is not None:
-        func = functools.partial(binding.func, **binding.kwargs)
-        return callback_sink(func, unflatten, batchings, most=limits.BATCH_ELEMENTS)
-    params = described.params
-    template = template_of(described)
-    deliver: Callable[[list[str]], None] = PrintLines(None)
-    if "logger" in params:
-        name, level = params["logger"], params["level"]
+def _bounded(unflatten: Unflatten, threshold: int | None) -> Unflatten:
+    return lambda arrays: bounded(unflatten(arrays), threshold)
+
+
+def _format(parts: TapParts, binding: Binding) -> Sink | None:
+    if binding.func is not None:
+        return _callback(parts, binding)
+    return FormatSink(_template(parts, binding), parts.unflatten, parts.batchings, _deliver(parts, binding))
+
+
+def _template(parts: TapParts, binding: Binding) -> Template:
+    return binding.objects.get("template") or Template.from_params(parts.params)
+
+
+def _deliver(parts: TapParts, binding: Binding) -> Deliver:
+    params, objects = parts.params, binding.objects
+    if "deliver" in objects:
+        deliver: Deliver = objects["deliver"]
+        return deliver
+    if "logger" not in params:
+        return PrintLines(objects.get("output_stream"))
+    logger, level = objects.get("logger"), params["level"]
+    if logger is None:
+        name = params["logger"]
         if type(name) is not str or type(level) is not int or len(name) > limits.LOGGER_CHARS:
             raise ValueError(f"the logger is {str(name)[:80]!r} with the level {str(level)[:20]}")
-        deliver = log_records(logging.getLogger(name), level, *location_of(described.source_line))
-    return FormatSink(template, unflatten, batchings, deliver)
+        logger = logging.getLogger(name)
+    return log_records(logger, level, *location_of(parts.source_line))
 
 
-def template_of(described: TapDescriptor) -> Template:
-    """Returns the template of a tap of the kind "format" or "check"."""
-    params = described.params
-    fmt = params["fmt"]
-    if type(fmt) is not str:
-        raise ValueError(f"the format string is a {type(fmt).__name__}")
-    return Template(
-        fmt, bool(params["has_placeholders"]), print_options(params["printoptions"]), is_foreign=True
-    )
+def _callback(parts: TapParts, binding: Binding) -> Sink | None:
+    func, unflatten, present = binding.func, parts.unflatten, binding.objects.get("present")
+    if func is None:
+        return None
+    if binding.kwargs:
+        func = functools.partial(func, **binding.kwargs)
+    arg_of = unflatten if present is None else lambda arrays: unflatten([*map(present, arrays)])
+    return callback_sink(func, arg_of, parts.batchings, most=parts.most_elements)
 
 
-def _callback(described: TapDescriptor, binding: Binding | None) -> Sink | None:
-    return None if binding is None else _format(described, binding)
-
-
-def _check(described: TapDescriptor, binding: Binding | None) -> Sink | None:
-    unflatten, batchings = tree.unflatten_with(described.tree), batchings_of(described)
-    if binding is None:
-        return CheckSink(template_of(described), unflatten, batchings, _places(described))
+def _check(parts: TapParts, binding: Binding) -> Sink | None:
+    func, unflatten, batchings = binding.func, parts.unflatten, parts.batchings
+    if func is None:
+        places = _places(parts.params) if parts.places is None else parts.places
+        return CheckSink(_template(parts, binding), unflatten, batchings, places)
 
     def call(arrays: Sequence[Any]) -> None:
         predicate, args, kwargs = unflatten(arrays)
         if not np.all(predicate):
-            binding.func(*args, **{**kwargs, **binding.kwargs})
+            func(*args, **{**kwargs, **binding.kwargs})
 
-    return lambda message: for_each_element(message, batchings, call, most=limits.BATCH_ELEMENTS)
+    return lambda message: for_each_element(message, batchings, call, most=parts.most_elements)
 
 
-def _places(described: TapDescriptor) -> list[CallSite]:
-    places = described.params.get("places", [])
+def _places(params: Mapping[str, Any]) -> list[CallSite]:
+    places = params.get("places", [])
     if not isinstance(places, list) or len(places) > MAX_PLACES:
         raise ValueError(f"the places of a check are {str(places)[:80]}")
     return [described_place(stack, span) for stack, span in places]
 
 
-def _nonfinite(described: TapDescriptor, binding: Binding | None) -> Sink | None:
-    if binding is not None or "operations" not in described.params:
-        return _bound_tap(described, binding)
-    operations = [Watched.from_plain(operation) for operation in described.params["operations"]]
-    return NonFiniteSink(tree.unflatten_with(described.tree), operations)
+def _nonfinite(parts: TapParts, binding: Binding) -> Sink | None:
+    if binding.func is not None or "operations" not in parts.params:
+        return _tap(parts, binding)
+    operations = binding.objects.get("operations")
+    if operations is None:
+        operations = [Watched.from_plain(operation) for operation in parts.params["operations"]]
+    return NonFiniteSink(parts.unflatten, operations)
 
 
-MakeSink = Callable[[TapDescriptor, Binding | None], Sink | None]
-"""Makes the sink of one kind of tap in a process that never traced it; None if the kind needs a binding."""
-
-SINK_FACTORIES: dict[TapKind, MakeSink] = {
-    tap_kind.TAP: _bound_tap,
+SINK_FACTORIES: dict[TapKind, Callable[[TapParts, Binding], Sink | None]] = {
     tap_kind.PRINT: _print,
     tap_kind.FORMAT: _format,
     tap_kind.CALLBACK: _callback,
     tap_kind.CHECK: _check,
     tap_kind.NONFINITE: _nonfinite,
 }
+"""The functions that make the sinks of kinds. The sinks of all other kinds call a function as taps do."""
 
 
-def own_sink(described: TapDescriptor) -> Sink | None:
-    """Returns the sink of a tap without a binding; None if its kind needs a binding.
+def make_sink(kind: TapKind, parts: TapParts, binding: Binding = NOTHING_BOUND) -> Sink | None:
+    """Returns the sink of a tap; None if it calls a function and no function is bound.
 
     Raises:
         LookupError: its params do not fit its kind.
         TypeError: as above.
         ValueError: as above.
+        AttributeError: as above.
     """
-    return SINK_FACTORIES.get(described.tap_kind, _bound_tap)(described, None)
+    sink = SINK_FACTORIES.get(kind, _tap)(parts, binding)
+    return sink if sink is None or binding.around is None else binding.around(sink)
+
+
+def own_sink(described: TapDescriptor) -> Sink | None:
+    """Returns the sink of a tap without a binding; None if its kind needs a binding. Raises as `make_sink` does."""
+    return make_sink(described.tap_kind, TapParts.of(described))
 
 
 def texts_of(described: TapDescriptor, message: Message) -> list[str] | None:
@@ -168,7 +243,7 @@ class BoundTap:
         consumer: takes the messages as the device sends them, including those of shards.
     """
 
-    __slots__ = ("_also", "_by_itself", "_make", "_sink", "binding", "consumer", "described")
+    __slots__ = ("_also", "_by_itself", "_parts", "_sink", "binding", "consumer", "described")
 
     def __init__(
         self,
@@ -202,12 +277,11 @@ class BoundTap:
         """
         self.described = described
         self._also = tuple(also)
-        self._make = SINK_FACTORIES.get(described.tap_kind, _bound_tap)
         try:
-            own = self._make(described, None)
-            if escapes and isinstance(own, FormatSink | PrintSink):
-                own = own.escaped()
-            self._by_itself = own or unbound(described)
+            self._parts = TapParts.of(described)
+            own = make_sink(described.tap_kind, self._parts)
+            escaped: Callable[[], Sink] | None = getattr(own, "escaped", None) if escapes else None
+            self._by_itself = (own if escaped is None else escaped()) or unbound(described)
             self.bind(binding)
         except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
             raise ValueError(
@@ -233,7 +307,7 @@ class BoundTap:
             described.kwargs,
             is_check=described.tap_kind.is_check,
             describe=lambda: described,
-            unflatten=lambda arrays: tree.unflatten_with(described.tree)(arrays),
+            unflatten=self._parts.unflatten,
         )
 
     @property
@@ -245,7 +319,7 @@ class BoundTap:
     def bind(self, binding: Binding | None) -> None:
         """Binds another function to the tap, or none."""
         self.binding = binding
-        bound = None if binding is None else self._make(self.described, binding)
+        bound = None if binding is None else make_sink(self.described.tap_kind, self._parts, binding)
         self._sink = bound or self._by_itself
 
     def _deliver(self, message: Message) -> None:

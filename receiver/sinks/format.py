@@ -19,6 +19,7 @@ from hostcallback.receiver.sinks.tap import Unflatten
 from hostcallback.receiver.sinks.unbatch import Batchings, for_each_element
 from hostcallback.receiver.terminal import printable_lines
 from hostcallback.receiver.wire.dtypes import Array
+from hostcallback.receiver.wire.pytree import is_plain
 
 Deliver = Callable[[list[str]], None]
 """Function that takes the texts of one message, such as `PrintLines`."""
@@ -43,6 +44,27 @@ class Template:
     printoptions: Mapping[str, Any]
     present: Callable[[Array], Any] | None = None
     is_foreign: bool = False
+
+    @classmethod
+    def from_params(cls, params: Mapping[str, Any]) -> Template:
+        """The template that another process described in the `params` of a tap.
+
+        Raises:
+            KeyError: they hold none.
+            ValueError: they hold something else.
+        """
+        fmt = params["fmt"]
+        if type(fmt) is not str:
+            raise ValueError(f"the format string is a {type(fmt).__name__}")
+        printoptions = described_template.print_options(params["printoptions"])
+        return cls(fmt, bool(params["has_placeholders"]), printoptions, is_foreign=True)
+
+    def params(self) -> dict[str, Any]:
+        """The same as plain data, for processes that did not trace the tap; without `present`."""
+        printoptions = {key: value for key, value in self.printoptions.items() if is_plain(value)}
+        return {
+            "fmt": self.fmt, "has_placeholders": self.has_placeholders, "printoptions": printoptions
+        }  # fmt: skip
 
     def fill(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
         """Returns the text without a line end."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from hostcallback.receiver.log import logger
@@ -12,12 +12,21 @@ from hostcallback.receiver.messages.message import Message, Sink
 from hostcallback.receiver.sinks.tap import Unflatten
 
 
-def positional_tap_sink(func: Callable[..., Any], unflatten: Unflatten, *, with_device: bool) -> Sink:
-    """Returns the sink that calls `func(arg, transforms)`, with `device=` if `with_device` is true.
+def positional_tap_sink(
+    func: Callable[..., Any],
+    kwargs: Mapping[str, Any],
+    unflatten: Unflatten,
+    *,
+    with_device: bool,
+    batched: bool = False,
+) -> Sink:
+    """Returns the sink that calls `func(arg, transforms)`, with `device=` if `with_device` is true. See `tap_sink`.
 
     Args:
         func: the user's tap function. Each call gets a new list `transforms`: `[("batch", {"batch_dims": (0,)})]`.
+        kwargs: none, since that module's taps have none.
         unflatten: makes the pytree `arg` from the message's arrays.
+        batched: False, as above.
         with_device: whether `func` gets the message's device.
     """
 

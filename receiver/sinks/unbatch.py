@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from hostcallback.receiver.messages.deferred_errors import MultipleFailures
@@ -17,9 +17,9 @@ Batchings = Sequence[Sequence[int | None]]
 axis number refers to the array without the axes of the vmaps further out."""
 
 
-def batchings_of(transforms: Sequence[tuple[str, Any]]) -> Batchings:
-    """Returns the vmaps among the transformations of a tap, which are pairs of a name and the axes."""
-    return [dims for name, dims in transforms if name == "batch"]
+def batchings_of(transforms: Sequence[tuple[str, Mapping[str, Any]]]) -> Batchings:
+    """Returns the vmaps among the transformations of a tap, which have the format that tap functions get."""
+    return [params["batch_dims"] for name, params in transforms if name == "batch"]
 
 
 def batch_axes(rank: int, dims: Sequence[int | None]) -> dict[int, int]:
