@@ -14,7 +14,7 @@ from hostcallback.receiver.sinks.print import SupportsWrite
 from hostcallback.receiver.wire import tap_kind
 from hostcallback.tracing.fingerprint import callable_name
 from hostcallback.tracing.source_line import user_source_line
-from hostcallback.tracing.tap_options import TapOptions
+from hostcallback.tracing.tap_options import callback_options
 
 LOGGER = logging.getLogger("hostcallback.log")
 """Where `log` logs unless told otherwise."""
@@ -105,14 +105,10 @@ def print(
             )
         emit_text(
             "hcb.print", fmt, args, kwargs, skip_format_check, ("print", output_stream),
-            {"output_stream": output_stream}, _options(name or "print", ordered, partitioned),
+            {"output_stream": output_stream}, callback_options(name or "print", ordered, partitioned),
         )  # fmt: skip
 
-    if fmt is None:
-        more = _two_call_options("hcb.print", args, kwargs, ("output_stream", "name"))
-        return lambda fmt, /, *args, **kwargs: tap(fmt, args, kwargs, **more)
-    tap(fmt, args, kwargs)
-    return None
+    return _one_or_two_calls("hcb.print", tap, fmt, args, kwargs, ("output_stream", "name"))
 
 
 @overload
@@ -187,18 +183,13 @@ def log(
                 f"pass such as logging.getLogger(...) and logging.WARNING, at {user_source_line()}"
             )
 
+        options = callback_options(name or "log", ordered, partitioned)
         emit_text(
             "hcb.log", fmt, args, kwargs, skip_format_check, ("log", logger, level), {"logger": logger},
-            replace(
-                _options(name or "log", ordered, partitioned), params={"logger": logger.name, "level": level}
-            ),
+            replace(options, params={"logger": logger.name, "level": level}),
         )  # fmt: skip
 
-    if fmt is None:
-        more = _two_call_options("hcb.log", args, kwargs, ("logger", "level", "name"))
-        return lambda fmt, /, *args, **kwargs: tap(fmt, args, kwargs, **more)
-    tap(fmt, args, kwargs)
-    return None
+    return _one_or_two_calls("hcb.log", tap, fmt, args, kwargs, ("logger", "level", "name"))
 
 
 @overload
@@ -263,30 +254,32 @@ def callback(
                 f"hcb.callback(function, *args), at {user_source_line()}"
             )
 
-        options = replace(_options(name or callable_name(func), ordered, partitioned), kind=tap_kind.CALLBACK)
+        options = replace(
+            callback_options(name or callable_name(func), ordered, partitioned), kind=tap_kind.CALLBACK
+        )
         bind_tap(
             (tuple(args), dict(kwargs)), (), {}, Binding(func), identity=("callback", func), options=options
         )
 
-    if callback is None:
-        more = _two_call_options("hcb.callback", args, kwargs, ("name",))
-        return lambda callback, /, *args, **kwargs: tap(callback, args, kwargs, **more)
-    tap(callback, args, kwargs)
-    return None
+    return _one_or_two_calls("hcb.callback", tap, callback, args, kwargs, ("name",))
 
 
-def _options(name: str, ordered: bool, partitioned: bool) -> TapOptions:
-    sharding = "local" if partitioned else "global"
-    return TapOptions(name, bool(ordered), tap_tangents=False, sharding=sharding, keep_objects=True)
-
-
-def _two_call_options(
-    what: str, args: Sequence[Any], kwargs: Mapping[str, Any], known: Sequence[str]
-) -> dict[str, Any]:
-    # Options beside JAX's can be given here only, where no value of the program can have their name.
+def _one_or_two_calls(
+    what: str,
+    tap: Callable[..., None],
+    first: Any,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    known: Sequence[str],
+) -> Callable[..., None] | None:
+    # Taps; or in the two-call form, without `first`, makes the function that does. Options other than JAX's can be
+    # given in that form only, where no value of the program can have their name.
+    if first is not None:
+        tap(first, args, kwargs)
+        return None
     if args or not set(kwargs) <= set(known):
         raise TypeError(
             f"{what} received unexpected arguments in the two-call form: {args=} {kwargs=}. The first call takes "
             f"options only (beside JAX's: {', '.join(known)}), the second one everything else, at {user_source_line()}"
         )
-    return dict(kwargs)
+    return lambda first, /, *args, **more: tap(first, args, more, **kwargs)

@@ -20,7 +20,7 @@ from hostcallback.primitives.formatted import as_jax_array, template_of
 from hostcallback.receiver.sinks.factory import Binding
 from hostcallback.receiver.wire import tap_kind
 from hostcallback.tracing.fingerprint import callable_name
-from hostcallback.tracing.tap_options import TapOptions
+from hostcallback.tracing.tap_options import callback_options
 from hostcallback.tracing.tap_spec import ON_ONE_DEVICE
 
 Arrays = Literal["numpy", "jax"]
@@ -104,7 +104,7 @@ def _print(
     template = replace(
         template_of(fmt, values, named), has_placeholders=has_placeholders, printoptions=dict(np_printoptions)
     )
-    options = _options("print" if logging_record is None else "log", ordered, partitioned)
+    options = callback_options("print" if logging_record is None else "log", ordered, partitioned)
     params, objects = template.params(), dict[str, Any](template=template)
     if logging_record is not None:
         objects["deliver"] = _LogRecords(logging_record)
@@ -141,7 +141,9 @@ def _io_callback(
         return []
     host_func = functools.partial(_leaves_of_call, func, arrays)
     announced = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in result_avals]
-    options = replace(_options(callable_name(func), ordered, partitioned=False), params={ON_ONE_DEVICE: True})
+    options = replace(
+        callback_options(callable_name(func), ordered, partitioned=False), params={ON_ONE_DEVICE: True}
+    )
     return list(emit_call(host_func, arguments, {}, announced, "sequential", options))
 
 
@@ -173,7 +175,7 @@ def _emit_callback(
         binding = Binding(functools.partial(_call_on_cpu, func), objects={"present": as_jax_array})
     params = params or {}
     options = replace(
-        _options(callable_name(func), ordered, partitioned), kind=tap_kind.CALLBACK, params=params
+        callback_options(callable_name(func), ordered, partitioned), kind=tap_kind.CALLBACK, params=params
     )
     identity = ("jax callback", func, arrays, *params)
     bind_tap(arguments, (), {}, binding, identity=identity, options=options)
@@ -195,11 +197,6 @@ def _arguments(in_tree: Any, dynamic: Sequence[Any], static: Mapping[int, Any]) 
     leaves = [static[i] if i in static else next(rest) for i in range(count)]
     args, kwargs = jax.tree.unflatten(in_tree, leaves)
     return tuple(args), dict(kwargs)
-
-
-def _options(name: str, ordered: bool, partitioned: bool) -> TapOptions:
-    sharding = "local" if partitioned else "global"
-    return TapOptions(name, bool(ordered), tap_tangents=False, sharding=sharding, keep_objects=True)
 
 
 FUNCTIONS: dict[str, Callable[..., list[Any]]] = {

@@ -66,3 +66,9 @@ class TapOptions:
         tangents = environment.TAP_TANGENTS.read() if self.tap_tangents is None else self.tap_tangents
         transposed = tangents if self.tap_transposed is None else self.tap_transposed
         return replace(self, tap_tangents=tangents, tap_transposed=transposed)
+
+
+def callback_options(name: str, ordered: bool, partitioned: bool) -> TapOptions:
+    """The options of what works as JAX's own callbacks do: primals only, and what is no array stays on the host."""
+    sharding = "local" if partitioned else "global"
+    return TapOptions(name, bool(ordered), tap_tangents=False, sharding=sharding, keep_objects=True)
