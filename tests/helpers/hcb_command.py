@@ -16,7 +16,7 @@ REFUSE = "raise ImportError('hcb must work without JAX')\n"
 def environment(folder: Path, **variables: str) -> dict[str, str]:
     """Environment of a process without JAX; `folder` holds the package that refuses the import."""
     refused = folder / "no_jax"
-    for name in ("jax", "jaxlib", "hostcallback"):
+    for name in ("jax", "jaxlib"):
         (refused / name).mkdir(parents=True, exist_ok=True)
         (refused / name / "__init__.py").write_text(REFUSE)
     return {**os.environ, "PYTHONPATH": python_path(refused), "TZ": "UTC", **variables}
