@@ -14,7 +14,7 @@ NATIVE := $(wildcard receiver/native/*/*.cc receiver/native/*/*.h)
 PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal $(if $(SLOW),,-m "not slow")
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test quick lint type check matrix bench clean
+.PHONY: help demo test quick lint type check matrix bench clean fuzz
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -51,6 +51,9 @@ type: $(INSTALLED) ## mypy, strict on the package
 	$(BIN)/mypy
 
 check: lint type test ## everything a change must pass
+
+fuzz: $(INSTALLED) ## mutate logs and descriptions for minutes (HOSTILE_EXAMPLES sets how often)
+	HOSTILE_EXAMPLES=$(or $(HOSTILE_EXAMPLES),100000) $(PYTEST) --timeout 3600 tests/hostile
 
 matrix: $(INSTALLED) ## run the tests on the oldest, the default and the newest Python and JAX
 	$(BIN)/python tools/matrix.py
