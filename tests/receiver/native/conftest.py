@@ -1,4 +1,4 @@
-"""What tests of the native transport take: new rings, the fake GPU driver, programs to run."""
+"""Fixtures for tests of the native transport: new rings, the fake GPU driver, programs to run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from rings import TestRing
 
 @pytest.fixture
 def make_ring() -> Callable[..., TestRing]:
-    """Makes a ring of 4 KiB, or as the keywords say."""
+    """Makes a ring of 4 KiB, or of the given options."""
 
     def make(**config: Any) -> TestRing:
         return TestRing(RingConfig(**{"capacity_bytes": 4096, **config}))

@@ -15,7 +15,7 @@ from hostcallback.receiver.native import bindings as native
 from hostcallback.receiver.sources.back_pressure import Step
 
 
-def test_without_a_compiler_the_error_says_what_is_missing_and_what_to_do(monkeypatch, tmp_path, capsys):
+def test_without_a_compiler_the_error_names_the_cause_and_the_cure(monkeypatch, tmp_path, capsys):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)
     with pytest.raises(build_native.BuildError) as caught:
@@ -150,7 +150,7 @@ def test_a_missing_library_is_named_with_the_cure(tmp_path):
         assert part in str(caught.value)
 
 
-def test_a_file_that_is_no_library_is_named_with_the_cure(tmp_path):
+def test_a_file_that_is_not_a_library_is_named_with_the_cure(tmp_path):
     file = tmp_path / "lib.so"
     file.write_text("text")
     with pytest.raises(native.NativeLibraryError, match="cannot be used") as caught:

@@ -14,13 +14,13 @@ from checkout import ROOT
 SOURCES = ROOT / "receiver" / "native"
 
 ROOMS = ("types", "third_party", "os", "wire", "rules", "gpu", "ring", "handlers", "exports")
-"""From the bottom up: a file includes only files of the same room and of rooms before it."""
+"""From the bottom up: a file includes only files of the same folder and of earlier folders."""
 
 INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.MULTILINE)
 
 
 def room_of(file: str) -> str:
-    """The room of a file: its folder, but `abi/` holds the lowest room and the highest."""
+    """The layer of a file: its folder, but `abi/` holds the lowest layer and the highest."""
     folder = file.partition("/")[0]
     if folder == "abi":
         return "types" if file == "abi/types.h" else "exports"
@@ -37,7 +37,7 @@ def includes(sources: Path) -> dict[str, set[str]]:
 
 
 def upward(graph: dict[str, set[str]]) -> Iterator[str]:
-    """Every include of a file that does not exist, or that is in a higher room."""
+    """Every include of a file that does not exist, or that is in a higher layer."""
     for file, included in graph.items():
         for other in included:
             if other not in graph:
@@ -55,13 +55,13 @@ def circle(graph: dict[str, set[str]]) -> list[str]:
     return []
 
 
-def test_every_file_is_in_a_room() -> None:
+def test_every_file_is_in_a_layer() -> None:
     graph = includes(SOURCES)
     assert len(graph) > 40
     assert {room_of(file) for file in graph} == set(ROOMS)
 
 
-def test_includes_lead_from_a_room_to_lower_rooms() -> None:
+def test_includes_lead_from_a_layer_to_lower_layers() -> None:
     assert list(upward(includes(SOURCES))) == []
 
 

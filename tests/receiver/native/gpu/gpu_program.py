@@ -1,4 +1,4 @@
-"""What a process with a GPU does when it forks or ends, with the fake driver: `gpu_program.py SCENARIO LIBRARY`."""
+"""A process with a GPU that forks or ends, with the fake driver: `gpu_program.py SCENARIO LIBRARY`."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ def start(driver):
 
 
 def without_driver(file):
-    """Says what is missing."""
+    """Prints the missing part."""
     for platform in ("cuda", "rocm"):
         variable = f"HOSTCALLBACK_{platform.upper()}_LIBRARY"
         for name in ("", file):

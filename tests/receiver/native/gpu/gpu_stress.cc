@@ -38,7 +38,7 @@ struct Buffers {
   uint64_t places[3];
 };
 
-// Taps `count` times: a predicate, the number, and bytes that say the number too. Every third tap is a check.
+// Taps `count` times: a predicate, the number, and bytes that repeat the number. Every third tap is a check.
 void Launch(uint64_t id, uint64_t count, const Buffers* buffers) {
   void* stream = Get<void*()>("fake_stream")();
   const auto write = Get<void(void*, uint64_t, const void*, uint64_t)>("fake_write");
@@ -65,7 +65,7 @@ void Launch(uint64_t id, uint64_t count, const Buffers* buffers) {
     CHECK(call(hcb_gpu_tap, kOrdinal, 1, stream, reinterpret_cast<const uint8_t*>(&prefix), sizeof(prefix), 3, data, dtypes,
                lengths, nullptr, error, sizeof(error)));
   }
-  // The buffers are freed then. Nobody has waited for the last step if its copy was refused.
+  // The buffers are freed then. No thread has waited for the last step if its copy was refused.
   while (Get<int(void*)>("fake_idle")(stream) == 0) std::this_thread::yield();
 }
 

@@ -82,7 +82,7 @@ def test_failures_in_a_row_are_folded_as_on_cpu(driver: Driver) -> None:
     assert sum(folded) == 4
 
 
-def test_what_is_switched_off_costs_no_copy(driver: Driver) -> None:
+def test_switched_off_taps_cost_no_copy(driver: Driver) -> None:
     gpu = Gpu(driver, device_id=31)
     gpu.tap(HOLDS, flags=CHECK)
     before = driver.count("cuMemcpyDtoHAsync_v2")
@@ -102,7 +102,7 @@ def test_a_failure_ends_its_launch_at_the_next_tap_after_it_was_seen(driver: Dri
     gpu.library.hcb_abort_on_check(32, 1)
     driver.hold()
     assert check(gpu, FAILS, run_id=70) is None
-    assert check(gpu, HOLDS, run_id=70) is None, "nobody can know yet"
+    assert check(gpu, HOLDS, run_id=70) is None, "the result is not known yet"
     driver.resume()
     gpu.take(1)
     assert "a check failed" in (check(gpu, HOLDS, run_id=70) or "")
@@ -167,7 +167,7 @@ class Received:
         assert self.receiver.wait_consumed(self.receiver.source.counters().emitted, 30)
 
 
-def test_a_barrier_ends_when_what_it_waits_for_turned_out_to_be_no_message(driver: Driver) -> None:
+def test_a_barrier_ends_when_the_awaited_message_turned_out_to_be_none(driver: Driver) -> None:
     gpu = Gpu(driver)
     values: list[float] = []
     received = Received(gpu, lambda message: values.append(float(message.arrays[-1][0])))

@@ -83,7 +83,7 @@ def test_a_message_whose_copy_fails_is_lost_and_reported(
 
 
 @pytest.mark.parametrize("function", ["cuEventCreate", "cuEventRecord"])
-def test_without_an_event_the_stream_tells_when_a_copy_is_through(driver: Driver, function: str) -> None:
+def test_without_an_event_the_stream_tells_when_a_copy_is_complete(driver: Driver, function: str) -> None:
     driver.fail(function, OUT_OF_MEMORY)
     driver.hold()
     gpu = Gpu(driver)
@@ -142,7 +142,7 @@ def test_losses_come_to_the_books_of_the_receiver_and_end_no_barrier_early(drive
     del lease
 
 
-def test_damage_in_a_frame_that_the_device_still_writes_to_is_skipped_when_it_is_through(
+def test_damage_in_a_frame_the_device_still_writes_is_skipped_when_the_copy_is_complete(
     driver: Driver,
 ) -> None:
     driver.hold()
@@ -170,7 +170,7 @@ def test_a_process_has_one_vendors_driver(driver: Driver) -> None:
     assert "another vendor" in opened(native.GPU_VENDORS["rocm"], str(driver.file))
 
 
-def test_reports_name_what_is_missing(run_program: Any, tmp_path: Any) -> None:
+def test_reports_name_the_missing_part(run_program: Any, tmp_path: Any) -> None:
     empty = tmp_path / "libempty.so"
     source = tmp_path / "empty.cc"
     source.write_text("")

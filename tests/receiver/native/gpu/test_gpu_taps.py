@@ -142,7 +142,7 @@ def test_every_dtype_arrives(driver: Driver, size: int) -> None:
         np.testing.assert_array_equal(array, sent)
 
 
-def test_elements_of_less_than_a_byte_come_without_what_lies_behind_them(driver: Driver) -> None:
+def test_elements_of_less_than_a_byte_come_without_adjacent_bytes(driver: Driver) -> None:
     gpu = Gpu(driver)
     gpu.tap(np.array([1, 2, 3], ml_dtypes.uint4), np.array([1], ml_dtypes.int2))
     batch = gpu.source.read(30)
@@ -161,7 +161,7 @@ def test_large_arrays_travel_in_pinned_blocks_that_are_used_again(driver: Driver
         ((*_, (array,)),) = gpu.take(1)
         np.testing.assert_array_equal(array, sent)
         del array
-    # The ring, a block that is copied into, and one that the last batch still holds.
+    # The ring, a block that a copy is written into, and one that the last batch still holds.
     assert driver.count("cuMemHostRegister_v2") == 3
     assert driver.functions.fake_pageable() == 0
 
@@ -194,7 +194,7 @@ def test_the_ring_wraps_while_copies_are_late(driver: Driver) -> None:
     driver.functions.fake_delay(30)
     gpu = Gpu(driver, RingConfig(capacity_bytes=4096))
     count = 500
-    # Without room the thread that launches waits, and the device goes on.
+    # Without room the launching thread waits, and the device goes on.
     launching = threading.Thread(
         target=lambda: [gpu.tap(np.full(1 + value % 90, value, np.float32)) for value in range(count)]
     )
@@ -214,7 +214,7 @@ def test_a_budget_for_blocks_holds_the_thread_that_launches(driver: Driver) -> N
     launching.join()
 
 
-def test_messages_that_find_no_room_are_dropped_where_the_policy_says_so(driver: Driver) -> None:
+def test_messages_that_find_no_room_are_dropped_by_a_dropping_policy(driver: Driver) -> None:
     driver.hold()
     gpu = Gpu(driver, RingConfig(capacity_bytes=4096, policy=Policy.DROP_NEWEST))
     for value in range(100):
@@ -252,7 +252,7 @@ def test_streams_of_one_device_each_keep_their_order(driver: Driver) -> None:
         assert values == [[value] for value in range(count)]
 
 
-def test_what_the_host_sends_keeps_its_place_behind_copies(driver: Driver) -> None:
+def test_messages_from_the_host_keep_their_place_behind_copies(driver: Driver) -> None:
     driver.hold()
     gpu = Gpu(driver)
     gpu.tap(floats(1))
@@ -264,7 +264,7 @@ def test_what_the_host_sends_keeps_its_place_behind_copies(driver: Driver) -> No
     assert (end[0], end[1]) == (123, Flags.END_OF_STREAM)
 
 
-def test_results_that_are_no_aliases_are_copied_on_the_device(driver: Driver) -> None:
+def test_results_that_are_not_aliases_are_copied_on_the_device(driver: Driver) -> None:
     gpu = Gpu(driver)
     source, target = gpu.put(floats(4, 5)), gpu.put(floats(0, 0))
     assert gpu.tap(floats(4, 5), addresses=[source], results=[target]) is None
@@ -310,7 +310,7 @@ def test_command_buffers_do_not_record_taps(driver: Driver, handler: str) -> Non
     assert not driver.functions.command_buffer_compatible(function)
 
 
-def test_calls_from_the_host_stand_in_line_with_taps(driver: Driver) -> None:
+def test_calls_from_the_host_queue_with_taps(driver: Driver) -> None:
     driver.hold()
     gpu = Gpu(driver)
     gpu.tap(floats(1))

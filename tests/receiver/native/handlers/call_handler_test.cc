@@ -1,4 +1,5 @@
-// Runs the handler of calls with an FFI that makes no futures: it holds its thread until the reply, or the failure, comes.
+// Runs the handler of calls with an FFI that makes no futures: the handler holds its thread until the reply, or the
+// failure, arrives.
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>

@@ -1,7 +1,7 @@
 // Programs that call and tap in turns, a reader that delivers the taps, and threads that answer the calls and go on with the
 // programs: checks that every call is answered once, in its program's order, with all that is before it delivered.
 //
-// A program of its own, so that it can run under ThreadSanitizer and AddressSanitizer, which a Python process cannot easily.
+// A separate program, so that it can run under ThreadSanitizer and AddressSanitizer, which a Python process cannot easily.
 #include <atomic>
 #include <condition_variable>
 #include <cstdio>
@@ -24,15 +24,15 @@ constexpr uint64_t kPrograms = 6;
 constexpr uint64_t kAnswerers = 3;
 constexpr uint64_t kEnd = ~0ull;
 
-// What was delivered of each program, in its order: twice the step for a tap, one more for a call.
+// Messages delivered of each program, in its order: twice the step for a tap, one more for a call.
 std::atomic<uint64_t> delivered[kPrograms];
 
 void Deliver(const hcb::FrameHeader& header, uint64_t value) {
   CHECK(delivered[header.consumer_id].fetch_add(1) == value);
 }
 
-// Stands for an XLA program: in each step a tap, then a call whose result must be the step. It goes on on whatever thread
-// answers the call.
+// Represents an XLA program: in each step a tap, then a call whose result must be the step. It continues on the thread
+// that answers the call.
 class Program {
  public:
   Program(hcb::Ring* ring, uint64_t id, uint64_t steps, uint64_t padding) : ring_(ring), steps_(steps), payload_(2 + padding) {

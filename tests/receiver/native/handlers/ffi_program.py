@@ -1,6 +1,6 @@
-"""Scenarios of the FFI handler under JAX, each run in a process of its own: `python ffi_program.py SCENARIO`.
+"""Scenarios of the FFI handler under JAX, each run in a separate process: `python ffi_program.py SCENARIO`.
 
-Of their own, because a device has one ring per process, and the package's receivers would read it.
+The processes are separate because a device has one ring per process, and the package's receivers would read it.
 """
 
 from __future__ import annotations
@@ -232,7 +232,7 @@ def many_operands():
 
 
 def devices():
-    """Each device emits into its own ring; a ring that nobody opened is made and announced."""
+    """Each device emits into its own ring; a ring that no reader opened is made and announced."""
     jax.pmap(lambda x: tap(x + 1)[0])(jnp.arange(4))
     event = native.Event()
     announced = set()
@@ -278,7 +278,7 @@ def bad_prefix():
 
 
 def same_numbers():
-    """What follows a wait computes with the same denormal mode as what follows none."""
+    """A program computes with the same denormal mode after a wait as without one."""
 
     def program(x):
         def body(c):

@@ -1,4 +1,4 @@
-"""Calls in the native library: taken in order, answered once, failed whenever nobody can answer them."""
+"""Calls in the native library: taken in order, answered once, failed whenever no thread can answer them."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_a_call_waits_until_all_before_it_has_been_delivered(make_ring: Any) -> 
     assert caller.end()[0] == native.EMITTED
 
 
-def test_what_follows_a_call_waits_until_the_call_is_delivered(make_ring: Any) -> None:
+def test_messages_behind_a_call_wait_until_the_call_is_delivered(make_ring: Any) -> None:
     ring = make_ring()
     caller = Caller(ring)
     batch = ring.source.read_call(30)
@@ -156,8 +156,8 @@ def test_a_full_ring_keeps_a_call_waiting_but_never_drops_it(make_ring: Any, pol
     count = ring.fill()
     ring.source.configure(type(ring.source._config)(policy=policy, timeout_sec=0))
     caller = Caller(ring)
-    lost = 1 if policy is Policy.OVERWRITE_OLDEST else 0  # which makes room for the call
-    while not ring.counters.waiting_producers and ring.counters.dropped == 1:  # that which filled it
+    lost = 1 if policy is Policy.OVERWRITE_OLDEST else 0  # this makes room for the call
+    while not ring.counters.waiting_producers and ring.counters.dropped == 1:  # the drop at the end of `fill`
         pass
     frames = ring.take(count + 1 - lost)
     assert [f.header.seq for f in frames[:-1]] == list(range(lost, count))
@@ -193,7 +193,7 @@ class Host:
         assert self.receiver.stop(30)
 
 
-def test_calls_of_many_programs_are_answered_by_threads_of_their_own(make_ring: Any) -> None:
+def test_separate_threads_answer_calls_of_many_programs(make_ring: Any) -> None:
     ring = make_ring()
     together = threading.Barrier(8, timeout=30)
 

@@ -1,4 +1,4 @@
-"""The XLA FFI handler under jit, each scenario of `ffi_program.py` in a process of its own."""
+"""The XLA FFI handler under jit, each scenario of `ffi_program.py` in a separate process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-// What the C++ programs of the tests have in common.
+// Shared by the C++ programs of the tests.
 #ifndef HOSTCALLBACK_TESTS_CHECK_H_
 #define HOSTCALLBACK_TESTS_CHECK_H_
 

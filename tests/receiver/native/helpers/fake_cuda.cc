@@ -31,7 +31,7 @@ struct Event {
 struct Failure {
   int code;
   int64_t skip;   // calls that still succeed
-  int64_t times;  // then so many fail
+  int64_t times;  // then this many fail
 };
 
 struct State {
@@ -53,7 +53,7 @@ int context_object;
 thread_local std::vector<void*> contexts;
 thread_local int hip_device = 7;
 
-// Counts a call. What it is to fail with, or 0.
+// Counts a call. Returns the error with which it must fail, or 0.
 int Begin(const char* name) {
   std::lock_guard<std::mutex> lock(state->mutex);
   ++state->counts[name];
@@ -234,7 +234,7 @@ EXPORT int cuStreamQuery(void* stream) { return QueryStream(stream); }
 EXPORT int cuMemHostRegister_v2(void* memory, size_t nbytes, unsigned) { return Register(InContext(), memory, nbytes); }
 EXPORT int cuMemHostUnregister(void* memory) { return Unregister(InContext(), memory); }
 
-// What would make the host wait for the device, or the device for the host. None is ever to be called.
+// Functions that would make the host wait for the device, or the device for the host. None may be called.
 #define WAITS(name) \
   EXPORT int name() { return Begin(#name); }
 WAITS(cuStreamSynchronize)
@@ -278,7 +278,7 @@ EXPORT void* fake_stream() { return new Stream; }
 EXPORT uint64_t fake_allocate(uint64_t nbytes) { return reinterpret_cast<uint64_t>(::operator new(nbytes + 64)) | kDeviceTag; }
 EXPORT void fake_free(uint64_t address) { ::operator delete(Untagged(address)); }
 
-// What a kernel does: in the stream's order, it writes to device memory.
+// The effect of a kernel: in the stream's order, it writes to device memory.
 EXPORT void fake_write(void* stream, uint64_t address, const void* bytes, uint64_t nbytes) {
   std::vector<uint8_t> copy(static_cast<const uint8_t*>(bytes), static_cast<const uint8_t*>(bytes) + nbytes);
   static_cast<Stream*>(stream)->Add([=] { std::memcpy(Untagged(address), copy.data(), copy.size()); });

@@ -56,7 +56,7 @@ class Driver:
     """The fake driver, and how it behaves from now on."""
 
     def __init__(self, file: Path) -> None:
-        """Loads what was compiled of `SOURCES`."""
+        """Loads the library compiled from `SOURCES`."""
         self.file = file
         self.functions = ctypes.CDLL(str(file))
         for name, (result, arguments) in _FUNCTIONS.items():
@@ -97,7 +97,7 @@ class Driver:
 
 
 class Stream:
-    """A stream of the fake device: what is put into it is done in order."""
+    """A stream of the fake device: it executes its operations in order."""
 
     def __init__(self, driver: Driver) -> None:
         """Starts the stream's thread."""
@@ -124,7 +124,7 @@ class Gpu:
         ordinal: int | None = None,
         device_id: int = 9,
     ) -> None:
-        """A device of its own, with one stream."""
+        """A separate device, with one stream."""
         self.driver = driver
         self.library = native.load()
         self.ordinal = next(_ordinals) if ordinal is None else ordinal
@@ -151,7 +151,7 @@ class Gpu:
         addresses: Sequence[int] | None = None,
         results: Sequence[int] | None = None,
     ) -> str | None:
-        """Runs a tap of the arrays; its error, or None. `addresses` are where they lie, if they do already."""
+        """Runs a tap of the arrays; its error, or None. `addresses` are their addresses, if they exist already."""
         specs = [wire.ArraySpec.of(array.dtype, array.shape) for array in arrays]
         prefix = wire.encode_prefix(consumer_id, flags, specs, predicate)
         places = [self.put(array, stream) for array in arrays] if addresses is None else list(addresses)
@@ -166,7 +166,7 @@ class Gpu:
         return None if done else error.value.decode()
 
     def take(self, count: int, timeout_sec: float = 30.0) -> list[Any]:
-        """Reads until `count` messages have come; what the decoder makes of each."""
+        """Reads until `count` messages have come; returns the decoded messages."""
         messages: list[Any] = []
         while len(messages) < count:
             batch = self.read(timeout_sec)
@@ -187,7 +187,7 @@ class Gpu:
         return [message[-1][0].tolist() for message in self.take(count)]
 
     def settle(self) -> Any:
-        """Reads until nothing is queued, which must bring no message; the counters then."""
+        """Reads until the queue is empty, without any message; returns the counters."""
         while (counters := self.source.counters()).queued_messages:
             assert self.source.read(0.05) is None
         return counters

@@ -1,4 +1,4 @@
-// Calls a handler as XLA does, with a call frame of one's own: one function, for tests to load.
+// Calls a handler as XLA does, with a constructed call frame: one function, for tests to load.
 #include <cstring>
 #include <string>
 #include <vector>
@@ -48,8 +48,8 @@ XLA_FFI_Api MakeApi() {
 
 }  // namespace
 
-// The operands are a token and `count` vectors; the results are a token and, if `results` is not null, as many vectors. Returns
-// whether the handler succeeded; else `error` says why.
+// The operands are a token and `count` vectors; the results are a token and, if `results` is not null, as many vectors.
+// Returns whether the handler succeeded; otherwise `error` holds the reason.
 EXPORT int call_handler(XLA_FFI_Error* (*handler)(XLA_FFI_CallFrame*), int32_t ordinal, int64_t run_id, void* stream,
                         const uint8_t* prefix, uint64_t prefix_bytes, uint64_t count, void* const* data,
                         const int32_t* dtypes, const int64_t* lengths, void* const* results, char* error,

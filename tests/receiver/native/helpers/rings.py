@@ -38,14 +38,14 @@ class TestRing:
         self.handle = self.library.hcb_ring_get(self.device)
 
     def send(self, payload: bytes = b"12345678", consumer_id: int = 1, run_id: int = 0) -> int:
-        """Emits one uint8 array; waits if the policy says so."""
+        """Emits one uint8 array; waits if the policy requires it."""
         prefix = wire.encode_prefix(consumer_id, 0, (wire.ArraySpec.of(np.dtype(np.uint8), (len(payload),)),))
         address = (ctypes.c_void_p * 1)(ctypes.cast(ctypes.c_char_p(payload), ctypes.c_void_p))
         nbytes = (ctypes.c_uint64 * 1)(len(payload))
         return self.library.hcb_ring_send(self.handle, prefix, len(prefix), 1, address, nbytes, run_id)
 
     def fill(self, payload: bytes = b"12345678") -> int:
-        """Sends until the ring is full (the policy must be a dropping one); returns how many found room."""
+        """Sends until the ring is full (the policy must be a dropping one); returns the number of sent messages."""
         return next(count for count in itertools.count() if self.send(payload) == native.DROPPED)
 
     def produce(self, threads: int, count: int, nbytes: int) -> int:

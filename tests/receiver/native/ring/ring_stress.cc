@@ -1,6 +1,6 @@
 // Hammers rings from many threads and checks that every frame arrives once, whole and in its producer's order.
 //
-// A program of its own, so that it can run under ThreadSanitizer and AddressSanitizer, which a Python process cannot easily.
+// A separate program, so that it can run under ThreadSanitizer and AddressSanitizer, which a Python process cannot easily.
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
@@ -20,7 +20,7 @@ namespace {
 
 constexpr uint64_t kEnd = ~0ull;
 
-// Stands for an XLA program that emits `count` frames in a row and never holds a thread while one of them waits.
+// Represents an XLA program that emits `count` frames in a row and never holds a thread while one of them waits.
 class Program : public hcb::CompletionFactory {
  public:
   Program(hcb::Ring* ring, uint64_t id, uint64_t count, uint64_t nbytes)
@@ -47,7 +47,7 @@ class Program : public hcb::CompletionFactory {
       state_.store(kRunning);
       const hcb::Verdict verdict = ring_->Emit(emission, this);
       if (verdict == hcb::Verdict::kPending) {
-        // Whoever comes second, this thread or the completion, goes on.
+        // The second of the two, this thread or the completion, goes on.
         if (state_.exchange(kDetached) == kRunning) return;
         continue;
       }
@@ -82,8 +82,8 @@ class Program : public hcb::CompletionFactory {
   std::atomic<bool> done_{false};
 };
 
-// Reads until the end-of-stream frame; returns how many frames came from each producer, or, if some may have been overwritten
-// (`gaps`), which frame of each was to come next.
+// Reads until the end-of-stream frame; returns the number of frames from each producer, or, if some may have been
+// overwritten (`gaps`), the next expected frame of each.
 std::map<uint64_t, uint64_t> Drain(hcb_ring* ring, bool gaps) {
   uint64_t capacity;
   uint8_t* memory = static_cast<uint8_t*>(hcb_ring_memory(ring, &capacity));
@@ -120,7 +120,7 @@ std::map<uint64_t, uint64_t> Drain(hcb_ring* ring, bool gaps) {
       if (header.flags & hcb::kExternal) hcb_block_free(batch->blocks[block++].memory);
     }
     CHECK(block == batch->blocks_count);
-    // In two parts, as a reader does that gives room back early.
+    // In two parts, like a reader that releases room early.
     if (frames > 1) hcb_ring_release(ring, batch->ends[frames / 2 - 1], frames / 2);
     if (frames > 0) hcb_ring_release(ring, batch->ends[frames - 1], frames - (frames > 1 ? frames / 2 : 0));
     if (end) return next;

@@ -1,4 +1,4 @@
-"""Payloads outside the ring: budget, ownership, and memory that comes back."""
+"""Payloads outside the ring: budget, ownership, and reuse of memory."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def ring(make_ring):
     return make_ring(capacity_bytes=64 << 10, external_threshold_bytes=8192, block_budget_bytes=4 * MIB)
 
 
-def test_a_large_payload_reaches_numpy_in_a_block_of_its_own(ring):
+def test_a_large_payload_reaches_numpy_in_a_separate_block(ring):
     ring.send(bytes(range(256)) * 32)  # at the threshold
     ring.send(bytes(range(256)) * 32 + b"!")
     small, large = ring.take(2)
@@ -66,7 +66,7 @@ def resident_bytes() -> int:
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs Linux's /proc")
-def test_memory_comes_back(ring):
+def test_memory_is_freed(ring):
     payload = bytes(3 * MIB)
 
     def cycle(count):
@@ -82,7 +82,7 @@ def test_memory_comes_back(ring):
     assert resident_bytes() - before < 16 * MIB
 
 
-def test_the_budget_bounds_what_the_reader_has_not_taken(ring, stalls):
+def test_the_budget_bounds_unread_payloads(ring, stalls):
     for i in range(4):
         assert ring.send(bytes([i]) * MIB) == native.EMITTED
     assert ring.counters.queued_bytes > 4 * MIB

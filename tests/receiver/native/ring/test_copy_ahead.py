@@ -28,7 +28,7 @@ def number(i: int) -> bytes:
     return i.to_bytes(8, "little")
 
 
-def test_what_the_reader_has_not_read_is_copied_once_and_read_still(make_ring: Callable[..., Any]) -> None:
+def test_unread_messages_are_copied_once_and_still_read(make_ring: Callable[..., Any]) -> None:
     ring = make_ring()
     for i in range(3):
         ring.send(number(i))

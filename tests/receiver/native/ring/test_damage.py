@@ -1,4 +1,4 @@
-"""A ring whose memory something has written into: reported with counts, stepped over, and nothing hangs."""
+"""A ring with overwritten memory: the reader reports it with counts and skips it, and no thread hangs."""
 
 from __future__ import annotations
 

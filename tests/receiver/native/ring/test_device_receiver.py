@@ -88,7 +88,7 @@ def test_metadata_that_contradicts_its_payload_is_reported_and_the_stream_goes_o
     assert "undecodable frame on cpu:900" in str(error)
 
 
-def test_a_ring_overwritten_as_a_whole_hangs_nobody(held: Any) -> None:
+def test_a_fully_overwritten_ring_hangs_no_thread(held: Any) -> None:
     ring, listener = held
     for i in range(8):
         ring.send(bytes([i]))
@@ -102,7 +102,7 @@ def test_a_ring_overwritten_as_a_whole_hangs_nobody(held: Any) -> None:
 
 
 def assert_drops_are_counted(ring: Any, listener: Listener, results: list[int], before: int) -> None:
-    """After sends with these results and `before` delivered messages: one more comes, and the account is right."""
+    """After sends with these results and `before` delivered messages: one more arrives, and the counters are right."""
     dropped = results.count(native.DROPPED)
     assert dropped > 0
     listener.drained(ring)
@@ -120,7 +120,7 @@ def test_drops_show_in_the_statistics_of_the_scope(held: Any) -> None:
     assert_drops_are_counted(ring, listener, results, before=1)
 
 
-def test_drops_are_counted_beside_an_undecodable_message(held: Any) -> None:
+def test_drops_are_counted_in_addition_to_an_undecodable_message(held: Any) -> None:
     ring, listener = held
     ring.send(b"good")
     ring.send(b"bad!")
@@ -144,7 +144,7 @@ def test_the_scope_changes_exactly_at_the_sentinel(held: Any) -> None:
     assert not listener.scope.has_open_devices
 
 
-def test_a_stopped_receiver_has_delivered_what_was_queued(make_ring: Any) -> None:
+def test_a_stopped_receiver_has_delivered_its_queue(make_ring: Any) -> None:
     ring = make_ring()
     listener = Listener(ring)
     listener.gate.set()

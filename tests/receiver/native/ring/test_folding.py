@@ -64,7 +64,7 @@ def test_messages_that_do_not_ask_for_it_are_never_folded(make_ring: Any, flags:
     assert folded == []
 
 
-def test_a_batch_that_is_given_back_in_parts_counts_what_was_folded(make_ring: Any) -> None:
+def test_a_batch_released_in_parts_counts_folded_failures(make_ring: Any) -> None:
     ring = make_ring()
     for consumer_id in (7, 7, 7, 7, 8):
         append(ring, consumer_id)

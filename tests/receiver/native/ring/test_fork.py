@@ -1,4 +1,4 @@
-"""Rings across a fork: the child's are empty and work, what was queued stays the parent's."""
+"""Rings across a fork: the child's are empty and work, and queued messages stay the parent's."""
 
 from __future__ import annotations
 

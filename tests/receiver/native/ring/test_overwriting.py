@@ -1,4 +1,4 @@
-"""The policy that drops the oldest: what is kept, what may not be dropped, and what counts as through."""
+"""The policy that drops the oldest: kept messages, messages that may not be dropped, and delivery counts."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ OVERWRITE = Policy.OVERWRITE_OLDEST
 
 
 def numbers(received: list[Any]) -> list[int]:
-    """What `send` was given, as `number(i)`."""
+    """The argument of `send`, as `number(i)`."""
     return [int.from_bytes(message.payload, "little") for message in received]
 
 
 def number(i: int) -> bytes:
-    """A payload that says which it is."""
+    """A payload that contains its number."""
     return i.to_bytes(8, "little")
 
 
@@ -43,7 +43,7 @@ def test_the_newest_are_kept_and_the_others_counted(make_ring: Callable[..., Any
     assert kept > 15
 
 
-def test_what_the_reader_holds_is_waited_for(make_ring: Callable[..., Any]) -> None:
+def test_frames_the_reader_holds_are_waited_for(make_ring: Callable[..., Any]) -> None:
     ring = make_ring(policy=OVERWRITE)
     for i in range(5):
         ring.send(number(i))
@@ -69,7 +69,7 @@ def test_a_reader_that_delivers_does_not_keep_the_producers_waiting(make_ring: C
     ring.send(number(0))
     batch = ring.source.read(10)
     assert batch is not None
-    batch.release()  # what follows happens while the message is delivered
+    batch.release()  # the next lines run while the message is delivered
     for i in range(1, 1000):
         assert ring.send(number(i)) == native.EMITTED
     kept = ring.counters.queued_messages
@@ -102,7 +102,7 @@ def test_payloads_outside_the_ring_go_with_their_messages(make_ring: Callable[..
 
 
 @pytest.mark.parametrize("nbytes", [16, 300, 900])
-def test_threads_that_overwrite_beside_a_reader(make_ring: Callable[..., Any], nbytes: int) -> None:
+def test_threads_that_overwrite_during_reading(make_ring: Callable[..., Any], nbytes: int) -> None:
     ring = make_ring(policy=OVERWRITE)
     threads, count = 4, 20_000
     last = [-1] * threads
@@ -136,6 +136,6 @@ def test_the_policy_can_be_changed_while_emissions_wait(make_ring: Callable[...,
         while not ring.counters.waiting_producers:
             assert not sent.done()
         assert ring.counters.queued_messages < 30
-        ring.source.configure(RingConfig(policy=OVERWRITE))  # nobody reads
+        ring.source.configure(RingConfig(policy=OVERWRITE))  # no reader exists
         assert sent.result() == [native.EMITTED] * 100
     assert numbers(ring.take(ring.counters.queued_messages))[-1] == 99

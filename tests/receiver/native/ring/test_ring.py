@@ -19,7 +19,7 @@ pytestmark = pytest.mark.native_only
 SMALL = 192  # bytes in the ring of a frame with metadata and up to 64 bytes
 
 
-def test_frames_arrive_in_order_with_what_was_sent(make_ring):
+def test_frames_arrive_in_order_with_their_payloads(make_ring):
     ring = make_ring()
     before = time.time_ns()
     for i in range(10):
@@ -110,7 +110,7 @@ def test_the_queue_of_waiting_producers_keeps_their_order(make_ring, stalls):
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(ring.send, b"first")
         stalls(ring.device)
-        # These would fit sooner or later, but not before the one that waits.
+        # These would fit sooner or later, but not before the waiting frame.
         ring.source.send_end(7)
         ring.source.send_end(8)
         assert ring.counters.waiting_producers == 3
@@ -141,7 +141,7 @@ def test_block_then_drop_waits_for_the_timeout_only(make_ring):
     assert (ring.counters.dropped, ring.counters.waiting_producers) == (1, 0)
 
 
-def test_block_then_drop_loses_nothing_that_finds_room_in_time(make_ring, stalls):
+def test_block_then_drop_loses_no_message_that_finds_room_in_time(make_ring, stalls):
     ring = make_ring(policy=Policy.DROP_NEWEST)
     room = ring.fill()
     ring.source.configure(RingConfig(policy=Policy.BLOCK_THEN_DROP, timeout_sec=60))
@@ -162,7 +162,7 @@ def test_a_timed_out_producer_makes_way_for_a_smaller_one(make_ring, stalls):
     with ThreadPoolExecutor(1) as pool:
         big = pool.submit(ring.send, bytes(700))
         stalls(ring.device)
-        ring.source.send_end(5)  # would fit, but stands behind
+        ring.source.send_end(5)  # would fit, but is queued behind
         assert big.result() == native.DROPPED
     assert ring.counters.waiting_producers == 0
     batch.release()
@@ -293,7 +293,7 @@ def test_batches_are_bounded(make_ring):
     for _ in range(100):
         ring.send(bytes(60_000))
     batch = ring.source.read(1)
-    assert len(batch.frames) == 18  # the one that passes 1 MiB ends the batch
+    assert len(batch.frames) == 18  # the frame that passes 1 MiB ends the batch
     batch.release()
     ring.take(82)
 

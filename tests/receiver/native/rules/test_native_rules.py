@@ -68,7 +68,7 @@ def test_every_nth_from_the_first_on(driver: Driver) -> None:
     assert tap.suppressed == 7
     tap.rule(every=4)
     tap.emit(2)
-    assert arrived(tap.gpu) == [], "the same rule again does not count anew"
+    assert arrived(tap.gpu) == [], "the same rule again keeps its count"
     tap.rule(every=3)
     tap.emit(4)
     assert arrived(tap.gpu) == [12, 15]
@@ -90,7 +90,7 @@ def test_each_device_counts_for_itself(driver: Driver) -> None:
     assert (arrived(one), arrived(other)) == ([0, 3], [0, 3])
 
 
-def test_a_rate_lets_one_through_and_what_follows_soon_not(driver: Driver) -> None:
+def test_a_rate_lets_one_message_through_and_the_next_ones_not(driver: Driver) -> None:
     tap = Tap(Gpu(driver))
     tap.rule(interval_ns=3600 * SECOND)
     tap.emit(50)
@@ -141,7 +141,7 @@ def test_rules_hold_together(driver: Driver) -> None:
     assert tap.suppressed == 9
 
 
-def test_what_is_refused_is_never_copied(driver: Driver) -> None:
+def test_refused_messages_are_never_copied(driver: Driver) -> None:
     gpu = Gpu(driver)
     tap = Tap(gpu)
     tap.rule(every=1000)

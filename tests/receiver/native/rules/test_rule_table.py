@@ -1,4 +1,4 @@
-"""The native table of switches: bounded, and it says so when it is full."""
+"""The native table of switches: bounded, with an error when it is full."""
 
 from __future__ import annotations
 

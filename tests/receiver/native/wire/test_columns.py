@@ -1,4 +1,4 @@
-"""Decoding many messages at a time gives what decoding them one by one does."""
+"""Decoding many messages at a time gives the same results as decoding one by one."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def same(one: Any, other: Any) -> bool:
 
 
 def read(ring: Any) -> tuple[DecodedBatch, list[Any]]:
-    """One batch, decoded in both ways, after its memory has been given back and overwritten."""
+    """One batch, decoded in both ways, after its memory has been released and overwritten."""
     batch = ring.source.read(30)
     one_by_one = [Decoder().decode(*frame) for frame in batch.frames]
     found = BatchDecoder(lambda error: pytest.fail(str(error))).decode(batch)

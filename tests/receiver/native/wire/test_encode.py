@@ -14,7 +14,7 @@ pytestmark = pytest.mark.native_only
 
 
 def encode(arrays, out_bytes=None, **fields) -> tuple[int, bytes]:
-    """What hcb_encode_frame returns and writes into a buffer of `out_bytes` (enough by default) full of 0xff."""
+    """Result of hcb_encode_frame, and its output in a buffer of `out_bytes` (enough by default) full of 0xff."""
     library = native.load()
     stamped = {k: fields.pop(k) for k in ("seq", "position", "time_ns", "run_id", "device") if k in fields}
     prefix = wire.encode_prefix(

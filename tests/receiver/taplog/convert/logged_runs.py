@@ -55,7 +55,7 @@ def odd(y: Any) -> Any:
 
 @contextlib.contextmanager
 def recorded(log: Path) -> Any:
-    """Records what is tapped in the block. Checks may fail in it."""
+    """Records the taps in the block. Checks may fail in it."""
     with contextlib.suppress(hcb.TapFunctionException):
         with hcb.outfeed_receiver(record=log):
             yield

@@ -25,7 +25,7 @@ def convert(log: Path, to: str, output: Path, *options: str) -> None:
 
 
 def to_npz(log: Path, folder: Path, *options: str) -> dict[str, Any]:
-    """What the .npz holds."""
+    """Contents of the .npz."""
     convert(log, "npz", folder / "out.npz", *options)
     with np.load(folder / "out.npz") as file:
         return {**file, "taps": json.loads(str(file["taps"]))}
@@ -77,7 +77,7 @@ def test_npz_has_dtypes_that_numpy_lacks_as_wider_ones(tmp_path: Path) -> None:
     assert got["taps"]["no array"]["leaves"] == {}
 
 
-def test_npz_stacks_shapes_apart(tmp_path: Path) -> None:
+def test_npz_stacks_each_shape_separately(tmp_path: Path) -> None:
     tapped = hcb.jit(lambda x: hcb.id_tap(nothing, x, name="varying"))
     with recorded(tmp_path / "log"):
         for size in (2, 3, 2):

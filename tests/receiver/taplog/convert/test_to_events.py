@@ -31,7 +31,7 @@ def events(path: Path) -> list[dict[str, Any]]:
     return found
 
 
-def test_jsonl_is_what_cat_writes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_jsonl_matches_the_output_of_cat(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     log = record_odd(tmp_path / "log")
     assert main(["cat", "--json", str(log)]) == 0
     expected = capsys.readouterr().out
@@ -54,7 +54,9 @@ def test_an_existing_file_is_kept_without_force(tmp_path: Path, capsys: pytest.C
     assert len(output.read_text().splitlines()) == 2
 
 
-def test_what_fails_leaves_nothing_behind(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_failed_conversion_leaves_no_file_behind(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     log = record_train(tmp_path / "log")
     record_train(log)
     segment = min(log.iterdir())
@@ -67,7 +69,7 @@ def test_what_fails_leaves_nothing_behind(tmp_path: Path, capsys: pytest.Capture
     output = tmp_path / "here" / "out.jsonl"
     assert main(["convert", str(log), "--to", "jsonl", "-o", str(output)]) == 1
     assert "checksums do not match" in capsys.readouterr().err
-    # What is good is there.
+    # The good messages are there.
     assert len(output.read_text().splitlines()) > 0
     assert list(output.parent.iterdir()) == [output]
 
@@ -80,7 +82,7 @@ def test_what_fails_leaves_nothing_behind(tmp_path: Path, capsys: pytest.Capture
         (("--to", "npz", "-o", "out", "--beside", "profile"), "--beside"),
     ],
 )
-def test_what_does_not_go_together(
+def test_incompatible_options_are_refused(
     arguments: tuple[str, ...], reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["convert", str(record_odd(tmp_path / "log")), *arguments]) == 1
@@ -130,7 +132,7 @@ def test_tensorboard(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert len(read_tensorboard(tmp_path / "runs")) == len(found)
 
 
-def test_tensorboard_says_what_it_leaves_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_tensorboard_reports_left_out_messages(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("tensorboardX")
     convert(record_odd(tmp_path / "log"), "tensorboard", tmp_path / "runs")
     assert "left out: 1 of complex numbers" in capsys.readouterr().err
@@ -192,7 +194,7 @@ with hcb.outfeed_receiver(record=sys.argv[1]):
 """
 
 
-def test_trace_beside_a_profile_of_jax(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_trace_merged_with_a_profile_of_jax(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     log, profile = tmp_path / "log", tmp_path / "profile"
     program = subprocess.run(
         [sys.executable, "-c", PROFILED, str(log), str(profile)], capture_output=True, text=True, check=False

@@ -1,4 +1,4 @@
-"""`hcb diff`: where two runs of real programs differ, and where logs that were made for it do."""
+"""`hcb diff`: differences of two runs of real programs, and of logs that were made for it."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def record(log: Path, planted: float = 0.0, at: int = 7, **options: Any) -> Path
 
 
 def diff(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> tuple[int, list[dict[str, Any]], str]:
-    """The status, the differences and the last line's counts, and what it says on standard error."""
+    """The status, the differences, the last line's counts, and the text on standard error."""
     capsys.readouterr()
     status = main(["diff", "--json", *map(str, arguments)])
     out, err = capsys.readouterr()
@@ -198,7 +198,7 @@ def test_other_programs(
     assert (status, found["what"], found["name"]) == (1, what, name)
 
 
-def test_dropped_messages_are_no_difference(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_dropped_messages_are_not_a_difference(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     gate = threading.Event()
 
     def wait(value: Any) -> None:
@@ -226,7 +226,7 @@ def test_dropped_messages_are_no_difference(tmp_path: Path, capsys: pytest.Captu
 
 def test_damage_is_trouble_and_no_difference(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     a, b = record(tmp_path / "a"), record(tmp_path / "b")
-    record(b)  # a second run, in a segment of its own
+    record(b)  # a second run, in a separate segment
     record(a)
     path = min(b.iterdir())
     data = bytearray(path.read_bytes())

@@ -1,4 +1,4 @@
-"""Which messages belong together, where logs have gaps, folded failures and other orders."""
+"""Pairing of messages, in logs with gaps, folded failures and other orders."""
 
 from __future__ import annotations
 
@@ -110,8 +110,10 @@ def test_a_difference_behind_a_gap(tmp_path: Path, capsys: pytest.CaptureFixture
     assert (status, found["a"]["seq"], found["leaves"][0]["b"]) == (1, 45, -1.0)
 
 
-def test_numbers_that_were_no_messages_are_no_gap(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    # As the ends of receivers' scopes; or a run whose first messages were not recorded.
+def test_numbers_that_were_not_messages_are_not_a_gap(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # Such as the ends of receivers' scopes; or a run whose first messages were not recorded.
     a = write(tmp_path / "a", SENT, first_seq=100)
     b = write(tmp_path / "b", SENT)
     status, (counts,), _ = diff(a, b, capsys)
@@ -120,7 +122,7 @@ def test_numbers_that_were_no_messages_are_no_gap(tmp_path: Path, capsys: pytest
     assert diff(b, missing, capsys)[0] == 1
 
 
-def test_behind_a_gap_of_unknown_messages_nothing_is_said_to_differ(
+def test_no_difference_is_reported_behind_a_gap_of_unknown_messages(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     # The log says that fewer are missing than there are in the other run, which sent more.
@@ -154,7 +156,7 @@ def test_the_first_difference_may_be_a_missing_message(
     assert "has 39 message(s) of this tap" in found["text"]
 
 
-def test_what_waits_is_bounded(
+def test_the_number_of_waiting_messages_is_bounded(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     a = write(tmp_path / "a", SENT)

@@ -39,7 +39,7 @@ def step(x: jax.Array, i: jax.Array) -> jax.Array:
 
 
 def run() -> None:
-    """Emits, and waits until the device is through."""
+    """Emits, and waits until the device has finished."""
     x = jnp.zeros(3)
     for i in range(STEPS):
         x = step(x, i)
@@ -74,6 +74,6 @@ if directory is None:
     run()
     end()
 else:
-    run()  # before the recorder: what is in the ring then moves along
+    run()  # before the recorder: the ring's contents then move into the file
     with hcb.outfeed_receiver(flight_recorder=directory):
         end()

@@ -1,4 +1,4 @@
-"""Processes killed while they emit into a ring in a file: what is found there afterwards."""
+"""Processes killed while they emit into a ring in a file: the messages that the file holds afterwards."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def check(contents: RingContents, capacity: int, nbytes: int) -> None:
         ]  # these frames have no metadata
         counter = int.from_bytes(payload[:8], "little")
         assert payload == counter.to_bytes(8, "little") + bytes([counter & 255]) * (nbytes - 8)
-        # In the order of the thread that sent them, whatever was still being written when the process ended.
+        # In the order of the sending thread, whatever message was being written when the process ended.
         assert counter > counters.get(header.consumer_id, -1)
         counters[header.consumer_id] = counter
     numbers = [message.header.seq for message in contents.frames]
@@ -68,7 +68,7 @@ def check(contents: RingContents, capacity: int, nbytes: int) -> None:
     assert len(missing) <= contents.unfinished
     first = contents.frames[0].header.position
     largest = max(message.header.frame_bytes for message in contents.frames)
-    # But for a frame that the oldest byte is in the middle of, and those that were still being written.
+    # Except for a frame that contains the oldest byte, and frames that were still being written.
     assert first - max(0, contents.head - capacity) <= (2 + contents.unfinished) * largest
 
 
@@ -82,7 +82,7 @@ def check(contents: RingContents, capacity: int, nbytes: int) -> None:
         (1 << 16, 1000, True),
     ],
 )
-def test_what_a_killed_process_leaves(tmp_path: Path, capacity: int, nbytes: int, reads: bool) -> None:
+def test_messages_of_a_killed_process(tmp_path: Path, capacity: int, nbytes: int, reads: bool) -> None:
     contents = kill_one(tmp_path, capacity, nbytes, reads, 0.05, 0)
     check(contents, capacity, nbytes)
 

@@ -1,4 +1,4 @@
-"""Programs that die with a flight recorder: what `hcb recover` finds."""
+"""Programs that die with a flight recorder: the messages that `hcb recover` finds."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def fly(
 
 
 def recovered(directory: Path, capsys: pytest.CaptureFixture[str], *options: str) -> list[dict[str, Any]]:
-    """What `hcb recover --json` prints."""
+    """Output of `hcb recover --json`."""
     assert main(["recover", str(directory), "--json", *options]) == 0
     return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
 
@@ -61,7 +61,7 @@ def test_every_message_of_a_process_that_died(
     assert {m["device"] for m in messages} == {"cpu:0"}
     assert states[0]["kwargs"] == {"note": "from the program"}
     assert "flying_program.py:" in states[0]["source_line"]
-    # 256 KiB each, outside the ring. What was emitted before the ring came into the file may not be there.
+    # 256 KiB each, outside the ring. Messages emitted before the ring moved into the file may be missing.
     big = [m for m in messages if m["name"] == "big"]
     if not by_argument:
         assert [m["value"][63][1023] for m in big] == list(range(STEPS))
@@ -93,7 +93,7 @@ def test_a_forked_child_does_not_write_into_its_parents_file(
     assert len(messages) == 2 * STEPS
 
 
-def test_what_people_see(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_readable_output(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     fly("kill", tmp_path)
     assert main(["recover", str(tmp_path), "--name", "state", "--last", "2"]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -134,7 +134,7 @@ def test_a_full_file_system_does_not_end_the_run(tmp_path: Path) -> None:
         subprocess.run(["umount", str(small)], check=True)
 
 
-def test_the_callback_transport_says_that_it_keeps_nothing(tmp_path: Path) -> None:
+def test_the_callback_transport_warns_that_it_keeps_no_messages(tmp_path: Path) -> None:
     done = fly("exit", tmp_path, HOSTCALLBACK_TRANSPORT="callback")
     assert done.returncode == 0, done.stderr
     assert "it needs the native transport" in done.stderr
@@ -156,7 +156,7 @@ def test_files_that_are_none(tmp_path: Path, capsys: pytest.CaptureFixture[str])
             read_ring(ring)
         assert main(["recover", str(tmp_path)]) == 1
         assert said in capsys.readouterr().err
-    # Memory that something wrote into: what is good is found, and the rest is said.
+    # Overwritten memory: the good frames are found, and the rest is reported.
     page = 4096
     broken = bytearray(good)
     header = flight.rings[0].frames[5].header

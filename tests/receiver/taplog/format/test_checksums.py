@@ -37,7 +37,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iter
 
 @pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("nbytes", LENGTHS)
-def test_the_checksums_of_pages_are_those_of_zlib(nbytes: int) -> None:
+def test_the_checksums_of_pages_match_zlib(nbytes: int) -> None:
     data = os.urandom(nbytes)
     expected = [zlib.crc32(data[start : start + PAGE_BYTES]) for start in range(0, nbytes, PAGE_BYTES)]
     assert page_checksums(data).tolist() == expected

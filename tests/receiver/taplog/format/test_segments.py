@@ -1,4 +1,4 @@
-"""A segment gives back what was written into it, whatever happens to the file's bytes."""
+"""A reader gets from a segment the messages written into it, however the file's bytes are damaged."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def write_small(path: Path, *, close: bool, compress: bool = False, count: int =
 
 @pytest.mark.parametrize("close", [True, False], ids=["closed", "open"])
 @pytest.mark.parametrize("compress", COMPRESSED)
-def test_what_was_written_comes_back_in_order_of_time(tmp_path: Path, close: bool, compress: bool) -> None:
+def test_written_messages_come_back_in_order_of_time(tmp_path: Path, close: bool, compress: bool) -> None:
     path = write_small(tmp_path / "a.hcblog", close=close, compress=compress)
     messages, lost, damaged = read(path)
     assert damaged == []
@@ -75,7 +75,7 @@ def test_what_was_written_comes_back_in_order_of_time(tmp_path: Path, close: boo
     assert SegmentReader(path).is_closed() is close
 
 
-def test_the_index_and_the_headers_say_the_same(tmp_path: Path) -> None:
+def test_the_index_and_the_headers_agree(tmp_path: Path) -> None:
     closed = write_small(tmp_path / "a.hcblog", close=True)
     still_open = write_small(tmp_path / "b.hcblog", close=False)
     by_index, by_headers = (
@@ -152,7 +152,7 @@ def test_a_file_cut_at_any_byte_gives_everything_before_the_cut(
 
 
 def frame_ends(path: Path, chunks: list[Chunk]) -> list[tuple[str, int, int]]:
-    """Where in the file the bytes of each message end, but for padding."""
+    """End in the file of each message's bytes, without padding."""
     found = []
     reader = SegmentReader(path)
     list(reader.chunks())
@@ -177,7 +177,7 @@ def chunk_end(chunks: list[Chunk], device: str, seq: int) -> int:
     return end
 
 
-def test_a_torn_compressed_chunk_gives_what_can_be_decompressed(tmp_path: Path) -> None:
+def test_a_torn_compressed_chunk_gives_its_decompressible_part(tmp_path: Path) -> None:
     noise = np.random.default_rng(0)
     block = block_of(*(frame(NORM, noise.random(500), seq=k) for k in range(100)))
     path = tmp_path / "whole.hcblog"
@@ -193,7 +193,7 @@ def test_a_torn_compressed_chunk_gives_what_can_be_decompressed(tmp_path: Path) 
         assert seqs(messages) == list(range(len(messages)))
         assert torn.messages == 100 - len(messages)
         found.append(len(messages))
-    # zstd compresses 128 KiB at a time: what is cut off before its end cannot be had.
+    # zstd compresses 128 KiB at a time: data cut off before the end of a block is lost.
     assert 30 <= found[0] < found[1] < 100
 
 
@@ -274,12 +274,12 @@ def test_a_damaged_index_is_not_needed(tmp_path: Path) -> None:
         assert seqs(messages) == whole
 
 
-def test_bytes_that_are_no_chunk_are_passed_over(tmp_path: Path) -> None:
+def test_bytes_that_are_not_a_chunk_are_skipped(tmp_path: Path) -> None:
     path = tmp_path / "a.hcblog"
     writer = SegmentWriter(path)
     writer.frames("cpu:0", losses(0, 2), DESCRIBED)
     hole = writer.nbytes
-    # What a copy of an earlier chunk in the wrong place would be: whole, but it names another offset.
+    # A copy of an earlier chunk in the wrong place: whole, but it names another offset.
     copied = path.read_bytes()[128:]
     with path.open("ab") as file:
         file.write(copied + bytes(-len(copied) % 64) + bytes(3 << 20))
@@ -306,7 +306,7 @@ def test_flipped_bits_give_no_wrong_message(
     right = {
         (m.message.device, m.message.seq, m.message.time_ns, str(m.value), m.folded) for m in read(path)[0]
     }
-    right |= {(*key, 0) for *key, _ in right}  # how many were folded is noted apart
+    right |= {(*key, 0) for *key, _ in right}  # the number of folded failures is noted separately
     data = bytearray(path.read_bytes())
     for place, bits in flips:
         data[place % len(data)] ^= bits
@@ -339,7 +339,9 @@ def test_flipped_bits_give_no_wrong_message(
     ],
     ids=["empty", "short", "no info", "foreign", "text", "header", "info"],
 )
-def test_what_is_no_segment_is_refused(tmp_path: Path, change: Callable[[bytes], bytes], text: str) -> None:
+def test_a_file_that_is_not_a_segment_is_refused(
+    tmp_path: Path, change: Callable[[bytes], bytes], text: str
+) -> None:
     path = write_small(tmp_path / "a.hcblog", close=True)
     path.write_bytes(change(path.read_bytes()))
     with pytest.raises(NotATapLogError, match=text):

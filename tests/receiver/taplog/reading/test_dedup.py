@@ -1,4 +1,4 @@
-"""What is in several logs is read once."""
+"""Messages in several logs are read once."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def collected(folder: Path, writer: str, *blocks: object, lost: Lost | None = No
     segment.close()
 
 
-def test_what_two_collectors_stored_is_read_once_and_in_order(
+def test_messages_two_collectors_stored_are_read_once_and_in_order(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     a, b = tmp_path / "a", tmp_path / "b"
@@ -64,7 +64,7 @@ def test_what_two_collectors_stored_is_read_once_and_in_order(
     assert '"messages": 55' in capsys.readouterr().out
 
 
-def test_messages_of_other_taps_between_are_no_copies(tmp_path: Path) -> None:
+def test_messages_of_other_taps_between_are_not_copies(tmp_path: Path) -> None:
     a, b = tmp_path / "a", tmp_path / "b"
     collected(a, "a" * 16, losses(0, 10).taken_out(np.arange(10) % 2 == 0))
     collected(b, "b" * 16, block_of(*(frame(NORM, np.float32(k), seq=k) for k in range(1, 10, 2))))

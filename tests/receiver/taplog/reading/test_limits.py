@@ -28,7 +28,7 @@ def test_a_bomb_is_decompressed_up_to_its_stated_size_only() -> None:
 
 
 @pytest.mark.parametrize("cut", [0, 1, 100, 5000, -1])
-def test_what_comes_before_damage_is_decompressed(cut: int) -> None:
+def test_chunks_before_the_damage_are_decompressed(cut: int) -> None:
     raw = np.random.default_rng(0).integers(0, 9, 400_000, np.uint8).tobytes()
     stored = bytearray(Compressor()(raw))
     assert decompress(stored, len(raw)) == raw

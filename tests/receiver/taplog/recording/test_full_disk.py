@@ -1,4 +1,4 @@
-"""A training program goes on when its log cannot be written, and says what is missing."""
+"""A training program goes on when its log cannot be written, and reports the missing messages."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ for warning in caught:
 """
 
 
-def test_the_program_goes_on_and_the_loss_is_counted_and_said(tmp_path: Path) -> None:
+def test_the_program_goes_on_and_the_loss_is_counted_and_reported(tmp_path: Path) -> None:
     result = subprocess.run(
         [sys.executable, "-c", PROGRAM, str(tmp_path)],
         capture_output=True,

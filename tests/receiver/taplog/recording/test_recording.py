@@ -1,4 +1,4 @@
-"""A receiver that records: what the devices sent is in the log, and replay delivers it as the receiver did."""
+"""A receiver that records: the devices' messages are in the log, and replay delivers them as the receiver did."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_receivers_one_after_the_other_record_their_own_messages(tmp_path: Path)
     assert [int(m.value) for m in logged(tmp_path / "0")] == [10]
     assert [int(m.value) for m in logged(tmp_path / "1")] == [11]
     notes = [r for r in LogReader(tmp_path / "both").records() if not isinstance(r, LoggedMessage)]
-    assert notes == []  # what went elsewhere meanwhile is no loss
+    assert notes == []  # messages delivered elsewhere meanwhile are not lost
 
 
 def test_calls_are_recorded_too(tmp_path: Path) -> None:
@@ -156,7 +156,7 @@ def test_operations_that_made_nan_are_reported_by_replay(tmp_path: Path) -> None
     assert again.primitive == "log"
 
 
-def test_what_a_policy_drops_is_noted(tmp_path: Path) -> None:
+def test_messages_dropped_by_a_policy_are_noted(tmp_path: Path) -> None:
     gate = threading.Event()
 
     def wait(x: Any) -> None:
@@ -176,7 +176,7 @@ def test_what_a_policy_drops_is_noted(tmp_path: Path) -> None:
     assert {note.device for note in lost} == {"cpu:0"}
 
 
-def test_printers_print_again_what_they_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_printers_print_the_same_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def taps(x: Any, step: Any) -> None:
         hcb.id_print({"x": x, "step": step}, what="a")
         hcb.print("step {} has {x:.2f}", step, x=x)

@@ -1,4 +1,4 @@
-"""What a device emitted is recorded and spooled soon after, however slow the taps are: each message once, in order."""
+"""Messages are recorded and spooled soon after emission, however slow the taps are: each once, in order."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def recorded(folder: Path) -> list[tuple[int, float]]:
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
 @pytest.mark.parametrize("mode", ["record", "forward"])
-def test_what_was_emitted_outlives_a_kill_behind_a_slow_tap(
+def test_emitted_messages_outlive_a_kill_behind_a_slow_tap(
     tmp_path: Path, mode: str, how: signal.Signals
 ) -> None:
     folder = tmp_path / mode
@@ -67,9 +67,7 @@ def test_what_was_emitted_outlives_a_kill_behind_a_slow_tap(
     )
     assert process.stdout is not None
     assert process.stdout.readline() == "committed\n"
-    if (
-        how is signal.SIGKILL
-    ):  # what is promised: after 0.1 s a message is in the file; a busy machine gets more
+    if how is signal.SIGKILL:  # promised: after 0.1 s a message is in the file; a busy machine gets more time
         threading.Event().wait(1.0)
     process.send_signal(how)
     process.wait(120)
@@ -94,7 +92,7 @@ def test_each_message_is_recorded_once_in_order_whatever_the_taps_do(tmp_path: P
         return tap
 
     small, large = take("small"), take("large")
-    bulk = jnp.ones(80_000)  # its payload lies outside the ring
+    bulk = jnp.ones(80_000)  # its payload is outside the ring
 
     def body(carry: Any, step: Any) -> Any:
         hcb.id_tap(small, step, name="small")
@@ -126,7 +124,7 @@ def test_each_message_is_recorded_once_in_order_whatever_the_taps_do(tmp_path: P
         assert seqs == sorted(set(seqs))
         assert rx.recorder is not None
         counters = rx.recorder.counters
-        # Those of `again` that are left out between the first and the last of a batch are counted, not lost.
+        # Messages of `again` that are left out between the first and the last of a batch are counted, not lost.
         assert counters.lost_messages == 0
         assert counters.messages == sum(row.delivered for row in rx.stats)
 
@@ -187,7 +185,7 @@ def test_a_recorder_that_is_slow_itself_loses_nothing(tmp_path: Path) -> None:
     with hcb.outfeed_receiver(sinks=[sink], devices=[device], timeout_sec=120):
         program(jnp.float32(0))
     assert sink.seqs == list(range(sink.seqs[0], sink.seqs[0] + 3000))
-    assert len(sink.threads) == 2  # the receiver's, and the one that goes ahead
+    assert len(sink.threads) == 2  # the receiver's thread, and the thread that reads ahead
 
 
 def test_messages_are_in_the_file_while_a_tap_function_runs(tmp_path: Path) -> None:
@@ -213,7 +211,7 @@ def test_messages_are_in_the_file_while_a_tap_function_runs(tmp_path: Path) -> N
     assert recorded(tmp_path / "log") == found
 
 
-def test_the_log_says_what_was_not_delivered_when_a_receiver_gave_up(
+def test_the_log_names_messages_not_delivered_when_a_receiver_gave_up(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     go = threading.Event()

@@ -1,6 +1,6 @@
 """Writes a log from several threads until it is killed: `logging_program.py FOLDER COMPRESS`.
 
-Says on its standard output which messages of each device are in the file, as soon as they are.
+Prints the messages of each device that are in the file, as soon as they are.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ DEVICES = 3
 
 
 def main() -> None:
-    """Writes for ever."""
+    """Writes until it is killed."""
     options = LogOptions(segment_bytes=60_000, compress=sys.argv[2] == "1")
     log = LogWriter(sys.argv[1], options)
     log.describe(LOSS)

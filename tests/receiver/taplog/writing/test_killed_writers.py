@@ -1,4 +1,4 @@
-"""What a process had written is read after it was killed, at whatever moment."""
+"""A reader gets the messages that a process had written before it was killed, at any moment."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PROGRAM = Path(__file__).with_name("logging_program.py")
 
 
 def kill_at_random(folder: Path, compress: bool, rng: random.Random) -> dict[int, int]:
-    """Starts the program, kills it, and returns how many messages of each device it said were written."""
+    """Starts the program, kills it, and returns the number of messages of each device it reported as written."""
     paths = [str(HELPERS), os.environ.get("PYTHONPATH")]
     process = subprocess.Popen(
         [sys.executable, str(PROGRAM), str(folder), str(int(compress))],
@@ -34,7 +34,7 @@ def kill_at_random(folder: Path, compress: bool, rng: random.Random) -> dict[int
         written[device] = seq
         lines -= 1
         if not lines:
-            # In the middle of what comes next.
+            # In the middle of the next message.
             os.kill(process.pid, signal.SIGKILL)
             break
     rest = process.stdout.read()

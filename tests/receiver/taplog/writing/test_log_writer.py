@@ -1,4 +1,4 @@
-"""A process's log: when it writes, when it begins anew, what it deletes, and what it does where it cannot write."""
+"""A process's log: when it writes, when it starts a new segment, deleted segments, and write errors."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_many_messages_and_urgent_ones_are_written_at_once(tmp_path: Path) -> No
         assert len(read(tmp_path)[0]) == 3 + 5 + log_options.FLUSH_BYTES // 192
 
 
-def test_segments_are_as_long_as_wanted_and_each_can_be_read_by_itself(tmp_path: Path) -> None:
+def test_segments_have_the_wanted_length_and_each_can_be_read_separately(tmp_path: Path) -> None:
     with log_in(tmp_path, segment_bytes=20_000) as log:
         for first in range(0, 1_000, 10):
             log.append("cpu:0", losses(first, 10), at_once=True)
@@ -149,10 +149,10 @@ def test_after_a_failure_nothing_is_tried_for_a_while(tmp_path: Path) -> None:
         size = next(tmp_path.iterdir()).stat().st_size
         with files_no_longer_than(size):
             log.append("cpu:0", losses(0, 5), at_once=True)
-        log.append("cpu:0", losses(5, 5), at_once=True)  # there would be room
+        log.append("cpu:0", losses(5, 5), at_once=True)  # the disk would have room
         assert log.counters.lost_messages == 10
         log.append("cpu:0", losses(10, 5))
-        log.flush()  # who wants it written now has it tried
+        log.flush()  # a caller that wants it written now triggers the attempt
         assert log.counters.messages == 5
 
 
@@ -176,7 +176,7 @@ def test_many_threads_write_one_log(tmp_path: Path) -> None:
     assert times == sorted(times)
 
 
-# What is selected
+# Selection of taps
 
 
 def test_messages_are_selected_and_chunks_passed_over(
@@ -216,7 +216,7 @@ def test_messages_are_selected_and_chunks_passed_over(
     assert looked_at == 5
 
 
-def test_more_taps_than_the_mask_has_bits_are_told_apart(tmp_path: Path) -> None:
+def test_more_taps_than_the_mask_has_bits_are_distinguished(tmp_path: Path) -> None:
     taps = [replace(NORM, name=f"tap {k}", consumer_id=1_000 + k) for k in range(200)]
     with log_in(tmp_path) as log:
         for seq, tap in enumerate(taps):
@@ -239,7 +239,7 @@ def files_no_longer_than(nbytes: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-def test_what_cannot_be_written_is_counted_and_noted_when_there_is_room_again(
+def test_unwritable_messages_are_counted_and_noted_when_there_is_room_again(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(log_writer, "RETRY_SEC", 0.0)
@@ -369,7 +369,7 @@ log.append("cpu:0", losses(0, 5))
 child = os.fork()
 if not child:
     log.flush()
-    log.append("cpu:0", losses(100, 5))  # its own, in a segment of its own
+    log.append("cpu:0", losses(100, 5))  # its own messages, in a separate segment
     log.close()
     os._exit(0)
 os.waitpid(child, 0)
@@ -378,7 +378,7 @@ log.close()
 """
 
 
-def test_a_forked_child_writes_into_a_segment_of_its_own(tmp_path: Path) -> None:
+def test_a_forked_child_writes_into_a_separate_segment(tmp_path: Path) -> None:
     paths = [str(HELPERS), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     subprocess.run(
         [sys.executable, "-W", "ignore", "-c", FORK, str(tmp_path), *paths], timeout=60, check=True
