@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import grp
 import logging
+import os
 import runpy
 import sys
 from collections.abc import Callable, Sequence
@@ -16,6 +18,7 @@ from hostcallback.receiver.cli import USAGE, CommandError
 from hostcallback.receiver.cli.output.messages import make_safe
 from hostcallback.receiver.log import logger
 from hostcallback.receiver.messages.message import Sink
+from hostcallback.receiver.permissions import PRIVATE, Permissions
 from hostcallback.receiver.remote.brokers import BROKERS, Broker
 from hostcallback.receiver.sinks.metrics import JsonlWriter, metrics
 from hostcallback.receiver.terminal import printable_report
@@ -51,6 +54,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--consumers",
         metavar="FILE",
         help="a .py file: TAPS = {name or pattern: function}, SINKS = [sink, ...]",
+    )
+    add(
+        "--group",
+        metavar="NAME",
+        help="let this group read what is stored (default: only the collector's user)",
     )
     add("--metrics", metavar="FILE", help="write the scalars of messages to this file, as JSON lines")
     add(
@@ -161,14 +169,17 @@ def run(arguments: argparse.Namespace) -> int:
     make_safe()
     keep_freed_memory()
     allow_many_files()
+    permissions = PRIVATE if arguments.group is None else _permissions_of(arguments.group)
     with contextlib.ExitStack() as stack:
         if arguments.metrics is not None:
+            with contextlib.suppress(FileExistsError):
+                os.close(permissions.create(Path(arguments.metrics), os.O_WRONLY))
             sinks = [*sinks, metrics(stack.enter_context(JsonlWriter(arguments.metrics)))]
         if arguments.otlp is not None:
             from hostcallback.receiver.remote.otlp.exporter import otlp_exporter
 
             sinks = [*sinks, stack.enter_context(otlp_exporter(arguments.otlp))]
-        store = Store(arguments.log, fsync=arguments.fsync)
+        store = Store(arguments.log, fsync=arguments.fsync, permissions=permissions)
         stack.callback(store.close)
         delivery = Delivery(
             store,
@@ -233,6 +244,16 @@ def _services(arguments: argparse.Namespace, store: Store, delivery: Delivery) -
         except ValueError as error:
             raise CommandError(f"--{broker.name}: {error}") from error
     return found
+
+
+def _permissions_of(group: str) -> Permissions:
+    try:
+        found = int(group) if group.isdecimal() else grp.getgrnam(group).gr_gid
+    except KeyError:
+        raise CommandError(f"--group {group}: this machine has no such group") from None
+    if os.geteuid() != 0 and found not in {os.getegid(), *os.getgroups()}:
+        raise CommandError(f"--group {group}: this user is not in the group")
+    return Permissions(0o640, found)
 
 
 def _consumers(path: str | None) -> tuple[dict[str, Callable[..., Any]], Sequence[Sink]]:

@@ -10,6 +10,7 @@ from functools import cached_property
 from pathlib import Path
 
 from hostcallback.receiver import limits
+from hostcallback.receiver.permissions import PRIVATE, Permissions
 from hostcallback.receiver.remote.collector.stored_stream import StoredStream
 from hostcallback.receiver.remote.errors import BadStreamError, RemoteError
 from hostcallback.receiver.remote.streams import StreamKey, StreamOffset, is_run
@@ -23,9 +24,12 @@ class Store:
     Attributes:
         directory: the folder.
         fsync: whether each slice is synced to the disk before it is acknowledged.
+        permissions: of the files and folders that it creates.
     """
 
-    def __init__(self, directory: str | os.PathLike[str], *, fsync: bool = False) -> None:
+    def __init__(
+        self, directory: str | os.PathLike[str], *, fsync: bool = False, permissions: Permissions = PRIVATE
+    ) -> None:
         """Creates the folder if it does not exist, and locks it.
 
         Raises:
@@ -34,9 +38,10 @@ class Store:
         """
         self.directory = Path(directory)
         self.fsync = fsync
+        self.permissions = permissions
         self._streams: dict[StreamKey, StoredStream] = {}
-        self.directory.mkdir(parents=True, exist_ok=True)
-        self._lock = os.open(self.directory / ".collector", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        permissions.make_folder(self.directory)
+        self._lock = PRIVATE.open(self.directory / ".collector", os.O_RDWR)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -62,8 +67,10 @@ class Store:
                     )
                 self._known.add(key)
             folder = self.folder(key.run)
-            folder.mkdir(exist_ok=True)
-            found = self._streams[key] = StoredStream(folder, key, fsync=self.fsync)
+            self.permissions.make_folder(folder)
+            found = self._streams[key] = StoredStream(
+                folder, key, fsync=self.fsync, permissions=self.permissions
+            )
         return found
 
     @cached_property

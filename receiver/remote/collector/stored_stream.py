@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hostcallback.receiver.log import logger
+from hostcallback.receiver.permissions import PRIVATE, Permissions
 from hostcallback.receiver.remote.collector.segment_validator import SegmentValidator, check_file
 from hostcallback.receiver.remote.errors import BadStreamError, GapError
 from hostcallback.receiver.remote.streams import START, StreamKey, StreamOffset
@@ -22,13 +23,16 @@ class StoredStream:
         stored: end of the stored bytes.
     """
 
-    def __init__(self, folder: Path, key: StreamKey, *, fsync: bool = False) -> None:
+    def __init__(
+        self, folder: Path, key: StreamKey, *, fsync: bool = False, permissions: Permissions = PRIVATE
+    ) -> None:
         """Finds the stored bytes of the stream.
 
         Args:
             folder: of its run's segments.
             key: the stream.
             fsync: whether each slice is synced to the disk.
+            permissions: of its files.
 
         Raises:
             OSError: the files cannot be read.
@@ -37,6 +41,7 @@ class StoredStream:
         self.stored: StreamOffset = START
         self._folder = folder
         self._fsync = fsync
+        self._permissions = permissions
         self._fd = -1
         self._check: SegmentValidator | None = None
         self._lock = (
@@ -118,7 +123,7 @@ class StoredStream:
         self._open(number)
 
     def _open(self, number: int) -> None:
-        self._fd = os.open(self.path(number), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        self._fd = self._permissions.open(self.path(number), os.O_WRONLY | os.O_APPEND)
         self.stored = StreamOffset(number, os.fstat(self._fd).st_size)
 
     def _write(self, data: Any) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hostcallback.receiver.log import logger
+from hostcallback.receiver.permissions import write_private
 from hostcallback.receiver.runtime.rules.rules import DEFAULT, FIELDS, checked, checked_glob
 
 NAME = ".control.json"
@@ -125,10 +126,7 @@ class StatementsFile:
         """
         # A new file, synced before the rename: a crash leaves either the old rules or the new ones, never a part.
         new = self._path.with_suffix(".new")
-        with new.open("wb") as file:
-            file.write(kept.encoded())
-            file.flush()
-            os.fsync(file.fileno())
+        write_private(new, kept.encoded(), sync=True)
         os.replace(new, self._path)
 
 

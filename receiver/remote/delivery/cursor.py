@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import msgpack
 
+from hostcallback.receiver.permissions import write_private
 from hostcallback.receiver.remote.errors import BadStreamError
 from hostcallback.receiver.remote.spool.stream_reader import Again
 from hostcallback.receiver.remote.streams import StreamKey, StreamOffset
@@ -90,7 +91,7 @@ class Cursor:
             return
         data: bytes = msgpack.packb([self._entry(key) for key in self._positions])
         new = self._path.with_suffix(".new")
-        new.write_bytes(data)
+        write_private(new, data)
         os.replace(new, self._path)
         self._is_saved = True
 

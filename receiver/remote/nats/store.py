@@ -31,7 +31,8 @@ class _Series:
         self.key = StreamKey(key.run, key.process, uuid.uuid4().hex[:16])
         self.last: dict[str, int] = {}
         self._folder = store.folder(key.run)
-        self._folder.mkdir(exist_ok=True)
+        self._permissions = store.permissions
+        self._permissions.make_folder(self._folder)
         self._number = 0
         self._info = {**writer, "process": self.key.epoch, STREAM: key.epoch}
         self.segment = self._next()
@@ -39,7 +40,7 @@ class _Series:
     def _next(self) -> SegmentWriter:
         self._number += 1
         path = self._folder / self.key.segment_name(self._number)
-        return SegmentWriter(path, number=self._number, info=self._info)
+        return SegmentWriter(path, number=self._number, info=self._info, permissions=self._permissions)
 
     @property
     def position(self) -> StreamOffset:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from hostcallback.receiver import fork
+from hostcallback.receiver.permissions import PRIVATE
 from hostcallback.receiver.remote.errors import SpoolError
 from hostcallback.receiver.remote.streams import StreamKey
 
@@ -53,7 +54,7 @@ class StreamFolder:
         """
         path, new = spool / key.folder, spool / f".new-{key.folder}"
         with making(spool):
-            spool.mkdir(mode=0o700, parents=True, exist_ok=True)
+            PRIVATE.make_folder(spool)
             new.mkdir(mode=0o700)
             lock = _lock(new)
             assert lock is not None, "another process has locked a folder with a random name"

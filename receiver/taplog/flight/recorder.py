@@ -15,6 +15,7 @@ from pathlib import Path
 from hostcallback.receiver import environment
 from hostcallback.receiver.log import logger
 from hostcallback.receiver.messages.message import Consumer
+from hostcallback.receiver.permissions import PRIVATE, write_private
 from hostcallback.receiver.redaction import command_line
 from hostcallback.receiver.sources.ring import RingSource
 from hostcallback.receiver.sources.source import Source
@@ -46,7 +47,8 @@ class FlightRecorder:
         self._lock = threading.Lock()  # protects the writer of descriptors
         self._pid = os.getpid()
         self._failed = False
-        self.folder.mkdir(mode=0o700, parents=True)
+        PRIVATE.make_folder(self.folder.parent)
+        self.folder.mkdir(mode=0o700)
         process = {
             "host": platform.node(),
             "pid": self._pid,
@@ -54,7 +56,7 @@ class FlightRecorder:
             "command": command_line(sys.argv),
             "python": platform.python_version(),
         }
-        (self.folder / PROCESS_FILE).write_text(json.dumps(process, indent=1) + "\n", encoding="utf-8")
+        write_private(self.folder / PROCESS_FILE, (json.dumps(process, indent=1) + "\n").encode())
         self._taps = SegmentWriter(self.folder / TAPS_FILE)
 
     def keep(self, name: str, source: Source) -> None:

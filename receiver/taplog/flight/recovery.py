@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from hostcallback.receiver import limits
 from hostcallback.receiver.errors import HostCallbackError
+from hostcallback.receiver.permissions import PRIVATE
 from hostcallback.receiver.sources.source import Frame
 from hostcallback.receiver.taplog.flight.recorder import PROCESS_FILE, TAPS_FILE
 from hostcallback.receiver.taplog.flight.ring_file import SUFFIX, RecoveredFrame, RingContents, read_ring
@@ -151,7 +152,7 @@ def write_log(flight: Flight, directory: Path, *, delivered: bool = True) -> Pat
         OSError: it cannot be written.
     """
     consumers = _described(flight)
-    directory.mkdir(parents=True, exist_ok=True)
+    PRIVATE.make_folder(directory)
     path = directory / segment_name(time.time_ns(), 1)
     info: dict[str, Any] = {"process": flight.folder.name}
     info |= {key: flight.process[key] for key in ("host", "pid") if key in flight.process}

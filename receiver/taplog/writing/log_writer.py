@@ -63,7 +63,7 @@ class LogWriter:
         self._number = 0
         self._own: list[tuple[Path, int]] = []  # complete segments and their lengths
         self._start_anew()
-        self.directory.mkdir(parents=True, exist_ok=True)
+        self.options.permissions.make_folder(self.directory)
         self._segment: SegmentWriter | None = self._new_segment()
         _open_writers.add(self)
 
@@ -276,7 +276,7 @@ class LogWriter:
         path = self.directory / segment_name(time.time_ns(), self._number)
         segment = SegmentWriter(
             path, number=self._number, process_index=self.options.process_index, job=self.options.job,
-            compressor=self._compressor,
+            compressor=self._compressor, permissions=self.options.permissions,
         )  # fmt: skip
         self._begun = time.monotonic()
         return segment

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
+from hostcallback.receiver.permissions import PRIVATE, Permissions
+
 FLUSH_BYTES = 256 << 10
 FLUSH_SEC = 0.1
 """Limits of unwritten messages of one device: bytes, and seconds since the first one came."""
@@ -27,6 +29,7 @@ class LogOptions:
         flush_bytes: unwritten bytes of a device at which its messages are written.
         flush_sec: seconds after which unwritten messages are written.
         job: identifies the run of a program of several processes, equal in all of them; empty for a program of one.
+        mode: permissions of the files.
     """
 
     segment_bytes: int = SEGMENT_BYTES
@@ -38,13 +41,20 @@ class LogOptions:
     flush_bytes: int = FLUSH_BYTES
     flush_sec: float = FLUSH_SEC
     job: str = ""
+    mode: int = PRIVATE.mode
 
     def __post_init__(self) -> None:
-        """Raises ValueError for sizes and times that are not positive."""
+        """Raises ValueError for sizes and times that are not positive, and a mode that a log cannot have."""
+        _ = self.permissions
         for name in ("segment_bytes", "segment_sec", "keep_bytes", "flush_bytes", "flush_sec"):
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise ValueError(f"{name} is {value!r}, expected more than 0")
+
+    @property
+    def permissions(self) -> Permissions:
+        """Permissions of the files and folders."""
+        return Permissions(self.mode)
 
 
 @dataclass(slots=True)

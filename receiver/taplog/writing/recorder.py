@@ -12,6 +12,7 @@ from hostcallback.receiver.closing import Closing
 from hostcallback.receiver.log import logger
 from hostcallback.receiver.messages.message import Consumer, Message
 from hostcallback.receiver.messages.registry import Find
+from hostcallback.receiver.permissions import PRIVATE
 from hostcallback.receiver.sinks.print import device_text
 from hostcallback.receiver.sinks.sharding.shard_record import shard_record
 from hostcallback.receiver.sources.source import Batch
@@ -215,6 +216,7 @@ def record(
     fsync: bool = False,
     process_index: int | None = None,
     job: str = "",
+    mode: int = PRIVATE.mode,
 ) -> Recorder:
     """Creates a recorder for the log in the folder `path`: for `outfeed_receiver(record=...)`, or as a sink.
 
@@ -230,11 +232,15 @@ def record(
         fsync: sync each write to the disk: the log then survives a crash of the machine.
         process_index: this process's index in a program of several, for the readers of its logs.
         job: identifies one run of that program, equal in all its processes: readers use it to assemble sharded arrays.
+        mode: permissions of the files that are created, 0o640 for the group to read them, say. Folders that are created
+            can then be entered by the same users. Only this user can read them by default.
 
     Raises:
     OSError: the folder or its first file cannot be created.
         TapLogError: `compress` without the package zstandard.
-        ValueError: a size or a time is not positive.
+        ValueError: a size or a time is not positive, or a log cannot have the mode.
     """
-    options = LogOptions(segment_bytes, segment_sec, keep_bytes, compress, fsync, process_index, job=job)
+    options = LogOptions(
+        segment_bytes, segment_sec, keep_bytes, compress, fsync, process_index, job=job, mode=mode
+    )
     return Recorder(LogWriter(path, options))

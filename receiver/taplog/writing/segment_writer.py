@@ -16,6 +16,7 @@ import msgpack
 import numpy as np
 
 from hostcallback.receiver import fork, limits, wire
+from hostcallback.receiver.permissions import PRIVATE, Permissions
 from hostcallback.receiver.taplog.format import layout
 from hostcallback.receiver.taplog.format.block import FrameBlock
 from hostcallback.receiver.taplog.format.checksums import page_checksums
@@ -78,6 +79,7 @@ class SegmentWriter:
         job: str = "",
         compressor: Compressor | None = None,
         info: Mapping[str, Any] | None = None,
+        permissions: Permissions = PRIVATE,
     ) -> None:
         """Creates the file.
 
@@ -88,6 +90,7 @@ class SegmentWriter:
             job: identifies one run of that program, equal in all its processes.
             compressor: compresses frames, if given.
             info: replaces fields of `segment_info`, for messages of another process.
+            permissions: of the file.
 
         Raises:
             OSError: it cannot be created, or exists.
@@ -99,7 +102,7 @@ class SegmentWriter:
         self._headers: list[bytes] = []
         self._streams: dict[str, int] = {}
         self._consumers: dict[int, int] = {}
-        self._fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        self._fd = permissions.create(self.path, os.O_WRONLY)
         try:
             own = segment_info(number, time.time_ns(), process_index, job)
             self._write([layout.encode_file_header({**own, **(info or {})})])

@@ -1,0 +1,116 @@
+"""Permissions of the files and folders that are created for messages: only for their user unless options differ."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+_OWNER = 0o600
+_OTHERS = 0o066
+
+
+@dataclass(frozen=True, slots=True)
+class Permissions:
+    """Who may read and write what is created. What exists already keeps its permissions.
+
+    Attributes:
+        mode: of files. Folders have it with the right to enter for everyone who may read.
+        group: id of the group that they belong to; None for the system's choice.
+    """
+
+    mode: int = _OWNER
+    group: int | None = None
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for a mode that a log cannot have."""
+        if (
+            not isinstance(self.mode, int)
+            or self.mode & _OWNER != _OWNER
+            or self.mode & ~(_OWNER | _OTHERS)
+            or self.mode & 0o022 & ~(self.mode >> 1)
+        ):
+            shown = f"0o{self.mode:o}" if isinstance(self.mode, int) and self.mode >= 0 else repr(self.mode)
+            raise ValueError(
+                f"mode is {shown}, expected permissions of files that their owner may read and write, such as 0o600 or "
+                "0o640"
+            )
+
+    @property
+    def folder_mode(self) -> int:
+        """Mode of folders: 0o750 for files of 0o640."""
+        return self.mode | (self.mode & 0o444) >> 2
+
+    def make_folder(self, path: Path) -> None:
+        """Creates a folder and those above it, if they do not exist.
+
+        Raises:
+            OSError: one cannot be created.
+        """
+        try:
+            path.mkdir(mode=0o700)
+        except FileNotFoundError:
+            self.make_folder(path.parent)
+            self.make_folder(path)
+            return
+        except OSError:
+            if not path.is_dir():
+                raise
+            return
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            self._apply(descriptor, self.folder_mode)
+        finally:
+            os.close(descriptor)
+
+    def create(self, path: Path, flags: int) -> int:
+        """Creates a file, which must not exist, and opens it with `flags`. Returns the descriptor.
+
+        Raises:
+            OSError: it cannot be created.
+        """
+        descriptor = os.open(path, flags | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _OWNER)
+        try:
+            self._apply(descriptor, self.mode)
+        except OSError:
+            os.close(descriptor)
+            with contextlib.suppress(OSError):
+                path.unlink()
+            raise
+        return descriptor
+
+    def open(self, path: Path, flags: int) -> int:
+        """Opens a file with `flags`, and creates it if it does not exist. Returns the descriptor.
+
+        Raises:
+            OSError: it cannot be opened or created.
+        """
+        with contextlib.suppress(FileExistsError):
+            return self.create(path, flags)
+        return os.open(path, flags | os.O_CREAT | os.O_CLOEXEC, _OWNER)
+
+    def _apply(self, descriptor: int, mode: int) -> None:
+        # Not with the mode of `open` and `mkdir`: the process's umask would take permissions away that were asked for.
+        if self.group is not None:
+            os.fchown(descriptor, -1, self.group)
+        if mode & 0o077:
+            os.fchmod(descriptor, mode)
+
+
+PRIVATE = Permissions()
+"""Only the user may read and write."""
+
+
+def write_private(path: Path, data: bytes, *, sync: bool = False) -> None:
+    """Writes a file that only its user can read, in place of one that exists.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    path.unlink(missing_ok=True)
+    with os.fdopen(PRIVATE.create(path, os.O_WRONLY), "wb") as file:
+        file.write(data)
+        if sync:
+            file.flush()
+            os.fsync(file.fileno())
