@@ -32,6 +32,7 @@ PROSE_CHECKED = (
     "docs",
     "examples",
     "hostcallback/_jax_compat",
+    "hostcallback/api",
     "receiver",
     "tests/accelerate",
     "tests/breakpoints",

@@ -1,8 +1,8 @@
-"""The public functions: taps, prints, checks, receivers, barriers; a module each.
+"""The public functions, one module per group: taps, prints, checks, receivers, barriers.
 
-They check arguments, find the user's line, and bind primitives. What a program compiles to is in
-`hostcallback.lowering`, and what happens to a message after it left the device is in
-`hostcallback.receiver`. Any module of this package also loads the lowering rules and the handler of process exit.
+They check arguments, find the user's line, and bind primitives. `hostcallback.lowering` compiles the primitives, and
+`hostcallback.receiver` handles the messages after they left the device. Importing any module of this package also
+loads the lowering rules and the handler of process exit.
 """
 
 import hostcallback.api.shutdown

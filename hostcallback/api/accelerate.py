@@ -1,4 +1,4 @@
-"""`accelerate`: the callbacks of JAX's own functions, in a program and its libraries, go through our transport."""
+"""`accelerate`: sends the callbacks of JAX's functions, in a program and its libraries, through our transport."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from hostcallback.tracing.source_line import SourceLine, first_user_line, user_s
 
 @dataclass(frozen=True, slots=True)
 class AcceleratedCallback:
-    """One place where the program, or a library, calls a callback function of JAX's.
+    """One place where the program or a library calls a callback function of JAX.
 
     Attributes:
-        function: which, such as "jax.debug.print".
-        source_line: where.
-        reason: why it stays JAX's; None if it was taken over.
+        function: the function's name, such as "jax.debug.print".
+        source_line: the line of the call.
+        reason: the reason why JAX executes it; None if it was taken over.
     """
 
     function: str
@@ -35,26 +35,26 @@ class AcceleratedCallback:
     reason: str | None
 
     def __str__(self) -> str:
-        """One line for people."""
+        """Returns one line that says whether the callback was taken over, and why not."""
         what = "taken over" if self.reason is None else "left to JAX"
         because = "" if self.reason is None else f": {self.reason}"
         return f"{what}: {self.function} at {self.source_line}{because}"
 
 
 class Acceleration:
-    """What `accelerate` began, until it is undone. Use it as a context manager to have it undone at the block's end."""
+    """The state of one `accelerate` call. As a context manager it is undone at the end of the block."""
 
     def __init__(self, arrays: takeover.Arrays, verbose: bool) -> None:
-        """Made by `accelerate`, which activates it."""
+        """Called by `accelerate`, which activates the object."""
         self.arrays = arrays
         self.verbose = verbose
         self.source_line = user_source_line()
         self._callbacks: dict[
             AcceleratedCallback, None
-        ] = {}  # of any thread; a dict's own operations are atomic
+        ] = {}  # used by any thread without a lock, because operations of dict are atomic
 
     def __repr__(self) -> str:
-        """Whether it is active, since where, and with what."""
+        """Returns a text with its state, its options and the line of the `accelerate` call."""
         state = "active" if self.active else "undone"
         return f"<accelerate(arrays={self.arrays!r}) at {self.source_line}: {state}>"
 
@@ -65,25 +65,25 @@ class Acceleration:
 
     @property
     def callbacks(self) -> list[AcceleratedCallback]:
-        """What was traced since, each line and function once, in order: taken over or not."""
+        """The callbacks traced since, taken over or not, in order; each pair of line and function once."""
         return list(self._callbacks)
 
     def undo(self) -> None:
-        """Leaves what is traced from now on to JAX, or to an `accelerate` that is still active.
+        """Leaves the callbacks of later traces to JAX, or to an `accelerate` that is still active.
 
-        Programs that were traced before keep what they have, and their messages arrive as ever.
+        Programs that were traced before do not change, and their messages still arrive.
 
         Raises:
-            RuntimeError: it has been undone.
+            RuntimeError: it was undone before.
         """
         if not _deactivate(self):
             raise RuntimeError(
                 f"the accelerate() of {self.source_line} has been undone already, again at {user_source_line()}: undo "
-                "each once, by undo() or by the end of its with block, and call hcb.accelerate() to begin anew"
+                "each once, by undo() or by the end of its with block, and call hcb.accelerate() to activate it again"
             )
 
     def __enter__(self) -> Acceleration:
-        """Itself.
+        """Returns itself.
 
         Raises:
             RuntimeError: it has been undone.
@@ -91,16 +91,16 @@ class Acceleration:
         if not self.active:
             raise RuntimeError(
                 f"the accelerate() of {self.source_line} has been undone, and is entered at {user_source_line()}: call "
-                "hcb.accelerate() anew, as in `with hcb.accelerate():`"
+                "hcb.accelerate() again, as in `with hcb.accelerate():`"
             )
         return self
 
     def __exit__(self, *exception: object) -> None:
-        """Undoes it, unless that was done within."""
+        """Undoes it, unless the block did."""
         _deactivate(self)
 
     def note(self, callback: AcceleratedCallback) -> None:
-        """Keeps a call, and tells of it if it is the first of its kind and line."""
+        """Stores a callback, and prints it if it is the first of its function and line and `verbose` is set."""
         if callback in self._callbacks:
             return
         self._callbacks[callback] = None
@@ -109,36 +109,40 @@ class Acceleration:
 
 
 def accelerate(*, arrays: Literal["numpy", "jax"] = "numpy", verbose: bool = False) -> Acceleration:
-    """From now on callbacks of JAX's functions go through our transport, in the program and in libraries it uses.
+    """Sends the callbacks of JAX's functions through our transport, in the program and in the libraries it uses.
 
-    These are `jax.debug.print`, `jax.debug.log`, `jax.debug.callback` and `jax.experimental.io_callback`, on all
-    threads, in whatever is traced from now on. Programs that were traced before keep what they have, compiled or not,
-    and so do functions that JAX has traced within them and uses again; `jax.clear_caches()` has all traced anew.
+    The functions are `jax.debug.print`, `jax.debug.log`, `jax.debug.callback` and `jax.experimental.io_callback`, on
+    all threads, in all later traces. Programs that were traced before do not change, compiled or not. Neither do
+    functions that JAX has traced within them and reuses; `jax.clear_caches()` makes JAX trace all of them again.
 
-    What changes: programs are dispatched like those without callbacks. Ordered callbacks work on several devices, too.
-    Under `vmap` one message brings the batch, and callbacks are called for its elements in JAX's order; compile time
-    does not grow with it. Callbacks without results run on a receiver thread, later than the program's point that
-    calls them: `jax.effects_barrier()` and `barrier_wait` wait for them, and raise what they raised, with its line.
-    `jax.block_until_ready` and the method of arrays wait for those of programs whose results are ready, too, unless
-    there are prints only; they raise nothing.
-    Callbacks with results are as `call`: the program waits. In what `jax.checkpoint` recomputes nothing is called
-    again. docs/accelerate.md has it all.
+    Programs are then dispatched like programs without callbacks. Ordered callbacks also work on several devices.
+    Under `vmap` one message carries the batch, and a callback is called for its elements in JAX's order; the compile
+    time does not grow with the batch. Callbacks without results run on a receiver thread, later than the point in the
+    program that calls them. `jax.effects_barrier()` and `barrier_wait` wait for them and raise their errors with the
+    line. `jax.block_until_ready`, the function and the method of arrays, also waits for the callbacks of programs
+    whose results are ready, unless these callbacks are only prints; it does not raise their errors. Callbacks with
+    results work like `call`: the program waits. Code that `jax.checkpoint` recomputes does not call them again.
+    docs/accelerate.md has the details.
 
-    What stays JAX's: callbacks outside of compiled code, which are called at once, after all that has been emitted was
-    delivered; `pure_callback`; what cannot be a tap, such as callbacks in Pallas kernels. `verbose` tells why.
+    JAX still executes: callbacks outside of compiled code, which are called at once, after all emitted messages are
+    delivered; `pure_callback`; callbacks that cannot be taps, such as those in Pallas kernels. `verbose` prints why.
 
     Args:
-        arrays: what callbacks get: "numpy" for fresh numpy arrays, or "jax" for arrays on the CPU as from JAX.
-        verbose: whether to tell of each line on standard error, once it is traced, whether it was taken over.
+        arrays: the arguments of callbacks: "numpy" for new numpy arrays, or "jax" for JAX arrays on the CPU.
+        verbose: whether to print to standard error, for each line when it is traced, whether it was taken over.
 
     Returns:
-        What `undo` is to be called on, or to be used in `with`. While several are active, what the last of them says
-        counts, and callbacks are taken over until all are undone.
+        An object with `undo()`, which is also a context manager. If several are active, the options of the last one
+        apply, and callbacks are taken over until all are undone.
 
     Raises:
-        ValueError: `arrays` is none of the two.
-        TypeError: `verbose` is no bool.
-        RuntimeError: called in code that is being traced, of which a part would be taken over by chance.
+        ValueError: `arrays` is neither "numpy" nor "jax".
+        TypeError: `verbose` is not a bool.
+        RuntimeError: called in code that is being traced, where it would affect only a part of the program.
+
+    Example:
+        with hcb.accelerate():
+            train()  # its jax.debug.print calls go through hostcallback
     """
     if arrays not in get_args(takeover.Arrays):
         raise ValueError(
@@ -157,7 +161,7 @@ def accelerate(*, arrays: Literal["numpy", "jax"] = "numpy", verbose: bool = Fal
     return acceleration
 
 
-_lock = threading.Lock()  # protects what follows; read without it
+_lock = threading.Lock()  # protects changes of `_active` and `_replaced`; readers do not take it
 _active: tuple[Acceleration, ...] = ()
 _replaced: dict[str, tuple[Any, Callable[..., Any]]] = {}
 
@@ -170,8 +174,8 @@ def _activate(acceleration: Acceleration) -> None:
                 primitive = compat.callback_primitive(name)
             except LookupError as error:
                 logger.warning(
-                    "%s stays JAX's under hcb.accelerate(), since this JAX is not known: %s. It works as always, at "
-                    "JAX's speed. Update hostcallback",
+                    "%s stays JAX's under hcb.accelerate(), since this JAX is not known: %s. It works without "
+                    "hostcallback, at JAX's speed. Update hostcallback",
                     name,
                     error,
                 )
@@ -216,7 +220,7 @@ def _bind(name: str, bind_jaxs: Callable[..., Any], *args: Any, **params: Any) -
         results = takeover.take_over(name, args, params, active[-1].arrays)
     except takeover.StaysWithJaxError as error:
         reason = str(error)
-    except Exception as error:  # of whatever kind: JAX does it, or raises what is wrong
+    except Exception as error:  # of any kind: JAX then executes the callback, or raises the user's error
         reason = f"it cannot be a tap ({type(error).__name__}: {error})"
     line = first_user_line(compat.evaluated_frames()) or user_source_line()
     callback = AcceleratedCallback(name, line, reason)
@@ -226,11 +230,11 @@ def _bind(name: str, bind_jaxs: Callable[..., Any], *args: Any, **params: Any) -
 
 
 def _bind_outside(name: str, bind_jaxs: Callable[..., Any], *args: Any, **params: Any) -> Any:
-    # JAX calls it at once. What was emitted before it comes before it.
+    # JAX calls it at once. Waits first, so that earlier messages are delivered before it.
     if transport.started():
-        with contextlib.suppress(ReentrantWaitError):  # called by a callback, which cannot wait for itself
+        with contextlib.suppress(ReentrantWaitError):  # a callback that calls this cannot wait for itself
             runtime.wait_delivered()
-    # JAX compiles a program for an io_callback, and binds it a second time therein.
+    # JAX compiles a program for an io_callback and binds the primitive a second time in it.
     _outside.binding = name == "io_callback"
     try:
         return bind_jaxs(*args, **params)

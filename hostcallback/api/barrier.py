@@ -1,4 +1,4 @@
-"""Waiting for taps: `barrier_wait`."""
+"""`barrier_wait`: waits for all taps."""
 
 from __future__ import annotations
 
@@ -21,22 +21,26 @@ _this_thread = _ThisThread()
 
 
 def barrier_wait(timeout_sec: float | None = None) -> None:
-    """Waits until every tap of every computation dispatched before this call has been delivered.
+    """Waits until all taps of all computations dispatched before this call have been delivered.
 
-    Covers computations that any thread dispatched (its call has returned), through any jit, on every device, whatever
-    has become of their results. Interruptible by Ctrl-C. It waits for computations without taps as well. If other
-    threads keep a CPU device busy without an end, the barrier stops waiting after a minute for those of their
-    computations whose results were dropped, and logs that.
+    Covers computations of all threads whose dispatching call has returned, through any jit, on every device, even if
+    their results were dropped. It also waits for computations without taps. Ctrl-C interrupts it. If other threads
+    keep a CPU device busy without end, the barrier waits one minute for those of their computations whose results were
+    dropped; then it stops waiting for them and logs that.
 
     Args:
-        timeout_sec: seconds to wait at most; None for as long as it takes.
+        timeout_sec: largest number of seconds to wait; None for no limit.
 
     Raises:
-        TapFunctionException: what tap functions raised since the last report.
-        TapTimeoutError: the time was up; names what still runs and how much is queued. Nothing is lost:
-            delivery goes on, and the next barrier waits for it.
+        TapFunctionException: has all exceptions of tap functions since the last report.
+        TapTimeoutError: the time was up. Names the running function and the number of queued messages. No message is
+            lost: delivery goes on, and the next barrier waits for it.
         ReentrantWaitError: called from a tap function, or from a signal handler that interrupted a barrier.
-        ValueError: `timeout_sec` is no number of seconds.
+        ValueError: `timeout_sec` is not a number of seconds.
+
+    Example:
+        out = step(x)
+        hcb.barrier_wait()  # all taps of step have run
     """
     if timeout_sec is not None and (not isinstance(timeout_sec, int | float) or not timeout_sec >= 0):
         raise ValueError(f"timeout_sec is {timeout_sec!r}, expected a number of seconds, 0 or more, or None")
@@ -53,15 +57,15 @@ def barrier_wait(timeout_sec: float | None = None) -> None:
 def wait_for_taps(
     names: Iterable[str] | None = None, *, deadline: float | None = None, stall_sec: float | None = None
 ) -> None:
-    """What `barrier_wait` and the end of a receiver do, without raising what was deferred.
+    """Waits for taps, for `barrier_wait` and the end of a receiver. Does not raise deferred errors.
 
     Args:
-        names: of devices; all by default.
-        deadline: the `perf_counter()` value to give up at; None for never.
-        stall_sec: give up when one invocation of a tap has run for longer; None for never.
+        names: names of the devices; all by default.
+        deadline: `perf_counter()` value at which to give up; None for never.
+        stall_sec: gives up if one invocation of a tap runs for longer; None for never.
 
     Raises:
-        TapTimeoutError: it gave up.
+        TapTimeoutError: the deadline or the limit of one invocation has passed.
         ReentrantWaitError: called from a tap function, or from a signal handler that interrupted it.
     """
     runtime.check_not_reentrant("waiting for taps")
@@ -78,9 +82,9 @@ def wait_for_taps(
 
 
 def _wait_for_taps(names: Iterable[str] | None, deadline: float | None, stall_sec: float | None) -> None:
-    # Programs dropped by now were dispatched before: when the wait is over, no message of theirs is on its way.
+    # Programs that are dropped by now were dispatched before, so after the wait no message of theirs is on its way.
     retired = runtime.registry.retired()
-    # A stalled tap can hold a computation for ever: while computations run, look at the receivers too.
+    # A stalled tap can block a computation without end, so this checks the receivers while computations run.
     inflight.wait(deadline, lambda: runtime.check_stalled(stall_sec))
     runtime.wait_delivered(names, deadline=deadline, stall_sec=stall_sec)
     effect_dispatch.forget_failures()
@@ -89,7 +93,7 @@ def _wait_for_taps(names: Iterable[str] | None, deadline: float | None, stall_se
 
 
 def merge(found: Sequence[TapFunctionException]) -> TapFunctionException | None:
-    """One report of several; None of none."""
+    """Merges several reports into one. Returns None for an empty sequence."""
     if len(found) < 2:
         return found[0] if found else None
     suppressed: dict[str, int] = {}
@@ -105,7 +109,8 @@ def merge(found: Sequence[TapFunctionException]) -> TapFunctionException | None:
 
 
 def _in_effects_barrier() -> None:
-    # Tap functions may call it, and JAX's own callbacks: what they wait for then is JAX's own.
+    # Tap functions and JAX's callbacks may call jax.effects_barrier, which then waits for JAX's callbacks only: a
+    # wait for taps would wait for the caller itself.
     if _exiting or runtime.serves(threading.current_thread()) or compat.in_callback_of_jax():
         return
     if runtime.receivers():
@@ -116,7 +121,7 @@ _exiting = False
 
 
 def leave_effects_barrier() -> None:
-    """Has JAX's exit wait for no taps: the process ends, and what they raised has been reported."""
+    """Makes JAX's exit handler not wait for taps: our handler, which ran before it, has reported their errors."""
     global _exiting
     _exiting = True
 

@@ -1,4 +1,4 @@
-"""`breakpoint`: stops a program where it is, and opens a debugger over the values of the traced frames."""
+"""`breakpoint`: stops a program and opens a debugger on the values of the traced frames."""
 
 from __future__ import annotations
 
@@ -28,35 +28,40 @@ def breakpoint(
     stdin: SupportsReadline | None = None,
     stdout: SupportsWriteAndFlush | None = None,
 ) -> None:
-    """Stops the program here and opens a debugger on the terminal, which `help` explains; `c` lets it go on.
+    """Stops the program here and opens a debugger on the terminal. `help` lists its commands; `c` resumes the program.
 
-    The debugger shows the user's frames as they were when the program was traced, and their variables: traced values
-    as the numpy arrays that they are on the device, everything else as it is. Values of traces that cannot be used
-    here (of one that is over, or of one around a jit or around a function defined elsewhere, whose jaxpr JAX may use
-    again) are told to be not available. A stop has its place among the taps and calls of its device; what does not
-    depend on it may be computed meanwhile.
+    The debugger shows the user's frames at the time of tracing, and their variables: traced values as numpy arrays
+    with their values on the device, all other objects unchanged. It shows values as not available if their trace
+    cannot be used here: a trace that has ended, or one around a jit or around a function defined elsewhere, whose jaxpr
+    JAX may reuse. A stop keeps its place in the order of the taps and calls of its device; the device may meanwhile
+    compute values that do not depend on it.
 
-    Under vmap each element stops, one after the other, and on several devices each device does; the debugger has one
-    stop at a time, of any thread. Under grad and jvp it shows the primal values. Outside of jit and of all
+    Under vmap each element stops, one after the other, and on several devices each device stops. One stop at a time
+    has the debugger, over all threads. Under grad and jvp it shows the primal values. Outside of jit and of all
     transformations it stops the calling thread.
 
-    `q`, or the end of the input (Ctrl-D), ends the program: whoever uses its results gets a
-    `jax.errors.JaxRuntimeError` that says so, and `barrier_wait` or the end of the receiver raises the
-    `BreakpointQuit` itself. It ends those that wait for their turn as well. Programs that run afterwards stop again.
-    Outside of jit it raises the `BreakpointQuit`. Ctrl-C goes to the main thread, as always: while that waits for the
-    program, it takes effect when the program goes on.
+    `q`, or the end of the input (Ctrl-D), ends the program: using its results raises a `jax.errors.JaxRuntimeError`
+    that says so, and `barrier_wait` or the end of the receiver raises the `BreakpointQuit` itself. It also ends the
+    programs that wait for their turn. Programs that run afterwards stop again. Outside of jit, `q` raises
+    `BreakpointQuit` here. Ctrl-C interrupts the main thread; while the main thread waits for the program, Ctrl-C takes
+    effect when the program goes on.
 
     Args:
-        when: a bool, traced or not: whether to stop. Under vmap only the elements stop for which it holds.
-        stdin: what to read commands from, by default the terminal, or the notebook's input. An object with
-            `readline()`; its end quits.
-        stdout: what to write to, by default `sys.stdout` as it is then. An object with `write(str)` and `flush()`.
+        when: a bool scalar, traced or not: whether to stop. Under vmap only the elements stop for which it is true.
+        stdin: an object with `readline()` from which commands are read; its end quits. By default the terminal, or the
+            notebook's input.
+        stdout: an object with `write(str)` and `flush()` for the answers; by default the value of `sys.stdout` at the
+            time of the stop.
 
     Raises:
-        TypeError: `when` is no bool scalar.
-        BreakpointError: outside of jit, and within as what fails the program: there is no terminal to ask at.
+        TypeError: `when` is not a bool scalar.
+        BreakpointError: no terminal exists to read commands from. Outside of jit it is raised here; within jit it
+            fails the program.
         BreakpointQuit: see above.
         NotImplementedError: (later) the compiler partitions the program over devices; see `call`.
+
+    Example:
+        hcb.breakpoint(when=jnp.isnan(loss))
     """
     where = user_source_line()
     if when is not None:
@@ -72,7 +77,7 @@ def breakpoint(
     if not isinstance(when, jax.core.Tracer):
         _stop_here(stop, operands)
         return
-    # The predicate travels too: where vmap batches it, JAX runs both branches, for all elements.
+    # The predicate is an operand too, because if vmap batches it, JAX runs both branches for all elements.
     operands["when"] = when
     lax.cond(when, lambda operands: _stop_here(stop, operands), lambda operands: None, operands)
 
@@ -87,7 +92,7 @@ def _check_when(when: Any, where: SourceLine) -> None:
 
 
 def _stop_here(stop: _Stop, operands: Any) -> None:
-    # In front, as their names have it: see `call`'s rule for transposition.
+    # JAX sorts the keys of dicts, so `missing` is the first operand, as the transposition rule of `call` expects.
     operands = {"missing": np.zeros(len(jax.tree.leaves(operands)), np.bool_), **operands}
     options = TapOptions("breakpoint", tap_tangents=False, kind=tap_kind.BREAKPOINT)
     emit_call(stop, operands, {}, (), "sequential", options)

@@ -1,4 +1,4 @@
-"""`call`: runs a Python function on the host in the middle of a program, and brings its results back to the device."""
+"""`call`: runs a Python function on the host in the middle of a program and returns its results to the device."""
 
 from __future__ import annotations
 
@@ -24,32 +24,31 @@ def call(
 ) -> Any:
     """Calls `host_func(arg, **kwargs)` on the host and returns its result to the program, which waits for it.
 
-    Works in any traced code, and outside of it. A call has its place among the taps of its device (the taps before it
-    have been delivered when `host_func` begins) and is kept if its result is unused. On several devices each calls with
-    its own part of `arg`.
+    Works inside and outside of traced code. Calls and taps of a device keep their order: the taps before a call have
+    been delivered when `host_func` begins. A call is kept even if its result is unused. On several devices each device
+    calls with its part of `arg`.
 
-    A program on one CPU device whose arguments are computed runs on the thread that dispatches it, and `host_func` does
-    too; the dispatch comes back when the program is over. Other programs (over several devices, behind a computation
-    that still runs, large ones in part) call it on a thread of the library's. Several run at a time where several
-    devices or threads call. On the native transport a program that waits for another thread holds none of XLA's; on
-    the callback transport it does.
+    If a program runs on one CPU device and its arguments are ready, it runs on the dispatching thread, and so does
+    `host_func`; the dispatching call returns when the program has ended. Other programs (over several devices, behind a
+    running computation, parts of large ones) call it on a thread of this library. If several devices or threads call,
+    several host functions run at a time. On the native transport, a program that waits for another thread holds no
+    thread of XLA; on the callback transport it does.
 
-    `host_func` may use JAX, also on the device that waits, and run programs with taps and calls; it may not wait for a
-    barrier. Called by a program over several devices, it may run programs on one device at a time only: XLA starts
-    those over several in order, behind the program that waits. XLA takes 32 programs at a time for each CPU device:
-    do not queue more of them behind a program whose `host_func` uses JAX there, but wait for results now and then (or
-    set `jax_cpu_enable_async_dispatch` to False before JAX starts); as with `jax.pure_callback`, it waits for ever
-    else.
+    `host_func` may use JAX, also on the waiting device, and may run programs with taps and calls. It must not wait for
+    a barrier. If a program over several devices calls it, it may only run programs on one device at a time, because XLA
+    starts programs over several devices in order, behind the waiting one. XLA queues 32 programs per CPU device. If
+    `host_func` uses JAX on a device, do not queue more programs there behind the waiting one: wait for results in
+    between, or set `jax_cpu_enable_async_dispatch` to False before JAX starts. Otherwise the program waits without end,
+    as with `jax.pure_callback`.
 
-    What `host_func` raises ends the program, and `barrier_wait` or the end of the receiver raises the exception itself.
-    A program that runs after it is not affected. What the program's caller gets holds the traceback. It is JAX's to
-    say which type that has: of a program that runs on the dispatching thread, `ValueError("INTERNAL: ...")` from a
-    jitted function that has been called before, since JAX's fast dispatch raises nothing else (as it does for
-    `jax.pure_callback`); a `jax.errors.JaxRuntimeError` in every other case. Ctrl-C while the main thread runs
-    `host_func`, or waits for its turn, ends the program likewise, and raises KeyboardInterrupt there as soon as JAX
-    lets it.
+    An exception of `host_func` ends the program, and `barrier_wait` or the end of the receiver raises the exception
+    itself. Later programs are not affected. The program's caller gets an error with the traceback, whose type JAX
+    chooses: `ValueError("INTERNAL: ...")` for a program on the dispatching thread from a jitted function that was
+    called before, because JAX's fast dispatch raises no other type (also for `jax.pure_callback`); otherwise
+    `jax.errors.JaxRuntimeError`. Ctrl-C while the main thread runs `host_func` or waits for its turn also ends the
+    program, and raises KeyboardInterrupt in the main thread as soon as JAX returns to Python.
 
-    A tap function must not wait for a program with calls on its own device: the call would wait for the tap. Where it
+    A tap function must not wait for a program with calls on its device, because the call would wait for the tap. If it
     dispatches such a program that would run at once, the call fails.
 
     Args:
@@ -57,23 +56,26 @@ def call(
             `device=` (a `jax.Device`) if its signature names them.
         arg: a pytree of arrays and numbers; see `id_tap`. The host function gets numpy arrays, which it may keep.
         result_shape: a pytree of `jax.ShapeDtypeStruct`, arrays or numbers: the structure, shapes and dtypes of the
-            result. 64-bit dtypes are those of 32 bits unless `jax_enable_x64` is set, as everywhere in JAX. A number
-            that the host function returns takes the dtype that is announced for it.
-        vmap_method: what `vmap` does, as in `jax.pure_callback`: "sequential" (a call per element, in a loop),
+            result. 64-bit dtypes become 32-bit ones unless `jax_enable_x64` is set, as everywhere in JAX. A Python
+            number in the result takes the announced dtype.
+        vmap_method: effect of `vmap`, as in `jax.pure_callback`: "sequential" (a call per element, in a loop),
             "sequential_unrolled", "expand_dims" (one call; unbatched arrays get a leading dimension of 1),
             "broadcast_all" (one call; unbatched arrays are repeated), or None (an error).
-        ordered: whether later taps and calls wait for this one. The program waits for the result where it uses it.
-        name: what the call is called in reports.
+        ordered: whether later taps and calls wait for this one. The program waits for the result at its first use.
+        name: name of the call in reports; by default that of `host_func`.
         **kwargs: host values passed on to `host_func`; never traced.
 
     Returns:
-        The result, a pytree of arrays as `result_shape` says.
+        The result, a pytree of arrays with the structure, shapes and dtypes of `result_shape`.
 
     Raises:
-        TypeError: `host_func` is not callable, a leaf of `arg` is nothing JAX can trace, or one of `result_shape` has
-            no shape and dtype.
+        TypeError: `host_func` is not callable, JAX cannot trace a leaf of `arg`, or a leaf of `result_shape` has no
+            shape and dtype.
         ValueError: `vmap_method` is unknown; or, later, the call is differentiated.
         NotImplementedError: (later) `vmap` without a `vmap_method`, or a program that the compiler partitions.
+
+    Example:
+        y = hcb.call(lambda a: scipy.special.lambertw(a).real, x, result_shape=jax.ShapeDtypeStruct(x.shape, x.dtype))
     """
     if not callable(host_func):
         raise TypeError(

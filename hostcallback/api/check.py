@@ -1,4 +1,4 @@
-"""`check`: an assertion in device code. While it holds nothing is sent; when it fails its values are."""
+"""`check`: an assertion in device code, which sends its values only if it fails."""
 
 from __future__ import annotations
 
@@ -28,31 +28,35 @@ def check(
     devices: Sequence[jax.Device] | None = None,
     **kwargs: Any,
 ) -> None:
-    """Checks on the device that all of `pred` holds: `check(jnp.isfinite(x), "x is {x} at step {}", step, x=x)`.
+    """Checks on the device that all elements of `pred` are true.
 
-    Works in any traced code, and outside of it. While the check holds, nothing is sent and nobody waits: on CPU it is
-    one branch. When it fails, `pred` and the arguments are sent with sequence number, time, run and device. The program
-    goes on; the failures are gathered by line and raised together, as `CheckError` in a `TapFunctionException`, by
-    `barrier_wait`, by the end of `outfeed_receiver` or `error_collector`, or as the receiver's `on_error` says.
+    Works inside and outside of traced code. While the check holds, it sends no message and no thread waits: on CPU it
+    is one branch. If it fails, the device sends `pred` and the arguments with sequence number, time, run and device.
+    The program goes on. The failures are grouped by line and raised together, as `CheckError` in a
+    `TapFunctionException`, by `barrier_wait` or at the end of `outfeed_receiver` or `error_collector`; the receiver's
+    `on_error` may change that.
 
-    Under vmap there is one check of the whole batch, and the report says which elements failed. If vmap batches the
-    predicate of a `cond`, JAX runs both branches for all elements, and with them the checks inside: put the condition
-    into such a check, `check(~taken | ok, ...)`. Under jvp and grad the primals are checked, once. Where the compiler
-    partitions `pred` over devices, each checks its own shard (and all of them what is replicated).
+    Under vmap one check covers the whole batch, and the report says which elements failed. If vmap batches the
+    predicate of a `cond`, JAX runs both branches for all elements, including the checks inside: add the condition
+    to such a check, `check(~taken | ok, ...)`. Under jvp and grad the primals are checked, once. If the compiler
+    partitions `pred` over devices, each device checks its shard; all of them check a replicated `pred`.
 
     Args:
-        pred: boolean, of any shape.
-        fmt: a format string, as `str.format` takes it. Not an f-string: the values are not known yet.
+        pred: bool array of any shape.
+        fmt: a format string for `str.format`. Not an f-string: the values are not known at trace time.
         *args: pytrees for its placeholders, traced or not.
-        name: what the check is called in reports; `disable_checks` takes it.
-        devices: the devices that check; all by default. Others of this process do not.
-        **kwargs: as `args`, by name.
+        name: name of the check in reports and for `disable_checks`.
+        devices: the devices that check; all by default. Other devices of this process do not check.
+        **kwargs: pytrees for its named placeholders.
 
     Raises:
-        TypeError: `pred` is not boolean, or `fmt` no text.
+        TypeError: `pred` is not boolean, or `fmt` is not a text.
         ValueError: an argument is not used by `fmt`, or `fmt` is malformed.
         IndexError: `fmt` has more placeholders than there are `args`.
         KeyError: a placeholder's name is not among `kwargs`.
+
+    Example:
+        hcb.check(jnp.isfinite(x), "x is {x} at step {}", step, x=x)
     """
     line = user_source_line()
     if not isinstance(fmt, str):
@@ -102,19 +106,22 @@ def _without(devices: Sequence[jax.Device] | None, line: Any) -> tuple[int, ...]
 
 
 def disable_checks(*names: str) -> None:
-    """Switches checks off, in programs that run already and in those to come; nothing is compiled anew.
+    """Switches checks off, in running programs and in later ones, without recompilation.
 
     Args:
-        *names: of which checks, as `check(..., name=)` has them; of all if none is given.
+        *names: names of the checks, as in `check(..., name=)`; without names, all checks.
 
     Raises:
-        TypeError: a name is no text.
+        TypeError: a name is not a text.
+
+    Example:
+        hcb.disable_checks("loss")
     """
     _switch(names, off=True)
 
 
 def enable_checks(*names: str) -> None:
-    """Switches checks on again: those of the names, or all."""
+    """Switches checks on again: those with the given names, or all. See `disable_checks`."""
     _switch(names, off=False)
 
 

@@ -1,4 +1,4 @@
-"""`checked`: a step that raises what its checks found."""
+"""`checked`: wraps a step so that it raises the failures of its checks."""
 
 from __future__ import annotations
 
@@ -18,23 +18,24 @@ R = TypeVar("R")
 
 
 def checked(step: Callable[P, R]) -> Callable[P, R]:
-    """A function that does what `step` does and raises if a check in it failed.
+    """Returns a function that calls `step` and raises if a check in it failed.
 
-        step = hcb.checked(hcb.jit(train_step, donate_argnums=0))
-
-    It returns when the results are ready and everything that was emitted has been delivered: each call waits for the
-    device. If a check failed, the results are dropped; what was donated to `step` is gone. What other threads run
-    meanwhile counts as part of it. Failures that were there before stay for the next barrier.
+    Each call waits for the device: it returns when the results are ready and all emitted messages are delivered. If a
+    check failed, the results are dropped, and donated arguments of `step` are gone. Failed checks of other threads
+    during the call count as failures of `step`. Earlier failures stay for the next barrier.
 
     Args:
         step: a compiled function: of `hostcallback.jit`, `jax.jit`, `jax.pmap` or around a `jax.shard_map`.
 
     Returns:
-        The function, which raises TapFunctionException with a `CheckError` for each line whose checks failed, the first
-        failure first. (Also where `on_error="abort"` ended the program.)
+        The function, which raises TapFunctionException with one `CheckError` per line with failed checks, the first
+        failure first. (Also if `on_error="abort"` ended the program.)
 
     Raises:
         TypeError: `step` is not callable.
+
+    Example:
+        step = hcb.checked(hcb.jit(train_step, donate_argnums=0))
     """
     if not callable(step):
         raise TypeError(

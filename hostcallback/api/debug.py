@@ -1,4 +1,4 @@
-"""The functions of `jax.debug` as taps: `print`, `log` and `callback`."""
+"""`print`, `log` and `callback`: the functions of `jax.debug` as taps."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hostcallback.tracing.source_line import user_source_line
 from hostcallback.tracing.tap_options import callback_options
 
 LOGGER = logging.getLogger("hostcallback.log")
-"""Where `log` logs unless told otherwise."""
+"""The default logger of `log`."""
 
 
 @overload
@@ -50,44 +50,47 @@ def print(
     skip_format_check: bool = False,
     **kwargs: Any,
 ) -> Callable[..., None] | None:
-    """Prints a text with values of the program in it, as `jax.debug.print` does: `print("loss {x:.3f}", x=loss)`.
+    """Prints a text with values of the program, as `jax.debug.print` does.
 
-    The text is that of `jax.debug.print`, under the numpy print options that were in force when the call was traced;
-    but a format string with escaped braces, as in `"{{x}} {}"`, is formatted, a Python scalar's `!r` does not say
-    `weak_type=True` outside of jit either, and a typed PRNG key prints as a key, `Array((), dtype=key<fry>) ...`, where
-    JAX prints its data. A receiver thread prints it, in one write, and never holds the device up; a
-    text that cannot be formatted is reported by `barrier_wait` or the receiver, like what any tap raises.
+    The text equals that of `jax.debug.print`, under the numpy print options at trace time, with three exceptions: a
+    format string with escaped braces, as in `"{{x}} {}"`, is formatted; a Python scalar's `!r` does not have
+    `weak_type=True` outside of jit; a typed PRNG key prints as a key, `Array((), dtype=key<fry>) ...`, where JAX prints
+    its data. A receiver thread prints the text in one write and never blocks the device. `barrier_wait` or the receiver
+    reports a text that cannot be formatted, like other exceptions of taps.
 
-    Under vmap each element has its line, in the order in which JAX unrolls the batch, and one message brings them all.
-    What is not batched prints once. If vmap batches the predicate of a `cond`, JAX runs both branches, and both
-    print. Under jvp and grad the primals are printed, and no tangents.
+    Under vmap each element prints a line, in the order in which JAX unrolls the batch; one message carries them all. A
+    text without batched values prints once. If vmap batches the predicate of a `cond`, JAX runs both branches, and
+    both print. Under jvp and grad the primals are printed, and no tangents.
 
-    In the two-call form the options come first, apart from the values, and there are more of them:
+    In the two-call form a first call takes the options, of which it has more, and the second call takes the values:
     `print(ordered=False, output_stream=sys.stderr)("loss {x}", x=loss)`.
 
     Args:
-        fmt: a format string, as `str.format` takes it. Not an f-string: the values are not known yet.
-        *args: pytrees for its placeholders, traced or not. What is no array stays on the host.
+        fmt: a format string for `str.format`. Not an f-string: the values are not known at trace time.
+        *args: pytrees for its placeholders, traced or not. Leaves that are not arrays stay on the host.
         ordered: whether messages of one device keep program order, on several devices too. JAX's default is False.
-        partitioned: whether each device prints its shard of what the compiler partitions, rather than the whole
-            array being printed once. Under vmap: its shards of every element. For those the compiler brings the axes of
-            the batch together on each device, as for JAX's; nothing else of a tap moves data between devices. Inside a
-            shard_map over some axes only, where JAX prints the whole of the others, it prints shards as well.
-        skip_format_check: whether to let arguments without placeholder pass. Those of a text without any
-            placeholder follow it.
-        output_stream: two-call form only. An object with `write(str)`, called on receiver threads; by default
-            `sys.stdout` as it is then.
-        name: two-call form only. What the tap is called in reports, and the name to bind its consumer by.
-        **kwargs: as `args`, by name.
+        partitioned: if the compiler partitions an array, whether each device prints its shard instead of the whole
+            array being printed once. Under vmap each device prints its shards of every element; for that the compiler
+            gathers the batch axes on each device, as for JAX. Otherwise taps move no data between devices. Inside a
+            shard_map over some of the axes, where JAX prints the whole array over the others, it prints shards too.
+        skip_format_check: whether to allow arguments without a placeholder. If a text has no placeholders at all, its
+            arguments follow it.
+        output_stream: two-call form only. An object with `write(str)`, called on receiver threads; by default the
+            value of `sys.stdout` at the time of printing.
+        name: two-call form only. Name of the tap in reports and for `bind`.
+        **kwargs: pytrees for its named placeholders.
 
     Returns:
-        None; without `fmt`, the function `(fmt, *args, **kwargs)` that prints so.
+        None; without `fmt`, a function `(fmt, *args, **kwargs)` that prints with these options.
 
     Raises:
-        TypeError: `fmt` is no text, or an unknown option was given without `fmt`.
+        TypeError: `fmt` is not a text, or an unknown option was given without `fmt`.
         ValueError: an argument is not used by `fmt`, or `fmt` is malformed.
         IndexError: `fmt` has more placeholders than there are `args`.
         KeyError: a placeholder's name is not among `kwargs`.
+
+    Example:
+        hcb.print("loss {x:.3f}", x=loss)
     """
 
     def tap(
@@ -142,10 +145,10 @@ def log(
     skip_format_check: bool = False,
     **kwargs: Any,
 ) -> Callable[..., None] | None:
-    """Logs what `print` would print, as `jax.debug.log` of JAX 0.10 does; the records name the line that called `log`.
+    """Logs the texts of `print`, as `jax.debug.log` of JAX 0.10 does. The records name the line that called `log`.
 
-    The logger `hostcallback.log` gets records of level INFO. It shows them where logging is set up to show that
-    level, such as by `logging.basicConfig(level=logging.INFO)`. See `print` for everything else.
+    The logger `hostcallback.log` gets records of level INFO. They are shown if logging is set up for that level, for
+    example by `logging.basicConfig(level=logging.INFO)`. See `print` for everything else.
 
     Args:
         fmt: as in `print`.
@@ -159,13 +162,16 @@ def log(
         **kwargs: as in `print`.
 
     Returns:
-        None; without `fmt`, the function `(fmt, *args, **kwargs)` that logs so.
+        None; without `fmt`, a function `(fmt, *args, **kwargs)` that logs with these options.
 
     Raises:
-        TypeError: as in `print`, or `logger` is no logger, or `level` no number.
+        TypeError: as in `print`, or `logger` is not a logger, or `level` is not a number.
         ValueError: as in `print`.
         IndexError: as in `print`.
         KeyError: as in `print`.
+
+    Example:
+        hcb.log(level=logging.WARNING)("loss {x}", x=loss)
     """
 
     def tap(
@@ -217,32 +223,35 @@ def callback(
 ) -> Callable[..., None] | None:
     """Calls `callback(*args, **kwargs)` on the host with values of the program, as `jax.debug.callback` does.
 
-    `callback` runs on the receiver thread of the device that emitted the message, and never holds the device up. What
-    it raises is deferred until `barrier_wait` or the end of the receiver. See `id_tap` for order and threads.
+    `callback` runs on the receiver thread of the device that emitted the message, and never blocks the device. Its
+    exceptions are deferred until `barrier_wait` or the end of the receiver. See `id_tap` for order and threads.
 
-    Under vmap it is called for each element, in the order in which JAX unrolls the batch, and one message brings them
-    all; if it raises for one element, it is called for the others nevertheless. What is not batched is passed to
-    every call, and where nothing is batched there is one call. Under jvp and grad it gets the primals, and no tangents.
-    `id_tap` hands over whole batches, tangents and cotangents.
+    Under vmap it is called for each element, in the order in which JAX unrolls the batch; one message carries them
+    all. If it raises for one element, it is still called for the others. Each call gets all unbatched arguments; if no
+    argument is batched, it is called once. Under jvp and grad it gets the primals, and no tangents. Use `id_tap` for
+    whole batches, tangents and cotangents.
 
-    In the two-call form the options come first, apart from the arguments:
+    In the two-call form a first call takes the options, and the second call takes the arguments:
     `callback(ordered=False)(function, x, step=step)`.
 
     Args:
         callback: called with `args` and `kwargs`; its result is ignored.
-        *args: pytrees, traced or not. Arrays and numbers arrive as numpy arrays that are the callback's own; what is
-            no array stays on the host and comes back in its place.
+        *args: pytrees, traced or not. Arrays and numbers arrive as new numpy arrays, which the callback may keep and
+            change; other leaves stay on the host and arrive unchanged.
         ordered: as in `print`.
-        partitioned: whether each device's shard of what the compiler partitions is handed over, rather than the whole
-            array once.
-        name: two-call form only. What the tap is called in reports, and the name to bind its consumer by.
-        **kwargs: as `args`, by name.
+        partitioned: if the compiler partitions an array, whether the callback gets each device's shard instead of the
+            whole array once.
+        name: two-call form only. Name of the tap in reports and for `bind`.
+        **kwargs: keyword arguments, with leaves like those of `args`.
 
     Returns:
-        None; without `callback`, the function `(callback, *args, **kwargs)` that calls so.
+        None; without `callback`, a function `(callback, *args, **kwargs)` that calls with these options.
 
     Raises:
         TypeError: `callback` is not callable, or an unknown option was given without it.
+
+    Example:
+        hcb.callback(lambda step, x: history.append((int(step), x)), step, x)
     """
 
     def tap(
@@ -272,14 +281,15 @@ def _one_or_two_calls(
     kwargs: Mapping[str, Any],
     known: Sequence[str],
 ) -> Callable[..., None] | None:
-    # Taps; or in the two-call form, without `first`, makes the function that does. Options other than JAX's can be
-    # given in that form only, where no value of the program can have their name.
+    # Binds the tap; in the two-call form, without `first`, returns the function that binds it. Only that form takes
+    # options that JAX does not have, because there no value of the program can have their name.
     if first is not None:
         tap(first, args, kwargs)
         return None
     if args or not set(kwargs) <= set(known):
         raise TypeError(
             f"{what} received unexpected arguments in the two-call form: {args=} {kwargs=}. The first call takes "
-            f"options only (beside JAX's: {', '.join(known)}), the second one everything else, at {user_source_line()}"
+            f"options only (in addition to JAX's: {', '.join(known)}), the second one everything else, at "
+            f"{user_source_line()}"
         )
     return lambda first, /, *args, **more: tap(first, args, more, **kwargs)

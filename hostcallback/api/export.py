@@ -1,4 +1,4 @@
-"""Taps of programs that `jax.export` writes in one process and another one runs."""
+"""`bind`, `unbind`, `export_checks`: taps of programs that `jax.export` writes and another process runs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hostcallback.receiver.sinks.factory import Binding
 
 
 def bind(name: str, func: Callable[..., Any], **kwargs: Any) -> None:
-    """Delivers the taps of that name, in exported programs that this process runs, to `func`.
+    """Delivers the taps with a given name, in exported programs that this process runs, to `func`.
 
     Such a program has no Python functions: its taps find their consumers by name, the `name=` of the tap or else the
     name of its function. `func` is called as the tap's function would be, see `id_tap`, with fresh numpy arrays in
@@ -26,12 +26,15 @@ def bind(name: str, func: Callable[..., Any], **kwargs: Any) -> None:
     receiver's end.
 
     Args:
-        name: of the taps.
+        name: name of the taps.
         func: called as `func(arg, **kwargs)`, on the receiver thread of the emitting device.
         **kwargs: added to the tap's own keyword arguments, of which plain data is exported; they win over those.
 
     Raises:
-        TypeError: `name` is no text, or `func` is not callable.
+        TypeError: `name` is not a text, or `func` is not callable.
+
+    Example:
+        hcb.bind("loss", lambda loss: print(loss))
     """
     if not isinstance(name, str):
         raise TypeError(
@@ -45,15 +48,18 @@ def bind(name: str, func: Callable[..., Any], **kwargs: Any) -> None:
 
 
 def unbind(name: str) -> None:
-    """Ends what `bind` began; unknown names are ignored."""
+    """Removes the binding of a name; ignores unknown names."""
     runtime.exported.bind(name, None)
 
 
 def export_checks() -> list[Any]:
-    """The safety checks of `jax.export` that a program with taps needs disabled.
+    """Returns the safety checks of `jax.export` to disable for a program with taps.
 
-    `jax.export.export(jax.jit(f), disabled_checks=hostcallback.export_checks())(x)`: JAX lets no custom call
-    through that it does not know to be stable. That of taps carries a versioned format (docs/wire-format.md).
+    JAX exports only custom calls that it knows to be stable. The custom calls of taps are stable too, because they
+    carry a versioned format (docs/wire-format.md).
+
+    Example:
+        jax.export.export(jax.jit(f), disabled_checks=hcb.export_checks())(x)
     """
     names = (transport.FFI_TARGET, transport.FFI_SHARD_TARGET, partition.CALL_NAME)
     return [jax.export.DisabledSafetyCheck.custom_call(name) for name in names]

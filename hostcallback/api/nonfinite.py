@@ -1,4 +1,4 @@
-"""`watch_nonfinite`: names the operation that made a NaN or an infinite value out of finite ones."""
+"""`watch_nonfinite`: finds the operation that made a NaN or an infinite value out of finite ones."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from hostcallback.tracing.tap_options import TapOptions
 P = ParamSpec("P")
 R = TypeVar("R")
 
-# Every element of the operand is in the result, and nothing else: the result is finite if and only if the operand is.
+# The result has exactly the elements of the operand, so it is finite if and only if the operand is.
 MOVES = {
     *(
         "broadcast_in_dim",
@@ -53,8 +53,8 @@ class Operation:
         primitive: the name of JAX's primitive, such as `log`.
         source_line: the user's line; None if JAX does not know it.
         scope: the named scopes around it, separated by `/`.
-        shape: of the result; under vmap, of one element.
-        dtype: of the result.
+        shape: shape of the result; under vmap, of one element.
+        dtype: dtype of the result.
         backward: whether it is part of a backward pass within the watched function, as in `watch_nonfinite(grad(f))`.
     """
 
@@ -69,39 +69,42 @@ class Operation:
 def watch_nonfinite(
     fun: Callable[P, R], *, where: str | Callable[[Operation], bool] | None = None, inputs: bool = True
 ) -> Callable[P, R]:
-    """Returns `fun` with a check of every operation: where one makes a NaN or an infinity, a `NonFiniteError` says so.
+    """Returns `fun` with a check of each operation, which reports NaN and infinite results as `NonFiniteError`.
 
-    The error is a `CheckError`, raised as those of `hcb.check` are: by `hcb.barrier_wait` or the end of the receiver,
-    in a `TapFunctionException`, or as the receiver's `on_error` says. There is one for each operation, that of the
-    first failure first. `disable_checks("watch_nonfinite")` turns the reports off.
+    The error is a `CheckError`, raised like those of `hcb.check`: by `hcb.barrier_wait` or the end of the receiver, in
+    a `TapFunctionException`, or according to the receiver's `on_error`. There is one error per operation, the first
+    failure first. `disable_checks("watch_nonfinite")` turns the reports off.
 
-    The program goes on, with the results and gradients of `fun`, and while all values are finite nothing is sent to the
-    host. Operations in `scan`, `while_loop`, `cond`, nested `jit`, `jax.checkpoint`, `shard_map` and functions with
-    custom derivatives are looked into; those in other primitives are not, but their results are checked.
+    The program goes on with the results and gradients of `fun`. While all values are finite, it sends no messages.
+    Operations in `scan`, `while_loop`, `cond`, nested `jit`, `jax.checkpoint`, `shard_map` and functions with custom
+    derivatives are watched; operations inside other primitives are not, but the results of these are checked.
 
-    Only an operation whose operands are finite is reported: not what a NaN spreads to, nor what a mask of `-inf` passes
-    through.
+    Only an operation with finite operands is reported, so neither operations to which a NaN spreads nor operations
+    that pass a mask of `-inf` on are reported.
 
-    `watch_nonfinite(jax.grad(f))` watches the backward pass as any other operation. `jax.grad(watch_nonfinite(f))`
-    checks the cotangent of each watched result: every one that is not finite is reported, the first is where it began.
-    Under vmap there is one error for the batch. Where vmap batches the predicate of a `cond` or a `while_loop`, JAX
-    runs what an element alone would not have run, and that is reported as well.
+    `watch_nonfinite(jax.grad(f))` watches the operations of the backward pass too. `jax.grad(watch_nonfinite(f))`
+    checks the cotangent of each watched result and reports every one that is not finite; the first one is the origin.
+    Under vmap there is one error for the batch. If vmap batches the predicate of a `cond` or a `while_loop`, JAX also
+    runs operations that an element alone would not run, and these are watched too.
 
-    `fun` is traced, as by `jax.jit`: it cannot branch on the values of arrays. Outside of jit it is traced at each
-    call. Compiled, the same operations may be fused otherwise, so that last bits differ.
+    `fun` is traced, as by `jax.jit`, so it cannot branch on the values of arrays. Outside of jit it is traced at each
+    call. In compiled code XLA may fuse the operations differently, so that the last bits of results differ.
 
     Args:
-        fun: a function of pytrees. Leaves that are no arrays are passed to it as they are.
-        where: which operations to check; None for all. A text is a named scope (`"attention"`,
+        fun: a function of pytrees. Leaves that are not arrays are passed to it unchanged.
+        where: the operations to check; None for all. A text is a named scope (`"attention"`,
             `"decoder/attention"`) or, if it ends in `.py`, the end of a file's path (`"model.py"`, `"nets/model.py"`).
             A function gets an `Operation` and returns whether to check it.
         inputs: whether to check the arguments first. They are reported as `input x['y'][0]`.
 
     Returns:
-        A function with the signature of `fun`, for `jit`, `grad`, `vmap`, `scan` and no transformation at all.
+        A function with the signature of `fun`, which works with and without `jit`, `grad`, `vmap` and `scan`.
 
     Raises:
-        TypeError: `fun` is not callable, or `where` is none of these.
+        TypeError: `fun` is not callable, or `where` has another type.
+
+    Example:
+        step = jax.jit(hcb.watch_nonfinite(jax.grad(loss)))
     """
     if not callable(fun):
         raise TypeError(
@@ -190,7 +193,7 @@ _TRANSFORM = re.compile(r"\b[a-z_]+\((?=[^()]*\)|[a-z_]+\()|\)")
 
 
 def _scope_of(names: Sequence[str]) -> str:
-    # JAX wraps the scopes that it transformed: `transpose(jvp(loss))/attention`.
+    # JAX wraps the names of transformed scopes: `transpose(jvp(loss))/attention`.
     parts = (_TRANSFORM.sub("", part) for name in names for part in name.split("/"))
     return "/".join(part for part in parts if part)
 
@@ -199,7 +202,7 @@ def _scope_of(names: Sequence[str]) -> str:
 
 
 class _Watcher:
-    """The visitor: a value's mark says whether it is not finite. It reports on all the values of a program at once."""
+    """Visitor of a program: the mark of a value is true if the value is not finite. One message reports all values."""
 
     def __init__(self, selects: Callable[[Operation], bool]) -> None:
         self._selects = selects
@@ -228,7 +231,7 @@ class _Watcher:
             return False
         if isinstance(value, jax.core.Tracer):
             return _count(value)[0]
-        # Of what other processes hold nothing can be said while tracing.
+        # Values on devices of other processes cannot be read at trace time.
         addressable = getattr(value, "is_fully_addressable", True)
         return bool(addressable) and not np.isfinite(np.asarray(value)).all()
 
@@ -269,7 +272,7 @@ def _operation(equation: Any, place: Place, out: Any) -> Operation:
 
 
 def _line_of(equation: Any, place: Place) -> SourceLine | None:
-    # What JAX's own functions consist of is on the line that calls them.
+    # The operations within a function of JAX are reported at the user's line that calls the function.
     lines = (first_user_line(compat.equation_frames(e)) for e in (equation, *reversed(place.equations)))
     return next((line for line in lines if line is not None), None)
 
@@ -294,14 +297,14 @@ def _any_of(marks: Sequence[Mark]) -> Mark:
 # ---- Counts ----------------------------------------------------------------------------------------------------------
 
 Counts = tuple[Any, Any]
-"""How many elements are NaN and how many infinite: int32 scalars."""
+"""Numbers of NaN and of infinite elements: int32 scalars."""
 
 SHIFT = 15
 
 
 def _count(value: Any) -> tuple[Any, Counts]:
-    # In one pass, which is what watching costs: rows of fewer than 2**15 elements are counted in one number, with the
-    # infinite ones shifted.
+    # Counts in one pass, because a pass over the data is the cost of watching: a row of fewer than 2**15 elements has
+    # both counts in one number, with the infinite ones shifted by 15 bits.
     value = jnp.asarray(jax.lax.stop_gradient(value))
     axes, size = [], 1
     for axis in reversed(range(value.ndim)):
@@ -327,9 +330,11 @@ def _report(
     *,
     cotangent: bool,
 ) -> None:
-    """Sends one message if any of the bool scalars `made_here` is true; under vmap, if it is for any of the batch."""
+    """Sends one message if any of the bool scalars `made_here` is true; under vmap, if it is true for any element."""
     failed = functools.reduce(jnp.logical_or, made_here)
-    if not isinstance(failed, jax.core.Tracer) and not failed:  # outside of jit what follows is compiled
+    if (
+        not isinstance(failed, jax.core.Tracer) and not failed
+    ):  # outside of jit the rest would compile a program
         return
     watched = tuple(
         Watched(
@@ -338,7 +343,7 @@ def _report(
         for o in operations
     )
 
-    # Without the names of files, which differ between machines.
+    # The identity has no file names, because these differ between machines.
     lines = [(w.source_line.module, w.source_line.line) if w.source_line else None for w in watched]
     identity = [(w.name, w.scope, w.shape, w.dtype, line) for w, line in zip(watched, lines, strict=True)]
     nan_counts, inf_counts = zip(*counts, strict=True)

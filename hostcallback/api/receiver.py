@@ -1,4 +1,4 @@
-"""`outfeed_receiver`: accounts for the taps of a stretch of the program, such as a training loop."""
+"""`outfeed_receiver` and `error_collector`: count and report the taps of a part of the program, such as a loop."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class RecordingWarning(UserWarning):
 
 
 class OutfeedReceiver:
-    """A receiver around a stretch of the program; made by `outfeed_receiver`."""
+    """A receiver of the taps of a part of the program; made by `outfeed_receiver`."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class OutfeedReceiver:
         flight_recorder: str | os.PathLike[str] | None = None,
         process: bool = False,
     ) -> None:
-        """See `outfeed_receiver`."""
+        """Makes the receiver; see `outfeed_receiver`."""
         sinks = sinks or ReceiverSinks()
         self._forward = sinks.forward
         self._forwarder: Forwarder | None = None
@@ -86,40 +86,40 @@ class OutfeedReceiver:
 
     @property
     def devices(self) -> tuple[jax.Device, ...]:
-        """The devices whose taps this receiver accounts for."""
+        """The devices whose taps this receiver counts and reports."""
         return self._devices
 
     @property
     def stats(self) -> list[DeviceStats]:
-        """A snapshot of the statistics so far, a row per device."""
+        """A snapshot of the statistics so far, one row per device."""
         return runtime.stats(self._scope)
 
     @property
     def recorder(self) -> Recorder | None:
-        """What the receiver records with, while it is open and after; None if it does not record."""
+        """The recorder, while the receiver is open and after; None if it does not record."""
         return self._scope.recorder
 
     @property
     def forwarder(self) -> Forwarder | None:
-        """What forwards the messages, while the receiver is open and after; None if it does not forward."""
+        """The forwarder of the messages, while the receiver is open and after; None if it does not forward."""
         return self._forwarder
 
     @property
     def failed_checks(self) -> list[FailedCheck]:
-        """The checks that failed so far and have not been raised, by line, the first failure first."""
+        """The failed checks that have not been raised yet, by line, the first failure first."""
         return self._scope.deferred.checks()
 
     def summary(self) -> str:
-        """The statistics as a short table: messages, bytes, rate, drops, failures and time per device."""
+        """Returns the statistics as a text table: messages, bytes, rate, drops, failures and time per device."""
         return summarize(self._scope.name, self.stats)
 
     def __enter__(self) -> Self:
-        """Takes the devices over from the default receiver, when what was dispatched to them before is over.
+        """Waits for earlier computations on the devices, then takes the devices over from the default receiver.
 
         Raises:
-            DeviceClaimedError: another open receiver has one of them.
-            OSError: it is to record, and the log or the flight recorder's folder cannot be made.
-            HostCallbackError: it is to forward, and the spool cannot be made, or a file is no certificate or key.
+            DeviceClaimedError: another open receiver has one of the devices.
+            OSError: the log or the flight recorder's folder cannot be made.
+            HostCallbackError: the spool cannot be made, or a file is not a certificate or key.
         """
         self._wait_for_earlier_work()
         if self._flight_recorder is not None:
@@ -156,12 +156,12 @@ class OutfeedReceiver:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
     ) -> None:
-        """Waits for the taps, sends the end-of-stream sentinel, drains, and raises what was deferred."""
+        """Waits for the taps, sends END_OF_STREAM frames, drains the queues, and raises the deferred errors."""
         problem: TapTimeoutError | None = None
         finished = False
         try:
             try:
-                # After an exception the user waits for their prompt: limit the whole wait, not only a stalled tap.
+                # After an exception the user waits for a prompt, so the whole wait is limited, not only stalled taps.
                 deadline = None if error is None else perf_counter() + self._timeout_sec
                 wait_for_taps(self._names, deadline=deadline, stall_sec=self._timeout_sec)
             finally:
@@ -175,7 +175,7 @@ class OutfeedReceiver:
         except TapTimeoutError as timeout:
             problem = timeout
         finally:
-            if not finished:  # also when interrupted: what the taps raise belongs into the next report
+            if not finished:  # also after an interrupt: the next report has the later errors of the taps
                 runtime.defer_report(self._scope)
             self._end_recording(problem)
             if self._forwarder is not None:
@@ -189,12 +189,13 @@ class OutfeedReceiver:
             return
         if error is None:
             raise report
-        # The block's own exception goes on; what the taps had to say is attached to it and logged.
+        # The exception of the block goes on. The errors of the taps are attached to it and logged.
         error.add_note(f"meanwhile in the receiver: {report}")
         logger.error("while the receiver was closing: %s", "".join(traceback.format_exception(report)))
 
     def _wait_for_earlier_work(self) -> None:
-        # Its messages are the default receiver's. (A tap function that opens a receiver would wait for itself.)
+        # Messages of earlier computations belong to the default receiver. A tap function that opens a receiver does not
+        # wait, because it would wait for itself.
         if runtime.serves(threading.current_thread()):
             return
         try:
@@ -205,8 +206,8 @@ class OutfeedReceiver:
             )
         except TapTimeoutError:
             logger.warning(
-                "outfeed_receiver%s: what was dispatched before it was entered is not through after %s s, and its "
-                "messages count as this one's: wait for it first, or give more time (timeout_sec=)",
+                "outfeed_receiver%s: the computations dispatched before it have not ended after %s s, and their "
+                "messages count as this receiver's: wait for them first, or give more time (timeout_sec=)",
                 f" {self._scope.name!r}" if self._scope.name else "",
                 self._timeout_sec,
             )
@@ -237,7 +238,7 @@ class OutfeedReceiver:
                     recorder.lose(
                         receiver.name, 0, f"messages are recorded, but not all are delivered: {problem}"
                     )
-        if recorder is self._record:  # the user's, who may go on
+        if recorder is self._record:  # a recorder of the user, who may go on using it
             recorder.flush()
         else:
             recorder.close()
@@ -267,70 +268,71 @@ def outfeed_receiver(
     spool: str | os.PathLike[str] | None = None,
     sinks: Sequence[ReceiverSink] = (),
 ) -> OutfeedReceiver:
-    """A context manager that accounts for the taps of a stretch of the program, such as a training loop.
+    """Returns a context manager that counts and reports the taps of a part of the program, such as a training loop.
 
-    Messages are delivered with or without one (receivers start by themselves at the first tap). On entry it waits for
-    the computations dispatched before, up to `timeout_sec`: their messages are not its own. On exit it waits for every
-    computation dispatched so far, from any thread, sends the end-of-stream sentinel through every device, waits until
-    all its messages are delivered, and raises what tap functions raised.
-
-        with hcb.outfeed_receiver() as rx:
-            train()
-        print(rx.summary())
+    Messages are also delivered without a receiver of this kind, because receiver threads start at the first tap. On
+    entry it waits up to `timeout_sec` for computations dispatched before, because their messages are not its own. On
+    exit it waits for all computations dispatched so far, from any thread, sends an END_OF_STREAM frame through each
+    device, waits until all its messages are delivered, and raises the exceptions of tap functions.
 
     Args:
-        receiver_name: appears in the summary and in errors.
-        timeout_sec: how long one invocation of a tap function may take, in seconds, before the exit gives up
-            on it; after an exception in the block, how long the exit may take in all.
-        backends: platform names such as `["cpu"]`; every backend that has been initialised by default.
-        devices: this process's devices to receive from; exclusive with `backends`.
-        max_errors: how many tap exceptions are kept whole; those beyond it are counted per tap.
-        back_pressure: what happens to a message for which a device's queue has no room: "block" (the device waits, and
-            nothing is lost), another policy that `BackPressure` lists, such as "drop_newest", or a `BackPressure` with
-            parameters.
-            Drops are counted in `stats` and leave gaps in the sequence numbers.
-        on_error: what becomes of checks that fail (see `check`): "defer" (they are raised on exit or by the next
-            barrier), "warn" (they are logged, the first failure of each line at once, and not raised), "raise_soon"
-            (as "defer", but the next call of a tapped function raises them already; of other threads those that used
-            JAX first after this receiver was made), "abort" (as "defer", and the program in which the check failed is
-            ended: it raises `jax.errors.JaxRuntimeError`). On several devices, "abort" ends the program on each at its
-            next failing check or other tap.
-        record: a short form of `sinks=[hcb.record(folder)]`. A folder: all messages are recorded there, in a tap log
-            that `hcb cat` and `hostcallback.receiver.replay` read without this program. Or what `hcb.record(folder,
-            ...)` made, which has options and may be used again.
+        receiver_name: name in the summary and in errors.
+        timeout_sec: seconds that one invocation of a tap function may take before the exit gives up; after an
+            exception in the block, seconds that the whole exit may take.
+        backends: platform names such as `["cpu"]`; by default all initialised backends.
+        devices: devices of this process to receive from; exclusive with `backends`.
+        max_errors: number of tap exceptions that are kept whole; further ones are counted per tap.
+        back_pressure: action for a message that does not fit into a device's queue: "block" (the device waits, and no
+            message is lost), another policy that `BackPressure` lists, such as "drop_newest", or a `BackPressure` with
+            parameters. Drops are counted in `stats` and leave gaps in the sequence numbers.
+        on_error: action for failed checks (see `check`): "defer" (they are raised on exit or by the next barrier),
+            "warn" (they are logged, the first failure of each line at once, and not raised), "raise_soon" (as "defer",
+            but the next call of a tapped function raises them already, on this thread and on threads that first used
+            JAX after this receiver was made), "abort" (as "defer", and the program with the failed check ends with a
+            `jax.errors.JaxRuntimeError`). On several devices, "abort" ends the program on each device at its next
+            failing check or other tap.
+        record: short form of `sinks=[hcb.record(folder)]`. A folder: all messages are recorded there, in a tap log
+            that `hcb cat` and `hostcallback.receiver.replay` read without this program. Or a recorder of
+            `hcb.record(folder, ...)`, which has options and may be used again.
 
-        flight_recorder: a folder, in shared memory (`/dev/shm`) or on disk; from now on and until the process ends, the
-            messages that devices emitted last are kept there, delivered or not, so that `hcb recover` finds them if
-            the process is killed. The environment variable `HOSTCALLBACK_FLIGHT_RECORDER` does the same. Removed when
-            the process ends as it should.
+        flight_recorder: a folder, in shared memory (`/dev/shm`) or on disk. From now on until the process ends, the
+            most recent messages of the devices are kept there, delivered or not, so that `hcb recover` finds them if
+            the process is killed. A normal end of the process removes them. The environment variable
+            `HOSTCALLBACK_FLIGHT_RECORDER` does the same.
 
-        process: whether taps that need no function of this process (`id_print`, `hcb.print`, checks) are delivered by a
-            process of its own, which takes nothing of this one's interpreter lock: it prints to the same standard
-            output, records, forwards, and gathers failed checks, which are raised here as ever. Either process may
-            die: the other delivers what was emitted (a message that was being delivered may come twice). Its messages
-            keep their order among themselves, not with those of taps with functions, which stay in this process. For
-            CPU devices on the native transport; others stay here, with a warning.
+        process: whether a child process delivers the taps that need no function of this process (`id_print`,
+            `hcb.print`, checks). It does not use this process's interpreter lock. It prints to the same standard
+            output, records, forwards, and collects failed checks, which this process raises. If either process dies,
+            the other delivers the emitted messages (a message in delivery may come twice). These messages keep their
+            order among themselves, but not with those of taps with functions, which this process delivers. Only for
+            CPU devices on the native transport; other devices stay in this process, with a warning.
 
-        forward: a short form of `sinks=[hcb.forward(address)]`: `host:port` of a collector (`hcb collect`), which all
-            messages are sent to; or what `hcb.forward(...)` returns, which has options.
-        spool: the folder that messages are written to before they are sent; what was emitted is there when the process
-            is killed, and the next one of the run sends it. A folder of the user's for temporary files by default.
+        forward: short form of `sinks=[hcb.forward(address)]`: `host:port` of a collector (`hcb collect`), to which all
+            messages are sent; or the result of `hcb.forward(...)`, which has options.
+        spool: folder in which messages are stored before they are sent. If the process is killed, its messages are
+            there, and the next process of the run sends them. By default a folder among the user's temporary files.
 
-        sinks: what gets every message, from every tap, as well as the taps' own functions:
+        sinks: sinks that get all messages of all taps, in addition to the taps' functions:
             `[hcb.record("logs"), hcb.forward("host:7070", spool="spool"), hcb.otlp("host:4317"), function]`. A
             function is called with each `hostcallback.Message`, on the device's receiver thread and in the device's
-            order; a value that lies on several devices comes as a whole. Exceptions of a sink are raised as those of
-            taps are. A sink that can take batches (recorders, forwarders; `record_batch`) gets batches of frames.
+            order; a value that is sharded over several devices comes as a whole. Exceptions of a sink are raised like
+            those of taps. A sink that takes batches (recorders, forwarders; `record_batch`) gets batches of frames.
 
     Raises:
-        TypeError: `record` is neither a path nor a recorder, `forward` no address, or `sinks` no sequence of callables.
+        TypeError: `record` is neither a path nor a recorder, `forward` is not an address, or `sinks` is not a sequence
+            of callables.
         ValueError: `devices` and `backends` are both given, a backend is unknown or has no devices here, or another
             argument is out of range.
         DeviceClaimedError: (on entering) another open receiver has one of the devices.
-        OSError: (on entering) `record` or `flight_recorder` is given, and nothing can be written there.
-        HostCallbackError: (on entering) `forward` is given, and the spool cannot be written to.
-        TapFunctionException: (on leaving) what tap functions raised.
-        TapTimeoutError: (on leaving) a tap outlasted `timeout_sec`; names it and how much is queued.
+        OSError: (on entering) `record` or `flight_recorder` is given, and the folder cannot be written.
+        HostCallbackError: (on entering) `forward` is given, and the spool cannot be written.
+        TapFunctionException: (on leaving) has the exceptions of tap functions.
+        TapTimeoutError: (on leaving) a tap outlasted `timeout_sec`; names it and the number of queued messages.
+
+    Example:
+        with hcb.outfeed_receiver() as rx:
+            train()
+        print(rx.summary())
     """
     check_numbers(timeout_sec, max_errors)
     if not isinstance(back_pressure, BackPressure):
@@ -356,22 +358,23 @@ def error_collector(
     timeout_sec: float = 10.0,
     devices: Sequence[jax.Device] | None = None,
 ) -> OutfeedReceiver:
-    """A context manager that gathers the checks that fail in a stretch of the program: `outfeed_receiver`, for errors.
-
-        with hcb.error_collector() as errors:
-            train()
-            print(errors.failed_checks)
+    """Returns a context manager that collects the failed checks of a part of the program; see `outfeed_receiver`.
 
     Args:
-        on_error: what becomes of them; see `outfeed_receiver`.
-        max_errors: how many lines with failing checks are told apart; failures beyond them are counted.
+        on_error: action for failed checks; see `outfeed_receiver`.
+        max_errors: number of lines with failed checks that are reported separately; failures beyond them are counted.
         timeout_sec: see `outfeed_receiver`.
-        devices: this process's devices to collect from; all by default.
+        devices: devices of this process to collect from; all by default.
 
     Raises:
         ValueError: an argument is out of range.
         DeviceClaimedError: (on entering) another open receiver or collector has one of the devices.
-        TapFunctionException: (on leaving) a `CheckError` for each line, the first failure first.
+        TapFunctionException: (on leaving) has one `CheckError` per line, the first failure first.
+
+    Example:
+        with hcb.error_collector() as errors:
+            train()
+            print(errors.failed_checks)
     """
     return outfeed_receiver(
         receiver_name="error collector", on_error=on_error, max_errors=max_errors, timeout_sec=timeout_sec,

@@ -1,4 +1,4 @@
-"""The options of `outfeed_receiver`, checked in one place: which values they take, and which of them exclude others."""
+"""Checks the options of `outfeed_receiver`: their values, and which of them exclude each other."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from hostcallback.receiver.sources.back_pressure import BackPressure, Step
 from hostcallback.receiver.taplog.writing.recorder import Recorder
 
 RecordTo = str | os.PathLike[str] | Recorder
-"""The folder of a tap log, or what writes to one."""
+"""The folder of a tap log, or a recorder that writes to one."""
 
 ReceiverSink = Callable[..., Any] | BatchSink | Forward
-"""What `sinks=` takes: a callable, a sink that takes batches, or how to forward."""
+"""An element of `sinks=`: a callable, a sink that takes batches, or the options of a forwarder."""
 
 
 @dataclass(frozen=True)
 class ReceiverSinks:
-    """Where the messages of a receiver go, apart from their taps' own sinks.
+    """The sinks of a receiver, in addition to the taps' sinks.
 
     Attributes:
-        record: the folder or the recorder that `stats` reports on; None if nothing is recorded.
-        forward: how messages are forwarded; None if they are not.
+        record: the folder or the recorder that `stats` reports on; None if the receiver does not record.
+        forward: options of the forwarder; None if the receiver does not forward.
         batches: other sinks that take batches.
         messages: sinks that take messages.
     """
@@ -42,11 +42,11 @@ class ReceiverSinks:
 def receiver_sinks(
     record: RecordTo | None, forward: str | Forward | None, spool: str | os.PathLike[str] | None, sinks: Any
 ) -> ReceiverSinks:
-    """`sinks=`, with `record=`, `forward=` and `spool=` as its short forms.
+    """Combines `sinks=` with its short forms `record=`, `forward=` and `spool=`.
 
     Raises:
-        TypeError: one of them is of a type that none of them takes.
-        ValueError: messages are to be forwarded twice, or `spool` comes without an address in `forward`.
+        TypeError: an argument has a wrong type.
+        ValueError: two forwarders are given, or `spool` is given without an address in `forward`.
     """
     if record is not None and not isinstance(record, str | os.PathLike | Recorder):
         raise TypeError(
@@ -88,16 +88,16 @@ def receiver_sinks(
 
 
 def check_process(sinks: ReceiverSinks, back_pressure: BackPressure) -> None:
-    """Checks the options of a receiver that delivers in another process.
+    """Checks the options of a receiver with `process=True`.
 
     Raises:
-        ValueError: one of them does not go with that.
+        ValueError: one of them cannot be combined with it.
     """
     if isinstance(sinks.record, Recorder):
-        raise ValueError("process=True records with a process of its own: give record= the path of a folder")
+        raise ValueError("process=True records in another process: give record= the path of a folder")
     if back_pressure.admission.steps & Step.OVERWRITE_OLDEST:
         raise ValueError(
-            f'process=True cannot be had with "{back_pressure.policy}": use another back_pressure'
+            f'process=True cannot be combined with "{back_pressure.policy}": use another back_pressure'
         )
     if sinks.messages or sinks.batches:
         raise ValueError(
@@ -114,7 +114,7 @@ def check_numbers(timeout_sec: float, max_errors: int) -> None:
 
 
 def error_policy(on_error: OnError | str) -> OnError:
-    """The policy of that name. Raises ValueError for a name that is none."""
+    """Returns the policy with that name. Raises ValueError for an unknown name."""
     try:
         return OnError(on_error)
     except ValueError:

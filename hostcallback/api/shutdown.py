@@ -1,4 +1,4 @@
-"""What becomes of messages when the process ends."""
+"""Delivers the remaining messages when the process ends."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import sys
 import traceback
 from time import perf_counter
 
-# Before the handler below is registered: what receivers write to is closed at exit too, and handlers run in reverse.
+# Imported before the handler below is registered: exit handlers run in reverse order, and those of the imported modules
+# close the files that receivers write to, so they must run last.
 import hostcallback.api.receiver  # noqa: F401
 from hostcallback.api.barrier import leave_effects_barrier, merge, wait_for_taps
 from hostcallback.lifecycle import effect_dispatch, receivers as transport
@@ -21,12 +22,12 @@ EXIT_STATUS = 1
 """The exit status of a process whose failures were not reported before its end, if it would exit with 0."""
 
 EXIT_STALL_SEC = 10.0
-"""At interpreter exit, how long one tap or computation may take before the rest is given up and counted."""
+"""Seconds that one tap or computation may take at interpreter exit before the remaining messages count as lost."""
 
 
 @atexit.register
 def _deliver_at_exit() -> None:
-    # After the last line of the program and before JAX's own exit handlers: nothing emitted may be lost silently.
+    # Runs after the last line of the program and before JAX's exit handlers, so that no message is lost silently.
     leave_effects_barrier()
     if not transport.started():
         return
@@ -47,7 +48,7 @@ def _deliver_at_exit() -> None:
             logger.error("%d message(s) of %s were lost at exit", receiver.queued(), receiver.name)
     if not any(receiver.queued() for receiver in runtime.receivers()):
         runtime.remove_files()
-    # The threads go on, as daemons, for what exit handlers that were registered earlier may still emit.
+    # The daemon threads go on, because exit handlers that were registered earlier may still emit messages.
     if errors is not None:
         _report(errors)
 

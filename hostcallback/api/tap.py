@@ -25,48 +25,51 @@ def id_tap(
     name: str | None = None,
     **kwargs: Any,
 ) -> Any:
-    """Sends `arg` to the host, where `tap_func(arg, **kwargs)` is called; an identity in the program.
+    """Sends `arg` to the host, which calls `tap_func(arg, **kwargs)`. In the program it is an identity.
 
-    Works in any traced code, and outside of it. `tap_func` runs on the receiver thread of the device that
-    emitted the message, one message at a time per device and in order; several devices call it concurrently.
-    It may call JAX. (But what it dispatches and taps on its own device waits for room in a full queue, which only the
-    tap function's return can make: to tap from tap functions, have the device emit less than the queue holds, 8 MiB, or
-    dispatch from another thread.) It never blocks the device: messages queue, and the device waits only while the
-    queue's byte budget is full. What it raises is deferred until `barrier_wait` or the end of the receiver.
+    Works inside and outside of traced code. `tap_func` runs on the receiver thread of the device that emitted the
+    message, one message at a time per device and in order; several devices call it concurrently. It never blocks the
+    device: messages queue, and the device waits only while the byte budget of the queue is full. Its exceptions are
+    deferred until `barrier_wait` or the end of the receiver. It may call JAX. But a program with taps that it
+    dispatches on its device may wait for room in a full queue, which is freed only after the tap function returns. To
+    tap from tap functions, emit less than the queue holds (8 MiB), or dispatch from another thread.
 
     Under jvp the tangents are tapped too, with `transforms` ending in `("jvp", {})`; under grad the cotangents,
     with `("jvp", {}), ("transpose", {})`; under vmap one message holds the batched arrays, with
-    `("batch", {"batch_dims": (0, None, ...)})`. What arrives under each transformation: docs/transformations.md.
+    `("batch", {"batch_dims": (0, None, ...)})`. docs/transformations.md lists the arguments under each transformation.
 
     Args:
         tap_func: called as `tap_func(arg, **kwargs)`, and with `transforms=` (a tuple of (name, params)) and
             `device=` (a `jax.Device`) if its signature names them. Its result is ignored.
         arg: a pytree of arrays and numbers of any shape and dtype. The tap function receives the same pytree
-            with fresh numpy arrays, which it may keep and change. (Small arrays that arrive together share up to
+            with new numpy arrays, which it may keep and change. (Small arrays that arrive together share up to
             8 KiB of memory, which is kept as long as any of them.) Typed PRNG keys arrive as keys, references
-            (`jax.new_ref`) as the value they have then, objects with `__jax_array__` as that array. Leaves that are
-            no arrays (functions, strings, any other object) stay on the host and arrive as they are.
-        result: what to return; `arg` if None.
+            (`jax.new_ref`) as their value at that point, objects with `__jax_array__` as that array. Other leaves
+            (functions, strings, any other object) stay on the host and arrive unchanged.
+        result: the value to return; `arg` if None.
         ordered: whether messages of one device keep program order (the default). Unordered taps leave the
             compiler free to run them concurrently.
         tap_tangents: whether tangents and cotangents are tapped too. None: yes, unless the environment variable
             `HOSTCALLBACK_TAP_TANGENTS` is 0.
-        sharding: what happens where the compiler partitions the program over several devices: "global" (the tap
-            function gets the whole array, once) or "local" (each device's shard, with its place as `index=`).
+        sharding: if the compiler partitions the program over several devices: "global" (the tap function gets the
+            whole array, once) or "local" (it gets each device's shard, with its place as `index=`).
         batched: whether `tap_func` takes many messages at once, for a fraction of the cost: it gets the same pytree,
             each array stacked along a new first axis over consecutive messages of this tap (1 to 1024 of them, as many
-            as the receiver found waiting; never mixed with another tap's, another device's or other shapes). It is
-            called when the last of them would have been delivered.
-        name: what the tap is called in reports, and the name to bind its consumer by in another process.
+            as the receiver found waiting; all of this tap, one device and equal shapes). It is called in place of the
+            last of them.
+        name: name of the tap in reports, and for `bind` in another process.
         **kwargs: host values passed on to `tap_func`; never traced.
 
     Returns:
-        `result`, or `arg` when it is None. Use it: gradients reach the cotangent tap through it. Keys, references,
-        Python numbers and what is no array are the same objects as in `arg`.
+        `result`, or `arg` if it is None. Use it, because gradients reach the cotangent tap through it. Keys,
+        references, Python numbers and leaves that are not arrays are the same objects as in `arg`.
 
     Raises:
-        TypeError: `tap_func` is not callable, `batched` is no bool, or a leaf of `arg` is an array of another library
-            or of a dtype that JAX cannot put on a device. What else goes wrong has a note that names the tap's line.
+        TypeError: `tap_func` is not callable, `batched` is not a bool, or a leaf of `arg` is an array of another
+            library or of a dtype that JAX cannot put on a device. Other errors have a note with the tap's line.
+
+    Example:
+        x = hcb.id_tap(lambda arg, *, step: log(step, arg), x, step=3)
     """
     if not callable(tap_func):
         raise TypeError(
@@ -96,17 +99,17 @@ def id_print(
     name: str | None = None,
     **kwargs: Any,
 ) -> Any:
-    """Prints `arg` on the host; an identity in the program. See `id_tap` for order, threads and transforms.
+    """Prints `arg` on the host. In the program it is an identity. See `id_tap` for order, threads and transforms.
 
-    First the keyword arguments are printed on one line, `key: value`, sorted by key (with `transforms` among them
-    where there are any), then the value: arrays by `numpy.array2string`, tuples as `( a b )`, lists as
-    `[ a b ]`, dicts as `{ key=a }`. The format is that of `jax.experimental.host_callback.id_print`.
+    It prints the keyword arguments on one line, `key: value`, sorted by key (including `transforms` if there are any),
+    then the value: arrays by `numpy.array2string`, tuples as `( a b )`, lists as `[ a b ]`, dicts as `{ key=a }`. This
+    is the format of `jax.experimental.host_callback.id_print`.
 
     Args:
         arg: as in `id_tap`.
-        result: what to return; `arg` if None.
+        result: the value to return; `arg` if None.
         output_stream: an object with `write(str)`, called on receiver threads; `sys.stdout` by default.
-        threshold: numpy's: arrays with more elements are summarised.
+        threshold: number of elements above which arrays are summarised, as in numpy.
         ordered: as in `id_tap`.
         tap_tangents: as in `id_tap`.
         sharding: as in `id_tap`.
@@ -114,10 +117,13 @@ def id_print(
         **kwargs: host values to print.
 
     Returns:
-        `result`, or `arg` when it is None.
+        `result`, or `arg` if it is None.
 
     Raises:
         TypeError: `output_stream` has no `write`, or as in `id_tap`.
+
+    Example:
+        x = hcb.id_print(x, what="activations")
     """
     if output_stream is not None and not callable(getattr(output_stream, "write", None)):
         raise TypeError(

@@ -1,4 +1,4 @@
-"""Control of taps at run time, without compiling anew: `taps["layer*/grad"].every(100)`."""
+"""`taps` and `control_file`: control of taps at run time, without recompilation."""
 
 from __future__ import annotations
 
@@ -14,46 +14,49 @@ from hostcallback.receiver.runtime.runtime import runtime
 
 
 class TapSelection:
-    """The taps whose names match a glob, in programs that run already and in those to come. Made by `taps[glob]`.
+    """The taps whose names match a glob, in running and in later programs. Made by `taps[glob]`.
 
-    What its methods say applies to messages emitted from now on, from any thread; those that are queued are delivered.
-    Of what is said of one name the later counts, for each rule by itself. The handler decides before anything is
-    copied; what it refuses spends no sequence number and is counted (`suppressed`). The order in which the rules are
-    asked, and what they mean for taps of shards, is in docs/control.md. Calls (`call`) and taps of exported programs
-    stay as they are, checks can be switched off and on only.
+    Its methods apply to messages emitted from now on; queued messages are delivered. Any thread may call them. For
+    each rule, the most recent setting that matches a tap's name applies. The device's handler decides before it copies
+    any data; a suppressed message takes no sequence number and is counted (`suppressed`). docs/control.md has the
+    order of the rules and their meaning for sharded taps. Calls (`call`) and taps of exported programs have no rules;
+    checks can only be switched off and on.
 
-    Each method returns the names that match now. If there are none, that is logged with names that look alike; the rule
-    holds for taps to come.
+    Each method returns the names that match now. If no name matches, it logs similar names, and the rule applies to
+    later taps.
+
+    Example:
+        hcb.taps["layer*/grad"].every(100)
     """
 
     def __init__(self, pattern: str) -> None:
-        """See `Taps`."""
+        """Selects by a glob; see `Taps`."""
         self.pattern = pattern
 
     def __repr__(self) -> str:
-        """The selection, and the names it has now with their rules."""
+        """Returns a text with the glob and the matching names with their rules."""
         described = [f"{name} ({text})" if text else name for name, text in self.rules.items()]
         return f"<taps[{self.pattern!r}]: {', '.join(described) or 'no tap yet'}>"
 
     @property
     def names(self) -> list[str]:
-        """The names of the taps that match and that a program in this process has, sorted."""
+        """The matching names of taps of programs in this process, sorted."""
         return matching(self.pattern, tap_names(runtime.registry))
 
     @property
     def rules(self) -> dict[str, str]:
-        """What holds for each of them, as in `every=100 rate=10`; an empty text for what is sent whole."""
+        """By name, its rules, as in `every=100 rate=10`; an empty text for a tap without rules."""
         return {name: settings_text(rule_settings(runtime.rule_table.rules.of(name))) for name in self.names}
 
     @property
     def suppressed(self) -> dict[str, int]:
-        """By name, how many messages rules have kept from being sent, since the process began."""
+        """By name, the number of messages that rules have suppressed since the process began."""
         return {name: count for name, count in runtime.suppressed().items() if matching(self.pattern, [name])}
 
     def disable(self) -> list[str]:
         """Switches the taps off: they send nothing, and their functions are not called.
 
-        A tap that is off costs its program what an empty foreign call does. Checks are switched off as well (and
+        A tap that is off costs its program as much as an empty foreign call. Checks are switched off as well (and
         `enable_checks` does not switch them on again).
         """
         return self._say(enabled=False)
@@ -63,48 +66,48 @@ class TapSelection:
         return self._say(enabled=True)
 
     def every(self, count: int) -> list[str]:
-        """Sends the first message of each tap on each device, and every `count`-th after it; 1 for all of them.
+        """Sends the first message of each tap on each device, and every `count`-th after it; 1 sends all of them.
 
-        Counting begins when the rule is set, and goes on over calls of the program.
+        Counting begins when the rule is set and continues over calls of the program.
 
         Raises:
-            ValueError: `count` is no whole number of at least 1.
+            ValueError: `count` is not a whole number of at least 1.
         """
         return self._say(every=count)
 
     def rate(self, per_sec: float | None) -> list[str]:
-        """Sends at most so many messages of each tap a second on each device: at least 1/`per_sec` s lie between two.
+        """Sends at most `per_sec` messages per second of each tap on each device, at least 1/`per_sec` s apart.
 
         Raises:
-            ValueError: `per_sec` is neither a number above 0 nor None, which is no limit.
+            ValueError: `per_sec` is neither a number above 0 nor None, which removes the limit.
         """
         return self._say(rate=per_sec)
 
     def truncate(self, elements: int | None) -> list[str]:
-        """Sends of each array with more elements the first `elements` only, in row-major order, as one dimension.
+        """Sends only the first `elements` elements of each larger array, in row-major order, as one dimension.
 
-        The tap function gets a `Head` then: a one-dimensional array that knows the `whole_shape`, and whose texts say
-        `first 8 of (128, 64): [...]`.
+        The tap function gets a `TruncatedArray` then: a one-dimensional array with the attribute `whole_shape`, which
+        prints as `first 8 of (128, 64): [...]`.
 
         Raises:
-            ValueError: `elements` is neither a whole number of at least 1 nor None, which is all of them.
+            ValueError: `elements` is neither a whole number of at least 1 nor None, which sends all elements.
         """
         return self._say(truncate=elements)
 
     def when(
         self, predicate: Predicate | None, *, probe_every: int = 100, probe_sec: float = 1.0
     ) -> list[str]:
-        """Delivers a message only if the predicate held for the one before it (on its device). The first is delivered.
+        """Delivers a message only if the predicate held for the previous one on its device. Delivers the first one.
 
-        `predicate(value)` is called on the receiver thread with what the tap function gets (of `print` and `callback`:
-        the positional and the keyword arguments). Once it does not hold, the device stops sending, but for probes,
-        about which the predicate is asked again; they are not delivered, and neither is what was on its way. A
-        predicate that raises is reported as the tap's failure and taken to hold.
+        `predicate(value)` is called on the receiver thread with the tap function's argument (for `print` and
+        `callback`: the positional and the keyword arguments). If it does not hold, the device stops sending, except
+        for probes, for which the predicate is called again. Probes are not delivered, and neither are messages that
+        were on their way. If the predicate raises, that is reported as a failure of the tap, and counts as true.
 
         Args:
-            predicate: None ends the rule.
-            probe_every: while it does not hold, one of so many messages is a probe; 0 for none.
-            probe_sec: likewise, one in so many seconds; 0 for none.
+            predicate: function of the value; None removes the rule.
+            probe_every: while the predicate does not hold, one message in this many is a probe; 0 for none.
+            probe_sec: while the predicate does not hold, one probe per this many seconds is sent; 0 for none.
 
         Raises:
             TypeError: the predicate is not callable.
@@ -113,7 +116,7 @@ class TapSelection:
         return self._say(when=None if predicate is None else When(predicate, probe_every, probe_sec))
 
     def reset(self) -> list[str]:
-        """Everything is sent again, as though nothing had been said of these taps."""
+        """Restores the defaults: all messages of these taps are sent."""
         runtime.rule_table.reset_rules(runtime.registry, self.pattern)
         return self._matched(checks=True)
 
@@ -133,56 +136,61 @@ class TapSelection:
 
 
 def control_file(path: str | os.PathLike[str] | None) -> None:
-    """Keeps the rules of taps as a file says, which is looked at each second; the file may come, change and go.
+    """Reads the rules of taps from a file, and again whenever the file changes. The file need not exist yet.
 
         ["layer*/grad"]
         every = 100
         rate = 10.0
 
-    It is TOML: a table for each glob, with `enabled`, `every`, `rate` and `truncate`. What the file says counts as said
-    when it was read. The environment variable HOSTCALLBACK_CONTROL_FILE names a file too. A file that makes no sense
-    later is logged with the line, and the rules that were there before stay; when it is gone, its rules are.
+    The file is TOML with one table per glob, with `enabled`, `every`, `rate` and `truncate`. It is checked each second.
+    Its settings count as made when it was read. The environment variable HOSTCALLBACK_CONTROL_FILE names a file too.
+    If a later version of the file is not valid, the error is logged with the line, and the earlier rules stay. If the
+    file is removed, its rules end.
 
     Args:
-        path: the file, in place of the one before; None for no file any more.
+        path: the file, which replaces an earlier one; None for no file.
 
     Raises:
-        RuleFileError: the file says what makes no sense now. It is watched all the same.
+        RuleFileError: the file is not valid now. It is watched all the same.
+
+    Example:
+        hcb.control_file("taps.toml")
     """
     endpoints.watch(None if path is None else Path(path))
 
 
 class Taps:
-    """The taps of this process by name; `hostcallback.taps` is the one there is.
+    """The taps of this process by name; `hostcallback.taps` is its only instance.
 
+    A tap's name is its `name=`, or else the name of its tap function.
+
+    Example:
         hcb.taps["layer*/grad"].every(100)
-
-    Names are those given with `name=`, else those of the tap functions.
     """
 
     def __getitem__(self, pattern: str) -> TapSelection:
-        """The taps whose names match a glob (`*`, `?`, `[seq]`, as in `fnmatch`, case counts).
+        """Selects the taps whose names match a glob (`*`, `?`, `[seq]`, as in `fnmatch`, case-sensitive).
 
         Raises:
-            TypeError: the pattern is no text.
+            TypeError: the pattern is not a text.
         """
         if not isinstance(pattern, str):
             raise TypeError(f"taps are selected by name, got {pattern!r}: as in hcb.taps['loss*']")
         return TapSelection(pattern)
 
     def __repr__(self) -> str:
-        """The names, and what was said."""
+        """Returns a text with the names and the rules."""
         said = "; ".join(f"{pattern!r}: {text}" for pattern, text in self.rules.items())
         return f"<taps: {', '.join(self.names) or 'none yet'}{'; rules: ' + said if said else ''}>"
 
     @property
     def names(self) -> list[str]:
-        """The names of the taps that a program in this process has, sorted."""
+        """The names of the taps of programs in this process, sorted."""
         return tap_names(runtime.registry)
 
     @property
     def rules(self) -> dict[str, str]:
-        """By glob, what was said of it and counts still, as in `every=100 rate=10`."""
+        """By glob, its settings that are in effect, as in `every=100 rate=10`."""
         return {pattern: settings_text(s) for pattern, s in runtime.rule_table.rules.table().items()}
 
 

@@ -355,4 +355,4 @@ def test_a_receiver_entered_during_endless_work_reports_it_and_goes_on(
     with hcb.outfeed_receiver(timeout_sec=0.3):
         release.set()
         thread.join()
-    assert "dispatched before it was entered is not through after 0.3 s" in caplog.text
+    assert "dispatched before it have not ended after 0.3 s" in caplog.text
