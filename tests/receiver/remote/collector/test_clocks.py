@@ -1,4 +1,4 @@
-"""Clocks that are hours apart, at the collector and at the processes: nothing is decided by them."""
+"""Clocks that differ by hours, at the collector and at the processes: no decision depends on them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ time.time_ns = lambda: now_ns() + shift * 10**9
 
 @pytest.fixture
 def paths(tmp_path: Path) -> str:
-    """Where a process finds what sets its clock."""
+    """PYTHONPATH of the module that sets a process's clock."""
     (tmp_path / "off").mkdir()
     (tmp_path / "off" / "sitecustomize.py").write_text(SHIFT)
     return python_path(tmp_path / "off", REMOTE_HELPERS)

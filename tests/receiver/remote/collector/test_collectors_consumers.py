@@ -1,4 +1,4 @@
-"""What a collector does with what it has stored: functions from a file, sinks, metrics."""
+"""Consumers in a collector: functions from a file, sinks, metrics."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _consumers(folder: Path, pattern: str) -> str:
     return str(path)
 
 
-def test_functions_and_sinks_of_a_file_get_the_messages_of_all_processes(tmp_path: Path) -> None:
+def test_functions_and_sinks_in_a_file_get_the_messages_of_all_processes(tmp_path: Path) -> None:
     given = (
         "--quiet",
         "--consumers",

@@ -96,11 +96,11 @@ def test_the_second_time_it_ends_at_once_and_goes_on_there_when_it_is_started_ag
         assert collector.stop() == 0
     again = taken(collector)[len(first) :]
     assert again == list(range(again[0], COUNT))
-    assert 0 <= len(first) - again[0] <= 150  # those of the last second come again
+    assert 0 <= len(first) - again[0] <= 150  # messages of the last second are delivered again
     assert only(stored(collector.log)[0]) == list(range(COUNT))
 
 
-def test_a_consumer_that_raises_each_time_disturbs_nobody(tmp_path: Path) -> None:
+def test_a_consumer_that_raises_each_time_disturbs_no_other(tmp_path: Path) -> None:
     with collector_with(tmp_path, RAISING) as collector:
         emit(collector, tmp_path, 3_000)
         assert collector.stop() == 0

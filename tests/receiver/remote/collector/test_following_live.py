@@ -1,4 +1,4 @@
-"""`hcb tail --from` a collector: the last messages, and those that come, of all processes."""
+"""`hcb tail --from` a collector: the last messages, and new ones, of all processes."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Tail:
         return [item["seq"] for item in self.found if item["process"] == process]
 
     def end(self) -> str:
-        """Waits until it ends; what it had to say."""
+        """Waits until it ends; returns its standard error."""
         self.process.wait(60)
         self._thread.join(60)
         assert self.process.stdout is not None
@@ -49,7 +49,7 @@ class Tail:
             return self.process.stderr.read()
 
 
-def test_the_last_messages_and_those_that_come_of_all_processes(tmp_path: Path) -> None:
+def test_the_last_and_later_messages_of_all_processes(tmp_path: Path) -> None:
     with CollectorProcess(tmp_path, "--quiet") as collector:
         with forwarder(collector.address, tmp_path / "a", process_index=0, spool_bytes=1 << 17) as first:
             emitter = Emitter(first)
@@ -73,7 +73,7 @@ def test_the_last_messages_and_those_that_come_of_all_processes(tmp_path: Path) 
     assert tail.process.returncode == 1
 
 
-def test_who_follows_sees_only_the_runs_that_its_token_is_good_for(tmp_path: Path) -> None:
+def test_a_follower_sees_only_the_runs_its_token_permits(tmp_path: Path) -> None:
     tokens = tmp_path / "tokens"
     tokens.write_text("writer\nreader mine*\n")
     tokens.chmod(0o600)
@@ -85,9 +85,9 @@ def test_who_follows_sees_only_the_runs_that_its_token_is_good_for(tmp_path: Pat
                 Emitter(recorder).losses(3)
         tail = Tail(collector.address, "-n", "100", HOSTCALLBACK_TOKEN="reader")
         wait_for(lambda: len(tail.found) >= 6, "two runs")
-        nobody = Tail(collector.address, HOSTCALLBACK_TOKEN="nobody")
-        assert "UNAUTHENTICATED" in nobody.end()
-        assert not nobody.found
+        stranger = Tail(collector.address, HOSTCALLBACK_TOKEN="stranger")
+        assert "UNAUTHENTICATED" in stranger.end()
+        assert not stranger.found
         collector.stop()
         tail.end()
     assert len(tail.found) == 6

@@ -1,4 +1,4 @@
-"""Calls that never say which stream they send keep no other client out."""
+"""Calls that never send the name of their stream keep no other client out."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_silent_calls_make_room_for_others() -> None:
     asyncio.run(run())
 
 
-def test_a_silent_call_ends_by_itself() -> None:
+def test_a_silent_call_ends_without_a_client() -> None:
     async def run() -> None:
         hellos = HelloLimiter(Limits(hello_sec=0.01))
         with pytest.raises(TimeoutError):

@@ -1,4 +1,4 @@
-"""What fails in delivery is set aside, and other streams go on."""
+"""A message that fails in delivery is set aside, and other streams go on."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_a_jump_over_a_million_segments_takes_no_time(tmp_path: Path) -> None:
     assert next_segment(lambda number: tmp_path / "run" / BAD.segment_name(number), 1, 999_999) == 999_999
 
 
-def test_a_killed_collector_delivers_again_what_is_harmless(tmp_path: Path) -> None:
+def test_a_killed_collector_delivers_harmless_messages_again(tmp_path: Path) -> None:
     store_with(tmp_path, BAD, GOOD).close()
     program = textwrap.dedent(
         """

@@ -25,7 +25,7 @@ Code = grpc.StatusCode
 
 @pytest.fixture(scope="module")
 def collector(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CollectorProcess]:
-    """One for all of them: nothing that they do may disturb it, or a client that sends all the time."""
+    """One collector for all of the tests: no request may disturb it, or a client that sends all the time."""
     folder = tmp_path_factory.mktemp("refused")
     with CollectorProcess(folder, "--quiet") as process:
         with SteadyClient(process.address, folder / "spool") as steady:
@@ -44,7 +44,7 @@ def wait_for_line(collector: CollectorProcess, *texts: str) -> None:
 
 
 def send(address: str, *messages: bytes, token: str = "") -> tuple[list[bytes], Any]:
-    """What comes back, and how it ends."""
+    """The responses, and the status at the end."""
     metadata = (("authorization", f"Bearer {token}"),) if token else ()
     with grpc.insecure_channel(address) as channel:
         call = channel.stream_stream(METHOD)(iter(messages), metadata=metadata, timeout=60)
@@ -58,7 +58,7 @@ def send(address: str, *messages: bytes, token: str = "") -> tuple[list[bytes], 
 
 
 def messages(piece: SegmentSlice) -> tuple[bytes, ...]:
-    """A piece as a client sends it that says of each one where it belongs."""
+    """A piece as a client sends it, with the position of each frame."""
     return protocol.encode_place(piece.position), *protocol.encode_bytes(piece.data)
 
 
@@ -88,7 +88,7 @@ def hello(**changes: Any) -> bytes:
         hello(more=b"x" * 5000),
     ],
 )  # fmt: skip
-def test_who_does_not_say_a_good_hello_is_sent_away(collector: CollectorProcess, first: bytes) -> None:
+def test_a_client_without_a_good_hello_is_refused(collector: CollectorProcess, first: bytes) -> None:
     found, error = send(collector.address, first)
     assert not found
     assert error.code() is Code.INVALID_ARGUMENT
@@ -111,7 +111,7 @@ def test_pieces_that_are_none_are_refused(
     collector: CollectorProcess, position: StreamOffset, data: bytes, code: Any
 ) -> None:
     found, error = send(collector.address, hello(epoch="a" * 16), *messages(SegmentSlice(position, data)))
-    assert len(found) == 1  # what is stored of it
+    assert len(found) == 1  # the stored part of it
     assert error.code() is code
     wait_for_line(collector, "a" * 16, error.details())
 
@@ -143,7 +143,7 @@ def test_a_message_that_is_too_long_is_refused(collector: CollectorProcess) -> N
         assert error.code() is Code.INVALID_ARGUMENT
         wait_for_line(collector, "b" * 16 if first else "a stream from", "2097152 bytes")
         _, error = send(collector.address, *first, b"x" * (8 << 20))
-        assert error.code() is Code.RESOURCE_EXHAUSTED  # by gRPC, which does not take it in
+        assert error.code() is Code.RESOURCE_EXHAUSTED  # by gRPC, which refuses it
 
 
 def test_a_segment_of_another_stream_or_a_changed_one_is_refused(
@@ -169,7 +169,7 @@ def test_a_segment_of_another_stream_or_a_changed_one_is_refused(
         wait_for_line(collector, key.epoch, error.details())
 
 
-def test_what_is_sent_again_is_stored_once_and_what_is_left_out_is_noticed(
+def test_repeated_data_is_stored_once_and_a_gap_is_noticed(
     collector: CollectorProcess, tmp_path: Path
 ) -> None:
     key, data = segment_bytes(tmp_path)
@@ -234,7 +234,7 @@ def test_the_collector_goes_on_for_everybody_else(collector: CollectorProcess, t
     assert collector.process.poll() is None
 
 
-def test_tokens_say_who_may_write_which_runs(tmp_path: Path) -> None:
+def test_tokens_decide_about_writing_runs(tmp_path: Path) -> None:
     tokens = tmp_path / "tokens"
     tokens.write_text("# who\nall-of-them\nonly-mine mine mine-*\n")
     tokens.chmod(0o600)

@@ -1,4 +1,4 @@
-"""Who may reach a collector: this machine only, or by TLS; certificates that are wrong or expired reach nobody."""
+"""Access to a collector: from this machine only, or by TLS; clients with wrong or expired certificates are refused."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="makes c
 
 
 def said(address: str, spool: Path, caplog: pytest.LogCaptureFixture, **options: object) -> str:
-    """What is logged of a client whose messages do not arrive."""
+    """Log message of a client whose messages do not arrive."""
     caplog.clear()
     with forwarder(address, spool, drain_sec=0.0, **options) as recorder:
         Emitter(recorder).losses(10)
@@ -24,7 +24,7 @@ def said(address: str, spool: Path, caplog: pytest.LogCaptureFixture, **options:
             lambda: next((record.getMessage() for record in caplog.records), ""), "a line about it"
         )
     assert recorder.unsent_bytes
-    assert not recorder.refused  # certificates are renewed: it is tried again
+    assert not recorder.refused  # certificates are renewed: the client tries again
     return text
 
 
@@ -70,7 +70,7 @@ def test_both_sides_check_each_others_certificates(tmp_path: Path, caplog: pytes
         ("collector.example", {}, "Hostname Verification Check failed"),
     ],
 )
-def test_a_collector_whose_certificate_is_not_good_gets_nothing(
+def test_a_collector_with_a_wrong_certificate_gets_no_messages(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, host: str, days: dict[str, int], why: str
 ) -> None:
     ours = Authority(tmp_path / "ours")
@@ -83,7 +83,7 @@ def test_a_collector_whose_certificate_is_not_good_gets_nothing(
     assert not list(collector.log.glob("*/*"))
 
 
-def test_beyond_this_machine_only_with_tls_or_when_it_is_said_to_be_insecure(
+def test_beyond_this_machine_only_with_tls_or_insecure(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for host in ("0.0.0.0", "[::]", "192.168.1.1", "collector.example"):

@@ -1,4 +1,4 @@
-"""What the lines of a token file say: who may write and follow which runs, and who may control their processes."""
+"""The lines of a token file: permission to write and follow runs, and to control their processes."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_without_a_file_everybody_may_everything() -> None:
     assert Access().runs_of(()) == Access().controls_of(()) == ("*",)
 
 
-def test_a_file_with_controlling_tokens_only_lets_nobody_write(tmp_path: Path) -> None:
+def test_a_file_with_controlling_tokens_only_permits_no_writing(tmp_path: Path) -> None:
     found = access(tmp_path, "boss +control\n")
     assert found.runs_of(given("other")) is None
     assert found.runs_of(given("boss")) == ()

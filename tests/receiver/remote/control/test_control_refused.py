@@ -1,4 +1,4 @@
-"""Control by nonsense: processes, collectors and clients that say it disturb nobody, and are told so."""
+"""Malformed control requests: processes, collectors and clients that send them disturb no other, and get an error."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ EPOCH = "0123456789abcdef"
 
 @pytest.fixture(scope="module")
 def collector(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CollectorProcess]:
-    """One for all of them, and a process that forwards: nothing that they do may disturb it."""
+    """One collector for all of the tests, and a process that forwards: no request may disturb it."""
     with CollectorProcess(tmp_path_factory.mktemp("refused"), "--quiet") as process:
         yield process
 
 
 @pytest.fixture(scope="module")
 def other(collector: CollectorProcess, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forwarder]:
-    """That process."""
+    """The forwarding process."""
     with forwarder(collector.address, tmp_path_factory.mktemp("spool"), run="other") as recorder:
         wait_for(lambda: told(collector, "process", run="other"), "the process")
         yield recorder
@@ -48,13 +48,13 @@ def other(collector: CollectorProcess, tmp_path_factory: pytest.TempPathFactory)
 def told(
     collector: CollectorProcess, command: str, *, run: str = "*", **arguments: Any
 ) -> list[ProcessAnswer]:
-    """What the processes of a run answer, or did not."""
+    """The answers of a run's processes, or their silence."""
     with CollectorControl(Forward(collector.address), run) as control:
         return control.ask(command, seconds=1.0, **arguments).told
 
 
 def call(collector: CollectorProcess, method: str, *messages: bytes) -> tuple[list[bytes], Any]:
-    """What comes back, and how it ends."""
+    """The responses, and the status at the end."""
     with grpc.insecure_channel(collector.address) as channel:
         found: list[bytes] = []
         try:
@@ -82,9 +82,7 @@ def hello(**changes: Any) -> bytes:
         hello(command=None), hello(started="now"), hello(started=float("nan")), hello(more=b"x" * 5000),
     ],
 )  # fmt: skip
-def test_a_process_that_does_not_say_who_it_is(
-    collector: CollectorProcess, other: Forwarder, first: bytes
-) -> None:
+def test_a_process_without_an_identity(collector: CollectorProcess, other: Forwarder, first: bytes) -> None:
     found, error = call(collector, CONTROL, first)
     assert not found
     assert error.code() is Code.INVALID_ARGUMENT
@@ -96,7 +94,7 @@ def test_a_process_that_does_not_say_who_it_is(
     [b"", b"1234567", struct.pack("<Q", 1), struct.pack("<Q", 99) + b"{}", struct.pack("<Q", 0) + b"{}",
      b"\xff" * 1000, struct.pack("<Q", 1) + b"x" * ((1 << 20) + 1)],
 )  # fmt: skip
-def test_a_process_that_answers_what_was_not_asked(
+def test_a_process_that_answers_without_a_question(
     collector: CollectorProcess, other: Forwarder, answer: bytes
 ) -> None:
     found, error = call(collector, CONTROL, hello(), answer)
@@ -123,7 +121,7 @@ class Process:
         self._channel.close()
 
     def answer_all(self, line: bytes) -> threading.Thread:
-        """Says the same to everything, on a thread."""
+        """Gives the same answer to everything, on a thread."""
 
         def go_on() -> None:
             try:
@@ -165,7 +163,7 @@ def test_a_process_that_never_answers_is_sent_away(collector: CollectorProcess, 
     with Process(collector.address, hello()) as process:
         wait_for(lambda: len(told(collector, "process")) == 2, "both processes")
         with CollectorControl(Forward(collector.address)) as control:
-            for _ in range(3):  # who only looks does not ask again before it has answered
+            for _ in range(3):  # a question for figures alone is not repeated before the answer
                 silent = [
                     one.process.pid for one in control.ask("figures", seconds=0.1).told if one.is_silent
                 ]
@@ -186,7 +184,7 @@ def test_a_process_that_never_answers_is_sent_away(collector: CollectorProcess, 
 @pytest.mark.parametrize(
     "first", [b"", b"\xc1", hello(version=2), hello(run=7), hello(run=""), hello(run="x" * 129)]
 )
-def test_a_client_that_does_not_say_what_it_wants(
+def test_a_client_without_a_valid_request(
     collector: CollectorProcess, other: Forwarder, first: bytes
 ) -> None:
     found, error = call(collector, ASK, first)
@@ -227,7 +225,7 @@ def test_a_client_that_asks_too_much_at_a_time(collector: CollectorProcess, othe
 
 
 class NoCollector(grpc.GenericRpcHandler):
-    """Takes streams, and controls by what it is given; when all is answered it says something else."""
+    """Takes streams, and sends the given control requests; when all are answered it sends another one."""
 
     def __init__(self, *requests: bytes) -> None:
         self.requests = requests
@@ -298,7 +296,7 @@ def test_a_collector_that_asks_nonsense_is_answered_and_given_up(tmp_path: Path)
         assert not recorder.unsent_bytes
 
 
-def test_a_process_that_wants_nobody_to_control_it(collector: CollectorProcess, tmp_path: Path) -> None:
+def test_a_process_that_permits_no_control(collector: CollectorProcess, tmp_path: Path) -> None:
     with forwarder(collector.address, tmp_path / "spool", run="quiet", control=False) as recorder:
         Emitter(recorder).losses(10)
         assert recorder.drain(60)

@@ -1,4 +1,4 @@
-"""Live control by way of a collector: of processes that are there, that stand still, and that come later."""
+"""Live control through a collector: of running processes, of stopped ones, and of later ones."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def everywhere(tmp_path: Path) -> Iterator[Everywhere]:
 
 
 class Done(NamedTuple):
-    """What became of a command."""
+    """Outcome of a command."""
 
     returncode: int
     stdout: str
@@ -96,7 +96,7 @@ def wait_for_processes(collector: CollectorProcess, *runs: str, token: str = "")
 
 
 def check_sends(process: Controlled, every: int) -> None:
-    """That of `loss` each so-many-th message is sent (0: none), and of the other tap each one, soon."""
+    """Waits until one in `every` messages of `loss` is sent (0: none), and each message of the other tap."""
     wait_for(lambda: _sends(process, every), f"each {every}th message")
 
 
@@ -139,7 +139,7 @@ def test_rules_take_effect_in_all_processes(everywhere: Everywhere) -> None:
     assert "remembered" not in ctl(collector).stdout
 
 
-def test_a_name_that_is_wrong_and_what_cannot_be_said(everywhere: Everywhere) -> None:
+def test_a_wrong_name_and_impossible_settings(everywhere: Everywhere) -> None:
     collector = everywhere.collect()
     process = everywhere.start(collector, "exp")
     wait_for_processes(collector, "exp")
@@ -161,7 +161,7 @@ def test_a_name_that_is_wrong_and_what_cannot_be_said(everywhere: Everywhere) ->
         assert (done.returncode, said in done.stderr) == (status, True), done.stderr
 
 
-def test_a_process_that_stands_still_is_named_and_follows_later(everywhere: Everywhere) -> None:
+def test_a_stopped_process_is_named_and_follows_later(everywhere: Everywhere) -> None:
     collector = everywhere.collect()
     one, two = (everywhere.start(collector, run) for run in ("exp1", "exp2"))
     wait_for_processes(collector, "exp1", "exp2")
@@ -180,7 +180,7 @@ def test_a_process_that_stands_still_is_named_and_follows_later(everywhere: Ever
 
 
 @pytest.mark.slow
-def test_late_processes_get_what_was_said_though_the_collector_was_killed(everywhere: Everywhere) -> None:
+def test_late_processes_get_earlier_rules_though_the_collector_was_killed(everywhere: Everywhere) -> None:
     collector = everywhere.collect()
     done = ctl(collector, "loss", "--every", 10, "--run", "exp*")
     assert (done.returncode, done.stdout) == (
@@ -204,18 +204,18 @@ def test_late_processes_get_what_was_said_though_the_collector_was_killed(everyw
 
 
 @pytest.mark.slow
-def test_what_holds_is_what_the_collector_remembers(everywhere: Everywhere) -> None:
+def test_the_rules_in_force_are_the_ones_the_collector_remembers(everywhere: Everywhere) -> None:
     collector = everywhere.collect()
     process = everywhere.start(collector, "exp")
     wait_for_processes(collector, "exp")
     ctl(collector, "loss", "--every", 10, "--truncate", 7)
     check_sends(process, 10)
     process.hcb("ctl", process.pid, "loss", "--every", 1)
-    check_sends(process, 1)  # what is said later counts
+    check_sends(process, 1)  # the later rule counts
     collector.kill()
     collector.start()
     wait_for_processes(collector, "exp")
-    check_sends(process, 1)  # the same is not said again
+    check_sends(process, 1)  # the same rule is not sent again
     assert rows(ctl(collector, "loss"))[0][4] == "truncate=7"
     collector.kill()
     (collector.log / ".control.json").unlink()  # as of another collector, at the same address
@@ -230,9 +230,7 @@ def test_what_holds_is_what_the_collector_remembers(everywhere: Everywhere) -> N
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
-def test_processes_hold_what_is_remembered_whoever_was_killed_and_stopped(
-    everywhere: Everywhere, seed: int
-) -> None:
+def test_processes_keep_remembered_rules_after_any_kill_and_stop(everywhere: Everywhere, seed: int) -> None:
     rng = random.Random(seed)
     collector = everywhere.collect()
     runs = ("exp1", "exp2")
@@ -330,7 +328,7 @@ def test_figures_of_all_processes(everywhere: Everywhere) -> None:
     assert run("top").returncode == run("top", one.pid, "--via", collector.address).returncode == 2
 
 
-def test_figures_are_counted_while_somebody_looks(everywhere: Everywhere) -> None:
+def test_figures_are_counted_while_a_client_watches(everywhere: Everywhere) -> None:
     collector = everywhere.collect()
     program = hostcallback.jit(lambda x: hostcallback.id_tap(lambda value: None, x, name="looked at"))
     with hostcallback.outfeed_receiver(
@@ -347,7 +345,7 @@ def test_figures_are_counted_while_somebody_looks(everywhere: Everywhere) -> Non
                 program(1.0)
                 hostcallback.barrier_wait()
         wait_for(
-            lambda: not any(receiver.tap_counters for receiver in runtime.receivers()), "nobody counting"
+            lambda: not any(receiver.tap_counters for receiver in runtime.receivers()), "no receiver counting"
         )
 
 
@@ -367,7 +365,9 @@ def test_over_tls(everywhere: Everywhere, tmp_path: Path) -> None:
     check_sends(process, 10)
 
 
-def test_beyond_this_machine_it_is_said_who_may_control(everywhere: Everywhere, tmp_path: Path) -> None:
+def test_beyond_this_machine_permission_to_control_is_required(
+    everywhere: Everywhere, tmp_path: Path
+) -> None:
     tokens = tmp_path / "tokens"
     tokens.write_text("secret\n")
     tokens.chmod(0o600)

@@ -1,4 +1,4 @@
-"""What a collector remembers of rules: it means what was said, in the order in which it was; and it outlives kills."""
+"""Rules that a collector remembers: they mean the same as the requests, in their order; and they outlive kills."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ said = st.lists(st.tuples(runs, globs, st.none() | settings_), max_size=8)
 
 
 def holds(kept: RuleStore, run: str, name: str) -> dict[str, Any]:
-    """What follows for one tap of one run, in a process."""
+    """The resulting rules for one tap of one run, in a process."""
     rules = Rules()
     for pattern, settings in kept.about(run):
         rules = rules.with_setting(pattern, settings)
@@ -39,7 +39,7 @@ def holds(kept: RuleStore, run: str, name: str) -> dict[str, Any]:
 
 
 @given(said)
-def test_of_what_is_said_of_one_tap_the_last_counts(statements: list[Any]) -> None:
+def test_the_last_rule_for_one_tap_counts(statements: list[Any]) -> None:
     kept = RuleStore()
     for run, pattern, settings in statements:
         kept = kept.without(run, pattern) if settings is None else kept.with_setting(run, pattern, settings)
@@ -74,7 +74,7 @@ def test_which_globs_cover_and_overlap(one: str, other: str) -> None:
             assert overlap(one, other)
 
 
-def test_what_can_never_count_again_is_forgotten() -> None:
+def test_rules_that_can_never_apply_again_are_forgotten() -> None:
     kept = RuleStore().with_setting("exp1", "loss", {"every": 3}).with_setting("*", "lo*", {"rate": 1})
     assert len(kept.statements) == 2
     assert kept.with_setting("exp*", "loss", {"every": 5}).statements[-1] == ("exp*", "loss", "every", 5)
@@ -87,12 +87,12 @@ def test_what_can_never_count_again_is_forgotten() -> None:
     [("*", "", {"every": 2}), ("*", "x" * 257, {"every": 2}), ("", "x", {"every": 2}), ("*", 3, {"every": 2}),
      ("*", "x", {"every": 0}), ("*", "x", {"fly": 1}), ("*", "x", {"rate": float("inf")})],
 )  # fmt: skip
-def test_what_makes_no_sense_is_not_kept(run: Any, pattern: Any, settings: dict[str, Any]) -> None:
+def test_nonsense_is_not_kept(run: Any, pattern: Any, settings: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="expected"):
         RuleStore().with_setting(run, pattern, settings)
 
 
-def test_what_is_kept_is_bounded() -> None:
+def test_the_number_of_kept_rules_is_bounded() -> None:
     kept = RuleStore()
     with pytest.raises(ValueError, match="remove some with --reset"):  # noqa: PT012
         for number in range(10_000):
@@ -119,7 +119,7 @@ def test_the_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     kept = RuleStore().with_setting("*", "loss", {"every": 3})
     file.write(kept)
     assert StatementsFile(tmp_path).read().statements == kept.statements
-    (tmp_path / NAME).with_suffix(".new").write_bytes(b"{")  # of one that was killed in the middle
+    (tmp_path / NAME).with_suffix(".new").write_bytes(b"{")  # of a collector that was killed in the middle
     assert StatementsFile(tmp_path).read().statements == kept.statements
     assert not caplog.text
     for broken in (b"", b"{", b"[]", b'{"version": 2, "statements": []}', b"[" * 100_000, b"\xff"):

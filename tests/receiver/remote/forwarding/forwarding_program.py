@@ -1,4 +1,4 @@
-"""Emits until it is killed: `python forwarding_program.py ADDRESS SPOOL FILE`. The file says what it has flushed."""
+"""Emits until it is killed: `python forwarding_program.py ADDRESS SPOOL FILE`. The file lists the flushed messages."""
 
 from __future__ import annotations
 

@@ -67,4 +67,4 @@ with hcb.outfeed_receiver(forward=hcb.Forward(address, spool=spool)) as rx:
     else:
         signal.pause()
     print("alive", flush=True)
-    os.kill(os.getpid(), signal.SIGKILL)  # nothing that happens at an end of its own shall help
+    os.kill(os.getpid(), signal.SIGKILL)  # no handler of a normal end may help

@@ -1,4 +1,4 @@
-"""Collectors that stall, whose disk is full, and processes whose clocks are wrong."""
+"""Collectors that stall or have a full disk, and processes whose clocks are wrong."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_a_full_disk_at_the_collector_loses_nothing(tmp_path: Path) -> None:
         assert recorder.unsent_bytes
         assert not recorder.refused
         collector.stop()
-        collector.start()  # there is room again
+        collector.start()  # the disk has room again
         recorder.close()
         assert not recorder.unsent_bytes
         collector.stop()

@@ -1,4 +1,4 @@
-"""Brokers: an address chooses one by its scheme, and one that is registered forwards and collects like the others."""
+"""Brokers: an address chooses one by its scheme, and a registered one forwards and collects like the built-in ones."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class FolderCollectorProcess(CollectorProcess):
 
 @pytest.fixture
 def url(tmp_path: Path) -> Iterator[str]:
-    """An address of the folder broker, which is registered meanwhile."""
+    """An address of the folder broker, which is registered during the block."""
     BROKERS.append(folder_broker.FOLDER)
     yield f"file://{tmp_path}/shared"
     BROKERS.remove(folder_broker.FOLDER)
@@ -106,7 +106,7 @@ def test_messages_arrive_once_and_in_order_also_after_the_collector_was_killed(
     assert list((tmp_path / "spool").iterdir()) == []
 
 
-def test_a_command_that_needs_a_collector_says_so(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_command_that_needs_a_collector_reports_it(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["top", "--via", url]) != 0
     assert "is a shared folder, and this needs a collector to which processes forward directly" in (
         capsys.readouterr().err

@@ -34,7 +34,7 @@ CHARACTERS = string.ascii_letters + string.digits + string.punctuation
 
 
 def passwords() -> list[str]:
-    """Passwords with every kind of character, also of those that URLs give a meaning."""
+    """Passwords with every kind of character, also those with a meaning in URLs."""
     chance = random.Random(15)
     made = ["".join(chance.choices(CHARACTERS, k=chance.randint(8, 24))) for _ in range(100)]
     return [
@@ -51,7 +51,7 @@ def passwords() -> list[str]:
 
 
 def texts(call: Callable[[], Any], caplog: pytest.LogCaptureFixture) -> str:
-    """Everything that can be seen of a call: its result, its error with the causes, and what it logs."""
+    """All visible output of a call: its result, its error with the causes, and its log messages."""
     caplog.clear()
     try:
         made = call()
@@ -65,7 +65,7 @@ def texts(call: Callable[[], Any], caplog: pytest.LogCaptureFixture) -> str:
 
 
 def parts(password: str) -> set[str]:
-    """What must not be seen: the password, and each piece of it that is long enough to be none by chance."""
+    """The secrets: the password, and each piece of it that is too long to occur by chance."""
     return {password} | {password[k : k + 6] for k in range(len(password) - 5)}
 
 
@@ -237,7 +237,7 @@ def test_collectors_send_no_token_in_clear(
 
 @contextmanager
 def server_without_tls(info: dict[str, Any]) -> Iterator[tuple[int, list[bytes]]]:
-    """Says that it is a NATS server, and keeps what it is told."""
+    """Pretends to be a NATS server, and records its input."""
     told: list[bytes] = []
     with socket.create_server(("127.0.0.1", 0)) as listener:
 

@@ -1,4 +1,4 @@
-"""A server that claims what was never sent must not make a client delete its spool."""
+"""A server that acknowledges unsent messages must not make a client delete its spool."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ FAR = StreamOffset(MAX_SEGMENT, 2**40)
     [(FAR, None), (StreamOffset(2, 0), None), (StreamOffset(0, 0), FAR)],
     ids=["all", "next", "ack"],
 )
-def test_what_was_not_sent_is_kept(
+def test_unsent_messages_are_kept(
     stored: StreamOffset, ack: StreamOffset | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     spool = Spool(Forward("localhost:7070", spool=tmp_path, run="r"))
@@ -60,7 +60,7 @@ def test_what_was_not_sent_is_kept(
     sender.stop()
 
 
-def test_what_was_sent_is_acknowledged(tmp_path: Path) -> None:
+def test_sent_messages_are_acknowledged(tmp_path: Path) -> None:
     spool = Spool(Forward("localhost:7070", spool=tmp_path, run="r"))
     server = Server(StreamOffset(0, 0), None)
     sender = Sender(spool, server, window_bytes=1 << 20)

@@ -1,4 +1,4 @@
-"""Forwarding: what is emitted is stored by the collector once and in order, whoever is killed meanwhile."""
+"""Forwarding: the collector stores emitted messages once and in order, even if any process is killed meanwhile."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_a_programs_taps_are_printed_and_stored_by_the_collector(tmp_path: Path)
     assert not list((tmp_path / "spool").iterdir())
 
 
-def test_what_is_said_of_messages(tmp_path: Path) -> None:
+def test_reports_about_messages(tmp_path: Path) -> None:
     with CollectorProcess(tmp_path, "--print-all") as collector:
         with forwarder(collector.address, tmp_path / "spool", process_index=3) as recorder:
             emitter = Emitter(recorder, "cpu:1")

@@ -1,4 +1,4 @@
-"""Receivers in a process of their own that forward: everything is at the collector, whoever was killed."""
+"""Isolated receivers that forward: every message reaches the collector, even if any process was killed."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def collector(tmp_path: Path) -> Iterator[CollectorProcess]:
 
 
 def run(collector: CollectorProcess, scenario: str, count: int) -> subprocess.CompletedProcess[str]:
-    """Runs the program to its end, and until nobody has its output any more."""
+    """Runs the program to its end, and until no process has its output open any more."""
     return subprocess.run(
         [sys.executable, str(PROGRAM), scenario],
         env={
@@ -41,7 +41,7 @@ def run(collector: CollectorProcess, scenario: str, count: int) -> subprocess.Co
 
 
 def numbers(collector: CollectorProcess) -> dict[str, list[int]]:
-    """What is stored, by stream."""
+    """The stored messages, by stream."""
     found: dict[str, list[int]] = {}
     for logged in LogReader(collector.log / "run").messages():
         found.setdefault(logged.writer.process, []).append(int(logged.message.arrays[0]))
@@ -55,7 +55,7 @@ def spooled(collector: CollectorProcess) -> list[StreamKey]:
     ]
 
 
-def test_what_the_other_process_delivers_is_forwarded(collector: CollectorProcess) -> None:
+def test_messages_the_other_process_delivers_are_forwarded(collector: CollectorProcess) -> None:
     done = run(collector, "plain", 2000)
     assert done.returncode == 0, done.stderr
     assert "ForwardingWarning" not in done.stderr
@@ -66,7 +66,7 @@ def test_what_the_other_process_delivers_is_forwarded(collector: CollectorProces
 
 
 @pytest.mark.parametrize("scenario", ["program dies", "program dies emitting"])
-def test_the_other_process_forwards_what_a_killed_program_had_emitted(
+def test_the_other_process_forwards_the_messages_of_a_killed_program(
     collector: CollectorProcess, scenario: str
 ) -> None:
     done = run(collector, scenario, 20_000)
@@ -79,7 +79,7 @@ def test_the_other_process_forwards_what_a_killed_program_had_emitted(
         assert len(printed) == 20_000
 
 
-def test_what_a_killed_reader_left_is_sent_by_the_program(collector: CollectorProcess) -> None:
+def test_the_program_sends_the_messages_a_killed_reader_left(collector: CollectorProcess) -> None:
     done = run(collector, "reader dies", 30_000)
     assert done.returncode == 0, done.stderr
     assert "its taps are delivered in this process from now on" in done.stderr
@@ -103,7 +103,7 @@ def test_a_preempted_program_has_everything_sent(collector: CollectorProcess) ->
     collector.stop()
 
 
-def test_a_collector_that_is_away_is_said_once_for_each_process(
+def test_a_collector_that_is_away_is_reported_once_for_each_process(
     collector: CollectorProcess, tmp_path: Path
 ) -> None:
     collector.kill()

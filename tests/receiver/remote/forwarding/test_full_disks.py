@@ -18,7 +18,7 @@ class SmallDisk:
     """A file system in memory.
 
     Attributes:
-        path: where it is mounted.
+        path: its mount point.
     """
 
     def __init__(self, path: Path, kilobytes: int) -> None:

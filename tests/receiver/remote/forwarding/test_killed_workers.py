@@ -1,4 +1,4 @@
-"""Processes that are killed while they forward: what was in their spools arrives, once, sent by the next of the run."""
+"""Processes that are killed while they forward: messages in their spools arrive, once, sent by the next process."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ def run_and_kill(address: str, folder: Path, after_sec: float) -> int:
     return int(file.read_text() or 0)
 
 
-def test_what_killed_processes_had_in_their_spools_arrives_once(tmp_path: Path) -> None:
+def test_messages_in_the_spools_of_killed_processes_arrive_once(tmp_path: Path) -> None:
     chance = random.Random(3)
     spool = tmp_path / "spool"
     with CollectorProcess(tmp_path, "--quiet") as collector:
         flushed = []
         for turn in range(TURNS):
             if turn == 1:
-                collector.kill()  # these two find nobody
+                collector.kill()  # no collector listens for these two
             if turn == 3:
                 collector.start()
             flushed.append(run_and_kill(collector.address, tmp_path, chance.uniform(0.0, 0.3)))
@@ -56,7 +56,7 @@ def test_what_killed_processes_had_in_their_spools_arrives_once(tmp_path: Path) 
         counts.append(len(seqs))
     assert counts.count(1) == 1
     counts.remove(1)
-    # All that was flushed, and what was written after that was last said.
+    # Every flushed message, and messages written after the last report.
     assert sum(counts) >= sum(flushed)
     assert all(any(count >= said for count in counts) for said in flushed)
 
@@ -72,7 +72,7 @@ def test_a_living_processes_spool_is_left_alone(tmp_path: Path) -> None:
     assert sorted(map(len, found.values())) == [5, 6]
 
 
-def test_what_another_run_left_is_left_alone(tmp_path: Path) -> None:
+def test_spools_of_another_run_are_left_alone(tmp_path: Path) -> None:
     spool = tmp_path / "spool"
     with CollectorProcess(tmp_path, "--quiet") as collector:
         collector.kill()

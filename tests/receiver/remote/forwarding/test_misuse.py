@@ -1,4 +1,4 @@
-"""Forwarding to what is no collector, from where nothing can be written: what is said, and what helps."""
+"""Forwarding to a wrong address, or without a writable spool: the errors, and their cures."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ports import free_port
 
 @contextmanager
 def answering(data: bytes) -> Iterator[str]:
-    """The address of a server that says this to whoever comes, and nothing more."""
+    """The address of a server that sends this data to every client, and nothing more."""
     with ExitStack() as stack:
         listening = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
         listening.settimeout(0.05)
@@ -48,7 +48,7 @@ def answering(data: bytes) -> Iterator[str]:
 
 @contextmanager
 def another_service() -> Iterator[str]:
-    """The address of a gRPC server that is no collector."""
+    """The address of a gRPC server that is not a collector."""
     server = grpc.server(futures.ThreadPoolExecutor(1))
     port = server.add_insecure_port("localhost:0")
     server.start()
@@ -59,7 +59,7 @@ def another_service() -> Iterator[str]:
 
 
 def said(address: str, spool: Path, caplog: pytest.LogCaptureFixture, **options: object) -> str:
-    """What is logged where forwarding does not work; everything stays in the spool."""
+    """Log message when forwarding does not work; every message stays in the spool."""
     caplog.clear()
     with forwarder(address, spool, drain_sec=0.0, **options) as recorder:
         Emitter(recorder).losses(10)
@@ -81,7 +81,7 @@ def said(address: str, spool: Path, caplog: pytest.LogCaptureFixture, **options:
         pytest.param(b"", "does not answer", marks=pytest.mark.slow),
     ],
 )
-def test_a_server_that_is_no_collector(
+def test_a_server_that_is_not_a_collector(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, data: bytes, cure: str
 ) -> None:
     with answering(data) as address:
@@ -90,17 +90,17 @@ def test_a_server_that_is_no_collector(
     assert "the sender retries" in text
 
 
-def test_of_a_hosts_addresses_one_refuses_and_one_is_no_collector(
+def test_of_a_hosts_addresses_one_refuses_and_one_is_not_a_collector(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    # gRPC tells of the address that it tried last, which is any of localhost's.
+    # gRPC reports the address that it tried last, which is any of localhost's.
     with answering(b"SSH-2.0-OpenSSH_9.9\r\n") as address:
         text = said(address.replace("127.0.0.1", "localhost"), tmp_path / "spool", caplog)
     assert "is not a collector" in text
 
 
-def test_nobody_and_no_such_host(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    text = said(f"localhost:{free_port()}", tmp_path / "nobody", caplog)
+def test_no_listener_and_no_such_host(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    text = said(f"localhost:{free_port()}", tmp_path / "no listener", caplog)
     assert "no collector is listening" in text
     assert "Start `hcb collect` there" in text
     text = said("no-such-host.invalid:7070", tmp_path / "no host", caplog)
@@ -139,7 +139,7 @@ def test_a_collector_and_a_process_of_different_protocols(
         monkeypatch.undo()
         with forwarder(
             collector.address, tmp_path / "spool", drain_sec=60.0
-        ) as recorder:  # whose turn it is now
+        ) as recorder:  # its turn comes now
             Emitter(recorder).losses(5)
         collector.stop()
     assert sorted(map(len, stored(collector.log)[0].values())) == [5, 10]
@@ -156,11 +156,11 @@ def test_a_spool_that_cannot_be_written_to(tmp_path: Path) -> None:
         with pytest.raises(SpoolError, match="give spool="):
             with hcb.outfeed_receiver(forward="localhost:7070", spool=folder):
                 pass
-    with hcb.outfeed_receiver():  # the devices are nobody's
+    with hcb.outfeed_receiver():  # the devices have no other receiver
         pass
 
 
-def test_files_that_are_no_certificates_are_found_before_anything_is_made(
+def test_files_that_are_not_certificates_are_found_before_any_file_is_made(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     ours, others = Authority(tmp_path / "ours"), Authority(tmp_path / "others")
@@ -190,7 +190,7 @@ def test_files_that_are_no_certificates_are_found_before_anything_is_made(
     assert "not certificates of authorities" in capsys.readouterr().err
 
 
-def test_two_processes_of_one_number_are_told_apart(tmp_path: Path) -> None:
+def test_two_processes_of_one_number_are_distinguished(tmp_path: Path) -> None:
     with CollectorProcess(tmp_path, "--print-all") as collector:
         with (
             forwarder(collector.address, tmp_path / "a", process_index=1, drain_sec=60.0) as first,

@@ -18,7 +18,7 @@ from training_run import LATE_SEC, PER_STEP, TrainingRun, messages_in
 LAST_STEPS = 20
 
 MORE = int(os.environ.get("HOSTCALLBACK_TEST_KILLS", "0"))
-"""So many seeds are tried beyond those that always are."""
+"""Number of seeds that are tried in addition to the fixed ones."""
 
 SEEDS = [*((2, seed) for seed in range(3 + MORE)), *((4, seed) for seed in range(2 + MORE))]
 
@@ -35,7 +35,7 @@ def training(
 
 
 def finish(run: TrainingRun, collector: CollectorProcess) -> None:
-    """Ends the run as it should end, and compares what is stored with what the processes did."""
+    """Ends the run properly, and compares the stored messages with the steps of the processes."""
     before = run.spooled()
     run.start(LAST_STEPS)
     run.check_ended_well()
@@ -60,7 +60,7 @@ def test_a_coordinator_that_dies_takes_the_others_along_and_no_message(tmp_path:
             collector.kill()
             run.wait_for_steps(run.living[0].steps() + 10)
             run.kill([0])
-            run.wait_for_end()  # JAX ends the other one, which has no time to say anything
+            run.wait_for_end()  # JAX ends the other one, before it can report anything
             assert not run.spools_are_empty()
             collector.start()
             finish(run, collector)
@@ -68,7 +68,7 @@ def test_a_coordinator_that_dies_takes_the_others_along_and_no_message(tmp_path:
 
 @pytest.mark.slow
 @pytest.mark.native_only
-def test_what_no_spool_had_yet_is_in_the_flight_recorder(tmp_path: Path) -> None:
+def test_messages_that_no_spool_had_yet_are_in_the_flight_recorder(tmp_path: Path) -> None:
     flights, recovered = tmp_path / "flights", tmp_path / "recovered"
     with CollectorProcess(tmp_path, "--quiet") as collector:
         with training(collector, tmp_path, 2, shares_spool=True) as run:
@@ -90,9 +90,7 @@ def test_what_no_spool_had_yet_is_in_the_flight_recorder(tmp_path: Path) -> None
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(("count", "seed"), SEEDS)
-def test_whoever_is_killed_at_random_no_message_is_lost_or_doubled(
-    tmp_path: Path, count: int, seed: int
-) -> None:
+def test_after_random_kills_no_message_is_lost_or_doubled(tmp_path: Path, count: int, seed: int) -> None:
     chance = random.Random(f"{count}/{seed}")
     pause = threading.Event()
     with CollectorProcess(tmp_path, "--quiet") as collector:
@@ -114,7 +112,7 @@ def test_whoever_is_killed_at_random_no_message_is_lost_or_doubled(
                     f"turn {turn}: the collector is {'' if is_there else 'not '}there, killed are {victims}"
                 )
                 run.kill(victims)
-                pause.wait(chance.choice([0.0, 0.05, 1.0]))  # the others find out, and say so
+                pause.wait(chance.choice([0.0, 0.05, 1.0]))  # the others notice, and report it
                 run.kill(range(count))
                 run.wait_for_end()
             if collector.process.poll() is not None:

@@ -1,4 +1,4 @@
-"""SIGTERM: what was emitted is forwarded first, and then happens what would have happened."""
+"""SIGTERM: the process forwards its messages first, and then the previous handler runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Collectors in processes of their own, forwarders without JAX, and what is stored: for the tests of forwarding."""
+"""Collectors in separate processes, forwarders without JAX, and stored messages: for the tests of forwarding."""
 
 from __future__ import annotations
 
@@ -74,18 +74,18 @@ class Emitter:
         self.seq += 1
 
     def losses(self, count: int) -> None:
-        """So many messages of LOSS, whose loss and step are their numbers."""
+        """This many messages of LOSS, whose loss and step are their numbers."""
         for _ in range(count):
             self.emit(LOSS, np.float32(self.seq), np.int32(self.seq))
 
 
 class CollectorProcess:
-    """`hcb collect`, which may be killed and started again at the same place.
+    """`hcb collect`, which tests can kill and start again at the same address.
 
     Attributes:
-        program: what Python runs as `hcb`.
+        program: the Python program that acts as `hcb`.
         log: its folder.
-        address: where it listens.
+        address: its listening address.
     """
 
     program: tuple[str, ...] = ("-m", "hostcallback.receiver.cli")
@@ -129,7 +129,7 @@ class CollectorProcess:
         self._port = int(port) if port.isdecimal() else 0
 
     def command(self) -> list[str]:
-        """Where it listens and stores."""
+        """The address and the folder."""
         return ["--listen", f"localhost:{self._port}", "--log", str(self.log)]
 
     @staticmethod
@@ -162,14 +162,14 @@ class CollectorProcess:
 
 
 def forwarder(address: str, spool: Path, **options: Any) -> Forwarder:
-    """Forwards as process 0 of a run, unless said otherwise."""
+    """Forwards as process 0 of a run, by default."""
     index = options.pop("process_index", None)
     local = options.pop("local_devices", {"cpu:0": 0, "cpu:1": 1})
     return Forwarder(Forward(address, spool=spool, **options), process_index=index, local_devices=local)
 
 
 def stored(log: Path, run: str = "run") -> tuple[dict[tuple[str, str], list[int]], list[Lost]]:
-    """The numbers of the messages that are stored, by process and device, and what is said to be lost."""
+    """The numbers of the stored messages, by process and device, and the reported losses."""
     found: dict[tuple[str, str], list[int]] = {}
     lost: list[Lost] = []
     for record in LogReader(log / run).records():

@@ -1,7 +1,7 @@
-"""A small broker: a folder that processes and a collector share, `file:///path`. As a script: `hcb` that knows it.
+"""A small broker: a folder that processes and a collector share, `file:///path`. As a script: `hcb` with it.
 
 A stream has a folder there, with a file for each slice, named after its position, and the file `stored`, in which the
-collector says how far it has the stream.
+collector writes the position up to which it has stored the stream.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Collectors that fetch from NATS, in processes of their own, and what they have stored."""
+"""Collectors that fetch from NATS, in separate processes, and their stored messages."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class NatsCollectorProcess(CollectorProcess):
 
 
 def all_messages(*logs: Path) -> list[int]:
-    """The numbers of what is in several collectors' logs, each for itself."""
+    """The numbers of the messages in several collectors' logs, per log."""
     found: list[int] = []
     for log in logs:
         try:
@@ -33,7 +33,7 @@ def all_messages(*logs: Path) -> list[int]:
 
 
 def read_together(*logs: Path) -> list[int]:
-    """The numbers of what is in several collectors' logs, in the order in which a command shows them."""
+    """The numbers of the messages in several collectors' logs, in the order in which a command shows them."""
     try:
         reader = LogReader([log / "run" for log in logs if any((log / "run").glob("*.hcblog"))])
     except (NotATapLogError, FileNotFoundError):

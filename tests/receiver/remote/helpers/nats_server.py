@@ -1,4 +1,4 @@
-"""A real nats-server with JetStream, which may be killed and started again with what it has stored."""
+"""A real nats-server with JetStream, which tests can kill and start again with its store."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WAIT_SEC = 60.0
 
 
 def nats_server_program() -> str:
-    """Where the program is; skips the test, or fails it where the server must be there."""
+    """Path of the program; skips the test without it, or fails the test if the server is required."""
     found = shutil.which("nats-server") or shutil.which("nats-server", path="/usr/sbin:/usr/local/sbin")
     if found is None:
         text = "nats-server is not installed (on Debian: apt-get install nats-server)"

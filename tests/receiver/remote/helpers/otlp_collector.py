@@ -1,4 +1,4 @@
-"""An OpenTelemetry Collector's gRPC server, as its protocol defines it, that keeps what it is sent."""
+"""An OpenTelemetry Collector's gRPC server, as its protocol defines it, that keeps the requests."""
 
 from __future__ import annotations
 
@@ -45,15 +45,15 @@ class _Metrics(metrics_service_pb2_grpc.MetricsServiceServicer):
 
 
 class OtlpCollector:
-    """Listens on a port of its own.
+    """Listens on a free port.
 
     Attributes:
-        logs, metrics, resources: what came.
+        logs, metrics, resources: the received data.
         headers: of the last request.
-        status: what requests are answered with; None to take them.
-        rejects: how many points of each request of metrics it says it has rejected.
+        status: the status that answers requests; None to accept them.
+        rejects: number of points that it reports as rejected, of each request of metrics.
         gate: requests wait while it is not set.
-        asked: how many requests came.
+        asked: number of requests.
     """
 
     def __init__(self, credentials: grpc.ServerCredentials | None = None, port: int = 0) -> None:

@@ -10,7 +10,7 @@ FIRST = 12_000
 
 
 def free_port() -> int:
-    """A port of this machine at which nobody listens, and which no connection is given while its server is away."""
+    """A port of this machine without a listener, which no connection is given while its server is away."""
     described = Path("/proc/sys/net/ipv4/ip_local_port_range")
     end = int(described.read_text().split()[0]) if described.exists() else 32_768
     chance = random.SystemRandom()

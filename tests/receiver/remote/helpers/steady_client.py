@@ -1,4 +1,4 @@
-"""A well-behaved client that sends all the time, whatever others do to the collector."""
+"""A well-behaved client that sends all the time, while other clients misbehave."""
 
 from __future__ import annotations
 

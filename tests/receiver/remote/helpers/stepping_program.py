@@ -1,8 +1,8 @@
 """One of several processes that train step by step and forward: `python stepping_program.py NUMBER COUNT PORT COLLECTOR
 SPOOL CONFIRMED STEPS SEED`.
 
-Into the file CONFIRMED it writes when which step was done: what a test may rely on, whatever forwarding does. Each step
-emits three messages, whose steps go on from one step of the loop to the next.
+It writes to the file CONFIRMED the time of each completed step, on which a test can rely independently of forwarding.
+Each step emits three messages, whose steps go on from one step of the loop to the next.
 """
 
 from __future__ import annotations

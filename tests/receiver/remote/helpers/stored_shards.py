@@ -1,4 +1,4 @@
-"""Processes of one program as a collector has stored them, with shards of arrays: to test what becomes of these."""
+"""Stored streams of one program's processes, with shards of arrays: for the tests of assembling."""
 
 from __future__ import annotations
 
@@ -58,10 +58,10 @@ class StoredProcess:
             number: of the process.
             processes: how many there are.
             devices: how many each of them has.
-            job: names the life of the program.
+            job: names the run of the program.
             part: the length of a shard.
             base: the run id of the program's first launch.
-            clock_ns: what its clock says at the first launch.
+            clock_ns: its clock at the first launch.
         """
         self.key = StreamKey("run", number, uuid.uuid4().hex[:16])
         self._devices, self._shards, self._part = devices, processes * devices, part
@@ -113,7 +113,7 @@ class StoredProcess:
 
 
 class Taken:
-    """A sink that keeps what it gets.
+    """A sink that keeps its input.
 
     Attributes:
         wholes: name, device and array of each message in order.
@@ -128,7 +128,7 @@ class Taken:
         self.wholes.append((message.consumer.name, str(message.device), message.arrays[0]))
 
     def numbers(self, name: str = "parts") -> list[int]:
-        """Which values of a tap came, checked to be those that the program tapped."""
+        """Numbers of a tap's delivered values, checked to equal the tapped values."""
         found = []
         for tap, _, array in self.wholes:
             if tap == name:

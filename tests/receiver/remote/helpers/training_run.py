@@ -1,4 +1,4 @@
-"""A run of several JAX processes that are killed and started again, and what a collector must have of it."""
+"""A run of several JAX processes that are killed and started again, and the messages a collector must then have."""
 
 from __future__ import annotations
 
@@ -21,11 +21,12 @@ from ports import free_port
 
 PROGRAM = Path(__file__).with_name("stepping_program.py")
 PER_STEP = 3
-"""So many messages of each process."""
+"""Messages per step of each process."""
 
 LATE_SEC = 2.0
-"""What is older than that when its process is killed must be in its spool: 20 ms by the documents, and the rest for
-machines that do too much at a time."""
+"""Messages older than this when their process is killed must be in its spool: 20 ms by the documents, and the rest for
+overloaded machines.
+"""
 
 START_SEC = 110.0
 _CONFIRMED = struct.Struct("<qq")
@@ -54,7 +55,7 @@ class Life:
         return sum(at <= until_ns for at in self._times())
 
     def missing_ms(self, messages: int) -> int:
-        """How old the first step that is not stored was when it was killed, if so many messages are."""
+        """Age at the kill of the first step that is not stored, if the collector has stored this many messages."""
         missing = [at for at in self._times()[messages // PER_STEP :] if at <= self.killed_ns]
         return (self.killed_ns - missing[0]) // 1_000_000 if missing else 0
 
@@ -74,7 +75,7 @@ class TrainingRun:
         count: of its processes.
         shares_spool: whether these have one folder, as on one host, or one each, as on several.
         program: what they run.
-        lives: all processes there were.
+        lives: all processes, including ended ones.
     """
 
     folder: Path
@@ -86,7 +87,7 @@ class TrainingRun:
 
     @property
     def living(self) -> list[Life]:
-        """Those that were started last."""
+        """The processes of the last start."""
         return self.lives[-self.count :]
 
     def start(self, steps: int, seed: int = 0, **variables: str) -> None:
@@ -105,7 +106,7 @@ class TrainingRun:
             self.lives.append(Life(number, process, confirmed, spool))
 
     def wait_for_steps(self, steps: int) -> None:
-        """Until all processes have done so many."""
+        """Waits until all processes have completed this many steps."""
 
         def are_done() -> bool:
             for life in self.living:
@@ -127,7 +128,7 @@ class TrainingRun:
         return [life.process.wait(START_SEC) for life in self.living]
 
     def end(self) -> None:
-        """Kills what is left."""
+        """Kills the remaining processes."""
         for life in self.lives:
             life.process.kill()
             life.process.wait(WAIT_SEC)
@@ -154,7 +155,7 @@ class TrainingRun:
 
 
 def messages_in(log: Path, count: int) -> dict[int, list[int]]:
-    """The numbers of the messages of a log, in its order, by process id; checks what so many processes added up."""
+    """The numbers of the messages of a log, in its order, by process id; checks the sums over this many processes."""
     found: dict[int, list[int]] = {}
     try:
         reader = LogReader(log)

@@ -1,4 +1,4 @@
-"""Forwarding by way of a real nats-server: what is stored, by whom, and after which of them was killed."""
+"""Forwarding through a real nats-server: the stored messages, per collector, after each kind of kill."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def test_a_killed_process_s_spool_is_published_by_the_next_one(
     assert list(spool.iterdir()) == []
 
 
-def test_collectors_share_the_messages_and_one_takes_over_what_a_killed_one_had(
+def test_collectors_share_the_messages_and_one_takes_over_from_a_killed_one(
     server: NatsServerProcess, tmp_path: Path
 ) -> None:
     with (
@@ -170,7 +170,7 @@ def test_a_collector_that_is_killed_goes_on_where_it_was(server: NatsServerProce
     assert all_messages(collector.log) == list(range(3_000))
 
 
-def test_what_is_published_twice_is_stored_once(server: NatsServerProcess, tmp_path: Path) -> None:
+def test_messages_published_twice_are_stored_once(server: NatsServerProcess, tmp_path: Path) -> None:
     with forwarder(server.url, tmp_path / "spool") as sending:
         Emitter(sending).losses(100)
     messages = published(server.url, "taps.>")
@@ -191,7 +191,7 @@ def test_what_is_published_twice_is_stored_once(server: NatsServerProcess, tmp_p
     assert Counter(all_messages(collector.log)) == Counter([0, *range(100)])
 
 
-def test_what_is_no_message_of_a_tap_is_left_out(server: NatsServerProcess, tmp_path: Path) -> None:
+def test_data_that_is_not_a_message_of_a_tap_is_left_out(server: NatsServerProcess, tmp_path: Path) -> None:
     with NatsCollectorProcess(tmp_path, server.url) as collector:
 
         async def publish() -> None:
@@ -226,7 +226,7 @@ def test_a_message_that_the_server_cannot_take_is_noted_as_lost(
     assert "max_payload" in lost[0].reason
 
 
-def test_a_server_without_jetstream_is_said_to_have_none(
+def test_a_server_without_jetstream_is_reported_as_such(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with NatsServerProcess(tmp_path) as server:
@@ -262,7 +262,7 @@ def test_passwords_in_addresses_are_not_shown(tmp_path: Path, caplog: pytest.Log
     assert "secret" not in caplog.text
 
 
-def test_without_the_package_it_says_how_to_get_it(tmp_path: Path) -> None:
+def test_without_the_package_the_error_has_the_cure(tmp_path: Path) -> None:
     program = (
         "import sys; sys.modules['nats'] = None\n"
         "from hostcallback.receiver.remote.forwarder import Forwarder\n"

@@ -1,4 +1,4 @@
-"""NATS servers that lose what they had, ask for certificates, or die with the collectors: what is stored in the end."""
+"""NATS servers that lose their store, ask for certificates, or die with the collectors: the stored messages."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_a_server_that_lost_its_store_is_noticed_and_gets_what_spools_hold(
             wait_for(lambda: len(read_together(collector.log)) == 100, "the first messages")
             collector.kill()
             emitter.losses(100)
-            assert sending.drain(60)  # JetStream has them, and nobody else
+            assert sending.drain(60)  # only JetStream has them
             server.kill()
             shutil.rmtree(tmp_path / "jetstream")
             server.start()
@@ -82,7 +82,7 @@ def test_a_server_with_tls_checks_and_is_checked(tmp_path: Path, caplog: pytest.
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("seed", range(3))
-def test_whoever_is_killed_at_random_the_collectors_logs_have_each_message_once(
+def test_after_random_kills_the_collectors_logs_have_each_message_once(
     server: NatsServerProcess, tmp_path: Path, seed: int
 ) -> None:
     chance, pause = random.Random(seed), threading.Event()

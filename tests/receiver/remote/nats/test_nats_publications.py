@@ -87,7 +87,7 @@ def test_units_that_do_not_hold_together_are_refused(name: str, value: object) -
 
 
 @given(st.integers(0, 10_000), st.integers(0, 255))
-def test_a_changed_byte_never_gets_past_with_another_exception(place: int, value: int) -> None:
+def test_a_changed_byte_never_raises_another_exception(place: int, value: int) -> None:
     data = bytearray(units(block_of([3, 4, 5]))[0].encode())
     data[place % len(data)] = value
     with contextlib.suppress(BadStreamError):

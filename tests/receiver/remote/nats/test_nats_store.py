@@ -1,4 +1,4 @@
-"""What a collector stores of what it fetches: each message once, those of a device in order."""
+"""Storing of fetched messages: each message once, those of a device in order."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def stored(store: Store) -> list[int]:
     ]
 
 
-def test_what_came_under_several_subjects_is_joined_in_order(tmp_path: Path) -> None:
+def test_messages_under_several_subjects_are_joined_in_order(tmp_path: Path) -> None:
     store = Store(tmp_path)
     nats_store = NatsStore(store)
     nats_store.append(list(reversed(parts(0, 20))))
@@ -40,7 +40,7 @@ def test_what_came_under_several_subjects_is_joined_in_order(tmp_path: Path) -> 
     store.close()
 
 
-def test_another_collector_in_its_place_knows_what_is_there(tmp_path: Path) -> None:
+def test_another_collector_in_its_place_knows_the_stored_messages(tmp_path: Path) -> None:
     for first in (0, 10):
         store = Store(tmp_path)
         nats_store = NatsStore(store)
@@ -64,7 +64,7 @@ def test_messages_that_come_late_are_read_in_their_place(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("cut", [1, 64, 200, 700, 1500])
-def test_what_was_half_written_is_stored_once_when_it_comes_again(tmp_path: Path, cut: int) -> None:
+def test_a_half_written_message_is_stored_once_when_it_comes_again(tmp_path: Path, cut: int) -> None:
     store = Store(tmp_path)
     NatsStore(store).append(parts(0, 10))
     (path,) = (tmp_path / "run").iterdir()

@@ -1,4 +1,4 @@
-"""Export to an OpenTelemetry Collector: what arrives at a real gRPC server, and what becomes of it when that fails."""
+"""Export to an OpenTelemetry Collector: the requests that a real gRPC server gets, and failures of that server."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_failures_of_checks_are_errors_with_file_and_line(collector: OtlpCollect
     assert first.time_unix_nano > 0
 
 
-def test_what_is_printed_or_logged_is_a_record_of_its_level(
+def test_prints_and_logs_are_records_of_their_level(
     collector: OtlpCollector, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with hcb.otlp_exporter(collector.address) as otlp:
@@ -127,7 +127,7 @@ def test_a_replay_exports_as_the_run_would(collector: OtlpCollector, tmp_path: P
     assert any(record.severity_text == "ERROR" for record in collector.logs)
 
 
-def test_a_collector_exports_what_processes_forward(collector: OtlpCollector, tmp_path: Path) -> None:
+def test_a_collector_exports_forwarded_messages(collector: OtlpCollector, tmp_path: Path) -> None:
     with CollectorProcess(tmp_path, "--otlp", collector.address) as collecting:
         sending = forwarder(collecting.address, tmp_path / "spool", run="mine", process_index=3)
         with sending:
@@ -147,7 +147,7 @@ def emit(count: int, sink: Any) -> None:
             program(float(k))
 
 
-def test_a_collector_that_stalls_holds_nobody_up_and_what_has_no_room_is_counted(
+def test_a_collector_that_stalls_blocks_no_process_and_messages_without_room_are_counted(
     collector: OtlpCollector,
 ) -> None:
     collector.gate.clear()
@@ -163,7 +163,7 @@ def test_a_collector_that_stalls_holds_nobody_up_and_what_has_no_room_is_counted
     assert len(collector.points("value")) == 105 - lost
 
 
-def test_what_a_collector_cannot_take_now_is_sent_again(collector: OtlpCollector) -> None:
+def test_messages_a_collector_cannot_take_now_are_sent_again(collector: OtlpCollector) -> None:
     collector.status = grpc.StatusCode.UNAVAILABLE
     with hcb.otlp_exporter(collector.address, drain_sec=60, flush_sec=0.01) as otlp:
         emit(3, otlp)
@@ -188,7 +188,7 @@ def test_a_collector_that_starts_later_gets_everything() -> None:
     collector.stop()
 
 
-def test_what_a_collector_refuses_is_counted_and_not_sent_again(
+def test_messages_a_collector_refuses_are_counted_and_not_sent_again(
     collector: OtlpCollector, caplog: pytest.LogCaptureFixture
 ) -> None:
     collector.status = grpc.StatusCode.UNAUTHENTICATED
@@ -205,7 +205,7 @@ def test_what_a_collector_refuses_is_counted_and_not_sent_again(
     assert "does not accept what is exported" in caplog.text
 
 
-def test_closing_without_a_collector_takes_no_longer_than_it_may_and_says_what_was_lost(
+def test_closing_without_a_collector_is_quick_and_reports_the_loss(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with hcb.otlp_exporter("localhost:1", drain_sec=0.2) as otlp:
@@ -233,7 +233,7 @@ def test_tls_is_spoken_and_the_certificate_is_checked(tmp_path: Path) -> None:
     assert len(collector.points("value")) == 1
     with hcb.otlp_exporter(
         f"https://{collector.address}", drain_sec=0.5
-    ) as otlp:  # which trusts nobody of these
+    ) as otlp:  # this server trusts none of these certificates
         emit(1, otlp)
     assert otlp.counters.lost.total() == 1
     assert len(collector.points("value")) == 1
@@ -268,7 +268,7 @@ def test_options_out_of_range_are_refused(options: dict[str, Any], text: str) ->
         hcb.otlp_exporter(**options)
 
 
-def test_without_the_package_it_says_how_to_get_it() -> None:
+def test_without_the_package_the_error_has_the_cure() -> None:
     program = (
         "import sys; sys.modules['opentelemetry'] = None\n"
         "from hostcallback.receiver.remote.otlp.exporter import otlp_exporter\n"

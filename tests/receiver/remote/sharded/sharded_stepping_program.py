@@ -1,7 +1,7 @@
-"""One of several processes that train step by step an array that is sharded over them, and forward:
-`python sharded_stepping_program.py NUMBER COUNT PORT COLLECTOR SPOOL CONFIRMED STEPS LIFE`.
+"""One of several processes that train step by step an array that is sharded over them, and forward: `python
+sharded_stepping_program.py NUMBER COUNT PORT COLLECTOR SPOOL CONFIRMED STEPS LIFE`.
 
-Into the file CONFIRMED it writes when which step was done. LIFE is in each value, beside the step.
+It writes to the file CONFIRMED the time of each completed step. Each value contains LIFE and the step.
 """
 
 from __future__ import annotations

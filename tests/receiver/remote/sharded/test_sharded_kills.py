@@ -45,7 +45,7 @@ def training(folder: Path, count: int) -> Iterator[tuple[CollectorProcess, Train
 
 
 def finish(collector: CollectorProcess, run: TrainingRun, life: int) -> None:
-    """Ends the run as it should end, and compares what was delivered with what is stored."""
+    """Ends the run properly, and compares the delivered values with the stored ones."""
     run.start(LAST_STEPS, life)
     run.check_ended_well()
     assert run.spools_are_empty()
@@ -63,14 +63,14 @@ def finish(collector: CollectorProcess, run: TrainingRun, life: int) -> None:
         delivered.setdefault(of_life, []).append(step)
     print({of_life: len(steps) for of_life, steps in delivered.items()}, len(processes) - len(complete))
     assert {(of_life, step) for of_life, steps in delivered.items() for step in steps} == complete
-    # Where a collector was killed, what it had not written down comes again.
+    # After a kill, a collector delivers again the values that it had not noted yet.
     for steps in delivered.values():
         first = list(dict.fromkeys(steps))
         assert first == sorted(first)
     assert delivered[life] == list(range(LAST_STEPS))
 
 
-def test_what_is_whole_is_delivered_whoever_is_killed(tmp_path: Path) -> None:
+def test_complete_values_are_delivered_after_any_kill(tmp_path: Path) -> None:
     with training(tmp_path, 2) as (collector, run):
         run.start(1_000_000, 1)
         run.wait_for_steps(30)

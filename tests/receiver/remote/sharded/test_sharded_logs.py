@@ -85,7 +85,7 @@ def test_cat_shows_shards_that_are_wanted(store: Store, capsys: pytest.CaptureFi
     assert len(cat(store, capsys, "--device", "cpu:0")) == 6
 
 
-def test_what_is_incomplete_is_shown_shard_by_shard(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
+def test_incomplete_values_are_shown_shard_by_shard(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
     first, second = processes(store)
     first.store(range(5), [PARTS, ALONE])
     second.store(range(2))
@@ -98,7 +98,7 @@ def test_what_is_incomplete_is_shown_shard_by_shard(store: Store, capsys: pytest
 
 
 @pytest.mark.parametrize("skew_ns", [HOUR_NS, -HOUR_NS])
-def test_who_is_far_ahead_by_the_clock_is_read_later(
+def test_a_stream_far_ahead_by_the_clock_is_read_later(
     store: Store, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, skew_ns: int
 ) -> None:
     monkeypatch.setattr(assembly, "MAX_PENDING_VALUES", 20)
@@ -111,7 +111,7 @@ def test_who_is_far_ahead_by_the_clock_is_read_later(
     assert numbers(rows) == numbers(rows, "others") == list(range(400))
 
 
-def test_a_process_that_ends_early_holds_nobody_up(
+def test_a_process_that_ends_early_blocks_no_other(
     store: Store, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(assembly, "MAX_PENDING_VALUES", 20)
@@ -126,7 +126,7 @@ def test_a_process_that_ends_early_holds_nobody_up(
     assert len([row for row in rows if row["name"] == "alone"]) == 400
 
 
-def test_replay_delivers_values_once_and_says_how_many_were_incomplete(
+def test_replay_delivers_values_once_and_reports_the_number_of_incomplete_ones(
     store: Store, capsys: pytest.CaptureFixture[str]
 ) -> None:
     first, second = processes(store, skew_ns=HOUR_NS)

@@ -1,4 +1,4 @@
-"""What becomes of values whose shards come in the streams of several processes: late, in part, twice, or never."""
+"""Values whose shards arrive in the streams of several processes: late, in part, twice, or never."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_a_value_is_delivered_when_its_last_shard_has_come(store: Store, open_de
     assert {device for _, device, _ in taken.wholes} == {"run p0 cpu:0"}
 
 
-def test_order_is_that_of_the_program_whatever_clocks_say(store: Store, open_delivery: Open) -> None:
+def test_the_programs_order_holds_whatever_clocks_show(store: Store, open_delivery: Open) -> None:
     delivery, taken = open_delivery()
     ahead = StoredProcess(store, 0, clock_ns=10**18)
     behind = StoredProcess(store, 1, clock_ns=0)
@@ -74,7 +74,7 @@ def test_order_is_that_of_the_program_whatever_clocks_say(store: Store, open_del
 
 
 @pytest.mark.parametrize("bound", ["MAX_PENDING_VALUES", "MAX_PENDING_BYTES"])
-def test_who_is_far_ahead_waits_and_nothing_is_given_up(
+def test_a_stream_far_ahead_waits_and_no_value_is_discarded(
     store: Store, open_delivery: Open, monkeypatch: pytest.MonkeyPatch, bound: str
 ) -> None:
     monkeypatch.setattr(assembly, bound, 40 if bound == "MAX_PENDING_VALUES" else 40 * 32)
@@ -83,7 +83,7 @@ def test_who_is_far_ahead_waits_and_nothing_is_given_up(
     for first in range(0, 1000, 50):
         ahead.bring(delivery, range(first, first + 50), [PARTS, OTHERS, ALONE])
     idle(delivery)
-    # It was read on for a chunk at most, and what was parked of that goes on when there is room.
+    # The reader went on for a chunk at most, and the parked part of it goes on when there is room.
     assert taken.numbers("parts") == []
     assert 40 <= len([name for name, _, _ in taken.wholes if name == "alone"]) <= 150
     for first in range(0, 1000, 100):
@@ -94,7 +94,7 @@ def test_who_is_far_ahead_waits_and_nothing_is_given_up(
     assert not delivery.incomplete
 
 
-def test_the_devices_of_a_process_may_be_far_apart_in_its_stream(
+def test_the_devices_of_a_process_may_be_far_from_each_other_in_its_stream(
     store: Store, open_delivery: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(assembly, "MAX_PENDING_VALUES", 10)
@@ -109,7 +109,7 @@ def test_the_devices_of_a_process_may_be_far_apart_in_its_stream(
     assert not delivery.incomplete
 
 
-def test_what_a_dead_process_leaves_incomplete_is_given_up_and_holds_nobody_back(
+def test_incomplete_values_of_a_dead_process_are_discarded_and_block_no_other(
     store: Store, open_delivery: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(assembly, "MAX_PENDING_VALUES", 40)
@@ -125,7 +125,7 @@ def test_what_a_dead_process_leaves_incomplete_is_given_up_and_holds_nobody_back
     assert reason.startswith("parts at /home/me/train.py:12 (step)")
     left = 1000 - 10 - delivery.incomplete[reason]
     assert 0 < left <= 40
-    # It was not dead after all: what was given up stays so, what was not is whole now.
+    # The process was alive after all: discarded values stay discarded, the others are complete now.
     dead.bring(delivery, range(10, 1000))
     idle(delivery)
     assert taken.numbers() == [*range(10), *range(1000 - left, 1000)]
@@ -143,7 +143,7 @@ def test_a_dropped_shard_costs_its_value_only(store: Store, open_delivery: Open)
     assert taken.numbers() == [number for number in range(200) if number != 50]
 
 
-def test_another_life_has_run_ids_of_its_own(store: Store, open_delivery: Open) -> None:
+def test_another_run_has_separate_run_ids(store: Store, open_delivery: Open) -> None:
     delivery, taken = open_delivery(patience_sec=0.3)
     for life in range(2):
         processes = [StoredProcess(store, number, job=f"{life}" * 32) for number in range(2)]
@@ -191,7 +191,7 @@ def test_a_second_stream_of_a_process_goes_on_with_the_program(store: Store, ope
     delivery, taken = open_delivery()
     processes = [StoredProcess(store, number) for number in range(2)]
     again = [StoredProcess(store, number) for number in range(2)]
-    # What was left of the first stream of one of them comes last.
+    # The rest of the first stream of one of them comes last.
     processes[0].bring(delivery, range(100))
     for process in again:
         process.bring(delivery, range(100, 400))
@@ -211,7 +211,7 @@ def test_an_incomplete_value_outlives_the_collector(store: Store, open_delivery:
     assert taken.numbers() == [0, 1]
     delivery.close()
     for _ in range(2):
-        # What was delivered does not come again, though what is incomplete is read once more.
+        # Delivered values do not come again, though incomplete ones are read once more.
         delivery, taken = open_delivery()
         idle(delivery)
         assert taken.wholes == []
@@ -225,7 +225,7 @@ def test_an_incomplete_value_outlives_the_collector(store: Store, open_delivery:
     assert not delivery.incomplete
 
 
-def test_what_was_parked_outlives_the_collector(
+def test_parked_values_outlive_the_collector(
     store: Store, open_delivery: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(assembly, "MAX_PENDING_VALUES", 10)

@@ -1,4 +1,4 @@
-"""What is written to a spool is sent soon: at once after a pause and when somebody waits, else many writes together."""
+"""Spooled data is sent soon: at once after a pause and when a caller waits, otherwise many writes together."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_little_waits_until_the_last_piece_is_long_ago(clock: list[float]) -> No
     mine = FlushPolicy()
     mine.sends(everything=True)
     mine.has_nothing()
-    assert mine.wrote(100)  # whoever sends is to look how long that may wait
+    assert mine.wrote(100)  # the sender must look how long this write may wait
     assert mine.wait_sec(100, acked=True) == pytest.approx(pace.SEND_SEC)
     assert not mine.wrote(100)
     clock[0] += pace.SEND_SEC
@@ -50,7 +50,7 @@ def test_little_waits_longer_while_the_last_piece_is_not_acknowledged(clock: lis
     assert mine.wait_sec(1, acked=False) == 0.0
 
 
-def test_much_is_sent_at_once_and_so_is_what_must_not_wait(clock: list[float]) -> None:
+def test_large_and_urgent_data_is_sent_at_once(clock: list[float]) -> None:
     mine = FlushPolicy()
     mine.sends(everything=True)
     assert mine.wait_sec(SEND_BYTES, acked=False) == 0.0

@@ -13,9 +13,7 @@ from hostcallback.receiver.remote.streams import StreamKey, StreamOffset
 
 
 @pytest.mark.parametrize("fsync", [True, False])
-def test_what_was_written_is_on_the_disk(
-    fsync: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_written_data_is_on_the_disk(fsync: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: dict[int, int] = {}  # by inode: how long the file was
     real = os.fsync
 

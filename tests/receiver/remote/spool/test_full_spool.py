@@ -1,4 +1,4 @@
-"""A spool that is full: what each policy keeps, and that the collector is told exactly what it does not get."""
+"""A spool that is full: the messages that each policy keeps, and the exact losses that the collector learns of."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ COUNT = 6_000  # of 192 bytes
 
 
 def forward_without_and_with_collector(folder: Path, policy: str, **options: Any) -> tuple[Any, Any, Any]:
-    """Emits while there is no collector, and a little more when there is; what is stored, lost, and the counters."""
+    """Emits while no collector runs, and a little more when one does; returns stored, lost, and the counters."""
     with CollectorProcess(folder, "--quiet") as collector:
         collector.kill()
         with forwarder(
@@ -42,7 +42,7 @@ def forward_without_and_with_collector(folder: Path, policy: str, **options: Any
 
 
 @pytest.mark.parametrize("policy", ["drop_oldest", "drop_newest", "sample"])
-def test_what_is_dropped_is_noted_where_the_rest_is_stored(tmp_path: Path, policy: str) -> None:
+def test_dropped_messages_are_noted_where_the_rest_is_stored(tmp_path: Path, policy: str) -> None:
     found, lost, counters = forward_without_and_with_collector(tmp_path, policy)
     assert found == sorted(set(found))
     assert len(found) + sum(note.messages for note in lost) == COUNT + 10
@@ -65,7 +65,7 @@ def test_what_is_dropped_is_noted_where_the_rest_is_stored(tmp_path: Path, polic
         assert any("one message in 10" in note.reason for note in lost)
 
 
-def test_blocking_waits_for_room_and_loses_nothing(tmp_path: Path) -> None:
+def test_blocking_waits_for_room_and_loses_no_message(tmp_path: Path) -> None:
     with CollectorProcess(tmp_path, "--quiet") as collector:
         collector.kill()
         recorder = forwarder(collector.address, tmp_path / "spool", spool_bytes=SPOOL_BYTES, drain_sec=60)
