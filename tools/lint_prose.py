@@ -33,6 +33,8 @@ PROSE_CHECKED = (
     "examples",
     "hostcallback/_jax_compat",
     "hostcallback/api",
+    "hostcallback/lifecycle",
+    "hostcallback/sync",
     "receiver",
     "tests",
     "tools",

@@ -1,4 +1,4 @@
-"""Which devices a receiver is for."""
+"""Chooses the devices of a receiver from the arguments of `outfeed_receiver`."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import jax
 
 
 def choose_devices(backends: Sequence[str] | None, devices: Sequence[jax.Device] | None) -> list[jax.Device]:
-    """This process's devices that are given, those of some backends, or by default those of all that are in use.
+    """Returns the given devices, the local devices of some backends, or by default those of all backends in use.
 
     Raises:
-        ValueError: both are given, or something that is none of this process's.
+        ValueError: both arguments are given, or a device or backend is not one of this process.
     """
     if backends is not None and devices is not None:
         raise ValueError(

@@ -1,7 +1,8 @@
-"""What has to be done where JAX itself dispatches taps as effects: with fast dispatch off, in a JAX not known to it.
+"""Workarounds for dispatch without fast dispatch, where JAX dispatches taps as effects.
 
-JAX passes the token of a thread's last program with an effect on to the next one. If the first one failed, so would the
-next, all that follow it, and JAX's exit, with its error. Programs fail that have calls, and those that a check ends.
+Fast dispatch is off if the user turns it off or this JAX version is not known. JAX then passes the token of a thread's
+last program with an effect to the next one. If that program failed, the next program, all later ones and JAX's exit
+would fail with its error. Programs can fail if they have calls or if a failed check ends them.
 """
 
 from __future__ import annotations
@@ -21,28 +22,30 @@ _may_fail = False
 
 
 class _ThisThread(threading.local):
-    looks_at_tokens = False  # which takes the hash of effects and dispatches nothing
+    looks_at_tokens = False  # True while this module reads tokens, which hashes effects without a dispatch
 
 
 _this_thread = _ThisThread()
 
 
 def register(effect: Any) -> None:
-    """Tells of an effect that JAX threads tokens for."""
+    """Registers an effect for which JAX keeps tokens."""
     _effects.append(effect)
 
 
 def expect_failures() -> None:
-    """Tells that programs with taps may fail from now on, since failing checks may end them."""
+    """Notes that programs with taps may fail from now on, because failed checks may end them."""
     global _may_fail
     _may_fail = True
 
 
 def before_dispatch() -> None:
-    """What an effect's hash does, which JAX takes whenever it dispatches a program with it, and at other times.
+    """Drops failed tokens before a dispatch. The effect's hash calls it.
+
+    JAX hashes an effect whenever it dispatches a program with it, and at other times.
 
     Raises:
-        TapFunctionException: checks have failed that the next call is to raise.
+        TapFunctionException: has the failed checks that the next call must raise.
     """
     if raise_soon_queue and compat.asks_for_token(sys._getframe(1)):
         raise_soon.raise_now()
@@ -51,10 +54,11 @@ def before_dispatch() -> None:
 
 
 def before_call() -> None:
-    """As `before_dispatch`, of programs with calls: waits for what the calling thread dispatched.
+    """Waits for earlier programs of the calling thread, before a dispatch of a program with calls.
 
-    XLA runs such a program on the thread that dispatches it, but comes back as soon as it waits for its first call. If
-    more were dispatched behind it, they could take the threads that its host function needs. And it may fail.
+    XLA runs such a program on the dispatching thread, but returns as soon as the program waits for its first call. If
+    programs were dispatched behind it, they could take the threads that its host function needs. The program may also
+    fail, as in `before_dispatch`.
     """
     expect_failures()
     if not _this_thread.looks_at_tokens:
@@ -62,9 +66,9 @@ def before_call() -> None:
 
 
 def forget_failures() -> None:
-    """Keeps JAX's barrier and its exit from raising what the calling thread's programs with taps failed with.
+    """Keeps JAX's barrier and its exit from raising errors of the calling thread's programs with taps.
 
-    For who has waited for them, and has reported that.
+    The caller has waited for these programs and has reported the errors.
     """
     if _may_fail:
         _drop_failed_tokens()

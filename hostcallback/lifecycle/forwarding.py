@@ -1,4 +1,4 @@
-"""Forwarding of a receiver's messages: begun and ended with it, what is sent first at SIGTERM."""
+"""Opens and closes the forwarder of a receiver, and registers it for SIGTERM."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from hostcallback.receiver.runtime.isolated.reader_process import ReceiverProces
 
 
 class ForwardingWarning(UserWarning):
-    """A receiver delivered messages that its collector does not have, or not yet."""
+    """A receiver delivered messages that its collector does not have, or does not have yet."""
 
 
 def local_devices() -> dict[str, int]:
-    """By name, the number of each device among this process's own."""
+    """Returns, by name, the index of each device among the local devices of this process."""
     return {name: place for place, name in enumerate(map(transport.device_name, jax.local_devices()))}
 
 
 def open_forwarder(options: Forward) -> Forwarder:
-    """Forwards from now on, also what the devices have emitted when SIGTERM comes.
+    """Opens a forwarder. At SIGTERM it also forwards the messages that the devices have emitted by then.
 
     Raises:
-        HostCallbackError: the spool cannot be made, or a file is no certificate or key.
+        HostCallbackError: the spool cannot be made, or a file is not a certificate or key.
     """
     forwarder = Forwarder(options, process_index=process_index(), local_devices=local_devices(), job=job())
     flush_at_termination(forwarder)
@@ -35,16 +35,16 @@ def open_forwarder(options: Forward) -> Forwarder:
 
 
 def send_at_termination(process: ReceiverProcess) -> None:
-    """Has a receiver's process send what there is when SIGTERM comes."""
+    """Makes the reader process of a receiver send its messages at SIGTERM."""
     flush_at_termination(process)
 
 
 def end_forwarding(forwarder: Forwarder, process: ReceiverProcess | None) -> None:
-    """Waits for the collector, `drain_sec` at most, and warns of what it does not have.
+    """Waits up to `drain_sec` for the collector, and warns of messages that it does not have.
 
     Args:
-        forwarder: what forwarded.
-        process: the receiver's process that forwarded as well, if there was one; it has ended.
+        forwarder: the forwarder of the receiver.
+        process: the reader process of the receiver, which forwarded too and has ended; None if there was none.
     """
     forwarder.close()
     end_flushing(forwarder)

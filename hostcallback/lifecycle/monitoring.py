@@ -1,4 +1,4 @@
-"""The runtime's metrics through `jax.monitoring`, beside those of JAX. docs/metrics.md names them."""
+"""Reports the runtime's metrics through `jax.monitoring`. docs/metrics.md lists them."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ SCALARS = {
     "unknown": "unknown",
     "unrecorded": "unrecorded",
 }
-"""By the last part of the name, the field of `DeviceStats`."""
+"""Fields of `DeviceStats`, by the last part of the metric's name."""
 
 
 def record_receiver(name: str, rows: Sequence[DeviceStats]) -> None:
-    """Tells the listeners what a receiver that ends has done: scalars and a duration for each device, one event."""
+    """Reports the statistics of a closed receiver: scalars and a duration per device, and one event."""
     try:
         for row in rows:
             for metric, field in SCALARS.items():
@@ -34,5 +34,5 @@ def record_receiver(name: str, rows: Sequence[DeviceStats]) -> None:
                 PREFIX + "tap_duration", row.tap_sec, device=row.device, receiver=name
             )
         jax.monitoring.record_event(PREFIX + "closed", receiver=name)
-    except Exception:  # a listener's: the receiver has more important things to report
+    except Exception:  # an error of a listener must not hide the report of the receiver
         logger.exception("a listener of jax.monitoring raised")

@@ -1,4 +1,4 @@
-"""Which of a program's processes this is, and which life of the program: said in what is written for others to read."""
+"""The index of this process in its program, and the id of the program run, for logs and collectors."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ TIMEOUT_SEC = 10.0
 
 
 def process_index() -> int | None:
-    """This process's number in a program of several; None in a program of one."""
+    """Returns the index of this process in a program of several processes; None for a single process."""
     return jax.process_index() if jax.process_count() > 1 else None
 
 
 def job() -> str:
-    """A text that is alike in all processes of the program, and in no other life of it; empty in a program of one.
+    """Returns the id of this run of the program, equal in all its processes; an empty text for a single process.
 
-    The first process that asks makes it and leaves it with the coordinator of `jax.distributed`, where the others find
-    it. Blocks for one round trip to the coordinator.
+    The first process that asks makes the id and stores it at the coordinator of `jax.distributed`, where the others
+    read it. Blocks for one round trip to the coordinator.
     """
     if jax.process_count() == 1:
         return ""
@@ -31,7 +31,7 @@ def job() -> str:
     except jax.errors.JaxRuntimeError as error:
         logger.warning(
             "the coordinator of jax.distributed does not answer, so readers of the log or the collector cannot tell "
-            "which processes belong together, and show shards of arrays by themselves: %s",
+            "which processes belong together, and show shards of arrays separately: %s",
             str(error).partition("\n")[0],
         )
         return ""

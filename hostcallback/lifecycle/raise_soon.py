@@ -1,7 +1,7 @@
-"""Failed checks that are to be raised by the next call of a program with taps (`on_error="raise_soon"`).
+"""Makes the next call of a program with taps raise failed checks (`on_error="raise_soon"`).
 
-Nothing of ours runs when JAX calls such a program. So while a failed check waits to be raised, and only then, JAX calls
-a hook after each call of a jitted function, which raises it if that function has taps.
+JAX calls no code of this library when it calls such a program. So only while a failed check is pending, JAX calls a
+hook after each call of a jitted function; the hook raises the check if that function has taps.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ _tapped: set[str] = set()  # names and source lines of functions whose programs 
 
 
 def note_program(closed: Any) -> None:
-    """Notes that the function a program was traced from has taps."""
+    """Notes that the function from which a program was traced has taps."""
     name = compat.traced_function(closed)
     if name is not None:
         _tapped.add(name)
 
 
 def prepare() -> None:
-    """Prepares for failed checks that the next call is to raise.
+    """Prepares the hook for failed checks.
 
-    A thread that computed with JAX before, other than the calling one, may not raise them: a barrier does.
+    A thread other than the calling one that has used JAX before may not raise the checks; then a barrier raises them.
     """
     compat.let_threads_have_the_hook()
 
 
 def raise_now() -> None:
-    """Raises the failed checks that wait to be raised.
+    """Raises the pending failed checks.
 
-    Not on a receiver's threads: what tap functions dispatch is none of the user's calls.
+    Does nothing on the threads of receivers, because dispatches of tap functions are not calls of the user.
 
     Raises:
-        TapFunctionException: there are some.
+        TapFunctionException: has the failed checks, if any.
     """
     if runtime.serves(threading.current_thread()):
         return

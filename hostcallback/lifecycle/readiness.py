@@ -1,8 +1,8 @@
-"""Has `jax.block_until_ready` wait for callbacks that were taken over: who closes what they use calls it first.
+"""Makes `jax.block_until_ready` wait for callbacks that `accelerate` took over.
 
-JAX has called the callbacks of a program when its results are ready, on the CPU. A library or a program that closes a
-bar or a file then, or looks at what callbacks have collected, would come too early for ours, which run later. Printing
-needs no such care: `jax.effects_barrier` and the end of the process wait for it.
+On the CPU, JAX has called the callbacks of a program by the time its results are ready. A library that then closes a
+progress bar or a file, or reads data that callbacks have collected, would do so too early, because our callbacks run
+later. Prints need no such wait: `jax.effects_barrier` and the end of the process wait for them.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from hostcallback.receiver.runtime.device_receiver import DeviceReceiver
 from hostcallback.receiver.runtime.runtime import POLL_SEC, runtime
 
 STALL_SEC = 5.0
-"""How long a callback may hold up those who wait here. It may itself wait for them, such as for a lock of theirs."""
+"""Seconds that `block_until_ready` waits for one callback. The callback may wait for a lock of the waiting thread."""
 
 _undo: Callable[[], None] | None = None
 _expected = False
-_told: set[str] = set()  # the callbacks that have held somebody up, by source line
+_told: set[str] = set()  # source lines of the slow callbacks that were logged
 
 
 def begin() -> None:
-    """From now on `block_until_ready` waits, once callbacks are expected. Not twice before `end`."""
+    """Makes `block_until_ready` wait once callbacks are expected. Must not be called twice before `end`."""
     global _undo
     try:
         _undo = compat.extend_block_until_ready(_wait)
@@ -38,7 +38,7 @@ def begin() -> None:
 
 
 def end() -> None:
-    """From now on `block_until_ready` is JAX's again."""
+    """Restores JAX's `block_until_ready`."""
     global _undo
     undo, _undo = _undo, None
     if undo is not None:
@@ -46,13 +46,14 @@ def end() -> None:
 
 
 def expect_callbacks() -> None:
-    """Tells that programs may call callbacks, and not only print."""
+    """Notes that programs may call callbacks in addition to prints."""
     global _expected
     _expected = True
 
 
 def _wait() -> None:
-    # What arrays are ready for has been emitted. Programs that still run may emit more, which is not waited for.
+    # All messages of programs whose results are ready have been emitted. Later messages of programs that still run are
+    # not waited for.
     if _undo is None or not _expected:
         return
     targets = [(r, r.source.counters().emitted) for r in runtime.receivers() if r.queued()]
@@ -74,8 +75,8 @@ def _wait_for(receiver: DeviceReceiver, emitted: int) -> None:
             if line not in _told:
                 _told.add(line)
                 logger.warning(
-                    "jax.block_until_ready waits no longer for what was emitted before: %s. It may wait for what the "
-                    "waiting thread holds, such as a lock; jax.effects_barrier() waits for it to the end",
+                    "jax.block_until_ready stops waiting for the emitted messages: %s. The callback may wait for a "
+                    "lock of the waiting thread; jax.effects_barrier() waits without this limit",
                     receiver.describe_wait(),
                 )
             return

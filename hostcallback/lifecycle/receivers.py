@@ -1,4 +1,4 @@
-"""Which way a platform's taps take to the host, and the start of its receivers."""
+"""Chooses the transport of a platform's taps and starts its receivers."""
 
 from __future__ import annotations
 
@@ -36,20 +36,20 @@ FFI_CALL_TARGET = "hostcallback_call"
 NATIVE_PLATFORMS = ("cpu", "cuda", "rocm")
 GPU_PLATFORMS = ("cuda", "rocm")
 
-_lock = threading.Lock()  # protects _started and the queue sources
+_lock = threading.Lock()  # protects `_started`, `_queues` and `_supervisor`
 _started: set[str] = set()
 _queues: dict[str, QueueSource] = {}
 _supervisor: Supervisor | None = None
 
 
 def device_name(device: jax.Device) -> str:
-    """How a device is called in reports: `cpu:0`."""
+    """Returns the name of a device in reports, such as `cpu:0`."""
     return f"{device.platform}:{device.id}"
 
 
 @functools.cache
 def use_native(platform: str) -> bool:
-    """Whether the platform's taps go through the native handler; otherwise through Python callbacks.
+    """Whether the platform's taps go through the native handler; if not, they go through Python callbacks.
 
     Raises:
         ValueError: `HOSTCALLBACK_TRANSPORT` holds neither `native` nor `callback`.
@@ -60,7 +60,7 @@ def use_native(platform: str) -> bool:
         return False
     try:
         native_library.load()
-        # A program for GPUs that this machine does not have is for another one.
+        # A program for GPUs that this machine does not have will run on another machine.
         if platform in GPU_PLATFORMS and local_devices(platform):
             native_library.open_gpu(platform)
     except NativeLibraryError as error:
@@ -74,8 +74,8 @@ def use_native(platform: str) -> bool:
 def calls_natively(platform: str) -> bool:
     """Whether `hcb.call` goes through a native handler.
 
-    On a GPU it does not, although the taps do: while a host function runs, the device has nothing else to do, and XLA's
-    own callback brings the results back to it.
+    On a GPU it does not, although the taps do: the device is idle while a host function runs, and XLA's callback
+    already copies the results back.
     """
     return platform not in GPU_PLATFORMS and use_native(platform)
 
@@ -102,7 +102,7 @@ def start(platform: str) -> None:
 
 
 def _record_flight() -> None:
-    # A program that was asked to leave a trace should not end for want of room for it.
+    # A program must not fail because the folder of the flight recorder cannot be written.
     directory = environment.FLIGHT_RECORDER.read()
     if directory is None:
         return
@@ -118,15 +118,15 @@ def started() -> bool:
 
 
 def local_devices(platform: str) -> list[jax.Device]:
-    """This process's devices of a platform; none where the platform has no backend here."""
+    """Returns the local devices of a platform; none if the platform has no backend here."""
     try:
         return list(jax.local_devices(backend=platform))
-    except RuntimeError:  # lowered for a platform that this machine does not have
+    except RuntimeError:  # the program is lowered for a platform that this machine does not have
         return []
 
 
 def forget() -> None:
-    """Forgets what runs: for a forked child."""
+    """Drops all state, for a forked child, in which no receivers run."""
     global _lock, _supervisor
     _supervisor = None
     _lock = threading.Lock()
@@ -139,7 +139,7 @@ fork.in_child(fork.Stage.PROGRAM, forget)
 
 def _make_source(device: jax.Device, native_platform: str | None) -> Source:
     if native_platform in GPU_PLATFORMS:
-        # XLA's FFI tells a GPU's number in its process.
+        # XLA's FFI identifies a GPU by its index within the process.
         keep = functools.partial(runtime.attach_flight_file, device_name(device))
         return RingSource.open_gpu(
             device.local_hardware_id, device.id, RingConfig.from_environment(), before_use=keep
@@ -154,7 +154,7 @@ def _make_source(device: jax.Device, native_platform: str | None) -> Source:
 
 @functools.cache
 def _register_handlers(platform: str) -> None:
-    # Not at import: a registration before the backend exists would be reported as a backend failure.
+    # Not called at import, because JAX reports a registration before the backend exists as a failure of the backend.
     library = native_library.load()
     if platform in GPU_PLATFORMS:
         handlers = {FFI_TARGET: library.hcb_gpu_tap, FFI_SHARD_TARGET: library.hcb_gpu_tap_shard}
@@ -189,10 +189,10 @@ def callback_emitter(
     dtypes: Sequence[np.dtype[Any]],
     devices: list[jax.Device] | None,
 ) -> Callable[..., tuple[()]]:
-    """The Python function that a tapped program calls where there is no native handler.
+    """Returns the Python function that a tapped program calls on platforms without a native handler.
 
     It takes the partition's index and the tapped arrays, and puts a frame into the queue of the device that
-    runs it.
+    runs it. XLA calls it on one of its threads.
     """
 
     header = decode_header(prefix)
@@ -228,13 +228,13 @@ def callback_shard_emitter(
     dtypes: Sequence[np.dtype[Any]],
     devices: list[jax.Device] | None,
 ) -> Callable[..., None]:
-    """As `callback_emitter`, for shards: it takes the shard record before the arrays.
+    """Returns the function of `callback_emitter` for shards, which takes the shard record before the arrays.
 
-    A Python callback is not told which launch of the program it belongs to: occurrences are counted over all of them,
-    and the program's own number stands for the run id.
+    A Python callback does not know the launch that calls it, so occurrences are counted over all launches, and a
+    number per program takes the place of the run id.
     """
     program = next(_programs)
-    lock = threading.Lock()  # protects what follows
+    lock = threading.Lock()  # protects `occurrences` and `decisions`
     occurrences: dict[int, int] = {}
     decisions = Decisions()
 
@@ -244,7 +244,7 @@ def callback_shard_emitter(
         if _holds(consumer, arrays):
             return
         with lock:
-            # Counted even where it is off, so that the devices agree on the number when it is on again.
+            # Occurrences of a tap that is off are counted too, so that the devices agree when it is on again.
             occurrence = occurrences[number] = occurrences.get(number, -1) + 1
             if consumer.is_check:
                 sent = not runtime.rule_table.is_off(consumer, source.device)
@@ -273,10 +273,10 @@ def callback_caller(
     results: Sequence[ArraySpec],
     devices: list[jax.Device] | None,
 ) -> Callable[..., tuple[np.ndarray[Any, Any], ...]]:
-    """As `callback_emitter`, for a call: the host function runs when it is its turn, after the taps before it.
+    """Returns the function of `callback_emitter` for a call, whose host function runs after the taps before it.
 
-    The Python function waits for it and returns the results, which `results` describe, elements of less than a byte
-    widened.
+    The returned function waits for the host function and returns its results, which `results` describe. Elements of
+    less than a byte are widened.
     """
     among_native_taps = use_native(platform)
 
@@ -309,5 +309,5 @@ def _queue_of(platform: str, devices: list[jax.Device] | None, partition: int) -
 
 
 def _as_emitted(arrays: Sequence[Any], dtypes: Sequence[np.dtype[Any]]) -> list[np.ndarray[Any, Any]]:
-    # Packed elements came widened.
+    # XLA passes packed elements (of less than a byte) widened.
     return [np.asarray(a).astype(d, copy=False) for a, d in zip(arrays, dtypes, strict=True)]

@@ -1,11 +1,12 @@
-"""Host functions that may use JAX while programs wait for them, however many programs wait.
+"""Lets host functions use JAX while any number of programs wait for them.
 
-XLA:CPU has one pool of threads for the programs that it runs asynchronously, as many as there are cores or devices, and
-takes 32 programs at a time for each device. A program holds a thread and a place until it ends, also while it waits for
-an FFI future, and so may those that are queued behind it. A host function whose own programs were put into that pool
-could wait for ever. But what a thread dispatches while it is inside a Python callback of JAX, XLA runs at once on that
-thread (from 0.12 on also if the device has no place). So a host function is called from such a callback, unless it runs
-on the thread that dispatched the program, which holds no thread of the pool and has queued nothing behind it.
+XLA:CPU has one pool of threads for asynchronous programs, as large as the number of cores or devices, and accepts 32
+programs at a time per device. A program holds a thread and a place until it ends, also while it waits for an FFI
+future, and so may the programs that are queued behind it. If a host function's programs were put into that pool, the
+host function could wait without end. But XLA runs a program that is dispatched inside a Python callback of JAX at once
+on the dispatching thread (from JAX 0.12 on even if the device has no free place). So a host function is called from
+such a callback, unless it runs on the thread that dispatched the program, which holds no thread of the pool and has
+queued no programs behind it.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ callback_scope_p.multiple_results = True
 
 
 class _Inside(threading.local):
-    function: Callable[[], None] | None = None  # what the program that the thread starts is to call
+    function: Callable[[], None] | None = None  # the function that the program started by this thread calls
 
 
 _inside = _Inside()
@@ -46,12 +47,16 @@ class ReentrantSink:
     __slots__ = ("_always", "_sink")
 
     def __init__(self, sink: Sink, *, several_devices: bool) -> None:
-        """`sink` calls the host function; `several_devices`: the program alone may hold all threads of the pool."""
+        """Wraps `sink`, which calls the host function.
+
+        `several_devices`: whether the program runs on several devices, so that it alone may hold all threads of the
+        pool.
+        """
         self._sink = sink
         self._always = several_devices
 
     def __call__(self, message: Message) -> Any:
-        """Returns what the sink returns, and raises what it raises."""
+        """Returns the result of the sink, or raises its exception."""
         global _running
         with _lock:
             _running += 1
@@ -66,14 +71,14 @@ class ReentrantSink:
 
 
 def call_inside_callback(device: jax.Device, function: Callable[[], Any]) -> Any:
-    """Calls a function on the calling thread, inside a callback of a program on `device`, a CPU.
+    """Calls a function inside a callback of a program on `device`, a CPU; on the calling thread if possible.
 
-    Where XLA does not run that program at once, on another thread: XLA holds back what a thread dispatches until what
-    it dispatched before is over, and until JAX 0.12 takes a thread for another one that has ended, whose number it was
-    given. That one may have dispatched the very program that waits for the function.
+    If XLA does not run that program at once, another thread calls the function. XLA delays a program until the earlier
+    programs of the same thread have ended. Before JAX 0.12 it confuses a thread with an ended one that had the same id,
+    which may have dispatched the very program that waits for the function.
 
     Returns:
-        What the function returned; what it raises is raised.
+        The result of the function. Its exceptions are raised.
     """
     outcome: list[Any] = []
     raised: list[BaseException] = []
@@ -81,15 +86,15 @@ def call_inside_callback(device: jax.Device, function: Callable[[], Any]) -> Any
     def call() -> None:
         try:
             outcome.append(function())
-        except BaseException as error:  # not through XLA, which would make a text of it
+        except BaseException as error:  # kept here, because XLA would turn the exception into a text
             raised.append(error)
 
     _inside.function = call
     try:
         _program(device)()
     except Exception:
-        logger.exception("a host function on %s may wait for ever if it uses JAX", device)
-        _call()  # unless it was called: better without the callback than not at all
+        logger.exception("a host function on %s may wait without end if it uses JAX", device)
+        _call()  # if the program has not called it: without the callback is better than not at all
     if _take() is not None:
         return _call_elsewhere(device, function)
     if raised:
@@ -112,7 +117,7 @@ def _call_elsewhere(device: jax.Device, function: Callable[[], Any]) -> Any:
         thread.start()
     except (
         RuntimeError
-    ):  # an interpreter that ends starts no thread: better without the callback than not at all
+    ):  # Python starts no threads during shutdown: without the callback is better than not at all
         return function()
     thread.join()
     if raised:
@@ -121,7 +126,7 @@ def _call_elsewhere(device: jax.Device, function: Callable[[], Any]) -> Any:
 
 
 def forget() -> None:
-    """Forgets everything: for a forked child, whose parent's XLA does not exist."""
+    """Drops all state, for a forked child, in which XLA of the parent does not run."""
     global _lock, _running
     _lock = threading.Lock()
     _programs.clear()
@@ -143,7 +148,7 @@ def _call() -> None:
 
 
 def _call_in_default_float_mode() -> None:
-    # XLA flushes denormals to zero in what its programs call.
+    # XLA sets the float mode of its threads to flush denormals to zero, also for functions that its programs call.
     native_library.load().hcb_default_float_mode()
     _call()
 
@@ -155,7 +160,7 @@ def _program(device: jax.Device) -> Callable[[], object]:
             sharding = jax.sharding.SingleDeviceSharding(device)
             with jax.disable_jit(False):
                 program = jax.jit(callback_scope_p.bind, out_shardings=sharding)
-                # JAX lets no other thread into a program before its first call is over: this one calls nothing.
+                # JAX lets no other thread call a program during its first call, so the first call runs no function.
                 function, _inside.function = _inside.function, None
                 try:
                     program()
@@ -167,7 +172,7 @@ def _program(device: jax.Device) -> Callable[[], object]:
 
 @functools.cache
 def _pool_threads() -> int:
-    # As XLA counts them.
+    # The number of threads in XLA's pool, computed as XLA does.
     cores = os.environ.get("NPROC", "")
     if not cores.isdecimal():
         cores = str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)

@@ -1,4 +1,4 @@
-"""What SIGTERM flushes before it takes effect: recorders, forwarders and reader processes."""
+"""Flushes recorders, forwarders and reader processes at SIGTERM, before the signal takes effect."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from hostcallback.receiver.runtime.runtime import runtime
 
 
 def flush_at_termination(flushed: sigterm.Drains) -> None:
-    """Delivers what the devices have emitted, and drains `flushed`, when SIGTERM comes."""
+    """Registers `flushed`: at SIGTERM the emitted messages are delivered and `flushed` is drained."""
     sigterm.watch.deliver = _deliver
     sigterm.watch.add(flushed)
 
 
 def end_flushing(flushed: sigterm.Drains) -> None:
-    """SIGTERM does not drain `flushed` any longer."""
+    """Unregisters `flushed`."""
     sigterm.watch.remove(flushed)
 
 

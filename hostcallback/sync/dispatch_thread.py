@@ -1,7 +1,7 @@
-"""The thread that dispatches what a barrier waits behind.
+"""The thread that dispatches the programs on which a barrier waits.
 
-A device that has no place for one more program keeps a dispatch waiting, and then neither Ctrl-C nor a time limit can
-end it. So no thread of the user's waits there.
+If a device has no place for one more program, a dispatch blocks, and neither Ctrl-C nor a time limit can end it. So
+this thread dispatches, and no thread of the user blocks there.
 """
 
 from __future__ import annotations
@@ -15,31 +15,31 @@ from hostcallback.receiver.log import logger
 
 
 class NoThreadError(RuntimeError):
-    """The thread cannot be started: the interpreter ends."""
+    """The thread cannot be started, because the interpreter is shutting down."""
 
 
 class DispatchError(RuntimeError):
-    """A program that a barrier waits for could not be run."""
+    """A program on which a barrier waits could not be run."""
 
 
 class DispatchThread:
     """Runs jobs one after the other, on a daemon thread. Its methods may be called by any thread."""
 
     def __init__(self) -> None:
-        """The thread is not started."""
+        """Does not start the thread."""
         self.forget()
 
     def forget(self) -> None:
-        """Forgets the thread and its jobs: for a forked child, which has neither."""
+        """Drops the thread and its jobs, for a forked child, which has neither."""
         self._lock = threading.RLock()  # protects _thread; a signal handler may wait for taps as well
         self._thread: threading.Thread | None = None
         self._jobs: SimpleQueue[Callable[[], None]] = SimpleQueue()
 
     def start(self) -> None:
-        """Starts the thread unless it runs.
+        """Starts the thread if it does not run.
 
         Raises:
-            NoThreadError: the interpreter ends, and starts none.
+            NoThreadError: the interpreter is shutting down.
         """
         with self._lock:
             if self._thread is None:
@@ -51,7 +51,7 @@ class DispatchThread:
                 self._thread = thread
 
     def submit(self, job: Callable[[], None]) -> None:
-        """Has the thread call `job` when it is done with those before it. What it raises is logged.
+        """Queues `job` for the thread, which logs its exceptions.
 
         Raises:
             NoThreadError: as `start` does.
@@ -64,12 +64,12 @@ class DispatchThread:
             job = self._jobs.get()
             try:
                 job()
-            except BaseException:  # whatever it is, the next one is to be called
+            except BaseException:  # a failing job must not end the thread
                 logger.exception("a barrier could not find out what runs")
             del job
 
 
 dispatch_thread = DispatchThread()
-"""This process's."""
+"""The dispatch thread of this process."""
 
 fork.in_child(fork.Stage.PROGRAM, dispatch_thread.forget)

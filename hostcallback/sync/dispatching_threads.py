@@ -1,7 +1,7 @@
-"""Which threads may have dispatched programs since barriers last waited for all of them.
+"""Finds the threads that may have dispatched programs since a barrier last waited for all of them.
 
-JAX dispatches without calling anything of ours. But only threads with a Python thread state dispatch, CPython numbers
-these states as they are made, and a thread that has used no processor time has dispatched nothing.
+JAX dispatches without calling this library. But only threads with a Python thread state dispatch, CPython numbers
+these states in the order of their creation, and a thread that has used no processor time has dispatched no program.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from hostcallback.receiver.native import bindings
 from hostcallback.receiver.runtime.runtime import runtime
 
 MOST_STATES = 1024
-"""Thread states that are looked at; in a process with more of them, others may always have dispatched something."""
+"""Number of thread states that are examined. With more, other threads always count as possible dispatchers."""
 
 OURS = "hostcallback-"
-"""How the names of this library's threads begin. But for receivers, whose tap functions may, they dispatch nothing."""
+"""Prefix of the names of this library's threads. They dispatch no programs, except for receivers' tap functions."""
 
 
 class Census(NamedTuple):
     """The threads of this process at one moment.
 
     Attributes:
-        made: the number of the thread state that was made last.
-        states: the numbers of those that there are; None if there are too many, or it cannot be told.
-        processor_ns: what each thread has used of a processor, by `threading.get_ident`, where that can be told.
+        made: number of the thread state that was made last.
+        states: numbers of the existing thread states; None if there are too many or they are not known.
+        processor_ns: processor time of each thread in ns, by `threading.get_ident`, where it is known.
         suspects: idents of the threads that may have dispatched programs since the last complete wait; None if it is
             not known which threads did.
     """
@@ -45,23 +45,24 @@ class DispatchingThreads:
     """Keeps track of threads from one barrier to the next. Any thread, and signal handlers."""
 
     def __init__(self) -> None:
-        """As if no thread had dispatched anything so far."""
+        """Starts without a census, so that the suspects of the first `count` are not known."""
         self._since = _census(None)
 
     def count(self) -> Census:
-        """The threads now. Suspects are the calling one, and receivers'; if others have run, they are unknown."""
+        """Returns a census. Suspects are the calling thread and the receivers; None if other threads have run."""
         return _census(self._since)
 
     def waited(self, census: Census) -> None:
-        """Notes that all programs are over that any thread dispatched before that census."""
-        if census.made > self._since.made:  # of several threads that waited at a time, the last one
+        """Notes that all programs dispatched before that census have ended."""
+        if census.made > self._since.made:  # if several threads waited at a time, the latest census counts
             self._since = census
 
 
 def _census(since: Census | None) -> Census:
     states, made = _thread_states()
     frames = frozenset(sys._current_frames())
-    # Without the lock of `threading.enumerate`, which a signal handler's barrier could wait for in vain.
+    # Does not use `threading.enumerate`: if a signal handler calls a barrier while its thread holds that function's
+    # lock, it would deadlock.
     threads: Mapping[int, threading.Thread] = dict(threading._active)  # type: ignore[attr-defined]
     receivers = {receiver.thread for receiver in runtime.receivers()}
     here = threading.get_ident()
@@ -82,7 +83,7 @@ def _census(since: Census | None) -> Census:
         and states is not None
         and states == since.states
         and made == since.made + 1
-        and len(states) == len(frames)  # else one of them is in no Python code, now
+        and len(states) == len(frames)  # otherwise one of the threads runs no Python code now
     )
     return Census(made, states, used, frozenset(suspects) if known else None)
 
@@ -90,7 +91,7 @@ def _census(since: Census | None) -> Census:
 def _processor_ns(thread: threading.Thread | None) -> int | None:
     if thread is None or thread.native_id is None:
         return None
-    # The number of Linux for the processor clock of a thread; that of one that has ended is an error.
+    # The Linux clock id of a thread's processor time; for an ended thread the call fails.
     with contextlib.suppress(OSError):
         return time.clock_gettime_ns((~thread.native_id << 3) | 6)
     return None

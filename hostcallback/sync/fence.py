@@ -1,13 +1,13 @@
-"""Finds out when all programs that any thread dispatched to a CPU device so far are over.
+"""Fences, which find out when all programs that any thread has dispatched to a CPU device so far have ended.
 
-JAX dispatches without Python, and the results of a program may be gone before it begins. But XLA:CPU gives each program
-one of a device's 32 places, from its dispatch to its end. A fence takes places one after the other and gives none back:
-once it has all of them at the same time, every program dispatched before is over.
+JAX dispatches without Python, and the results of a program may be dropped before it begins. But XLA:CPU gives each
+program one of a device's 32 places, from its dispatch to its end. A fence takes places one after the other and keeps
+them. Once it has all of them at the same time, all earlier programs have ended.
 
-Its first program waits in a native handler, and the others wait for its result; when it goes on, all need threads of
-XLA to end. Programs in a fence's way may wait for the host, which may need a place or a thread itself: for what a tap
-function dispatches, say. So a fence begins only where XLA has a thread to spare and no program waits for the host, and
-one that gets no further gives all back, leaves the device to others for a while, and begins again.
+The first program of a fence waits in a native handler, and the others wait for its result; when it goes on, all of them
+need threads of XLA to end. The programs that a fence waits for may wait for the host, which may need a place or a
+thread, for example for a dispatch in a tap function. So a fence begins only if XLA has a free thread and no program
+waits for the host. A fence that makes no progress gives all places back, pauses, and begins again.
 """
 
 from __future__ import annotations
@@ -30,48 +30,50 @@ from hostcallback.sync import hold
 from hostcallback.sync.dispatch_thread import DispatchError, dispatch_thread
 
 LOOK_SEC = 0.005
-"""How often one who waits looks whether the fence gets on."""
+"""Seconds between the checks of a waiting thread for progress of the fence."""
 PATIENCE_SEC = 0.02
-"""After how long without a new place a fence gives all back."""
+"""Seconds without a new place after which a fence gives all places back."""
 SHORT_SEC = 2.0
-"""For how long that is so; behind it the patience doubles with each try, up to `MOST_PATIENCE_SEC`."""
+"""Seconds of tries after which the patience doubles with each try, up to `MOST_PATIENCE_SEC`."""
 MOST_PATIENCE_SEC = 1.0
 PAUSE_SEC = 0.002
-"""How long it then leaves the places to others; twice as long each further time, up to `MOST_PAUSE_SEC`."""
+"""Seconds for which it then leaves the places to others; doubled with each try, up to `MOST_PAUSE_SEC`."""
 MOST_PAUSE_SEC = 0.25
 GIVE_UP_SEC = 60.0
-"""For how long a fence is tried on a device that others keep busy; time in which programs wait for the host is free."""
+"""Seconds for which a fence is tried on a busy device, without the time in which programs wait for the host."""
 
 
 class Fence:
-    """Fences for all who wait, made on the dispatch thread."""
+    """Makes fences on the dispatch thread, for all waiting threads."""
 
     def __init__(self) -> None:
-        """Nobody waits yet."""
-        # Protects everything below, but for _taken and _patience_sec; and the beginning of a hold.
+        """Starts without waiting threads."""
+        # Protects everything below except `_taken` and `_patience_sec`; also the beginning of a hold.
         self._changed = threading.Condition()
-        self._devices: set[jax.Device] = set()  # of those who asked since the last answer
+        self._devices: set[jax.Device] = set()  # devices requested since the last answer
         self._waiting = 0
         self._asked = 0
         self._answered = 0
         self._failure: BaseException | None = None
-        self._taken = 0  # places, over all fences: only the thread writes it, and the next
+        self._taken = (
+            0  # places taken by all fences; only the dispatch thread writes this and `_patience_sec`
+        )
         self._patience_sec = PATIENCE_SEC
-        self._given_up = 0  # how many fences
+        self._given_up = 0  # number of fences that were given up
 
     def wait(self, devices: Iterable[jax.Device], look: Callable[[], None]) -> bool:
-        """Waits for what was dispatched to these devices before.
+        """Waits for all programs dispatched to these devices before this call.
 
-        On a device that other threads keep busy without an end it gives up after `GIVE_UP_SEC`, and logs that once.
-        Returns whether it did not have to.
+        If other threads keep a device busy without end, it gives up after `GIVE_UP_SEC` and logs that once. Returns
+        False if it gave up.
 
         Args:
-            devices: this process's CPU devices.
-            look: called now and then; may raise to give up.
+            devices: CPU devices of this process.
+            look: called repeatedly while waiting; may raise to stop the wait.
 
         Raises:
             DispatchError: no fence can be made here.
-            NoThreadError: the interpreter ends.
+            NoThreadError: the interpreter is shutting down.
         """
         with self._changed:
             self._devices.update(devices)
@@ -115,7 +117,7 @@ class Fence:
         try:
             for device in devices:
                 self._fence(device)
-        except BaseException as error:  # whatever it is, nobody may wait for ever
+        except BaseException as error:  # handed to the waiting threads, which must get an answer in any case
             failure = error
         with self._changed:
             self._answered = ticket
@@ -133,10 +135,11 @@ class Fence:
             if self._has_thread_to_spare(device):
                 if self._take_all(device):
                     return
-                # A device that runs its programs where they are dispatched holds the first of them there.
+                # If a device runs programs on the dispatching thread, the first program of the fence blocks there and
+                # takes no place.
                 without_place = without_place + 1 if self._taken == taken else 0
                 if without_place > 1 and not runtime.holds_programs():
-                    return  # and then a program is over when its dispatch is
+                    return  # on such a device a program has ended when its dispatch returns
             time.sleep(pause)
             pause = min(2 * pause, MOST_PAUSE_SEC)
             tried_sec += perf_counter() - begun
@@ -147,7 +150,7 @@ class Fence:
                 return
 
     def _has_thread_to_spare(self, device: jax.Device) -> bool:
-        # Else XLA may have none to end the fence's programs with, and they would stay in the way.
+        # Without a free thread XLA might not be able to end the fence's programs, which would keep their places.
         probe = hold.held_program(device)()
         begun = perf_counter()
         while not probe.is_ready():
@@ -159,7 +162,7 @@ class Fence:
         return True
 
     def _take_all(self, device: jax.Device) -> bool:
-        """Whether all places of the device were taken before somebody lifted the fence."""
+        """Returns whether it took all places of the device before another thread lifted the fence."""
         dispatch_held, follow = hold.held_program(device), _follower(device)
         with self._changed:
             if not self._waiting:
@@ -170,7 +173,7 @@ class Fence:
             if not held.is_ready():
                 self._taken += 1
             for _ in range(compat.PROGRAMS_IN_FLIGHT - 1):
-                if held.is_ready():  # lifted
+                if held.is_ready():  # another thread has lifted the fence
                     return False
                 follow(held)
                 self._taken += 1
@@ -182,8 +185,8 @@ class Fence:
         self._given_up += 1
         if self._given_up == 1:
             logger.warning(
-                "a barrier waited %s s for other threads, which keep %s:%s busy: taps may still come of what they "
-                "dispatched before and dropped the results of. Have them keep a result, or wait in those threads",
+                "a barrier waited %s s for other threads, which keep %s:%s busy: messages of their programs whose "
+                "results they dropped may still come. Keep a result in those threads, or wait in them",
                 GIVE_UP_SEC,
                 device.platform,
                 device.id,
@@ -197,14 +200,14 @@ def _follower(device: jax.Device) -> Callable[[Any], Any]:
 
 
 def forget() -> None:
-    """Forgets compiled programs and who waited: for a forked child."""
+    """Drops compiled programs and waiting threads, for a forked child."""
     global fence
     _follower.cache_clear()
     fence = Fence()
 
 
 fence = Fence()
-"""This process's."""
+"""The fences of this process."""
 
 
 fork.in_child(fork.Stage.PROGRAM, forget)

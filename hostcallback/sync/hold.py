@@ -1,4 +1,4 @@
-"""Programs on CPU devices that the host holds back, without a thread of XLA."""
+"""Programs on CPU devices that wait for the host without holding a thread of XLA."""
 
 from __future__ import annotations
 
@@ -15,23 +15,26 @@ from hostcallback.receiver.native import bindings as native_library
 
 TARGET = "hostcallback_hold"
 OPERAND_SIZE = 4096
-"""Elements of its operand. XLA runs a program of less work on the thread that dispatches it."""
+"""Elements of the operand. XLA runs a program with less work on the dispatching thread."""
 
 
 def begin() -> None:
-    """From now on, programs of `held_program` wait where they come to it."""
+    """Makes programs of `held_program` wait from now on."""
     native_library.load().hcb_hold_begin()
 
 
 def end() -> bool:
-    """Lets them go on. Returns whether they were held back."""
+    """Lets these programs go on. Returns whether they were being held."""
     return bool(native_library.load().hcb_hold_end())
 
 
 @functools.cache
 def held_program(device: jax.Device) -> Callable[[], Any]:
-    """Dispatches a program that ends at once, or is held back; returns its result, a uint8 scalar."""
-    # Compiled beforehand: under whatever settings of the user's it runs, it is not traced again.
+    """Returns a function that dispatches a program and returns its result, a uint8 scalar.
+
+    The program ends at once, or waits if `begin` was called.
+    """
+    # Compiled ahead of time, so that it is not traced again under the user's settings of JAX.
     jax.ffi.register_ffi_target(TARGET, jax.ffi.pycapsule(native_library.load().hcb_hold), platform="cpu")
     flag = jax.ShapeDtypeStruct((), np.dtype(np.uint8))
 
@@ -45,7 +48,7 @@ def held_program(device: jax.Device) -> Callable[[], Any]:
 
 
 def forget() -> None:
-    """Forgets compiled programs: for a forked child."""
+    """Drops compiled programs, for a forked child."""
     held_program.cache_clear()
 
 

@@ -1,4 +1,4 @@
-"""Waits for the programs with taps that were dispatched, by any thread, and may still run."""
+"""Waits for the dispatched programs with taps, of any thread, that may still run."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from hostcallback.sync import fence, streams
 from hostcallback.sync.dispatch_thread import DispatchError, NoThreadError, dispatch_thread
 from hostcallback.sync.dispatching_threads import DispatchingThreads
 
-_devices: set[jax.Device] = set()  # of this process, that a program with taps was compiled for
-_several = False  # whether one was compiled for several CPU devices
-_threads: DispatchingThreads | None = None  # since the first one was compiled for a CPU device
-_asynchronous = True  # whether XLA:CPU came back before a program was over, when the first one was compiled
+_devices: set[jax.Device] = set()  # local devices for which a program with taps was compiled
+_several = False  # whether such a program was compiled for several CPU devices
+_threads: DispatchingThreads | None = None  # set when the first one is compiled for a CPU device
+_asynchronous = True  # whether XLA:CPU dispatched asynchronously when the first one was compiled
 
 
 def expect(devices: Iterable[jax.Device]) -> None:
@@ -34,7 +34,7 @@ def expect(devices: Iterable[jax.Device]) -> None:
     cpus = {device for device in local if device.platform == "cpu"}
     _several = _several or len(cpus) > 1
     if cpus and native_library.available():
-        # Now, since no thread can be started when the process ends and its last messages are waited for.
+        # Starts the thread now, because Python starts no threads at exit, when the last messages are waited for.
         with contextlib.suppress(NoThreadError):
             dispatch_thread.start()
             if new := cpus - _devices:
@@ -48,14 +48,14 @@ def expect(devices: Iterable[jax.Device]) -> None:
 def wait(
     deadline: float | None, check: Callable[[], None], devices: Collection[jax.Device] | None = None
 ) -> None:
-    """Waits for every program with taps that any thread dispatched before this call.
+    """Waits for all programs with taps that any thread dispatched before this call.
 
-    What a failed program raises is not raised here: it belongs to whoever uses its results.
+    Does not raise the errors of failed programs: code that uses their results gets them.
 
     Args:
-        deadline: the `perf_counter()` value to give up at; None for never.
-        check: called now and then while waiting; may raise to give up.
-        devices: those whose programs to wait for; all by default.
+        deadline: `perf_counter()` value at which to give up; None for never.
+        check: called repeatedly while waiting; may raise to stop the wait.
+        devices: the devices whose programs to wait for; all by default.
 
     Raises:
         TapTimeoutError: the deadline passed.
@@ -84,7 +84,7 @@ def wait(
 
 
 class _UnknownError(RuntimeError):
-    """What threads dispatched cannot be found out here."""
+    """The programs dispatched by other threads cannot be found."""
 
 
 def _wait_on_cpus(devices: Sequence[jax.Device], look: Callable[[], None]) -> None:
@@ -94,13 +94,14 @@ def _wait_on_cpus(devices: Sequence[jax.Device], look: Callable[[], None]) -> No
     suspects, complete = threads.suspects, True
     try:
         if not _asynchronous:
-            # A program is over when its call is, but for those that wait for the result of one over several devices.
+            # A program has ended when its call returns, except if it waits for a result of a program over several
+            # devices.
             streams.Sentinels(devices, suspects or {get_ident()}, several=_several).wait(look)
-        # A program that waits for a host function may run where another thread dispatches it, in no stream yet.
+        # A program that waits for a host function may run on the thread that dispatches it, and is in no stream yet.
         elif suspects is not None and not runtime.holds_programs() and streams.are_known(look):
             streams.Sentinels(devices, suspects, several=_several).wait(look)
         else:
-            # What leads to a result that somebody has. It is less than all, and disturbs nobody.
+            # First waits for all live results. These are not all programs, but this wait takes no places from others.
             _wait_all(jax.live_arrays(), look)
             complete = fence.fence.wait(devices, look)
     except DispatchError as error:
@@ -111,7 +112,7 @@ def _wait_on_cpus(devices: Sequence[jax.Device], look: Callable[[], None]) -> No
 
 
 def _wait_behind(devices: Sequence[jax.Device], look: Callable[[], None]) -> None:
-    # On each of these devices programs end in the order in which they were dispatched, by whichever thread.
+    # On each of these devices programs end in the order of their dispatch, over all threads.
     last = []
     for device in devices:
         program, operand = streams.sentinel_program((device,))
@@ -120,7 +121,7 @@ def _wait_behind(devices: Sequence[jax.Device], look: Callable[[], None]) -> Non
 
 
 def _wait_all(arrays: Sequence[Any], look: Callable[[], None]) -> None:
-    # Polled, not blocked on: blocking would shut out Ctrl-C and the deadline.
+    # Polls, because a blocking wait would ignore Ctrl-C and the deadline.
     for array in arrays:
         pause = 20e-6
         while not _is_ready(array):
@@ -132,12 +133,12 @@ def _wait_all(arrays: Sequence[Any], look: Callable[[], None]) -> None:
 def _is_ready(array: Any) -> bool:
     try:
         return bool(array.is_deleted() or array.is_ready())
-    except RuntimeError:  # deleted between the two calls, by another thread
+    except RuntimeError:  # another thread deleted the array between the two calls
         return True
 
 
 def forget() -> None:
-    """Forgets everything: for a forked child, where no program runs; XLA's threads are the parent's."""
+    """Drops all state, for a forked child, in which no program runs: the parent has XLA's threads."""
     global _threads
     _devices.clear()
     _threads = None

@@ -1,13 +1,14 @@
-"""Waits behind the programs that known threads dispatched to CPU devices.
+"""Sentinels, which wait for the programs that known threads have dispatched to CPU devices.
 
 XLA:CPU runs the programs of one execution stream in the order of their dispatch on each device, and a thread's stream
-has a number that follows from its ident. So a trivial program that is dispatched to the stream of a thread, a
-*sentinel*, ends when all that this thread dispatched to the device before is over, whatever has become of the results.
-Programs for several devices have an order of their own, over all threads: a sentinel of that kind ends behind them.
+has a number that follows from its ident. A *sentinel* is a trivial program in the stream of a thread. It ends after all
+programs that this thread dispatched to the device before, even if their results were dropped. Programs for several
+devices have a separate order over all threads; a sentinel for several devices ends after all of them.
 
-A sentinel is dispatched for a thread that waits, and for receivers' threads. It must not be for a thread that may
-dispatch at the same time: XLA reads and writes a stream's last program in two steps, so one of the two could drop out
-of the order. (A receiver's thread might, where tap functions dispatch; what they dispatch is in no promised order.)
+Sentinels are dispatched for a waiting thread and for receiver threads. They must not be dispatched for a thread that
+may dispatch at the same time: XLA reads and writes a stream's last program in two steps, so one of the two programs
+could drop out of the order. (A receiver thread may do so if tap functions dispatch; the order of their programs is not
+guaranteed.)
 """
 
 from __future__ import annotations
@@ -29,32 +30,34 @@ from hostcallback.sync import hold
 from hostcallback.sync.dispatch_thread import DispatchError, dispatch_thread
 
 LOOK_SEC = 0.005
-"""How often one who waits looks whether to give up."""
+"""Seconds between the calls of `look` while waiting for the dispatch thread."""
 PAUSE_SEC = 20e-6
 MOST_PAUSE_SEC = 2e-3
 MOST_PENDING = 4
-"""Places of a device that sentinels of all barriers take at a time, of the 32 that there are: what a tap function
-dispatches needs one, and the programs that it holds up keep theirs."""
+"""Number of a device's 32 places that sentinels of all barriers take at a time. Dispatches of tap functions need a
+place too, while the programs that wait for these tap functions keep theirs."""
 TRIAL_SEC = 1.0
 MOST_TRIALS = 3
-"""A fence of another barrier can spoil a trial."""
+"""Number of trials of `are_known`: a fence of another barrier can spoil one."""
 
 Key = tuple[int | None, tuple[jax.Device, ...]]
-"""A sentinel's place: the thread's ident and the device, or None and several."""
+"""Key of a sentinel: the thread's ident and the device, or None and several devices."""
 
-_pending: dict[Key, Any] = {}  # results of sentinels that were not over at once; the dispatch thread's
+_pending: dict[
+    Key, Any
+] = {}  # results of sentinels that did not end at once; only the dispatch thread uses it
 
 
 class Sentinels:
-    """Those of one barrier."""
+    """The sentinels of one barrier."""
 
     def __init__(self, devices: Iterable[jax.Device], threads: Iterable[int], *, several: bool) -> None:
         """Dispatches nothing yet.
 
         Args:
-            devices: this process's CPU devices.
-            threads: idents of those whose programs to wait for.
-            several: programs for several devices may run.
+            devices: CPU devices of this process.
+            threads: idents of the threads whose programs to wait for.
+            several: whether programs for several devices may run.
         """
         self._missing: list[Key] = [(ident, (device,)) for ident in threads for device in devices]
         if several:
@@ -63,20 +66,20 @@ class Sentinels:
         self._failure: BaseException | None = None
 
     def wait(self, look: Callable[[], None]) -> None:
-        """Dispatches the sentinels, and waits for them.
+        """Dispatches the sentinels and waits for them.
 
         Args:
-            look: called now and then; may raise to give up.
+            look: called repeatedly while waiting; may raise to stop the wait.
 
         Raises:
-            NoThreadError: the interpreter ends.
+            NoThreadError: the interpreter is shutting down.
             DispatchError: a program could not be dispatched.
         """
         pause = PAUSE_SEC
         while self._missing or self._results:
             if self._missing:
                 self._dispatch_missing(look)
-            # Polled, not blocked on: blocking would shut out Ctrl-C and the deadline.
+            # Polls, because a blocking wait would ignore Ctrl-C and the deadline.
             self._results = [result for result in self._results if not result.is_ready()]
             if self._missing or self._results:
                 look()
@@ -101,7 +104,7 @@ class Sentinels:
             raise DispatchError("a program of a barrier could not be run") from self._failure
 
     def _dispatch(self, key: Key) -> bool:
-        # One that is still pending is none of this barrier's: programs may have been dispatched behind it.
+        # A pending sentinel of another barrier cannot be reused, because programs may have been dispatched after it.
         for place in [place for place, result in _pending.items() if result.is_ready()]:
             del _pending[place]
         if key in _pending or len(_pending) >= MOST_PENDING or (_pending and runtime.holds_programs()):
@@ -121,8 +124,8 @@ class Sentinels:
 
 @functools.cache
 def sentinel_program(devices: tuple[jax.Device, ...]) -> tuple[Callable[[Any], Any], Any]:
-    """A trivial program for these devices, and its operand."""
-    # Compiled beforehand: under whatever settings of the user's it runs, it is not traced again.
+    """Returns a trivial program for these devices, and its operand."""
+    # Compiled ahead of time, so that it is not traced again under the user's settings of JAX.
     with jax.disable_jit(False), jax.transfer_guard("allow"):
         mesh = jax.sharding.Mesh(np.array(devices), ("device",))
         sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("device"))
@@ -131,10 +134,10 @@ def sentinel_program(devices: tuple[jax.Device, ...]) -> tuple[Callable[[Any], A
 
 
 def prepare(devices: Iterable[jax.Device]) -> None:
-    """Compiles what barriers dispatch, on the dispatch thread; does not wait for it.
+    """Compiles the programs of barriers on the dispatch thread, without waiting for it.
 
     Raises:
-        NoThreadError: the interpreter ends.
+        NoThreadError: the interpreter is shutting down.
     """
 
     def compile_all() -> None:
@@ -151,13 +154,13 @@ class _Trials:
 
 
 def are_known(look: Callable[[], None]) -> bool:
-    """Whether programs can be dispatched to another thread's stream here: tried once, on the dispatch thread.
+    """Whether programs can be dispatched to another thread's stream here. The dispatch thread tries it once.
 
     Args:
-        look: as for `Sentinels.wait`.
+        look: as in `Sentinels.wait`.
 
     Raises:
-        NoThreadError: the interpreter ends.
+        NoThreadError: the interpreter is shutting down.
     """
     if _Trials.known or _Trials.ended >= MOST_TRIALS:
         return _Trials.known
@@ -176,7 +179,7 @@ def are_known(look: Callable[[], None]) -> bool:
     while not tried.wait(LOOK_SEC):
         look()
         if perf_counter() - begun > TRIAL_SEC:
-            hold.end()  # a program runs where it is dispatched, and is held there
+            hold.end()  # the program runs on the dispatch thread, which it blocks
     return _Trials.known
 
 
@@ -196,7 +199,7 @@ def _try_streams() -> bool:
 
 
 def forget() -> None:
-    """Forgets compiled programs and those that run: for a forked child."""
+    """Drops compiled programs and pending sentinels, for a forked child."""
     sentinel_program.cache_clear()
     _pending.clear()
 
