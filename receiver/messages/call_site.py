@@ -123,7 +123,7 @@ def described_place(stack: object, span: object) -> CallSite:
         frames.append(DescribedFrame(file, line, function))
     if span is None:
         return CallSite(tuple(frames))
-    if not isinstance(span, list) or [type(number) for number in span] != [int] * 4:
+    if not isinstance(span, list | tuple) or [type(number) for number in span] != [int] * 4:
         raise ValueError(f"the lines of a check are described as {str(span)[:80]}")
     first, last, start, end = span
     if min(span) < 0 or last - first > MAX_SPAN:
