@@ -1,4 +1,4 @@
-"""Does something once JAX is imported, without importing it."""
+"""Calls a function once JAX is imported, without importing JAX."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 
 def once_jax_is_imported(function: Callable[[], object]) -> None:
-    """Calls `function` now if JAX is imported, else at the end of its import. What it raises, that import raises."""
+    """Calls `function` now if JAX is imported, else at the end of its import, which then raises its exceptions."""
     if "jax" in sys.modules:
         function()
     else:
@@ -19,7 +19,7 @@ def once_jax_is_imported(function: Callable[[], object]) -> None:
 
 
 class _JaxFinder(MetaPathFinder):
-    # Finds jax as the other finders do. Some programs only ask whether jax is there, so it stays until jax is executed.
+    # Finds jax through the other finders. It stays until jax is executed, because some programs only look jax up.
 
     def __init__(self, function: Callable[[], object]) -> None:
         self._function = function

@@ -1,11 +1,10 @@
 """A drop-in for `jax.experimental.host_callback` as of JAX 0.4.34: `from hostcallback import host_callback as hcb`.
 
-Names, signatures and behaviour are that module's, as its own documentation describes them: primal values only under
-autodiff, one batched message under vmap, `transforms` as a list that is passed by position, one tap per device under
-pmap. `install()` puts it in that module's place, for packages that cannot be edited. Nothing here is deprecated, so no
-deprecation warning is emitted. Taps also work where that module's did not
-(shard_map, custom derivatives of every kind), and messages travel as those of `hostcallback.id_tap` do: threads, order
-and waiting are documented there. docs/migrating.md lists every name, and what is different.
+Names, signatures and behaviour equal those of that module's documentation: primal values only under autodiff, one
+batched message under vmap, `transforms` as a list that is passed by position, one tap per device under pmap.
+`install()` replaces that module by this one, for packages that cannot be edited. The names here are not deprecated and
+emit no deprecation warnings. Taps also work where that module's did not (shard_map, custom derivatives of every kind).
+`hostcallback.id_tap` documents threads, order and waiting. docs/migrating.md lists every name and the differences.
 """
 
 from __future__ import annotations
@@ -46,9 +45,9 @@ from hostcallback.tracing.tap_options import TapOptions
 
 
 class CallbackFlavor(enum.Enum):
-    """Which of JAX's callbacks JAX 0.4.34 put in the place of its own ones when `JAX_HOST_CALLBACK_LEGACY` was off.
+    """The callback that JAX 0.4.34 used when `JAX_HOST_CALLBACK_LEGACY` was off.
 
-    Here they are all the same, but for `call`: only with `PURE` does it work under vmap.
+    Here all flavors are equal, except that `call` works under vmap only with `PURE`.
     """
 
     IO_CALLBACK = 1
@@ -57,17 +56,17 @@ class CallbackFlavor(enum.Enum):
 
 
 class CallbackException(Exception):
-    """Callback functions raised. Its `__cause__` is the last exception, as it was raised.
+    """Callback functions raised. Its `__cause__` is the last exception.
 
     Attributes:
-        group: every exception, with the tap, its source line and the device of each.
+        group: all exceptions, each with its tap, source line and device.
     """
 
     group: errors.TapFunctionException
 
 
 TapFunctionException = CallbackException
-"""The name that module had for it before."""
+"""An older name of that exception in the same module."""
 
 
 def id_tap(
@@ -80,27 +79,30 @@ def id_tap(
     callback_flavor: CallbackFlavor = CallbackFlavor.IO_CALLBACK,
     **kwargs: Any,
 ) -> Any:
-    """Sends `arg` to the host, where `tap_func(arg, transforms)` is called; an identity in the program.
+    """Sends `arg` to the host, which calls `tap_func(arg, transforms)`. In the program it is an identity.
 
-    Order, threads and blocking are those of `hostcallback.id_tap`. What `tap_func` raises is logged, stops nothing,
-    and is reported by `barrier_wait`.
+    Order, threads and blocking are those of `hostcallback.id_tap`. Exceptions of `tap_func` are logged, do not stop the
+    program, and are reported by `barrier_wait`.
 
     Args:
         tap_func: called with the pytree of numpy arrays and the list of transformations applied to the tap, such as
             `[]` or `[("batch", {"batch_dims": (0, None)})]`. Its result is ignored.
         arg: a pytree of arrays and numbers.
-        result: what to return; `arg` if None. It is not sent.
-        tap_with_device: whether `tap_func` also gets `device=`, the `jax.Device` that the value comes from.
-        device_index: where the compiler partitions the program over several devices, the whole value arrives once, and
-            `device` is the program's device with this index. Without effect in other programs.
-        callback_flavor: accepted; taps of every flavor are the same.
+        result: the value to return; `arg` if None. It is not sent.
+        tap_with_device: whether `tap_func` also gets `device=`, the `jax.Device` of the value.
+        device_index: if the compiler partitions the program over several devices, the whole value arrives once, and
+            `device` is the program's device with this index. It has no effect in other programs.
+        callback_flavor: accepted; all flavors of taps are equal.
         **kwargs: none; see Raises.
 
     Returns:
-        `result`, or `arg` when it is None. It need not be used.
+        `result`, or `arg` if it is None. It need not be used.
 
     Raises:
-        TypeError: `tap_func` is not callable, a leaf of `arg` is nothing JAX can trace, or keyword arguments are left.
+        TypeError: `tap_func` is not callable, JAX cannot trace a leaf of `arg`, or keyword arguments are given.
+
+    Example:
+        x = hcb.id_tap(lambda arg, transforms: print(arg), x)
     """
     if kwargs:
         raise TypeError(
@@ -126,11 +128,11 @@ def id_print(
     callback_flavor: CallbackFlavor = CallbackFlavor.IO_CALLBACK,
     **kwargs: Any,
 ) -> Any:
-    """Prints `arg` on the host; an identity in the program. See `id_tap`.
+    """Prints `arg` on the host. In the program it is an identity. See `id_tap`.
 
-    First the keyword arguments on one line, sorted by key, with `device` and `transforms` among them where there are
-    any: `device: cpu:0 transforms: [('batch', {'batch_dims': (0,)})] what: x`. Then the value: `( a b )`, `[ a b ]`,
-    `{ key=a }`, arrays by `numpy.array2string`, on one line if that fits into 80 columns.
+    It prints the keyword arguments on one line, sorted by key, including `device` and `transforms` if there are any:
+    `device: cpu:0 transforms: [('batch', {'batch_dims': (0,)})] what: x`. Then it prints the value: `( a b )`,
+    `[ a b ]`, `{ key=a }`, arrays by `numpy.array2string`, on one line if that fits into 80 columns.
 
     Args:
         arg: as in `id_tap`.
@@ -138,15 +140,18 @@ def id_print(
         tap_with_device: whether the device is printed.
         device_index: as in `id_tap`.
         output_stream: an object with `write(str)`, called once per message on receiver threads; `sys.stdout` if None.
-        threshold: numpy's: arrays with more elements are summarised; None for numpy's setting.
+        threshold: number of elements above which arrays are summarised; None for numpy's setting.
         callback_flavor: as in `id_tap`.
         **kwargs: host values to print.
 
     Returns:
-        `result`, or `arg` when it is None.
+        `result`, or `arg` if it is None.
 
     Raises:
-        TypeError: a leaf of `arg` is nothing JAX can trace, or a keyword argument is traced.
+        TypeError: JAX cannot trace a leaf of `arg`, or a keyword argument is traced.
+
+    Example:
+        x = hcb.id_print(x, what="x")
     """
 
     identity = ("host_callback.id_print", output_stream, threshold, tap_with_device)
@@ -167,27 +172,30 @@ def call(
 ) -> Any:
     """Calls `callback_func(arg)` on the host and returns its result to the program, which waits for it.
 
-    Order, threads and errors are those of `hostcallback.call`: what `callback_func` raises ends the program, is logged,
-    and is reported by `barrier_wait`.
+    Order, threads and errors are those of `hostcallback.call`: an exception of `callback_func` ends the program, is
+    logged, and is reported by `barrier_wait`.
 
     Args:
         callback_func: called with the pytree of numpy arrays; returns a pytree of numpy arrays or numbers.
         arg: a pytree of arrays and numbers.
         result_shape: a pytree like the result, of numbers or of objects with `shape` and `dtype`. None or `()` for a
             function that returns that.
-        call_with_device: whether `callback_func` also gets `device=`, the `jax.Device` that the call comes from.
-        device_index: accepted; each device calls for itself, and in a program that the compiler partitions over several
-            a call is refused.
+        call_with_device: whether `callback_func` also gets `device=`, the `jax.Device` of the call.
+        device_index: accepted; each device makes its call, and a call in a program that the compiler partitions over
+            several devices is refused.
         callback_flavor: with `PURE` vmap calls once per element; with the others vmap is refused.
 
     Returns:
         The result of `callback_func`, as arrays.
 
     Raises:
-        TypeError: `callback_func` is not callable, or a leaf of `arg` is nothing JAX can trace.
-        ValueError: `result_shape` holds something without shape or dtype; or, later, the call is differentiated (as
-            there, `jax.custom_vjp` around it is the cure).
+        TypeError: `callback_func` is not callable, or JAX cannot trace a leaf of `arg`.
+        ValueError: a leaf of `result_shape` has no shape or dtype; or, later, the call is differentiated (put
+            `jax.custom_vjp` around it, as in the original module).
         NotImplementedError: the flavor is `DEBUG` and there is a result; or, later, the call is under vmap.
+
+    Example:
+        y = hcb.call(np.sin, x, result_shape=x)
     """
     _check_callable(callback_func, "call(callback_func, arg, result_shape=...)")
     if callback_flavor is CallbackFlavor.DEBUG and result_shape is not None:
@@ -225,14 +233,16 @@ def _check_callable(func: Any, usage: str) -> None:
 
 
 def barrier_wait(logging_name: str | None = None) -> None:
-    """Waits until every callback of every computation started before this call has finished; see `hostcallback`'s.
+    """Waits until all callbacks of all computations started before this call have ended.
+
+    See `hostcallback.barrier_wait`.
 
     Args:
         logging_name: names this wait in the debug log.
 
     Raises:
         CallbackException: callback functions raised since the last wait.
-        ReentrantWaitError: called from a tap function (that module would have waited for ever).
+        ReentrantWaitError: called from a tap function (the original module would have waited without end).
     """
     logger.debug("barrier_wait[%s]: start", logging_name or "")
     try:
@@ -248,28 +258,28 @@ def barrier_wait(logging_name: str | None = None) -> None:
 
 
 def stop_outfeed_receiver() -> None:
-    """Waits as `barrier_wait` does, but reports nothing: what callbacks raised is left to the next `barrier_wait`.
+    """Waits like `barrier_wait`, but leaves the exceptions of callbacks to the next `barrier_wait`.
 
-    There is no more to stop. Idle receiver threads sleep, and `jax.lax.outfeed`, for which that module had to be
-    stopped, is not used.
+    It stops no threads, because idle receiver threads sleep and do not use `jax.lax.outfeed`, for which the original
+    module had to be stopped.
     """
     inflight.wait(None, lambda: None)
     runtime.wait_delivered()
 
 
 def id_tap_dce_sink(*results: Any) -> None:
-    """Takes results of taps that the program does not use otherwise; does nothing.
-
-    Taps are effects here, which neither JAX nor XLA drops.
-    """
+    """Does nothing: JAX and XLA do not drop taps whose results are unused, because taps are effects here."""
 
 
 def install() -> None:
-    """Puts this module where JAX had its own, so that packages which import that one run unedited.
+    """Makes this module `jax.experimental.host_callback`, so that packages that import the latter run unedited.
 
-    From then on `jax.experimental.host_callback` is this module, however it is imported. Call it before those packages
-    are imported; a second call changes nothing. Names of that module's internals that packages use raise an error
-    which says what took their place.
+    All ways to import that name then give this module. Call it before those packages are imported; a second call has no
+    effect. Looking up a name of that module's internals raises an error with the replacement.
+
+    Example:
+        hostcallback.host_callback.install()
+        import old_package
     """
     here = sys.modules[__name__]
     if sys.modules.get(_OLD_NAME) is here and getattr(experimental, _OLD_ATTRIBUTE, None) is here:
@@ -281,9 +291,9 @@ def install() -> None:
 
 
 def uninstall() -> None:
-    """Undoes `install`: the name is JAX's again, and what another package had put there is back.
+    """Undoes `install`, and restores the module that another package had put there.
 
-    Packages that were imported meanwhile keep this module. Without an `install` before it does nothing.
+    Packages that were imported meanwhile keep this module. Without an earlier `install` it does nothing.
     """
     here = sys.modules[__name__]
     module, attribute = _replaced.pop("module", None), _replaced.pop("attribute", None)
@@ -299,7 +309,7 @@ def uninstall() -> None:
 
 _OLD_ATTRIBUTE = "host_callback"
 _OLD_NAME = f"{experimental.__name__}.{_OLD_ATTRIBUTE}"
-_replaced: dict[str, ModuleType | None] = {}  # what another package had put there before `install`
+_replaced: dict[str, ModuleType | None] = {}  # the objects that were there before `install`
 
 
 def __getattr__(name: str) -> Any:
@@ -309,7 +319,7 @@ def __getattr__(name: str) -> Any:
 def _options(name: str, device_index: int, **more: Any) -> TapOptions:
     if not isinstance(device_index, int) or device_index < 0:
         raise ValueError(f"device_index is {device_index!r}, expected the number of a device, 0 or more")
-    # Primals only; but where a tap itself is in linear code, the transposed code taps the cotangents.
+    # Taps primals only; but if the tap is in linear code, the transposed code taps the cotangents.
     return TapOptions(name, tap_tangents=False, tap_transposed=True, device_index=device_index, **more)
 
 
@@ -328,7 +338,7 @@ def _tap(
 
 
 def _tap_inline(arg: Any, result: Any, kwargs: dict[str, Any], binding: Binding, options: TapOptions) -> Any:
-    # On the calling thread, with the user's code on the stack: what it raises goes straight to the caller.
+    # Runs on the calling thread with the user's code on the stack, so its exceptions go to the caller.
     line = str(user_source_line())
     arrays, structure = leaves.split_leaves(arg, "arg", f"{options.name} at {line}")
     parts = TapParts(line, options.params, kwargs, (), structure.unflatten_with(()))

@@ -1,1 +1,1 @@
-"""The rest of `jax.experimental.host_callback` for the drop-in: flags, and errors for the names of its internals."""
+"""Parts of the drop-in for `jax.experimental.host_callback`: its flags, and errors for the names of its internals."""

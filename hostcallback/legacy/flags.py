@@ -1,4 +1,4 @@
-"""The configuration flags of `jax.experimental.host_callback`: JAX has them no more, and programs set them."""
+"""The configuration flags of `jax.experimental.host_callback`, which JAX has removed and programs still set."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What took the place of the names in `jax.experimental.host_callback` that belonged to its outfeed."""
+"""Replacements of the names in `jax.experimental.host_callback` that were internals of its outfeed."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _RECEIVERS = (
     "what callbacks raised"
 )
 _XLA = (
-    "taps are no operations of XLA's client library: annotate values with jax.Array, devices with jax.Device"
+    "taps are not operations of XLA's client library: annotate values with jax.Array, devices with jax.Device"
 )
 
-# The names of 0.4.34, and of the versions before it that packages were written for. The first pattern that fits counts.
+# The names of JAX 0.4.34 and of earlier versions that packages were written for. The first matching pattern applies.
 _REPLACEMENTS = {
     "id_tap_dep_p": _NO_DEPENDENCE,
     "id_tap_dce_p": _NO_DEPENDENCE,
@@ -60,13 +60,13 @@ _REPLACEMENTS = {
 
 
 def missing_name_error(module: str, name: str, asker: FrameType | None) -> Exception:
-    """The error for a name that a module does not have, with its replacement if it is an internal of the outfeed.
+    """Returns the error for a missing name of a module, with the replacement of an internal of the outfeed.
 
     Args:
         module: the module's name.
-        name: what it was asked for.
-        asker: the frame that asks. Python hides an AttributeError where a name is imported from a module, and raises
-            an ImportError without its text.
+        name: the missing name.
+        asker: the frame that looks the name up. For `from module import name`, Python would replace an AttributeError
+            by an ImportError without its text, so an ImportError is returned.
     """
     text = f"module {module!r} has no attribute {name!r}"
     replacement = replacement_of(name)
@@ -79,5 +79,5 @@ def missing_name_error(module: str, name: str, asker: FrameType | None) -> Excep
 
 
 def replacement_of(name: str) -> str | None:
-    """What to use in the place of an internal; None for a name that never was one."""
+    """Returns the replacement of an internal; None for a name that was never one."""
     return next((text for pattern, text in _REPLACEMENTS.items() if fnmatch.fnmatchcase(name, pattern)), None)

@@ -1,4 +1,4 @@
-"""What calls of the host compile to."""
+"""Lowers calls of host functions to the transport of their platform."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def _lower(
     transport.start(context.platform)
     inflight.expect(context.local_devices())
     consumer = call.consumer(transforms, ())
-    # JAX's own callback gathers the operands on the device that calls, and spreads the results.
+    # If the compiler partitions, JAX's callback gathers the operands on the calling device and distributes the results.
     native = transport.calls_natively(context.platform) and not context.automatic
     if native:
         several = context.device_count > 1
         sink = reentrant.ReentrantSink(consumer.sink, several_devices=several)
-        # Another id for each of the two, since equal ids are equal consumers.
+        # The two cases need different ids, because equal ids mean equal consumers.
         consumer_id = call.consumer_id((*transforms, ("several devices", several)), ())
         described = functools.partial(_describe, call, transforms, consumer_id)
         consumer = dataclasses.replace(consumer, consumer_id=consumer_id, sink=sink, describe=described)
@@ -55,7 +55,7 @@ def _lower(
     else:
         results = [ArraySpec.of(np.dtype(aval.dtype), aval.shape) for aval in ctx.avals_out]
         ask = transport.callback_caller(context.platform, prefix, dtypes, results, context.devices())
-        # Before 0.10, XLA refuses callbacks with results on one device that take a token.
+        # Before JAX 0.10, XLA refuses callbacks with results on one device that take a token.
         ask_token = None if context.automatic and not call.options.ordered else token
         token_out, results = compat.python_callback_with_results(
             context, ask, ask_token, operands, ctx.avals_in, ctx.avals_out

@@ -1,7 +1,8 @@
-"""Taps in Pallas kernels: those of interpreted kernels are taps like any other, those of compiled ones are refused.
+"""Taps in Pallas kernels: interpreted kernels may have taps, and compiled kernels with taps are refused.
 
-JAX takes a kernel for a function without effects (0.8 to 0.12). In interpret mode a kernel becomes a loop over its grid
-in the program around it; here the equation has the kernel's tap effects, so JAX threads their token through that loop.
+JAX 0.8 to 0.12 treats a kernel as a function without effects. In interpret mode a kernel becomes a loop over its grid
+in the surrounding program. This module adds the kernel's tap effects to the equation, so that JAX passes their token
+through that loop.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from hostcallback.primitives.tap import tap_p
 
 
 def _let_taps_in(name: str, module: Any) -> None:
-    """Makes the tap effects of its kernels those of the primitive that runs them. Not every version of JAX has each."""
+    """Adds the tap effects of kernels to the primitive that runs them, if this JAX version has the primitive."""
     primitive = getattr(module, name, None)
     if primitive is not None:
         compat.add_effects(primitive, _tap_effects)

@@ -1,11 +1,10 @@
-"""Taps of arrays that the compiler partitions: what becomes of a tap when XLA splits the program over devices.
+"""Partitions taps when XLA splits a program over devices.
 
-Under automatic sharding a tap is a custom call of its own name, for which XLA asks `_partition` once it knows how the
-operands are sharded. The answer is what each device runs: the platform's tap on its shards, and before them the
-device's row of a table that says where its shards lie (see `hostcallback.receiver.sinks.sharding.shard_record`). No
-operand is
-moved, so no collective is added, but for taps that ask for axes as a whole. Everything the answer depends on is in the
-call's text: it is the same in every process.
+Under automatic sharding a tap is a custom call named `CALL_NAME`, for which XLA calls `_partition` once it knows the
+sharding of the operands. The result is the code of each device: the platform's tap on its shards, and before them the
+device's row of a table with the places of its shards (see `hostcallback.receiver.sinks.sharding.shard_record`). No
+operand is moved, so no collective is added, except for taps with `whole_axes`. The result depends only on the call's
+text, so it is equal in all processes.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from hostcallback.receiver.wire import ArraySpec, encode_prefix
 CALL_NAME = "hostcallback_partitioned_tap"
 
 Mesh = Sequence[tuple[int, bool]]
-"""Size of each axis of a partly manual mesh, and whether it is manual."""
+"""Per axis of a partly manual mesh: its size, and whether it is manual."""
 
 
 def call_config(
@@ -36,16 +35,16 @@ def call_config(
     predicate: int = 0,
     whole_axes: Sequence[Sequence[int]] = (),
 ) -> str:
-    """What XLA's partitioner has to know of a tap.
+    """Returns the configuration of a tap for `_partition`, as text.
 
     Args:
-        target: the custom call that a device makes.
-        devices: over how many devices the program is partitioned.
+        target: name of the custom call that a device makes.
+        devices: number of devices over which the program is partitioned.
         mesh: inside a shard_map that leaves some axes to the compiler, its mesh; otherwise empty.
         prefix: consumer id and flags of the frame that a native handler emits.
         index: number of the program's Python callback.
-        predicate: which of the tapped arrays is that of a check.
-        whole_axes: of each array, the axes that every device is to have as a whole; nothing for no axes of any.
+        predicate: index of a check's predicate among the tapped arrays.
+        whole_axes: per array, the axes that every device gets as a whole; empty for none.
     """
     settings: dict[str, Any] = {"target": target, "devices": devices, "mesh": mesh}
     settings |= {"prefix": prefix, "index": index, "predicate": predicate}
@@ -55,7 +54,7 @@ def call_config(
 
 
 def split_mesh(devices: int, mesh: Mesh) -> tuple[list[int], list[int]]:
-    """For each partition its group (its place on the manual axes), and its place within the group.
+    """Returns per partition its group (its place on the manual axes), and its place within the group.
 
     Partitions are numbered along the mesh, the last axis fastest.
     """
@@ -75,18 +74,18 @@ def split_mesh(devices: int, mesh: Mesh) -> tuple[list[int], list[int]]:
 def shard_starts(
     rank: int, tile: Sequence[int], sharding: Any, members: Sequence[int]
 ) -> list[tuple[int, ...]]:
-    """Where each partition's shard of an array starts.
+    """Returns per partition the start of its shard of an array.
 
     Args:
-        rank: of the array.
-        tile: the shards' shape; those at the end may be padded to it.
-        sharding: XLA's `HloSharding` of the array: of all partitions, or of one group's.
-        members: for each partition its place within its group.
+        rank: rank of the array.
+        tile: the shards' shape; shards at the end may be padded to it.
+        sharding: XLA's `HloSharding` of the array, over all partitions or over those of one group.
+        members: per partition its place within its group.
     """
     if sharding.is_replicated() or sharding.is_manual():
         return [(0,) * rank] * len(members)
-    # The partitions, in an array with one dimension for each of the tapped array's, and more for those that hold the
-    # same shard or are of other groups.
+    # An array of the partitions with the dimensions of the tapped array, and further dimensions for partitions that
+    # hold the same shard or belong to other groups.
     assignment = np.reshape(sharding.tile_assignment_devices(), sharding.tile_assignment_dimensions())
     starts = {
         int(partition): tuple(c * n for c, n in zip(coordinates, tile, strict=False))
@@ -100,12 +99,12 @@ def shard_starts(
 def shard_table(
     shapes: Sequence[Sequence[int]], starts: Sequence[Sequence[Sequence[int]]], groups: Sequence[int]
 ) -> np.ndarray[Any, Any]:
-    """The shard records of all partitions.
+    """Returns the shard records of all partitions.
 
     Args:
-        shapes: of the whole arrays.
-        starts: for each array, where each partition's shard starts.
-        groups: each partition's group.
+        shapes: shapes of the whole arrays.
+        starts: per array and partition, the start of the shard.
+        groups: per partition, its group.
 
     Returns:
         int64, shape [partitions, numbers].
@@ -126,11 +125,11 @@ def shard_table(
 def _partition(
     arg_shapes: Sequence[Any], arg_shardings: Sequence[Any], _: Any, result_sharding: Any, config: bytes
 ) -> tuple[bytes, Sequence[Any], Any]:
-    # Called by XLA while it compiles, on a thread of its own.
+    # XLA calls this on one of its threads while it compiles.
     settings = json.loads(config)
     groups, members = split_mesh(settings["devices"], settings["mesh"])
     token_sharding, *shardings = arg_shardings
-    # What lies on one device only is handed to all of them.
+    # An operand on a single device is replicated to all devices.
     shardings = [compat.REPLICATED if s.is_maximal() else s for s in shardings]
     shapes = [tuple(s.dimensions()) for s in arg_shapes[1:]]
     if "whole_axes" in settings:

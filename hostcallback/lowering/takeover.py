@@ -1,4 +1,4 @@
-"""One call of a callback function of JAX's, bound as a tap or a call of ours."""
+"""Binds a callback of JAX as a tap or a call of this library."""
 
 from __future__ import annotations
 
@@ -24,28 +24,28 @@ from hostcallback.tracing.tap_options import callback_options
 from hostcallback.tracing.tap_spec import ON_ONE_DEVICE
 
 Arrays = Literal["numpy", "jax"]
-"""What callbacks get: fresh numpy arrays, or JAX arrays on the CPU as from JAX."""
+"""Kind of the arrays that callbacks get: new numpy arrays, or JAX arrays on the CPU as from JAX."""
 
 PLATFORMS = ("cpu", "gpu", "cuda", "rocm")
-"""Of the devices whose callbacks are taken over. Elsewhere taps are Python callbacks too, and can do less."""
+"""Platforms whose callbacks are taken over. On others taps are Python callbacks too, and can do less."""
 
 
 class StaysWithJaxError(Exception):
-    """This call is not taken over; the text is the reason."""
+    """A callback is not taken over; the text has the reason."""
 
 
 def take_over(name: str, args: Sequence[Any], params: dict[str, Any], arrays: Arrays) -> list[Any]:
-    """Binds what `name` (a key of `FUNCTIONS`) was to bind, as a tap or a call; returns the results.
+    """Binds a callback of JAX as a tap or a call, and returns the results.
 
     Args:
-        name: the public function of JAX's.
+        name: the public function of JAX, a key of `FUNCTIONS`.
         args: the equation's operands.
         params: the equation's parameters.
-        arrays: what the callback gets.
+        arrays: kind of the arrays that the callback gets.
 
     Raises:
-        StaysWithJaxError: JAX must do it itself.
-        Exception: what `bind_tap` and `emit_call` raise of arguments that cannot be sent.
+        StaysWithJaxError: JAX must execute the callback.
+        Exception: an error of `bind_tap` or `emit_call` for arguments that cannot be sent.
     """
     _check_place()
     try:
@@ -97,7 +97,7 @@ def _print(
     has_placeholders: bool,
     logging_record: Any = None,
 ) -> list[Any]:
-    # Prints the same text whatever `arrays` is.
+    # The text is equal for both values of `arrays`.
     values, named = _arguments(in_tree, args, dict(static_args))
     if named and not has_placeholders:
         raise StaysWithJaxError("its text has no placeholders for the keyword arguments, which JAX refuses")
@@ -116,7 +116,7 @@ def _print(
 
 
 class _LogRecords:
-    # As `jax.debug.log` logs: the record names the line that was traced, and the time at which it was.
+    # Logs like `jax.debug.log`: the record has the traced line and the time of tracing.
 
     def __init__(self, record: Any) -> None:
         self._record = record
@@ -136,7 +136,7 @@ def _io_callback(
     func, in_tree, static = _parts(callback)
     arguments = _arguments(in_tree, args, static)
     if not result_avals:
-        # In the order of the calls with results, also where the compiler partitions.
+        # The message keeps its order with the calls with results, also if the compiler partitions the program.
         _emit_callback(func, arguments, arrays, ordered, params={ON_ONE_DEVICE: True} if ordered else {})
         return []
     host_func = functools.partial(_leaves_of_call, func, arrays)
@@ -148,7 +148,7 @@ def _io_callback(
 
 
 def _leaves_of_call(func: Callable[..., Any], arrays: Arrays, arguments: Any) -> list[Any]:
-    # JAX compares the leaves of the result with what was announced, and not the structure.
+    # JAX compares the leaves of the result with the announced ones, but not the structure.
     if arrays == "jax":
         with jax.default_device(_cpu()):
             args, kwargs = jax.tree.map(_as_from_jax, arguments)
@@ -204,4 +204,4 @@ FUNCTIONS: dict[str, Callable[..., list[Any]]] = {
     "jax.debug.print": _print,
     "io_callback": _io_callback,
 }
-"""What is taken over, by the name of JAX's public function."""
+"""The functions that take callbacks over, by the name of JAX's public function."""

@@ -25,7 +25,7 @@ from hostcallback.sync import inflight
 from hostcallback.tracing.tap_spec import ON_ONE_DEVICE, Float0Leaves, Shards, TapSpec, public_transforms
 
 MAX_BRANCHES = 32
-"""Checks of one program beyond so many taps have no branch around them: 0.1 us instead of 0.05."""
+"""Number of taps of one program from which on checks have no branch around them: a check costs 0.1 us, not 0.05."""
 
 
 def _lower(ctx: Any, *operands: Any, tap: TapSpec, transforms: Any, float0_leaves: Float0Leaves) -> Any:
@@ -61,7 +61,7 @@ def _lower(ctx: Any, *operands: Any, tap: TapSpec, transforms: Any, float0_leave
     token = context.token_in(TAP_EFFECT)
     arrays, avals, consumer_id = list(operands), list(ctx.avals_in), consumer.consumer_id
     if context.for_export:
-        # JAX does not export a program that keeps something alive. The lease goes with the process instead.
+        # JAX does not export a program that keeps objects alive, so the process keeps the lease.
         _leases_of_exported_taps[consumer.consumer_id] = lease
         description = tap.describe(transforms, float0_leaves, shards).pack()
         consumer_id = exported.WHOLE_ID if shards is None else exported.SHARDS_ID
@@ -72,16 +72,15 @@ def _lower(ctx: Any, *operands: Any, tap: TapSpec, transforms: Any, float0_leave
         context.avoid_persistent_cache()
     whole_axes = _whole_axes(context, tap, transforms, avals)
     emission = functools.partial(emit, context, token, arrays, avals, tap, consumer, consumer_id, whole_axes)
-    # The handler looks at a check's predicate itself. A branch around it costs less to run, and more to compile the
-    # more there are. Where the compiler partitions, its condition would have to be brought together from all devices.
-    # On a GPU the host would have to wait for it; there the receiver looks at the predicate.
+    # The handler reads a check's predicate in any case. A branch around the check is faster to run, but the compile
+    # time grows with the number of branches. If the compiler partitions the program, the condition would have to be
+    # gathered from all devices. On a GPU the host would have to wait for the condition, so the receiver reads it.
     branch = tap.options.kind.is_check and not context.automatic
     if native:
         branch = branch and context.platform == "cpu" and context.kept_alive < MAX_BRANCHES
     token_out = context.unless(operands[0], token, emission) if branch else emission()
-    # An unordered tap hangs on the token that comes in, so it cannot start before its program point's predecessors are
-    # known, but nothing waits for it. Shards are numbered in the order of their emission, which the devices share only
-    # if it is the program's.
+    # An unordered tap takes the incoming token, so it cannot start before its predecessors, but no operation waits for
+    # it. Shards are numbered in the order of their emission, which is equal on all devices only in program order.
     context.set_token_out(TAP_EFFECT, token_out if tap.options.ordered or context.automatic else token)
     return operands
 
@@ -157,7 +156,7 @@ def _flags(tap: TapSpec) -> Flags:
 
 
 def _whole_flags(context: compat.LoweringContext, tap: TapSpec) -> Flags:
-    # What goes through a consumer of all exported taps, or of shards, is looked at one by one.
+    # Consumers of exported taps and of shards take their messages one by one.
     batched = tap.options.params.get("batched", False) and tap.structure.has_arrays and not context.for_export
     return _flags(tap) | (Flags.BATCHED if batched else Flags(0))
 
@@ -169,19 +168,19 @@ def _prefix(context: compat.LoweringContext, consumer_id: int, tap: TapSpec, ava
 
 
 def _predicate(context: compat.LoweringContext) -> int:
-    # A check's is the first array but for the description of an exported tap.
+    # The predicate of a check is the first array, after the description if the tap is exported.
     return int(context.for_export)
 
 
 def _whole_axes(
     context: compat.LoweringContext, tap: TapSpec, transforms: Any, avals: Sequence[Any]
 ) -> Sequence[Sequence[int]]:
-    # Who gets a device's shards of each element of a batch, as from JAX's callbacks, needs all elements on it.
+    # To get a device's shards of each element of a batch, as JAX's callbacks do, all elements must be on the device.
     batchings, options = batchings_of(public_transforms(transforms)), tap.options
     by_element = options.sharding == "local" and options.kind.by_element
     if not context.automatic or not by_element or not batchings:
         return ()
-    described = int(context.for_export)  # in front, without a batch
+    described = int(context.for_export)  # the description is the first array and has no batch axes
     return [
         [] if i < described
         else sorted(batch_axes(len(aval.shape), [dims[i - described] for dims in batchings]).values())
@@ -190,12 +189,12 @@ def _whole_axes(
 
 
 def _on_one_device(context: compat.LoweringContext, tap: TapSpec) -> bool:
-    # Where some axes are manual, each of their places has devices of its own, and XLA knows no first one.
+    # With some manual axes, each place along them has separate devices, and XLA has no first device.
     return ON_ONE_DEVICE in tap.options.params and context.automatic and not context.partially_manual
 
 
 def _called(tap: TapSpec, transforms: Any, float0_leaves: Float0Leaves) -> Consumer:
-    # The tap as a call without results. Another id than the tap's, since equal ids are equal consumers.
+    # Returns the tap as a call without results. Its id differs from the tap's, because equal ids mean equal consumers.
     consumer = tap.consumer(transforms, float0_leaves)
     consumer_id = tap.consumer_id((*transforms, ("call", None)), float0_leaves)
     return dataclasses.replace(

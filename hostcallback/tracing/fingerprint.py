@@ -1,4 +1,4 @@
-"""What identifies a Python value across processes, for consumer ids that every process computes alike."""
+"""Fingerprints of Python values that are equal in all processes, for consumer ids."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ATOMS = (type(None), bool, int, float, complex, str, bytes)
 
 
 class Fingerprint:
-    """Two parts: text that is equal in every process, and the objects that only identity tells apart.
+    """A text that is equal in all processes, and the objects that only their identity distinguishes.
 
     Attributes:
         text: deterministic description.
@@ -61,8 +61,8 @@ class Fingerprint:
         return self._by_identity(value)
 
     def _describe_function(self, function: types.FunctionType, depth: int) -> Any:
-        # A closure's variables count by identity of their cells, whatever they hold now: the function, or another
-        # that shares them, may bind them anew.
+        # A closure's variables count by the identity of their cells, not by their current values, because the function
+        # or another one that shares the cells may rebind them.
         cells = function.__closure__ or ()
         self.opaque.extend(cells)
         module = sys.modules.get(function.__module__)
@@ -86,7 +86,7 @@ class Fingerprint:
 
 
 def _found_by_name(value: Any) -> bool:
-    """Whether a class or a builtin function is what its module has under its qualified name."""
+    """Whether the module of a class or builtin function has it under its qualified name."""
     if not isinstance(value, type | types.BuiltinFunctionType):
         return False
     found: Any = sys.modules.get(value.__module__ or "")
@@ -96,12 +96,13 @@ def _found_by_name(value: Any) -> bool:
 
 
 def describe_structure(tree_structure: Any) -> str:
-    """A tree structure's text without memory addresses, which differ between processes."""
+    """Returns a tree structure's text without memory addresses, which differ between processes."""
     return _ADDRESS.sub("0x", str(tree_structure))
 
 
 def _describe_code(code: types.CodeType) -> Any:
-    # Not marshal: its bytes depend on reference counts. File names are left out (checkouts differ).
+    # Does not use marshal, because its bytes depend on reference counts. Leaves out file names, because checkouts
+    # differ.
     constants = [
         _describe_code(c)
         if isinstance(c, types.CodeType)
@@ -114,7 +115,7 @@ def _describe_code(code: types.CodeType) -> Any:
 
 
 def callable_name(func: Callable[..., Any] | Any) -> str:
-    """The name people know a callable by."""
+    """Returns the name of a callable for reports."""
     while isinstance(func, functools.partial):
         func = func.func
     name = getattr(func, "__qualname__", None) or type(func).__qualname__
@@ -122,5 +123,5 @@ def callable_name(func: Callable[..., Any] | Any) -> str:
 
 
 def freeze(mapping: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
-    """A mapping's items in key order."""
+    """Returns a mapping's items in key order."""
     return tuple(sorted(mapping.items()))

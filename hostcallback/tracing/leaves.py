@@ -1,4 +1,4 @@
-"""A tapped pytree taken apart into what goes to the device and what stays on the host."""
+"""Splits a tapped pytree into the leaves for the device and those that stay on the host."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _NUMBERS = (bool, int, float, complex)
 
 
 class KeyLeaf(NamedTuple):
-    """A typed PRNG key among the leaves. It travels as its data, `uint32` with trailing dimensions of its own.
+    """A typed PRNG key among the leaves. It is sent as its data, `uint32` with additional trailing dimensions.
 
     Attributes:
         leaf: its index among the leaves.
-        impl: the key's implementation, as `jax.random.key_impl` gives it.
-        data_ndim: how many dimensions the data has more than the key array.
+        impl: the key's implementation, the result of `jax.random.key_impl`.
+        data_ndim: number of additional dimensions of the data.
     """
 
     leaf: int
@@ -39,10 +39,10 @@ class KeyLeaf(NamedTuple):
 
 
 class TreeTemplate:
-    """How to put a tapped pytree together again from its arrays.
+    """Restores a tapped pytree from its arrays.
 
-    Static leaves (whatever is no array: functions, strings, other objects) never leave the host and come back in
-    their place.
+    Static leaves (functions, strings and other objects that are not arrays) stay on the host and are put back in their
+    places.
     """
 
     __slots__ = ("_keys", "_static", "tree")
@@ -209,7 +209,7 @@ def split_leaves(
             keys.append(KeyLeaf(index, jax.random.key_impl(array), arrays[-1].ndim - array.ndim))
         else:
             arrays.append(array)
-    # An equation needs an operand: without one JAX takes it for a constant. `unflatten_with` passes it over.
+    # An equation without operands is a constant for JAX, so an empty array is added, which `unflatten_with` skips.
     return arrays or [jnp.zeros(0, np.uint8)], TreeTemplate(tree, static, keys)
 
 

@@ -1,4 +1,4 @@
-"""Which of a user's objects may be kept as long as a program lives, and how the others are referred to."""
+"""Decides which of a user's objects a program may keep alive, and makes weak references to the others."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import numpy as np
 from hostcallback import _jax_compat as compat
 
 LOOK_AT = 500
-"""How many objects are looked at in search of tracers."""
+"""Number of objects that are searched for tracers."""
 
 _PLAIN = (
     int,
@@ -39,24 +39,24 @@ _FUNCTIONS = (types.FunctionType, type(jax.jit(len)))
 
 
 class Unavailable:
-    """What a debugger shows for a value that it cannot have."""
+    """Stands in the debugger for a value that is not available."""
 
     __slots__ = ("_why",)
 
     def __init__(self, why: str) -> None:
-        """`why` says what it is, too."""
+        """Makes the stand-in; `why` has the reason and the kind of the value."""
         self._why = why
 
     def __repr__(self) -> str:
-        """`<not available here: ...>`."""
+        """Returns `<not available here: ...>`."""
         return f"<not available here: {self._why}>"
 
 
 def is_safe_to_retain(value: Any) -> bool:
-    """Whether an object holds neither tracers nor functions that JAX may keep programs for.
+    """Whether an object holds neither tracers nor functions for which JAX may cache programs.
 
-    A program that keeps a tracer leaks it. One that keeps the function it is the program of is never freed: JAX caches
-    programs by weak references to functions. What takes too long to look through is not called harmless.
+    A program that keeps a tracer leaks it. A program that keeps its function is never freed, because JAX caches
+    programs by weak references to functions. An object with more than `LOOK_AT` parts counts as unsafe.
     """
     seen: set[int] = set()
     left = [value]
@@ -82,7 +82,7 @@ def is_safe_to_retain(value: Any) -> bool:
 
 
 def weak_getter(value: Any) -> Callable[[], Any]:
-    """A function that returns `value` as long as something else keeps it, and then what says so."""
+    """Returns a function that returns `value` while other objects keep it alive, and an `Unavailable` afterwards."""
     kind = f"a {type(value).__module__}.{type(value).__qualname__}"
     try:
         get = weakref.WeakMethod(value) if isinstance(value, types.MethodType) else weakref.ref(value)
@@ -99,7 +99,7 @@ def weak_getter(value: Any) -> Callable[[], Any]:
 
 
 def _found_by_name(function: Any) -> bool:
-    """Whether a function, perhaps a wrapped one, is what its module has under its name."""
+    """Whether the module of a function, possibly a wrapped one, has it under its name."""
     found: Any = sys.modules.get(getattr(function, "__module__", None) or "")
     for part in (getattr(function, "__qualname__", None) or "<none>").split("."):
         found = getattr(found, part, None)

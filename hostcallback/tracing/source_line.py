@@ -1,4 +1,4 @@
-"""Where in the user's code a tap was written."""
+"""Finds the line of the user's code in which a tap was written."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a tap is emitted, whatever its messages are for."""
+"""The options of a tap that are common to all kinds of taps."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ SHARDINGS = ("global", "local")
 
 @dataclass(frozen=True, slots=True)
 class TapOptions:
-    """How a tap is emitted, whatever its messages are for.
+    """Options of a tap that are common to all kinds of taps.
 
     Attributes:
-        name: what the tap is called in reports.
+        name: name of the tap in reports.
         ordered: whether its messages keep program order on each device.
         tap_tangents: whether tangents and cotangents are tapped too; None for the process's default.
         sharding: "global" or "local"; see `id_tap`.
-        device_index: which of the program's devices an array assembled from its shards is said to come from.
-        tap_transposed: whether a tap in linear code taps the cotangents where that code is transposed; None for what
-            `tap_tangents` says.
-        keep_objects: whether arrays that JAX cannot put on a device (of texts, say) stay on the host, as every leaf
-            does that is no array; by default they are refused.
-        kind: what the tap's messages are for.
-        params: what a sink of that kind needs; plain data.
-        without_devices: ids of this process's devices on which a check does not check.
-        place: where it is traced, for those whose reports show that.
+        device_index: index of the program's device that is reported as the origin of an assembled array.
+        tap_transposed: whether a tap in linear code taps the cotangents if that code is transposed; None for the value
+            of `tap_tangents`.
+        keep_objects: whether arrays that JAX cannot put on a device (of texts, for example) stay on the host, like all
+            leaves that are not arrays; by default they are refused.
+        kind: the kind of the tap.
+        params: parameters for the sink of that kind; plain data.
+        without_devices: ids of this process's devices on which a check is off.
+        place: the call site, for kinds whose reports show it.
     """
 
     name: str
@@ -47,10 +47,10 @@ class TapOptions:
     place: CallSite | None = None
 
     def __post_init__(self) -> None:
-        """Checks what comes from users.
+        """Checks the arguments, which come from users.
 
         Raises:
-            TypeError: the name is no text.
+            TypeError: the name is not a text.
             ValueError: `sharding` is neither "global" nor "local".
         """
         if not isinstance(self.name, str):
@@ -62,13 +62,13 @@ class TapOptions:
             )
 
     def resolved(self) -> TapOptions:
-        """The same with `tap_tangents` and `tap_transposed` decided."""
+        """Returns a copy in which `tap_tangents` and `tap_transposed` are not None."""
         tangents = environment.TAP_TANGENTS.read() if self.tap_tangents is None else self.tap_tangents
         transposed = tangents if self.tap_transposed is None else self.tap_transposed
         return replace(self, tap_tangents=tangents, tap_transposed=transposed)
 
 
 def callback_options(name: str, ordered: bool, partitioned: bool) -> TapOptions:
-    """The options of what works as JAX's own callbacks do: primals only, and what is no array stays on the host."""
+    """Returns the options of a tap that works like JAX's callbacks: primals only; other leaves stay on the host."""
     sharding = "local" if partitioned else "global"
     return TapOptions(name, bool(ordered), tap_tangents=False, sharding=sharding, keep_objects=True)
