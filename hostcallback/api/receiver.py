@@ -290,7 +290,8 @@ def outfeed_receiver(
             but the next call of a tapped function raises them already, on this thread and on threads that first used
             JAX after this receiver was made), "abort" (as "defer", and the program with the failed check ends with a
             `jax.errors.JaxRuntimeError`). On several devices, "abort" ends the program on each device at its next
-            failing check or other tap.
+            failing check or other tap. Exceptions of tap functions follow the same policy, except that "abort" raises
+            them as "raise_soon" does; the first one of each tap is always logged at once.
         record: short form of `sinks=[hcb.record(folder)]`. A folder: all messages are recorded there, in a tap log
             that `hcb cat` and `hostcallback.receiver.replay` read without this program. Or a recorder of
             `hcb.record(folder, ...)`, which has options and may be used again.
