@@ -10,7 +10,9 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 NATIVE := $(wildcard receiver/native/*/*.cc receiver/native/*/*.h)
 
-# The whole suite runs on each transport, on two processes; slow tests run in .ci/run, or with `make test SLOW=1`.
+# The whole suite runs on the native transport, and on the callback transport the folders in which it makes a difference; .ci/run runs
+# the others on it too, and the slow tests (here: `make test SLOW=1`).
+CALLBACK := $(addprefix tests/,taps calls checks hostcallback accelerate debug programs drop_in transformations)
 PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal $(if $(SLOW),,-m "not slow")
 
 .DEFAULT_GOAL := help
@@ -33,7 +35,7 @@ demo: $(INSTALLED) ## train a small classifier with taps in its compiled loop, a
 
 test: $(INSTALLED) ## run the tests, on the native transport and on the callback transport
 	HOSTCALLBACK_TRANSPORT=native $(PYTEST)
-	HOSTCALLBACK_TRANSPORT=callback $(PYTEST)
+	HOSTCALLBACK_TRANSPORT=callback $(PYTEST) $(CALLBACK)
 
 # In one process: for so few tests the start of others, each of which imports JAX, takes longer than it saves.
 quick: $(INSTALLED) ## run the fast native tests of one folder or file: make quick ROOM=receiver/sinks [K=name]
