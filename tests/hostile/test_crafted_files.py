@@ -55,7 +55,7 @@ def test_the_header_of_a_log(
         "\x1b",
         "[[a]]",
     ],
-    ids=range(6),
+    ids=range(7),
 )
 def test_a_rule_file(text: str, tmp_path: Path) -> None:
     path = tmp_path / "rules.toml"
