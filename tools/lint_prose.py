@@ -38,6 +38,8 @@ PROSE_CHECKED = (
     "hostcallback/host_callback.py",
     "hostcallback/legacy",
     "hostcallback/lifecycle",
+    "hostcallback/lowering",
+    "hostcallback/primitives",
     "hostcallback/sync",
     "receiver",
     "tests",

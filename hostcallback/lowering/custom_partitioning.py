@@ -1,8 +1,8 @@
-"""Taps in functions with `jax.experimental.custom_partitioning`, and in what their rules say each device runs.
+"""Taps in functions with `jax.experimental.custom_partitioning`, and in the bodies that their partition rules return.
 
-On one device, and where each device runs its own program, JAX inlines the function, taps included. Where the compiler
-partitions, XLA asks the function's `partition` rule what each device runs, and JAX lowers that as a program of its own:
-it becomes one equation here, which makes the token of its taps.
+On one device, and if each device runs a separate program, JAX inlines the function with its taps. If the compiler
+partitions, XLA asks the function's `partition` rule for the body of each device, and JAX lowers the body as a separate
+program. Here the body becomes one equation, which makes the token of its taps.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from hostcallback.primitives.tap import tap_p
 
 
 class _Kept:
-    """What a program keeps alive for the sake of the bodies that it gets when it is compiled."""
+    """Objects that a program keeps alive for the bodies that it gets during compilation."""
 
     def __init__(self) -> None:
         self.leases: list[Any] = []
@@ -42,7 +42,7 @@ def _lower(ctx: Any, *operands: Any, closed: Any, kept: _Kept) -> Any:
 
 
 def _with_taps(body: Callable[..., Any], kept: _Kept) -> Callable[..., Any]:
-    # What a device runs, as one equation if it has taps.
+    # Returns the body of a device, as one equation if it has taps.
     @functools.wraps(body)
     def run(*args: Any) -> Any:
         closed, shapes = jax.make_jaxpr(body, return_shape=True)(*args)
@@ -82,7 +82,7 @@ def _lowering(lower: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _check_body(context: compat.LoweringContext, closed: Any) -> None:
-    """Refuses what a device could not run in there."""
+    """Refuses taps and calls that a device cannot run in such a body."""
     for equation in compat.equations_of([closed.jaxpr], (tap_p, call_p)):
         is_call = equation.primitive is call_p
         if not is_call and transport.use_native(context.platform):

@@ -1,4 +1,4 @@
-"""Discharges the tap effects of every program where JAX lowers it as a whole, so that taps cost no dispatch time.
+"""Discharges the tap effects of whole programs when JAX lowers them, so that taps cost no dispatch time.
 
 Any JAX effect of a program takes each of its calls off JAX's C++ dispatch path (100 us and more instead of 5). Here a
 program with taps becomes one equation without their effects, whose lowering makes the token, threads it through the
@@ -34,7 +34,7 @@ def _lower(ctx: Any, *args: Any, closed: Any) -> Any:
 
 
 def discharge(closed: Any) -> Any:
-    """The program without its tap effects; the same object if it has none."""
+    """Returns the program without its tap effects; the same object if it has none."""
     if not compat.has_effect(closed, TapEffect):
         return closed
     from hostcallback.lifecycle import raise_soon
@@ -44,9 +44,9 @@ def discharge(closed: Any) -> Any:
 
 
 def install() -> bool:
-    """Discharges from now on; False where that is switched off, or JAX has become another one than this code knows.
+    """Begins to discharge. Returns False if that is switched off or this JAX version is not known.
 
-    Taps are right in either case.
+    Taps work in both cases.
 
     Raises:
         ValueError: `HOSTCALLBACK_FAST_DISPATCH` is neither 0 nor 1.
@@ -69,4 +69,4 @@ def install() -> bool:
 boundary_p.def_effectful_abstract_eval(_abstract)
 compat.register_lowering(boundary_p, _lower)
 installed = install()
-"""Whether programs with taps are dispatched as fast as those without."""
+"""Whether programs with taps are dispatched as fast as programs without taps."""

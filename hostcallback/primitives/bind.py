@@ -1,4 +1,4 @@
-"""What every tap does when it is traced: takes its argument apart and binds one tap equation."""
+"""Binds a tap at trace time: splits its argument into leaves and binds one tap equation."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ def bind_tap(
 
     Args:
         arg: the pytree to send.
-        result: what to return; the tapped `arg` if None.
+        result: the value to return; the tapped `arg` if None.
         kwargs: host values for the sink; none may be traced.
-        binding: what takes its messages in this process.
-        identity: everything the sink's behaviour depends on apart from `kwargs` and the structure of `arg`.
-        options: how it is emitted.
+        binding: the functions and objects that take its messages in this process.
+        identity: all values that determine the sink's behaviour, except `kwargs` and the structure of `arg`.
+        options: the options of the tap.
 
     Raises:
         TypeError: a leaf of `arg` cannot be sent, or a keyword argument is traced. The text names the user's line.
-        Exception: what JAX or a pytree's own code raises, with a note that names the user's line.
+        Exception: an error of JAX or of a pytree's code, with a note that names the user's line.
     """
 
     def bind(spec: TapSpec, arrays: list[Any]) -> Any:
@@ -57,7 +57,7 @@ def bind_spec(
     identity: tuple[Any, ...],
     options: TapOptions,
 ) -> Any:
-    """What `bind` returns for the spec of a tap or a call and the arrays of `arg`; see `bind_tap` for the rest."""
+    """Calls `bind` with the spec of a tap or call and the arrays of `arg`, and returns its result; see `bind_tap`."""
     source_line = user_source_line()
     tap = f"{options.name} at {source_line}"
     late_rules.register_imported()
@@ -77,7 +77,7 @@ def bind_spec(
             note_place(spec.places, options.place)
         return bind(spec, arrays)
     except Exception as error:
-        if str(source_line) not in str(error):  # JAX's own errors, such as for a tracer that escaped
+        if str(source_line) not in str(error):  # errors of JAX, such as for a leaked tracer
             error.add_note(f"This was raised in the tap {tap}")
         raise
 

@@ -1,4 +1,4 @@
-"""The primitive of calls of the host that bring a result back, and what JAX's transformations do with it."""
+"""The primitive of calls of host functions with results, and its rules for JAX's transformations."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def emit_call(
     vmap_method: str | None,
     options: TapOptions,
 ) -> Any:
-    """Binds one call, of any kind; see `call` for the arguments, and for what it returns and raises."""
+    """Binds one call of any kind; see `hostcallback.call` for arguments, result and errors."""
     expected, result_tree = _expected(result_shape)
     source_line = user_source_line()
     config: Any = jax.config  # the attribute exists in every version, and its annotation in none
@@ -96,7 +96,7 @@ def _impl(*args: Any, **params: Any) -> Any:
         try:
             return _eager_program(tuple(sorted(params.items())))(*args)
         except ValueError as error:
-            # JAX's fast dispatch raises another type than its other paths do.
+            # JAX's fast dispatch raises ValueError where its other paths raise JaxRuntimeError.
             if str(error).startswith("INTERNAL: "):
                 raise jax.errors.JaxRuntimeError(str(error)) from None
             raise
@@ -104,7 +104,7 @@ def _impl(*args: Any, **params: Any) -> Any:
 
 @functools.lru_cache(maxsize=32)
 def _eager_program(params: tuple[tuple[str, Any], ...]) -> Callable[..., Any]:
-    # A call outside jit is a program of one equation. The last few are kept, and with them what they captured.
+    # A call outside jit is a program of one equation. The last few programs are cached with the objects they captured.
     return jax.jit(lambda *operands: call_p.bind(*operands, **dict(params)))
 
 
@@ -120,8 +120,8 @@ def _jvp(primals: Any, tangents: Any, *, call: TapSpec, **params: Any) -> Any:
 
 def _transpose(cotangents: Any, *args: Any, call: TapSpec, **params: Any) -> Any:
     refuse_to_differentiate(call)
-    # It sends what it found, tangents in the rule of a custom derivative too. They have no values in transposed code;
-    # the first operand of such a call says which those are.
+    # Only breakpoints arrive here. Their operands may be tangents, in the rule of a custom derivative. Tangents have no
+    # values in transposed code; the first operand marks them as missing.
     missing = [ad.is_undefined_primal(arg) for arg in args]
     known = [jnp.zeros(a.aval.shape, a.aval.dtype) if m else a for a, m in zip(args, missing, strict=True)]
     call_p.bind(jnp.array(missing[1:]), *known[1:], call=call, **params)
@@ -129,10 +129,10 @@ def _transpose(cotangents: Any, *args: Any, call: TapSpec, **params: Any) -> Any
 
 
 def refuse_to_differentiate(call: TapSpec) -> None:
-    """Refuses to differentiate a call, unless it is a breakpoint's.
+    """Refuses to differentiate a call, except that of a breakpoint.
 
     Raises:
-        ValueError: it is not.
+        ValueError: the call is not that of a breakpoint.
     """
     if call.options.kind.sends_primals:
         return
@@ -157,7 +157,7 @@ def _batch(
             "have a leading batch dimension)"
         )
     if vmap_method in ("expand_dims", "broadcast_all"):
-        # From the front, where each leaf has its batch dimension then.
+        # The batch dimension of each leaf is its first one then.
         shown = tuple(None if d is None and vmap_method == "expand_dims" else 0 for d in dims)
         transforms = (*transforms, ("batch", shown))
     return compat.batch_call(

@@ -60,11 +60,11 @@ class ThreadedTapEffect(TapEffect):
 
 
 class RegionTapEffect(TapEffect):
-    """Of taps where no token may be threaded: see `_effect`."""
+    """The effect of taps in regions where a token may not be passed; see `tap._effect`."""
 
 
 class PassedTokenEffect(TapEffect):
-    """Beside `ThreadedTapEffect`: keeps JAX from forgetting that effect's token.
+    """An effect in addition to `ThreadedTapEffect`, which keeps JAX from dropping that effect's token.
 
     What `lower().compile()` returns goes through JAX's fast dispatch from its second call on, without tokens (0.8 to
     0.12), unless the program has an effect that is not ordered.
@@ -72,9 +72,9 @@ class PassedTokenEffect(TapEffect):
 
 
 class CallEffect(TapEffect):
-    """Beside `ThreadedTapEffect`, of programs with calls: JAX threads a token for it too, which nothing uses.
+    """An effect of programs with calls, in addition to `ThreadedTapEffect`. Its token is not used.
 
-    What matters is that JAX hashes it when it dispatches such a program, which may fail.
+    It exists because JAX hashes it when it dispatches such a program, which may fail.
     """
 
     def __hash__(self) -> int:

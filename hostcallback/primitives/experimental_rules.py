@@ -1,4 +1,4 @@
-"""What `jax.experimental.jet` and `jax.experimental.sparse.sparsify` do with taps and calls."""
+"""Rules of `jax.experimental.jet` and `jax.experimental.sparse.sparsify` for taps and calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `print` and `log` do when they are traced: check a format string and tap its arguments."""
+"""Traces `print` and `log`: checks the format string and taps its arguments."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ def emit_text(
     objects: Mapping[str, Any],
     options: TapOptions,
 ) -> None:
-    """Binds one tap of `args` and `kwargs`, of which the host makes a text.
+    """Binds one tap of `args` and `kwargs`, which the host formats as a text.
 
     Args:
-        what: who asks, for errors.
+        what: name of the caller, for errors.
         fmt: the format string.
-        args: for its placeholders; may be traced.
-        kwargs: as `args`, by name.
+        args: values of its placeholders; may be traced.
+        kwargs: values of its named placeholders; may be traced.
         skip_format_check: whether arguments may lack a placeholder.
-        identity: everything that `objects` depend on.
-        objects: what consumes the texts, as the sink of the kind takes it: an output stream or a logger.
-        options: how the tap is emitted.
+        identity: all values that determine `objects`.
+        objects: consumer of the texts, an output stream or a logger, by its name in the sink of that kind.
+        options: the options of the tap.
 
     Raises:
-        TypeError: `fmt` is no text.
+        TypeError: `fmt` is not a text.
         ValueError: see `check_format`; or there are keyword arguments and no placeholders.
         IndexError: see `check_format`.
         KeyError: see `check_format`.
@@ -68,7 +68,7 @@ def emit_text(
 
 
 def template_of(fmt: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Template:
-    """How the host makes a text of these arguments, under the numpy print options that are in force now."""
+    """Returns the template for these arguments, with the current print options of numpy."""
     fields = list(placeholders(fmt))
     # numpy's arrays format as JAX's do; their attributes, elements and repr (which containers show) are others.
     alike = all(field.replace("_", "").isalnum() or not field for field in fields)
@@ -77,6 +77,6 @@ def template_of(fmt: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tem
 
 
 def as_jax_array(array: Array) -> Any:
-    """An array of a message as JAX hands it to callbacks: on the CPU, of the same dtype."""
+    """Converts an array of a message into a JAX array on the CPU with the same dtype, as callbacks of JAX get."""
     with jax.enable_x64(True):  # the tracing thread's setting may be another than the receiver's
         return jax.device_put(array, jax.local_devices(backend="cpu")[0])

@@ -1,8 +1,8 @@
-"""Evaluates a program equation by equation, those of loops, branches and calls too, and shows each result to a visitor.
+"""Evaluates a program equation by equation, also in loops, branches and calls, and passes each result to a visitor.
 
-Each value has a *mark* beside it: False, True or a traced bool scalar. What it means is the visitor's affair; here
-marks are carried along, through loops and in and out of calls. Loops and calls are rebuilt with JAX's public functions;
-other equations that hold programs (custom_root, pallas_call, ...) are evaluated as they are.
+Each value has a *mark*: False, True or a traced bool scalar. The visitor defines its meaning; this module carries marks
+through loops and into and out of calls. Loops and calls are rebuilt with JAX's public functions; other equations that
+hold programs (custom_root, pallas_call, ...) are evaluated unchanged.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Results = tuple[list[Any], list[Mark]]
 
 @dataclass(frozen=True)
 class Place:
-    """Where in a program an equation is.
+    """The place of an equation in a program.
 
     Attributes:
         names: the name stacks of the equations around it, outermost first, as JAX prints them.
@@ -63,13 +63,13 @@ class Visitor(Protocol):
         """
 
     def mark(self, value: Any) -> Mark:
-        """The mark of a value that no equation made: a constant, or a cotangent."""
+        """Returns the mark of a value that no equation made: a constant or a cotangent."""
 
     def can_mark(self, aval: Any) -> bool:
         """Whether a value of that type may have another mark than False."""
 
     def inner(self) -> Visitor:
-        """A visitor for a program of its own within this one: the body of a loop, say."""
+        """Returns a visitor for a separate program within this one, such as the body of a loop."""
 
     def flush(self, place: Place) -> None:
         """Called at the end of a program and before those within it: what was visited before is over then."""

@@ -1,4 +1,4 @@
-"""`hostcallback.jit`: `jax.jit`. Before every jit had fast taps, only programs compiled by this one did."""
+"""`hostcallback.jit`, which equals `jax.jit`. It exists because earlier versions had fast taps only under this one."""
 
 from __future__ import annotations
 

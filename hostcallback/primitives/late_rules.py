@@ -1,4 +1,4 @@
-"""Rules for parts of JAX that most programs never import: registered once a program has imported them."""
+"""Registers rules for parts of JAX that most programs never import, once a program has imported them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def when_imported(name: str, register: Callable[[Any], None]) -> None:
 
 
 def register_imported() -> None:
-    """Registers the rules for what has been imported since. It is called for every tap that is traced."""
+    """Registers the rules of modules that have been imported since. Each trace of a tap calls it."""
     for name in list(_waiting):
         module = sys.modules.get(name)
         if module is not None and not _is_being_imported(module):
@@ -28,7 +28,7 @@ def register_imported() -> None:
 
 
 def _is_being_imported(module: ModuleType) -> bool:
-    # By another thread, which would register JAX's own rules over ours.
+    # If another thread is importing the module, JAX's rules would overwrite ours.
     return bool(getattr(module.__spec__, "_initializing", False))
 
 

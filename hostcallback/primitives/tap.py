@@ -28,9 +28,9 @@ from hostcallback.tracing.tap_spec import Float0Leaves, TapSpec, Transform
 
 
 def _effect() -> TapEffect:
-    # Before JAX 0.12, XLA aborts the process on a token that enters a partially manual shard_map. Taps in there are
-    # chained by tokens of their own (`LoweringContext.token_in`): in order within each block of code, but a tap in a
-    # loop or branch is not held back by one before it.
+    # Before JAX 0.12, XLA aborts the process if a token enters a partially manual shard_map. Taps in there are chained
+    # by separate tokens (`LoweringContext.token_in`): they keep their order within each block of code, but a tap in a
+    # loop or branch does not wait for a tap before the loop or branch.
     if compat.TOKENS_ENTER_PARTIALLY_MANUAL_REGIONS or not compat.in_partially_manual_region():
         return TAP_EFFECT
     return REGION_TAP_EFFECT
@@ -53,7 +53,7 @@ def _impl(*args: Any, tap: TapSpec, transforms: tuple[Transform, ...], float0_le
 def _eager_program(
     tap: TapSpec, transforms: tuple[Transform, ...], float0_leaves: Float0Leaves
 ) -> Callable[..., Any]:
-    # A tap outside jit is a program of one equation. The last few are kept, and with them what their taps captured.
+    # A tap outside jit is a program of one equation. The last few programs are cached with the objects of their taps.
     return jax.jit(
         lambda *leaves: tap_p.bind(*leaves, tap=tap, transforms=transforms, float0_leaves=float0_leaves)
     )
@@ -63,7 +63,7 @@ def _jvp(primals: Any, tangents: Any, *, tap: TapSpec, transforms: Any, float0_l
     primals_out = tap_p.bind(*primals, tap=tap, transforms=transforms, float0_leaves=float0_leaves)
     if not tap.options.tap_tangents or all(type(t) is ad.Zero for t in tangents):
         return primals_out, list(tangents)
-    # Integer leaves have float0 tangents, which hold no bytes: they stay on the host.
+    # Integer leaves have float0 tangents, which have no bytes and stay on the host.
     carried = [i for i, t in enumerate(tangents) if not _is_float0(t)]
     kept_float0 = absent_after(float0_leaves, len(tangents), carried, [np.shape(p) for p in primals])
     outs = tap_p.bind(
@@ -91,7 +91,7 @@ def _transpose(
         transforms=(*transforms, ("transpose", None)),
         float0_leaves=float0_leaves,
     )
-    # A zero stays symbolic, as without the tap: nothing is computed from it.
+    # A symbolic zero stays symbolic, as without the tap, so that no computation uses it.
     outs = [ct if type(ct) is ad.Zero else out for ct, out in zip(cotangents, outs, strict=True)]
     return [out if flows else None for out, flows in zip(outs, undefined, strict=True)]
 
@@ -114,7 +114,7 @@ def _is_float0(tangent: Any) -> bool:
 def absent_after(
     float0_leaves: Float0Leaves, count: int, carried: list[int], shapes: list[Any]
 ) -> Float0Leaves:
-    """`float0_leaves` after of `count` operands only those at `carried` go on; `shapes` are all operands' shapes."""
+    """Returns `float0_leaves` after only the operands at `carried` of `count` go on; `shapes` has all shapes."""
     held = dict(float0_leaves)
     position = [i for i in range(count + len(float0_leaves)) if i not in held]  # leaf index of each operand
     for operand in set(range(count)) - set(carried):
@@ -123,7 +123,7 @@ def absent_after(
 
 
 rematerialized_tap_p = Primitive("tapped")
-"""An identity: what is left of a tap that has run in the code that jax.checkpoint recomputes."""
+"""An identity that replaces a tap in the code that jax.checkpoint recomputes, because the tap has run already."""
 rematerialized_tap_p.multiple_results = True
 
 

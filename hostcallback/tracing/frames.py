@@ -116,9 +116,9 @@ def _frames(values: _Values) -> Iterator[FrameType]:
             values.encloses = values.encloses and not (entered and compat.is_frame_of_jit(frame))
         else:
             if entered and entry is not None:
-                # JAX keeps the jaxpr of a function and uses it again, under another outer trace too. The body of a
-                # loop or branch that is defined in what encloses it is another function each time, used once. (One
-                # with a jit of its own may be kept by the user, for the next time.)
+                # JAX caches the jaxpr of a function and reuses it, also under another outer trace. The body of a loop
+                # or branch that is defined in its enclosing function is a new function each time and is used once. (A
+                # body with a jit may be kept by the user for the next time.)
                 values.encloses = values.encloses and _defined_in(entry.f_code, frame)
                 entered = False
             entry = frame
