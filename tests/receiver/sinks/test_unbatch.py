@@ -68,7 +68,7 @@ def test_an_empty_batch_has_no_elements() -> None:
 
 
 def test_whole_batches_of_different_lengths_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"shapes \[\(2,\), \(4,\)\].*no one batch"):
+    with pytest.raises(ValueError, match=r"shapes \[\(2,\), \(4,\)\].*not one batch"):
         list(elements([np.zeros(2), np.zeros(4)], [(0, 0)]))
 
 
