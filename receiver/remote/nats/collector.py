@@ -150,7 +150,14 @@ class NatsCollector:
             self._connection.note_stored(message.metadata.sequence.stream)
             try:
                 unit = Publication.decode(message.data)
-            except BadStreamError as error:
+            except (
+                BadStreamError,
+                ValueError,
+                TypeError,
+                LookupError,
+                ArithmeticError,
+                MemoryError,
+            ) as error:
                 logger.warning(
                     "a message at %s is not a tap's, and was left out: %s", message.subject[:200], error
                 )
@@ -175,6 +182,10 @@ class NatsCollector:
                     # Not acknowledged, so it comes again.
                     logger.error("messages of %s cannot be stored: %s", key[0], error)
                     self._told.wait(RETRY_SEC)
+                except (ValueError, TypeError, LookupError, ArithmeticError, MemoryError):
+                    # Acknowledged: it would come again, and fail again, and no other message would be stored.
+                    logger.exception("messages of %s cannot be stored, and are left out", key[0])
+                    self._replies += batch.replies
 
     def _write(self, batch: _Batch) -> None:
         new = [unit for unit in batch.units.values() if not self._store.has(unit, again=batch.again)]
