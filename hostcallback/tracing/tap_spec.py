@@ -189,11 +189,7 @@ class TapSpec:
         """
         params = dict(self.options.params)
         if with_places and self.places:
-            # Lists only, as a descriptor has them that was read back: sinks of descriptors check that.
-            params["places"] = [
-                [list(map(list, place.stack)), None if place.span is None else list(place.span)]
-                for place in self.places
-            ]
+            params["places"] = [[list(map(list, place.stack)), place.span] for place in self.places]
         if shards is not None and self.options.device_index:
             params["device_index"] = self.options.device_index
         return TapDescriptor(
