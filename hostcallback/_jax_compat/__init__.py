@@ -46,6 +46,7 @@ from hostcallback._jax_compat.effects import (
 )
 from hostcallback._jax_compat.jaxprs import (
     INLINE_CALLS as INLINE_CALLS,
+    Primitive as Primitive,
     Var as Var,
     batch_jaxpr as batch_jaxpr,
     bind_equation as bind_equation,

@@ -7,7 +7,7 @@ from typing import Any
 
 from jax._src import (
     ad_checkpoint as _ad_checkpoint,  # remat_p
-    core as _core,  # eval_jaxpr, subjaxprs, Var: not in jax.extend.core
+    core as _core,  # eval_jaxpr, subjaxprs, Var: not in jax.extend.core; Primitive
     sharding_impls as _sharding_impls,  # UnspecifiedValue
 )
 from jax._src.interpreters import (
@@ -20,6 +20,8 @@ from jax._src.lax.control_flow import loops as _loops  # _scan_known_hoisting
 from hostcallback._jax_compat import versions
 
 Var: Any = _core.Var
+Primitive: Any = _core.Primitive
+"""For what `import hostcallback` loads: importing jax.extend.core takes longer than all of that."""
 INLINE_CALLS = ("core_call", "closed_call", "core_closed_call", "call")
 """Primitives that only call a program."""
 

@@ -9,14 +9,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from jax.extend.core import Primitive
-
 from hostcallback import _jax_compat as compat
 from hostcallback.primitives.effects import TapEffect
 from hostcallback.receiver import environment
 from hostcallback.receiver.log import logger
 
-boundary_p = Primitive("tap_boundary")
+boundary_p = compat.Primitive("tap_boundary")
 """A whole program with taps, `closed`: never bound, only lowered."""
 boundary_p.multiple_results = True
 
