@@ -51,6 +51,8 @@ class Permissions:
         try:
             path.mkdir(mode=0o700)
         except FileNotFoundError:
+            if path.parent.is_dir():  # a file system in which no folders can be created, such as /proc
+                raise
             self.make_folder(path.parent)
             self.make_folder(path)
             return

@@ -137,7 +137,7 @@ def test_a_callback_that_waits_for_the_blocked_thread_delays_it_for_a_while_only
         jax.effects_barrier()
     assert held.order == ["ready", "ready", "called", "called"]
     (record,) = caplog.records
-    assert "jax.block_until_ready waits no longer" in record.getMessage()
+    assert "jax.block_until_ready stops waiting" in record.getMessage()
     assert "test_block_until_ready.py" in record.getMessage()
 
 

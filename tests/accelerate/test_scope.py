@@ -207,4 +207,4 @@ def test_the_environment_can_turn_it_on() -> None:
 def test_another_value_of_the_variable_is_refused() -> None:
     result = python(PROGRAM, HOSTCALLBACK_ACCELERATE="yes")
     assert result.returncode == 1
-    assert "HOSTCALLBACK_ACCELERATE='yes', expected 1" in result.stderr
+    assert "HOSTCALLBACK_ACCELERATE='yes': expected 1" in result.stderr

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import resource
 import subprocess
 import sys
 from collections.abc import Callable
@@ -120,14 +119,14 @@ COMMANDS = [
 def limited(*arguments: str | Path, program: str = "") -> subprocess.CompletedProcess[str]:
     """Runs a command in a process of limited memory."""
 
-    def limit() -> None:
-        resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
-
-    command = ["-c", program] if program else ["-m", "hostcallback.receiver.cli"]
+    # The process limits itself: JAX, which this one has loaded, warns of a fork with code before the new program.
+    limit = f"import resource, runpy, sys; resource.setrlimit(resource.RLIMIT_AS, ({MEMORY_BYTES}, {MEMORY_BYTES}))\n"
+    run_commands = "runpy.run_module('hostcallback.receiver.cli', run_name='__main__', alter_sys=True)"
+    command = ["-c", limit + (program or run_commands)]
     return subprocess.run(
         [sys.executable, *command, *map(str, arguments)],
         env={**os.environ, "PYTHONPATH": python_path(), "OPENBLAS_NUM_THREADS": "1", "HCB_SECRET": "kept"},
-        preexec_fn=limit, capture_output=True, text=True, timeout=100, check=False,
+        capture_output=True, text=True, timeout=100, check=False,
     )  # fmt: skip
 
 

@@ -31,14 +31,16 @@ NOBODY = 65534
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """This process's control socket is in a separate folder."""
     endpoints.close()
-    around = tmp_path / "sockets"
-    monkeypatch.setenv("HOSTCALLBACK_CONTROL_DIR", str(around))
-    monkeypatch.delenv("HOSTCALLBACK_CONTROL_SOCKET", raising=False)
-    yield around / f"hostcallback-{os.geteuid()}"
-    endpoints.close()
+    # Not below `tmp_path`: the names of sockets are limited to 107 bytes.
+    with tempfile.TemporaryDirectory() as short:
+        around = Path(short, "sockets")
+        monkeypatch.setenv("HOSTCALLBACK_CONTROL_DIR", str(around))
+        monkeypatch.delenv("HOSTCALLBACK_CONTROL_SOCKET", raising=False)
+        yield around / f"hostcallback-{os.geteuid()}"
+        endpoints.close()
 
 
 @pytest.fixture

@@ -200,7 +200,7 @@ def test_lists_and_dicts_are_new_for_every_message() -> None:
         (["float0", ["a"]], "is not the shape of an array"),
         (["float0", [2**70]], "is not the shape of an array"),
         (["float0", [1] * 100], "is not the shape of an array"),
-        (["tuple", [["list", [["nothing"]]]]], "'nothing' is no kind"),
+        (["tuple", [["list", [["nothing"]]]]], "'nothing' is not a kind"),
     ],
 )
 def test_a_wrong_description_is_refused_at_once(description: Any, text: str) -> None:

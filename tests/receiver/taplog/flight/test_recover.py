@@ -116,7 +116,7 @@ def test_a_folder_that_cannot_be_written_to_does_not_end_the_run(tmp_path: Path)
     assert "no flight is recorded" in done.stderr
     done = fly("exit", file, by_argument=True)
     assert done.returncode == 1
-    assert "NotADirectoryError" in done.stderr
+    assert "FileExistsError" in done.stderr
 
 
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="mounts a file system")

@@ -185,7 +185,7 @@ def test_a_recorder_that_is_slow_itself_loses_nothing(tmp_path: Path) -> None:
     with hcb.outfeed_receiver(sinks=[sink], devices=[device], timeout_sec=120):
         program(jnp.float32(0))
     assert sink.seqs == list(range(sink.seqs[0], sink.seqs[0] + 3000))
-    assert len(sink.threads) == 2  # the receiver's thread, and the thread that reads ahead
+    assert {"hostcallback-cpu:0", "hostcallback-ahead-cpu:0"} <= sink.threads
 
 
 def test_messages_are_in_the_file_while_a_tap_function_runs(tmp_path: Path) -> None:
