@@ -12,9 +12,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-import lint_prose
-
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "tools"))  # Python leaves it out where PYTHONSAFEPATH is set
+
+import lint_prose  # noqa: E402
+
 FOLDERS = ("hostcallback", "receiver", "tests", "tools", "examples")
 
 
