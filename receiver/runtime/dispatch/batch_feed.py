@@ -10,6 +10,7 @@ copies go to the sinks at once and the frames stay in the source until they are 
 from __future__ import annotations
 
 import threading
+import time
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -19,7 +20,7 @@ from hostcallback.receiver.log import logger
 from hostcallback.receiver.messages.registry import Find
 from hostcallback.receiver.runtime.dispatch.sink_chain import BatchSink
 from hostcallback.receiver.sources.source import Batch, Frame, Source
-from hostcallback.receiver.wire import WireError, decode_header
+from hostcallback.receiver.wire import Flags, WireError, decode_header
 
 LOOK_SEC = 0.01
 """Seconds between the thread's checks of the running delivery, and the duration from which a delivery is long."""
@@ -73,6 +74,7 @@ class BatchFeed:
         self._ahead: list[int] = []  # sequence numbers handed on that the reader has not read yet
         self._delivering_since: float | None = None
         self._wanted = threading.Event()
+        self._at_end = False  # whether the reader delivers an END_OF_STREAM frame
         self._thread: threading.Thread | None = None
         self._stopping = False
 
@@ -89,7 +91,8 @@ class BatchFeed:
         with self._lock:
             rest = self._rest(batch) if self._ahead else batch
             if rest is not None:
-                self._hand_on(rest)
+                self._hand_on(rest, last_seq)
+            self._at_end = batch.count == 1 and _is_end(batch.frames[0])
 
     def lose(self, count: int, reason: str) -> None:
         """Tells the sinks that messages were lost before they could be read."""
@@ -101,7 +104,8 @@ class BatchFeed:
     @contextmanager
     def while_delivering(self) -> Iterator[None]:
         """Lets the thread copy frames out of the source if the block takes long."""
-        if not self.sinks or self._source is None:
+        # The delivery of an END_OF_STREAM frame changes the scope: the frames behind it belong to other sinks.
+        if not self.sinks or self._source is None or self._at_end:
             yield
             return
         if self._thread is None:
@@ -120,10 +124,9 @@ class BatchFeed:
         self._stopping = True
         self._wanted.set()
 
-    def _hand_on(self, batch: Batch) -> None:
-        last = _seq_of(batch.frames[-1])
+    def _hand_on(self, batch: Batch, last: int) -> None:
         expected, dropped = self._next_seq, 0
-        if last == _NONE:
+        if last < 0:
             self._next_seq = _NONE
         else:
             if expected != _NONE:
@@ -163,13 +166,12 @@ class BatchFeed:
         self._thread.start()
 
     def _run(self) -> None:
-        pause = threading.Event()
         last = perf_counter()
         while not self._stopping:
             if perf_counter() - last > REST_SEC:
                 self._wanted.wait()
             self._wanted.clear()
-            pause.wait(LOOK_SEC)
+            time.sleep(LOOK_SEC)
             since, now = self._delivering_since, perf_counter()
             if since is not None:
                 last = now
@@ -195,8 +197,16 @@ class BatchFeed:
                 return False
             seqs = [_seq_of(frame) for frame in batch.frames]
             self._ahead += seqs
-            self._hand_on(batch)
+            self._hand_on(batch, seqs[-1])
             return True
+
+
+def _is_end(frame: Frame) -> bool:
+    memory, offset, _ = frame
+    try:
+        return bool(decode_header(memory, offset).flags & Flags.END_OF_STREAM)
+    except WireError:
+        return False
 
 
 def _seq_of(frame: Frame) -> int:

@@ -65,13 +65,7 @@ class Recorder(Closing):
     ) -> None:
         """Records a batch of a device's source, before it is released. Does not raise.
 
-        Args:
-            device: name of the device.
-            batch: the frames; an END_OF_STREAM frame has everything written at once.
-            find: returns the consumer of an id.
-            dropped: number of the device's messages that are missing in the batch or before it.
-            first_seq: expected sequence number of the first missing message.
-            last_seq: last sequence number of the batch.
+        An END_OF_STREAM frame has everything written at once. The arguments are those of a `BatchSink`.
         """
         is_end = False
 
