@@ -73,8 +73,17 @@ class DeferredErrors:
     Any thread. Receiver threads add errors; the thread that leaves a scope or waits at a barrier takes them.
     """
 
-    def __init__(self, max_kept: int = MAX_KEPT, on_error: OnError = OnError.DEFER) -> None:
-        """`max_kept` limits the exceptions, and the checks, that are kept whole; those beyond it are counted."""
+    def __init__(
+        self, max_kept: int = MAX_KEPT, on_error: OnError = OnError.DEFER, *, log_failures: bool = True
+    ) -> None:
+        """Keeps nothing yet. Exceptions and checks beyond the limit are counted.
+
+        Args:
+            max_kept: number of exceptions, and of checks, that are kept whole.
+            on_error: policy for failed checks and exceptions of tap functions.
+            log_failures: whether exceptions of tap functions are logged here; without it `take` returns them under
+                every policy, and its caller logs them.
+        """
         self.on_error = on_error
         self._lock = threading.RLock()  # protects everything below; signal handlers may wait for taps
         self._max_kept = max_kept
@@ -85,7 +94,7 @@ class DeferredErrors:
         self._incomplete: Counter[str] = Counter()
         self._lost: Counter[str] = Counter()
         self._checks = FailedChecks(max_kept)
-        self._log = FailureLog()
+        self._log = FailureLog() if log_failures else None
 
     @property
     def max_kept(self) -> int:
@@ -157,7 +166,8 @@ class DeferredErrors:
                 self._incomplete[f"{failure.tap} at {failure.source_line}"] += error.count
             return
         error.__traceback__ = _without_receiver_frames(error.__traceback__)
-        self._log.add(failure)
+        if self._log is not None:
+            self._log.add(failure)
         with self._lock:
             first = not self._failures
             if len(self._failures) < self._max_kept:
@@ -219,7 +229,7 @@ class DeferredErrors:
         elif checks:
             logger.warning("%s", checks.headline())
         failed_checks = len(exceptions)
-        if self.on_error is OnError.WARN and failures:
+        if self.on_error is OnError.WARN and failures and self._log is not None:
             logger.warning("%s", _headline(failures, suppressed))
             failures, suppressed = [], Counter()
         for failure in failures:

@@ -90,7 +90,7 @@ class Delivery:
         self._streams: dict[StreamKey, DeliveredStream] = {}
         self._jobs = None if shards else ProgramRunStreams(patience_sec)
         self._held: dict[StreamKey, StreamOffset] = {}
-        self.scope = Scope("collector", MAX_LINES, on_error=OnError.WARN)
+        self.scope = Scope("collector", MAX_LINES, on_error=OnError.WARN, log_failures=False)
         self.lost: Counter[str] = Counter()
         self.incomplete: Counter[str] = Counter()
         self.set_aside: Counter[str] = Counter()

@@ -26,6 +26,8 @@ class Scope:
         max_errors: int = MAX_KEPT,
         back_pressure: BackPressure | None = None,
         on_error: OnError = OnError.DEFER,
+        *,
+        log_failures: bool = True,
     ) -> None:
         """Makes a scope without devices.
 
@@ -33,11 +35,12 @@ class Scope:
             name: name in reports.
             max_errors: number of tap exceptions that are kept whole.
             back_pressure: policy of its devices; by default emissions wait for room.
-            on_error: action for failed checks.
+            on_error: action for failed checks and for exceptions of tap functions.
+            log_failures: see `DeferredErrors`.
         """
         self.name = name
         self.back_pressure = back_pressure or BackPressure()
-        self.deferred = DeferredErrors(max_errors, on_error)
+        self.deferred = DeferredErrors(max_errors, on_error, log_failures=log_failures)
         self.recorder: Recorder | None = None
         self.batch_sinks: tuple[BatchSink, ...] = ()  # includes the recorder
         self.message_sinks: ScopeSinks | None = None

@@ -234,5 +234,6 @@ def test_the_log_names_messages_not_delivered_when_a_receiver_gave_up(
     assert "tap stuck" in note.reason
     assert main(["cat", str(tmp_path / "log")]) == 0
     printed = capsys.readouterr().out
-    assert "messages are recorded, but not all are delivered: device cpu:0" in printed
+    assert "messages are recorded, but not all are delivered: " in printed
+    assert "device cpu:0: tap stuck" in printed
     assert "message(s) lost" not in printed
