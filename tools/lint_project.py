@@ -18,6 +18,9 @@ sys.path.insert(0, str(ROOT / "tools"))  # Python leaves it out where PYTHONSAFE
 import lint_prose  # noqa: E402
 
 FOLDERS = ("hostcallback", "receiver", "tests", "tools", "examples")
+MAX_LINES = 500
+MAX_MODULES = 15
+"""Of one folder. A header and its source file are one module; `__init__.py` is none."""
 
 
 class Name(NamedTuple):
@@ -126,6 +129,26 @@ def python_files(root: Path = ROOT) -> list[Path]:
     return sorted(path for path in files if "__pycache__" not in path.parts)
 
 
+def check_sizes(root: Path = ROOT) -> list[Finding]:
+    """The files with too many lines and the folders with too many modules, except vendored ones."""
+    found = []
+    modules: dict[Path, set[str]] = {}
+    for path in (path for folder in FOLDERS for path in (root / folder).rglob("*")):
+        if path.suffix not in (".py", ".cc", ".h") or {"third_party", "__pycache__"}.intersection(path.parts):
+            continue
+        relative = path.relative_to(root)
+        if path.stem != "__init__":
+            modules.setdefault(relative.parent, set()).add(path.stem)
+        lines = path.read_bytes().count(b"\n")
+        if lines > MAX_LINES:
+            found.append(Finding(relative, lines, f"{lines} lines, at most {MAX_LINES}: split it by purpose"))
+    for folder, stems in modules.items():
+        if len(stems) > MAX_MODULES:
+            text = f"{len(stems)} modules, at most {MAX_MODULES}: make sub-folders by purpose"
+            found.append(Finding(folder, 1, text))
+    return sorted(found)
+
+
 def check_prose(path: Path, root: Path = ROOT) -> list[Finding]:
     """The idioms in the prose of one file."""
     found = [Finding(path.relative_to(root), line, text) for line, text in lint_prose.idioms(path, root)]
@@ -140,6 +163,7 @@ def main(arguments: list[str]) -> int:
     files = python_files(root)
     documents = lint_prose.prose_files(root, FOLDERS, everything=all_prose)
     findings = [finding for path in files for finding in check_file(path, root)]
+    findings += check_sizes(root)
     findings += [finding for path in documents for finding in check_prose(path, root)]
     for finding in findings:
         print(finding)

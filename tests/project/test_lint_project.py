@@ -83,6 +83,24 @@ def test_allowed_code_passes(tmp_path: Path, path: str, code: str) -> None:
     assert result.returncode == 0, result.stdout
 
 
+def test_a_long_file_and_a_folder_of_many_modules_are_found(tmp_path: Path) -> None:
+    ring = tmp_path / "receiver" / "native" / "ring"
+    ring.mkdir(parents=True)
+    vendored = tmp_path / "receiver" / "native" / "third_party"
+    vendored.mkdir()
+    (vendored / "long.h").write_text("//\n" * 501)
+    for number in range(15):
+        (ring / f"m{number}.cc").touch()
+        (ring / f"m{number}.h").touch()
+    (ring / "__init__.py").write_text("x = 1\n" * 500)
+    assert lint(tmp_path).returncode == 0
+    (ring / "m0.cc").write_text("//\n" * 501)
+    (ring / "m15.py").touch()
+    found = lint(tmp_path).stdout
+    assert "receiver/native/ring:1: 16 modules, at most 15" in found
+    assert "receiver/native/ring/m0.cc:501: 501 lines, at most 500" in found
+
+
 @pytest.mark.parametrize(
     ("path", "text", "line", "idiom"),
     [

@@ -1,54 +1,13 @@
-// The reader's side of a ring: waiting, walking over committed frames, taking blocks, releasing, and skipping damage.
-#ifdef __linux__
-#include <sys/prctl.h>
-#endif
-
+// The reader's side of a ring: walking over committed frames, taking their blocks, releasing, and skipping damage.
 #include <algorithm>
 #include <cstring>
 
-#include "os/futex.h"
 #include "ring/ring.h"
 
 namespace hcb {
 namespace {
 
-using Clock = std::chrono::steady_clock;
-
-// Beyond a year a timeout is practically infinite, and adding it to the clock could overflow.
-constexpr int64_t kForever = 365ll * 24 * 3600 * 1'000'000'000;
-
-// A frame that comes after a pause is read at once. Then, while more frames are expected, the reader only looks at
-// growing intervals: waking it costs the producer a system call, each wake-up costs a processor about 20 us, and
-// each batch needs the interpreter lock, which the dispatching thread needs too. But it does not rest while
-// kRestBytes or more are queued.
-constexpr auto kStream = std::chrono::milliseconds(10);
-constexpr auto kFirstRest = std::chrono::microseconds(500);
-constexpr auto kMaxRest = std::chrono::milliseconds(4);
-constexpr uint64_t kRestBytes = 192 << 10;
-
-// Longest interval at which the reader queries a GPU's copy. The interval grows while the copy takes.
-constexpr auto kMaxPoll = std::chrono::microseconds(500);
-
-// Makes the calling thread's sleeps end on time; the kernel adds 50 us by default.
-void SleepPrecisely() {
-#ifdef __linux__
-  static thread_local const int done = prctl(PR_SET_TIMERSLACK, 5000UL, 0UL, 0UL, 0UL);
-  (void)done;
-#endif
-}
-
-Clock::time_point Deadline(int64_t timeout_ns) {
-  if (timeout_ns < 0 || timeout_ns > kForever) return Clock::time_point::max();
-  return Clock::now() + std::chrono::nanoseconds(timeout_ns);
-}
-
-uint32_t LoadFlags(const FrameHeader* header) { return __atomic_load_n(&header->flags, __ATOMIC_SEQ_CST); }
-
 bool Folds(const FrameHeader& header) { return (LoadFlags(&header) & (kFolds | kExternal)) == kFolds; }
-
-uint64_t RingBytes(const FrameHeader& header, uint32_t flags) {
-  return FrameBytes(header.meta_bytes, (flags & kExternal) ? sizeof(BlockDescriptor) : header.payload_bytes);
-}
 
 }  // namespace
 
@@ -68,137 +27,6 @@ hcb_damage Ring::Check(uint64_t position, uint64_t head) const {
   return HCB_INTACT;
 }
 
-bool Ring::Readable() const {
-  const uint64_t head = SettledHead();
-  if (cursor_ == head) return false;
-  return Check(cursor_, head) != HCB_INTACT || !(LoadFlags(At(cursor_)) & kBusy);
-}
-
-bool Ring::CallInFront() const {
-  const uint64_t head = control_->head.load(std::memory_order_acquire);
-  if (cursor_ == head || Check(cursor_, head) != HCB_INTACT) return false;
-  return (LoadFlags(At(cursor_)) & (kCall | kBusy | kDiscarded)) == kCall;
-}
-
-// The owner of the call in front, which must take it; null if any thread may.
-const void* Ring::OwnerInFront() const { return OwnerOfCall(device_, At(cursor_)->seq); }
-
-uint64_t Ring::QueuedBytes() {
-  std::lock_guard<std::mutex> lock(mutex_);
-  return control_->head.load(std::memory_order_relaxed) - cursor_ + outstanding_bytes_;
-}
-
-// Gives the reader the turn if the frame in front is for it. A call is for a thread that waits in ReadCall, if there
-// is one; but the thread that emitted it takes precedence if it is about to look.
-bool Ring::TakeTurnLocked() {
-  if (turn_taken_ || !Readable()) return false;
-  if (CallInFront()) {
-    if (OwnerInFront() != nullptr) {
-      own_turn_.notify_all();
-      return false;
-    }
-    if (expected_ == cursor_ && Clock::now() < expected_until_) return false;
-    if (callers_ != 0) {
-      call_arrived_.notify_one();
-      return false;
-    }
-  }
-  turn_taken_ = reader_turn_ = true;
-  walking_.store(true, std::memory_order_relaxed);
-  holding_.store(true, std::memory_order_release);
-  return true;
-}
-
-// False while a call is on its way or being read: the thread that has the turn has the cursor too.
-bool Ring::MayRestLocked() const { return !turn_taken_ && cursor_ >= urgent_end_; }
-
-void Ring::LengthenRest() {
-  rest_ = rest_ == Clock::duration::zero() ? kFirstRest : std::min<Clock::duration>(2 * rest_, kMaxRest);
-}
-
-// Sleeps until `end`, unless an urgent frame, a thread that waits for delivery or room, or many bytes come before.
-void Ring::Rest(std::unique_lock<std::mutex>* lock, Clock::time_point end) {
-  SleepPrecisely();
-  const uint64_t many = std::min(kRestBytes, capacity_ / 4);
-  while (!wake_requested_ && MayRestLocked() && Clock::now() < end) {
-    // As in WaitTurn: frames reserved before this store are counted below, frames reserved after it wake the reader.
-    const uint32_t word = control_->wake_word.load(std::memory_order_seq_cst);
-    control_->wake_from.store(cursor_ + many, std::memory_order_seq_cst);
-    const bool somebody_waits = waiting_.load(std::memory_order_seq_cst) != 0;
-    if (somebody_waits && CopyPending()) break;  // a device still copies: only queries show when it has finished
-    if (somebody_waits || QueuedBytes() >= many) {
-      // If the frame in front is still being written, wait for its commit.
-      control_->wake_from.store(kAsleep, std::memory_order_seq_cst);
-      { std::lock_guard<std::mutex> reserve(mutex_); }
-      if (Readable()) break;
-    }
-    Sleep(lock, end, word);
-  }
-  control_->wake_from.store(kAwake, std::memory_order_relaxed);
-}
-
-// Sleeps until that time or until woken. In a process other than the writer's, only if control_->wake_word is still
-// `word`.
-void Ring::Sleep(std::unique_lock<std::mutex>* lock, Clock::time_point until, uint32_t word) {
-  if (attached_bytes_ != 0) {
-    lock->unlock();
-    FutexWait(&control_->wake_word, word, until);
-    lock->lock();
-  } else if (until == Clock::time_point::max()) {
-    sleep_.wait(*lock);
-  } else {
-    sleep_.wait_until(*lock, until);
-  }
-}
-
-bool Ring::WaitTurn(Clock::time_point deadline) {
-  std::unique_lock<std::mutex> lock(sleep_mutex_);
-  reader_ = std::this_thread::get_id();
-  for (auto now = Clock::now(); now < stream_end_ && MayRestLocked(); now = Clock::now()) {
-    Rest(&lock, std::min(deadline, now + rest_));
-    if (CopyPending()) {
-      lock.unlock();
-      SettleCopies();
-      lock.lock();
-    }
-    if (TakeTurnLocked()) return true;
-    if (wake_requested_ || Clock::now() >= deadline) break;
-    if (CopyPending() && waiting_.load(std::memory_order_seq_cst) != 0) break;
-    LengthenRest();
-  }
-  if (TakeTurnLocked()) return true;
-  for (;;) {
-    if (CopyPending()) {
-      lock.unlock();
-      SettleCopies();
-      lock.lock();
-    }
-    const uint32_t word = control_->wake_word.load(std::memory_order_seq_cst);
-    control_->wake_from.store(kAsleep, std::memory_order_seq_cst);
-    std::atomic_thread_fence(std::memory_order_seq_cst);  // for a producer in another process, which has another mutex
-    // A producer that reserves after this critical section sees the reader asleep when it commits; the head of one
-    // that reserved before is visible below.
-    { std::lock_guard<std::mutex> reserve(mutex_); }
-    const bool turn = TakeTurnLocked();
-    const bool late = deadline != Clock::time_point::max() && Clock::now() >= deadline;
-    if (turn || wake_requested_ || late) {
-      control_->wake_from.store(kAwake, std::memory_order_relaxed);
-      if (!turn) wake_requested_ = false;
-      return turn;
-    }
-    const bool expecting = !turn_taken_ && CallInFront() && expected_ == cursor_;
-    auto until = expecting ? std::min(deadline, expected_until_) : deadline;
-    if (CopyPending()) {
-      SleepPrecisely();
-      until = std::min(until, Clock::now() + poll_);
-      poll_ = std::min<Clock::duration>(2 * poll_, kMaxPoll);
-    } else {
-      poll_ = kFirstPoll;
-    }
-    Sleep(&lock, until, word);
-  }
-}
-
 uint32_t Ring::Read(int64_t timeout_ns, hcb_batch* batch) {
   const Clock::time_point deadline = Deadline(timeout_ns);
   batch->frames = batch->blocks_count = batch->damage = batch->folded_total = 0;
@@ -214,80 +42,10 @@ uint32_t Ring::Read(int64_t timeout_ns, hcb_batch* batch) {
     EndReaderTurn();
     if (discarded() != 0 && !CopyPending()) return 0;  // a thread may wait for a frame that turned out not to be a message
   }
-  if (batch->frames != 0) {
-    const auto now = Clock::now();
-    if (now >= stream_end_) rest_ = Clock::duration::zero();
-    stream_end_ = now + kStream;
-    LengthenRest();
-  }
+  if (batch->frames != 0) ExpectMore();
   // Taking blocks has freed budget.
   if (batch->blocks_count != 0 && waiting_.load(std::memory_order_seq_cst) != 0) AdmitWaiters();
   return static_cast<uint32_t>(batch->frames);
-}
-
-uint32_t Ring::ReadCall(int64_t timeout_ns, hcb_call_frame* frame) {
-  const Clock::time_point deadline = Deadline(timeout_ns);
-  {
-    std::unique_lock<std::mutex> lock(sleep_mutex_);
-    while (turn_taken_ || !CallInFront() || OwnerInFront() != nullptr) {
-      if (Clock::now() >= deadline) return 0;
-      ++callers_;
-      call_arrived_.wait_until(lock, deadline);
-      --callers_;
-    }
-    turn_taken_ = true;
-    holding_.store(true, std::memory_order_release);
-  }
-  if (TakeCall(frame)) return 1;
-  EndReadCall();
-  return 0;
-}
-
-int32_t Ring::ReadOwnCall(const void* owner, int64_t timeout_ns, hcb_call_frame* frame) {
-  const Clock::time_point deadline = Deadline(timeout_ns);
-  {
-    std::unique_lock<std::mutex> lock(sleep_mutex_);
-    if (reader_ == std::this_thread::get_id()) return HCB_OWN_CALL_WAITS_FOR_ITSELF;
-    while (turn_taken_ || !CallInFront() || OwnerInFront() != owner) {
-      if (Clock::now() >= deadline) return HCB_OWN_CALL_LATER;
-      own_turn_.wait_until(lock, deadline);
-    }
-    turn_taken_ = true;
-    turn_owner_ = owner;
-    holding_.store(true, std::memory_order_release);
-  }
-  if (TakeCall(frame)) return HCB_OWN_CALL_TAKEN;
-  EndReadCall();
-  return HCB_OWN_CALL_LATER;
-}
-
-void Ring::LeaveOwnTurn(const void* owner) {
-  {
-    std::lock_guard<std::mutex> lock(sleep_mutex_);
-    if (turn_owner_ != owner) return;
-  }
-  if (released_here_.load(std::memory_order_relaxed) != cursor_ && Release(cursor_, 1)) AdmitWaiters();
-  EndReadCall();
-}
-
-// Discards the frame of a call. Not possible while the reader looks at frames, nor while the frame is being written,
-// because that reads the program's memory.
-std::unique_ptr<PendingCall> Ring::WithdrawOwnCall(const void* owner) {
-  std::lock_guard<std::mutex> reader(sleep_mutex_);
-  uint64_t position;
-  if (walking_.load(std::memory_order_acquire) || !FindOwnCall(device_, owner, &position)) return nullptr;
-  if (position >= released_here_.load(std::memory_order_acquire)) {  // otherwise it has been read
-    const uint32_t flags = LoadFlags(At(position));
-    if (flags & kBusy) return nullptr;
-    std::lock_guard<std::mutex> lock(mutex_);
-    if (flags & kExternal) DropBlockLocked(position);
-    --emitted_;
-    ++dropped_;
-    __atomic_store_n(&At(position)->flags, flags | kDiscarded, __ATOMIC_SEQ_CST);
-  }
-  std::unique_ptr<PendingCall> call = TakeOwnCall(device_, owner);
-  WakeReaderLocked();
-  return call;
 }
 
 void Ring::DropBlockLocked(uint64_t position) {
@@ -297,47 +55,6 @@ void Ring::DropBlockLocked(uint64_t position) {
   BlockPool::Free(block->memory);
   outstanding_bytes_ -= block->nbytes;
   outstanding_.erase(block);
-}
-
-// Takes the call in front. False if it is damaged, which the reader reports.
-bool Ring::TakeCall(hcb_call_frame* frame) {
-  FrameHeader& header = *At(cursor_);
-  const uint32_t flags = LoadFlags(&header);
-  OutstandingBlock block = {};
-  if ((flags & kExternal) && !TakeBlock(cursor_, &block)) return false;
-  Renumber(&header);
-  frame->offset = cursor_ & (capacity_ - 1);
-  frame->memory = block.memory;
-  frame->nbytes = block.nbytes;
-  cursor_ += RingBytes(header, flags);
-  frame->end = cursor_;
-  ++cursor_frames_;
-  // Taking a block has freed budget.
-  if (block.memory != nullptr && waiting_.load(std::memory_order_seq_cst) != 0) AdmitWaiters();
-  return true;
-}
-
-void Ring::EndReaderTurn() {
-  if (!reader_turn_) return;
-  reader_turn_ = false;
-  std::lock_guard<std::mutex> lock(sleep_mutex_);
-  turn_taken_ = false;
-  holding_.store(false, std::memory_order_release);
-}
-
-void Ring::EndReadCall() {
-  std::lock_guard<std::mutex> lock(sleep_mutex_);
-  turn_taken_ = false;
-  turn_owner_ = nullptr;
-  holding_.store(false, std::memory_order_release);
-  if (!Readable()) return;
-  if (CallInFront() && OwnerInFront() != nullptr) {
-    own_turn_.notify_all();
-  } else if (CallInFront() && callers_ != 0) {
-    call_arrived_.notify_one();
-  } else {
-    sleep_.notify_one();
-  }
 }
 
 // A call is always the first frame of its batch, so that it can be left to another thread, as it must be if its own

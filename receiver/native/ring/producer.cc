@@ -99,7 +99,7 @@ Ring::Overwriting Ring::OverwriteOldestLocked() {
   const uint64_t position = control_->released.load(std::memory_order_relaxed);
   if (position == head || Check(position, head) != HCB_INTACT) return Overwriting::kImpossible;
   const FrameHeader& header = *At(position);
-  const uint32_t flags = __atomic_load_n(&header.flags, __ATOMIC_SEQ_CST);
+  const uint32_t flags = LoadFlags(&header);
   if (flags & (kCall | kEndOfStream)) return Overwriting::kImpossible;
   if (flags & kBusy) return Overwriting::kBusy;
   if (!(flags & (kPad | kDiscarded))) {

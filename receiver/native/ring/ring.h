@@ -210,24 +210,30 @@ class Ring {
   void Renumber(FrameHeader* header);
   bool ReportLost(hcb_batch* batch);
 
-  // consumer.cc
+  // turns.cc
   using Clock = std::chrono::steady_clock;
+  static Clock::time_point Deadline(int64_t timeout_ns);
   bool Readable() const;
-  bool CallInFront() const;
-  const void* OwnerInFront() const;
-  void DropBlockLocked(uint64_t position);  // with `mutex_`
   uint64_t QueuedBytes();
   bool TakeTurnLocked();
   void EndReaderTurn();
   bool WaitTurn(Clock::time_point deadline);
   bool MayRestLocked() const;
+  void ExpectMore();
   void LengthenRest();
   void Rest(std::unique_lock<std::mutex>* lock, Clock::time_point end);
   void Sleep(std::unique_lock<std::mutex>* lock, Clock::time_point until, uint32_t word);
+
+  // call_reader.cc
+  bool CallInFront() const;
+  const void* OwnerInFront() const;
+  bool TakeCall(hcb_call_frame* frame);
+
+  // consumer.cc
+  void DropBlockLocked(uint64_t position);  // with `mutex_`
   void Walk(hcb_batch* batch);
   void Enter(hcb_batch* batch);
   const FrameHeader* HeaderAt(uint64_t offset) const { return reinterpret_cast<const FrameHeader*>(memory_ + offset); }
-  bool TakeCall(hcb_call_frame* frame);
   hcb_damage Check(uint64_t position, uint64_t head) const;
   bool TakeBlock(uint64_t position, OutstandingBlock* block);
   bool CopyPayload(uint64_t position, uint8_t* out);

@@ -188,7 +188,7 @@ void Ring::MarkWriterDead() {
   const uint64_t head = control_->head.load(std::memory_order_acquire);
   for (uint64_t at = cursor_; at != head && Check(at, head) == HCB_INTACT;) {
     FrameHeader* header = At(at);
-    const uint32_t flags = __atomic_load_n(&header->flags, __ATOMIC_SEQ_CST);
+    const uint32_t flags = LoadFlags(header);
     if (flags & kBusy) __atomic_store_n(&header->flags, (flags & ~kBusy) | kDiscarded, __ATOMIC_SEQ_CST);
     at += FrameBytes(header->meta_bytes, (flags & kExternal) ? sizeof(BlockDescriptor) : header->payload_bytes);
   }

@@ -76,6 +76,14 @@ constexpr uint64_t FrameBytes(uint64_t meta_bytes, uint64_t payload_bytes) {
   return sizeof(FrameHeader) + AlignUp(meta_bytes, kFrameAlign) + AlignUp(payload_bytes, kFrameAlign);
 }
 
+// Flags of a frame in a ring: its producer clears BUSY while the reader looks.
+inline uint32_t LoadFlags(const FrameHeader* header) { return __atomic_load_n(&header->flags, __ATOMIC_SEQ_CST); }
+
+// Bytes that a frame with these flags takes in a ring.
+constexpr uint64_t RingBytes(const FrameHeader& header, uint32_t flags) {
+  return FrameBytes(header.meta_bytes, (flags & kExternal) ? sizeof(BlockDescriptor) : header.payload_bytes);
+}
+
 }  // namespace hcb
 
 #endif  // HOSTCALLBACK_FRAME_H_
