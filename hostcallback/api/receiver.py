@@ -32,7 +32,7 @@ from hostcallback.lifecycle.forwarding import (
     send_at_termination,
 )
 from hostcallback.lifecycle.process_group import job, process_index
-from hostcallback.lifecycle.termination import end_flushing, flush_at_termination
+from hostcallback.lifecycle.sigterm import end_flushing, flush_at_termination
 from hostcallback.receiver.errors import DeviceClaimedError, TapTimeoutError
 from hostcallback.receiver.log import logger
 from hostcallback.receiver.messages.check_report import FailedCheck

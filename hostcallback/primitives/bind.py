@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import jax
-
 from hostcallback.primitives import late_rules
 from hostcallback.primitives.tap import tap_p
 from hostcallback.receiver.messages.call_site import note_place
@@ -15,6 +13,7 @@ from hostcallback.tracing import leaves
 from hostcallback.tracing.source_line import user_source_line
 from hostcallback.tracing.tap_options import TapOptions
 from hostcallback.tracing.tap_spec import TapSpec
+from hostcallback.tracing.traced_kwargs import check_kwargs
 
 
 def bind_tap(
@@ -63,7 +62,7 @@ def bind_spec(
     late_rules.register_imported()
     try:
         arrays, structure = leaves.split_leaves(arg, "arg", tap, keep_objects=options.keep_objects)
-        _check_kwargs(kwargs, options.name, tap)
+        check_kwargs(kwargs, options.name, tap)
         spec = TapSpec(
             options.resolved(),
             source_line=source_line,
@@ -80,13 +79,3 @@ def bind_spec(
         if str(source_line) not in str(error):  # errors of JAX, such as for a leaked tracer
             error.add_note(f"This was raised in the tap {tap}")
         raise
-
-
-def _check_kwargs(kwargs: dict[str, Any], name: str, tap: str) -> None:
-    for key, value in kwargs.items():
-        if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(value)):
-            raise TypeError(
-                f"the keyword argument {key!r} of {name} is a traced value, {value!r}, and keyword arguments "
-                "stay on the host: put it into the tapped pytree, such as id_tap(tap_func, {'x': x, 'step': step}) "
-                f"(in the tap {tap})"
-            )

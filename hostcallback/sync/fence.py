@@ -7,7 +7,8 @@ them. Once it has all of them at the same time, all earlier programs have ended.
 The first program of a fence waits in a native handler, and the others wait for its result; when it goes on, all of them
 need threads of XLA to end. The programs that a fence waits for may wait for the host, which may need a place or a
 thread, for example for a dispatch in a tap function. So a fence begins only if XLA has a free thread and no program
-waits for the host. A fence that makes no progress gives all places back, pauses, and begins again.
+waits for the host. A fence that makes no progress gives all places back, pauses, and begins again. `inflight` decides
+whether a fence is needed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Waits for the dispatched programs with taps, of any thread, that may still run."""
+"""Waits for the dispatched programs with taps, of any thread, that may still run.
+
+Decides by which means: sentinels in the threads' streams, a fence around a CPU device, or JAX's live arrays.
+"""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from hostcallback.receiver.remote.sending.broker_transport import make_transport
 from hostcallback.receiver.remote.sending.orphan_sender import OrphanSender
 from hostcallback.receiver.remote.sending.sender import Sender
 from hostcallback.receiver.remote.sending.transport import Transport
-from hostcallback.receiver.remote.spool.directory import find_orphans
+from hostcallback.receiver.remote.spool.orphan_spool import find_orphans
 from hostcallback.receiver.remote.spool.spool import Spool
 from hostcallback.receiver.runtime.isolated.options import ForwardingReport
 from hostcallback.receiver.taplog.writing.recorder import Recorder

@@ -10,7 +10,7 @@ import pytest
 from hostcallback.receiver.cli import main
 from hostcallback.receiver.control.errors import RuleFileError
 from hostcallback.receiver.control.rule_file import read_rules
-from hostcallback.receiver.remote.spool.directory import find_orphans
+from hostcallback.receiver.remote.spool.orphan_spool import find_orphans
 from hostcallback.receiver.remote.streams import StreamKey
 from hostcallback.receiver.taplog.flight.ring_file import _CONTROL, MAGIC, RingFileError, read_ring
 from hostcallback.receiver.taplog.format import layout

@@ -104,22 +104,6 @@ class StreamFolder:
             os.close(lock)
 
 
-def find_orphans(spool: Path, run: str) -> list[StreamFolder]:
-    """Locks and returns the stream folders that dead processes of a run left, the oldest first."""
-    found: list[tuple[int, StreamFolder]] = []
-    with contextlib.suppress(OSError):
-        for path in spool.iterdir():
-            key = StreamKey.of_folder(path.name)
-            if key is None or key.run != run:
-                continue
-            with contextlib.suppress(OSError):
-                begun = path.stat().st_mtime_ns
-                folder = StreamFolder.take(path)
-                if folder is not None:
-                    found.append((begun, folder))
-    return [folder for _, folder in sorted(found, key=lambda item: item[0])]
-
-
 def _lock(path: Path) -> int | None:
     descriptor = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:

@@ -1,10 +1,29 @@
-"""The spool of a dead process, which another process sends."""
+"""Orphan spools: finds the spools of dead processes, and reads one, so that another process can send it."""
 
 from __future__ import annotations
 
+import contextlib
+from pathlib import Path
+
 from hostcallback.receiver.remote.spool.chunk_files import PieceFiles
 from hostcallback.receiver.remote.spool.directory import StreamFolder
-from hostcallback.receiver.remote.streams import SegmentSlice, StreamOffset
+from hostcallback.receiver.remote.streams import SegmentSlice, StreamKey, StreamOffset
+
+
+def find_orphans(spool: Path, run: str) -> list[StreamFolder]:
+    """Locks and returns the stream folders that dead processes of a run left, the oldest first."""
+    found: list[tuple[int, StreamFolder]] = []
+    with contextlib.suppress(OSError):
+        for path in spool.iterdir():
+            key = StreamKey.of_folder(path.name)
+            if key is None or key.run != run:
+                continue
+            with contextlib.suppress(OSError):
+                begun = path.stat().st_mtime_ns
+                folder = StreamFolder.take(path)
+                if folder is not None:
+                    found.append((begun, folder))
+    return [folder for _, folder in sorted(found, key=lambda item: item[0])]
 
 
 class OrphanSpool:

@@ -1,4 +1,4 @@
-"""Flushes recorders, forwarders and reader processes at SIGTERM, before the signal takes effect."""
+"""What SIGTERM flushes: recorders, forwarders and reader processes. `receiver/runtime/sigterm.py` has the handler."""
 
 from __future__ import annotations
 
