@@ -124,11 +124,12 @@ class TapFailure:
 class TapFunctionException(ExceptionGroup[Exception]):
     """All exceptions of tap functions since the last report, raised together.
 
-    The group holds the original exceptions (so `except*` selects them by type), each with its
-    traceback and a note naming the tap.
+    The group holds the original exceptions (so `except*` selects them by type), each with its traceback and a note
+    naming the tap. Exceptions of one type that were raised at one line, and whose texts differ in numbers only, are one
+    member of the group, with a note that counts them; `failures` has the others too.
 
     Attributes:
-        failures: one `TapFailure` per kept exception, in order of delivery.
+        failures: one `TapFailure` per kept exception (`max_errors` of them), in order of delivery.
         suppressed: number of further exceptions beyond the limit, by the tap's source line.
     """
 
@@ -160,5 +161,11 @@ class TapFunctionException(ExceptionGroup[Exception]):
 
     def derive(self, excs: Sequence[Exception], /) -> TapFunctionException:  # type: ignore[override]
         """Returns a group of the same kind with `excs` (used by `split`, `subgroup` and `except*`)."""
-        kept = [f for f in self.failures if any(f.exception is e for e in excs)]
+        ids = {id(error) for error in excs} | {id(error.__cause__) for error in excs}
+        kinds = {_kind(failure) for failure in self.failures if id(failure.exception) in ids}
+        kept = [failure for failure in self.failures if _kind(failure) in kinds]
         return TapFunctionException(self.message, excs, kept, self.suppressed)
+
+
+def _kind(failure: TapFailure) -> tuple[str, type[BaseException]]:
+    return failure.source_line, type(failure.exception)

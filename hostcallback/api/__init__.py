@@ -11,4 +11,5 @@ import hostcallback.lowering.custom_partitioning
 import hostcallback.lowering.discharge
 import hostcallback.lowering.pallas
 import hostcallback.lowering.tap
-import hostcallback.primitives.experimental_rules  # noqa: F401
+import hostcallback.primitives.experimental_rules
+import hostcallback.receiver.runtime.interactive  # noqa: F401

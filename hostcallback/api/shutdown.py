@@ -54,18 +54,10 @@ def _deliver_at_exit() -> None:
 
 
 def _report(errors: TapFunctionException) -> None:
-    # One traceback for each tap: the headline has the counts.
-    seen: set[str] = set()
-    repeated: set[int] = set()
-    for failure in errors.failures:
-        if failure.source_line in seen:
-            repeated.add(id(failure.exception))
-        seen.add(failure.source_line)
-    kept = [error for error in errors.exceptions if id(error) not in repeated]
     print(
         "hostcallback: taps raised or checks failed, and no barrier_wait() or receiver reported it:",
         file=sys.stderr,
     )
-    traceback.print_exception(errors.derive(kept))
+    traceback.print_exception(errors)
     if environment.EXIT_STATUS.read() and native.available():
         native.load().hcb_fail_exit(EXIT_STATUS)

@@ -10,19 +10,17 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from types import TracebackType
-from typing import NamedTuple
 
 from hostcallback.receiver.errors import (
     IncompleteValueError,
-    LostMessagesError,
     TapFailure,
     TapFunctionException,
     UnboundConsumerError,
-    UnknownConsumerError,
 )
 from hostcallback.receiver.log import logger
 from hostcallback.receiver.messages.check_report import CheckFailed, FailedCheck, FailedChecks
-from hostcallback.receiver.messages.failure_log import FailureLog, cause_of
+from hostcallback.receiver.messages.failure_log import FailureLog
+from hostcallback.receiver.messages.failure_report import Deferred, headline, report_of
 from hostcallback.receiver.messages.message import Consumer
 
 MAX_KEPT = 100
@@ -53,18 +51,6 @@ class DelegatedFailure(BaseException):
         super().__init__(consumer, error)
         self.consumer = consumer
         self.error = error
-
-
-class Deferred(NamedTuple):
-    """The content of a `DeferredErrors`, in a form that can be sent to another process."""
-
-    failures: list[TapFailure]
-    suppressed: Counter[str]
-    unknown: Counter[int]
-    unbound: Counter[str]
-    incomplete: Counter[str]
-    lost: Counter[str]
-    checks: FailedChecks | None = None
 
 
 class DeferredErrors:
@@ -177,6 +163,9 @@ class DeferredErrors:
                 self._suppressed[failure.source_line] += 1
         if first and self.on_error in (OnError.RAISE_SOON, OnError.ABORT):
             self._raise_soon()
+        if first:
+            for tell in _failure_watchers:
+                tell()
 
     def add_unknown(self, consumer_id: int) -> None:
         """Counts a message whose consumer id is not registered."""
@@ -191,9 +180,7 @@ class DeferredErrors:
     def export_pending(self) -> Deferred:
         """Removes and returns all collected errors, for another process's `merge`."""
         with self._lock:
-            found = Deferred(
-                self._failures, self._suppressed, self._unknown, self._unbound, self._incomplete, self._lost
-            )
+            found = self._pending()
             self._failures, self._suppressed, self._unknown = [], Counter(), Counter()
             self._unbound, self._incomplete, self._lost = Counter(), Counter(), Counter()
         return found._replace(failures=list(map(_portable, found.failures)), checks=self.take_checks())
@@ -216,44 +203,40 @@ class DeferredErrors:
     def take(self) -> TapFunctionException | None:
         """Removes all collected errors and returns the exception that reports them; None if there are none."""
         with self._lock:
-            failures, self._failures = self._failures, []
-            suppressed, self._suppressed = self._suppressed, Counter()
-            unknown, self._unknown = self._unknown, Counter()
-            unbound, self._unbound = self._unbound, Counter()
-            incomplete, self._incomplete = self._incomplete, Counter()
-            lost, self._lost = self._lost, Counter()
-        checks = self.take_checks()
-        exceptions: list[Exception] = []
-        if self.on_error is not OnError.WARN:
-            exceptions += checks.errors()
-        elif checks:
-            logger.warning("%s", checks.headline())
-        failed_checks = len(exceptions)
-        if self.on_error is OnError.WARN and failures and self._log is not None:
-            logger.warning("%s", _headline(failures, suppressed))
-            failures, suppressed = [], Counter()
-        for failure in failures:
-            error = failure.exception
-            if not isinstance(error, Exception):
-                # A tap that raises SystemExit or KeyboardInterrupt must not end the program from a
-                # receiver thread, and an ExceptionGroup holds Exceptions only.
-                wrapped = RuntimeError(f"a tap function raised {type(error).__name__}: {error}")
-                wrapped.__cause__ = error
-                wrapped.__notes__ = list(getattr(error, "__notes__", []))
-                error = wrapped
-            exceptions.append(error)
-        if unknown:
-            exceptions.append(UnknownConsumerError(_describe_unknown(unknown)))
-        exceptions += [UnboundConsumerError(f"{count} {text}") for text, count in unbound.most_common()]
-        if incomplete:
-            exceptions.append(IncompleteValueError(_describe_incomplete(incomplete), incomplete.total()))
-        if lost:
-            exceptions.append(LostMessagesError(_describe_lost(lost)))
-        if not exceptions:
-            return None
-        headline = _headline(failures, suppressed) if len(exceptions) > failed_checks else ""
-        headline = "; ".join(filter(None, (checks.headline() if failed_checks else "", headline)))
-        return TapFunctionException(headline, exceptions, failures, suppressed)
+            found = self._pending()
+            self._failures, self._suppressed, self._unknown = [], Counter(), Counter()
+            self._unbound, self._incomplete, self._lost = Counter(), Counter(), Counter()
+        found = found._replace(checks=self.take_checks())
+        if self.on_error is OnError.WARN:
+            found = self._without_warned(found)
+        return report_of(found)
+
+    def peek(self) -> TapFunctionException | None:
+        """Returns what `take` would return, without the failed checks, and removes nothing."""
+        with self._lock:
+            found = self._pending()
+        if self.on_error is OnError.WARN and self._log is not None:
+            found = found._replace(failures=[], suppressed=Counter())
+        return report_of(found)
+
+    def failed(self) -> int:
+        """Number of exceptions of tap functions that no thread has taken."""
+        with self._lock:
+            return len(self._failures) + self._suppressed.total()
+
+    def _pending(self) -> Deferred:
+        # The caller holds the lock.
+        return Deferred(
+            list(self._failures), self._suppressed, self._unknown, self._unbound, self._incomplete, self._lost
+        )
+
+    def _without_warned(self, found: Deferred) -> Deferred:
+        if found.checks:
+            logger.warning("%s", found.checks.headline())
+        if found.failures and self._log is not None:
+            logger.warning("%s", headline(found.failures, found.suppressed))
+            found = found._replace(failures=[], suppressed=Counter())
+        return found._replace(checks=None)
 
 
 def _portable(failure: TapFailure) -> TapFailure:
@@ -279,6 +262,14 @@ def watch_urgent(tell: Callable[[], None]) -> None:
     _urgent_watchers.append(tell)
 
 
+_failure_watchers: list[Callable[[], None]] = []
+
+
+def watch_failures(tell: Callable[[], None]) -> None:
+    """Calls `tell`, on a receiver thread, after the first exception of a tap function that a thread has to take."""
+    _failure_watchers.append(tell)
+
+
 def _log(group: FailedCheck) -> None:
     stack = group.explanation.places[0].stack if group.explanation.places else ()
     file, line, function = stack[0] if stack else ("(unknown file)", 0, "(unknown function)")
@@ -297,39 +288,3 @@ def _without_receiver_frames(traceback: TracebackType | None) -> TracebackType |
             break
         traceback = traceback.tb_next
     return traceback
-
-
-def _headline(failures: list[TapFailure], suppressed: Counter[str]) -> str:
-    kept = len(failures)
-    if not kept:
-        return "messages could not be delivered"
-    first = failures[0]
-    text = f"{kept + suppressed.total()} tap function call(s) raised; the stream went on without them"
-    if suppressed:
-        lines = ", ".join(f"{count} at {line}" for line, count in suppressed.most_common())
-        text += f"; the first {kept} are kept, beyond them: {lines}"
-    return f"{text}; the first was {cause_of(first.exception)} (tap {first.tap} at {first.source_line})"
-
-
-def _describe_unknown(unknown: Counter[int]) -> str:
-    ids = ", ".join(f"{consumer_id:#018x} ({count})" for consumer_id, count in unknown.most_common(8))
-    more = f" and {len(unknown) - 8} more ids" if len(unknown) > 8 else ""
-    return (
-        f"{unknown.total()} message(s) for consumer ids that this process has not registered: {ids}{more}. "
-        "Their program was compiled elsewhere, or its function was deleted while it still ran: keep the "
-        "jitted function alive until barrier_wait(), or trace the program in this process"
-    )
-
-
-def _describe_incomplete(incomplete: Counter[str]) -> str:
-    taps = ", ".join(f"{count} of the tap {tap}" for tap, count in incomplete.most_common(8))
-    more = f" and of {len(incomplete) - 8} more taps" if len(incomplete) > 8 else ""
-    return (
-        f"{incomplete.total()} value(s) of arrays that lie on several devices were given up, {taps}{more}: shards of "
-        "them were lost, or came much too late. The receiver's stats say how many messages its back_pressure policy "
-        "dropped on each device"
-    )
-
-
-def _describe_lost(lost: Counter[str]) -> str:
-    return "; ".join(f"{count} message(s) lost: {reason}" for reason, count in lost.most_common())

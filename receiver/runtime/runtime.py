@@ -317,11 +317,17 @@ class Runtime:
 
         A late scope without open devices is returned for the last time.
         """
+        scopes = self.current_scopes()
+        with self._lock:
+            # The last message of a scope without open devices is delivered, so its errors are complete.
+            self._late = [scope for scope in self._late if scope.has_open_devices]
+        return scopes
+
+    def current_scopes(self) -> list[Scope]:
+        """Returns the same as `scopes`, and late scopes again the next time."""
         scopes = [receiver.scope for receiver in self.receivers()]
         with self._lock:
             scopes += [*self._claims.values(), *self._late]
-            # The last message of a scope without open devices is delivered, so its errors are complete.
-            self._late = [scope for scope in self._late if scope.has_open_devices]
         return list(dict.fromkeys([self.default_scope, *scopes]))
 
 

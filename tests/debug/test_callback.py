@@ -182,8 +182,12 @@ def test_an_element_that_fails_leaves_the_others_and_every_failure_is_reported(j
     with pytest.raises(hcb.TapFunctionException) as info:
         hcb.barrier_wait()
     assert seen == [0, 1, 2, 3, 4]
-    assert [str(error) for error in info.value.exceptions] == ["0 is even", "2 is even", "4 is even"]
-    assert [error.__notes__[0] for error in info.value.exceptions] == [
+    assert [str(failure.exception) for failure in info.value.failures] == [
+        "0 is even",
+        "2 is even",
+        "4 is even",
+    ]
+    assert [failure.exception.__notes__[0] for failure in info.value.failures] == [
         f"element {i} of the batch" for i in (0, 2, 4)
     ]
     for failure in info.value.failures:

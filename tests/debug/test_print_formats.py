@@ -127,7 +127,7 @@ def test_an_element_that_cannot_be_formatted_is_reported_and_the_others_print(
     with pytest.raises(hcb.TapFunctionException) as info:
         hcb.barrier_wait()
     assert capsys.readouterr().out == "1 fine\n3 fine\n"
-    assert [str(error) for error in info.value.exceptions] == ["count 1", "count 3"]
+    assert [str(failure.exception) for failure in info.value.failures] == ["count 1", "count 3"]
     assert [failure.tap for failure in info.value.failures] == ["print"] * 2
     assert "test_print_formats.py" in info.value.failures[0].source_line
 

@@ -21,17 +21,19 @@ class RateLimitedErrorLog:
 
     def log(self, report: TapFunctionException) -> None:
         """Logs the exceptions that were raised since the last call."""
-        for failure, error in zip(report.failures, report.exceptions, strict=False):
+        reported = {id(failure.exception) for failure in report.failures}
+        for failure in report.failures:
             kind = _kind(failure)
             self._counts[kind] += 1
             count = self._counts[kind]
             if count >= 10 * self._said[kind]:
                 self._said[kind] = count
                 often = f"; {count} times by now" if count > 1 else ""
-                logger.error("%s%s", _line(error), often)
-        # Errors that no consumer caused follow the consumers' failures. They are not repeated, so each is logged.
-        for error in report.exceptions[len(report.failures) :]:
-            logger.error("%s", _line(error))
+                logger.error("%s%s", _line(failure.exception), often)
+        # Errors that no consumer caused are not repeated, so each is logged.
+        for error in report.exceptions:
+            if not {id(error), id(error.__cause__)} & reported:
+                logger.error("%s", _line(error))
         if report.suppressed:
             logger.error("%d more exceptions of consumers are not shown", sum(report.suppressed.values()))
 

@@ -7,6 +7,7 @@ import logging
 import os
 import subprocess
 import sys
+import traceback
 from typing import Any
 
 import jax
@@ -80,6 +81,30 @@ def test_the_exception_names_the_first_cause() -> None:
             failing(3)(jnp.float32(7)).block_until_ready()
     assert "3 tap function call(s) raised" in str(raised.value)
     assert "the first was ValueError: no 7.0 (tap loss at " in str(raised.value)
+
+
+def test_many_failures_are_one_traceback_with_a_count() -> None:
+    with pytest.raises(hcb.TapFunctionException) as raised:
+        with hcb.outfeed_receiver():
+            failing(20_000)(jnp.float32(0)).block_until_ready()
+    text = "".join(traceback.format_exception(raised.value))
+    assert text.count("ValueError: no") == 2, text  # the headline's and the traceback's
+    assert text.count("raise ValueError") == 1
+    assert "20,000 exceptions were raised at this line in all" in text
+    assert len(raised.value.failures) == 100
+
+
+def test_failures_that_differ_in_more_than_numbers_are_reported_apart() -> None:
+    def bad_in_two_ways(step: Any) -> None:
+        raise ValueError("no file" if step % 2 else f"{step} is even")
+
+    f = jax.jit(lambda x: hcb.id_tap(bad_in_two_ways, x))
+    for step in range(10):
+        f(step).block_until_ready()
+    with pytest.raises(hcb.TapFunctionException) as raised:
+        hcb.barrier_wait()
+    assert [str(error) for error in raised.value.exceptions] == ["0 is even", "no file"]
+    assert len(raised.value.failures) == 10
 
 
 def test_on_error_warn_logs_failures_of_taps_and_raises_none(caplog: pytest.LogCaptureFixture) -> None:

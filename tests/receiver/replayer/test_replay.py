@@ -126,7 +126,9 @@ def test_errors_of_functions_and_sinks_are_gathered(log: Path) -> None:
 
     with pytest.raises(TapFunctionException) as caught:
         receiver.replay(log, bind={"norm": fail})
-    assert [str(error) for error in caught.value.exceptions] == [f"'sum {3 * k}'" for k in range(20, 24)]
+    assert [str(failure.exception) for failure in caught.value.failures] == [
+        f"'sum {3 * k}'" for k in range(20, 24)
+    ]
     assert caught.value.failures[0].source_line == "train.py:12 (step)"
 
 

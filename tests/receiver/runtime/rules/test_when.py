@@ -81,7 +81,7 @@ def test_a_predicate_that_raises_is_reported_and_taken_to_hold() -> None:
     program(2.0)
     with pytest.raises(hcb.TapFunctionException) as raised:
         hcb.barrier_wait()
-    assert len(raised.value.exceptions) == 2
+    assert len(raised.value.failures) == 2
     assert "predicate of the tap's rule" in "".join(raised.value.exceptions[0].__notes__)
     assert rec.floats() == [1, 2]
 

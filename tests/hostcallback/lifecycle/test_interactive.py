@@ -1,0 +1,96 @@
+"""Failures of taps show at the next prompt of Python, and in the next cell of IPython."""
+
+from __future__ import annotations
+
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SETUP = """
+import jax
+import hostcallback as hcb
+
+def bad(value):
+    raise ValueError("bad step")
+
+f = jax.jit(lambda x: hcb.id_tap(bad, x))
+f(1.0).block_until_ready()
+from hostcallback.receiver.runtime.runtime import runtime
+runtime.wait_delivered()
+"""
+
+IPYTHON = """
+from IPython.core.interactiveshell import InteractiveShell
+shell = InteractiveShell.instance()
+
+def run(cell):
+    print("cell", flush=True)
+    shell.run_cell(cell).raise_error()
+    import sys
+    sys.stderr.flush()
+
+run({setup!r})
+run("1 + 1")
+run("f(2.0).block_until_ready(); runtime.wait_delivered()")
+run("1 + 1")
+run("try: hcb.barrier_wait()\\nexcept* ValueError as group: print(len(group.failures), 'raised')")
+run("1 + 1")
+"""
+REPORT = "hostcallback: tap functions raised"
+
+
+def test_the_next_prompt_of_python_shows_a_failure_once(tmp_path: Path) -> None:
+    script = tmp_path / "setup.py"
+    script.write_text(SETUP)
+    leader, follower = pty.openpty()
+    with subprocess.Popen(
+        [sys.executable, "-i", str(script)], stdin=follower, stdout=follower, stderr=follower,
+        env={**os.environ, "PYTHON_BASIC_REPL": "1"}, close_fds=True,
+    ) as process:  # fmt: skip
+        os.close(follower)
+        text = read_until(leader, ">>> ")
+        for line in ("1 + 41", "f(2.0).block_until_ready(); runtime.wait_delivered()", "2 + 41"):
+            os.write(leader, line.encode() + b"\n")
+            text += read_until(leader, ">>> ")
+        os.write(leader, b"hcb.barrier_wait()\n")
+        text += read_until(leader, ">>> ")
+        os.write(leader, b"exit()\n")
+        assert process.wait(60) == 0
+    os.close(leader)
+    first, second, third, fourth, barrier = text.split(">>> ")[:5]
+    assert [part.count(REPORT) for part in (first, second, third, fourth, barrier)] == [1, 0, 1, 0, 0]
+    assert "ValueError: bad step" in first
+    assert "TapFunctionException: 2 tap function call(s) raised" in barrier
+
+
+def read_until(leader: int, end: str) -> str:
+    text = ""
+    while not text.endswith(end):
+        text += os.read(leader, 4096).decode()
+    return text
+
+
+def test_the_cell_of_ipython_shows_a_failure_once(tmp_path: Path) -> None:
+    pytest.importorskip("IPython")
+    done = subprocess.run(
+        [sys.executable, "-c", IPYTHON.format(setup=SETUP)],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=60, check=True,
+        env={**os.environ, "IPYTHONDIR": str(tmp_path)},
+    )  # fmt: skip
+    cells = done.stdout.split("cell\n")[1:]
+    assert [cell.count(REPORT) for cell in cells] == [1, 0, 1, 0, 0, 0], done.stdout
+    assert "ValueError: bad step" in cells[0]
+    assert "2 raised" in cells[4]
+
+
+def test_a_program_that_is_not_interactive_shows_nothing_before_its_end() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", SETUP + "import sys; assert not hasattr(sys, 'ps1')"],
+        capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert REPORT not in done.stderr
