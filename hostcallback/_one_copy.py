@@ -1,7 +1,7 @@
 """Refuses a second copy of the package in one process.
 
-Two copies would read the same rings, and each would wait for messages that the other has taken. A copy comes about when
-the package's modules are removed from `sys.modules` and imported again, from the same place or from another one.
+Two copies would read the same rings, and each would wait for messages that the other has taken. A second copy is
+made if the package's modules are removed from `sys.modules` and imported again, from the same path or another one.
 """
 
 from __future__ import annotations
@@ -9,18 +9,18 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-_HERE: Any = globals().get("_HERE") or object()  # the same one after `importlib.reload`
+_HERE: Any = globals().get("_HERE") or object()  # survives `importlib.reload`, which is allowed
 
 _MARK = "_hostcallback_copy"
 
 
 def refuse_second_copy(file: str) -> None:
-    """Marks this process as one that has imported the package from `file`.
+    """Marks this process: the package was imported from `file`.
 
     Raises:
-        ImportError: another copy has done so.
+        ImportError: another copy marked it before.
     """
-    # In `sys`, which outlives a purge of `sys.modules`.
+    # The mark is in `sys`, because a purge of `sys.modules` leaves `sys` in place.
     copy, first = sys.__dict__.setdefault(_MARK, (_HERE, file))
     if copy is not _HERE:
         where = f"from {first} and again" if first == file else f"from {first} and now"

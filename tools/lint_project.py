@@ -1,7 +1,6 @@
 """Checks the project's own rules, which no general linter knows: `python tools/lint_project.py [ROOT]`.
 
-Prints `file:line: the finding; the cure` for every violation and exits with 1 if there is one. `--all-prose` checks the
-prose of every file, also of those that `lint_prose.PROSE_CHECKED` does not name yet.
+Prints `file:line: the finding; the cure` for every violation and exits with 1 if there is one.
 """
 
 from __future__ import annotations
@@ -157,11 +156,9 @@ def check_prose(path: Path, root: Path = ROOT) -> list[Finding]:
 
 def main(arguments: list[str]) -> int:
     """Checks the tree below ROOT, this checkout by default; returns the exit status."""
-    all_prose = "--all-prose" in arguments
-    roots = [Path(argument).resolve() for argument in arguments if argument != "--all-prose"]
-    root = roots[0] if roots else ROOT
+    root = Path(arguments[0]).resolve() if arguments else ROOT
     files = python_files(root)
-    documents = lint_prose.prose_files(root, FOLDERS, everything=all_prose)
+    documents = lint_prose.prose_files(root, FOLDERS)
     findings = [finding for path in files for finding in check_file(path, root)]
     findings += check_sizes(root)
     findings += [finding for path in documents for finding in check_prose(path, root)]

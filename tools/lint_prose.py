@@ -26,27 +26,6 @@ IDIOMS = (
     "of its own",
 )
 
-PROSE_CHECKED = (
-    "CHANGELOG.md",
-    "README.md",
-    "docs",
-    "examples",
-    "hostcallback/_jax_compat",
-    "hostcallback/__init__.py",
-    "hostcallback/_with_jax.py",
-    "hostcallback/api",
-    "hostcallback/host_callback.py",
-    "hostcallback/legacy",
-    "hostcallback/lifecycle",
-    "hostcallback/lowering",
-    "hostcallback/primitives",
-    "hostcallback/sync",
-    "receiver",
-    "tests",
-    "tools",
-)
-"""Files and folders that are free of the idioms. It grows until it is everything; then it goes."""
-
 
 class Allowed(NamedTuple):
     """A text that the check passes over, and why."""
@@ -92,19 +71,13 @@ def idioms(path: Path, root: Path) -> Iterator[tuple[int, str]]:
             yield line, f'"{idiom}" in prose; write it plainly (subject, verb, the field\'s words)'
 
 
-def prose_files(root: Path, folders: tuple[str, ...], *, everything: bool = False) -> list[Path]:
-    """The files whose prose is checked: those in PROSE_CHECKED, or all."""
+def prose_files(root: Path, folders: tuple[str, ...]) -> list[Path]:
+    """The files whose prose is checked: documents and all source files, except vendored ones."""
     found = [path for path in (root / "README.md", root / "CHANGELOG.md") if path.exists()]
     found += (root / "docs").rglob("*.md")
     for folder in folders:
         found += (path for path in (root / folder).rglob("*") if path.suffix in (".py", ".cc", ".h"))
-    names = {path: path.relative_to(root).as_posix() for path in found}
-    return sorted(
-        path
-        for path, name in names.items()
-        if not {"__pycache__", "third_party"}.intersection(path.parts)
-        and (everything or any(_is_in(name, checked) for checked in PROSE_CHECKED))
-    )
+    return sorted(path for path in found if not {"__pycache__", "third_party"}.intersection(path.parts))
 
 
 def _is_in(name: str, folder: str) -> bool:

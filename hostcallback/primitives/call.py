@@ -40,7 +40,7 @@ def emit_call(
     """Binds one call of any kind; see `hostcallback.call` for arguments, result and errors."""
     expected, result_tree = _expected(result_shape)
     source_line = user_source_line()
-    config: Any = jax.config  # the attribute exists in every version, and its annotation in none
+    config: Any = jax.config  # every version has the attribute, none has an annotation for mypy
     narrow = not config.jax_enable_x64
 
     def with_results(sink: Sink) -> Sink:
@@ -80,9 +80,8 @@ def _leaves_of(result: Any, *, tree: Any, what: str) -> Sequence[Any]:
     found, structure = jax.tree.flatten(result)
     if structure != tree:
         raise CallResultError(
-            f"{what}: the host function returned a {structure}, expected a {tree}: make it return a "
-            "pytree of the structure "
-            "that result_shape has, or announce what it returns in result_shape"
+            f"{what}: the host function returned a {structure}, expected a {tree}: make it return a pytree with the "
+            "structure of result_shape, or change result_shape"
         )
     return found
 
@@ -137,11 +136,9 @@ def refuse_to_differentiate(call: TapSpec) -> None:
     if call.options.kind.sends_primals:
         return
     raise ValueError(
-        f"the call of {call.name} at {call.source_line} was differentiated, and JAX cannot look into "
-        "a host function: put "
-        "it into a function with jax.custom_vjp or jax.custom_jvp, whose rules may call the host "
-        "too, or stop the gradient "
-        "with jax.lax.stop_gradient(arg)"
+        f"the call of {call.name} at {call.source_line} was differentiated, and JAX cannot look into a host function: "
+        "put it into a function with jax.custom_vjp or jax.custom_jvp, whose rules may call the host too, or stop the "
+        "gradient with jax.lax.stop_gradient(arg)"
     )
 
 
@@ -150,14 +147,12 @@ def _batch(
 ) -> Any:
     if vmap_method is None:
         raise NotImplementedError(
-            f"the call of {call.name} at {call.source_line} is under vmap, and it is not said what "
-            "that does: give hcb.call "
-            'a vmap_method: "sequential" (a call per element) or "expand_dims" or "broadcast_all" '
-            "(one call with arrays that "
-            "have a leading batch dimension)"
+            f"the call of {call.name} at {call.source_line} is under vmap and has no vmap_method: give hcb.call "
+            'vmap_method="sequential" (a call per element), or "expand_dims" or "broadcast_all" (one call, with arrays '
+            "that have a leading batch dimension)"
         )
     if vmap_method in ("expand_dims", "broadcast_all"):
-        # The batch dimension of each leaf is its first one then.
+        # With these methods, the batch dimension of each leaf is its first.
         shown = tuple(None if d is None and vmap_method == "expand_dims" else 0 for d in dims)
         transforms = (*transforms, ("batch", shown))
     return compat.batch_call(

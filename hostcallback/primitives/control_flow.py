@@ -1,7 +1,8 @@
-"""Corrections of JAX's rules for loops and checkpoints that hold effects: none is lost, repeated or moved out.
+"""Corrects JAX's rules for loops and checkpoints with effects, so that no effect is lost, repeated or moved out.
 
-JAX's own effects do not come into these places: it refuses them, or has an open issue. Each correction replaces a rule
-in a table of JAX's by one that hands on to it whatever is without the effect (JAX 0.8 to 0.12).
+JAX does not have these problems with its own effects, because it refuses them in these places or has an open issue.
+Each correction replaces one rule in a table of JAX. The new rule calls JAX's rule for programs without the effect. The
+last versions checked are JAX 0.8 to 0.12.
 """
 
 from __future__ import annotations
@@ -18,9 +19,11 @@ from jax.interpreters import batching, partial_eval
 
 from hostcallback import _jax_compat as compat
 
-# What JAX does with an equation where a program is split into what is known and what is not: on tracers, and, in what
-# jax.checkpoint recomputes, on jaxprs. There a rule returns the known equation, the one for later, which results are
-# unknown and which are there later, and the variables to save.
+# JAX's tables of rules for partial evaluation, which splits a program into a known part, run now, and an unknown part,
+# run later. The first table is for tracers; the second is for jaxprs, in scans and in code that jax.checkpoint
+# recomputes. A rule for jaxprs gets the equation, which operands are unknown, and which are available later. It returns
+# the equation for now, the equation for later, which results are unknown, which are available later, and the variables
+# to save.
 on_tracers: Any = partial_eval.custom_partial_eval_rules
 on_jaxprs: Any = partial_eval.partial_eval_jaxpr_custom_rules
 
@@ -28,14 +31,15 @@ on_jaxprs: Any = partial_eval.partial_eval_jaxpr_custom_rules
 def keep_in_scans(effect_type: type[Any]) -> None:
     """Keeps equations with an effect inside the scans they were written in, under differentiation.
 
-    JAX moves what depends only on a scan's constants out of the scan, and with it effects, which then fire once
-    (jax#16637) or, where a `cond` holds them, never. It does so by a partial evaluation that takes the constants for
-    known; for its duration, the equations with the effect are wrapped in one that is never known.
+    JAX moves equations that depend only on a scan's constants out of the scan. It moves effects too, which then occur
+    once (jax#16637), or never if they are in a `cond`. JAX finds these equations by a partial evaluation in which the
+    constants are known. During that evaluation, each equation with the effect is wrapped in `_scan_pin_p`, which is
+    never known.
     """
     split: Any = on_jaxprs[scan_p]
 
     def wrap(equation: Any) -> Any:
-        # What reads or writes a reference stays without our doing.
+        # JAX itself leaves equations that read or write references in the scan.
         if not compat.has_effect(equation, effect_type) or compat.has_input_effect(equation):
             return equation
         return equation.replace(primitive=_scan_pin_p, params={"equation": equation})
@@ -55,7 +59,7 @@ def keep_in_scans(effect_type: type[Any]) -> None:
         if not compat.has_effect(equation, effect_type):
             return split(saveable, unknown, there, equation)
         known, later, *rest = split(saveable, unknown, there, _with_body(equation, wrap))
-        call = known.params["call_jaxpr"]  # of what was moved out, and the scan that is left
+        call = known.params["call_jaxpr"]  # the moved equations, and the remaining scan
         call = _with_equations(call, lambda e: _with_body(e, _unwrap) if e.primitive is scan_p else e)
         return known.replace(params={**known.params, "call_jaxpr": call}), later, *rest
 
@@ -64,11 +68,11 @@ def keep_in_scans(effect_type: type[Any]) -> None:
 
 
 def run_once_when_recomputed(effect_type: type[Any], primitive: Primitive, stand_in: Primitive) -> None:
-    """Keeps an effect out of what jax.checkpoint recomputes.
+    """Keeps an effect out of the code that jax.checkpoint recomputes.
 
-    `stand_in` takes the place of `primitive` there, an identity that has the effect: without a rule, JAX saves its
-    results, and fails where it cannot, in a `while_loop`. A loop with the effect runs once as well, if it does not
-    depend on what is differentiated.
+    In that code, `stand_in` replaces `primitive`, an identity with the effect. Without this rule JAX would save the
+    results of `primitive`, and fail in a `while_loop`, where it cannot save them. A loop with the effect also runs
+    once, unless it depends on differentiated values.
     """
     split_loop: Any = on_jaxprs[while_p]
     drop: Any = partial_eval.dce_rules[compat.remat_p]
@@ -88,7 +92,7 @@ def run_once_when_recomputed(effect_type: type[Any], primitive: Primitive, stand
 
     @functools.wraps(drop)
     def drop_rule(*args: Any) -> Any:
-        # Before 0.12 JAX drops what takes nothing and returns nothing precisely if it has an effect.
+        # Before 0.12, JAX drops a checkpointed program without operands and results exactly if it has an effect.
         used, kept = drop(*args)
         equation = args[-1]
         if kept is None and compat.has_effect(equation, effect_type):
@@ -101,11 +105,11 @@ def run_once_when_recomputed(effect_type: type[Any], primitive: Primitive, stand
 
 
 def batch_conditions(effect_type: type[Any]) -> None:
-    """Makes `vmap` of a `while_loop` right whose condition has the effect.
+    """Corrects `vmap` of a `while_loop` whose condition has the effect.
 
-    Where an ordered effect is in the condition and some elements are done before others, JAX goes on changing those
-    that are done: the results are wrong. Here the condition moves into the body, which it does when it is lowered
-    anyway.
+    If the condition has an ordered effect and some elements finish before others, JAX continues to change the finished
+    ones, and their results are wrong (0.8 to 0.12). This rule evaluates the condition in the body, as JAX's lowering of
+    such loops does anyway.
     """
     batch: Any = batching.fancy_primitive_batchers[while_p]
 
@@ -123,7 +127,7 @@ def batch_conditions(effect_type: type[Any]) -> None:
             def body(state: Any) -> Any:
                 going_on, carry = state
                 moved = compat.eval_jaxpr(body_of, *args[first:second], *carry)
-                # Batched, this keeps the elements that are done, as the condition should see them.
+                # When batched, finished elements keep their values, for which the condition is evaluated again.
                 carry = [jax.numpy.where(going_on, new, old) for new, old in zip(moved, carry, strict=True)]
                 return condition(carry), carry
 
@@ -137,9 +141,8 @@ def batch_conditions(effect_type: type[Any]) -> None:
     batching.fancy_primitive_batchers[while_p] = rule
 
 
-_scan_pin_p: Any = Primitive(
-    "stay_in_scan"
-)  # around an equation, while JAX looks for what to move out of a scan
+_scan_pin_p: Any = Primitive("stay_in_scan")
+"""Wraps an equation while JAX looks for equations to move out of a scan."""
 _scan_pin_p.multiple_results = True
 
 
@@ -152,7 +155,7 @@ def _stay_is_high(*avals: Any, equation: Any) -> bool:
 
 
 def _stay_on_tracers(trace: Any, *tracers: Any, equation: Any) -> Any:
-    # Unknown; without an operand it would count as known.
+    # Instantiated operands make the equation unknown. One without operands would be known, so it gets a constant.
     operands = [trace.instantiate_const(t) for t in tracers or (trace.new_const(np.int32(0)),)]
     return trace.default_process_primitive(_scan_pin_p, operands, {"equation": equation})
 
@@ -185,7 +188,7 @@ def _with_body(scan: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def _run_now(equation: Any) -> Any:
-    # The results are saved: what JAX does with effectful equations that have no rule.
+    # The results are saved, as JAX does for equations with effects and without a rule.
     results = [False] * len(equation.outvars)
     return equation, None, results, results, []
 

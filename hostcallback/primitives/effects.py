@@ -1,7 +1,7 @@
-"""The effects of taps and calls, by which JAX keeps them and orders them.
+"""The effects of taps and calls: because of them JAX neither drops nor reorders taps.
 
-JAX must know them when it reads an exported program, and so they are imported with `hostcallback` itself. What else
-they need is imported when JAX first looks at one.
+JAX must know the classes when it reads an exported program, so `import hostcallback` loads this module. Modules that
+the effects use are imported when JAX first hashes an effect.
 """
 
 from __future__ import annotations
@@ -14,41 +14,41 @@ from hostcallback import _jax_compat as compat
 
 
 class TapEffect(compat.Effect):  # type: ignore[misc]
-    """Keeps taps alive. Only its subclasses are instantiated.
+    """Keeps JAX from dropping taps. Only its subclasses are instantiated.
 
-    Whole programs lose it when they are lowered (see `lowering.discharge`). Where that is off, JAX hashes it whenever
-    it dispatches a program that has it.
+    The lowering of a whole program removes the effect (see `lowering.discharge`). If that is off, JAX hashes the effect
+    at each dispatch of a program that has it.
     """
 
     def __str__(self) -> str:
-        """As jaxprs print it."""
+        """The name in printed jaxprs."""
         return "Tap"
 
     def __eq__(self, other: object) -> bool:
-        """All tap effects of one kind are one."""
+        """All instances of one class are equal."""
         return type(self) is type(other)
 
     def __hash__(self) -> int:
-        """One value for all, after what is to be done before a dispatch."""
+        """Returns one value for all, after the work that is due before a dispatch."""
         from hostcallback.lifecycle import effect_dispatch
 
         effect_dispatch.before_dispatch()
-        return 0x746170  # not by address: JAX orders some effects by their hash, and programs must not vary
+        return 0x746170  # not an address: JAX sorts some effects by hash, and programs must be equal in all processes
 
 
 class ThreadedTapEffect(TapEffect):
-    """Keeps taps in order as well, through the token that JAX threads for it.
+    """Also keeps taps in order, by the token that JAX passes from one tap to the next.
 
-    JAX makes another one, without arguments, for each exported program that it reads: so this process learns of taps
-    that it never lowered. It starts their receivers when JAX first looks at the effect, to call the program.
+    JAX creates an instance, without arguments, for each exported program that it reads. By that instance this process
+    learns of taps that it did not lower: their receivers start when JAX first hashes it, before it calls the program.
     """
 
     def __init__(self, *, traced_here: bool = False) -> None:
-        """`traced_here` tells the effect of this process's own taps."""
+        """Makes the effect; `traced_here`: for taps that this process traced."""
         self._traced_here = traced_here
 
     def __hash__(self) -> int:
-        """As the base class's."""
+        """Returns the base class's value, after starting the receivers of exported taps."""
         if not self._traced_here:
             importlib.import_module("hostcallback.api")  # as for taps of this process: the exit handler
             from hostcallback.lifecycle import receivers
@@ -60,25 +60,25 @@ class ThreadedTapEffect(TapEffect):
 
 
 class RegionTapEffect(TapEffect):
-    """The effect of taps in regions where a token may not be passed; see `tap._effect`."""
+    """The effect of taps in regions that tokens must not enter; see `tap._effect`."""
 
 
 class PassedTokenEffect(TapEffect):
-    """An effect in addition to `ThreadedTapEffect`, which keeps JAX from dropping that effect's token.
+    """Keeps JAX from dropping the token of `ThreadedTapEffect`; each tap has both effects.
 
-    What `lower().compile()` returns goes through JAX's fast dispatch from its second call on, without tokens (0.8 to
-    0.12), unless the program has an effect that is not ordered.
+    From its second call on, the result of `lower().compile()` uses JAX's fast dispatch, which passes no tokens (JAX 0.8
+    to 0.12). A program with an unordered effect, such as this one, does not use it.
     """
 
 
 class CallEffect(TapEffect):
-    """An effect of programs with calls, in addition to `ThreadedTapEffect`. Its token is not used.
+    """The additional effect of programs with calls. Its token is not used.
 
-    It exists because JAX hashes it when it dispatches such a program, which may fail.
+    It exists for its hash: JAX computes it at each dispatch of such a program, and a dispatch with a call may fail.
     """
 
     def __hash__(self) -> int:
-        """As the base class's, after noting the call."""
+        """Returns the base class's value, after preparing for a program that may fail."""
         from hostcallback.lifecycle import effect_dispatch
 
         value = super().__hash__()

@@ -12,7 +12,7 @@ from hostcallback.primitives.tap import rematerialized_tap_p, tap_p
 
 
 def _jet_tap(primitive: Any, primals: Sequence[Any], series: Sequence[Any], **params: Any) -> Any:
-    # As jax.debug.callback under jvp: the coefficients of the series pass by.
+    # Taps the primal value only, as jax.debug.callback does under jvp. The series passes through.
     return primitive.bind(*primals, **params), series
 
 

@@ -70,13 +70,13 @@ def emit_text(
 def template_of(fmt: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Template:
     """Returns the template for these arguments, with the current print options of numpy."""
     fields = list(placeholders(fmt))
-    # numpy's arrays format as JAX's do; their attributes, elements and repr (which containers show) are others.
+    # Arrays of numpy and JAX have the same format, but other attributes, elements and reprs (which containers show).
     alike = all(field.replace("_", "").isalnum() or not field for field in fields)
     alike = alike and jax.tree_util.all_leaves([*args, *kwargs.values()]) and bool(fields or not args)
     return Template(fmt, bool(fields), np.get_printoptions(), None if alike else as_jax_array)
 
 
 def as_jax_array(array: Array) -> Any:
-    """Converts an array of a message into a JAX array on the CPU with the same dtype, as callbacks of JAX get."""
-    with jax.enable_x64(True):  # the tracing thread's setting may be another than the receiver's
+    """Converts an array of a message into a JAX array on the CPU with the same dtype, as JAX's callbacks get it."""
+    with jax.enable_x64(True):  # the receiver thread's setting may differ from the tracing thread's
         return jax.device_put(array, jax.local_devices(backend="cpu")[0])

@@ -53,13 +53,13 @@ class Place:
 
 
 class Visitor(Protocol):
-    """What is done with each result."""
+    """Sees each result, may replace it, and defines its mark."""
 
     def visit(self, equation: Any, place: Place, marks: Sequence[Mark], outs: list[Any]) -> Results:
         """Called after an equation was evaluated, with the marks of its operands.
 
-        Returns what is to be used for its results, and their marks. After an equation with custom derivatives, `marks`
-        are those that the results got within it as well.
+        Returns the values to use as its results, and their marks. For an equation with custom derivatives, `marks` also
+        has the marks that its results got inside it.
         """
 
     def mark(self, value: Any) -> Mark:
@@ -72,13 +72,13 @@ class Visitor(Protocol):
         """Returns a visitor for a separate program within this one, such as the body of a loop."""
 
     def flush(self, place: Place) -> None:
-        """Called at the end of a program and before those within it: what was visited before is over then."""
+        """Called at the end of a program and before each program inside it: earlier visits must be complete then."""
 
 
 def rewrite(
     jaxpr: Any, visitor: Visitor, values: Sequence[Any], marks: Sequence[Mark], place: Place
 ) -> Results:
-    """Evaluates a jaxpr, closed or without constants, on values and their marks; `place` is where it is itself."""
+    """Evaluates a jaxpr, closed or without constants, on values and their marks; `place` is the jaxpr's own place."""
     own = visitor.inner()
     results = _evaluate_all(jaxpr, own, values, marks, place)
     own.flush(place)
@@ -118,7 +118,7 @@ def _evaluate(equation: Any, visitor: Visitor, values: Any, marks: Any, place: P
 
 
 def _may_be_inlined(equation: Any) -> bool:
-    # XLA does it anyway. Outside of a program, what is compiled together is to stay so.
+    # XLA inlines such a call anyway. Outside of a program the jit stays, so that its code is compiled together.
     params = equation.params
     return (
         equation.primitive is jit_p
@@ -138,7 +138,7 @@ def _inline(equation: Any, visitor: Visitor, values: Any, marks: Any, place: Pla
 
 
 class _Slots:
-    """Which of some values can have marks. Those marks are passed on as arrays, which vary over the same mesh axes."""
+    """The values that can have marks. Passes their marks as arrays that vary over the same mesh axes."""
 
     def __init__(self, visitor: Visitor, equation: Any, avals: Sequence[Any]) -> None:
         self._can = [visitor.can_mark(aval) for aval in avals]
@@ -207,7 +207,7 @@ def _remat(equation: Any, visitor: Visitor, values: Any, marks: Any, place: Plac
         return [*outs, *slots.pack(out_marks)]
 
     operands = (place.iterations, slots_in.pack(marks), *values)
-    # Not jax.checkpoint, which knows nothing of whether it is part of a backward pass already.
+    # Binds the primitive, because jax.checkpoint has no argument that says whether this is already a backward pass.
     closed, consts = compat.constants_to_inputs(jax.make_jaxpr(inside)(*operands))
     outs = compat.remat_p.bind(
         *consts, *jax.tree.leaves(operands), jaxpr=compat.open_jaxpr(closed)[0], **params
@@ -224,6 +224,7 @@ def _shard_map(equation: Any, visitor: Visitor, values: Any, marks: Any, place: 
     def inside(iterations: Any, packed: Any, *values: Any) -> Any:
         there = replace(place.inside(equation), iterations=iterations)
         outs, out_marks = rewrite(params["jaxpr"], visitor, values, slots_in.unpack(packed), there)
+        # Each device returns its own mark along a new axis: out_specs must not claim that the marks are equal.
         varying = frozenset(axes) if params["check_vma"] else frozenset()
         return outs, [compat.vary_over(varying, mark)[None] for mark in slots.pack(out_marks)]
 
@@ -313,7 +314,7 @@ def _custom_jvp(equation: Any, visitor: Visitor, values: Any, marks: Any, place:
 
     @primal.defjvp
     def rule(primals: Any, tangents: Any) -> Any:
-        # The user's rule, as it is: not all of what is in it is run forwards.
+        # The user's rule is not rewritten: parts of it run only transposed, where a mark has no meaning.
         outs, out_tangents = jax.jvp(_original(equation), primals[2:], tangents[2:])
         nothing = slots.nothing()
         return (outs, nothing), (out_tangents, [_no_tangent(mark) for mark in nothing])
@@ -368,7 +369,7 @@ def _original(equation: Any) -> Callable[..., list[Any]]:
 def _rewrite_function(
     function: Callable[..., Any], visitor: Visitor, values: Any, marks: Any, place: Place
 ) -> tuple[Any, list[Mark]]:
-    """As `rewrite`, for a Python function: its result, and the marks of the result's leaves."""
+    """Like `rewrite`, for a Python function; returns its result and the marks of the result's leaves."""
     tree: Any = None
 
     def flat(*values: Any) -> Any:

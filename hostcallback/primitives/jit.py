@@ -1,4 +1,4 @@
-"""`hostcallback.jit`, which equals `jax.jit`. It exists because earlier versions had fast taps only under this one."""
+"""`hostcallback.jit`, a synonym of `jax.jit`. In earlier versions only this one had fast taps."""
 
 from __future__ import annotations
 
@@ -19,15 +19,16 @@ def jit(fun: Callable[P, R], /, **jax_jit_kwargs: Any) -> Callable[P, R]: ...
 @overload
 def jit(**jax_jit_kwargs: Any) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
 def jit(fun: Callable[..., Any] | None = None, /, **jax_jit_kwargs: Any) -> Any:
-    """Compiles `fun` as `jax.jit` does, which is all that it does. Taps cost the same under every jit.
+    """Calls `jax.jit`. Taps cost the same under every jit, so programs need not use this one.
 
     Args:
         fun: the function; omitted in the decorator form, which `jax.jit` has from JAX 0.9 on.
-        **jax_jit_kwargs: as `jax.jit` takes them.
+        **jax_jit_kwargs: the keyword arguments of `jax.jit`.
 
     Returns:
-        What `jax.jit` returns.
+        The result of `jax.jit`; in the decorator form, a decorator.
 
+    Example:
         @hcb.jit(donate_argnums=0)
         def step(state):
             return hcb.id_print(state + 1)

@@ -9,9 +9,10 @@ from typing import Any
 
 
 def when_imported(name: str, register: Callable[[Any], None]) -> None:
-    """Calls `register` with the module of that name, at once or where a tap is traced after its import.
+    """Calls `register` with the module of that name: now, or at the first trace of a tap after the module's import.
 
-    A tap must be traced by then to need the rules, but for one in a jitted function that was traced before.
+    The rules are needed only for taps traced after that import, except for taps in a jitted function that was traced
+    before and is transformed now; those do not get the rules.
     """
     _waiting[name] = register
     register_imported()
@@ -22,7 +23,7 @@ def register_imported() -> None:
     for name in list(_waiting):
         module = sys.modules.get(name)
         if module is not None and not _is_being_imported(module):
-            register = _waiting.pop(name, None)  # once, whichever thread is first
+            register = _waiting.pop(name, None)  # one thread gets it
             if register is not None:
                 register(module)
 

@@ -15,12 +15,12 @@ _ATOMS = (type(None), bool, int, float, complex, str, bytes)
 
 
 class Fingerprint:
-    """A text that is equal in all processes, and the objects that only their identity distinguishes.
+    """A text that is equal in all processes, and the objects that the text does not fully describe.
 
     Attributes:
         text: deterministic description.
-        opaque: objects whose contents the text does not pin down (captured lists, instances, arrays).
-            Two fingerprints mean the same only if these are the same objects.
+        opaque: objects that only their identity distinguishes (captured lists, instances, arrays). Two fingerprints are
+            equal only if these are the same objects.
     """
 
     __slots__ = ("opaque", "text")

@@ -1,4 +1,4 @@
-"""Checks a format string against its arguments while a print is traced, where the user's line is known."""
+"""Checks a format string against its arguments when a print is traced, because the user's line is known then."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hostcallback.tracing.source_line import user_source_line
 
 
 def placeholders(fmt: str) -> Iterator[str]:
-    """The fields of a format string as they are written, without format specifications: `x.shape`, `x!r`."""
+    """Yields the fields of a format string as written, without format specifications: `x.shape`, `x!r`."""
     for _, name, spec, conversion in string.Formatter().parse(fmt):
         if name is not None:
             yield f"{name}!{conversion}" if conversion else name
@@ -18,11 +18,11 @@ def placeholders(fmt: str) -> Iterator[str]:
 
 
 def check_format(what: str, fmt: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """Checks that each placeholder has its argument, and each argument a placeholder, as `jax.debug.print` does.
+    """Checks that each placeholder has an argument and each argument a placeholder, as `jax.debug.print` does.
 
     Args:
-        what: who asks, for the messages.
-        fmt: what should be a format string.
+        what: name of the calling function, for errors.
+        fmt: the format string.
         args: its positional arguments; may be traced.
         kwargs: its keyword arguments; may be traced.
 
@@ -41,7 +41,7 @@ def check_format(what: str, fmt: Any, args: Sequence[Any], kwargs: Mapping[str, 
 
 
 class _Checker(string.Formatter):
-    # Looks every field up and formats nothing: the values are not known yet.
+    # Looks up each field, but formats nothing, because the values are not known yet.
 
     def __init__(self, what: str, fmt: str, source_line: str) -> None:
         self._what = what

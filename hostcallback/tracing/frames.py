@@ -1,4 +1,4 @@
-"""The user's frames at trace time, taken apart into traced values (to the device) and the rest (stays on the host)."""
+"""Captures the user's frames at trace time: traced values go to the device, all other values stay on the host."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from hostcallback.tracing.retention import Unavailable, is_safe_to_retain, weak_
 from hostcallback.tracing.source_line import is_user_frame
 
 Restore = Callable[[Sequence[Any]], Any]
-"""From the values that the device sent to what a variable held."""
+"""Returns the value of a variable, given the values that the device sent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +31,9 @@ class CapturedFrame:
         line: the line it was at.
         function: its function's qualified name.
         source: the file's lines.
-        variables: how each local variable comes back.
+        variables: restores each local variable.
         module: the name of its module, if the module has its global variables.
-        globals: how its global variables come back, if no module has them.
+        globals: restores its global variables, if no module has them.
     """
 
     file: str
@@ -45,7 +45,7 @@ class CapturedFrame:
     globals: Mapping[str, Restore]
 
     def restore(self, values: Sequence[Any]) -> Frame:
-        """The frame with `values`, those that `capture_frames` returned, as the device sent them."""
+        """Returns the frame with `values`: what the device sent for the traced values of `capture_frames`."""
         module = sys.modules.get(self.module) if self.module is not None else None
         module_variables = vars(module) if module is not None else _restored(self.globals, values)
         variables = _restored(self.variables, values)
@@ -53,10 +53,11 @@ class CapturedFrame:
 
 
 def capture_frames() -> tuple[list[CapturedFrame], list[Any]]:
-    """The calling thread's user frames, innermost first, and the traced values in them that can be used here.
+    """Returns the calling thread's user frames, innermost first, and their traced values that this trace can use.
 
-    What is kept holds no tracers: values of other traces are told to be not available. Containers are rebuilt where
-    they hold tracers; objects that do, and functions (which JAX caches programs by), are held by weak reference.
+    The frames hold no tracers. A value of another trace is replaced by an `Unavailable`. Containers with tracers are
+    rebuilt when the frame is restored. Other objects with tracers, and functions (JAX caches programs by them), are
+    referenced weakly.
     """
     values = _Values()
     frames = [_take(frame, values) for frame in _frames(values)]
@@ -64,11 +65,11 @@ def capture_frames() -> tuple[list[CapturedFrame], list[Any]]:
 
 
 class _Values:
-    """The tracers that were met, each once.
+    """The tracers in the frames, each once.
 
     Attributes:
-        tracers: those to send.
-        encloses: whether variables of the frame at hand may be tracers of an enclosing trace.
+        tracers: the tracers to send.
+        encloses: whether variables of the current frame may be tracers of an enclosing trace that are usable here.
     """
 
     def __init__(self) -> None:
@@ -89,7 +90,7 @@ class _Values:
     def _why_not(self, tracer: Any) -> str | None:
         where = compat.trace_of(tracer)
         if where is None:
-            return "tracer of another trace, an inner one or one that is over"
+            return "tracer of another trace, an inner one or one that has ended"
         if where == "outer" and not self.encloses:
             return "tracer of an outer trace, and JAX may use the function traced here under another one"
         if isinstance(tracer, jax.Ref):
@@ -106,9 +107,9 @@ class _Values:
 
 
 def _frames(values: _Values) -> Iterator[FrameType]:
-    """The user's frames, innermost first. Says in `values.encloses` what is known of the one that it yields."""
+    """Yields the user's frames, innermost first. Sets `values.encloses` for each before it yields it."""
     frame: FrameType | None = sys._getframe(1)
-    entry: FrameType | None = None  # the user's frame that code which is not the user's called last
+    entry: FrameType | None = None  # the outermost user frame so far: library code may have called it
     entered = False
     while frame is not None:
         if not is_user_frame(frame, runs_it=False):
@@ -116,9 +117,9 @@ def _frames(values: _Values) -> Iterator[FrameType]:
             values.encloses = values.encloses and not (entered and compat.is_frame_of_jit(frame))
         else:
             if entered and entry is not None:
-                # JAX caches the jaxpr of a function and reuses it, also under another outer trace. The body of a loop
-                # or branch that is defined in its enclosing function is a new function each time and is used once. (A
-                # body with a jit may be kept by the user for the next time.)
+                # JAX caches the jaxpr of a function and may reuse it under another outer trace, whose values differ.
+                # A loop body that is defined in the enclosing function is a new function in each call, so its jaxpr is
+                # not reused. (A jitted function may be reused, because the user may keep it.)
                 values.encloses = values.encloses and _defined_in(entry.f_code, frame)
                 entered = False
             entry = frame
@@ -127,11 +128,11 @@ def _frames(values: _Values) -> Iterator[FrameType]:
 
 
 def _defined_in(code: CodeType, frame: FrameType) -> bool:
-    # In this function, or in one of the user's that called it without anybody between.
+    # Looks in the frame's function, and in user functions that called it without library code between them.
     caller: FrameType | None = frame
     while caller is not None and is_user_frame(caller, runs_it=False):
         if _contains(caller.f_code, code):
-            # A module's code runs once: its functions are the same ones each time.
+            # A module's code runs once, so its functions are not new in each call.
             return caller.f_code.co_name != "<module>"
         caller = caller.f_back
     return False
@@ -148,7 +149,8 @@ def _take(frame: FrameType, values: _Values) -> CapturedFrame:
     module = frame.f_globals.get("__name__")
     found = {}
     if getattr(sys.modules.get(module or ""), "__dict__", None) is not frame.f_globals:
-        # The variables of code that `exec` runs. They may hold this very program: only what the code names is kept.
+        # Global variables of code that `exec` runs. One of them may be this program, so only those that the code names
+        # are kept.
         module = None
         names = frame.f_globals if at_module_level else code.co_names
         found = {
@@ -161,7 +163,8 @@ def _take(frame: FrameType, values: _Values) -> CapturedFrame:
 def _keep(value: Any, values: _Values) -> Restore:
     tree: Any = None
     leaves = [value]
-    # Not a dict whose keys have no order, a container in itself, a user's own pytree that fails.
+    # Some values cannot be flattened: dicts with unordered keys, containers that contain themselves, and user pytrees
+    # whose flatten function fails.
     with contextlib.suppress(Exception):
         leaves, tree = jax.tree.flatten(value)
     kept = [_keep_leaf(leaf, values) for leaf in leaves]
@@ -170,7 +173,7 @@ def _keep(value: Any, values: _Values) -> Restore:
     if tree is None or jax.tree_util.treedef_is_leaf(tree):
         assert kept[0] is not None
         return kept[0]
-    # Without `value` itself: it holds the tracers.
+    # `rebuild` must not refer to `value`, which holds the tracers.
     fixed = [leaf if restore is None else None for leaf, restore in zip(leaves, kept, strict=True)]
 
     def rebuild(arrays: Sequence[Any]) -> Any:
@@ -182,7 +185,7 @@ def _keep(value: Any, values: _Values) -> Restore:
 
 
 def _keep_leaf(leaf: Any, values: _Values) -> Restore | None:
-    """How a leaf comes back; None if it is simply kept."""
+    """Returns the function that restores a leaf; None if the leaf itself is kept."""
     if isinstance(leaf, jax.core.Tracer):
         return values.restore_tracer(leaf)
     if is_safe_to_retain(leaf):
@@ -198,8 +201,8 @@ def _restored(variables: Mapping[str, Restore], values: Sequence[Any]) -> dict[s
 def _or_why_not(restore: Restore, values: Sequence[Any]) -> Any:
     try:
         return restore(values)
-    except Exception as error:  # a user's own pytree that does not take arrays
-        return Unavailable(f"a container that could not be put together again, {error!r}")
+    except Exception as error:  # a user's pytree whose unflatten function refuses arrays
+        return Unavailable(f"a container that could not be rebuilt, {error!r}")
 
 
 def _aval(tracer: Any) -> str:

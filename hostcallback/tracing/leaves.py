@@ -41,14 +41,14 @@ class KeyLeaf(NamedTuple):
 class TreeTemplate:
     """Restores a tapped pytree from its arrays.
 
-    Static leaves (functions, strings and other objects that are not arrays) stay on the host and are put back in their
-    places.
+    Static leaves (functions, strings and other objects that are not arrays) stay on the host, and `restore` inserts
+    them at their indices.
     """
 
     __slots__ = ("_keys", "_static", "tree")
 
     def __init__(self, tree: Any, static: Sequence[tuple[int, Any]], keys: Sequence[KeyLeaf] = ()) -> None:
-        """`tree` is the pytree's structure, `static` its (leaf index, value) pairs that are no arrays."""
+        """Takes the pytree's structure, the (leaf index, value) pairs of its static leaves, and its typed keys."""
         self.tree = tree
         self._static = tuple(static)
         self._keys = tuple(keys)
@@ -65,12 +65,12 @@ class TreeTemplate:
 
     @property
     def has_addresses(self) -> bool:
-        """Whether what pytree nodes keep (a module's static field that is a function) is described by an address."""
+        """Whether a pytree node has static data whose text is an address, such as a static field with a function."""
         return describe_structure(self.tree) != str(self.tree)
 
     def __eq__(self, other: object) -> bool:
         """Whether the trees are equal; static values are compared by the tap's fingerprint."""
-        # Not isinstance: specs are still compared when the interpreter ends and has taken the module's names away.
+        # No isinstance: specs are compared also while the interpreter shuts down, when the module's names are None.
         return type(other) is type(self) and (self.tree, self._places()) == (other.tree, other._places())
 
     def __hash__(self) -> int:
@@ -78,7 +78,7 @@ class TreeTemplate:
         return hash((self.tree, self._places()))
 
     def __str__(self) -> str:
-        """Equal in every process."""
+        """Returns a text that is equal in every process."""
         static, keys = self._places()
         described = f"{describe_structure(self.tree)} static at {static}"
         return f"{described} keys {[(key.leaf, str(key.impl)) for key in keys]}" if keys else described
@@ -87,10 +87,10 @@ class TreeTemplate:
         return tuple(index for index, _ in self._static), self._keys
 
     def restore(self, value: Any, outs: Sequence[Any]) -> Any:
-        """The tapped pytree `value` with its arrays replaced by `outs`, what came out of the tap's equation.
+        """Returns the tapped pytree `value` with its arrays replaced by `outs`, the results of the tap's equation.
 
-        What is no array stays the object it was, and so do leaves that no derivative flows through: keys,
-        references and Python numbers (whose type a trace would lose).
+        Leaves that are not arrays stay the same objects. So do leaves through which no derivative flows: keys,
+        references, and Python numbers (a trace would lose their type).
         """
         leaves = jax.tree.leaves(value)
         static = {index for index, _ in self._static}
@@ -101,10 +101,10 @@ class TreeTemplate:
         return self.tree.unflatten(leaves)
 
     def unflatten_with(self, float0_leaves: Float0Leaves) -> Callable[[Sequence[Any]], Any]:
-        """The function from delivered arrays to the pytree; leaves at `float0_leaves` are float0 zeros."""
+        """Returns a function from delivered arrays to the pytree; leaves at `float0_leaves` are float0 zeros."""
         fixed: dict[int, Any] = dict(self._static)
         keys = {key.leaf: key for key in self._keys}
-        # `float0_leaves` counts positions among the arrays only.
+        # Positions in `float0_leaves` count arrays only, not static leaves.
         places = [i for i in range(self.tree.num_leaves) if i not in fixed]
         for position, shape in float0_leaves:
             index = places[position]
@@ -126,7 +126,7 @@ class TreeTemplate:
         return fill
 
     def describe(self, float0_leaves: Float0Leaves) -> tree.Description:
-        """The structure as plain data, for processes that do not have its classes. A key is described as its data."""
+        """Returns the structure as plain data, for processes without its classes. A key is described as its data."""
         fixed: dict[int, tree.Description] = {i: tree.describe_value(value) for i, value in self._static}
         places = [i for i in range(self.tree.num_leaves) if i not in fixed]
         fixed.update((places[position], ["float0", list(shape)]) for position, shape in float0_leaves)
@@ -138,9 +138,8 @@ class TreeTemplate:
         def fill(arrays: Sequence[Any]) -> Any:
             leaves = dict(fixed)
             for index, array in zip(places, arrays, strict=True):
-                is_key = index in keys and not isinstance(
-                    array, TruncatedArray
-                )  # of a truncated one part of the data is there
+                # Only part of a truncated key's data was sent, so it stays data.
+                is_key = index in keys and not isinstance(array, TruncatedArray)
                 leaves[index] = _make_key(array, keys[index].impl) if is_key else array
             return self.tree.unflatten([leaves[index] for index in range(self.tree.num_leaves)])
 
@@ -165,7 +164,7 @@ def _describe_node(node: Any, leaves: Iterator[tree.Description]) -> tree.Descri
 
 
 class _CannotBeSent(Exception):
-    """A leaf is an array, and of a kind that JAX cannot put on a device. The text continues "X is ..."."""
+    """A leaf is an array that JAX cannot put on a device. The text continues "X is ..."."""
 
 
 def split_leaves(
@@ -173,17 +172,17 @@ def split_leaves(
 ) -> tuple[list[Any], TreeTemplate]:
     """Splits a pytree into the arrays that go to the device and the structure that puts them back.
 
-    References (`jax.new_ref`) are read; typed PRNG keys are taken apart into their data.
+    References (`jax.new_ref`) are read, and typed PRNG keys are replaced by their data.
 
     Args:
         value: the pytree.
-        what: what errors call it.
+        what: its name in errors.
         tap: the tap and its source line, for errors.
-        keep_objects: whether arrays that JAX cannot put on a device (of texts, say) stay on the host too.
+        keep_objects: whether arrays that JAX cannot put on a device (of texts, for example) stay on the host too.
 
     Raises:
-        TypeError: a leaf is an array of a kind that JAX cannot put on a device; says which and the cure.
-        jax.errors.UnexpectedTracerError: a leaf is a tracer whose trace is over.
+        TypeError: a leaf is an array that JAX cannot put on a device; the text names the leaf and the cure.
+        jax.errors.UnexpectedTracerError: a leaf is a tracer whose trace has ended.
     """
     leaves, tree = jax.tree_util.tree_flatten_with_path(value)
     arrays: list[Any] = []
@@ -209,7 +208,7 @@ def split_leaves(
             keys.append(KeyLeaf(index, jax.random.key_impl(array), arrays[-1].ndim - array.ndim))
         else:
             arrays.append(array)
-    # An equation without operands is a constant for JAX, so an empty array is added, which `unflatten_with` skips.
+    # JAX treats an equation without operands as a constant, so an empty array is added. `unflatten_with` skips it.
     return arrays or [jnp.zeros(0, np.uint8)], TreeTemplate(tree, static, keys)
 
 
@@ -217,10 +216,10 @@ _OR_KEEP_IT_ON_THE_HOST = "or pass it as a keyword argument of the tap, which st
 
 
 def _array_of(leaf: Any) -> Any:
-    """The leaf as an array that JAX can trace; None where it stays on the host.
+    """Returns the leaf as an array that JAX can trace; None if it stays on the host.
 
     Raises:
-        _CannotBeSent: see there.
+        _CannotBeSent: JAX cannot put the array on a device.
     """
     if isinstance(leaf, jax.Ref):
         leaf = leaf[...]
@@ -233,7 +232,7 @@ def _array_of(leaf: Any) -> Any:
         extended = dtype is None or jax.dtypes.issubdtype(dtype, jax.dtypes.extended)
         if extended and not _is_key(leaf):
             raise _CannotBeSent(
-                f"of type {jax.typeof(leaf)}, which has no bytes to send: tap arrays that it is made of"
+                f"of type {jax.typeof(leaf)}, which has no bytes to send: tap the arrays from which it was made"
             )
         return leaf
     if isinstance(leaf, np.ndarray | np.generic):
@@ -250,7 +249,7 @@ def _array_of(leaf: Any) -> Any:
         if not hasattr(type(leaf), "__array__"):
             return None
         raise _CannotBeSent(
-            f"a {type(leaf).__module__}.{type(leaf).__qualname__}, an array that JAX does not know: convert it "
+            f"a {type(leaf).__module__}.{type(leaf).__qualname__}, an array class that JAX does not know: convert it "
             f"with jax.numpy.asarray, {_OR_KEEP_IT_ON_THE_HOST}"
         )
     return jnp.asarray(leaf)
@@ -262,14 +261,14 @@ def _is_key(leaf: Any) -> bool:
 
 
 def _stays_itself(leaf: Any) -> bool:
-    if isinstance(leaf, np.generic):  # numpy.float64 is a float
+    if isinstance(leaf, np.generic):  # numpy.float64 is a subclass of float
         return False
     return isinstance(leaf, (*_NUMBERS, jax.Ref)) or _is_key(leaf)
 
 
 @functools.lru_cache(maxsize=256)
 def _float0_zeros(shape: tuple[int, ...]) -> Any:
-    # One object for each shape, so that equal taps have equal static leaves.
+    # One object per shape, because fingerprints compare arrays among the static leaves by identity.
     return np.zeros(shape, jax.dtypes.float0)
 
 
@@ -282,6 +281,6 @@ def _host_device() -> jax.Device | None:
 
 
 def _make_key(data: Any, impl: Any) -> Any:
-    # On the CPU, without running a program: the device that emitted the message may be busy.
+    # Made on the CPU, because the device that emitted the message may be busy, or wait for this very thread.
     with jax.default_device(_host_device()):
         return jax.random.wrap_key_data(data, impl=impl)

@@ -39,12 +39,12 @@ _FUNCTIONS = (types.FunctionType, type(jax.jit(len)))
 
 
 class Unavailable:
-    """Stands in the debugger for a value that is not available."""
+    """Replaces a value that is not available, in the debugger."""
 
     __slots__ = ("_why",)
 
     def __init__(self, why: str) -> None:
-        """Makes the stand-in; `why` has the reason and the kind of the value."""
+        """Takes the reason, with the kind of the value."""
         self._why = why
 
     def __repr__(self) -> str:

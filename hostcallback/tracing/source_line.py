@@ -16,16 +16,16 @@ from hostcallback.receiver.messages.call_site import CallSite, Frame
 
 MAX_FRAMES = 64
 
-# equinox and flax wrap functions, and a tap is one: `equinox.filter_vmap(functools.partial(id_tap, log))(x)`.
+# equinox and flax wrap functions, and a tap is a function: `equinox.filter_vmap(functools.partial(id_tap, log))(x)`.
 _NOT_THE_USER = ("hostcallback", "jax", "jaxlib", "contextlib", "functools", "equinox", "flax")
 
-# What runs scripts, notebooks and tests: callers that say nothing about the user's program.
+# Packages that run scripts, notebooks and tests: their frames say nothing about the user's program.
 _RUNS_THE_USER = (
     "IPython", "_pytest", "asyncio", "bdb", "code", "concurrent", "ipykernel", "pdb", "pluggy", "pytest",
     "runpy", "threading", "tornado", "traitlets", "unittest",
 )  # fmt: skip
 
-# JAX then names the user's line too, for what a tap returned: in errors about tracers that escaped, in compiled
+# With this exclusion, JAX names the user's line for the results of a tap: in errors about escaped tracers, in compiled
 # programs and in profiles.
 source_info_util.register_exclusion(os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep)
 
@@ -38,7 +38,7 @@ class SourceLine:
         file: the file's path as Python knows it.
         line: 1-based.
         function: the enclosing function's qualified name.
-        module: the module's name; with the line it names the place alike on every machine.
+        module: the module's name, which is equal on every machine, unlike the path.
     """
 
     file: str
@@ -52,13 +52,16 @@ class SourceLine:
 
 
 def is_user_frame(frame: FrameType, *, runs_it: bool = True) -> bool:
-    """Whether a frame belongs neither to this package nor to what wraps functions; `runs_it`: or runs users' code."""
+    """Whether a frame belongs neither to this package nor to a library that wraps functions.
+
+    With `runs_it=False`, frames of packages that run user code (pytest, IPython) do not count as the user's either.
+    """
     package = frame.f_globals.get("__name__", "").partition(".")[0]
     return package not in _NOT_THE_USER and (runs_it or package not in _RUNS_THE_USER)
 
 
 def user_source_line() -> SourceLine:
-    """The innermost frame of the calling thread that belongs neither to this package nor to what wraps functions."""
+    """Returns the line of the calling thread's innermost user frame (see `is_user_frame`)."""
     frame = sys._getframe(1)
     while frame.f_back is not None and not is_user_frame(frame):
         frame = frame.f_back
@@ -67,7 +70,7 @@ def user_source_line() -> SourceLine:
 
 
 def user_place() -> CallSite:
-    """The user's frames of the calling thread, and what the innermost of them is calling."""
+    """Returns the user's frames of the calling thread, and the range of the call in the innermost frame's source."""
     frames: list[FrameType] = []
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and len(frames) < MAX_FRAMES:
@@ -79,7 +82,7 @@ def user_place() -> CallSite:
 
 
 def _span(frame: FrameType) -> tuple[int, int, int, int] | None:
-    # Two bytes an instruction.
+    # `f_lasti` counts bytes, and an instruction has two. co_positions() has an entry per instruction.
     positions = next(itertools.islice(frame.f_code.co_positions(), frame.f_lasti // 2, None), None)
     if positions is None:
         return None
@@ -90,7 +93,11 @@ def _span(frame: FrameType) -> tuple[int, int, int, int] | None:
 
 
 def first_user_line(frames: Iterable[tuple[str, int, str]]) -> SourceLine | None:
-    """The same of frames that JAX kept, (file, line, function), innermost first; None if no user is among them."""
+    """Returns the innermost user line of frames that JAX recorded; None if none of them is the user's.
+
+    Args:
+        frames: (file, line, function) of each frame, innermost first.
+    """
     for file, line, function in frames:
         module = _module_of(file)
         if module.partition(".")[0] not in _NOT_THE_USER:

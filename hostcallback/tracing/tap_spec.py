@@ -1,4 +1,4 @@
-"""What one tap in a program is: its function, arguments and source line, and the ids derived from them."""
+"""The static data of one tap in a program: its function, arguments, source line, and the ids derived from them."""
 
 from __future__ import annotations
 
@@ -27,26 +27,27 @@ Float0Leaves = tuple[tuple[int, tuple[int, ...]], ...]
 """(leaf index, shape) of the float0 leaves, which have no bytes and stay on the host."""
 
 ON_ONE_DEVICE = "on_one_device"
-"""Among the `params` of a tap or call: where the compiler partitions the program, its first device calls with whole
-arrays and the program waits, as for JAX's own callbacks. Otherwise each device sends its shard of a tap, which is
-delivered when the last one has come, perhaps after a later call; and calls are refused."""
+"""A key in the `params` of a tap or call. If it is set and the compiler partitions the program, the program's first
+device calls the host with whole arrays and the program waits, as for JAX's own callbacks. Otherwise each device sends
+its shard of a tap; the value is delivered when the last shard has arrived, perhaps after a later call. Calls are
+refused then."""
 
 Shards = Literal["all", "some"]
-"""Which shards of a program's arrays this process sees: the others are with other processes."""
+"""Whether this process gets all shards of a program's arrays or only some, because other processes get the rest."""
 
 
 class TapSpec:
-    """The static part of a tap: what its equations in a jaxpr refer to.
+    """The static part of a tap, a parameter of its equations.
 
-    Equal taps are one object (`intern`), so programs that hold equal taps share consumer ids, and equations
-    may compare specs by identity. A spec lives as long as a jaxpr, a program or an eager call refers to it.
+    Equal taps are one object (`intern`), so programs with equal taps share consumer ids, and equations may compare
+    specs by identity. A spec lives as long as a jaxpr, a program or an eager call refers to it.
 
     Attributes:
-        options: how it is emitted; resolved.
-        source_line: where the user called the tap.
+        options: the tap's options, resolved.
+        source_line: the line of the user's call.
         kwargs: the tap's keyword arguments, for reports.
-        places: where it was traced, for those whose reports show that.
-        binding: what takes its messages in this process.
+        places: the call sites at which it was traced, for kinds whose reports show them.
+        binding: the functions and objects that take its messages in this process.
     """
 
     __slots__ = (
@@ -71,7 +72,7 @@ class TapSpec:
         identity: tuple[Any, ...],
         binding: Binding,
     ) -> None:
-        """`identity` holds everything the sink's behaviour depends on apart from `kwargs` and `structure`."""
+        """Makes a spec that is not interned. `identity`: all else on which the sink's behaviour depends."""
         self.options = options
         self.source_line = source_line
         self.kwargs = dict(kwargs)
@@ -87,28 +88,27 @@ class TapSpec:
 
     @property
     def name(self) -> str:
-        """What the tap is called in reports."""
+        """The tap's name in reports."""
         return self.options.name
 
     def __repr__(self) -> str:
-        """As jaxprs print it."""
+        """The text in printed jaxprs."""
         return f"{self.name}@{self.source_line.module}:{self.source_line.line}"
 
     def intern(self) -> TapSpec:
-        """The live spec equal to this one, or this one from now on."""
-        # Ids identify the captured objects as long as a spec that holds them lives, and its entry lives no longer.
+        """Returns the living spec that equals this one; this one if none exists."""
+        # Addresses identify the captured objects as long as a spec that holds them lives. The entry lives no longer.
         place = (self._key, tuple(map(id, self.fingerprint.opaque)), self.structure)
         with _interned_lock:
             live = _interned.get(place)
             if live is not None:
                 return live
             _interned[place] = self
-            others = self._key in _unnumbered  # whose structure differs, and prints alike
+            others = self._key in _unnumbered  # a spec with the same text, whose structure differs
             if self.fingerprint.opaque or self.structure.has_addresses or others:
-                # Taps that differ only in the objects they captured (two calls of one closure factory) or in objects
-                # that belong to their structure are numbered in order of first tracing, which every process that runs
-                # the program shares. A number is never used again: messages of a program that was dropped may still
-                # be on their way.
+                # Taps that differ only in captured objects (two calls of one closure factory) or in objects of their
+                # structure are numbered in the order of their first trace, which is equal in all processes of a
+                # program. Numbers are not reused, because messages of a dropped program may still arrive.
                 ordinal = _ordinals.get(self._key, 0)
                 _ordinals[self._key] = ordinal + 1
                 self._key += ordinal.to_bytes(8, "little")
@@ -119,7 +119,7 @@ class TapSpec:
     def consumer_id(
         self, transforms: tuple[Transform, ...], float0_leaves: Float0Leaves, shards: Shards | None = None
     ) -> int:
-        """64 bits, equal in every process that traces the same tap; never 0."""
+        """Returns 64 bits that are equal in every process that traces the same tap; never 0."""
         digest = hashlib.blake2b(repr((self._key, transforms, float0_leaves, shards)).encode(), digest_size=8)
         return int.from_bytes(digest.digest(), "little") or 1
 
@@ -131,13 +131,13 @@ class TapSpec:
         *,
         switchable: bool = False,
     ) -> Consumer:
-        """The consumer that messages of this tap are for.
+        """Returns the consumer of this tap's messages.
 
         Args:
-            transforms: applied to the tap.
+            transforms: the transformations applied to the tap.
             float0_leaves: its float0 leaves.
-            shards: which shards of its arrays this process sees, where the compiler partitions them.
-            switchable: whether it can be switched off by name.
+            shards: which shards of its arrays this process gets, if the compiler partitions them.
+            switchable: whether rules can switch it off by name.
         """
         parts = TapParts(
             str(self.source_line),
@@ -148,7 +148,9 @@ class TapSpec:
             self.places,
         )
         sink = make_sink(self.options.kind, parts, self.binding)
-        assert sink is not None  # a tap that is traced here has a function, or a sink of its kind
+        assert (
+            sink is not None
+        )  # a tap that was traced in this process has a function, or its kind has a sink
         return Consumer(
             consumer_id=self.consumer_id(transforms, float0_leaves, shards),
             name=self.name,
@@ -183,9 +185,9 @@ class TapSpec:
         *,
         with_places: bool = False,
     ) -> TapDescriptor:
-        """What a process that runs the program without having traced it has to know of the tap.
+        """Returns the descriptor of the tap, for processes that run the program but did not trace it.
 
-        Keyword arguments that are no plain data stay behind. Of a check, `with_places` adds where it was traced so far.
+        It omits keyword arguments that are not plain data. `with_places` adds the call sites of a check so far.
         """
         params = dict(self.options.params)
         if with_places and self.places:
@@ -206,14 +208,14 @@ class TapSpec:
         )
 
 
-_interned_lock = threading.Lock()  # protects the tables
+_interned_lock = threading.Lock()  # protects the three tables: threads trace at the same time
 _interned: weakref.WeakValueDictionary[Any, TapSpec] = weakref.WeakValueDictionary()
 _ordinals: dict[bytes, int] = {}
 _unnumbered: weakref.WeakValueDictionary[bytes, TapSpec] = weakref.WeakValueDictionary()
 
 
 def _parts(options: TapOptions) -> tuple[Any, ...]:
-    # What of the options tells taps of one line apart, apart from the name.
+    # The options, other than the name, that distinguish taps of one line.
     parts = (
         options.ordered, options.tap_tangents, options.tap_transposed, options.sharding, options.device_index,
     )  # fmt: skip
@@ -221,5 +223,5 @@ def _parts(options: TapOptions) -> tuple[Any, ...]:
 
 
 def public_transforms(transforms: tuple[Transform, ...]) -> tuple[tuple[str, dict[str, Any]], ...]:
-    """`transforms` as tap functions see it: `(("batch", {"batch_dims": (0, None)}), ("jvp", {}))`."""
+    """Returns `transforms` as tap functions get them: `(("batch", {"batch_dims": (0, None)}), ("jvp", {}))`."""
     return tuple((name, {"batch_dims": data} if name == "batch" else {}) for name, data in transforms)

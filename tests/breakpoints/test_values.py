@@ -131,7 +131,7 @@ def test_tracers_that_cannot_be_used_are_told(jit: Jit) -> None:
         return x
 
     jit(f)(1.0)
-    over = "<not available here: tracer of another trace, an inner one or one that is over, ~float32[]>"
+    over = "<not available here: tracer of another trace, an inner one or one that has ended, ~float32[]>"
     assert script.answers[0] == over
     assert script.answers[1] == f"[{over}, 1]"
     assert "Box that does not exist any more>" in script.answers[2]
