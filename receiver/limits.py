@@ -74,12 +74,48 @@ DESCRIPTIONS: Final = _limit(
     "DESCRIPTIONS", 1 << 14, "descriptions of taps in one segment of a log, and of one process in a collector"
 )
 DESCRIPTIONS_BYTES: Final = _limit(
-    "DESCRIPTIONS_BYTES", 1 << 26, "bytes of one chunk of descriptions, and of one chunk of notes"
+    "DESCRIPTIONS_BYTES",
+    1 << 24,
+    "bytes of all descriptions in one segment of a log, and of one chunk of notes",
+)
+DESCRIPTIONS_KEPT: Final = _limit(
+    "DESCRIPTIONS_KEPT",
+    1 << 18,
+    "descriptions that a collector has in memory, of all processes; beyond, it reads those of some again later",
+)
+FOLDED: Final = _limit(
+    "FOLDED",
+    1 << 20,
+    "notes of coalesced failures in one segment of a log; further ones count as one failure each",
 )
 STREAMS: Final = _limit(
     "STREAMS",
     1 << 17,
     "streams that a collector has stored; each is a file and some state, also after it has ended",
+)
+STREAMS_KEPT: Final = _limit(
+    "STREAMS_KEPT",
+    1 << 12,
+    "streams whose reading a collector has in memory; those that were idle for longest are opened again when they grow",
+)
+PENDING_BYTES: Final = _limit(
+    "PENDING_BYTES",
+    1 << 30,
+    "bytes of values that wait in a collector for shards of other processes, of all runs; beyond, the oldest of the "
+    "largest run are counted as incomplete",
+)
+COUNTED_NAMES: Final = _limit(
+    "COUNTED_NAMES",
+    10_000,
+    "names of one counter, such as devices or reasons for losses; further ones are counted together",
+)
+REPORT_CHARS: Final = _limit(
+    "REPORT_CHARS",
+    1 << 14,
+    "characters of the text of a described check that a collector keeps for its report",
+)
+REPORT_VALUES: Final = _limit(
+    "REPORT_VALUES", 64, "values, and places in the program, of a described check in its report"
 )
 DEVICES: Final = _limit("DEVICES", 1 << 12, "devices that one segment of a log names")
 LOGGER_CHARS: Final = _limit(

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, NamedTuple, Protocol
 
+from hostcallback.receiver.bounded_counter import BoundedCounter
 from hostcallback.receiver.errors import HostCallbackError
 from hostcallback.receiver.messages.call_site import CallSite
 from hostcallback.receiver.messages.message import Consumer, Message
@@ -101,7 +102,7 @@ class FailedCheck:
     first: Occurrence
     last: Occurrence
     count: int = 0
-    by_device: Counter[str] = field(default_factory=Counter)
+    by_device: Counter[str] = field(default_factory=BoundedCounter)
 
     def as_dict(self) -> dict[str, Any]:
         """Converts the report to plain data for tools: texts, numbers, lists and dictionaries."""
@@ -173,7 +174,7 @@ class FailedChecks:
         """`max_kept` limits the groups; failures beyond it are only counted."""
         self._max_kept = max_kept
         self._groups: dict[tuple[str, str], FailedCheck] = {}
-        self._beyond: Counter[str] = Counter()
+        self._beyond: Counter[str] = BoundedCounter()
 
     def __bool__(self) -> bool:
         return bool(self._groups)

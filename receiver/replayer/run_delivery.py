@@ -102,6 +102,11 @@ class RunDelivery:
             batch: Batch = LogBatch(block, first, end, run.folded)
             dispatcher.deliver(dispatcher.decode(batch))
 
+    def release(self) -> None:
+        """Frees the blocks that were delivered last, which are kept for their next parts."""
+        for taps in self._processes.values():
+            taps.release()
+
     def make_tap(
         self, stream: ShardStream | None, described: TapDescriptor, binding: Binding | None
     ) -> BoundTap:
@@ -167,7 +172,7 @@ class _ProcessTaps:
         self._leases: list[Lease] = []
         self._make_tap = functools.partial(delivery.make_tap, stream)
         self._exported = ExportedTaps(self._registry, self._make_tap)
-        self._devices: dict[str, tuple[Dispatcher, FrameBlock, FrameBlock]] = {}
+        self._devices: dict[str, tuple[Dispatcher, FrameBlock | None, FrameBlock | None]] = {}
 
     def ready(self, run: MessageRun) -> tuple[Dispatcher, FrameBlock]:
         """Returns the device's dispatcher, and the run's block as it delivers it; registers the run's taps."""
@@ -178,6 +183,11 @@ class _ProcessTaps:
             self._know(run)
             self._devices[run.device] = dispatcher, run.block, block
         return dispatcher, block
+
+    def release(self) -> None:
+        for device, (dispatcher, of, _) in self._devices.items():
+            if of is not None:
+                self._devices[device] = dispatcher, None, None
 
     def _know(self, run: MessageRun) -> None:
         for consumer_id in run.block.consumers:

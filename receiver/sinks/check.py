@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+from hostcallback.receiver import limits
 from hostcallback.receiver.messages.call_site import CallSite
 from hostcallback.receiver.messages.check_report import CheckFailed, Explanation
 from hostcallback.receiver.messages.message import Message
@@ -99,6 +101,9 @@ class CheckSink:
             except Exception as error:
                 text = self._template.fmt
                 problem = f"the message could not be formatted: {type(error).__name__}: {error}"
+        if self._template.is_foreign:
+            text = text[: limits.REPORT_CHARS]
+            values = dict(itertools.islice(values.items(), limits.REPORT_VALUES))
         return Explanation(text, values, "; ".join(where), (*index, *inside), tuple(self._places), problem)
 
     def _fill(self, args: Sequence[Any], kwargs: dict[str, Any]) -> str:

@@ -152,7 +152,7 @@ class Collector:
     ) -> None:
         rate = Rate(self._limits.bytes_per_sec)
         try:
-            stream = self.store.open(key)
+            stream = await self._open(key)
             await context.write(protocol.encode_position(stream.stored))
             logger.info("%s comes from %s, from %s on", key, context.peer(), tuple(stream.stored))
             decoder = protocol.PieceDecoder()
@@ -179,6 +179,19 @@ class Collector:
             raise Refused(
                 Code.RESOURCE_EXHAUSTED, f"the collector cannot store it: {error.strerror}"
             ) from error
+
+    async def _open(self, key: StreamKey) -> StoredStream:
+        # In another thread: a long segment may have to be validated, and the other streams must not wait for it.
+        opening = asyncio.ensure_future(asyncio.to_thread(self.store.open, key))
+        try:
+            return await asyncio.shield(opening)
+        except asyncio.CancelledError:
+            opening.add_done_callback(lambda _: self._forget_unused(key))
+            raise
+
+    def _forget_unused(self, key: StreamKey) -> None:
+        if key not in self.streams:
+            self.store.forget(key)
 
     async def _append(self, stream: StoredStream, position: StreamOffset, data: Any) -> bool:
         if self._fsync:  # in another thread, since the other streams must not wait for the disk

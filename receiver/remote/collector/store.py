@@ -5,13 +5,15 @@ from __future__ import annotations
 import fcntl
 import os
 import re
+import threading
+from collections import OrderedDict
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 
 from hostcallback.receiver import limits
 from hostcallback.receiver.permissions import PRIVATE, Permissions
-from hostcallback.receiver.remote.collector.stored_stream import StoredStream
+from hostcallback.receiver.remote.collector.stored_stream import Known, StoredStream
 from hostcallback.receiver.remote.errors import BadStreamError, RemoteError
 from hostcallback.receiver.remote.streams import StreamKey, StreamOffset, is_run
 
@@ -40,6 +42,8 @@ class Store:
         self.fsync = fsync
         self.permissions = permissions
         self._streams: dict[StreamKey, StoredStream] = {}
+        self._closed: OrderedDict[StreamKey, Known] = OrderedDict()
+        self._opening = threading.Lock()  # protects the open and the closed streams
         permissions.make_folder(self.directory)
         self._lock = PRIVATE.open(self.directory / ".collector", os.O_RDWR)
         try:
@@ -51,27 +55,33 @@ class Store:
             ) from None
 
     def open(self, key: StreamKey) -> StoredStream:
-        """Opens a stream; the same object until `forget`.
+        """Opens a stream; the same object until `forget`. Any thread. Validates its last segment, if it is not known.
 
         Raises:
             BadStreamError: the collector has as many streams as it may have.
             OSError: its files cannot be read or created.
         """
-        found = self._streams.get(key)
-        if found is None:
-            if key not in self._known:
-                if len(self._known) >= limits.STREAMS:
-                    raise BadStreamError(
-                        f"the collector stores {limits.STREAMS} streams already: move old runs out of "
-                        f"{self.directory}, and start it again"
-                    )
-                self._known.add(key)
-            folder = self.folder(key.run)
-            self.permissions.make_folder(folder)
-            found = self._streams[key] = StoredStream(
-                folder, key, fsync=self.fsync, permissions=self.permissions
+        with self._opening:
+            found = self._streams.get(key)
+            if found is None:
+                self._admit(key)
+                folder = self.folder(key.run)
+                self.permissions.make_folder(folder)
+                known = self._closed.pop(key, None)
+                found = self._streams[key] = StoredStream(
+                    folder, key, fsync=self.fsync, permissions=self.permissions, known=known
+                )
+            return found
+
+    def _admit(self, key: StreamKey) -> None:
+        if key in self._known:
+            return
+        if len(self._known) >= limits.STREAMS:
+            raise BadStreamError(
+                f"the collector stores {limits.STREAMS} streams already: move old runs out of {self.directory}, and "
+                "start it again"
             )
-        return found
+        self._known.add(key)
 
     @cached_property
     def _known(self) -> set[StreamKey]:
@@ -79,9 +89,13 @@ class Store:
 
     def forget(self, key: StreamKey) -> None:
         """Closes the files of a stream that no client sends any more."""
-        found = self._streams.pop(key, None)
-        if found is not None:
-            found.close()
+        with self._opening:
+            found = self._streams.pop(key, None)
+            closed = None if found is None else found.close()
+            if closed is not None:
+                self._closed[key] = closed
+                if len(self._closed) > limits.STREAMS_KEPT:
+                    self._closed.popitem(last=False)
 
     def folder(self, run: str) -> Path:
         """Folder of a run's segments."""

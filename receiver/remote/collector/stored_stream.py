@@ -6,13 +6,25 @@ import copy
 import os
 import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from hostcallback.receiver.log import logger
 from hostcallback.receiver.permissions import PRIVATE, Permissions
 from hostcallback.receiver.remote.collector.segment_validator import SegmentValidator, check_file
 from hostcallback.receiver.remote.errors import BadStreamError, GapError
 from hostcallback.receiver.remote.streams import START, StreamKey, StreamOffset
+
+
+class Known(NamedTuple):
+    """What is known of a stream that was closed.
+
+    Attributes:
+        stored: end of the stored bytes.
+        check: validates the next bytes.
+    """
+
+    stored: StreamOffset
+    check: SegmentValidator
 
 
 class StoredStream:
@@ -24,7 +36,13 @@ class StoredStream:
     """
 
     def __init__(
-        self, folder: Path, key: StreamKey, *, fsync: bool = False, permissions: Permissions = PRIVATE
+        self,
+        folder: Path,
+        key: StreamKey,
+        *,
+        fsync: bool = False,
+        permissions: Permissions = PRIVATE,
+        known: Known | None = None,
     ) -> None:
         """Finds the stored bytes of the stream.
 
@@ -33,6 +51,7 @@ class StoredStream:
             key: the stream.
             fsync: whether each slice is synced to the disk.
             permissions: of its files.
+            known: the state when it was closed: then its last segment is not validated again.
 
         Raises:
             OSError: the files cannot be read.
@@ -47,7 +66,8 @@ class StoredStream:
         self._lock = (
             threading.Lock()
         )  # protects the files: a reconnected client may meet its old connection's write
-        self._find()
+        if not self._resume(known):
+            self._find()
 
     def path(self, number: int) -> Path:
         """Path of one of its segments."""
@@ -89,11 +109,27 @@ class StoredStream:
         self.stored = StreamOffset(self.stored.segment, self.stored.offset + len(data))
         return True
 
-    def close(self) -> None:
-        """Closes the current segment's file."""
+    def close(self) -> Known | None:
+        """Closes the current segment's file; returns the state, for the next time. None if nothing is stored."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+        return None if self._check is None else Known(self.stored, self._check)
+
+    def _resume(self, known: Known | None) -> bool:
+        if known is None:
+            return False
+        number, size = known.stored
+        if self.path(number + 1).exists():
+            return False
+        try:
+            if self.path(number).stat().st_size != size:
+                return False
+        except FileNotFoundError:
+            return False
+        self._check = known.check
+        self._open(number)
+        return True
 
     def _find(self) -> None:
         start = self.key.segment_name(0)[: -len("000000.hcblog")]

@@ -2,7 +2,8 @@
 
 The file is a msgpack list with an entry per stream: the stream, and the position up to which all messages were
 delivered. If shards of incomplete values are excepted, the position before the first of them and their sequence
-numbers by device follow.
+numbers by device follow, otherwise two nils. The last item is the number of messages after the position that were
+delivered, too: a turn may end within a chunk.
 """
 
 from __future__ import annotations
@@ -45,19 +46,26 @@ class Cursor:
         self._path = directory / NAME
         self._positions: dict[StreamKey, StreamOffset] = {}
         self._waiting: dict[StreamKey, Again] = {}
+        self._done: dict[StreamKey, int] = {}
+        self._whole: set[StreamKey] = set()  # streams whose chunk after the position is read again as a whole
         self._is_saved = True
         with contextlib.suppress(OSError, ValueError, TypeError, msgpack.UnpackException, BadStreamError):
-            for folder, position, *waiting in msgpack.unpackb(self._path.read_bytes()):
+            for folder, position, *rest in msgpack.unpackb(self._path.read_bytes()):
                 key = StreamKey.of_folder(folder)
                 if key is not None:
                     self._positions[key] = StreamOffset.of(position)
-                    if waiting:
-                        since, seqs = waiting
+                    since, seqs, done = (*rest, None, None, 0)[:3] if len(rest) != 2 else (*rest, 0)
+                    if since is not None:
                         self._waiting[key] = Again(StreamOffset.of(since), dict(seqs))
+                    self._done[key] = int(done)
 
     def position(self, key: StreamKey) -> StreamOffset:
         """Position from which to continue a stream."""
         return self._positions.get(key, StreamOffset(0, 0))
+
+    def done(self, key: StreamKey) -> int:
+        """Number of messages after that position that were delivered."""
+        return self._done.get(key, 0)
 
     def waiting(self, key: StreamKey) -> Again | None:
         """Shards before that position whose values are incomplete; None if there are none."""
@@ -67,19 +75,30 @@ class Cursor:
         """Sets the shards whose values are incomplete. All other messages before the positions were delivered."""
         since: dict[StreamKey, StreamOffset] = {}
         seqs: dict[StreamKey, dict[str, list[int]]] = {}
+        whole: set[StreamKey] = set()
         for key, (position, device, seq) in shards:
             since[key] = min(position, since.get(key, position))
             seqs.setdefault(key, {}).setdefault(device, []).append(seq)
+            if position == self._positions.get(key):  # its chunk is read again as a whole
+                whole.add(key)
+        self._whole = whole
         waiting = {key: Again(since[key], seqs[key]) for key in since}
         if waiting != self._waiting:
             self._waiting = waiting
             self._is_saved = False
 
-    def move(self, key: StreamKey, position: StreamOffset) -> None:
-        """Notes that all messages of a stream before `position` have been delivered."""
-        if self._positions.get(key) != position:
-            self._positions[key] = position
+    def move(self, key: StreamKey, position: StreamOffset, done: int = 0) -> None:
+        """Notes that all messages of a stream before `position`, and `done` after it, have been delivered."""
+        if self._positions.get(key) != position or self.done(key) != done:
+            self._positions[key], self._done[key] = position, done
             self._is_saved = False
+
+    def pass_over(self, key: StreamKey, position: StreamOffset) -> None:
+        """Notes that nothing of a stream before `position` will be delivered any more."""
+        self._waiting.pop(key, None)
+        self._is_saved = False
+        if position > self.position(key):
+            self.move(key, position)
 
     def save(self) -> None:
         """Writes the file if anything has changed.
@@ -97,5 +116,6 @@ class Cursor:
 
     def _entry(self, key: StreamKey) -> tuple[Any, ...]:
         waiting = self._waiting.get(key)
-        entry = key.folder, self._positions[key]
-        return entry if waiting is None else (*entry, waiting.since, waiting.seqs)
+        since, seqs = (None, None) if waiting is None else (waiting.since, waiting.seqs)
+        done = 0 if key in self._whole else self.done(key)
+        return key.folder, self._positions[key], since, seqs, done

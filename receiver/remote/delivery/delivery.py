@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections import Counter
@@ -9,6 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
+from hostcallback.receiver import limits
+from hostcallback.receiver.bounded_counter import BoundedCounter
 from hostcallback.receiver.log import logger
 from hostcallback.receiver.messages.check_report import FailedCheck
 from hostcallback.receiver.messages.deferred_errors import OnError
@@ -18,16 +21,16 @@ from hostcallback.receiver.remote.collector.store import Store
 from hostcallback.receiver.remote.delivery.cursor import Cursor, Waiting
 from hostcallback.receiver.remote.delivery.error_log import RateLimitedErrorLog
 from hostcallback.receiver.remote.delivery.in_progress import InProgress
-from hostcallback.receiver.remote.delivery.probe import is_harmless
+from hostcallback.receiver.remote.delivery.probe import Findings, examine
 from hostcallback.receiver.remote.delivery.process_groups import PATIENCE_SEC, ProgramRunStreams
 from hostcallback.receiver.remote.delivery.stream import DeliveredStream
 from hostcallback.receiver.remote.delivery.stream_printer import StreamPrinter
-from hostcallback.receiver.remote.spool.stream_reader import StoredRuns
+from hostcallback.receiver.remote.spool.stream_reader import Again, StoredRuns, end_of_chunk
 from hostcallback.receiver.remote.streams import StreamKey, StreamOffset
 from hostcallback.receiver.replayer.run_delivery import RunDelivery
 from hostcallback.receiver.runtime.dispatch.scope import Scope
 from hostcallback.receiver.sinks.sharding.multi_process import ShardStream
-from hostcallback.receiver.taplog.format.errors import Damage, Lost
+from hostcallback.receiver.taplog.format.errors import Damage, Lost, TapLogError
 from hostcallback.receiver.taplog.reading.merge import MessageRun
 from hostcallback.receiver.taplog.reading.segment_reader import Writer
 from hostcallback.receiver.taplog.reading.selection import Selection
@@ -38,10 +41,8 @@ TURN_SEC = 0.02
 it."""
 
 SAVE_SEC = 1.0
-MAX_LINES = 10_000
-
-PART_MESSAGES = 1024
-"""Messages that are decoded at a time."""
+MAX_LINES = 2_000
+"""Source lines whose failed checks are kept for the report."""
 
 MAX_DEATHS = 2
 """Times that a collector may die in the delivery of one harmless chunk: a consumer may be the cause."""
@@ -91,10 +92,9 @@ class Delivery:
         self._jobs = None if shards else ProgramRunStreams(patience_sec)
         self._held: dict[StreamKey, StreamOffset] = {}
         self.scope = Scope("collector", MAX_LINES, on_error=OnError.WARN, log_failures=False)
-        self.lost: Counter[str] = Counter()
-        self.incomplete: Counter[str] = Counter()
-        self.set_aside: Counter[str] = Counter()
-        self._poison: tuple[StreamKey, StreamOffset] | None = None
+        self.lost: Counter[str] = BoundedCounter()
+        self.incomplete: Counter[str] = BoundedCounter()
+        self.set_aside: Counter[str] = BoundedCounter()
         self._in_progress = InProgress(store.directory)
         self._hurry = threading.Event()  # set while a thread waits in `wait_idle`
         self._raised = RateLimitedErrorLog()
@@ -103,8 +103,12 @@ class Delivery:
         self._new: set[StreamKey] = set()  # streams of `_grown` that grew since the last round
         self._stop = False
         self._busy = False
+        self._again: dict[StreamKey, Again] = {}  # what was waited for when the collector before ended
         for key, position in store.stored().items():
-            if position > self._cursor.position(key) or self._cursor.waiting(key) is not None:
+            waiting = self._cursor.waiting(key)
+            if waiting is not None:
+                self._again[key] = waiting
+            if position > self._cursor.position(key) or waiting is not None:
                 self._grown[key] = position
         self._thread = threading.Thread(target=self._run, name="hostcallback-delivery", daemon=True)
         self._thread.start()
@@ -141,7 +145,7 @@ class Delivery:
         save_at = time.monotonic() + SAVE_SEC
         self._examine_interrupted()
         # Shards that the cursor's positions do not include come first: the next saved cursor must still list them.
-        for key in [key for key in self._grown if self._cursor.waiting(key) is not None]:
+        for key in list(self._again):
             self._deliver_safely(key, self._cursor.position(key), everything=True)
         turn_at = 0.0
         while True:
@@ -175,6 +179,7 @@ class Delivery:
                 self._save()
                 for stream in self._streams.values():
                     stream.rest_if_idle(time.monotonic())
+                self._forget_some()
             if stop:
                 self._report_incomplete()
                 self._raised.end()
@@ -197,7 +202,7 @@ class Delivery:
             self._cursor.move(key, stored)
             return False
         stream.runs.skip(stored)
-        self._cursor.move(key, max(stream.runs.position, self._cursor.position(key)))
+        self._note_position(key, stream.runs)
         return stream.runs.position < stored
 
     def _examine_interrupted(self) -> None:
@@ -205,32 +210,35 @@ class Delivery:
         found = self._in_progress.interrupted
         if found is None or found.key not in self._grown:
             return
-        folder = self._store.folder(found.key.run)
-        if found.deaths < MAX_DEATHS and is_harmless(folder, found.key, found.position):
+        key, at = found.key, found.position
+        path = self._store.folder(key.run) / key.segment_name(at.segment)
+        findings = examine(path, key, at)
+        if found.deaths < MAX_DEATHS and findings is Findings.HARMLESS:
             return
+        end, count = StreamOffset(at.segment + 1, 0), 0
+        with contextlib.suppress(TapLogError, OSError):
+            if findings is not Findings.UNREADABLE:
+                offset, count = end_of_chunk(path, at.offset)
+                end = StreamOffset(at.segment, offset)
         logger.error(
-            "the collector before ended while it delivered %s at %s: the chunk there is set aside, and stays stored",
-            found.key, tuple(found.position),
+            "the collector before ended while it delivered %s at %s: what is stored from there to %s is set aside",
+            key, tuple(at), tuple(end),
         )  # fmt: skip
-        self._poison = found.key, found.position
+        self.set_aside[str(key)] += count or 1
+        self._cursor.pass_over(key, end)
+        self._again.pop(key, None)
+        self._save()
 
     def _deliver_run(self, key: StreamKey, stream: DeliveredStream, run: MessageRun) -> None:
-        # In parts, so that no more messages are decoded at a time, and a failure takes no more of them along.
-        if (key, stream.runs.position) == self._poison:
-            self.set_aside[str(key)] += run.stop - run.start
-            return
-        self._in_progress.enter(key, stream.runs.position)
-        for start in range(run.start, run.stop, PART_MESSAGES):
-            part = run._replace(start=start, stop=min(start + PART_MESSAGES, run.stop))
-            try:
-                stream.delivery.deliver(part)
-            except Exception as error:
-                count = part.stop - part.start
-                self.set_aside[str(key)] += count
-                logger.error(
-                    "%d message(s) of %s at %s cannot be delivered, and are set aside: %s: %s",
-                    count, key, tuple(stream.runs.position), type(error).__name__, error,
-                )  # fmt: skip
+        try:
+            stream.delivery.deliver(run)
+        except Exception as error:
+            count = run.stop - run.start
+            self.set_aside[str(key)] += count
+            logger.error(
+                "%d message(s) of %s at %s cannot be delivered, and are set aside: %s: %s",
+                count, key, tuple(stream.runs.position), type(error).__name__, error,
+            )  # fmt: skip
 
     def _go_on(self) -> None:
         # Resumes the streams that no longer have to wait for others.
@@ -257,11 +265,14 @@ class Delivery:
         def is_paused() -> bool:
             return jobs is not None and not everything and jobs.is_paused(key)
 
+        def is_enough() -> bool:
+            return self._stop or is_paused()
+
         if is_paused():
             self._held[key] = stored
             return False
-        before = stream.runs.position
-        for record in stream.everything(stored) if everything else stream.turn(stored, is_paused):
+        before = stream.runs.position, stream.runs.done
+        for record in stream.everything(stored) if everything else stream.turn(stored, is_enough):
             if isinstance(record, MessageRun):
                 self._deliver_run(key, stream, record)
             elif isinstance(record, Damage):
@@ -269,13 +280,31 @@ class Delivery:
                     logger.warning("%s: %s", key, record)
             else:
                 self._note_lost(key, record.lost)
-        self._cursor.move(key, max(stream.runs.position, self._cursor.position(key)))
+        stream.delivery.release()
+        self._note_position(key, stream.runs)
         if stream.runs.position >= stored:
             return False
         if is_paused():
             self._held[key] = stored
             return False
-        return before != stream.runs.position
+        return before != (stream.runs.position, stream.runs.done)
+
+    def _note_position(self, key: StreamKey, runs: StoredRuns) -> None:
+        if runs.position >= self._cursor.position(key):  # not while shards from before it are read again
+            self._cursor.move(key, runs.position, runs.done)
+
+    def _forget_some(self) -> None:
+        # The streams that were read last stay, and of too many descriptions those of the streams with the most go.
+        by_age = sorted(self._streams, key=lambda key: self._streams[key].read_at)
+        for key in by_age[: max(0, len(by_age) - limits.STREAMS_KEPT)]:
+            del self._streams[key]
+        described = {key: stream.runs.described for key, stream in self._streams.items()}
+        total = sum(described.values())
+        for key in sorted(described, key=lambda key: described[key], reverse=True):
+            if total <= limits.DESCRIPTIONS_KEPT:
+                return
+            total -= described[key]
+            del self._streams[key]
 
     def _make(self, key: StreamKey) -> DeliveredStream:
         folder = self._store.folder(key.run)
@@ -283,7 +312,9 @@ class Delivery:
             lambda number: folder / key.segment_name(number),
             self._cursor.position(key),
             self._wants,
-            self._cursor.waiting(key),
+            self._again.pop(key, None),
+            done=self._cursor.done(key),
+            on_chunk=lambda position: self._in_progress.enter(key, position),
         )
         stream = DeliveredStream(runs)
         sinks = list(self._sinks)

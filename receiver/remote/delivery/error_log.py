@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 
+from hostcallback.receiver import limits
 from hostcallback.receiver.errors import TapFailure, TapFunctionException
 from hostcallback.receiver.log import logger
 
 _Kind = tuple[str, str, str, str]
 """Exception type, tap, source line and device."""
+
+
+_OTHERS: _Kind = "errors", "others", "other places", "others"
+"""What further kinds count as: their names come from outside."""
 
 
 class RateLimitedErrorLog:
@@ -24,6 +29,8 @@ class RateLimitedErrorLog:
         reported = {id(failure.exception) for failure in report.failures}
         for failure in report.failures:
             kind = _kind(failure)
+            if kind not in self._counts and len(self._counts) >= limits.COUNTED_NAMES:
+                kind = _OTHERS
             self._counts[kind] += 1
             count = self._counts[kind]
             if count >= 10 * self._said[kind]:

@@ -5,6 +5,7 @@ A collector runs it for the chunk in whose delivery the collector before died. I
 
 from __future__ import annotations
 
+import enum
 import os
 import resource
 import subprocess
@@ -17,7 +18,10 @@ from hostcallback.receiver.remote.spool.stream_reader import StoredRuns
 from hostcallback.receiver.remote.streams import MAX_SEGMENT, StreamKey, StreamOffset
 from hostcallback.receiver.replayer.run_delivery import RunDelivery
 from hostcallback.receiver.runtime.dispatch.scope import Scope
+from hostcallback.receiver.taplog.format.errors import Damage
+from hostcallback.receiver.taplog.format.layout import Kind
 from hostcallback.receiver.taplog.reading.merge import MessageRun
+from hostcallback.receiver.taplog.reading.segment_reader import SegmentReader
 from hostcallback.receiver.taplog.reading.selection import Selection
 
 MEMORY_BYTES = 4 << 30
@@ -25,9 +29,29 @@ CPU_SEC = 60
 WAIT_SEC = 120.0
 
 
-def is_harmless(folder: Path, key: StreamKey, position: StreamOffset) -> bool:
-    """Whether a process can read and show the chunk at `position`."""
-    command = [sys.executable, "-m", __name__, str(folder), key.folder, *map(str, position)]
+class Findings(enum.Enum):
+    """What became of the process.
+
+    Attributes:
+        HARMLESS: it has read and shown the chunk.
+        POISON: it died of the chunk.
+        UNREADABLE: it died of what stands before the chunk in its segment: descriptions of taps.
+    """
+
+    HARMLESS = enum.auto()
+    POISON = enum.auto()
+    UNREADABLE = enum.auto()
+
+
+def examine(path: Path, key: StreamKey, position: StreamOffset) -> Findings:
+    """Tries to read and to show the chunk at `position` of a stream, whose segment is at `path`."""
+    if _survives("show", path, key, position):
+        return Findings.HARMLESS
+    return Findings.POISON if _survives("open", path, key, position) else Findings.UNREADABLE
+
+
+def _survives(action: str, path: Path, key: StreamKey, position: StreamOffset) -> bool:
+    command = [sys.executable, "-m", __name__, action, str(path), key.folder, *map(str, position)]
     try:
         done = subprocess.run(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
@@ -38,12 +62,23 @@ def is_harmless(folder: Path, key: StreamKey, position: StreamOffset) -> bool:
     return done.returncode == 0
 
 
-def main(folder: Path, key: StreamKey, position: StreamOffset) -> None:
-    """Reads and shows one chunk; raises or dies if that is not possible."""
+def main(action: str, path: Path, key: StreamKey, position: StreamOffset) -> None:
+    """Reads one chunk, or only what stands before it; raises or dies if that is not possible."""
     resource.setrlimit(resource.RLIMIT_CPU, (CPU_SEC, CPU_SEC))
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     sys.stdout = open(os.devnull, "w")  # noqa: SIM115
-    runs = StoredRuns(lambda number: folder / key.segment_name(number), position, lambda described: True)
+    if action == "open":
+        for item in SegmentReader(path).chunks():
+            if (
+                not isinstance(item, Damage)
+                and item.kind is not Kind.DESCRIPTIONS
+                and item.end > position.offset
+            ):
+                return
+        return
+    runs = StoredRuns(
+        lambda number: path.with_name(key.segment_name(number)), position, lambda described: True
+    )
     printer = StreamPrinter(key.process, runs.local_device, everything=True)
     scope = Scope("probe", 100, on_error=OnError.WARN)
     delivery = RunDelivery(scope, Selection(), sinks=[printer], printers=False)
@@ -53,6 +88,6 @@ def main(folder: Path, key: StreamKey, position: StreamOffset) -> None:
 
 
 if __name__ == "__main__":
-    found = StreamKey.of_folder(sys.argv[2])
+    found = StreamKey.of_folder(sys.argv[3])
     assert found is not None
-    main(Path(sys.argv[1]), found, StreamOffset(int(sys.argv[3]), int(sys.argv[4])))
+    main(sys.argv[1], Path(sys.argv[2]), found, StreamOffset(int(sys.argv[4]), int(sys.argv[5])))

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from hostcallback.receiver import limits
 from hostcallback.receiver.messages.message import Message, Sink
 from hostcallback.receiver.remote.streams import StreamKey
 from hostcallback.receiver.sinks.sharding.multi_process import ProgramRun, ShardStream
@@ -113,6 +114,7 @@ class ProgramRunStreams:
             Exception: a consumer raised it.
         """
         now = time.monotonic()
+        self._relieve_memory()
         for known in self._jobs.values():
             held = [key for key in known.grown_at if known.is_paused(key)]
             if held:
@@ -121,6 +123,17 @@ class ProgramRunStreams:
                 known.held_since = None
                 if known.job.pending_values and self._is_over(known, now):
                     known.job.discard()
+
+    def _relieve_memory(self) -> None:
+        # Each run has a limit. This one is for all runs together.
+        sizes = {name: known.job.pending_bytes for name, known in self._jobs.items()}
+        while sum(sizes.values()) > limits.PENDING_BYTES:
+            name = max(sizes, key=lambda name: sizes[name])
+            job = self._jobs[name].job
+            job.evict_oldest()
+            if job.pending_bytes >= sizes[name]:
+                job.discard()
+            sizes[name] = job.pending_bytes
 
     def _relieve(self, known: _Known, held: list[StreamKey], now: float) -> None:
         if known.held_since is None:

@@ -18,7 +18,7 @@ from hostcallback.receiver.taplog.format.layout import Kind
 from hostcallback.receiver.taplog.format.step_columns import StepColumns
 from hostcallback.receiver.taplog.reading.chunk_reader import Chunk, read_frames
 from hostcallback.receiver.taplog.reading.merge import NOTES, MessageRun, Record, read_note
-from hostcallback.receiver.taplog.reading.segment_reader import SegmentReader
+from hostcallback.receiver.taplog.reading.segment_reader import SegmentReader, Writer
 from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
 
 _UNKNOWN = 1 << 63
@@ -36,6 +36,20 @@ class Again:
 
     since: StreamOffset
     seqs: Mapping[str, Collection[int]]
+
+
+def end_of_chunk(path: Path, offset: int) -> tuple[int, int]:
+    """The end of the first chunk of messages or notes from `offset` on, and its number of messages.
+
+    Reads nothing but headers of chunks. If there is no such chunk, the end is that of the file.
+    """
+    reader = SegmentReader(path)
+    for item in reader.headers(offset):
+        if isinstance(item, Damage):
+            return item.offset + item.nbytes, 0
+        if item.kind is not Kind.DESCRIPTIONS:
+            return item.end, item.messages
+    return reader.nbytes, 0
 
 
 def next_segment(path_of: Callable[[int], Path], number: int, last: int) -> int:
@@ -68,6 +82,7 @@ class StoredRuns:
 
     Attributes:
         position: end of the part that has been read.
+        done: messages of the chunk after it that the caller has done with. They are left out when it is read again.
     """
 
     def __init__(
@@ -76,6 +91,9 @@ class StoredRuns:
         position: StreamOffset,
         wants: Callable[[TapDescriptor], bool],
         again: Again | None = None,
+        *,
+        done: int = 0,
+        on_chunk: Callable[[StreamOffset], None] = lambda position: None,
     ) -> None:
         """Continues at `position`.
 
@@ -84,11 +102,17 @@ class StoredRuns:
             position: where to start.
             wants: whether messages of a tap are wanted. Chunks without such messages are skipped.
             again: messages before `position` that are read first.
+            done: messages after `position` that are left out.
+            on_chunk: called with the position of each chunk before anything of it is read.
         """
         self._again, self._again_until = again, position
         self._wants = wants
         self._wanted = 0, 0  # number of consumers seen in the segment, and the bits of the wanted ones
         self.position = position if again is None else again.since
+        self.done = done
+        self._on_chunk = on_chunk
+        self._writer: Writer | None = None
+        self._devices: set[str] = set()
         self._local_devices: dict[str, int] = {}
         self._path_of = path_of
         self._reader: SegmentReader | None = None
@@ -98,6 +122,11 @@ class StoredRuns:
         self._chunk_end = StreamOffset(0, 0)
         self._steps = StepColumns(self._described.get)
         self._folded: dict[int, dict[int, int]] = {}
+
+    @property
+    def described(self) -> int:
+        """Number of descriptions that it keeps."""
+        return len(self._described) + (0 if self._reader is None else len(self._reader.consumers))
 
     @property
     def local_devices(self) -> dict[str, int]:
@@ -134,6 +163,7 @@ class StoredRuns:
     def skip(self, stored: StreamOffset) -> None:
         """Goes on after the chunk that is being read; after its segment if no chunk can be read there."""
         self.rest()
+        self.done = 0
         if self._chunk_end > self.position:
             self.position = self._chunk_end
         elif self.position.segment < stored.segment:
@@ -152,9 +182,14 @@ class StoredRuns:
         number, offset = self.position
         if not number:
             return
+        self._on_chunk(self.position)
         try:
             reader = self._open(number)
-        except (NotATapLogError, OSError):
+        except NotATapLogError as error:
+            if number < stored.segment:
+                logger.warning("a segment is left out: %s", error)
+            return
+        except OSError:
             return  # the beginning of the segment has not arrived, or was deleted
         # A reopened segment is read from its start, for the descriptors before the position.
         is_known, known = reader is self._reader, 0
@@ -172,10 +207,13 @@ class StoredRuns:
             before = StreamOffset(number, end) <= self._again_until
             self._chunk_end = StreamOffset(number, end)
             for record in self._records(reader, item):
-                chosen = self._chosen_again(record) if before else record
+                chosen = self._chosen_again(record) if before else self._not_done(record)
                 if chosen is not None:
                     yield chosen, 0
             self.position = StreamOffset(number, end)
+            if not before:
+                self.done = 0
+            self._on_chunk(self.position)
             yield None, end - item.offset
 
     def _know(self, reader: SegmentReader) -> None:
@@ -202,11 +240,22 @@ class StoredRuns:
         block = record.block.chosen(mask)
         return record._replace(block=block, steps=record.steps[mask], stop=len(block))
 
+    def _not_done(self, record: Record) -> Record | None:
+        if not self.done:
+            return record
+        if isinstance(record, MessageRun) and self.done < record.stop:
+            return record._replace(start=self.done)
+        return None  # it was reported when the chunk was read first
+
     def _open(self, number: int) -> SegmentReader:
         if self._reader is not None and self._number == number:
             return self._reader
         self._reader = None
         reader = SegmentReader(self._path_of(number))
+        # A stream is one process. Each further one would need its state here.
+        self._writer = self._writer or reader.writer
+        if reader.writer != self._writer:
+            raise NotATapLogError(f"{reader.path} is of another process than the segments before it")
         found = reader.info.get("local_devices")
         if isinstance(found, dict):
             self._local_devices = {
@@ -237,6 +286,11 @@ class StoredRuns:
             if len(block):
                 steps = self._steps.of(block, item.step_before)
                 device = reader.devices.get(item.stream, "")
+                self._devices.add(device)
+                if len(self._devices) > limits.DEVICES:
+                    self._devices.discard(device)
+                    yield item.damage(reader.path, f"of more than {limits.DEVICES} devices in one stream")
+                    return
                 folded_here = self._folded.setdefault(item.stream, {})
                 yield MessageRun(
                     reader.writer,

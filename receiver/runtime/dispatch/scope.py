@@ -6,6 +6,8 @@ import itertools
 import threading
 from collections import Counter
 
+from hostcallback.receiver import limits
+from hostcallback.receiver.bounded_counter import OTHERS
 from hostcallback.receiver.messages.deferred_errors import MAX_KEPT, DeferredErrors, OnError
 from hostcallback.receiver.runtime.device_stats import DeviceStats, merge_row
 from hostcallback.receiver.runtime.dispatch.scope_sinks import ScopeSinks
@@ -73,6 +75,8 @@ class Scope:
 
     def device_stats(self, device: str) -> DeviceStats:
         """Returns the live statistics of a device, which only its receiver thread changes."""
+        if device not in self._stats and len(self._stats) >= limits.COUNTED_NAMES:
+            device = OTHERS  # a collector's devices are named by others
         return self._stats.setdefault(device, DeviceStats(device))
 
     @property

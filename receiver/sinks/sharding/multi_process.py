@@ -75,6 +75,11 @@ class ProgramRun:
         return sum(tap.assembly.pending_values for tap in self._taps.values())
 
     @property
+    def pending_bytes(self) -> int:
+        """Bytes of incomplete values, and of the shards that wait for room."""
+        return self._room.nbytes + self._parked_bytes.total()
+
+    @property
     def has_parked(self) -> bool:
         """Whether shards are buffered that do not fit into the budget."""
         return bool(self._parked)

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from hostcallback.receiver import limits
 from hostcallback.receiver.taplog.format.block import FrameBlock
 from hostcallback.receiver.taplog.format.errors import CutOffLogError, Damage, Lost, NotATapLogError
 from hostcallback.receiver.taplog.format.layout import Kind
@@ -70,7 +71,8 @@ def read_note(segment: SegmentReader, chunk: Chunk, folded: dict[int, int]) -> I
     elif isinstance(found, Lost):
         yield LostRun(segment.writer, found)
     else:
-        folded.update(found)
+        room = max(0, limits.FOLDED - len(folded))
+        folded.update(itertools.islice(found.items(), room))
 
 
 class _Stream:

@@ -84,6 +84,7 @@ class SegmentReader:
         self._first = HEADER_BYTES + layout.align(info_bytes)
         self._devices: dict[int, str] = {}
         self._consumers: dict[int, tuple[int, TapDescriptor]] = {}
+        self._described_bytes: dict[int, int] = {}  # by offset of the chunk: chunks may be read again
 
     @property
     def nbytes(self) -> int:
@@ -119,6 +120,10 @@ class SegmentReader:
                     yield damage
             elif isinstance(item, Damage) or item.kind is not Kind.INDEX:
                 yield item
+
+    def headers(self, start: int = 0) -> Iterator[Chunk | Damage]:
+        """Yields all chunks, descriptors too, from file offset `start` on. Reads only their headers."""
+        return self._walk(max(start, self._first))
 
     def read_at(self, offset: int, nbytes: int) -> bytes:
         """Reads bytes of the file; fewer at its end."""
@@ -223,6 +228,12 @@ class SegmentReader:
         return Damage(self.path, offset, nbytes - offset, 0 if torn else -1, reason, torn)
 
     def _take_descriptions(self, chunk: Chunk) -> Damage | None:
+        self._described_bytes[chunk.offset] = chunk.raw_bytes
+        if sum(self._described_bytes.values()) > limits.DESCRIPTIONS_BYTES:
+            self._described_bytes[chunk.offset] = 0
+            return chunk.damage(
+                self.path, f"more than {limits.DESCRIPTIONS_BYTES} bytes of descriptors of taps in a segment"
+            )._replace(messages=0)
         data = read_whole(self, chunk)
         if isinstance(data, Damage):
             return data._replace(messages=0, reason=f"descriptors of taps: {data.reason}")

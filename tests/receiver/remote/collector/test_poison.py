@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -14,13 +15,19 @@ from typing import Any
 import pytest
 
 from checkout import python_path
+from hostcallback.receiver import limits
+from hostcallback.receiver.bounded_counter import OTHERS, BoundedCounter
 from hostcallback.receiver.messages.message import Message
 from hostcallback.receiver.remote.collector.store import Store
-from hostcallback.receiver.remote.delivery import delivery as module
+from hostcallback.receiver.remote.delivery import delivery as module, stream
 from hostcallback.receiver.remote.delivery.delivery import Delivery
 from hostcallback.receiver.remote.delivery.in_progress import InProgress
 from hostcallback.receiver.remote.spool.stream_reader import next_segment
 from hostcallback.receiver.remote.streams import StreamKey, StreamOffset
+from hostcallback.receiver.taplog.format import layout
+from hostcallback.receiver.taplog.format.errors import Damage
+from hostcallback.receiver.taplog.format.layout import ChunkHeader, Kind
+from hostcallback.receiver.taplog.reading.segment_reader import SegmentReader
 from hostcallback.receiver.taplog.writing.segment_writer import SegmentWriter
 from logged_frames import DESCRIBED, losses
 
@@ -98,7 +105,8 @@ def test_a_chunk_in_which_a_collector_died(
     for _ in range(deaths + 1):
         InProgress(tmp_path).enter(BAD, first)  # and no `leave`: it died
     position = StreamOffset(1, 0)
-    monkeypatch.setattr(module, "is_harmless", lambda *arguments: harmless)
+    findings = module.Findings.HARMLESS if harmless else module.Findings.POISON
+    monkeypatch.setattr(module, "examine", lambda *arguments: findings)
     found = InProgress(tmp_path).interrupted
     assert found is not None
     assert found.deaths == deaths + 1
@@ -114,7 +122,7 @@ def test_the_probe_reads_a_good_chunk(tmp_path: Path) -> None:
     store = store_with(tmp_path, GOOD)
     folder = store.folder(GOOD.run)
     store.close()
-    assert module.is_harmless(folder, GOOD, StreamOffset(1, 0))
+    assert module.examine(folder / GOOD.segment_name(1), GOOD, StreamOffset(1, 0)) is module.Findings.HARMLESS
 
 
 def test_a_jump_over_a_million_segments_takes_no_time(tmp_path: Path) -> None:
@@ -148,3 +156,143 @@ def test_a_killed_collector_delivers_harmless_messages_again(tmp_path: Path) -> 
     seen, delivery = delivered(Store(tmp_path))
     assert len(seen) == 40
     assert not delivery.set_aside
+
+
+def test_a_stream_with_a_huge_chunk_gets_turns_and_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store(tmp_path)
+    for key, count in ((BAD, 3000), (GOOD, 10)):
+        store.folder(key.run).mkdir(exist_ok=True)
+        writer = SegmentWriter(store.folder(key.run) / key.segment_name(1), info={"process": key.epoch})
+        writer.frames("cpu:0", losses(0, count), DESCRIBED)
+        writer.close()
+    monkeypatch.setattr(stream, "TURN_SEC", 0.0)
+    seen: list[tuple[str, int]] = []
+    delivery = Delivery(store, sinks=[lambda message: seen.append((str(message.device), message.seq))])
+    assert delivery.wait_idle(60)
+    delivery.close()
+    store.close()
+    slow = [seq for device, seq in seen if "p0" in device]
+    assert slow == [*range(3000)]
+    before = next(place for place, (device, _) in enumerate(seen) if "p1" in device)
+    assert before < 1500, "the other stream must not wait for the whole chunk"
+
+
+def test_a_turn_that_ends_in_a_chunk_is_continued_by_the_next_collector(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = store_with(tmp_path, BAD)
+    monkeypatch.setattr(stream, "TURN_SEC", 0.0)
+    monkeypatch.setattr(stream, "PART_MESSAGES", 8)
+    seen: list[int] = []
+    ended = threading.Event()
+
+    def sink(message: Message) -> None:
+        seen.append(message.seq)
+        if message.seq == 12:
+            ended.set()
+            assert go_on.wait(60)
+
+    go_on = threading.Event()
+    delivery = Delivery(store, sinks=[sink], prints=False)
+    assert ended.wait(60)
+    delivery.close(0.0)
+    go_on.set()
+    delivery._thread.join(60)
+    store.close()
+    assert seen[-1] < 19, "it ended within the second chunk"
+    rest, _ = delivered(Store(tmp_path))
+    assert seen + [seq for _, seq in rest] == [*range(20)]
+
+
+KILLED_BY_MEMORY = """
+import os, signal, sys, threading
+from hostcallback.receiver.remote.collector.store import Store
+from hostcallback.receiver.remote.delivery.delivery import Delivery
+
+def watch():
+    while True:
+        with open("/proc/self/statm") as file:
+            if int(file.read().split()[1]) > 40_000:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+threading.Thread(target=watch, daemon=True).start()
+seen = []
+delivery = Delivery(Store(sys.argv[1]), sinks=[lambda message: seen.append(message.seq)], prints=False)
+assert delivery.wait_idle(60)
+delivery.close()
+print(len(seen), sum(delivery.set_aside.values()))
+"""
+
+
+@pytest.mark.slow
+def test_a_chunk_that_takes_all_memory_stops_a_collector_once(tmp_path: Path) -> None:
+    store_with(tmp_path, BAD, GOOD).close()
+    path = tmp_path / BAD.run / BAD.segment_name(1)
+    _, *chunks = SegmentReader(path).headers()
+    second = [chunk for chunk in chunks if not isinstance(chunk, Damage) and chunk.kind is Kind.FRAMES][1]
+    header = ChunkHeader(*second[:-1])._replace(stored_bytes=1 << 32, raw_bytes=1 << 32)
+    with path.open("r+b") as file:
+        file.seek(second.offset)
+        file.write(layout.encode_chunk_header(header))
+        file.truncate(second.offset + layout.chunk_bytes(1 << 32))  # a sparse file
+    command = [sys.executable, "-c", KILLED_BY_MEMORY, str(tmp_path)]
+    environment = {**os.environ, "PYTHONPATH": python_path(), "OPENBLAS_NUM_THREADS": "1"}
+    killed, after = (
+        subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=100)
+        for _ in range(2)
+    )
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    assert after.returncode == 0, after.stderr
+    assert "is set aside" in after.stderr
+    delivered_after, set_aside = map(int, after.stdout.split())
+    assert set_aside == 10
+    assert delivered_after >= 20  # those of the good stream; of the other one, if they had not been delivered
+
+
+def test_forgotten_streams_go_on_where_they_were(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = [StreamKey("run", process, "c" * 16) for process in range(6)]
+    store = store_with(tmp_path, *keys)
+    monkeypatch.setattr(limits, "STREAMS_KEPT", 2)
+    monkeypatch.setattr(limits, "DESCRIPTIONS_KEPT", 3)
+    monkeypatch.setattr(module, "SAVE_SEC", 0.0)
+    seen: list[tuple[str, int]] = []
+    delivery = Delivery(store, sinks=[lambda message: seen.append((str(message.device), message.seq))])
+    for number in (2, 3):
+        assert delivery.wait_idle(60)
+        for key in keys:
+            writer = SegmentWriter(
+                store.folder(key.run) / key.segment_name(number), info={"process": key.epoch}
+            )
+            writer.frames("cpu:0", losses(10 * number, 10), DESCRIBED)
+            writer.close()
+            delivery.grown(
+                key, StreamOffset(number, (store.folder(key.run) / key.segment_name(number)).stat().st_size)
+            )
+    assert delivery.wait_idle(60)
+    delivery.close()
+    store.close()
+    assert len(delivery._streams) <= 2
+    for process in range(6):
+        assert [seq for device, seq in seen if f"p{process} " in device] == [*range(40)]
+
+
+def test_segments_of_another_process_are_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    store = store_with(tmp_path, BAD)
+    for number, process in ((2, "another"), (3, BAD.epoch)):
+        writer = SegmentWriter(store.folder(BAD.run) / BAD.segment_name(number), info={"process": process})
+        writer.frames("cpu:0", losses(10 * number, 10), DESCRIBED)
+        writer.close()
+    seen, _ = delivered(store)
+    assert [seq for _, seq in seen] == [*range(20), *range(30, 40)]
+    assert "another process" in caplog.text
+
+
+def test_counters_of_foreign_names_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "COUNTED_NAMES", 3)
+    counter = BoundedCounter()
+    for number in range(10):
+        counter[f"name {number}"] += 2
+    counter["name 0"] += 1
+    assert counter == {"name 0": 3, "name 1": 2, "name 2": 2, OTHERS: 14}

@@ -1,0 +1,52 @@
+"""A stream that is opened again is not validated again, unless its files have changed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hostcallback.receiver.remote.collector import stored_stream
+from hostcallback.receiver.remote.collector.store import Store
+from hostcallback.receiver.remote.streams import StreamKey, StreamOffset
+from hostcallback.receiver.taplog.writing.segment_writer import SegmentWriter
+from logged_frames import DESCRIBED, losses
+
+KEY = StreamKey("run", 0, "a" * 16)
+
+
+@pytest.fixture
+def segment(tmp_path: Path) -> bytes:
+    info = {"run": KEY.run, "stream_process": 0, "process": KEY.epoch, "segment": 1, "process_index": 0}
+    writer = SegmentWriter(tmp_path / "a.hcblog", info=info)
+    writer.frames("cpu:0", losses(0, 10), DESCRIBED)
+    writer.close()
+    return (tmp_path / "a.hcblog").read_bytes()
+
+
+def test_reopening_validates_only_changed_files(
+    segment: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    validated: list[str] = []
+    check = stored_stream.check_file
+    monkeypatch.setattr(
+        stored_stream, "check_file", lambda path, *of: validated.append(path.name) or check(path, *of)
+    )
+    store = Store(tmp_path / "stored")
+    half = len(segment) // 2
+    store.open(KEY).append(StreamOffset(1, 0), segment[:half])
+    for _ in range(3):
+        store.forget(KEY)
+        assert store.open(KEY).stored == StreamOffset(1, half)
+    assert not validated
+    store.open(KEY).append(StreamOffset(1, half), segment[half:])
+    path = store.open(KEY).path(1)
+    store.forget(KEY)
+    assert path.read_bytes() == segment
+    path.write_bytes(segment[:half])  # as after a crash of the machine
+    assert store.open(KEY).stored == StreamOffset(1, half)
+    assert validated == [path.name]
+    store.forget(KEY)
+    path.unlink()
+    assert store.open(KEY).stored == StreamOffset(0, 0)
+    store.close()
