@@ -26,11 +26,13 @@ from hostcallback.api.receiver_options import (
 from hostcallback.lifecycle import effect_dispatch, monitoring, raise_soon, receivers as transport
 from hostcallback.lifecycle.devices import choose_devices
 from hostcallback.lifecycle.forwarding import (
+    ForwardingWarning,
     end_forwarding,
     local_devices,
     open_forwarder,
     send_at_termination,
 )
+from hostcallback.lifecycle.interruption import GRACE_SEC, InterruptedWait, add_line, is_interrupt
 from hostcallback.lifecycle.process_group import job, process_index
 from hostcallback.lifecycle.sigterm import end_flushing, flush_at_termination
 from hostcallback.receiver.errors import DeviceClaimedError, TapTimeoutError
@@ -48,6 +50,9 @@ from hostcallback.receiver.runtime.runtime import runtime
 from hostcallback.receiver.sources.back_pressure import BackPressure, Policy
 from hostcallback.receiver.taplog.writing.recorder import Recorder, record as record_to
 from hostcallback.sync import inflight
+
+MIN_SEC = 0.3
+"""Seconds that the child process and the collector have after an interrupt, however long the taps took."""
 
 
 class RecordingWarning(UserWarning):
@@ -157,19 +162,15 @@ class OutfeedReceiver:
         self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
     ) -> None:
         """Waits for the taps, sends END_OF_STREAM frames, drains the queues, and raises the deferred errors."""
+        if error is not None and is_interrupt(error):
+            self._leave_interrupted(error)
+            return
+        # After an exception the user waits for a prompt, so the whole wait is limited, not only stalled taps.
+        deadline = None if error is None else perf_counter() + self._timeout_sec
         problem: TapTimeoutError | None = None
         finished = False
         try:
-            try:
-                # After an exception the user waits for a prompt, so the whole wait is limited, not only stalled taps.
-                deadline = None if error is None else perf_counter() + self._timeout_sec
-                wait_for_taps(self._names, deadline=deadline, stall_sec=self._timeout_sec)
-            finally:
-                if self._process is not None:
-                    runtime.isolated.end(self._process)
-                runtime.release(self._names, self._scope)
-                if self._scope.deferred.on_error is OnError.ABORT:
-                    runtime.rule_table.abort_on_check(self._ids, False)
+            self._wait(deadline)
             runtime.wait_closed(self._names, self._scope, self._timeout_sec)
             finished = True
         except TapTimeoutError as timeout:
@@ -179,7 +180,8 @@ class OutfeedReceiver:
                 runtime.defer_report(self._scope)
             self._end_recording(problem)
             if self._forwarder is not None:
-                end_forwarding(self._forwarder, self._process)
+                for text in end_forwarding(self._forwarder, self._process):
+                    warnings.warn(text, ForwardingWarning, stacklevel=2)
             monitoring.record_receiver(self._scope.name, self.stats)
         deferred = self._scope.deferred.take()
         if problem is not None and deferred is not None:
@@ -192,6 +194,47 @@ class OutfeedReceiver:
         # The exception of the block goes on. The errors of the taps are attached to it and logged.
         error.add_note(f"meanwhile in the receiver: {report}")
         logger.error("while the receiver was closing: %s", "".join(traceback.format_exception(report)))
+
+    def _wait(self, deadline: float | None, interrupted: InterruptedWait | None = None) -> None:
+        try:
+            wait_for_taps(self._names, deadline=deadline, stall_sec=self._timeout_sec)
+        finally:
+            if self._process is not None:
+                runtime.isolated.end(
+                    self._process, within_sec=None if interrupted is None else interrupted.left_sec + MIN_SEC
+                )
+            if interrupted is not None:
+                interrupted.note_backlog()
+            runtime.release(self._names, self._scope)
+            if self._scope.deferred.on_error is OnError.ABORT:
+                runtime.rule_table.abort_on_check(self._ids, False)
+
+    def _leave_interrupted(self, error: BaseException) -> None:
+        # The interrupt goes on. What was not delivered, recorded or forwarded in a second is one line below it.
+        wait = InterruptedWait(min(GRACE_SEC, self._timeout_sec))
+        problem: TapTimeoutError | None = None
+        found: list[str] = []
+        try:
+            self._wait(wait.deadline, wait)
+        except TapTimeoutError as timeout:
+            problem = timeout
+        except KeyboardInterrupt:
+            wait.end()
+        if wait.backlog:
+            problem = problem or TapTimeoutError(f"interrupted. {wait.backlog}")
+            found.append(f"not delivered: {wait.backlog}")
+        runtime.defer_report(self._scope)
+        try:
+            self._end_recording(problem)
+            if self._forwarder is not None:
+                found += end_forwarding(self._forwarder, self._process, drain_sec=wait.left_sec + MIN_SEC)
+        except KeyboardInterrupt:
+            wait.end()
+        monitoring.record_receiver(self._scope.name, self.stats)
+        deferred = self._scope.deferred.take()
+        if deferred is not None:
+            found.append(str(deferred))
+        add_line(error, found)
 
     def _wait_for_earlier_work(self) -> None:
         # Messages of earlier computations belong to the default receiver. A tap function that opens a receiver does not
@@ -274,6 +317,9 @@ def outfeed_receiver(
     entry it waits up to `timeout_sec` for computations dispatched before, because their messages are not its own. On
     exit it waits for all computations dispatched so far, from any thread, sends an END_OF_STREAM frame through each
     device, waits until all its messages are delivered, and raises the exceptions of tap functions.
+
+    After Ctrl-C the exit takes about a second, and the last line of the traceback says what was not delivered or not
+    forwarded by then. Recorded and spooled messages are in their files. Another Ctrl-C ends the program at once.
 
     Args:
         receiver_name: name in the summary and in errors.

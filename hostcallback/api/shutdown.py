@@ -4,19 +4,31 @@ from __future__ import annotations
 
 import atexit
 import sys
+import threading
 import traceback
+from contextlib import suppress
 from time import perf_counter
+from types import TracebackType
 
 # Imported before the handler below is registered: exit handlers run in reverse order, and those of the imported modules
 # close the files that receivers write to, so they must run last.
 import hostcallback.api.receiver  # noqa: F401
 from hostcallback.api.barrier import leave_effects_barrier, merge, wait_for_taps
 from hostcallback.lifecycle import effect_dispatch, receivers as transport
+from hostcallback.lifecycle.interruption import (
+    GRACE_SEC,
+    InterruptedWait,
+    add_line,
+    has_line,
+    is_interrupt,
+)
 from hostcallback.receiver import environment
-from hostcallback.receiver.errors import TapFunctionException, TapTimeoutError
+from hostcallback.receiver.errors import ReentrantWaitError, TapFunctionException, TapTimeoutError
 from hostcallback.receiver.log import logger
 from hostcallback.receiver.native import bindings as native
+from hostcallback.receiver.runtime import sigint
 from hostcallback.receiver.runtime.runtime import runtime
+from hostcallback.receiver.runtime.sigint import is_interactive
 
 EXIT_STATUS = 1
 """The exit status of a process whose failures were not reported before its end, if it would exit with 0."""
@@ -24,23 +36,28 @@ EXIT_STATUS = 1
 EXIT_STALL_SEC = 10.0
 """Seconds that one tap or computation may take at interpreter exit before the remaining messages count as lost."""
 
+LAST_TAP_SEC = 0.3
+"""Seconds that the tap that runs when an interrupted program ends may take to return."""
+
 
 @atexit.register
 def _deliver_at_exit() -> None:
     # Runs after the last line of the program and before JAX's exit handlers, so that no message is lost silently.
     leave_effects_barrier()
-    if not transport.started():
+    if not transport.started() or sigint.watch.exits:
         return
+    interrupted = (
+        getattr(sys, "last_type", None) is KeyboardInterrupt
+    )  # and sys.excepthook is not ours any more
+    stall_sec = GRACE_SEC if interrupted else EXIT_STALL_SEC
     try:
-        wait_for_taps(deadline=perf_counter() + EXIT_STALL_SEC, stall_sec=EXIT_STALL_SEC)
+        wait_for_taps(deadline=perf_counter() + stall_sec, stall_sec=stall_sec)
     except TapTimeoutError as error:
         logger.error("at exit: %s", error)
         runtime.close_calls("hostcallback: the process ends, and the host function has not returned in time")
     except KeyboardInterrupt:
         logger.error("interrupted at exit while messages were being delivered")
-        runtime.close_calls(
-            "hostcallback: the process ends, and waiting for the host function was interrupted"
-        )
+        runtime.close_calls(_CALLS_END)
     effect_dispatch.forget_failures()
     errors = merge(runtime.take_deferred())
     for receiver in runtime.receivers():
@@ -51,6 +68,57 @@ def _deliver_at_exit() -> None:
     # The daemon threads go on, because exit handlers that were registered earlier may still emit messages.
     if errors is not None:
         _report(errors)
+
+
+_CALLS_END = "hostcallback: the process ends, and waiting for the host function was interrupted"
+
+
+def _end_interrupted(error: BaseException) -> None:
+    # The traceback of the interrupt is to be the last on the screen: taps end before it.
+    if not transport.started() or is_interactive() or any(map(_may_tap, threading.enumerate())):
+        return
+    if not has_line(error):  # no receiver has waited
+        wait = InterruptedWait()
+        hurries = not _wait_until(wait.deadline)
+        wait.note_backlog()
+        add_line(error, [f"lost: {wait.backlog}"] if wait.backlog else [])
+    else:
+        hurries = False
+    sigint.watch.exits = True
+    runtime.skip_taps(True)
+    runtime.close_calls(_CALLS_END)
+    if not hurries:  # the tap that runs now may print
+        _wait_until(perf_counter() + LAST_TAP_SEC)
+    effect_dispatch.forget_failures()
+    errors = merge(runtime.take_deferred())
+    if errors is not None:
+        _report(errors)
+
+
+def _may_tap(thread: threading.Thread) -> bool:
+    return not thread.daemon and thread is not threading.current_thread()
+
+
+def _wait_until(deadline: float) -> bool:
+    # False if another Ctrl-C ended the wait.
+    try:
+        wait_for_taps(deadline=deadline)
+    except (TapTimeoutError, ReentrantWaitError):
+        pass
+    except KeyboardInterrupt:
+        return False
+    return True
+
+
+def _on_uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    if is_interrupt(error):
+        with suppress(KeyboardInterrupt):
+            _end_interrupted(error)
+    _previous_hook(kind, error, trace)
+
+
+_previous_hook = sys.excepthook
+sys.excepthook = _on_uncaught
 
 
 def _report(errors: TapFunctionException) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
-
 import jax
 
 from hostcallback.lifecycle import receivers as transport
@@ -39,31 +37,33 @@ def send_at_termination(process: ReceiverProcess) -> None:
     flush_at_termination(process)
 
 
-def end_forwarding(forwarder: Forwarder, process: ReceiverProcess | None) -> None:
-    """Waits up to `drain_sec` for the collector, and warns of messages that it does not have.
+def end_forwarding(
+    forwarder: Forwarder, process: ReceiverProcess | None, *, drain_sec: float | None = None
+) -> list[str]:
+    """Waits up to `drain_sec` for the collector, and returns what to warn of: messages that it does not have.
 
     Args:
         forwarder: the forwarder of the receiver.
         process: the reader process of the receiver, which forwarded too and has ended; None if there was none.
+        drain_sec: seconds to wait, if less than the forwarder's own.
     """
+    if drain_sec is not None:
+        forwarder.limit_drain(drain_sec)
     forwarder.close()
     end_flushing(forwarder)
     outcomes = [forwarder.outcome()]
     if process is not None:
         end_flushing(process)
         outcomes += filter(None, [process.forwarded])
+    found = []
     for outcome in outcomes:
         if outcome.lost_messages:
-            warnings.warn(
-                f"{outcome.lost_messages} message(s) were not forwarded: {outcome.failure}. The collector is told "
-                "which",
-                ForwardingWarning,
-                stacklevel=3,  # who leaves the receiver
+            found.append(
+                f"{outcome.lost_messages} message(s) were not forwarded: {outcome.failure}. The collector is told which"
             )
         if outcome.unsent_bytes:
-            warnings.warn(
+            found.append(
                 f"{outcome.unsent_bytes} bytes of messages were not forwarded yet: {outcome.why}. They stay in "
-                f"{outcome.folder}; the next process of the run {forwarder.options.run!r} sends them",
-                ForwardingWarning,
-                stacklevel=3,  # who leaves the receiver
+                f"{outcome.folder}; the next process of the run {forwarder.options.run!r} sends them"
             )
+    return found

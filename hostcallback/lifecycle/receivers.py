@@ -19,6 +19,7 @@ from hostcallback.receiver.errors import NativeLibraryError
 from hostcallback.receiver.log import logger
 from hostcallback.receiver.messages.message import Consumer
 from hostcallback.receiver.native import bindings as native_library
+from hostcallback.receiver.runtime import sigint
 from hostcallback.receiver.runtime.dispatch.calls import CallsInPlace, CallThreads
 from hostcallback.receiver.runtime.rules.admission import Decisions
 from hostcallback.receiver.runtime.runtime import runtime
@@ -98,6 +99,7 @@ def start(platform: str) -> None:
             make_source = functools.partial(_make_source, device, platform if native else None)
             runtime.start(device_name(device), device, make_source, CallThreads if native else CallsInPlace)
         _started.add(platform)
+    sigint.watch.start(runtime)
     endpoints.start()
 
 

@@ -211,6 +211,8 @@ _FUNCTIONS = {
     "hcb_fail_exit": (None, (c_int32,)),
     "hcb_watch_termination": (c_int32, (c_int32,)),
     "hcb_unwatch_termination": (None, ()),
+    "hcb_watch_interrupt": (c_int32, (c_int32,)),
+    "hcb_unwatch_interrupt": (None, ()),
     "hcb_call_reply": (c_void_p, (c_int32, c_uint64, *_ARRAYS)),
     "hcb_call_resume": (None, (c_void_p,)),
     "hcb_call_fail": (None, (c_int32, c_uint64, c_char_p)),

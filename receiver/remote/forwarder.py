@@ -48,6 +48,8 @@ class Forwarder(Recorder):
             OSError: a file cannot be read.
         """
         self.options = options
+        self._drain_sec = options.drain_sec
+        self._says_unsent = True
         self._transport = transport or make_transport(options)
         try:
             self._spool = Spool(options, process_index=process_index, local_devices=local_devices, job=job)
@@ -90,10 +92,15 @@ class Forwarder(Recorder):
         self.flush()
         return self._sender.drain(timeout_sec)
 
+    def limit_drain(self, seconds: float) -> None:
+        """Makes the end wait for the collector for at most these seconds. The caller reports what is not sent then."""
+        self._drain_sec = min(self._drain_sec, seconds)
+        self._says_unsent = False
+
     def _end(self) -> None:
         # Called when the spool is closed, after its last message.
-        deadline = time.monotonic() + self.options.drain_sec
-        sent = self._sender.drain(self.options.drain_sec)
+        deadline = time.monotonic() + self._drain_sec
+        sent = self._sender.drain(self._drain_sec)
         self._sender.stop()
         if sent:
             self._left.drain(deadline - time.monotonic())
@@ -107,6 +114,8 @@ class Forwarder(Recorder):
             own.remove()
             return
         own.release()
+        if not self._says_unsent:
+            return
         logger.warning(
             "%d bytes were not forwarded in time; they stay in %s, and the next process of the run %s sends them",
             self._spool.waiting_bytes, own.path, own.key.run,

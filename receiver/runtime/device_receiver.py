@@ -136,6 +136,15 @@ class DeviceReceiver:
         """Begins or ends counting per tap."""
         self._dispatcher.count_taps(on)
 
+    def skip(self, on: bool) -> None:
+        """Begins or ends to leave messages out. They count as dropped, and batch sinks still get them."""
+        self._dispatcher.skips = on
+
+    @property
+    def skipped(self) -> int:
+        """Number of messages that were left out so far."""
+        return self._dispatcher.skipped
+
     def running_tap(self) -> tuple[Consumer, float] | None:
         """Returns the consumer whose sink runs now and for how many seconds; None between messages."""
         since, consumer = self._dispatcher.current_since, self._dispatcher.current
@@ -159,6 +168,13 @@ class DeviceReceiver:
                 )
             finally:
                 self._waiters -= 1
+
+    def describe_backlog(self) -> str:
+        """Says how many messages wait and for which function; empty if none wait and no function runs."""
+        queued, running = self.queued(), self.running_tap()
+        if running is None:
+            return f"{queued:,} message(s) of {self.name}" if queued else ""
+        return f"{max(1, queued):,} message(s) of {self.name}, at the tap {running[0].name} ({running[0].source_line})"
 
     def describe_wait(self) -> str:
         """Says which function runs, how many messages are queued behind it, and what the user can do."""

@@ -270,6 +270,19 @@ class Runtime:
             for receiver in list(self._receivers.values())
         )
 
+    def skip_taps(self, on: bool) -> None:
+        """Begins or ends to leave out messages of all devices of this process. See `Dispatcher.skips`."""
+        for receiver in [*self._receivers.values(), *self.isolated.adopted.values()]:
+            receiver.skip(on)
+
+    def skipped(self) -> int:
+        """Returns the number of messages that were left out so far."""
+        return sum(r.skipped for r in [*self._receivers.values(), *self.isolated.adopted.values()])
+
+    def describe_backlog(self) -> str:
+        """Says how many messages wait for which function on which device; empty if none do."""
+        return "; ".join(filter(None, (receiver.describe_backlog() for receiver in self.receivers())))
+
     def holds_programs(self) -> bool:
         """Whether a program waits for room in a queue or for a host function."""
         return any(

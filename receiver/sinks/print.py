@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import io
+import os
 import sys
 import threading
 from collections.abc import Iterable, Mapping
@@ -10,6 +12,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from hostcallback.receiver.log import logger
 from hostcallback.receiver.messages.message import Message
 from hostcallback.receiver.sinks.tap import Unflatten
 from hostcallback.receiver.terminal import printable_lines
@@ -38,9 +41,31 @@ class EscapedOutput:
 
 
 def write_at_once(stream: SupportsWrite | None, text: str) -> None:
-    """Writes the text of one message in one piece, which no other message can split. None stands for `sys.stdout`."""
+    """Writes the text of one message in one piece, which no other message can split.
+
+    None stands for `sys.stdout`. If nobody reads that any more, as after `| head -1`, the text is dropped.
+    """
+    global _nobody_reads
     with _print_lock:
-        (sys.stdout if stream is None else stream).write(text)
+        if stream is not None:
+            stream.write(text)
+        elif not _nobody_reads:
+            try:
+                sys.stdout.write(text)
+            except BrokenPipeError:
+                _nobody_reads = True
+                atexit.register(_discard_buffer)
+                logger.warning(
+                    "nobody reads the standard output any more: what taps print is dropped from here on"
+                )
+
+
+_nobody_reads = False
+
+
+def _discard_buffer() -> None:
+    # Python flushes what is left in the buffer at its end, and would print another BrokenPipeError.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def device_text(device: Any) -> str:

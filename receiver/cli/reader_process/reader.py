@@ -78,13 +78,17 @@ class RingReader:
         if self._forwarder is not None:
             self._forwarder.drain(timeout_sec)
 
-    def finish(self, *, drain: bool = False) -> dict[str, Any]:
+    def finish(self, *, drain: bool = False, drain_sec: float | None = None) -> dict[str, Any]:
         """Ends the receivers and reports.
 
         The parent process receives the messages that they have not started to deliver.
 
-        `drain`: the receivers deliver these messages themselves.
+        Args:
+            drain: the receivers deliver these messages themselves.
+            drain_sec: seconds to wait for the collector, if less than the forwarder's own.
         """
+        if drain_sec is not None and self._forwarder is not None:
+            self._forwarder.limit_drain(drain_sec)
         for receiver, source in zip(self._receivers, self._sources, strict=True):
             left = -1
             while not receiver.stop(DRAIN_SEC, drain=drain):
@@ -150,7 +154,7 @@ def serve(order: ReaderConfig, link: IpcChannel) -> None:
             reader.drain(said["drain_sec"])
             link.send("report", number=said["number"], **reader.report())
         else:
-            link.send("end", **reader.finish())
+            link.send("end", **reader.finish(drain_sec=said.get("drain_sec")))
             return
 
 

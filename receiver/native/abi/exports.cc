@@ -26,7 +26,7 @@
 #include "ring/registry.h"
 #include "os/stall_events.h"
 #include "rules/rule_table.h"
-#include "os/sigterm.h"
+#include "os/signal_watch.h"
 #include "os/clock.h"
 
 namespace {
@@ -220,6 +220,9 @@ void hcb_fail_exit(int32_t status) { hcb::FailExit(status); }
 
 int32_t hcb_watch_termination(int32_t fd) { return hcb::WatchTermination(fd); }
 void hcb_unwatch_termination(void) { hcb::UnwatchTermination(); }
+
+int32_t hcb_watch_interrupt(int32_t fd) { return hcb::WatchInterrupt(fd); }
+void hcb_unwatch_interrupt(void) { hcb::UnwatchInterrupt(); }
 
 
 hcb_call* hcb_call_reply(int32_t device, uint64_t seq, uint64_t count, const void* const* arrays, const uint64_t* nbytes) {

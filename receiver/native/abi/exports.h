@@ -103,6 +103,10 @@ HCB_EXPORT int32_t hcb_watch_termination(int32_t fd);
 /* Restores the previous handler. */
 HCB_EXPORT void hcb_unwatch_termination(void);
 
+/* The same for SIGINT. Returns 0, and installs nothing, if no handler is installed now: SIGINT ends the process then, or is ignored. */
+HCB_EXPORT int32_t hcb_watch_interrupt(int32_t fd);
+HCB_EXPORT void hcb_unwatch_interrupt(void);
+
 /* Brings the results of the call whose frame has the sequence number `seq`: row-major arrays, elements of less than a byte packed as in a
  * payload. They are copied. Returns the handle for hcb_call_resume; null if no such call waits (any more), or if the lengths differ from
  * those of its results: then the call fails. */

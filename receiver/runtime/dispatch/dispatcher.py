@@ -39,6 +39,9 @@ class Dispatcher:
         current_since: `perf_counter()` value at which that sink began.
         feed: hands batches to the batch sinks of the scope.
         delivered: number of messages of the current batch that were delivered.
+        skips: whether messages are left out instead of delivered, from the next one on: the user has interrupted the
+            program. Recorders and forwarders still get them. Calls are answered.
+        skipped: number of messages that were left out.
     """
 
     def __init__(
@@ -79,6 +82,8 @@ class Dispatcher:
         self.current: Consumer | None = None
         self.current_since = 0.0
         self.delivered = 0
+        self.skips = False
+        self.skipped = 0
         self.feed = BatchFeed(device_name, source, registry.find, continues=continues)
         self.set_scope(scope)
 
@@ -162,6 +167,10 @@ class Dispatcher:
                 except WireError as error:
                     self._lose(error)
                     continue
+            if self.skips and not flags & _CALL:
+                self.skipped += count or 1
+                stats.dropped += count or 1
+                continue
             self.delivered = index * counts
             self.current_since = now = perf_counter()
             if now > pause_at and share is not None:

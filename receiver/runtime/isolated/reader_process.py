@@ -122,17 +122,21 @@ class ReceiverProcess:
                 )
         return self._answered >= number
 
-    def stop(self) -> None:
-        """Ends the child process. This process delivers all later messages."""
+    def stop(self, within_sec: float | None = None) -> None:
+        """Ends the child process. This process delivers all later messages.
+
+        `within_sec`: seconds after which the child process is killed.
+        """
+        end_sec = self._end_sec if within_sec is None else within_sec
         with self._changed:
             gone, self._ending = self._gone, True
         if not gone:
-            self._link.send("end")
+            self._link.send("end", drain_sec=within_sec)
             with self._changed:
-                self._changed.wait_for(lambda: self._gone, self._end_sec)
+                self._changed.wait_for(lambda: self._gone, end_sec)
         self._link.close()
         try:
-            self._process.wait(self._end_sec)
+            self._process.wait(end_sec)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()

@@ -154,12 +154,15 @@ class ReaderProcesses:
             self.processes.remove(reader)
             self._outside.difference_update(reader.rings.names)
 
-    def end(self, process: ReceiverProcess) -> None:
-        """Ends a process that `start` started. This process delivers its taps from now on."""
+    def end(self, process: ReceiverProcess, *, within_sec: float | None = None) -> None:
+        """Ends a process that `start` started. This process delivers its taps from now on.
+
+        `within_sec`: seconds after which it is killed; by default it may take as long as its taps and the collector do.
+        """
         with self._lock:
             if process not in self.processes:  # in a forked child, the process belongs to the parent
                 return
-        process.stop()
+        process.stop(within_sec)
         self.remove(process)
 
     def wait_delivered(self, names: set[str] | None, deadline: float | None, stall_sec: float | None) -> None:

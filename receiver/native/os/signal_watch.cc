@@ -1,0 +1,107 @@
+#include "os/signal_watch.h"
+
+#include <signal.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+
+namespace hcb {
+namespace {
+
+struct Watch {
+  // Two slots, so that a signal while a handler is being installed finds a complete one.
+  struct sigaction previous[2];
+  std::atomic<int> current{0};
+  std::atomic<int32_t> pipe_fd{-1};
+  std::atomic<pid_t> owner{0};
+  std::atomic<bool> is_inside{false};
+};
+
+Watch termination;
+Watch interrupt;
+
+void OnSignal(int number, siginfo_t* info, void* context) {
+  const int saved_errno = errno;
+  Watch& watch = number == SIGINT ? interrupt : termination;
+  const struct sigaction next = watch.previous[watch.current.load()];
+  if (getpid() != watch.owner.load()) {
+    // A forked child inherits the handler but not the thread: act as if this handler did not exist.
+    sigaction(number, &next, nullptr);
+    raise(number);
+    errno = saved_errno;
+    return;
+  }
+  const char byte = 0;
+  if (write(watch.pipe_fd.load(), &byte, 1) < 0) {
+    // The pipe is full: the thread has been woken already.
+  }
+  // A handler that replaced this one may chain to it, and so call it a second time.
+  if (!watch.is_inside.exchange(true)) {
+    if ((next.sa_flags & SA_SIGINFO) != 0) {
+      next.sa_sigaction(number, info, context);
+    } else if (next.sa_handler != SIG_DFL && next.sa_handler != SIG_IGN) {
+      next.sa_handler(number);
+    }
+    watch.is_inside.store(false);
+  }
+  errno = saved_errno;
+}
+
+bool IsOurs(const struct sigaction& action) {
+  return (action.sa_flags & SA_SIGINFO) != 0 && action.sa_sigaction == OnSignal;
+}
+
+bool IsHandler(const struct sigaction& action) {
+  return (action.sa_flags & SA_SIGINFO) != 0 || (action.sa_handler != SIG_DFL && action.sa_handler != SIG_IGN);
+}
+
+bool IsDefault(const struct sigaction& action) {
+  return (action.sa_flags & SA_SIGINFO) == 0 && action.sa_handler == SIG_DFL;
+}
+
+void Install(int number, Watch* watch, const struct sigaction& found, int flags) {
+  const int slot = 1 - watch->current.load();
+  watch->previous[slot] = found;
+  watch->current.store(slot);
+  struct sigaction ours = {};
+  ours.sa_sigaction = OnSignal;
+  ours.sa_flags = SA_SIGINFO | SA_ONSTACK | flags;
+  sigemptyset(&ours.sa_mask);
+  sigaction(number, &ours, nullptr);
+}
+
+void Restore(int number, const Watch& watch) {
+  struct sigaction found;
+  if (sigaction(number, nullptr, &found) == 0 && IsOurs(found)) {
+    sigaction(number, &watch.previous[watch.current.load()], nullptr);
+  }
+}
+
+}  // namespace
+
+bool WatchTermination(int32_t fd) {
+  termination.pipe_fd.store(fd);
+  termination.owner.store(getpid());
+  struct sigaction found;
+  if (sigaction(SIGTERM, nullptr, &found) == 0 && !IsOurs(found)) Install(SIGTERM, &termination, found, SA_RESTART);
+  return IsDefault(termination.previous[termination.current.load()]);
+}
+
+void UnwatchTermination() { Restore(SIGTERM, termination); }
+
+bool WatchInterrupt(int32_t fd) {
+  interrupt.pipe_fd.store(fd);
+  interrupt.owner.store(getpid());
+  struct sigaction found;
+  if (sigaction(SIGINT, nullptr, &found) != 0) return false;
+  if (IsOurs(found)) return true;
+  if (!IsHandler(found)) return false;
+  // Interrupted system calls return, as with the handler that Python installs: it looks for signals then.
+  Install(SIGINT, &interrupt, found, found.sa_flags & SA_RESTART);
+  return true;
+}
+
+void UnwatchInterrupt() { Restore(SIGINT, interrupt); }
+
+}  // namespace hcb

@@ -1,0 +1,130 @@
+"""Lets Ctrl-C reach the main thread while that waits for a program whose taps keep it from ending.
+
+Python acts on SIGINT when the main thread is back from native code. A thread that waits for a program comes back when
+the program ends, and a program whose messages find no room ends when its taps have caught up: after hours, if they are
+slow. So a thread of this module, which a native handler wakes, has the receivers leave out messages until the main
+thread is back.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import select
+import signal
+import sys
+import threading
+from typing import Protocol
+
+from hostcallback.receiver import fork
+from hostcallback.receiver.native import bindings as native_library
+
+LOOK_SEC = 0.5
+"""Seconds between checks whether another library has replaced the handler."""
+
+BACK_SEC = 0.3
+"""Seconds that the main thread has to come back by itself."""
+
+POLL_SEC = 0.05
+"""Seconds between checks while it does not."""
+
+ANNOUNCED = (
+    "hostcallback: interrupted while the program waits for its taps: {} left out from here on, until the program ends; "
+    "another Ctrl-C ends the process at once"
+)
+
+AT_PROMPT = (
+    "hostcallback: interrupted while the program waits for its taps: {} left out until the program ends"
+)
+
+
+class Interrupted(Protocol):
+    """The receivers, as this module sees them. `Runtime` has these."""
+
+    def holds_programs(self) -> bool:
+        """Whether a program waits for room in a queue or for a host function."""
+
+    def skip_taps(self, on: bool) -> None:
+        """Begins or ends to leave out messages."""
+
+    def describe_backlog(self) -> str:
+        """Says how many messages wait, and for which function."""
+
+
+def is_interactive() -> bool:
+    """Whether the process goes on after Ctrl-C, as a prompt or a notebook does."""
+    return hasattr(sys, "ps1") or bool(sys.flags.interactive) or "ipykernel" in sys.modules
+
+
+class InterruptWatch:
+    """The thread that handles SIGINT while the main thread cannot. Once started, it runs as long as the process."""
+
+    def __init__(self) -> None:
+        """Installs no handler: `start` does."""
+        self._lock = threading.Lock()  # protects `_thread`
+        self._thread: threading.Thread | None = None
+        self.exits = False  # the process ends, and the receivers leave out messages until then
+
+    def start(self, receivers: Interrupted) -> None:
+        """Watches from now on. Does nothing if it watches already, or if the native library cannot be loaded."""
+        if not native_library.available():
+            return
+        with self._lock:
+            if self._thread is not None:
+                return
+            read, write = os.pipe()
+            os.set_blocking(write, False)  # the handler must not block: a full pipe has woken the thread
+            native_library.load().hcb_watch_interrupt(write)
+            self._thread = threading.Thread(
+                target=self._run, args=(receivers, read, write), name="hostcallback-sigint", daemon=True
+            )
+            self._thread.start()
+
+    def after_fork_in_child(self) -> None:
+        """Removes the handler in a forked child, which does not have the thread."""
+        if self._thread is not None:
+            native_library.load().hcb_unwatch_interrupt()
+        self.__init__()  # type: ignore[misc]
+
+    def _run(self, receivers: Interrupted, read: int, write: int) -> None:
+        library = native_library.load()
+        while True:
+            if select.select([read], [], [], LOOK_SEC)[0]:
+                os.read(read, 4096)
+                # A handler of the user's may want the program to end as usual, for example to save its state.
+                if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+                    self._wait_for_main_thread(receivers, read)
+            library.hcb_watch_interrupt(write)
+
+    def _wait_for_main_thread(self, receivers: Interrupted, read: int) -> None:
+        back = threading.Event()
+        pending = _PENDING(lambda _: back.set() or 0)
+        if ctypes.pythonapi.Py_AddPendingCall(pending, None):
+            return
+        seconds, skips = BACK_SEC, False
+        while not back.wait(seconds):
+            seconds = POLL_SEC
+            if not skips and receivers.holds_programs():
+                skips = True
+                text = AT_PROMPT if is_interactive() else ANNOUNCED
+                print(
+                    text.format(f"{receivers.describe_backlog()} and those behind are"),
+                    file=sys.stderr,
+                    flush=True,
+                )
+                receivers.skip_taps(True)
+            if select.select([read], [], [], 0)[0]:
+                os.read(read, 4096)
+                if skips and not is_interactive():
+                    ctypes.CDLL(None).signal(signal.SIGINT, None)  # the default action
+                    os.kill(os.getpid(), signal.SIGINT)
+        if skips and not self.exits:
+            receivers.skip_taps(False)
+
+
+_PENDING = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
+
+watch = InterruptWatch()
+"""The watch of this process."""
+
+fork.in_child(fork.Stage.RUNTIME, watch.after_fork_in_child)

@@ -1,0 +1,194 @@
+"""Ctrl-C in a program with slow taps: the traceback comes soon and last, with one line about what was lost."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from hostcallback.receiver.taplog.reading.logged_message import LoggedMessage
+from hostcallback.receiver.taplog.reading.reader import LogReader
+
+PROGRAM = """
+import os, sys, threading
+import jax, jax.numpy as jnp
+from jax import lax
+import hostcallback as hcb
+
+loop, folder, *kinds = sys.argv[1:]
+never = threading.Event()
+emitted = 0
+
+def slow(x):
+    never.wait(0.1)
+    sys.stdout.write(f"got {float(x)}\\n")
+    sys.stdout.flush()
+
+f = jax.jit(lambda x: hcb.id_tap(slow, x, name="slow"))
+g = jax.jit(lambda x: lax.scan(lambda c, _: (hcb.id_tap(slow, c, name="slow") + 1, None), x, None, length=100_000)[0])
+
+def run():
+    global emitted
+    if loop == "scan":
+        print("ready", flush=True)
+        g(jnp.float32(0)).block_until_ready()
+    for i in range(100_000):
+        f(jnp.float32(i))
+        emitted = i + 1
+        if i == 20:
+            print("ready", flush=True)
+        never.wait(0.002)
+
+options = {"record": {"record": folder + "/log"}, "process": {"process": True},
+           "forward": {"forward": "localhost:1", "spool": folder + "/spool"}, "receiver": {}}
+try:
+    if not kinds:
+        run()
+    else:
+        with hcb.outfeed_receiver(**{name: value for kind in kinds for name, value in options[kind].items()}):
+            run()
+finally:
+    with open(folder + "/emitted", "w") as file:
+        file.write(str(emitted))
+"""
+
+ANNOUNCED = "hostcallback: interrupted: waiting at most 0.8 s for "
+
+
+@dataclass
+class Outcome:
+    """What a program showed, by the seconds since the first Ctrl-C, and how it ended."""
+
+    lines: list[tuple[float, str]]
+    status: int
+    seconds: float
+    emitted: int
+
+    @property
+    def text(self) -> str:
+        return "\n".join(line for _, line in self.lines)
+
+    def after(self) -> list[tuple[float, str]]:
+        return [(when, line) for when, line in self.lines if when >= 0]
+
+
+def interrupted(folder: Path, loop: str, *kinds: str, again: bool = False) -> Outcome:
+    """Runs the program, sends SIGINT once it taps, and a second one when the first one is announced if `again`."""
+    lines: list[tuple[float, str]] = []
+    first = second = 0.0
+    with subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, loop, str(folder), *kinds],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, "XLA_FLAGS": ""},
+    ) as process:
+        assert process.stdout is not None
+        try:
+            for line in process.stdout:
+                lines.append((time.monotonic(), line.rstrip("\n")))
+                if line == "ready\n":
+                    if loop == "scan":
+                        threading.Event().wait(1.0)  # a program of 100,000 taps has no room by then
+                    first = time.monotonic()
+                    process.send_signal(signal.SIGINT)
+                if again and not second and line.startswith(ANNOUNCED):
+                    second = time.monotonic()
+                    process.send_signal(signal.SIGINT)
+            status = process.wait(60)
+        finally:
+            process.kill()
+    seconds = time.monotonic() - (second or first)
+    emitted = int((folder / "emitted").read_text())
+    return Outcome([(when - first, line) for when, line in lines], status, seconds, emitted)
+
+
+def check(outcome: Outcome, *, within_sec: float = 2.0) -> str:
+    """Checks what every interrupted program shows. Returns the last line."""
+    trace = [place for place, (_, line) in enumerate(outcome.lines) if line.startswith("Traceback")]
+    assert len(trace) == 1, outcome.text
+    assert "KeyboardInterrupt" in "\n".join(line for _, line in outcome.lines[trace[0] :])
+    assert not [line for _, line in outcome.lines[trace[0] :] if line.startswith("got")], outcome.text
+    assert outcome.lines[trace[0]][0] < within_sec, outcome.text
+    last = outcome.lines[-1][1]
+    assert last.startswith("hostcallback: interrupted: "), outcome.text
+    assert "message(s) of cpu:0, at the tap slow (" in last
+    return last
+
+
+def test_a_bare_loop_ends_with_its_traceback(tmp_path: Path) -> None:
+    outcome = interrupted(tmp_path, "loop")
+    last = check(outcome)
+    assert sum(line.startswith(ANNOUNCED) for _, line in outcome.after()) == 1
+    assert "another Ctrl-C ends the program at once" in outcome.text
+    lost = re.search(r"lost: ([\d,]+) message", last)
+    assert lost is not None
+    got = sum(line.startswith("got") for _, line in outcome.lines)
+    # One may have been emitted by the call that was interrupted, and one may run when the program ends.
+    assert abs(int(lost[1].replace(",", "")) + got - outcome.emitted) <= 2
+
+
+def test_a_second_interrupt_ends_at_once_and_all_is_recorded(tmp_path: Path) -> None:
+    outcome = interrupted(tmp_path, "loop", "record", again=True)
+    assert "not delivered: " in check(outcome)
+    shown = [when for when, line in outcome.after() if line.startswith(("Traceback", ANNOUNCED))]
+    assert len(shown) == 2
+    assert shown[1] - shown[0] < 0.6  # without the second one it is 0.8 s
+    recorded = [r for r in LogReader(tmp_path / "log").values() if isinstance(r, LoggedMessage)]
+    values = [float(logged.message.arrays[0]) for logged in recorded]
+    assert values == [float(k) for k in range(len(values))]
+    assert len(values) - outcome.emitted in (0, 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kinds", [["process"], ["forward"], ["record", "forward", "process"]], ids="-".join)
+def test_the_same_however_messages_are_kept(tmp_path: Path, kinds: list[str]) -> None:
+    outcome = interrupted(tmp_path, "loop", *kinds)
+    last = check(outcome, within_sec=3.0)
+    if "forward" in kinds:
+        assert "bytes of messages were not forwarded yet" in last
+        assert str(tmp_path / "spool") in last
+    for kind, name in {"record": "log", "forward": "spool"}.items():
+        if kind in kinds:
+            folders = {path.parent for path in (tmp_path / name).rglob("*.hcblog")}
+            kept = [
+                r for folder in folders for r in LogReader([folder]).values() if isinstance(r, LoggedMessage)
+            ]
+            assert len(kept) - outcome.emitted in (0, 1)
+
+
+@pytest.mark.slow
+@pytest.mark.native_only  # on the callback transport a Python callback takes the interrupt
+def test_a_program_that_waits_for_its_taps_is_interrupted(tmp_path: Path) -> None:
+    outcome = interrupted(tmp_path, "scan", "receiver")
+    assert "hostcallback: interrupted while the program waits for its taps" in outcome.text
+    check(outcome, within_sec=4.0)
+
+
+def test_a_program_whose_output_nobody_reads_prints_no_traceback() -> None:
+    program = """
+import jax, hostcallback as hcb
+f = jax.jit(lambda x: hcb.id_print(x))
+for i in range(3000):
+    f(float(i))
+hcb.barrier_wait()
+"""
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        errors = process.stderr.read()
+        assert process.wait(60) == 0
+    assert errors.splitlines() == [
+        "nobody reads the standard output any more: what taps print is dropped from here on"
+    ]
