@@ -44,11 +44,14 @@ LAST_TAP_SEC = 0.3
 def _deliver_at_exit() -> None:
     # Runs after the last line of the program and before JAX's exit handlers, so that no message is lost silently.
     leave_effects_barrier()
-    if not transport.started() or sigint.watch.exits:
+    if not transport.started():
         return
-    interrupted = (
-        getattr(sys, "last_type", None) is KeyboardInterrupt
-    )  # and sys.excepthook is not ours any more
+    if sigint.watch.exits:
+        if not has_line(sys.last_value):  # nothing was lost
+            runtime.remove_files()
+        return
+    # Another library may have replaced our hook for exceptions.
+    interrupted = getattr(sys, "last_type", None) is KeyboardInterrupt
     stall_sec = GRACE_SEC if interrupted else EXIT_STALL_SEC
     try:
         wait_for_taps(deadline=perf_counter() + stall_sec, stall_sec=stall_sec)
@@ -77,13 +80,12 @@ def _end_interrupted(error: BaseException) -> None:
     # The traceback of the interrupt is to be the last on the screen: taps end before it.
     if not transport.started() or is_interactive() or any(map(_may_tap, threading.enumerate())):
         return
+    hurries = False
     if not has_line(error):  # no receiver has waited
         wait = InterruptedWait()
         hurries = not _wait_until(wait.deadline)
         wait.note_backlog()
         add_line(error, [f"lost: {wait.backlog}"] if wait.backlog else [])
-    else:
-        hurries = False
     sigint.watch.exits = True
     runtime.skip_taps(True)
     runtime.close_calls(_CALLS_END)

@@ -63,6 +63,6 @@ def add_line(error: BaseException, found: Sequence[str]) -> None:
         error.add_note(f"{_MARK}{'; '.join(' '.join(text.split()) for text in found)}")
 
 
-def has_line(error: BaseException) -> bool:
+def has_line(error: BaseException | None) -> bool:
     """Whether a receiver has added such a line."""
     return any(note.startswith(_MARK) for note in getattr(error, "__notes__", ()))

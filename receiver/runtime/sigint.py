@@ -98,7 +98,12 @@ class InterruptWatch:
 
     def _wait_for_main_thread(self, receivers: Interrupted, read: int) -> None:
         back = threading.Event()
-        pending = _PENDING(lambda _: back.set() or 0)
+
+        def note(_: object) -> int:
+            back.set()
+            return 0
+
+        pending = _PENDING(note)
         if ctypes.pythonapi.Py_AddPendingCall(pending, None):
             return
         seconds, skips = BACK_SEC, False

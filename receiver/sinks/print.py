@@ -43,24 +43,24 @@ class EscapedOutput:
 def write_at_once(stream: SupportsWrite | None, text: str) -> None:
     """Writes the text of one message in one piece, which no other message can split.
 
-    None stands for `sys.stdout`. If nobody reads that any more, as after `| head -1`, the text is dropped.
+    None stands for `sys.stdout`. After the reader of a pipe has ended, as `| head -1` does, the text is dropped.
     """
-    global _nobody_reads
+    global _is_unread
     with _print_lock:
         if stream is not None:
             stream.write(text)
-        elif not _nobody_reads:
+        elif not _is_unread:
             try:
                 sys.stdout.write(text)
             except BrokenPipeError:
-                _nobody_reads = True
+                _is_unread = True
                 atexit.register(_discard_buffer)
                 logger.warning(
-                    "nobody reads the standard output any more: what taps print is dropped from here on"
+                    "the reader of the standard output has ended: what taps print is dropped from here on"
                 )
 
 
-_nobody_reads = False
+_is_unread = False
 
 
 def _discard_buffer() -> None:
