@@ -39,6 +39,7 @@ def print(
     skip_format_check: bool = ...,
     output_stream: SupportsWrite | None = ...,
     name: str | None = ...,
+    processes: str | None = ...,
 ) -> Callable[..., None]: ...
 
 
@@ -78,6 +79,8 @@ def print(
         output_stream: two-call form only. An object with `write(str)`, called on receiver threads; by default the
             value of `sys.stdout` at the time of printing.
         name: two-call form only. Name of the tap in reports and for `bind`.
+        processes: two-call form only. In a program of several processes, which of them print: see `id_tap`. A
+            replicated value is printed once, by the first process, as by JAX; `partitioned=True` prints it per device.
         **kwargs: pytrees for its named placeholders.
 
     Returns:
@@ -99,6 +102,7 @@ def print(
         kwargs: Mapping[str, Any],
         output_stream: SupportsWrite | None = None,
         name: str | None = None,
+        processes: str | None = None,
     ) -> None:
         if output_stream is not None and not callable(getattr(output_stream, "write", None)):
             raise TypeError(
@@ -108,10 +112,10 @@ def print(
             )
         emit_text(
             "hcb.print", fmt, args, kwargs, skip_format_check, ("print", output_stream),
-            {"output_stream": output_stream}, callback_options(name or "print", ordered, partitioned),
+            {"output_stream": output_stream}, callback_options(name or "print", ordered, partitioned, processes),
         )  # fmt: skip
 
-    return _one_or_two_calls("hcb.print", tap, fmt, args, kwargs, ("output_stream", "name"))
+    return _one_or_two_calls("hcb.print", tap, fmt, args, kwargs, ("output_stream", "name", "processes"))
 
 
 @overload
@@ -134,6 +138,7 @@ def log(
     logger: logging.Logger | None = ...,
     level: int = ...,
     name: str | None = ...,
+    processes: str | None = ...,
 ) -> Callable[..., None]: ...
 
 
@@ -159,6 +164,7 @@ def log(
         logger: two-call form only. Another logger; its handlers are called on receiver threads.
         level: two-call form only. Another level, such as `logging.WARNING`.
         name: as in `print`.
+        processes: as in `print`.
         **kwargs: as in `print`.
 
     Returns:
@@ -181,6 +187,7 @@ def log(
         logger: logging.Logger | None = None,
         level: int = logging.INFO,
         name: str | None = None,
+        processes: str | None = None,
     ) -> None:
         logger = LOGGER if logger is None else logger
         if not isinstance(logger, logging.Logger) or not isinstance(level, int):
@@ -189,13 +196,13 @@ def log(
                 f"pass such as logging.getLogger(...) and logging.WARNING, at {user_source_line()}"
             )
 
-        options = callback_options(name or "log", ordered, partitioned)
+        options = callback_options(name or "log", ordered, partitioned, processes)
         emit_text(
             "hcb.log", fmt, args, kwargs, skip_format_check, ("log", logger, level), {"logger": logger},
             replace(options, params={"logger": logger.name, "level": level}),
         )  # fmt: skip
 
-    return _one_or_two_calls("hcb.log", tap, fmt, args, kwargs, ("logger", "level", "name"))
+    return _one_or_two_calls("hcb.log", tap, fmt, args, kwargs, ("logger", "level", "name", "processes"))
 
 
 @overload
@@ -210,7 +217,11 @@ def callback(
 
 @overload
 def callback(
-    *, ordered: bool = ..., partitioned: bool = ..., name: str | None = ...
+    *,
+    ordered: bool = ...,
+    partitioned: bool = ...,
+    name: str | None = ...,
+    processes: str | None = ...,
 ) -> Callable[..., None]: ...
 
 
@@ -242,6 +253,7 @@ def callback(
         partitioned: if the compiler partitions an array, whether the callback gets each device's shard instead of the
             whole array once.
         name: two-call form only. Name of the tap in reports and for `bind`.
+        processes: as in `print`.
         **kwargs: keyword arguments, with leaves like those of `args`.
 
     Returns:
@@ -255,7 +267,11 @@ def callback(
     """
 
     def tap(
-        func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], name: str | None = None
+        func: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        name: str | None = None,
+        processes: str | None = None,
     ) -> None:
         if not callable(func):
             raise TypeError(
@@ -264,13 +280,14 @@ def callback(
             )
 
         options = replace(
-            callback_options(name or callable_name(func), ordered, partitioned), kind=tap_kind.CALLBACK
+            callback_options(name or callable_name(func), ordered, partitioned, processes),
+            kind=tap_kind.CALLBACK,
         )
         bind_tap(
             (tuple(args), dict(kwargs)), (), {}, Binding(func), identity=("callback", func), options=options
         )
 
-    return _one_or_two_calls("hcb.callback", tap, callback, args, kwargs, ("name",))
+    return _one_or_two_calls("hcb.callback", tap, callback, args, kwargs, ("name", "processes"))
 
 
 def _one_or_two_calls(

@@ -23,6 +23,7 @@ def id_tap(
     sharding: str = "global",
     batched: bool = False,
     name: str | None = None,
+    processes: str | None = None,
     **kwargs: Any,
 ) -> Any:
     """Sends `arg` to the host, which calls `tap_func(arg, **kwargs)`. In the program it is an identity.
@@ -58,6 +59,16 @@ def id_tap(
             as the receiver found waiting; all of this tap, one device and equal shapes). It is called in place of the
             last of them.
         name: name of the tap in reports, and for `bind` in another process.
+        processes: in a program of several processes (`jax.distributed`), which of them call `tap_func`:
+
+            - None: as `jax.debug.callback`. If the compiler partitions the program, a value that several processes
+              have, such as a replicated loss, is delivered once, by the first of them; so is a shard that several
+              have. In `shard_map` each device of each process delivers, and programs of one process deliver there.
+            - "all": each process delivers what it has, a replicated value once.
+            - "first": one process delivers. Of a program that is not partitioned by the compiler, or whose tap has
+              `sharding="local"`, the first process, and of a program on devices of one process, process 0 of the job.
+
+            docs/transformations.md has a table. For a message per device take `sharding="local"`.
         **kwargs: host values passed on to `tap_func`; never traced.
 
     Returns:
@@ -67,6 +78,7 @@ def id_tap(
     Raises:
         TypeError: `tap_func` is not callable, `batched` is not a bool, or a leaf of `arg` is an array of another
             library or of a dtype that JAX cannot put on a device. Other errors have a note with the tap's line.
+        ValueError: `sharding` or `processes` has another value than those above.
 
     Example:
         x = hcb.id_tap(lambda arg, *, step: log(step, arg), x, step=3)
@@ -82,7 +94,9 @@ def id_tap(
         )
 
     params = {"batched": True} if batched else {}
-    options = TapOptions(name or callable_name(tap_func), ordered, tap_tangents, sharding, params=params)
+    options = TapOptions(
+        name or callable_name(tap_func), ordered, tap_tangents, sharding, params=params, processes=processes
+    )
     identity = ("batched tap" if batched else "tap", tap_func)
     return bind_tap(arg, result, kwargs, Binding(tap_func), identity=identity, options=options)
 
@@ -97,6 +111,7 @@ def id_print(
     tap_tangents: bool | None = None,
     sharding: str = "global",
     name: str | None = None,
+    processes: str | None = None,
     **kwargs: Any,
 ) -> Any:
     """Prints `arg` on the host. In the program it is an identity. See `id_tap` for order, threads and transforms.
@@ -114,6 +129,7 @@ def id_print(
         tap_tangents: as in `id_tap`.
         sharding: as in `id_tap`.
         name: as in `id_tap`.
+        processes: as in `id_tap`.
         **kwargs: host values to print.
 
     Returns:
@@ -138,6 +154,7 @@ def id_print(
         sharding,
         kind=tap_kind.PRINT,
         params={"threshold": threshold},
+        processes=processes,
     )
     identity = ("print", output_stream, threshold)
     binding = Binding(objects={"output_stream": output_stream})

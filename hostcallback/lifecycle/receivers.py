@@ -97,6 +97,7 @@ def start(platform: str) -> None:
             _record_flight()
         for device in devices:
             make_source = functools.partial(_make_source, device, platform if native else None)
+            runtime.exported.is_first_process = not jax.process_index()
             runtime.start(device_name(device), device, make_source, CallThreads if native else CallsInPlace)
         _started.add(platform)
     sigint.watch.start(runtime)

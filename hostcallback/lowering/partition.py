@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from hostcallback import _jax_compat as compat
+from hostcallback.lowering.process_shares import process_shares
 from hostcallback.receiver.sinks.sharding.shard_record import shard_record
 from hostcallback.receiver.wire import ArraySpec, encode_prefix
 
@@ -34,6 +35,7 @@ def call_config(
     index: int | None = None,
     predicate: int = 0,
     whole_axes: Sequence[Sequence[int]] = (),
+    processes: Sequence[int] = (),
 ) -> str:
     """Returns the configuration of a tap for `_partition`, as text.
 
@@ -45,11 +47,14 @@ def call_config(
         index: number of the program's Python callback.
         predicate: index of a check's predicate among the tapped arrays.
         whole_axes: per array, the axes that every device gets as a whole; empty for none.
+        processes: the process of each device; empty if all devices belong to one process.
     """
     settings: dict[str, Any] = {"target": target, "devices": devices, "mesh": mesh}
     settings |= {"prefix": prefix, "index": index, "predicate": predicate}
     if any(whole_axes):
         settings["whole_axes"] = whole_axes
+    if len(set(processes)) > 1:
+        settings["processes"] = list(processes)
     return json.dumps(settings)
 
 
@@ -97,7 +102,10 @@ def shard_starts(
 
 
 def shard_table(
-    shapes: Sequence[Sequence[int]], starts: Sequence[Sequence[Sequence[int]]], groups: Sequence[int]
+    shapes: Sequence[Sequence[int]],
+    starts: Sequence[Sequence[Sequence[int]]],
+    groups: Sequence[int],
+    processes: Sequence[int] = (),
 ) -> np.ndarray[Any, Any]:
     """Returns the shard records of all partitions.
 
@@ -105,18 +113,20 @@ def shard_table(
         shapes: shapes of the whole arrays.
         starts: per array and partition, the start of the shard.
         groups: per partition, its group.
+        processes: per partition, its process; empty if there is one process.
 
     Returns:
         int64, shape [partitions, numbers].
     """
     shards = len(groups) // (max(groups) + 1)
+    shares = process_shares(starts, groups, processes) if processes else [None] * len(groups)
     return np.array(
         [
             shard_record(
                 [(shape, start[partition]) for shape, start in zip(shapes, starts, strict=True)],
-                shards=shards, group=group, partition=partition,
+                shards=shards, group=group, partition=partition, share=share,
             )
-            for partition, group in enumerate(groups)
+            for partition, (group, share) in enumerate(zip(groups, shares, strict=True))
         ],
         np.int64,
     )  # fmt: skip
@@ -146,7 +156,7 @@ def _partition(
         shard_starts(len(shape), tile, sharding, members)
         for shape, tile, sharding in zip(shapes, tiles, shardings, strict=True)
     ]
-    table = shard_table(shapes, starts, groups)
+    table = shard_table(shapes, starts, groups, settings.get("processes", ()))
     attributes: dict[str, Any] = {}
     if settings["prefix"] is not None:
         consumer_id, flags = settings["prefix"]

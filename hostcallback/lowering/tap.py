@@ -21,6 +21,7 @@ from hostcallback.receiver.runtime.runtime import runtime
 from hostcallback.receiver.sinks import exported
 from hostcallback.receiver.sinks.unbatch import batch_axes, batchings_of
 from hostcallback.receiver.wire import ArraySpec, Flags, encode_prefix
+from hostcallback.receiver.wire.tap_descriptor import FIRST_PROCESS
 from hostcallback.sync import inflight
 from hostcallback.tracing.tap_spec import ON_ONE_DEVICE, Float0Leaves, Shards, TapSpec, public_transforms
 
@@ -57,7 +58,9 @@ def _lower(ctx: Any, *operands: Any, tap: TapSpec, transforms: Any, float0_leave
         consumer = _called(tap, transforms, float0_leaves)
     lease = runtime.registry.lease(consumer)
     consumer = lease.consumer
-    runtime.rule_table.register(consumer, tap.options.without_devices)
+    runtime.rule_table.register(
+        consumer, tap.options.without_devices, is_silent=_is_silent(context, tap, shards)
+    )
     token = context.token_in(TAP_EFFECT)
     arrays, avals, consumer_id = list(operands), list(ctx.avals_in), consumer.consumer_id
     if context.for_export:
@@ -107,6 +110,7 @@ def _emit_natively(
             prefix=prefix,
             predicate=_predicate(context),
             whole_axes=whole_axes,
+            processes=_processes(context),
         )
         return context.partitioned_call(partition.CALL_NAME, token, operands, config)
     attributes = {"prefix": compat.uint8_attribute(_prefix(context, consumer_id, tap, avals))}
@@ -139,8 +143,9 @@ def _emit_through_python(
         transport.callback_shard_emitter(platform, consumer, int(_flags(tap)), dtypes, devices)
     )
     config = partition.call_config(
-        target, context.device_count, context.partly_manual_mesh, index=index, whole_axes=whole_axes
-    )
+        target, context.device_count, context.partly_manual_mesh, index=index, whole_axes=whole_axes,
+        processes=_processes(context),
+    )  # fmt: skip
     return context.partitioned_call(partition.CALL_NAME, token, context.widen(operands, avals), config)
 
 
@@ -224,11 +229,26 @@ def _emit_on_one_device(
     return context.python_callback(ask, token, operands, avals)
 
 
+def _processes(context: compat.LoweringContext) -> list[int]:
+    # The processes of the program's devices, in partition order; empty where JAX does not know the devices yet.
+    return [device.process_index for device in context.devices() or ()]
+
+
 def _shards(context: compat.LoweringContext) -> Shards | None:
     if not context.automatic:
         return None
-    here = jax.process_index()
-    return "all" if all(device.process_index == here for device in context.devices() or ()) else "some"
+    return "all" if set(_processes(context)) <= {jax.process_index()} else "some"
+
+
+def _is_silent(context: compat.LoweringContext, tap: TapSpec, shards: Shards | None) -> bool:
+    # Whether `processes="first"` switches the tap off in this process. If the compiler partitions a program of several
+    # processes, collectors need the shards of all, and the sinks leave out what an earlier process has.
+    if tap.options.processes != FIRST_PROCESS or context.for_export:
+        return False
+    if shards == "some" and tap.options.sharding == "global":
+        return False
+    processes = set(_processes(context))
+    return jax.process_index() != (min(processes) if len(processes) > 1 else 0)
 
 
 compat.register_lowering(tap_p, _lower)

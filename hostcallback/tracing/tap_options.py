@@ -9,6 +9,7 @@ from typing import Any
 from hostcallback.receiver import environment
 from hostcallback.receiver.messages.call_site import CallSite
 from hostcallback.receiver.wire import tap_kind
+from hostcallback.receiver.wire.tap_descriptor import PROCESSES
 from hostcallback.receiver.wire.tap_kind import TapKind
 
 SHARDINGS = ("global", "local")
@@ -32,6 +33,7 @@ class TapOptions:
         params: parameters for the sink of that kind; plain data.
         without_devices: ids of this process's devices on which a check is off.
         place: the call site, for kinds whose reports show it.
+        processes: "first", "all" or None; see `id_tap`.
     """
 
     name: str
@@ -45,13 +47,14 @@ class TapOptions:
     params: Mapping[str, Any] = field(default_factory=dict)
     without_devices: tuple[int, ...] = ()
     place: CallSite | None = None
+    processes: str | None = None
 
     def __post_init__(self) -> None:
         """Checks the arguments, which come from users.
 
         Raises:
             TypeError: the name is not a text.
-            ValueError: `sharding` is neither "global" nor "local".
+            ValueError: `sharding` is neither "global" nor "local", or `processes` is none of those above.
         """
         if not isinstance(self.name, str):
             raise TypeError(f"a tap's name is a text, got {type(self.name).__name__} {self.name!r}")
@@ -59,6 +62,11 @@ class TapOptions:
             raise ValueError(
                 f"sharding={self.sharding!r}, expected 'global' (the tap gets the whole array) or 'local' (each "
                 "device's shard)"
+            )
+        if self.processes is not None and self.processes not in PROCESSES:
+            raise ValueError(
+                f"processes={self.processes!r}, expected 'first' (only the first process has output), 'all' (each "
+                "process has its own), or None (as jax.debug.print)"
             )
 
     def resolved(self) -> TapOptions:
@@ -68,7 +76,9 @@ class TapOptions:
         return replace(self, tap_tangents=tangents, tap_transposed=transposed)
 
 
-def callback_options(name: str, ordered: bool, partitioned: bool) -> TapOptions:
+def callback_options(name: str, ordered: bool, partitioned: bool, processes: str | None = None) -> TapOptions:
     """Returns the options of a tap that works like JAX's callbacks: primals only; other leaves stay on the host."""
     sharding = "local" if partitioned else "global"
-    return TapOptions(name, bool(ordered), tap_tangents=False, sharding=sharding, keep_objects=True)
+    return TapOptions(
+        name, bool(ordered), tap_tangents=False, sharding=sharding, keep_objects=True, processes=processes
+    )

@@ -173,6 +173,7 @@ class TapSpec:
             sink,
             self.options.sharding,
             assemble=shards == "all",
+            processes=self.options.processes,
             device_index=self.options.device_index,
             is_another_receiver_busy=runtime.is_another_receiver_busy,
         )
@@ -194,6 +195,8 @@ class TapSpec:
             params["places"] = [[list(map(list, place.stack)), place.span] for place in self.places]
         if shards is not None and self.options.device_index:
             params["device_index"] = self.options.device_index
+        if self.options.processes is not None:
+            params["processes"] = self.options.processes
         return TapDescriptor(
             name=self.name,
             source_line=str(self.source_line),
@@ -216,9 +219,11 @@ _unnumbered: weakref.WeakValueDictionary[bytes, TapSpec] = weakref.WeakValueDict
 
 def _parts(options: TapOptions) -> tuple[Any, ...]:
     # The options, other than the name, that distinguish taps of one line.
-    parts = (
+    parts: tuple[Any, ...] = (
         options.ordered, options.tap_tangents, options.tap_transposed, options.sharding, options.device_index,
     )  # fmt: skip
+    if options.processes is not None:
+        parts = (*parts, options.processes)
     return (*parts, options.without_devices) if options.kind.is_check else parts
 
 

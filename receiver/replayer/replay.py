@@ -18,6 +18,7 @@ from hostcallback.receiver.replayer.run_delivery import RunDelivery
 from hostcallback.receiver.runtime.device_stats import DeviceStats
 from hostcallback.receiver.runtime.dispatch.scope import Scope
 from hostcallback.receiver.sinks.factory import Binding
+from hostcallback.receiver.sinks.sharding.multi_process import ShardStream
 from hostcallback.receiver.taplog.format.errors import Damage, Lost
 from hostcallback.receiver.taplog.reading.merge import MessageRun
 from hostcallback.receiver.taplog.reading.process_groups import LoggedProgramRuns
@@ -89,6 +90,7 @@ class Replay:
         self._reader = reader
         self._checks_only = checks_only
         self._jobs = None if shards else LoggedProgramRuns()
+        self._shards = shards
         self._make_delivery = functools.partial(
             RunDelivery,
             bind=bind,
@@ -96,7 +98,7 @@ class Replay:
             printers=printers,
             checks_only=checks_only,
             label=self._label,
-            stream_of=lambda writer: None if self._jobs is None else self._jobs.stream(writer),
+            stream_of=self._stream,
         )
         self.scope = Scope("replay", max_errors, on_error=on_error)
         self.replayed = Replayed()
@@ -107,8 +109,8 @@ class Replay:
         Exceptions of sinks and functions, and failed checks, are in `scope.deferred` then.
         """
         if selection.devices:
-            self._jobs = None
-        delivery = self._make_delivery(self.scope, selection)
+            self._jobs, self._shards = None, True
+        delivery = self._make_delivery(self.scope, selection, shards=self._shards)
         self.replayed.skipped = delivery.skipped
         parts = None if pace is None else Pace(pace).parts
         # Failures of checks need no order of time: their reports compare the times.
@@ -121,6 +123,9 @@ class Replay:
                 self.replayed.lost.append(record.lost)
         self._finish(delivery)
         return self.replayed
+
+    def _stream(self, writer: Writer) -> ShardStream | None:
+        return None if self._jobs is None or self._reader.is_alone(writer) else self._jobs.stream(writer)
 
     def _label(self, writer: Writer) -> str:
         if len(self._reader.writers) == 1:

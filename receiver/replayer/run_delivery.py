@@ -23,7 +23,7 @@ from hostcallback.receiver.taplog.reading.merge import MessageRun
 from hostcallback.receiver.taplog.reading.segment_reader import Writer
 from hostcallback.receiver.taplog.reading.selection import Selection
 from hostcallback.receiver.wire import Flags
-from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
+from hostcallback.receiver.wire.tap_descriptor import ALL_PROCESSES, TapDescriptor
 from hostcallback.receiver.wire.tap_kind import UNDESCRIBED
 
 _CHECK = int(Flags.CHECK)
@@ -54,6 +54,7 @@ class RunDelivery:
         checks_only: bool = False,
         label: Callable[[Writer], str] = lambda writer: "",
         stream_of: Callable[[Writer], ShardStream | None] = lambda writer: None,
+        shards: bool = False,
     ) -> None:
         """Prepares the delivery.
 
@@ -65,8 +66,9 @@ class RunDelivery:
             printers: whether printing and logging taps do so.
             checks_only: whether only failures of checks are delivered.
             label: returns the prefix of the names of a process's devices.
-            stream_of: returns the stream of shards that a process brings to values of several processes; None if its
-                shards are delivered one by one.
+            stream_of: returns the stream of shards that a process brings to values of several processes; None if it
+                alone is delivered: then what it has of such values.
+            shards: whether shards of values of several processes are delivered one by one.
         """
         self.scope = scope
         self.skipped: Counter[str] = Counter()
@@ -81,6 +83,7 @@ class RunDelivery:
         self._checks_only = checks_only
         self._label = label
         self._stream_of = stream_of
+        self._shards = shards
         self._processes: dict[Writer, _ProcessTaps] = {}
 
     def deliver(self, run: MessageRun, parts: Parts | None = None) -> None:
@@ -131,6 +134,8 @@ class RunDelivery:
                 waits=False,
                 also=also,
                 joint=joint if also else None,
+                processes=ALL_PROCESSES,
+                apart=self._shards,
             )
             tap.consumer.describe = lambda: described
             return tap
@@ -143,6 +148,8 @@ class RunDelivery:
                 also=self._sinks,
                 joint=joint,
                 escapes=True,
+                processes=ALL_PROCESSES,
+                apart=self._shards,
             )
         except ValueError as error:  # its messages are skipped
             self.scope.deferred.add_lost(str(error), 1)

@@ -21,7 +21,7 @@ from hostcallback.receiver.messages.message import Consumer, Message, Sink
 from hostcallback.receiver.messages.registry import Registry
 from hostcallback.receiver.sinks.factory import Binding, BoundTap
 from hostcallback.receiver.sinks.sharding.shard_record import PLACES_FROM
-from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
+from hostcallback.receiver.wire.tap_descriptor import FIRST_PROCESS, TapDescriptor
 
 WHOLE_ID = int.from_bytes(b"exported", "little")
 SHARDS_ID = int.from_bytes(b"shardsof", "little")
@@ -58,6 +58,9 @@ class ExportedTaps:
 
     A message goes to the binding of its tap's name. Without a binding it goes to the consumer of the same tap, if this
     process has traced the tap too. Otherwise taps that print, log or check do so, and other taps raise an error.
+
+    Attributes:
+        is_first_process: whether taps with `processes="first"` deliver in this process.
     """
 
     def __init__(self, registry: Registry, make_tap: MakeTap = exported_tap) -> None:
@@ -67,6 +70,7 @@ class ExportedTaps:
             registry: finds the consumers of taps that this process has traced.
             make_tap: makes the taps that it has not traced.
         """
+        self.is_first_process = True
         self._registry = registry
         self._make_tap = make_tap
         self._lock = threading.Lock()  # protects `_bindings` and `_taps`
@@ -111,6 +115,8 @@ class ExportedTaps:
 
     def _hand_on(self, message: Message, description: np.ndarray[Any, Any], arrays: list[Any]) -> None:
         tap = self._tap_of(description.tobytes())
+        if tap.described.processes == FIRST_PROCESS and not self.is_first_process:
+            return
         consumer = tap.consumer
         if tap.binding is None:
             consumer = self._registry.find(tap.described.consumer_id) or consumer

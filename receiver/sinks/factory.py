@@ -28,7 +28,7 @@ from hostcallback.receiver.sinks.described_template import bounded
 from hostcallback.receiver.sinks.format import Deliver, FormatSink, PrintLines, Template, log_records
 from hostcallback.receiver.sinks.nonfinite import NonFiniteSink, Watched
 from hostcallback.receiver.sinks.print import PrintSink
-from hostcallback.receiver.sinks.sharding.sinks import AssemblingSink, shard_sink
+from hostcallback.receiver.sinks.sharding.sinks import AssemblingSink, ProcessShardSink, shard_sink
 from hostcallback.receiver.sinks.tap import Unflatten, callback_sink, tap_sink
 from hostcallback.receiver.sinks.unbatch import Batchings, batchings_of, for_each_element
 from hostcallback.receiver.wire import pytree as tree, tap_kind
@@ -256,6 +256,8 @@ class BoundTap:
         also: Sequence[Sink] = (),
         joint: Callable[[TapDescriptor, Sink], Sink] | None = None,
         escapes: bool = False,
+        processes: str | None = None,
+        apart: bool = False,
     ) -> None:
         """Makes the tap.
 
@@ -271,6 +273,8 @@ class BoundTap:
                 without it each shard is handed on separately.
             escapes: whether the texts that its kind's sink prints or logs are escaped, as texts from outside this
                 process.
+            processes: takes the place of the descriptor's `processes`, in readers of one process's messages.
+            apart: whether each shard of a value of several processes is handed on by itself, copies too.
 
         Raises:
             ValueError: its params do not fit its kind.
@@ -295,7 +299,8 @@ class BoundTap:
         elif described.shards is not None:
             assemble = described.shards == "all"
             sink = shard_sink(
-                sink, described.sharding, assemble=assemble, device_index=described.device_index,
+                sink, "local" if apart and not assemble else described.sharding, assemble=assemble,
+                processes=processes or described.processes, device_index=described.device_index,
                 is_another_receiver_busy=is_another_receiver_busy, waits=waits,
             )  # fmt: skip
         self.consumer = Consumer(
@@ -314,7 +319,7 @@ class BoundTap:
     def has_pending_values(self) -> bool:
         """Whether the tap has incomplete values."""
         sink = self.consumer.sink
-        return isinstance(sink, AssemblingSink) and sink.pending_values > 0
+        return isinstance(sink, AssemblingSink | ProcessShardSink) and sink.pending_values > 0
 
     def bind(self, binding: Binding | None) -> None:
         """Binds another function to the tap, or none."""

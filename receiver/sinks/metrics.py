@@ -71,7 +71,8 @@ def metrics(writer: MetricWriter) -> Sink:
 
     Skips arrays that are not scalars, texts and failed checks. The step is the integer called `step` in the message
     (see `messages.steps`), or else the step of the last message on the same device that had one; 0 before the first.
-    Several threads may call the sink; it calls the writer on one thread at a time.
+    Several threads may call the sink; it calls the writer on one thread at a time. In a program of several processes a
+    replicated scalar is written by the first process, unless its tap has `processes="all"`.
 
         receiver.replay("run/taps", sinks=[metrics(JsonlWriter("scalars.jsonl"))])
     """

@@ -14,6 +14,11 @@ from hostcallback.receiver.wire import pytree as tree
 from hostcallback.receiver.wire.plain import check_nesting, unpack_plain
 from hostcallback.receiver.wire.tap_kind import TapKind
 
+FIRST_PROCESS = "first"
+ALL_PROCESSES = "all"
+PROCESSES = (FIRST_PROCESS, ALL_PROCESSES)
+"""The values of a tap's option `processes`, which the descriptor has among the params; see `hostcallback.id_tap`."""
+
 DESCRIPTION_NESTING = 3 * limits.NESTING + 8
 """A container of the tapped pytree is two of its description; a value in it may be nested, too."""
 
@@ -56,6 +61,12 @@ class TapDescriptor:
         """Index of the program's device that is named as the origin of a value assembled from shards."""
         index = self.params.get("device_index", 0)
         return index if isinstance(index, int) else 0
+
+    @property
+    def processes(self) -> str | None:
+        """Which processes deliver its messages: one of `PROCESSES`, or None as by default."""
+        processes = self.params.get("processes")
+        return processes if processes in PROCESSES else None
 
     def pack(self) -> np.ndarray[Any, Any]:
         """Encodes the descriptor: uint8, shape (bytes,), the msgpack of a map.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import sys
 from typing import Any
@@ -42,5 +44,69 @@ for jit in (jax.jit, hcb.jit):
     for program in (automatic, manual):
         jit(program)(x).block_until_ready()
 hcb.barrier_wait()
+
+
+# One value, one line. What each process prints by itself, and what `jax.debug.print` prints:
+
+local_mesh = Mesh(np.array(jax.local_devices()), ("d",))
+loss = jax.make_array_from_callback((), NamedSharding(mesh, P()), lambda place: np.float32(3))
+rows = jax.make_array_from_callback((4, 4), NamedSharding(mesh, P("i")), lambda place: whole[place])
+
+
+def in_shard_map(say: Any) -> Any:
+    def each(x: Any) -> Any:
+        say("shard_map {}", x)
+        return x
+
+    return jax.shard_map(each, mesh=mesh, in_specs=P(), out_specs=P())
+
+
+def everywhere(say: Any) -> None:
+    """Prints replicated values in every kind of program."""
+
+    def tapped(text: str) -> Any:
+        return jax.jit(lambda x: (say(text + " {}", x), x)[1])
+
+    tapped("replicated")(loss)
+    jax.jit(in_shard_map(say))(loss)
+    tapped("own program")(np.float32(number))
+    tapped("own mesh")(jax.device_put(np.float32(number), NamedSharding(local_mesh, P())))
+    say("eager {}", number)
+
+
+def lines_of(run: Any, *args: Any) -> list[str]:
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        run(*args)
+        jax.effects_barrier()
+        hcb.barrier_wait()
+    return sorted(out.getvalue().splitlines())
+
+
+written: list[Any] = []
+
+
+class Writer:
+    def write_scalars(self, step: int, scalars: Any) -> None:
+        written.append([step, scalars])
+
+
+def metrics(x: Any) -> Any:
+    hcb.id_tap(lambda x: None, x, name="loss")
+    return hcb.id_tap(lambda x: None, x, name="everywhere", processes="all")
+
+
+with hcb.outfeed_receiver(sinks=[hcb.receiver.metrics(Writer())], record=sys.argv[3] + ".taps"):
+    jax.jit(metrics)(loss)
+printed = {
+    "jax": lines_of(everywhere, jax.debug.print),
+    "hcb": lines_of(everywhere, hcb.print),
+    "all": lines_of(everywhere, hcb.print(processes="all")),
+    "first": lines_of(everywhere, hcb.print(processes="first")),
+    "per device": lines_of(jax.jit(lambda x: hcb.print("{}", x, partitioned=True)), loss),
+}
+kept: list[Any] = []
+jax.jit(lambda x: hcb.id_tap(lambda x, *, index: kept.append([str(index), x.tolist()]), x))(rows)
+hcb.barrier_wait()
 with open(sys.argv[3], "w") as file:  # standard output is shared with JAX's own messages
-    json.dump(found, file)
+    json.dump({"found": found, "printed": printed, "written": written, "kept": kept}, file)

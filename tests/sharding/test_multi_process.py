@@ -1,4 +1,4 @@
-"""In a program of several processes each receives the shards of its local devices, with their place in the array."""
+"""Programs of two processes: shards arrive in their own process, and a value is delivered once."""
 
 from __future__ import annotations
 
@@ -11,6 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
+
+from hostcallback import receiver
+from hostcallback.receiver.taplog.reading.logged_message import LoggedMessage
+from hostcallback.receiver.taplog.reading.reader import LogReader
 
 PROGRAM = Path(__file__).with_name("multi_process_program.py")
 
@@ -22,25 +27,90 @@ def free_port() -> int:
         return port
 
 
-def test_each_process_gets_its_own_devices_shards_with_their_place(tmp_path: Path) -> None:
+Found = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> list[Found]:
+    """What each process of the program found."""
+    folder = tmp_path_factory.mktemp("program")
     port = free_port()
     environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
     processes = [
         subprocess.Popen(
-            [sys.executable, PROGRAM, str(number), str(port), tmp_path / str(number)],
+            [sys.executable, PROGRAM, str(number), str(port), folder / str(number)],
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment,
         )
         for number in range(2)
     ]  # fmt: skip
     outputs = [process.communicate(timeout=120)[0] for process in processes]
     assert [process.returncode for process in processes] == [0, 0], outputs
+    return [
+        {**json.loads((folder / str(number)).read_text()), "log": folder / f"{number}.taps"}
+        for number in range(2)
+    ]
+
+
+def test_each_process_gets_its_own_devices_shards_with_their_place(found: list[Found]) -> None:
     whole = np.arange(16.0).reshape(4, 4)
     for number in range(2):
-        found: list[Any] = json.loads((tmp_path / str(number)).read_text())
         for device in range(2):
             rows, columns = [2 * number, 2 * number + 2], [2 * device, 2 * device + 2]
             part = whole[slice(*rows), slice(*columns)]
-            mine = [entry for entry in found if entry[1] == device]
+            mine = [entry for entry in found[number]["found"] if entry[1] == device]
             automatic = [["automatic", device, [rows, columns], (part + k).tolist()] for k in (1, 2, 3)]
             manual = [["manual", device, None, part.tolist()]]
             assert mine == 2 * (automatic + manual)
+
+
+def test_each_process_prints_the_lines_that_jax_prints_there(found: list[Found]) -> None:
+    for process in found:
+        assert process["printed"]["hcb"] == process["printed"]["jax"]
+    assert "replicated 3.0" in found[0]["printed"]["jax"]
+    assert "replicated 3.0" not in found[1]["printed"]["jax"]
+
+
+def test_with_all_each_process_prints_a_replicated_value_once(found: list[Found]) -> None:
+    for process in found:
+        assert process["printed"]["all"].count("replicated 3.0") == 1
+        assert process["printed"]["all"].count("shard_map 3.0") == 2
+
+
+def test_with_first_only_the_first_process_prints(found: list[Found]) -> None:
+    assert found[0]["printed"]["first"] == found[0]["printed"]["jax"]
+    assert found[1]["printed"]["first"] == []
+
+
+def test_partitioned_prints_once_per_device(found: list[Found]) -> None:
+    assert [process["printed"]["per device"] for process in found] == 2 * [["3.0", "3.0"]]
+
+
+def test_a_shard_that_several_devices_of_a_process_have_arrives_once_with_its_place(
+    found: list[Found],
+) -> None:
+    whole = np.arange(16.0).reshape(4, 4)
+    for number, process in enumerate(found):
+        rows = slice(2 * number, 2 * number + 2)
+        assert process["kept"] == [[str(((rows, slice(0, 4)),)), whole[rows].tolist()]]
+
+
+def test_metrics_of_replicated_values_are_written_once(found: list[Found]) -> None:
+    assert found[0]["written"] == [[0, {"loss": 3.0}], [0, {"everywhere": 3.0}]]
+    assert found[1]["written"] == [[0, {"everywhere": 3.0}]]
+
+
+def test_readers_of_the_logs_show_a_replicated_value_once(found: list[Found]) -> None:
+    def values(*logs: Path) -> list[tuple[str, list[float]]]:
+        records = [record for record in LogReader(logs).values() if isinstance(record, LoggedMessage)]
+        return [(r.message.consumer.name, [a.tolist() for a in r.message.arrays]) for r in records]
+
+    def replayed(*logs: Path) -> list[float]:
+        got: list[float] = []
+        receiver.replay(logs, bind={"loss": lambda value: got.append(float(value))})
+        return got
+
+    one, other = found[0]["log"], found[1]["log"]
+    for logs in ((one,), (other,), (one, other)):
+        assert values(*logs) == [("loss", [3.0]), ("everywhere", [3.0])]
+        assert replayed(*logs) == [3.0]
+    assert sum(1 for _ in LogReader([one, other]).records()) == 8  # a message of each device

@@ -346,6 +346,7 @@ class Delivery:
             checks_only=not sinks and not self._bind,
             label=lambda writer: label,
             stream_of=joint,
+            shards=self._jobs is None,
         )
         return stream
 

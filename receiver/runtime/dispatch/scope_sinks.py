@@ -77,7 +77,10 @@ class ScopeSinks:
             return self._deliver  # the tap cannot be described, so it is not known whether it is sharded
         if described.shards is None:
             return self._deliver
-        return shard_sink(self._deliver, described.sharding, assemble=described.shards == "all", waits=False)
+        assemble = described.shards == "all"
+        return shard_sink(
+            self._deliver, described.sharding, assemble=assemble, processes=described.processes, waits=False
+        )
 
     def _exported_tap(self, described: TapDescriptor, binding: Binding | None) -> BoundTap:
         return BoundTap(

@@ -43,6 +43,9 @@ class RuleTable:
             tuple[int, int], None
         ] = {}  # (consumer id, device id) of checks that are off on a device
         self._aborting: set[int] = set()
+        # Consumers that are off in this process because another one delivers (`processes="first"`): by consumer id,
+        # whether that holds in all programs that have the tap.
+        self._silent: dict[int, bool] = {}
 
     def after_fork_in_child(self) -> None:
         """Renews the lock, which a thread of the parent may have held."""
@@ -113,9 +116,19 @@ class RuleTable:
             self._rules = change(self._rules)
             self._tell_all(registry)
 
-    def register(self, consumer: Consumer, without: Iterable[int] = ()) -> None:
-        """Applies the rules to a new consumer. `without` has the ids of devices on which the check is off."""
+    def register(self, consumer: Consumer, without: Iterable[int] = (), *, is_silent: bool = False) -> None:
+        """Applies the rules to a new consumer.
+
+        Args:
+            consumer: the consumer of a tap.
+            without: ids of the devices on which the check is off.
+            is_silent: whether the tap is off in this process, whatever its rules say.
+        """
         with self._lock:
+            if is_silent or consumer.consumer_id in self._silent:
+                self._silent[consumer.consumer_id] = is_silent and self._silent.get(
+                    consumer.consumer_id, True
+                )
             for device in without:
                 self._without[consumer.consumer_id, device] = None
                 self._switch(consumer.consumer_id, device, True)
@@ -123,6 +136,8 @@ class RuleTable:
 
     def rule_of(self, consumer: Consumer) -> Rule:
         """Returns the rule of a consumer. A check is only on or off, so that no failure is missing from a report."""
+        if self._silent and self._silent.get(consumer.consumer_id):
+            return OFF
         rule = self._rules.of(consumer.name) if self._rules and consumer.is_switchable else DEFAULT
         if consumer.is_check:
             return OFF if not rule.enabled or self._is_check_off(consumer.name) else DEFAULT
@@ -130,7 +145,7 @@ class RuleTable:
 
     def is_off(self, consumer: Consumer, device: int = EVERY_DEVICE) -> bool:
         """Whether a tap is off, everywhere or on the device with that id."""
-        if self._rules and not self.rule_of(consumer).enabled:
+        if (self._rules or self._silent) and not self.rule_of(consumer).enabled:
             return True
         if not consumer.is_check:
             return False

@@ -2,12 +2,17 @@
 
 It is the first array of such a message, int64:
 
-    [occurrence, shards, group, partition, then for every dimension of every array: size of the whole, start here]
+    [occurrence, shards, group, partition, then for every dimension of every array: size of the whole, start here,
+     and in a program of several processes: local, is_later, is_copy]
 
 `occurrence` counts the messages of one launch on one device: messages with equal run id, group and occurrence are the
 shards of one value. On each device it grows from message to message, but not always by one, because taps may share a
 count. `shards` is the number of shards; `group` distinguishes several such values (a partially manual shard_map makes
 the program run once per group); `partition` is the number of the emitting device within the program.
+
+The last three numbers say which of the shards one process sees. `local` is the number of shards of the device's process
+if these make the whole arrays; 0 if they do not. `is_later` is 1 if an earlier process has the same: the whole arrays,
+or this shard. `is_copy` is 1 if an earlier device of this process has the same shard.
 """
 
 from __future__ import annotations
@@ -31,14 +36,37 @@ MAX_KNOWN = 1024
 Shape = tuple[int, ...]
 
 
+class ProcessShare(NamedTuple):
+    """What one process has of a value, as one of its devices says it in its shard record.
+
+    Attributes:
+        local: number of shards of this process if they make the whole arrays; 0 if they do not.
+        is_later: whether an earlier process has the same: the whole arrays, or this shard.
+        is_copy: whether an earlier device of this process has the same shard.
+    """
+
+    local: int = 0
+    is_later: bool = False
+    is_copy: bool = False
+
+
+ALONE = ProcessShare()
+"""The share in records that do not say it: of programs of one process, and of earlier versions."""
+
+
 def shard_record(
-    places: Sequence[tuple[Sequence[int], Sequence[int]]], *, shards: int, group: int, partition: int
+    places: Sequence[tuple[Sequence[int], Sequence[int]]],
+    *,
+    shards: int,
+    group: int,
+    partition: int,
+    share: ProcessShare | None = None,
 ) -> list[int]:
     """Returns a shard record with occurrence 0, from each array's whole shape and this shard's start."""
     numbers = [
         number for shape, start in places for pair in zip(shape, start, strict=True) for number in pair
     ]
-    return [0, shards, group, partition, *numbers]
+    return [0, shards, group, partition, *numbers, *map(int, share or ())]
 
 
 class Layout(NamedTuple):
@@ -54,6 +82,7 @@ class Layout(NamedTuple):
         inside: the index of each array that removes the padding; None without padding.
         can_be_whole: whether this many shards of these shapes can fill the whole arrays. Damaged messages may have
             shards that cannot, and logs may have some of the shards alone.
+        share: what the device's process has of the value.
     """
 
     shards: int
@@ -64,6 +93,7 @@ class Layout(NamedTuple):
     places: Index
     inside: list[tuple[slice | EllipsisType, ...]] | None
     can_be_whole: bool
+    share: ProcessShare = ALONE
 
 
 class Shard(NamedTuple):
@@ -88,10 +118,14 @@ _tuple_new = tuple.__new__  # a NamedTuple's own constructor takes twice as long
 class RecordReader:
     """Reads the shard records of one tap, with a cache of decoded ones. Any thread."""
 
-    __slots__ = ("_known",)
+    __slots__ = ("_known", "_of_process")
 
-    def __init__(self) -> None:
-        """Starts with an empty cache."""
+    def __init__(self, *, of_process: bool = False) -> None:
+        """Starts with an empty cache.
+
+        `of_process`: whether the layouts of values that one process has as a whole count that process's shards only.
+        """
+        self._of_process = of_process
         self._known: dict[bytes, Layout] = {}  # by the record's bytes after the occurrence
 
     def read(self, message: Message) -> Shard:
@@ -107,6 +141,8 @@ class RecordReader:
         layout = self._known.get(key)
         if layout is None or [part.shape for part in parts] != layout.tiles:
             layout = _layout(record, parts)
+            if self._of_process and layout.share.local:
+                layout = layout._replace(shards=layout.share.local)
             if len(self._known) >= MAX_KNOWN:
                 self._known.clear()
             self._known[key] = layout
@@ -118,17 +154,22 @@ class RecordReader:
 def _layout(record: Array, parts: Sequence[Array]) -> Layout:
     tiles = [part.shape for part in parts]
     expected = PLACES_FROM + 2 * sum(map(len, tiles))
-    if record.dtype != np.int64 or record.shape != (expected,):
+    shared = record.shape == (expected + len(ALONE),)
+    if record.dtype != np.int64 or not (shared or record.shape == (expected,)):
         raise ValueError(
             f"a shard record of dtype {record.dtype} and shape {record.shape} came with arrays of shapes {tiles}, "
             f"expected int64 of shape ({expected},): the program and this process are of different versions of "
             "hostcallback"
         )
     _, shards, group, partition, *places = record.tolist()
-    if shards < 1 or partition < 0 or min(places, default=0) < 0:
+    share = ALONE
+    if shared:
+        *places, local, is_later, is_copy = places
+        share = ProcessShare(local, bool(is_later), bool(is_copy))
+    if shards < 1 or partition < 0 or min(places, default=0) < 0 or not 0 <= share.local <= shards:
         raise ValueError(
-            f"a shard record has {shards} shards, partition {partition} and the sizes and starts {places}, expected at "
-            "least one shard and nothing negative: the message is damaged"
+            f"a shard record has {shards} shards, {share.local} of them in this process, partition {partition} and the "
+            f"sizes and starts {places}, expected at least one shard and nothing negative: the message is damaged"
         )
     numbers = iter(places)
     per_array = [list(_ranges(tile, numbers)) for tile in tiles]
@@ -146,8 +187,10 @@ def _layout(record: Array, parts: Sequence[Array]) -> Layout:
         tuple(tuple(slice(start, stop) for _, start, stop in ranges) for ranges in per_array),
         inside if padded else None,
         all(
-            size <= shards * math.prod(tile) for tile, size in zip(tiles, _sizes(tiles, places), strict=True)
+            size <= (share.local or shards) * math.prod(tile)
+            for tile, size in zip(tiles, _sizes(tiles, places), strict=True)
         ),
+        share,
     )
 
 

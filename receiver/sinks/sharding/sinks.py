@@ -13,6 +13,7 @@ from hostcallback.receiver.messages.message import Message, Sink
 from hostcallback.receiver.sinks.sharding.assembly import Assembly, WouldBlock
 from hostcallback.receiver.sinks.sharding.shard_record import RecordReader, Shard
 from hostcallback.receiver.sinks.sharding.ticket_queue import TicketQueue
+from hostcallback.receiver.wire.tap_descriptor import ALL_PROCESSES
 
 STANDSTILL_SEC = 10.0
 """A device that is far ahead waits for the others, until no value was completed and no other receiver had messages to
@@ -122,7 +123,10 @@ class AssemblingSink:
             ValueError: the message has no shard record, or its shard does not fit the others.
             MultipleFailures: values were discarded, and the sink raised.
         """
-        shard = self._reader.read(message)
+        self.take(self._reader.read(message))
+
+    def take(self, shard: Shard) -> None:
+        """Consumes one shard as a call does; `shard` is decoded already."""
         assembly, ticket, discarded = self._assembly, None, 0
         try:
             with self._lock:
@@ -205,7 +209,54 @@ class AssemblingSink:
         self._changed.notify_all()
 
 
-SHARD_SINKS = (LocalShardSink, AssemblingSink)
+class ProcessShardSink:
+    """Hands on what one process has of the values of a program of several processes, each once.
+
+    A value of which the process has the whole is assembled, and handed on once. Of other values the shards are handed
+    on one by one, with their places; devices that have equal shards count as one. Records of earlier versions do not
+    say what the process has: their shards are handed on.
+    """
+
+    __slots__ = ("_assembling", "_only_first", "_reader")
+
+    def __init__(self, assembling: AssemblingSink, processes: str | None) -> None:
+        """Makes the sink of one tap.
+
+        Args:
+            assembling: assembles the values of which the process has the whole, and has the sink of all.
+            processes: "all", or "first" (as None) to hand on only what no earlier process has.
+        """
+        self._assembling = assembling
+        self._only_first = processes != ALL_PROCESSES
+        self._reader = RecordReader(of_process=True)
+
+    @property
+    def sink(self) -> Sink:
+        """The sink of values and shards, which may be replaced at any time."""
+        return self._assembling.sink
+
+    @sink.setter
+    def sink(self, sink: Sink) -> None:
+        self._assembling.sink = sink
+
+    @property
+    def pending_values(self) -> int:
+        """Number of values that are incomplete and not discarded."""
+        return self._assembling.pending_values
+
+    def __call__(self, message: Message) -> None:
+        """Consumes one shard. Blocks and raises as `AssemblingSink` does."""
+        shard = self._reader.read(message)
+        share = shard.layout.share
+        if share.is_later and self._only_first:
+            return
+        if share.local:
+            self._assembling.take(shard)
+        elif not share.is_copy:
+            self.sink(message._replace(arrays=shard.arrays, shard_index=shard.layout.places))
+
+
+SHARD_SINKS = (LocalShardSink, AssemblingSink, ProcessShardSink)
 
 
 def _incomplete(count: int) -> IncompleteValueError:
@@ -221,6 +272,7 @@ def shard_sink(
     sharding: str,
     *,
     assemble: bool,
+    processes: str | None = None,
     device_index: int = 0,
     is_another_receiver_busy: Callable[[], bool] = lambda: False,
     waits: bool = True,
@@ -231,10 +283,12 @@ def shard_sink(
         sink: consumes the whole values or the separate shards.
         sharding: "global" or "local".
         assemble: whether this process sees all shards.
+        processes: if it does not, see `ProcessShardSink`.
         device_index: as in `AssemblingSink`.
         is_another_receiver_busy: as in `AssemblingSink`.
         waits: as in `AssemblingSink`.
     """
-    if sharding == "global" and assemble:
-        return AssemblingSink(sink, device_index, is_another_receiver_busy, waits=waits)
-    return LocalShardSink(sink)
+    if sharding == "local":
+        return LocalShardSink(sink)
+    assembling = AssemblingSink(sink, device_index, is_another_receiver_busy, waits=waits)
+    return assembling if assemble else ProcessShardSink(assembling, processes)

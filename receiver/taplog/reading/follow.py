@@ -16,6 +16,7 @@ from hostcallback.receiver.taplog.format.step_columns import StepColumns
 from hostcallback.receiver.taplog.reading.chunk_reader import Chunk, read_frames
 from hostcallback.receiver.taplog.reading.logged_message import LoggedMessage, RunDecoder
 from hostcallback.receiver.taplog.reading.merge import LostRun, MessageRun
+from hostcallback.receiver.taplog.reading.process_groups import is_alone
 from hostcallback.receiver.taplog.reading.segment_reader import SegmentReader, Writer
 from hostcallback.receiver.taplog.reading.selection import Selection
 from hostcallback.receiver.taplog.reading.shard_assembly import ShardMerger
@@ -68,13 +69,16 @@ class Follower:
         self._wait = wait
         self._followed: dict[Path, _Followed | None] = {}
         self._decoder = RunDecoder()
-        self._wholes = None if shards or selection.devices else ShardMerger(shows_incomplete=False)
+        self._wholes = None if shards or selection.devices else self._merger()
         self._described: dict[Writer, tuple[dict[int, TapDescriptor], StepColumns]] = {}
         self.writers: set[Writer] = set()
         self._refused: list[Damage] = []
         self._look(first=True)
         if not self._followed and not wait:
             raise NotATapLogError(f"{self._paths[0]}: this tap log ends before its header does")
+
+    def _merger(self) -> ShardMerger:
+        return ShardMerger(shows_incomplete=False, is_alone=lambda writer: is_alone(writer, self.writers))
 
     def last(self, count: int) -> list[Found]:
         """Returns the last messages so far, of all devices together; `poll` then continues after them.
@@ -124,7 +128,7 @@ class Follower:
     def _together_anew(self, found: list[Found]) -> list[Found]:
         # Starts with a new merger, because values that began before these messages lack shards.
         if self._wholes is not None:
-            self._wholes = ShardMerger(shows_incomplete=False)
+            self._wholes = self._merger()
         return list(self._together(_by_time(found)))
 
     def _together(self, found: list[Found]) -> Iterator[Found]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from hostcallback.receiver.messages.message import Message, Sink
 from hostcallback.receiver.sinks.sharding.multi_process import ProgramRun, ShardStream
@@ -73,6 +73,13 @@ class LoggedProgramRuns:
 def process_of(writer: Writer) -> int:
     """Index of a process in its program."""
     return writer.process_index or 0
+
+
+def is_alone(writer: Writer, writers: Iterable[Writer]) -> bool:
+    """Whether none of `writers` is another process of the same program run."""
+    return not writer.job or all(
+        process_of(other) == process_of(writer) for other in writers if other.job == writer.job
+    )
 
 
 def _any(described: TapDescriptor) -> bool:

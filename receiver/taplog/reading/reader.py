@@ -19,6 +19,7 @@ from hostcallback.receiver.taplog.reading.chunk_reader import Chunk
 from hostcallback.receiver.taplog.reading.dedup import SequenceDeduplicator
 from hostcallback.receiver.taplog.reading.logged_message import LoggedMessage, RunDecoder
 from hostcallback.receiver.taplog.reading.merge import LostRun, MessageRun, Order, Record, merged
+from hostcallback.receiver.taplog.reading.process_groups import is_alone
 from hostcallback.receiver.taplog.reading.segment_reader import SegmentReader, Writer
 from hostcallback.receiver.taplog.reading.selection import Selection
 from hostcallback.receiver.taplog.reading.shard_assembly import ShardMerger
@@ -73,6 +74,10 @@ class LogReader:
     def writers(self) -> list[Writer]:
         """The processes that wrote the logs, in the order of their start."""
         return [writer for writer, _ in self._processes]
+
+    def is_alone(self, writer: Writer) -> bool:
+        """Whether no other process of the program run of that process is in the logs."""
+        return is_alone(writer, self.writers)
 
     def segments(self) -> Iterator[tuple[Writer, SegmentReader]]:
         """The segments of each process in order. Each one is open until the next one is taken."""
@@ -135,7 +140,7 @@ class LogReader:
         if selection.devices:
             yield from self.records(selection)
             return
-        wholes = ShardMerger(shows_incomplete=True)
+        wholes = ShardMerger(shows_incomplete=True, is_alone=self.is_alone)
         for record in self.records(selection, order=wholes.jobs):
             if isinstance(record, LoggedMessage):
                 yield from wholes.take(record)

@@ -35,6 +35,16 @@ def test_the_bound_function_is_called_as_the_taps_would_be(process: Process) -> 
     assert process.report() is None
 
 
+def test_the_first_process_delivers_if_the_tap_wants_it(process: Process) -> None:
+    recorder = Recorder()
+    process.taps.bind("loss", Binding(recorder))
+    for is_first in (True, False):
+        process.taps.is_first_process = is_first
+        for processes in ("first", "all"):
+            process.emit(replace(TAP, params={"processes": processes}), 1.5)
+    assert len(recorder.calls) == 3
+
+
 def test_a_callback_is_called_for_each_element_of_a_batch(process: Process) -> None:
     recorder = Recorder()
     tap = replace(TAP, kind="callback", transforms=(("batch", {"batch_dims": (0,)}),), tree=FORMAT.tree)

@@ -13,7 +13,12 @@ from hostcallback.receiver.errors import IncompleteValueError
 from hostcallback.receiver.messages.message import Message
 from hostcallback.receiver.sinks.sharding import sinks as shards
 from hostcallback.receiver.sinks.sharding.shard_record import MAX_KNOWN, RecordReader
-from hostcallback.receiver.sinks.sharding.sinks import AssemblingSink, LocalShardSink, shard_sink
+from hostcallback.receiver.sinks.sharding.sinks import (
+    AssemblingSink,
+    LocalShardSink,
+    ProcessShardSink,
+    shard_sink,
+)
 
 # Inconsistent records
 
@@ -121,7 +126,7 @@ def test_a_reader_does_not_remember_without_bound() -> None:
     ("sharding", "assemble", "kind"),
     [
         ("global", True, AssemblingSink),
-        ("global", False, LocalShardSink),
+        ("global", False, ProcessShardSink),
         ("local", True, LocalShardSink),
         ("local", False, LocalShardSink),
     ],
