@@ -115,6 +115,7 @@ def drop_token(tokens: dict[str, Any], effect: Any) -> None:
 def wait_for_runtime_tokens(tokens: dict[str, Any]) -> None:
     """Waits for the last program with any effect that a thread dispatched to each device; whether it failed or not."""
     for token in list(tokens.get("output_runtime_tokens", {}).values()):
+        # The token of a failed program raises the program's error, which the user of its results gets.
         with contextlib.suppress(jax.errors.JaxRuntimeError):
             token.block_until_ready()
 

@@ -99,7 +99,7 @@ def _has_failed(token: Any) -> bool:
     if token.is_deleted() or not token.is_ready():
         return False
     try:
-        token.block_until_ready()
+        token.block_until_ready()  # of a ready token this does not wait; it is the only way to get the error
     except Exception:
         return True
     return False

@@ -126,6 +126,6 @@ def processes() -> list[dict[str, Any]]:
         try:
             with ControlClient(pid, 2.0) as client:
                 found.append(client.ask("process"))
-        except ControlError:
+        except ControlError:  # ended since the folder was listed, or belongs to another user
             continue
     return found

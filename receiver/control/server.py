@@ -85,9 +85,8 @@ class ControlServer:
         with contextlib.suppress(OSError):
             os.write(self._wake_writer, b"x")
         self._thread.join(SEND_SEC)
-        if (
-            not self._thread.is_alive()
-        ):  # a thread that still waits for a client would otherwise use closed descriptors
+        # A thread that still waits for a client would use closed descriptors, which may belong to other files by then.
+        if not self._thread.is_alive():
             os.close(self._wake_reader)
             os.close(self._wake_writer)
 

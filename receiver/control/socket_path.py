@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from hostcallback.receiver import environment
 from hostcallback.receiver.control.errors import ControlSocketError
+from hostcallback.receiver.liveness import is_alive
 
 SUFFIX = ".sock"
 
@@ -181,7 +182,7 @@ def remove_stale(folder: Path) -> None:
         if found is None or not is_own_socket(path) or answers(path):
             continue
         # A socket that is not yet published may belong to a process that is about to listen.
-        if found["unpublished"] and _runs(int(found["unpublished"])):
+        if found["unpublished"] and is_alive(int(found["unpublished"])):
             continue
         path.unlink(missing_ok=True)
 
@@ -193,16 +194,6 @@ def is_own_socket(path: Path) -> bool:
     except FileNotFoundError:
         return False
     return stat.S_ISSOCK(found.st_mode) and found.st_uid == os.geteuid()
-
-
-def _runs(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except (ProcessLookupError, OverflowError):
-        return False
-    except PermissionError:
-        return True
-    return True
 
 
 def sockets() -> dict[int, Path]:

@@ -91,7 +91,7 @@ class DeferredErrors:
         """Counts a check that failed `count` times, and reports it at once if `on_error` demands that."""
         with self._lock:
             group = self._checks.add(consumer, failed, device, count)
-        if group is None:
+        if group is None:  # not the first failure of its line: that one was reported
             return
         if self.on_error is OnError.WARN:
             _log(group)
@@ -152,6 +152,7 @@ class DeferredErrors:
                 self._incomplete[f"{failure.tap} at {failure.source_line}"] += error.count
             return
         error.__traceback__ = _without_receiver_frames(error.__traceback__)
+        # Logging runs user code (handlers), so it must not hold the lock.
         if self._log is not None:
             self._log.add(failure)
         with self._lock:
@@ -196,6 +197,7 @@ class DeferredErrors:
             self._unbound += found.unbound
             self._incomplete += found.incomplete
             self._lost += found.lost
+            # `FailedChecks.merge` puts its argument first, and this process's failures are the earlier ones.
             if found.checks is not None:
                 earlier, self._checks = self._checks, found.checks
                 self._checks.merge(earlier)

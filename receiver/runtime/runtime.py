@@ -100,6 +100,7 @@ class Runtime:
                 return
             self.flight = FlightRecorder(directory)
             receivers = list(self._receivers.values())
+        # Without the lock, because copying a ring into a file takes time. Receivers that start now see `flight`.
         for receiver in receivers:
             self.flight.keep(receiver.name, receiver.source)
         self.registry.watch(self.flight.describe)
@@ -187,6 +188,7 @@ class Runtime:
                         f"(got {', '.join(names)})"
                     )
             self._totals.begin(scope, set(self._claims.values()))
+            # Also devices without a receiver: `start` looks for the scope of a device here.
             for name in names:
                 self._claims[name] = scope
                 for receiver in self._of(name):
@@ -224,11 +226,13 @@ class Runtime:
         self.check_not_reentrant("waiting for taps")
         names = None if names is None else list(names)
         receivers = self.receivers(names)
+        # All targets first: messages that are emitted during the wait do not prolong it.
         targets = [(receiver, receiver.source.counters().emitted) for receiver in receivers]
         for receiver, emitted in targets:
             while not receiver.wait_consumed(emitted, POLL_SEC):
                 self._check(receiver, deadline, stall_sec)
         self.isolated.wait_delivered(None if names is None else set(names), deadline, stall_sec)
+        # Host functions of calls run on other threads: their frames have been consumed, they may still run.
         for receiver in receivers:
             running = receiver.calls.running()
             while not receiver.calls.wait(running, POLL_SEC):

@@ -61,7 +61,7 @@ def _number(leaf: Any) -> float | None:
             return None
         try:
             return float(leaf)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError):  # a dtype without a conversion, such as a structured one
             return None
     return float(leaf) if type(leaf) in (int, float) else None
 

@@ -172,6 +172,7 @@ def run(arguments: argparse.Namespace) -> int:
     permissions = PRIVATE if arguments.group is None else _permissions_of(arguments.group)
     with contextlib.ExitStack() as stack:
         if arguments.metrics is not None:
+            # Created here, because JsonlWriter would create it with the default permissions.
             with contextlib.suppress(FileExistsError):
                 os.close(permissions.create(Path(arguments.metrics), os.O_WRONLY))
             sinks = [*sinks, metrics(stack.enter_context(JsonlWriter(arguments.metrics)))]

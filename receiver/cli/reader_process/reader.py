@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from hostcallback.receiver.cli.reader_process.descriptor_registry import DescribedRegistry
+from hostcallback.receiver.liveness import LOOK_SEC, stays_alive
 from hostcallback.receiver.log import logger
 from hostcallback.receiver.messages.deferred_errors import OnError
 from hostcallback.receiver.remote.forwarder import Forwarder
@@ -21,7 +22,6 @@ from hostcallback.receiver.remote.options import Forward
 from hostcallback.receiver.runtime.device_receiver import DeviceReceiver
 from hostcallback.receiver.runtime.dispatch.scope import Scope
 from hostcallback.receiver.runtime.isolated.ipc import IpcChannel, ReaderConfig
-from hostcallback.receiver.runtime.isolated.liveness import LOOK_SEC, stays_alive
 from hostcallback.receiver.runtime.isolated.options import ReaderOptions
 from hostcallback.receiver.sources.ring import RingSource
 from hostcallback.receiver.taplog.flight.recorder import TAPS_FILE

@@ -42,6 +42,7 @@ class AckBatcher:
             await self._task  # not cancelled: it may be writing, and gRPC takes one message at a time
             return
         self._task.cancel()
+        # The stream has failed already, and its error is raised. A failure to acknowledge follows from it.
         with contextlib.suppress(asyncio.CancelledError, Exception):
             await self._task
         self._forget_timer()

@@ -141,6 +141,7 @@ class Collector:
             taking.result()
         finally:
             taking.cancel()
+            # Waits until it has ended, so that it appends nothing after this. Its error was raised above.
             with contextlib.suppress(asyncio.CancelledError, Exception):
                 await taking
             if self.streams.get(key) is fenced:

@@ -49,6 +49,7 @@ class Cursor:
         self._done: dict[StreamKey, int] = {}
         self._whole: set[StreamKey] = set()  # streams whose chunk after the position is read again as a whole
         self._is_saved = True
+        # A file that a crash left invalid costs repeated deliveries. Raising would keep the collector from starting.
         with contextlib.suppress(OSError, ValueError, TypeError, msgpack.UnpackException, BadStreamError):
             for folder, position, *rest in msgpack.unpackb(self._path.read_bytes()):
                 key = StreamKey.of_folder(folder)

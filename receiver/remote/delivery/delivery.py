@@ -153,6 +153,7 @@ class Delivery:
                 self._busy = False
                 self._changed.notify_all()
                 self._changed.wait_for(lambda: self._stop or self._grown, SAVE_SEC)
+            # Lets slices that arrive shortly after each other share one round, unless a thread waits for them.
             self._hurry.wait(turn_at - time.monotonic())
             turn_at = time.monotonic() + TURN_SEC
             with self._changed:
@@ -167,7 +168,7 @@ class Delivery:
                     self._jobs.grew(key)
                 if self._deliver_safely(key, stored):
                     turn_at = 0.0
-                    with self._changed:
+                    with self._changed:  # `setdefault`: `grown` may have noted a later position meanwhile
                         self._grown.setdefault(key, stored)
                 if time.monotonic() >= save_at:
                     save_at = time.monotonic() + SAVE_SEC
@@ -252,7 +253,7 @@ class Delivery:
         ready = {key: stored for key, stored in self._held.items() if not jobs.is_paused(key)}
         for key in ready:
             del self._held[key]
-        with self._changed:
+        with self._changed:  # positions that `grown` noted meanwhile are later, and win
             self._grown = {**ready, **self._grown}
 
     def _deliver(self, key: StreamKey, stored: StreamOffset, *, everything: bool) -> bool:

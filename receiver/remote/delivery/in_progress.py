@@ -51,6 +51,7 @@ class InProgress:
         except (OSError, ValueError) as error:
             logger.warning("%s cannot be written: %s", directory / NAME, error)
             return
+        # The collector may have been killed while it wrote the record. No message is suspected then.
         with contextlib.suppress(ValueError, TypeError, BadStreamError):
             folder, position, deaths = unpack_plain(
                 self._map[2 : 2 + int.from_bytes(self._map[:2], "little")]

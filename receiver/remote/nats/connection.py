@@ -197,6 +197,7 @@ class NatsConnection:
         """Closes the connection and ends the thread. Never raises; may be called again."""
         if self._loop.is_closed():
             return
+        # nats-py raises errors of many kinds if the server has ended. The connection is closed either way.
         with contextlib.suppress(Exception):
             self.start(self._end()).result(REQUEST_SEC)
         self._loop.call_soon_threadsafe(self._loop.stop)

@@ -146,6 +146,7 @@ class GrpcLink:
         self._call = method(iter(self._requests.get, None), metadata=metadata)
         self._thread = threading.Thread(target=self._receive, name="hostcallback-acks", daemon=True)
         self._thread.start()
+        # The call's own deadline would also end a connected stream, which lives as long as the process.
         if not self._opened.wait(CONNECT_SEC):
             self.close()
             raise LinkError(f"the collector at {address} did not answer in {CONNECT_SEC:g} s")
@@ -154,6 +155,7 @@ class GrpcLink:
     def send(self, piece: SegmentSlice) -> None:
         """Sends one slice."""
         self.check()
+        # Consecutive slices need no position: the collector continues where the last one ended.
         if piece.position != self._sent:
             self._requests.put(protocol.encode_place(piece.position))
         for message in protocol.encode_bytes(piece.data):
@@ -167,7 +169,7 @@ class GrpcLink:
 
     def close(self) -> None:
         """Ends the call."""
-        self._requests.put(None)
+        self._requests.put(None)  # ends gRPC's thread that takes requests, which `cancel` does not wake
         self._call.cancel()
 
     def _receive(self) -> None:

@@ -107,6 +107,7 @@ class Sender:
                 finally:
                     if link is not None:
                         link.close()
+                # A connection that lasted was good: the next failure starts with the shortest pause again.
                 if time.monotonic() - began > LAST_BACK_OFF_SEC:
                     back_off.reset()
                 self._wait(back_off.next_sec())
@@ -121,6 +122,7 @@ class Sender:
             self._changed.wait_for(lambda: self._stop, seconds)
 
     def _send(self, link: TransportStream) -> None:
+        # Slices that were on the way of an earlier connection may be lost. They are sent again from `link.stored` on.
         with self._changed:
             self._on_way.clear()
             self._on_way_bytes = 0
@@ -134,6 +136,7 @@ class Sender:
                     self._wait_for_acks(link)
                 continue
             with self._changed:
+                # A slice larger than the window is sent alone.
                 while self._on_way_bytes and self._on_way_bytes + len(piece.data) > self._window_bytes:
                     self._changed.wait(LOOK_SEC)
                     link.check()
@@ -141,6 +144,7 @@ class Sender:
                         return
                 self._on_way.append((piece.end, len(piece.data)))
                 self._on_way_bytes += len(piece.data)
+                # Before it is sent: its acknowledgement may come before `send` returns.
                 self._sent = max(self._sent, piece.end)
             link.send(piece)
             position = piece.end
@@ -153,6 +157,7 @@ class Sender:
     def _acked(self, position: StreamOffset) -> None:
         with self._changed:
             sent = self._sent
+        # An acknowledgement deletes data from the spool, so a wrong one must not be believed.
         if position > sent:
             raise LinkRefusedError(
                 f"it claims to have stored {tuple(position)}, and only what is before {tuple(sent)} was sent: it is "

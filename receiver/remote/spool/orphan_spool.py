@@ -13,6 +13,7 @@ from hostcallback.receiver.remote.streams import SegmentSlice, StreamKey, Stream
 def find_orphans(spool: Path, run: str) -> list[StreamFolder]:
     """Locks and returns the stream folders that dead processes of a run left, the oldest first."""
     found: list[tuple[int, StreamFolder]] = []
+    # Another process may remove or take a folder at any time. A process must start even if no orphan can be read.
     with contextlib.suppress(OSError):
         for path in spool.iterdir():
             key = StreamKey.of_folder(path.name)

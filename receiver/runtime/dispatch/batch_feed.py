@@ -205,7 +205,7 @@ def _is_end(frame: Frame) -> bool:
     memory, offset, _ = frame
     try:
         return bool(decode_header(memory, offset).flags & Flags.END_OF_STREAM)
-    except WireError:
+    except WireError:  # the decoder reports it when the frame is delivered
         return False
 
 

@@ -79,6 +79,7 @@ class ReceiverProcess:
             raise
         self._listener = threading.Thread(target=self._listen, name="hostcallback-apart", daemon=True)
         self._listener.start()
+        # Taps are routed only after that: until the child reads, their messages would wait in its rings.
         with self._changed:
             self._changed.wait_for(lambda: self._ready or self._gone, START_SEC)
             if not self._ready:
@@ -149,6 +150,7 @@ class ReceiverProcess:
                 self._take(said)
             if said is None or said["kind"] == "end":
                 break
+        # The child has closed the channel or is about to exit. Its rings may be taken back only once it is dead.
         status = self._process.wait()
         with self._changed:
             unexpected = not self._ending and self._ready
@@ -158,6 +160,7 @@ class ReceiverProcess:
                 self.pid,
                 status,
             )
+        # First takes the rings back, then wakes waiting threads: they count what this process still has to deliver.
         self.rings.end()
         if unexpected:
             self._on_death()

@@ -123,12 +123,14 @@ class ReaderProcesses:
                 for r in chosen
                 if r.name not in self._outside and isinstance(r.source, RingSource) and r.source.device >= 0
             }
+            # Reserved under the lock: two receivers may start readers for the same devices at the same time.
             self._outside.update(sources)
         if not sources:
             return None
         try:
             self._beside = self._beside or SharedRings(self._registry)
             for name in sources:
+                # A ring has one reader: the receiver that took it back from an earlier process must end first.
                 adopted = self.adopted.get(name)
                 if adopted is not None and not adopted.stop(STOP_SEC):
                     raise OSError(f"{adopted.describe_wait()}: no other process can read its ring meanwhile")
@@ -166,6 +168,7 @@ class ReaderProcesses:
         self.remove(process)
 
     def wait_delivered(self, names: set[str] | None, deadline: float | None, stall_sec: float | None) -> None:
+        """Waits until the reader processes have delivered all messages emitted so far; see `Runtime.wait_delivered`."""
         with self._lock:
             readers = list(self.processes)
         for reader in readers:
@@ -176,6 +179,7 @@ class ReaderProcesses:
                     now = perf_counter()
                     if deadline is not None and now > deadline:
                         raise TapTimeoutError(f"the time was up. {reader.rings.describe(name)}")
+                    # No thread of this process runs the taps, so a change of the counters is the only sign of progress.
                     if (left_now := reader.rings.describe(name)) != left:
                         left, since = left_now, now
                     elif stall_sec is not None and now - since > stall_sec:

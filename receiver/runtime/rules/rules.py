@@ -173,7 +173,9 @@ class Rules:
         statements = list(self._statements)
         for field, value in settings.items():
             said = _Statement(pattern, field, checked(field, value), origin)
+            # Replaced settings are dropped, so that a program that changes a rule in a loop does not grow the list.
             statements = [s for s in statements if not _overrules(said, s)]
+            # A default is stored only if it overrides another setting.
             others = any(s.field == field for s in statements)
             if others or value != getattr(DEFAULT, field):
                 statements.append(said)
@@ -191,6 +193,7 @@ class Rules:
         """Returns the rule of a tap with that name."""
         rule = self._known.get(name)
         if rule is None:
+            # Later settings come later, and replace earlier ones of the same field.
             fields = {s.field: s.value for s in self._statements if fnmatch.fnmatchcase(name, s.pattern)}
             if len(self._known) >= MAX_KNOWN:
                 self._known.clear()

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from hostcallback.receiver import limits
 from hostcallback.receiver.errors import HostCallbackError
+from hostcallback.receiver.liveness import is_alive
 from hostcallback.receiver.permissions import PRIVATE
 from hostcallback.receiver.sources.source import Frame
 from hostcallback.receiver.taplog.flight.recorder import PROCESS_FILE, TAPS_FILE
@@ -70,13 +71,7 @@ class Flight:
         pid = self.process.get("pid")
         if self.process.get("host") != os.uname().nodename or not isinstance(pid, int):
             return False
-        try:
-            os.kill(pid, 0)
-        except ProcessLookupError:
-            return False
-        except PermissionError:
-            return True
-        return True
+        return is_alive(pid)
 
     @property
     def title(self) -> str:
@@ -177,6 +172,7 @@ def _write_ring(
         found = steps.of(block, step)
         wanted = [message for message in some if delivered or not message.delivered]
         if len(wanted) < len(some):
+            # Delivered messages come first in a ring, so the steps to keep are the last ones.
             found = found[len(some) - len(wanted) :]
             block = collect(_Batch([(message.frame, 0, None) for message in wanted]))
         if wanted:

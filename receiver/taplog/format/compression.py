@@ -56,7 +56,7 @@ def decompress(data: Any, raw_bytes: int) -> bytes:
                 if not piece:
                     break
                 raw += piece
-    except zstandard.ZstdError:
+    except zstandard.ZstdError:  # the bytes before the damage are still good, but this call has dropped some
         return _until_damage(zstandard, data, raw_bytes)
     return bytes(raw)
 

@@ -143,6 +143,7 @@ class LogWriter:
     def flush(self) -> None:
         """Writes all collected messages, and has them forwarded at once if the log is a spool."""
         with self._lock:
+            # Tries also within RETRY_SEC after a failure, because the caller wants the messages in the file now.
             self._retry_at = min(self._retry_at, time.monotonic())
             self._flush()
             self._hasten()
@@ -156,7 +157,7 @@ class LogWriter:
             _open_writers.discard(self)
             timer, self._timer = self._timer, None
             self._due.notify_all()
-        if timer is not None:
+        if timer is not None:  # joined without the lock, which the timer needs to end
             timer.join()
 
     def after_fork_in_child(self) -> None:
@@ -262,6 +263,7 @@ class LogWriter:
             raise _NotTried(self._counters.failure)
         segment = self._segment or self._new_segment()
         self._segment = segment
+        # Each note is removed only after it was written: `lost` raises if the disk is still full.
         while self._lost:
             key = next(iter(self._lost))
             segment.lost(self._lost[key])
@@ -282,6 +284,7 @@ class LogWriter:
         return segment
 
     def _failed(self, error: BaseException) -> None:
+        # A failed write may have left part of a chunk, and a chunk after it could not be found without a search.
         segment, self._segment = self._segment, None
         if segment is not None:
             segment.abandon()
@@ -297,6 +300,7 @@ class LogWriter:
             )  # fmt: skip
 
     def _note_lost(self, lost: Lost) -> None:
+        # One note per device and reason until it can be written, however long the disk is full.
         key = lost.device, lost.reason
         known = self._lost.get(key)
         if known is not None:
@@ -320,7 +324,7 @@ class LogWriter:
         self._counters.nbytes += segment.nbytes
         if not segment.is_empty or self._number == 1:
             self._own.append((segment.path, segment.nbytes))
-        else:
+        else:  # the first segment stays even without messages, so that an empty log is a log
             with contextlib.suppress(OSError):
                 segment.path.unlink()
 

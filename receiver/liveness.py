@@ -28,10 +28,12 @@ def is_alive(pid: int) -> bool:
     """Whether a process with that id exists and is not a zombie."""
     try:
         os.kill(pid, 0)
+        # A zombie takes signals, but it has ended: its state is Z. The state follows the command's name, which is in
+        # parentheses and may contain any character. Without /proc a zombie counts as alive.
         with contextlib.suppress(OSError, IndexError):
             return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(") ")[2][0] not in "ZX"
-    except ProcessLookupError:
+    except (ProcessLookupError, OverflowError):  # OverflowError: no system has such an id
         return False
-    except PermissionError:
+    except PermissionError:  # it exists, and belongs to another user
         return True
     return True
