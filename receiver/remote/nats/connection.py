@@ -271,6 +271,9 @@ class NatsConnection:
                 server.urls,
                 connect_timeout=REQUEST_SEC,
                 allow_reconnect=False,  # the sender publishes unacknowledged messages again, from the spool
+                # Twice for each address; by default nats-py tries 60 times, every two seconds, before it reports.
+                max_reconnect_attempts=1,
+                reconnect_time_wait=0.1,
                 error_cb=note,
                 name="hostcallback",
                 **options,
