@@ -12,8 +12,8 @@ NATIVE := $(wildcard receiver/native/*/*.cc receiver/native/*/*.h)
 
 # The whole suite runs on the native transport, and on the callback transport the folders in which it makes a difference; .ci/run runs
 # the others on it too, and the slow tests (here: `make test SLOW=1`).
-CALLBACK := $(addprefix tests/,taps calls checks hostcallback accelerate debug programs drop_in transformations)
-PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal $(if $(SLOW),,-m "not slow")
+CALLBACK := $(addprefix tests/,taps calls checks hostcallback)
+PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal --durations=20 $(if $(SLOW),,-m "not slow")
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test quick lint type check matrix bench clean fuzz

@@ -2,7 +2,8 @@
 
 `make test` runs the whole suite twice, with HOSTCALLBACK_TRANSPORT=native and =callback. Tests of the native transport
 itself carry the `native_only` marker and are left out of the second run; so are tests that do not depend on a
-transport. Tests that compile for long are marked `slow` and run in CI only. In the first run, tests without jit, one
+transport. Tests that take more than about a second are marked `slow` and run in CI only; of those marked
+`slow_variants`, the first variant runs always, or with `every=N` each Nth. In the first run, tests without jit, one
 operation at a time, run only in two folders; in the second run, examples and libraries are slow.
 """
 
@@ -11,6 +12,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from collections import Counter
 from pathlib import Path
 
 DEVICES = 4
@@ -64,6 +66,7 @@ def pytest_report_header() -> str:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leaves the tests of the native transport, and those without any transport, out of a run on the other one."""
     native = TRANSPORT == "native"
+    numbers: Counter[str] = Counter()
     for item in items:
         room = item.path.parent
         eager = "no jit" in item.name
@@ -72,6 +75,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         small = native and room in SMALL
         if (eager and not small) or (not native and room.name in ("examples", "libraries")):
             item.add_marker(pytest.mark.slow)
+        variants = item.get_closest_marker("slow_variants")
+        if variants is not None and not item.get_closest_marker("slow"):
+            function = item.nodeid.partition("[")[0]
+            number, every = numbers[function], variants.kwargs.get("every", 0)
+            if number % every if every else number:
+                item.add_marker(pytest.mark.slow)
+            numbers[function] += 1
     if native:
         return
 

@@ -69,6 +69,7 @@ def test_a_script_runs_as_by_python_and_its_callbacks_are_taken_over(script: Pat
     assert f"hostcallback: taken over: jax.debug.print at {script}:10 (f)" in ours.stderr
 
 
+@pytest.mark.slow
 def test_an_exception_looks_the_same(script: Path, tmp_path: Path) -> None:
     alone = python(script, "fails", cwd=tmp_path)
     ours = python("-m", "hostcallback.receiver.cli", "run", script, "fails", cwd=tmp_path)
@@ -77,16 +78,19 @@ def test_an_exception_looks_the_same(script: Path, tmp_path: Path) -> None:
     assert "FileNotFoundError" in ours.stderr
 
 
+@pytest.mark.slow
 def test_the_exit_status_is_the_scripts(script: Path, tmp_path: Path) -> None:
     assert python("-m", "hostcallback.receiver.cli", "run", script, "exits", cwd=tmp_path).returncode == 3
 
 
+@pytest.mark.slow
 def test_callback_errors_are_reported_at_exit(script: Path, tmp_path: Path) -> None:
     result = python("-m", "hostcallback.receiver.cli", "run", script, "raises later", cwd=tmp_path)
     assert "ZeroDivisionError" in result.stderr
     assert f"{script}:17" in result.stderr
 
 
+@pytest.mark.slow
 def test_a_module_runs_by_its_name(script: Path) -> None:
     alone = python("-m", "program", "x", cwd=script.parent)
     ours = python("-m", "hostcallback.receiver.cli", "run", "-m", "program", "x", cwd=script.parent)

@@ -192,6 +192,7 @@ print(jax.make_jaxpr(lambda x: jax.debug.print("{}", x))(1.0).eqns[0].primitive)
 """
 
 
+@pytest.mark.slow_variants
 @pytest.mark.parametrize(("value", "primitive"), [("1", "tap"), ("0", "debug_print"), ("", "debug_print")])
 def test_the_environment_begins_it_at_import(value: str, primitive: str) -> None:
     result = python(PROGRAM, HOSTCALLBACK_ACCELERATE=value)
@@ -204,6 +205,7 @@ def test_the_environment_can_turn_it_on() -> None:
     assert "hostcallback: taken over: jax.debug.print at <string>:3" in result.stderr
 
 
+@pytest.mark.slow
 def test_another_value_of_the_variable_is_refused() -> None:
     result = python(PROGRAM, HOSTCALLBACK_ACCELERATE="yes")
     assert result.returncode == 1

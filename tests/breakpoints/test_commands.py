@@ -40,6 +40,7 @@ def answer(command: str, jit: Jit = hcb.jit) -> str:
     return run(command, jit=jit).answers[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("jit", JITS)
 def test_p_evaluates_over_locals_and_globals(jit: Jit) -> None:
     assert answer("p [int(v) * SCALE for v in y]", jit) == "[0, 6, 18]"

@@ -98,6 +98,7 @@ def test_a_terminal_is_asked(terminal: Terminal) -> None:
     assert terminal.end() == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("terminal", "command"), [("hcb.jit", "q\n"), ("jax.jit", "\x04")], indirect=["terminal"]
 )
@@ -109,6 +110,7 @@ def test_quitting_ends_the_program_and_the_next_one_works(terminal: Terminal, co
     assert terminal.end() == 0
 
 
+@pytest.mark.slow
 def test_ctrl_c_at_the_prompt_cancels_the_line(terminal: Terminal) -> None:
     terminal.wait_for("(hcb) ")
     terminal.type("p nons")
@@ -125,6 +127,7 @@ def test_ctrl_c_at_the_prompt_cancels_the_line(terminal: Terminal) -> None:
     assert terminal.end() == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("jit", "stdin"), [("jax.jit", "pipe"), ("hcb.jit", "closed"), ("no jit", "null")])
 def test_without_a_terminal_it_warns_with_the_line(jit: str, stdin: str) -> None:
     command = [sys.executable, str(PROGRAM), jit]

@@ -57,6 +57,7 @@ def test_values_of_an_enclosing_trace_are_there(jit: Jit) -> None:
     assert script.answers[1] == "(6.0, 3.0, 'outer')"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("jit", COMPILED)
 def test_a_reused_body_gets_no_variables_of_its_caller(jit: Jit) -> None:
     # JAX keeps the jaxpr of `inner` and of `inner_jit`, and uses it under the next trace.
@@ -138,6 +139,7 @@ def test_tracers_that_cannot_be_used_are_told(jit: Jit) -> None:
     assert "<not available here: a builtins.generator" in script.answers[3]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("jit", COMPILED)
 def test_values_of_the_traces_within_are_told_where_a_rule_stops(jit: Jit) -> None:
     script.commands = ["p float(x)", "u", "p z", "c"]

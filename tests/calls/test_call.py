@@ -112,6 +112,7 @@ def values_of(name: str, shape: tuple[int, ...]) -> Any:
     return (numbers % 2 if "float" in name else numbers % 4 - 2 * (name[0] == "i")).astype(dtype)
 
 
+@pytest.mark.slow_variants(every=6)
 @pytest.mark.parametrize("shape", [(), (5,), (3, 7)], ids=str)
 @pytest.mark.parametrize("name", NARROW_DTYPES)
 def test_every_dtype_arrives_unchanged(name: str, shape: tuple[int, ...]) -> None:
@@ -169,6 +170,7 @@ def test_results_may_have_any_memory_layout() -> None:
         np.testing.assert_array_equal(got, expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("jit", COMPILED)
 def test_arrays_of_64_mib(jit: Jit) -> None:
     x = jnp.arange(16 << 20, dtype=jnp.float32)

@@ -30,6 +30,7 @@ class Host:
         return x + y
 
 
+@pytest.mark.slow_variants
 @pytest.mark.parametrize("jit", JITS)
 @pytest.mark.parametrize("method", VMAP_METHODS)
 def test_vmap_matches_pure_callback(jit: Jit, method: str) -> None:

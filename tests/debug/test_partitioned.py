@@ -68,6 +68,7 @@ def mapped(*in_axes: Any) -> Program:
     return program
 
 
+@pytest.mark.slow_variants(every=6)
 @pytest.mark.parametrize(("x", "y"), [*itertools.product(SPECS, SPECS)])
 def test_operands_batched_along_different_axes(x: P, y: P) -> None:
     assert len(alike(mapped(0, 1), put(X, x), put(Y, y))) == 16

@@ -29,6 +29,7 @@ def doubly_batched(inner: int | None, outer: int | None) -> Any:
     return jnp.arange(np.prod(shape)).reshape(shape)
 
 
+@pytest.mark.slow_variants
 @pytest.mark.parametrize(
     ("inner", "outer"),
     [((0, None), (1, 0)), ((1, 0), (0, None)), ((0, 0), (0, 0)), ((None, 0), (0, 1)), ((0, None), (0, None))],
@@ -237,6 +238,7 @@ def test_a_program_does_not_grow_with_the_batch(jit: Jit) -> None:
     assert program_lines(1024) == program_lines(2)
 
 
+@pytest.mark.slow
 @pytest.mark.native_only
 def test_vmap_over_1024_elements_compiles_as_fast_as_without_the_print() -> None:
     def compile_sec(print: Any) -> float:

@@ -174,6 +174,7 @@ def test_flags_without_effect_can_be_set_and_warn(caplog: pytest.LogCaptureFixtu
             jax.config.update(name, default)
 
 
+@pytest.mark.slow
 def test_flags_are_read_from_the_environment() -> None:
     program = (
         "from hostcallback import host_callback as hcb\n"
@@ -192,6 +193,7 @@ def test_flags_are_read_from_the_environment() -> None:
     assert out.stdout == "inline 1.0\nafter\n"
 
 
+@pytest.mark.slow
 def test_the_last_messages_are_delivered_at_exit() -> None:
     program = (
         "import time\n"

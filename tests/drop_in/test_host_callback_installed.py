@@ -159,6 +159,7 @@ def imported() -> Any:
     return names["a"]
 
 
+@pytest.mark.slow
 def test_an_old_package_runs_unedited(tmp_path: Path) -> None:
     (tmp_path / "old_package").mkdir()
     for name, text in OLD_PACKAGE.items():

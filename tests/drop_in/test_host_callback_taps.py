@@ -335,6 +335,7 @@ def test_every_device_of_a_pmap_taps_for_itself(got: Received) -> None:
     assert sorted(zip([d.id for d in got.devices], got.lists(), strict=True)) == [(0, 0.0), (1, 1.0)]
 
 
+@pytest.mark.slow
 def test_odeint_under_grad_can_be_tapped(got: Received) -> None:
     from jax.experimental.ode import odeint
 

@@ -42,6 +42,7 @@ def line_of(text: str) -> int:
     return number
 
 
+@pytest.mark.slow
 def test_train_digits_prints_plots_and_sums_up(tmp_path: Path) -> None:
     result = run(DIGITS, "--epochs", "12", "--every", "50", "--output", "curves.png", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
@@ -64,6 +65,7 @@ def test_train_digits_prints_plots_and_sums_up(tmp_path: Path) -> None:
     assert {"device", "bytes", "rate", "time in taps"} <= set(summary)
 
 
+@pytest.mark.slow
 def test_train_digits_reports_every_exception_of_a_failing_tap_after_training(
     tmp_path: Path,
 ) -> None:
@@ -81,6 +83,7 @@ def test_train_digits_reports_every_exception_of_a_failing_tap_after_training(
     assert result.stderr.count(tap_line) >= 2
 
 
+@pytest.mark.slow
 def test_train_digits_refuses_a_number_it_cannot_use(tmp_path: Path) -> None:
     result = run(DIGITS, "--every", "0", cwd=tmp_path)
     assert result.returncode == 2
@@ -97,6 +100,7 @@ def code_blocks() -> list[Any]:
     return found
 
 
+@pytest.mark.slow_variants
 @pytest.mark.parametrize("code", code_blocks())
 def test_documented_example_runs_and_prints_as_documented(tmp_path: Path, code: str) -> None:
     """The `# prints: ` comments of an example state its output, line by line and in order."""

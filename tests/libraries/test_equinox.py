@@ -173,6 +173,7 @@ def test_filter_vmap_over_an_ensemble_of_modules(jit: Jit, rec: Recorder) -> Non
     assert out.shape == (3,)
 
 
+@pytest.mark.slow
 def test_filter_pmap_taps_on_every_device(rec: Recorder) -> None:
     count = len(jax.devices())
     models = eqx.filter_vmap(Model)(jax.random.split(jax.random.key(0), count))
@@ -185,6 +186,7 @@ def test_filter_pmap_taps_on_every_device(rec: Recorder) -> None:
         assert_delivered(got, jax.tree.map(lambda x: x[index] if eqx.is_array(x) else x, models))  # noqa: B023
 
 
+@pytest.mark.slow
 def test_the_other_filtered_transformations(model: Model, rec: Recorder) -> None:
     x = jnp.array([1.0, 2.0])
     expected = model(x)
@@ -207,6 +209,7 @@ def test_the_other_filtered_transformations(model: Model, rec: Recorder) -> None
     np.testing.assert_array_equal(rec.values[4].mlp.layers[0].weight, np.ones((4, 2)))
 
 
+@pytest.mark.slow_variants
 @pytest.mark.parametrize("jit", JITS)
 def test_a_training_step_is_tapped_with_its_gradients_and_optimiser_state(jit: Jit, rec: Recorder) -> None:
     optimiser = optax.chain(
@@ -271,6 +274,7 @@ def test_a_tap_that_equinox_calls_is_on_the_line_that_called_equinox() -> None:
     assert info.value.failures[0].source_line.startswith(f"{__file__}:{line} ")
 
 
+@pytest.mark.slow_variants
 @pytest.mark.parametrize("jit", JITS)
 def test_tapped_modules_leak_no_tracers(jit: Jit, model: Model, rec: Recorder) -> None:
     with jax.checking_leaks():

@@ -263,6 +263,7 @@ OPTIMISERS = {
 }
 
 
+@pytest.mark.slow_variants(every=3)
 @pytest.mark.parametrize("optimiser", OPTIMISERS)
 @pytest.mark.parametrize("jit", JITS)
 def test_optimiser_states_are_tapped_whole_in_a_loop(jit: Jit, optimiser: str, rec: Recorder) -> None:
@@ -286,6 +287,7 @@ def test_optimiser_states_are_tapped_whole_in_a_loop(jit: Jit, optimiser: str, r
     assert not np.array_equal(rec.values[0][0]["w"], rec.values[1][0]["w"]) or optimiser == "MultiSteps"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("jit", NNX_JITS)
 def test_tapped_nnx_modules_leak_no_tracers(jit: Jit, rec: Recorder) -> None:
     def loss(net: Net, x: Any) -> Any:

@@ -52,7 +52,12 @@ RUN_SEC = 200
 """Most of it is compilation."""
 
 # The test is about late delivery; and a program takes seconds to compile.
-pytestmark = [pytest.mark.slow, pytest.mark.native_only, pytest.mark.timeout(2 * RUN_SEC + 60)]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.alone,
+    pytest.mark.native_only,
+    pytest.mark.timeout(2 * RUN_SEC + 60),
+]
 
 
 @pytest.fixture

@@ -50,6 +50,7 @@ def assert_same(watched: Any, plain: Any, *, ulps: int) -> None:
         np.testing.assert_array_max_ulp(np.asarray(x), np.asarray(y), maxulp=ulps)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("f", PROGRAMS, ids=["recurrent", "network", "loop"])
 def test_results_and_gradients_are_the_same_to_the_bit(f: Callable[[Any], Any]) -> None:
     watch = hcb.watch_nonfinite

@@ -161,6 +161,7 @@ def test_under_vmap_one_cotangent_report_covers_the_batch(jit: Jit) -> None:
     assert [(e.primitive, e.nan_count, e.shape) for e in errors] == [("mul", 6, (2,)), ("input x", 6, (2,))]
 
 
+@pytest.mark.slow
 def test_second_derivatives_are_watched() -> None:
     f = hcb.watch_nonfinite(lambda x: x**1.5)
     errors = errors_of(lambda: jax.grad(jax.grad(f))(0.0))

@@ -142,6 +142,7 @@ def describe(error: hcb.NonFiniteError) -> tuple[Any, ...]:
     return (error.primitive, error.source_line.line, error.nan_count, error.inf_count, error.iteration)
 
 
+@pytest.mark.slow_variants(every=4)
 @pytest.mark.parametrize("jit", JITS)
 @pytest.mark.parametrize("planted", PLANTED, ids=lambda planted: planted.function.__name__)
 def test_the_operation_that_made_it_is_named(planted: Planted, jit: Jit) -> None:
@@ -155,6 +156,7 @@ def test_the_operation_that_made_it_is_named(planted: Planted, jit: Jit) -> None
     assert errors[0].device == "cpu:0"
 
 
+@pytest.mark.slow_variants(every=4)
 @pytest.mark.parametrize("jit", COMPILED)
 @pytest.mark.parametrize("planted", PLANTED, ids=lambda planted: planted.function.__name__)
 def test_under_vmap_there_is_one_report_for_the_batch(planted: Planted, jit: Jit) -> None:

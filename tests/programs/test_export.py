@@ -45,6 +45,7 @@ def sections(output: str) -> dict[str, list[str]]:
     return {head: body.strip().splitlines() for head, body in zip(parts[1::2], parts[2::2], strict=True)}
 
 
+@pytest.mark.slow
 @native_only
 def test_consumers_bound_by_name_get_the_tap_functions_arguments(folder: Path) -> None:
     found = sections(run_program("bound", str(folder)))
@@ -76,6 +77,7 @@ def test_consumers_bound_by_name_get_the_tap_functions_arguments(folder: Path) -
             ], head
 
 
+@pytest.mark.slow
 @native_only
 def test_unbound_consumers_are_reported_with_the_tap_its_line_and_the_cure(folder: Path) -> None:
     found = sections(run_program("run", str(folder)))

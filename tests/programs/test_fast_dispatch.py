@@ -67,6 +67,7 @@ def test_a_tapped_program_is_dispatched_fast_by_default() -> None:
     assert err == ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("before", [RENAMED, OTHER_ARGUMENTS])
 def test_an_unknown_jax_is_left_alone_and_one_line_reports_it(before: str) -> None:
     out, err = run(before)
@@ -76,6 +77,7 @@ def test_an_unknown_jax_is_left_alone_and_one_line_reports_it(before: str) -> No
     assert "HOSTCALLBACK_FAST_DISPATCH=0" in err
 
 
+@pytest.mark.slow
 def test_fast_dispatch_can_be_switched_off_without_a_word() -> None:
     out, err = run(HOSTCALLBACK_FAST_DISPATCH="0")
     assert out == "installed False slow True seen [0.0, 1.0, 2.0, 3.0] untapped 2.0\n"

@@ -23,6 +23,7 @@ def run(program: Path, cache: Path, seed: str) -> tuple[list[str], list[str]]:
     return done.stdout.splitlines(), [line for line in done.stderr.splitlines() if line.startswith("cache")]
 
 
+@pytest.mark.slow
 @pytest.mark.native_only  # JAX does not cache programs with Python callbacks
 def test_a_second_process_hits_the_cache_and_its_taps_fire(tmp_path: Path) -> None:
     first, cache_of_first = run(PROGRAM, tmp_path / "cache", "1")
@@ -37,6 +38,7 @@ def test_a_second_process_hits_the_cache_and_its_taps_fire(tmp_path: Path) -> No
     assert sum(line.startswith("grads") for line in first) == 2
 
 
+@pytest.mark.slow
 def test_programs_are_the_same_text_in_every_process(tmp_path: Path) -> None:
     first, _ = run(PROGRAM, tmp_path / "one", "3")
     elsewhere = shutil.copy(PROGRAM, tmp_path / PROGRAM.name)

@@ -50,6 +50,7 @@ def test_the_list_is_sorted_and_holds_every_variable_of_the_module() -> None:
     assert declared == set(environment.VARIABLES)
 
 
+@pytest.mark.slow
 def test_no_other_module_reads_a_variable_of_ours() -> None:
     found = {path: set(reads(path)) for path in SOURCES if path != MODULE}
     assert set().union(*found.values()) <= {

@@ -119,12 +119,14 @@ ORDERS = [
 ]
 
 
+@pytest.mark.slow_variants
 @pytest.mark.parametrize("imports", ORDERS)
 def test_taps_are_dispatched_fast_whichever_is_imported_first(imports: str) -> None:
     out = python(INSTALLED.format(imports=imports))
     assert out.splitlines() == ["True False", "True SourceFileLoader SourceFileLoader", "0"]
 
 
+@pytest.mark.slow_variants
 @pytest.mark.parametrize("imports", ORDERS[:2])
 def test_the_environment_accelerates_whichever_is_imported_first(imports: str) -> None:
     out = python(INSTALLED.format(imports=imports), HOSTCALLBACK_ACCELERATE="1")
@@ -146,6 +148,7 @@ assert float(program.call(jnp.float32(3))) == 6
 """
 
 
+@pytest.mark.slow
 @pytest.mark.native_only  # Python callbacks are not exported
 def test_an_exported_program_taps_in_a_process_that_only_imports(tmp_path: Path) -> None:
     path = f"PATH = {str(tmp_path / 'program')!r}\n"

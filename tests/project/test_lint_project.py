@@ -148,6 +148,7 @@ def test_names_in_code_and_allowed_texts_are_not_idioms(tmp_path: Path, path: st
     assert result.returncode == 0, result.stdout
 
 
+@pytest.mark.slow
 def test_this_checkout_keeps_the_rules() -> None:
     result = lint(ROOT)
     assert result.returncode == 0, result.stdout

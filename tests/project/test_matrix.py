@@ -41,6 +41,7 @@ def test_the_floor_comes_from_setup_cfg(matrix: ModuleType) -> None:
     assert matrix.supported() == ((3, 11), "0.8.0")
 
 
+@pytest.mark.slow
 def test_this_interpreter_is_found(matrix: ModuleType) -> None:
     assert THIS in [found.version for found in matrix.find_interpreters((3, 11))]
 
@@ -83,6 +84,7 @@ def test_missing_interpreters_are_named(
     assert f"MISSING: no Python newer than {interpreters[1]} " in said
 
 
+@pytest.mark.slow_variants
 @pytest.mark.parametrize("breaks", [None, "pip", "pytest"])
 def test_a_failing_pair_is_in_the_table_and_in_the_exit_status(
     matrix: ModuleType,

@@ -88,6 +88,7 @@ def test_a_scan_of_many_steps_with_collectives(jit: Jit, count: int, layout: Lay
     expect_on_every_device(rec, count, lambda _: [value for pair in both for value in pair])
 
 
+@pytest.mark.slow_variants
 @pytest.mark.parametrize("jit", JITS)
 def test_grad_of_a_scan_of_many_steps(jit: Jit, count: int, layout: Layout) -> None:
     rec = Recorder()
@@ -104,6 +105,7 @@ def test_grad_of_a_scan_of_many_steps(jit: Jit, count: int, layout: Layout) -> N
         assert own[STEPS:] == [(COTANGENT, 1.0)] * STEPS
 
 
+@pytest.mark.slow_variants
 @pytest.mark.parametrize("jit", COMPILED)
 def test_independent_taps_keep_program_order(jit: Jit, count: int, layout: Layout) -> None:
     rec = Recorder()

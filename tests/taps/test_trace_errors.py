@@ -126,6 +126,7 @@ def test_tapping_a_tracer_that_escaped_names_the_line(around: Jit) -> None:
         assert f"This was raised in the tap print at {place}" in shown(info.value), kind
 
 
+@pytest.mark.slow
 def test_tracers_of_the_traces_around_a_tap_have_not_escaped() -> None:
     rec = Recorder()
 
@@ -236,6 +237,7 @@ PROGRAMS: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
+@pytest.mark.slow_variants(every=4)
 @pytest.mark.parametrize("program", PROGRAMS)
 @pytest.mark.parametrize("jit", JITS)
 def test_taps_leak_no_tracers(jit: Jit, program: str) -> None:
@@ -246,6 +248,7 @@ def test_taps_leak_no_tracers(jit: Jit, program: str) -> None:
     assert rec.values
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("jit", JITS)
 def test_a_leak_of_a_taps_result_is_found(jit: Jit) -> None:
     kept: list[Any] = []
@@ -257,6 +260,7 @@ def test_a_leak_of_a_taps_result_is_found(jit: Jit) -> None:
         jit(f)(jnp.ones(2))
 
 
+@pytest.mark.slow
 def test_where_jax_takes_its_own_bookkeeping_for_a_leak_taps_do_as_its_callbacks_do() -> None:
     # The partial evaluation of a scan (JAX 0.8 to 0.12) keeps a list of effects that refers to its tracers.
     def outcome(tap: Callable[[Any], Any]) -> bool:

@@ -46,6 +46,7 @@ def assert_same(got: np.ndarray[Any, Any], expected: np.ndarray[Any, Any]) -> No
     assert got.flags.writeable
 
 
+@pytest.mark.slow_variants(every=6)
 @pytest.mark.parametrize("shape", [(), (1,), (3,), (5, 7), (0,), (2, 0, 3), (1000,)])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_every_dtype_and_shape_arrives_as_it_was(dtype: str, shape: tuple[int, ...], rec: Recorder) -> None:
@@ -59,6 +60,7 @@ def test_every_dtype_and_shape_arrives_as_it_was(dtype: str, shape: tuple[int, .
     assert_same(got, value)
 
 
+@pytest.mark.slow_variants(every=6)
 @pytest.mark.parametrize("jit", JITS)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_every_dtype_arrives_with_and_without_jit_and_batched(dtype: str, jit: Jit, rec: Recorder) -> None:
@@ -72,6 +74,7 @@ def test_every_dtype_arrives_with_and_without_jit_and_batched(dtype: str, jit: J
     assert rec.transforms == [(), (batch(1),)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [100, 100_000, 20_000_000])
 def test_large_arrays_arrive_whole_and_are_the_taps_own(size: int, rec: Recorder) -> None:
     f = hcb.jit(lambda x: hcb.id_tap(rec, x + 1).sum())

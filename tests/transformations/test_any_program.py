@@ -10,6 +10,7 @@ import hypothesis.strategies as st
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 
@@ -182,6 +183,7 @@ def primals(messages: list[Any]) -> list[Any]:
     ]
 
 
+@pytest.mark.slow
 @hypothesis.settings(max_examples=25, derandomize=True)
 @hypothesis.given(
     described_program=PROGRAMS,
@@ -202,6 +204,7 @@ def test_differentiation_taps_the_same_primals_and_taps_change_no_derivative(
     )
 
 
+@pytest.mark.slow
 @hypothesis.settings(max_examples=25, derandomize=True)
 @hypothesis.given(described_program=PROGRAMS, compile=st.sampled_from([jax.jit, hcb.jit]))
 def test_batching_loses_no_tap_and_taps_change_no_result(

@@ -133,6 +133,7 @@ CONSTRUCTS = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow_variants(every=4)
 @pytest.mark.parametrize("used", [True, False], ids=["used", "unused"])
 @pytest.mark.parametrize("construct", CONSTRUCTS)
 @pytest.mark.parametrize("differentiate", [DIFFERENTIATIONS[0], DIFFERENTIATIONS[5]])

@@ -29,6 +29,7 @@ def evaluations_as_jax_sees_them(solve: Any, rate: Any) -> list[float]:
     return seen
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("jit", JITS)
 def test_odeint_taps_every_evaluation_of_its_right_hand_side(jit: Jit, rec: Recorder) -> None:
     times = jnp.array([0.0, 0.1, 0.3])
@@ -45,6 +46,7 @@ def test_odeint_taps_every_evaluation_of_its_right_hand_side(jit: Jit, rec: Reco
     np.testing.assert_allclose(out, np.exp(-times), rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("jit", JITS)
 def test_grad_of_odeint_taps_the_evaluations_of_both_solutions_and_their_cotangents(
     jit: Jit, rec: Recorder

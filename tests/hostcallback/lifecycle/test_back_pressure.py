@@ -68,6 +68,7 @@ def test_the_device_waits_when_the_ring_is_full_and_nothing_is_lost() -> None:
     assert "dropped 0" in result.stdout
 
 
+@pytest.mark.slow_variants
 @pytest.mark.native_only
 @pytest.mark.parametrize("policy", ["drop_newest", "sample", "block_then_drop", "overwrite_oldest"])
 def test_dropping_policies_never_stop_the_device_and_count_every_drop(policy: str) -> None:
@@ -92,6 +93,7 @@ def test_dropping_policies_never_stop_the_device_and_count_every_drop(policy: st
     assert int(result.stdout.split()[1]) <= 3000
 
 
+@pytest.mark.slow
 @pytest.mark.native_only
 def test_large_arrays_beyond_the_budget_wait_and_all_arrive() -> None:
     result = run(
@@ -110,6 +112,7 @@ def test_large_arrays_beyond_the_budget_wait_and_all_arrive() -> None:
     assert result.stdout.strip() == str(list(range(10)))
 
 
+@pytest.mark.slow
 @pytest.mark.native_only
 def test_a_stalled_ring_names_the_slow_tap_within_seconds() -> None:
     result = run(
@@ -135,6 +138,7 @@ def test_a_stalled_ring_names_the_slow_tap_within_seconds() -> None:
     assert "waiting for room" in result.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.native_only
 def test_tap_functions_may_call_jax_on_a_device_that_waits_for_room() -> None:
     result = run(
@@ -212,6 +216,7 @@ def test_a_wrong_policy_is_refused(wrong: dict[str, Any], says: str) -> None:
             hcb.outfeed_receiver(back_pressure=wrong["policy"])
 
 
+@pytest.mark.slow
 @pytest.mark.native_only
 def test_a_wrong_size_in_the_environment_is_refused() -> None:
     result = run("scan(3)(0)", HOSTCALLBACK_RING_BYTES="4MB")

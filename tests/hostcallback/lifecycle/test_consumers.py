@@ -63,6 +63,7 @@ PROGRAM = """
 """
 
 
+@pytest.mark.slow
 @pytest.mark.native_only
 def test_ids_are_equal_in_every_process() -> None:
     first, second = ids_in(PROGRAM), ids_in(PROGRAM)
@@ -143,6 +144,7 @@ def test_nothing_leaks_over_ten_thousand_retraces() -> None:
     assert len(runtime.registry) <= known
 
 
+@pytest.mark.slow
 def test_retracing_equal_taps_keeps_one_consumer() -> None:
     rec = Recorder()
 
@@ -271,6 +273,7 @@ def test_a_bound_builtin_method_is_one_consumer() -> None:
     assert len(known) == 1
 
 
+@pytest.mark.slow_variants
 @pytest.mark.parametrize("kind", ["hcb.jit", "jax.jit", "grad", "scan", "eager"])
 def test_a_tap_function_is_freed_with_its_program(kind: str) -> None:
     class Owner:

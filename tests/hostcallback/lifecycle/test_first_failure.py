@@ -144,6 +144,7 @@ for _ in range(20):
 """
 
 
+@pytest.mark.slow_variants
 @pytest.mark.parametrize(
     ("end", "switch", "status"),
     [

@@ -45,12 +45,14 @@ def test_messages_in_flight_at_the_end_of_the_program_are_delivered() -> None:
     assert result.stderr == ""
 
 
+@pytest.mark.slow
 def test_plain_jit_and_dropped_functions_too() -> None:
     result = run("for i in range(20): jax.jit(lambda x: hcb.id_tap(emit, x))(i)")
     assert got(result) == list(range(20))
     assert result.stderr == ""
 
 
+@pytest.mark.slow
 def test_other_threads_computations_are_delivered_at_exit() -> None:
     result = run(
         """
@@ -67,12 +69,14 @@ def test_an_uncaught_exception_loses_nothing() -> None:
     assert "in the program" in result.stderr
 
 
+@pytest.mark.slow
 def test_sys_exit_inside_a_receiver_keeps_its_status() -> None:
     result = run("with hcb.outfeed_receiver():\n    for i in range(20): f(i)\n    sys.exit(7)")
     assert result.returncode == 7
     assert got(result) == list(range(20))
 
 
+@pytest.mark.slow
 def test_unreported_tap_exceptions_are_printed_at_exit() -> None:
     result = run(
         """
@@ -84,6 +88,7 @@ def test_unreported_tap_exceptions_are_printed_at_exit() -> None:
     assert "no barrier_wait() or receiver reported it" in result.stderr
 
 
+@pytest.mark.slow
 def test_a_tap_that_never_returns_does_not_hang_the_exit_and_the_loss_is_reported() -> None:
     result = run(
         """
@@ -99,6 +104,7 @@ def test_a_tap_that_never_returns_does_not_hang_the_exit_and_the_loss_is_reporte
     assert "message(s) of cpu:0 were lost at exit" in result.stderr
 
 
+@pytest.mark.slow_variants
 @pytest.mark.native_only  # a Python callback that the interrupt hits fails its computation with JaxRuntimeError
 @pytest.mark.parametrize("where", ["in a receiver", "bare"])
 def test_ctrl_c_in_a_tapped_loop_delivers_the_emitted_messages(where: str) -> None:
@@ -142,6 +148,7 @@ def test_ctrl_c_in_a_tapped_loop_delivers_the_emitted_messages(where: str) -> No
     assert len(received) in (sent, sent + 1)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this platform")
 def test_a_forked_child_is_sane_and_delivers_nothing_twice() -> None:
     result = run(
@@ -168,6 +175,7 @@ def test_a_forked_child_is_sane_and_delivers_nothing_twice() -> None:
     assert lines[2:] == [f"slow {i}" for i in range(5)]
 
 
+@pytest.mark.slow
 def test_a_forked_child_can_use_a_new_receiver() -> None:
     result = run(
         """
@@ -190,6 +198,7 @@ def test_importing_and_not_tapping_starts_nothing() -> None:
     assert "threads 1" in result.stdout
 
 
+@pytest.mark.slow
 def test_the_log_level_comes_from_the_environment() -> None:
     env = {**os.environ, "HOSTCALLBACK_LOG_LEVEL": "DEBUG"}
     result = run("import logging; print(logging.getLogger('hostcallback').level)", env=env)

@@ -165,6 +165,7 @@ def test_waiting_inside_a_tap_function_is_refused() -> None:
     assert isinstance(info.value.exceptions[0], hcb.ReentrantWaitError)
 
 
+@pytest.mark.slow
 def test_taps_of_a_program_dropped_while_it_runs_are_delivered() -> None:
     rec = Recorder()
     for _ in range(20):

@@ -273,6 +273,7 @@ def test_barriers_that_give_up_leave_slots_to_programs_of_tap_functions() -> Non
     assert len(seen) == before + 200
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_client_that_dispatches_synchronously(when: str) -> None:
     """Its programs for several devices run on other threads all the same."""

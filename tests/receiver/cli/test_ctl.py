@@ -45,6 +45,7 @@ def test_taps_are_listed_with_their_rules(process: Controlled) -> None:
     assert [line.split()[:3] for line in listed[2:]] == [["loss", "tap", "-"], ["sign", "check", "-"]]
 
 
+@pytest.mark.slow
 def test_rules_reach_the_running_program(process: Controlled) -> None:
     process.hcb("ctl", process.pid, "*", "--disable")
     stopped = process.arrived()

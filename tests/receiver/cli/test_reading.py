@@ -311,6 +311,7 @@ def test_without_a_command_there_is_help(tmp_path: Path) -> None:
 COMMANDS = [["cat"], ["cat", "--json"], ["tail"], ["stats"], ["errors"], ["replay"]]
 
 
+@pytest.mark.slow_variants
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
 def test_a_file_that_is_not_a_log_is_reported_in_one_line(
     tmp_path: Path, log: Path, command: list[str]

@@ -88,6 +88,7 @@ def test_metrics_are_written(folder: Path) -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_the_original_timing_can_be_had(tmp_path: Path) -> None:
     with record(tmp_path / "log") as recorder:
         program = Program(recorder)

@@ -110,6 +110,7 @@ def test_on_a_terminal_it_goes_on_until_it_is_interrupted(process: Controlled, w
         assert b"pip install 'hostcallback[top]'" in text
 
 
+@pytest.mark.slow
 def test_the_process_may_end_meanwhile(process: Controlled, tmp_path_factory: pytest.TempPathFactory) -> None:
     with controlled(tmp_path_factory.mktemp("others")) as other:
         line = [

@@ -104,6 +104,7 @@ def test_a_terminal_takes_over_and_gives_back(program: subprocess.Popen[str], tm
     assert [int(m.message.arrays[0]) for m in LogReader([tmp_path]).messages()] == there
 
 
+@pytest.mark.slow
 def test_a_killed_terminal_leaves_everything_to_the_program(program: subprocess.Popen[str]) -> None:
     client = attach(program)
     assert client.stdout is not None
@@ -133,6 +134,7 @@ def test_the_terminal_outlives_a_killed_program(program: subprocess.Popen[str]) 
     assert there == list(range(there[0], there[0] + len(there)))
 
 
+@pytest.mark.slow
 def test_two_terminals_are_one_too_many(program: subprocess.Popen[str]) -> None:
     first = attach(program)
     assert first.stdout is not None

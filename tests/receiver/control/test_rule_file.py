@@ -95,6 +95,7 @@ def test_calls_and_the_file_take_turns(tmp_path: Path) -> None:
     assert hcb.taps.rules == {"loss": "every=4"}
 
 
+@pytest.mark.slow
 def test_a_forked_child_follows_the_file_too(tmp_path: Path) -> None:
     program = """
 import os, sys, threading, time
@@ -172,6 +173,7 @@ def test_an_unreadable_file_is_reported(tmp_path: Path) -> None:
         hcb.control_file(path)
 
 
+@pytest.mark.slow
 def test_the_environment_names_a_file(tmp_path: Path) -> None:
     path = tmp_path / "rules.toml"
     path.write_text("[loss]\nenabled = false\n")

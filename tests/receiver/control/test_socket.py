@@ -128,6 +128,7 @@ def test_nonsense_is_answered_and_the_next_client_served(folder: Path) -> None:
         assert [json.loads(lines.readline())["result"]["pid"] for _ in range(2)] == [os.getpid()] * 2
 
 
+@pytest.mark.slow
 def test_sockets_of_processes_that_are_gone_are_removed(folder: Path) -> None:
     with controlled(folder.parent) as process:
         path = folder / f"{process.pid}.sock"
@@ -142,6 +143,7 @@ def test_sockets_of_processes_that_are_gone_are_removed(folder: Path) -> None:
     assert not list(folder.iterdir()), "it tidied up when it ended"
 
 
+@pytest.mark.slow
 def test_processes_are_listed(folder: Path) -> None:
     with controlled(folder.parent) as process:
         (found,) = [p for p in processes() if p["pid"] == process.pid]
@@ -177,6 +179,7 @@ def test_figures_are_counted_while_a_client_is_connected(folder: Path) -> None:
     deliver()
 
 
+@pytest.mark.slow
 def test_a_child_answers_for_itself_and_not_for_its_parent(folder: Path) -> None:
     program = """
 import os, sys

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from wire_frames import SCALAR
 
 from hostcallback.receiver.wire import (
@@ -25,6 +26,7 @@ def test_a_decoder_forgets_the_oldest_metadata_and_goes_on() -> None:
 MANY_DIMENSIONS = np.zeros((1,) * 64, np.int8)
 
 
+@pytest.mark.slow
 def test_a_decoder_bounds_the_bytes_it_remembers() -> None:
     decoder = Decoder()
     for count in range(4000, 4006):  # 270 KiB each
@@ -32,6 +34,7 @@ def test_a_decoder_bounds_the_bytes_it_remembers() -> None:
         assert 0 < sum(map(len, decoder._known)) == decoder._known_bytes <= 1 << 20
 
 
+@pytest.mark.slow
 def test_metadata_too_long_to_remember_still_decode() -> None:
     frame = encode_frame([MANY_DIMENSIONS] * 16000, consumer_id=1)
     assert decode_header(frame).meta_bytes > 1 << 20

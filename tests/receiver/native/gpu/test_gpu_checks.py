@@ -27,6 +27,7 @@ def check(gpu: Gpu, predicate: Any, value: float = 0, **options: Any) -> str | N
     return gpu.tap(predicate, np.array([value], np.float32), flags=CHECK, **options)
 
 
+@pytest.mark.slow
 def test_a_check_that_holds_sends_nothing_and_spends_no_number(driver: Driver) -> None:
     gpu = Gpu(driver)
     for value in range(10):

@@ -7,6 +7,7 @@ import pytest
 pytestmark = pytest.mark.native_only
 
 
+@pytest.mark.slow_variants
 @pytest.mark.parametrize(
     "scenario",
     [

@@ -250,6 +250,7 @@ def test_a_sleeping_reader_uses_no_processor_time(make_ring):
     assert time.thread_time() - before < 0.03
 
 
+@pytest.mark.slow
 def test_a_sleeping_reader_is_woken_by_every_message(make_ring):
     ring = make_ring()
     answers = make_ring()

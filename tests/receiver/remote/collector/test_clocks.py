@@ -33,6 +33,7 @@ def paths(tmp_path: Path) -> str:
     return python_path(tmp_path / "off", REMOTE_HELPERS)
 
 
+@pytest.mark.slow
 def test_processes_and_collectors_with_other_clocks_store_and_print_once(
     tmp_path: Path, paths: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -73,6 +73,7 @@ def test_the_last_and_later_messages_of_all_processes(tmp_path: Path) -> None:
     assert tail.process.returncode == 1
 
 
+@pytest.mark.slow
 def test_a_follower_sees_only_the_runs_its_token_permits(tmp_path: Path) -> None:
     tokens = tmp_path / "tokens"
     tokens.write_text("writer\nreader mine*\n")

@@ -137,6 +137,7 @@ def test_pieces_of_any_length_go_on_where_the_ones_before_end(
     assert (collector.log / "run" / key.segment_name(1)).read_bytes() == data
 
 
+@pytest.mark.slow
 def test_a_message_that_is_too_long_is_refused(collector: CollectorProcess) -> None:
     for first in ((), (hello(epoch="b" * 16),)):
         _, error = send(collector.address, *first, b"x" * (2 << 20))

@@ -26,6 +26,7 @@ def is_open(path: Path) -> bool:
     return str(path) in Path("/proc/self/maps").read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="looks for open files in /proc")
 def test_its_file_is_closed_and_opened_again_when_more_comes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -159,6 +159,7 @@ def test_a_process_that_answers_nonsense(
     wait_for(lambda: len(told(collector, "process")) == 1, "the other one to be gone")
 
 
+@pytest.mark.slow
 def test_a_process_that_never_answers_is_sent_away(collector: CollectorProcess, other: Forwarder) -> None:
     with Process(collector.address, hello()) as process:
         wait_for(lambda: len(told(collector, "process")) == 2, "both processes")
@@ -271,6 +272,7 @@ def request(number: int, line: bytes, session: int = 1) -> bytes:
     return struct.pack("<QQ", session, number) + line
 
 
+@pytest.mark.slow
 def test_a_collector_that_asks_nonsense_is_answered_and_given_up(tmp_path: Path) -> None:
     asked = [
         b"hello", pack({"command": "attach"}), pack({"command": "process", "arguments": 7}), b"[" * 10_000,

@@ -7,6 +7,7 @@ import json
 import random
 import shutil
 import signal
+import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, redirect_stderr, redirect_stdout
 from pathlib import Path
@@ -32,6 +33,8 @@ class Everywhere:
     def __init__(self, folder: Path, stack: ExitStack) -> None:
         self.folder = folder
         self._stack = stack
+        # tmp_path has the test's name in it: too long for a socket in some of them
+        self._sockets = Path(stack.enter_context(tempfile.TemporaryDirectory()))
 
     def collect(self, *arguments: Any, name: str = "here", port: int = 0) -> CollectorProcess:
         """A collector."""
@@ -43,7 +46,7 @@ class Everywhere:
         """A process that forwards."""
         return self._stack.enter_context(
             controlled(
-                self.folder / "sockets", "0.002", collector.address, str(self.folder / "spool"),
+                self._sockets, "0.002", collector.address, str(self.folder / "spool"),
                 *map(str, arguments), HOSTCALLBACK_RUN=run, **variables,
             )
         )  # fmt: skip
@@ -139,6 +142,7 @@ def test_rules_take_effect_in_all_processes(everywhere: Everywhere) -> None:
     assert "remembered" not in ctl(collector).stdout
 
 
+@pytest.mark.slow
 def test_a_wrong_name_and_impossible_settings(everywhere: Everywhere) -> None:
     collector = everywhere.collect()
     process = everywhere.start(collector, "exp")
@@ -161,6 +165,7 @@ def test_a_wrong_name_and_impossible_settings(everywhere: Everywhere) -> None:
         assert (done.returncode, said in done.stderr) == (status, True), done.stderr
 
 
+@pytest.mark.slow
 def test_a_stopped_process_is_named_and_follows_later(everywhere: Everywhere) -> None:
     collector = everywhere.collect()
     one, two = (everywhere.start(collector, run) for run in ("exp1", "exp2"))
@@ -272,6 +277,7 @@ def test_processes_keep_remembered_rules_after_any_kill_and_stop(everywhere: Eve
     wait_for(lambda: held() == expected, f"{expected}")
 
 
+@pytest.mark.slow
 def test_a_token_that_may_write_may_not_control(everywhere: Everywhere, tmp_path: Path) -> None:
     tokens = tmp_path / "tokens"
     tokens.write_text("writer exp*\nboss +control exp1 exp2\nboss *\nroot +control\n")
@@ -300,6 +306,7 @@ def test_a_token_that_may_write_may_not_control(everywhere: Everywhere, tmp_path
     check_sends(two, 3)
 
 
+@pytest.mark.slow
 def test_figures_of_all_processes(everywhere: Everywhere) -> None:
     collector = everywhere.collect()
     one, two = (everywhere.start(collector, name) for name in ("exp1", "exp2"))
@@ -349,6 +356,7 @@ def test_figures_are_counted_while_a_client_watches(everywhere: Everywhere) -> N
         )
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="makes certificates with openssl")
 def test_over_tls(everywhere: Everywhere, tmp_path: Path) -> None:
     authority = Authority(tmp_path / "authority")
@@ -381,6 +389,7 @@ def test_beyond_this_machine_permission_to_control_is_required(
         assert any("can also control" in line for line in collector.errors) is said
 
 
+@pytest.mark.slow
 def test_a_collector_that_does_not_control(everywhere: Everywhere) -> None:
     collector = everywhere.collect("--no-control")
     process = everywhere.start(collector, "exp")

@@ -37,6 +37,7 @@ def test_a_stalled_collector_gets_everything_when_it_goes_on(tmp_path: Path) -> 
     assert not lost
 
 
+@pytest.mark.slow
 def test_a_full_disk_at_the_collector_loses_nothing(tmp_path: Path) -> None:
     limit = 300_000
     with CollectorProcess(tmp_path, "--quiet") as collector:
@@ -102,6 +103,7 @@ def test_clocks_that_are_wrong_change_no_order(
     assert not lost
 
 
+@pytest.mark.slow
 def test_rates_are_kept_to(tmp_path: Path) -> None:
     with CollectorProcess(tmp_path, "--quiet", "--max-rate", "400000") as collector:
         with forwarder(collector.address, tmp_path / "spool", drain_sec=60, window_bytes=1 << 16) as recorder:

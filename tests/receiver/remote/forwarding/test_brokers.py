@@ -83,6 +83,7 @@ def test_passwords_are_left_out_of_messages() -> None:
     assert DIRECT.schemes == ()
 
 
+@pytest.mark.slow
 def test_messages_arrive_once_and_in_order_also_after_the_collector_was_killed(
     url: str, tmp_path: Path
 ) -> None:

@@ -59,6 +59,7 @@ def test_reports_about_messages(tmp_path: Path) -> None:
     assert "run p3 cpu:1" in report
 
 
+@pytest.mark.slow
 def test_a_collector_that_is_killed_again_and_again_stores_everything_once(tmp_path: Path) -> None:
     count, turns = 20_000, 5
     chance = random.Random(7)
@@ -86,6 +87,7 @@ def test_a_collector_that_is_killed_again_and_again_stores_everything_once(tmp_p
     assert not lost
 
 
+@pytest.mark.slow
 def test_without_a_collector_everything_stays_for_the_next_process(tmp_path: Path) -> None:
     spool = tmp_path / "spool"
     with CollectorProcess(tmp_path, "--quiet") as collector:

@@ -65,6 +65,7 @@ def test_messages_the_other_process_delivers_are_forwarded(collector: CollectorP
     assert not spooled(collector)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scenario", ["program dies", "program dies emitting"])
 def test_the_other_process_forwards_the_messages_of_a_killed_program(
     collector: CollectorProcess, scenario: str
@@ -79,6 +80,7 @@ def test_the_other_process_forwards_the_messages_of_a_killed_program(
         assert len(printed) == 20_000
 
 
+@pytest.mark.slow
 def test_the_program_sends_the_messages_a_killed_reader_left(collector: CollectorProcess) -> None:
     done = run(collector, "reader dies", 30_000)
     assert done.returncode == 0, done.stderr
@@ -96,6 +98,7 @@ def test_the_program_sends_the_messages_a_killed_reader_left(collector: Collecto
     assert counts.keys() == {*range(30_000)}
 
 
+@pytest.mark.slow
 def test_a_preempted_program_has_everything_sent(collector: CollectorProcess) -> None:
     done = run(collector, "preempted", 20_000)
     assert done.returncode == -signal.SIGTERM, done.stderr
@@ -103,6 +106,7 @@ def test_a_preempted_program_has_everything_sent(collector: CollectorProcess) ->
     collector.stop()
 
 
+@pytest.mark.slow
 def test_a_collector_that_is_away_is_reported_once_for_each_process(
     collector: CollectorProcess, tmp_path: Path
 ) -> None:

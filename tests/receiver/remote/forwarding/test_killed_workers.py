@@ -9,6 +9,8 @@ import sys
 import threading
 from pathlib import Path
 
+import pytest
+
 from checkout import REMOTE_HELPERS, python_path
 from collecting import CollectorProcess, Emitter, forwarder, stored, wait_for
 
@@ -31,6 +33,7 @@ def run_and_kill(address: str, folder: Path, after_sec: float) -> int:
     return int(file.read_text() or 0)
 
 
+@pytest.mark.slow
 def test_messages_in_the_spools_of_killed_processes_arrive_once(tmp_path: Path) -> None:
     chance = random.Random(3)
     spool = tmp_path / "spool"
@@ -87,6 +90,7 @@ def test_spools_of_another_run_are_left_alone(tmp_path: Path) -> None:
     assert [len(seqs) for seqs in found.values()] == [6]
 
 
+@pytest.mark.slow
 def test_a_process_that_ends_at_once_sends_all_that_others_left(tmp_path: Path) -> None:
     spool = tmp_path / "spool"
     with CollectorProcess(tmp_path, "--quiet") as collector:

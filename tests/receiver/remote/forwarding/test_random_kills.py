@@ -52,6 +52,7 @@ def finish(run: TrainingRun, collector: CollectorProcess) -> None:
     assert not stored
 
 
+@pytest.mark.slow
 def test_a_coordinator_that_dies_takes_the_others_along_and_no_message(tmp_path: Path) -> None:
     with CollectorProcess(tmp_path, "--quiet") as collector:
         with training(collector, tmp_path, 2, shares_spool=True) as run:

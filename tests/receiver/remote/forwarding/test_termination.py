@@ -19,6 +19,7 @@ COUNT = 200_000
 pytestmark = pytest.mark.native_only
 
 
+@pytest.mark.slow_variants
 @pytest.mark.parametrize(
     ("how", "alive"),
     [("default", False), ("forked", False), ("handled", True), ("replaced", True), ("distributed", True)],

@@ -68,6 +68,7 @@ def test_messages_arrive_once_and_in_order_with_their_steps(
     assert any("[p3 d0 step 7 " in line for line in collector.lines)
 
 
+@pytest.mark.slow
 def test_each_tap_has_a_subject(server: NatsServerProcess, tmp_path: Path) -> None:
     with forwarder(server.url, tmp_path / "spool", run="my.run", process_index=2) as sending:
         emitter = Emitter(sending)
@@ -105,6 +106,7 @@ def test_a_server_that_is_killed_and_comes_back_loses_and_doubles_nothing(
     assert all_messages(collector.log) == list(range(10_000))
 
 
+@pytest.mark.slow
 def test_a_killed_process_s_spool_is_published_by_the_next_one(
     server: NatsServerProcess, tmp_path: Path
 ) -> None:
@@ -131,6 +133,7 @@ def test_a_killed_process_s_spool_is_published_by_the_next_one(
     assert list(spool.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_collectors_share_the_messages_and_one_takes_over_from_a_killed_one(
     server: NatsServerProcess, tmp_path: Path
 ) -> None:
@@ -170,6 +173,7 @@ def test_a_collector_that_is_killed_goes_on_where_it_was(server: NatsServerProce
     assert all_messages(collector.log) == list(range(3_000))
 
 
+@pytest.mark.slow
 def test_messages_published_twice_are_stored_once(server: NatsServerProcess, tmp_path: Path) -> None:
     with forwarder(server.url, tmp_path / "spool") as sending:
         Emitter(sending).losses(100)
@@ -191,6 +195,7 @@ def test_messages_published_twice_are_stored_once(server: NatsServerProcess, tmp
     assert Counter(all_messages(collector.log)) == Counter([0, *range(100)])
 
 
+@pytest.mark.slow
 def test_data_that_is_not_a_message_of_a_tap_is_left_out(server: NatsServerProcess, tmp_path: Path) -> None:
     with NatsCollectorProcess(tmp_path, server.url) as collector:
 
@@ -208,6 +213,7 @@ def test_data_that_is_not_a_message_of_a_tap_is_left_out(server: NatsServerProce
     assert sum("is not a tap's, and was left out" in line for line in collector.errors) == 3
 
 
+@pytest.mark.slow
 def test_a_message_that_the_server_cannot_take_is_noted_as_lost(
     server: NatsServerProcess, tmp_path: Path
 ) -> None:

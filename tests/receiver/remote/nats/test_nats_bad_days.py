@@ -22,6 +22,7 @@ def server(tmp_path: Path) -> Iterator[NatsServerProcess]:
         yield started
 
 
+@pytest.mark.slow
 def test_a_server_that_lost_its_store_is_noticed_and_gets_what_spools_hold(
     server: NatsServerProcess, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

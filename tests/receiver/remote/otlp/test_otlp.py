@@ -127,6 +127,7 @@ def test_a_replay_exports_as_the_run_would(collector: OtlpCollector, tmp_path: P
     assert any(record.severity_text == "ERROR" for record in collector.logs)
 
 
+@pytest.mark.slow
 def test_a_collector_exports_forwarded_messages(collector: OtlpCollector, tmp_path: Path) -> None:
     with CollectorProcess(tmp_path, "--otlp", collector.address) as collecting:
         sending = forwarder(collecting.address, tmp_path / "spool", run="mine", process_index=3)
@@ -163,6 +164,7 @@ def test_a_collector_that_stalls_blocks_no_process_and_messages_without_room_are
     assert len(collector.points("value")) == 105 - lost
 
 
+@pytest.mark.slow
 def test_messages_a_collector_cannot_take_now_are_sent_again(collector: OtlpCollector) -> None:
     collector.status = grpc.StatusCode.UNAVAILABLE
     with hcb.otlp_exporter(collector.address, drain_sec=60, flush_sec=0.01) as otlp:

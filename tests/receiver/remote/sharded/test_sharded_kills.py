@@ -70,6 +70,7 @@ def finish(collector: CollectorProcess, run: TrainingRun, life: int) -> None:
     assert delivered[life] == list(range(LAST_STEPS))
 
 
+@pytest.mark.slow
 def test_complete_values_are_delivered_after_any_kill(tmp_path: Path) -> None:
     with training(tmp_path, 2) as (collector, run):
         run.start(1_000_000, 1)

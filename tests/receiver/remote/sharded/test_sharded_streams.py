@@ -109,6 +109,7 @@ def test_the_devices_of_a_process_may_be_far_from_each_other_in_its_stream(
     assert not delivery.incomplete
 
 
+@pytest.mark.slow
 def test_incomplete_values_of_a_dead_process_are_discarded_and_block_no_other(
     store: Store, open_delivery: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:

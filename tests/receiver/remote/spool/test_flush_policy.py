@@ -64,6 +64,7 @@ def test_large_and_urgent_data_is_sent_at_once(clock: list[float]) -> None:
     assert mine.wait_sec(1, acked=True) > 0.0
 
 
+@pytest.mark.slow
 def test_many_small_writes_are_sent_in_few_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pieces: list[SegmentSlice] = []
     read = Spool.read

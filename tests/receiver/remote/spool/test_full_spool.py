@@ -41,6 +41,7 @@ def forward_without_and_with_collector(folder: Path, policy: str, **options: Any
     return only(found), lost, counters
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["drop_oldest", "drop_newest", "sample"])
 def test_dropped_messages_are_noted_where_the_rest_is_stored(tmp_path: Path, policy: str) -> None:
     found, lost, counters = forward_without_and_with_collector(tmp_path, policy)
@@ -65,6 +66,7 @@ def test_dropped_messages_are_noted_where_the_rest_is_stored(tmp_path: Path, pol
         assert any("one message in 10" in note.reason for note in lost)
 
 
+@pytest.mark.slow
 def test_blocking_waits_for_room_and_loses_no_message(tmp_path: Path) -> None:
     with CollectorProcess(tmp_path, "--quiet") as collector:
         collector.kill()

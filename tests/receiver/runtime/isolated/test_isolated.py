@@ -51,12 +51,14 @@ def test_everything_is_delivered_in_order_by_the_other_process() -> None:
     assert done.stdout.splitlines()[-1] == "delivered 2000 dropped 0"
 
 
+@pytest.mark.slow
 def test_the_program_waits_for_room_in_a_small_ring() -> None:
     done = run("plain", HOSTCALLBACK_RING_BYTES="16384", COUNT="20000")
     assert done.returncode == 0, done.stderr
     assert lines(done) == list(range(20000))
 
 
+@pytest.mark.slow
 def test_the_program_goes_on_when_the_reader_dies() -> None:
     done = run("reader dies", HOSTCALLBACK_RING_BYTES="65536", COUNT="30000")
     assert done.returncode == 0, done.stderr
@@ -69,6 +71,7 @@ def test_the_program_goes_on_when_the_reader_dies() -> None:
     assert sum(count == 2 for count in counts.values()) <= 1024
 
 
+@pytest.mark.slow
 def test_messages_a_killed_reader_returned_are_in_its_log(tmp_path: Path) -> None:
     done = run("reader dies", str(tmp_path), HOSTCALLBACK_RING_BYTES="65536", COUNT="30000")
     assert done.returncode == 0, done.stderr
@@ -79,6 +82,7 @@ def test_messages_a_killed_reader_returned_are_in_its_log(tmp_path: Path) -> Non
     assert sum(count == 2 for count in counts.values()) <= 1024
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scenario", ["program dies", "program dies emitting"])
 def test_the_reader_delivers_the_messages_of_a_killed_program(scenario: str) -> None:
     done = run(scenario, COUNT="20000")
@@ -92,6 +96,7 @@ def test_the_reader_delivers_the_messages_of_a_killed_program(scenario: str) -> 
     assert not list(Path("/dev/shm").glob(f"hostcallback-apart-{pid}-*/*"))
 
 
+@pytest.mark.slow
 def test_the_reader_outlives_the_terminal() -> None:
     done = run("terminal closes", COUNT="20000")
     assert done.returncode == -signal.SIGHUP
@@ -121,6 +126,7 @@ with hcb.outfeed_receiver(process=True, timeout_sec=2):
         program.communicate(timeout=60)
 
 
+@pytest.mark.slow
 def test_a_forked_child_that_leaves_the_block_lets_the_reader_be() -> None:
     done = run("child leaves")
     assert done.returncode == 0, done.stderr
@@ -137,6 +143,7 @@ def test_either_process_killed_many_times(number: int) -> None:
     test_the_reader_delivers_the_messages_of_a_killed_program("program dies emitting")
 
 
+@pytest.mark.slow
 def test_it_records_too(tmp_path: Path) -> None:
     done = run("plain", str(tmp_path))
     assert done.returncode == 0, done.stderr
@@ -165,6 +172,7 @@ def tapping(devices: int) -> Any:
 seen: list[Any] = []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("devices", [1, 4])
 def test_taps_checks_and_statistics_come_together(devices: int, capfd: pytest.CaptureFixture[str]) -> None:
     program, count = tapping(devices)
@@ -193,6 +201,7 @@ def test_taps_checks_and_statistics_come_together(devices: int, capfd: pytest.Ca
         hcb.barrier_wait()
 
 
+@pytest.mark.slow
 def test_a_barrier_waits_for_the_other_process_and_raises_its_checks(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
@@ -242,6 +251,7 @@ def test_misuse(tmp_path: Path) -> None:
         hcb.outfeed_receiver(process=True, back_pressure="overwrite_oldest")
 
 
+@pytest.mark.slow
 def test_without_rings_the_taps_stay_here() -> None:
     done = run("plain", HOSTCALLBACK_TRANSPORT="callback", COUNT="20")
     assert done.returncode == 0, done.stderr

@@ -68,6 +68,7 @@ def test_every_name_is_in_the_document(listen: Heard) -> None:
         assert f"`{name}`" in document
 
 
+@pytest.mark.slow
 def test_a_listener_that_raises_does_not_end_the_receiver() -> None:
     program = """
 import jax, hostcallback as hcb

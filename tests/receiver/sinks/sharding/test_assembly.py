@@ -74,6 +74,7 @@ def test_the_same_when_every_device_has_its_thread(impatient_threads: None, told
     assert delivery.discarded + sink.pending_values == len(story.broken)
 
 
+@pytest.mark.slow
 @given(stories(max_values=4), st.integers(1, 4))
 @settings(max_examples=50)
 def test_later_launches_leave_nothing_behind(told: Any, overtaken_by: int) -> None:
@@ -154,6 +155,7 @@ def test_a_sink_may_keep_and_change_its_arguments() -> None:
         assert not np.shares_memory(one, other)
 
 
+@pytest.mark.slow
 def test_values_that_were_handed_on_are_not_kept_however_long_the_launch() -> None:
     others = [o for o in gc.get_objects() if type(o) is launches.Value]  # of other tests
     program = scalar_program(2)
@@ -172,6 +174,7 @@ def test_values_that_were_handed_on_are_not_kept_however_long_the_launch() -> No
     assert sink.pending_values == 1
 
 
+@pytest.mark.slow
 def test_a_long_backlog_is_freed_without_exhausting_the_stack() -> None:
     program = scalar_program(2)
     with pytest.MonkeyPatch.context() as patch:

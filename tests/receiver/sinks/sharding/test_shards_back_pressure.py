@@ -232,6 +232,7 @@ def test_nothing_is_given_up_while_other_receivers_deliver(monkeypatch: pytest.M
     assert not shards.waiting_threads
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small")
 def test_a_tap_that_never_returns_is_not_waited_for_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shards, "BUSY_STANDSTILL_SEC", 0.01)

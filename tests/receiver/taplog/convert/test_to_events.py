@@ -194,6 +194,7 @@ with hcb.outfeed_receiver(record=sys.argv[1]):
 """
 
 
+@pytest.mark.slow
 def test_trace_merged_with_a_profile_of_jax(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     log, profile = tmp_path / "log", tmp_path / "profile"
     program = subprocess.run(

@@ -44,6 +44,7 @@ def recovered(directory: Path, capsys: pytest.CaptureFixture[str], *options: str
     return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("by_argument", [False, True], ids=["environment", "argument"])
 @pytest.mark.parametrize(
     ("how", "ended"),
@@ -75,6 +76,7 @@ def test_every_message_of_a_process_that_died(
     assert [m["step"] for m in only] == [m["step"] for m in states if not m["delivered"]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["exit", "raise"])
 def test_a_process_that_ends_as_it_should_leaves_nothing(how: str, tmp_path: Path) -> None:
     done = fly(how, tmp_path)
@@ -83,6 +85,7 @@ def test_a_process_that_ends_as_it_should_leaves_nothing(how: str, tmp_path: Pat
     assert main(["recover", str(tmp_path)]) == 1
 
 
+@pytest.mark.slow
 def test_a_forked_child_does_not_write_into_its_parents_file(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -108,6 +111,7 @@ def test_the_readable_output(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert "step: 7" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_folder_that_cannot_be_written_to_does_not_end_the_run(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("")
@@ -119,6 +123,7 @@ def test_a_folder_that_cannot_be_written_to_does_not_end_the_run(tmp_path: Path)
     assert "FileExistsError" in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="mounts a file system")
 def test_a_full_file_system_does_not_end_the_run(tmp_path: Path) -> None:
     small = tmp_path / "small"
@@ -134,12 +139,14 @@ def test_a_full_file_system_does_not_end_the_run(tmp_path: Path) -> None:
         subprocess.run(["umount", str(small)], check=True)
 
 
+@pytest.mark.slow
 def test_the_callback_transport_warns_that_it_keeps_no_messages(tmp_path: Path) -> None:
     done = fly("exit", tmp_path, HOSTCALLBACK_TRANSPORT="callback")
     assert done.returncode == 0, done.stderr
     assert "it needs the native transport" in done.stderr
 
 
+@pytest.mark.slow
 def test_files_that_are_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     fly("kill", tmp_path)
     (flight,) = find_flights(tmp_path)

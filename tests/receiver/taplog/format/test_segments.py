@@ -120,6 +120,7 @@ def test_a_file_that_exists_is_not_written_over(tmp_path: Path) -> None:
 # Files that end anywhere
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("close", [True, False], ids=["closed", "open"])
 @pytest.mark.parametrize("compress", COMPRESSED)
 def test_a_file_cut_at_any_byte_gives_everything_before_the_cut(

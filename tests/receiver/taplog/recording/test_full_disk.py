@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from hostcallback.receiver.taplog.reading.logged_message import LoggedMessage
 from hostcallback.receiver.taplog.reading.merge import LostRun
 from hostcallback.receiver.taplog.reading.reader import LogReader
@@ -49,6 +51,7 @@ for warning in caught:
 """
 
 
+@pytest.mark.slow
 def test_the_program_goes_on_and_the_loss_is_counted_and_reported(tmp_path: Path) -> None:
     result = subprocess.run(
         [sys.executable, "-c", PROGRAM, str(tmp_path)],

@@ -52,6 +52,7 @@ def recorded(folder: Path) -> list[tuple[int, float]]:
     return [(logged.message.seq, float(logged.message.arrays[0])) for logged in messages]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
 @pytest.mark.parametrize("mode", ["record", "forward"])
 def test_emitted_messages_outlive_a_kill_behind_a_slow_tap(
@@ -78,6 +79,7 @@ def test_emitted_messages_outlive_a_kill_behind_a_slow_tap(
     assert [value for _, value in recorded(folder)] == [float(k) for k in range(5000)]
 
 
+@pytest.mark.slow
 def test_each_message_is_recorded_once_in_order_whatever_the_taps_do(tmp_path: Path) -> None:
     rng = random.Random(0)
     delivered: list[tuple[str, float]] = []
@@ -153,6 +155,7 @@ def test_drops_are_accounted_for_once_in_the_log(tmp_path: Path, policy: str) ->
     assert len(seqs) >= delivered  # of messages that were overwritten some had been recorded
 
 
+@pytest.mark.slow
 def test_a_recorder_that_is_slow_itself_loses_nothing(tmp_path: Path) -> None:
     class Slow:
         def __init__(self) -> None:

@@ -12,20 +12,23 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from checkout import HELPERS
+from checkout import python_path
 from hostcallback.receiver.taplog.reading.reader import LogReader
 from logged_frames import LOSS, read, seqs
 
 PROGRAM = Path(__file__).with_name("logging_program.py")
 
 
+def start_program(folder: Path, compress: bool) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, str(PROGRAM), str(folder), str(int(compress))],
+        env={**os.environ, "PYTHONPATH": python_path()}, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+
+
 def kill_at_random(folder: Path, compress: bool, rng: random.Random) -> dict[int, int]:
     """Starts the program, kills it, and returns the number of messages of each device it reported as written."""
-    paths = [str(HELPERS), os.environ.get("PYTHONPATH")]
-    process = subprocess.Popen(
-        [sys.executable, str(PROGRAM), str(folder), str(int(compress))],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}, stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
+    process = start_program(folder, compress)
     assert process.stdout is not None
     written: dict[int, int] = {}
     lines = rng.randrange(1, 400)
@@ -71,12 +74,7 @@ def test_nothing_that_was_written_is_lost_by_a_kill(tmp_path: Path, compress: bo
 
 @pytest.mark.slow
 def test_several_processes_write_into_one_folder(tmp_path: Path) -> None:
-    processes = [
-        subprocess.Popen(
-            [sys.executable, str(PROGRAM), str(tmp_path), "0"], stdout=subprocess.PIPE, text=True
-        )
-        for _ in range(3)
-    ]
+    processes = [start_program(tmp_path, compress=False) for _ in range(3)]
     written: list[dict[int, int]] = []
     for process in processes:
         assert process.stdout is not None
