@@ -108,6 +108,8 @@ def _without(devices: Sequence[jax.Device] | None, line: Any) -> tuple[int, ...]
 def disable_checks(*names: str) -> None:
     """Switches checks off, in running programs and in later ones, without recompilation.
 
+    A check that is off sends no messages. Any thread. Does not wait: messages that were emitted before are delivered.
+
     Args:
         *names: names of the checks, as in `check(..., name=)`; without names, all checks.
 
@@ -121,7 +123,17 @@ def disable_checks(*names: str) -> None:
 
 
 def enable_checks(*names: str) -> None:
-    """Switches checks on again: those with the given names, or all. See `disable_checks`."""
+    """Switches checks on again, in running programs and in later ones. Any thread. Undoes `disable_checks`.
+
+    Args:
+        *names: names of the checks; without names, all checks, also those that were switched off by name.
+
+    Raises:
+        TypeError: a name is not a text.
+
+    Example:
+        hcb.enable_checks("loss")
+    """
     _switch(names, off=False)
 
 

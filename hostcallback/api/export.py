@@ -48,7 +48,17 @@ def bind(name: str, func: Callable[..., Any], **kwargs: Any) -> None:
 
 
 def unbind(name: str) -> None:
-    """Removes the binding of a name; ignores unknown names."""
+    """Removes the binding of a name; ignores unknown names. Any thread.
+
+    Later messages of that name are handled as before `bind`: printing taps print, and messages of taps with functions
+    are counted and reported as an `UnboundConsumerError`.
+
+    Args:
+        name: the name given to `bind`.
+
+    Example:
+        hcb.unbind("loss")
+    """
     runtime.exported.bind(name, None)
 
 
@@ -57,6 +67,9 @@ def export_checks() -> list[Any]:
 
     JAX exports only custom calls that it knows to be stable. The custom calls of taps are stable too, because they
     carry a versioned format (docs/wire-format.md).
+
+    Returns:
+        A list of `jax.export.DisabledSafetyCheck`, for the argument `disabled_checks` of `jax.export.export`.
 
     Example:
         jax.export.export(jax.jit(f), disabled_checks=hcb.export_checks())(x)

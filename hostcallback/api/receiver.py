@@ -60,7 +60,10 @@ class RecordingWarning(UserWarning):
 
 
 class OutfeedReceiver:
-    """A receiver of the taps of a part of the program; made by `outfeed_receiver`."""
+    """A receiver of the taps of a part of the program; made by `outfeed_receiver`.
+
+    Its properties may be read on any thread, while it is open and after.
+    """
 
     def __init__(
         self,

@@ -142,7 +142,8 @@ def control_file(path: str | os.PathLike[str] | None) -> None:
         every = 100
         rate = 10.0
 
-    The file is TOML with one table per glob, with `enabled`, `every`, `rate` and `truncate`. It is checked each second.
+    The file is TOML with one table per glob, with `enabled` (true or false), `every` (messages), `rate` (messages per
+    second and device) and `truncate` (elements of each array). A thread of this process checks it once per second.
     Its settings count as made when it was read. The environment variable HOSTCALLBACK_CONTROL_FILE names a file too.
     If a later version of the file is not valid, the error is logged with the line, and the earlier rules stay. If the
     file is removed, its rules end.

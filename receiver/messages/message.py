@@ -57,7 +57,8 @@ class Message(NamedTuple):
 
     Attributes:
         consumer: the message's consumer.
-        arrays: the tapped leaves in tree order; fresh, writable arrays that the sink may keep.
+        arrays: the tapped leaves in tree order, with the shapes and dtypes of the traced values (of typed keys, their
+            uint32 data); fresh, writable arrays that the sink may keep.
         seq: sequence number on this device; a gap means dropped messages.
         time_ns: Unix time of the emission in nanoseconds.
         run_id: equal on all devices of one launch of one program.

@@ -172,5 +172,9 @@ def forward(
     Raises:
         TypeError: an option is not an attribute of `Forward`.
         ValueError: an option is out of range.
+
+    Example:
+        with hcb.outfeed_receiver(sinks=[hcb.forward("collector:7070", spool="/scratch/spool", run="exp42")]):
+            train()
     """
     return Forward(address, spool=spool, run=run, **options)

@@ -33,10 +33,23 @@ class RuntimeCollector:
 
 
 def register(registry: Any = None) -> RuntimeCollector:
-    """Adds this process's metrics to a registry of prometheus_client; None stands for its default registry.
+    """Adds this process's metrics (docs/metrics.md) to a registry of prometheus_client.
+
+    They are read when the registry is scraped, on the thread of the scrape, which waits for no device.
+
+    Args:
+        registry: a `prometheus_client.CollectorRegistry`; None for the default registry.
+
+    Returns:
+        The collector, for `registry.unregister(...)`.
 
     Raises:
         HostCallbackError: the package prometheus-client is missing.
+        ValueError: the registry has these metrics already.
+
+    Example:
+        hcb.prometheus_collector()
+        prometheus_client.start_http_server(9000)
     """
     client = _prometheus_client()
     collector = RuntimeCollector(runtime)

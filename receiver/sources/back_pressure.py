@@ -116,8 +116,8 @@ class BackPressure:
 
     Attributes:
         policy: "block", "block_then_drop", "drop_newest", "sample" or "overwrite_oldest"; see `Policy`.
-        timeout_sec: for "block_then_drop".
-        sample_every: for "sample".
+        timeout_sec: for "block_then_drop": seconds that a message waits for room before it is dropped.
+        sample_every: for "sample": in a queue that is more than half full, one message in this many is kept.
     """
 
     policy: Policy | str = Policy.BLOCK

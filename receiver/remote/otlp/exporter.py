@@ -249,15 +249,14 @@ def otlp_exporter(endpoint: str | None = None, **options: Any) -> OtlpExporter:
     request that the collector cannot accept now is sent again, at growing intervals. docs/otlp.md lists all names.
 
     Args:
-    endpoint: `host:port`, optionally with `http://` or `https://` before it; by default the value of the
-        environment variable `OTEL_EXPORTER_OTLP_ENDPOINT`, or `localhost:4317`.
-    **options: of `hostcallback.receiver.remote.otlp.options.OtlpOptions`: `tls_ca`, `tls_cert` and `tls_key` (paths;
-        TLS is
-        used unless the collector is on this machine), `insecure` (never TLS), `headers` (a dict, for example with
-        a token under `authorization`), `service_name`, `resource` (more attributes of this process),
-        `queue_messages` and `queue_bytes` (limits of the queue), `batch_messages`, `flush_sec` (longest wait of a
-        record for others), `timeout_sec` (of one request), `health_sec` (between the runtime's metrics),
-        `drain_sec` (limit for closing).
+        endpoint: `host:port`, optionally with `http://` or `https://` before it; by default the value of the
+            environment variable `OTEL_EXPORTER_OTLP_ENDPOINT`, or `localhost:4317`.
+        **options: of `hostcallback.receiver.remote.otlp.options.OtlpOptions`: `tls_ca`, `tls_cert` and `tls_key`
+            (paths; TLS is used unless the collector is on this machine), `insecure` (never TLS), `headers` (a dict, for
+            example with a token under `authorization`), `service_name`, `resource` (more attributes of this process),
+            `queue_messages` and `queue_bytes` (limits of the queue), `batch_messages`, `flush_sec` (longest wait of a
+            record for others), `timeout_sec` (of one request), `health_sec` (between the runtime's metrics),
+            `drain_sec` (limit for closing).
 
     Raises:
         HostCallbackError: the package opentelemetry-proto, or grpcio, is missing.

@@ -214,14 +214,16 @@ def record(
 ) -> Recorder:
     """Creates a recorder for the log in the folder `path`: for `outfeed_receiver(record=...)`, or as a sink.
 
-    Messages are written within 100 ms, failures of checks at once. Several processes may write into one folder. Close
-    the recorder, or use it in a `with` block, to complete the last segment; an incomplete one can be read too.
+    Messages are written within 100 ms, failures of checks at once. The receiver thread of a device copies them and
+    writes full buffers; a thread of the recorder writes the rest. Errors while writing are logged and counted, and not
+    raised. Several processes may write into one folder. Close the recorder, or use it in a `with` block, to complete
+    the last segment; an incomplete one can be read too.
 
     Args:
         path: the folder; created if it does not exist.
-        segment_bytes: length at which a new file is started.
+        segment_bytes: length in bytes at which a new file is started.
         segment_sec: age in seconds at which a new file is started.
-        keep_bytes: limit of this process's files together, beyond which the oldest are deleted; None to keep all.
+        keep_bytes: limit in bytes of this process's files, beyond which the oldest are deleted; None to keep all.
         compress: compress messages with zstd (`pip install 'hostcallback[zstd]'`).
         fsync: sync each write to the disk: the log then survives a crash of the machine.
         process_index: this process's index in a program of several, for the readers of its logs.
@@ -230,9 +232,13 @@ def record(
             can then be entered by the same users. Only this user can read them by default.
 
     Raises:
-    OSError: the folder or its first file cannot be created.
+        OSError: the folder or its first file cannot be created.
         TapLogError: `compress` without the package zstandard.
         ValueError: a size or a time is not positive, or a log cannot have the mode.
+
+    Example:
+        with hcb.record("logs", keep_bytes=1 << 30) as log, hcb.outfeed_receiver(record=log):
+            train()
     """
     options = LogOptions(
         segment_bytes, segment_sec, keep_bytes, compress, fsync, process_index, job=job, mode=mode
