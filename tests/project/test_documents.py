@@ -1,8 +1,9 @@
-"""The documents' links have targets, and the claims about this package in the README's table link to their proof."""
+"""What documents name exists: files, headings, modules, tests; and the README's claims link to their proof."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,10 @@ from checkout import ROOT
 DOCUMENTS = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
 SHORTENED = [ROOT, ROOT / "hostcallback", ROOT / "receiver", ROOT / "docs"]
 """Folders from which documents name files."""
+FOR_DEVELOPERS = [ROOT / "docs" / "architecture.md", ROOT / "docs" / "contributing.md"]
+FOR_DEVELOPERS += sorted((ROOT / "docs" / "design").glob("*.md"))
+FOREIGN = {"ExecutionStreamEventMap", "last_collective_launch_event", "PjitFunction"}
+"""Names of XLA and JAX in the documents for developers."""
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
@@ -45,6 +50,78 @@ def test_every_source_file_that_a_document_names_exists(document: Path) -> None:
     named = re.findall(r"`([\w./]+/[\w./]+\.(?:py|cc|h))`", document.read_text())
     missing = [name for name in named if not any((folder / name).exists() for folder in SHORTENED)]
     assert missing == []
+
+
+def sources() -> Iterator[Path]:
+    """The source files, without vendored ones and without a test that plants paths."""
+    for folder in ("hostcallback", "receiver", "tests", "tools", "examples"):
+        for path in (ROOT / folder).rglob("*"):
+            vendored = {"third_party", "__pycache__"}.intersection(path.parts)
+            if path.suffix in (".py", ".cc", ".h") and not vendored and path.name != "test_lint_project.py":
+                yield path
+
+
+def test_every_file_that_a_source_file_names_exists() -> None:
+    named = re.compile(
+        r"(?<![\w/.-])((?:docs|tests|tools|receiver|hostcallback|examples)/[\w./]+\.(?:md|py|cc|h))\b"
+    )
+    missing = {
+        f"{path.relative_to(ROOT)}: {name}"
+        for path in sources()
+        for name in named.findall(path.read_text(encoding="utf-8"))
+        if not (ROOT / name).exists()
+    }
+    assert missing == set()
+
+
+@pytest.mark.parametrize("document", FOR_DEVELOPERS, ids=lambda path: path.name)
+def test_every_name_in_a_document_for_developers_occurs_in_the_sources(
+    document: Path, words: set[str]
+) -> None:
+    quoted = " ".join(re.findall(r"`([^`\n]+)`", document.read_text()))
+    assert set(re.findall(r"[A-Za-z_]\w{2,}", quoted)) - words - FOREIGN == set()
+
+
+@pytest.fixture(scope="module")
+def words() -> set[str]:
+    """Every word in the sources, and every file's name."""
+    found = {path.stem for path in sources()}
+    for path in [*sources(), ROOT / "setup.cfg", ROOT / "pyproject.toml", ROOT / "Makefile"]:
+        found.update(re.findall(r"\w+", path.read_text(encoding="utf-8")))
+    return found
+
+
+def test_every_module_of_a_room_in_the_architecture_table_is_in_that_room() -> None:
+    top, missing, seen = "", [], 0
+    for line in (ROOT / "docs" / "architecture.md").read_text().splitlines():
+        cells = [cell.strip() for cell in line.split("|")[1:-1]]
+        if len(cells) == 2 and cells[0].endswith("top down"):
+            top = cells[0].split("`")[1]
+        elif len(cells) == 2 and top and cells[0].startswith("`"):
+            rooms = [ROOT / top / room for room in re.findall(r"`([\w./]+)`", cells[0])]
+            for name in re.findall(r"`(\w+/?)`", cells[1]):
+                below = [
+                    found for room in rooms if room.is_dir() for found in room.rglob(f"{name.strip('/')}*")
+                ]
+                seen += 1
+                if not any(found.stem == name.strip("/") for found in below) and name != "hcb":
+                    missing.append(f"{cells[0]}: {name}")
+        elif not cells:
+            top = ""
+    assert missing == []
+    assert seen > 30
+
+
+def test_every_recipe_names_tests_that_exist() -> None:
+    recipes = re.findall(
+        r"make quick ROOM=([\w./]+)(?: K=(\w+))?", (ROOT / "docs" / "contributing.md").read_text()
+    )
+    assert len(recipes) > 10
+    for room, keyword in recipes:
+        path = ROOT / "tests" / room
+        assert path.exists(), room
+        tests = [path] if path.is_file() else path.rglob("test_*.py")
+        assert not keyword or any(keyword in test.read_text() for test in tests), (room, keyword)
 
 
 def test_every_entry_of_ours_in_the_feature_table_is_linked_to_a_test() -> None:
