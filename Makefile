@@ -16,7 +16,7 @@ CALLBACK := $(addprefix tests/,taps calls checks hostcallback)
 PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal --durations=20 $(if $(SLOW),,-m "not slow")
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test quick lint type check matrix bench clean fuzz
+.PHONY: help demo test quick lint type check matrix bench clean fuzz soak
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -56,6 +56,9 @@ check: lint type test ## everything a change must pass
 
 fuzz: $(INSTALLED) ## mutate logs and descriptions for minutes (HOSTILE_EXAMPLES sets how often)
 	HOSTILE_EXAMPLES=$(or $(HOSTILE_EXAMPLES),100000) $(PYTEST) --timeout 3600 tests/hostile
+
+soak: $(INSTALLED) ## kill processes for an hour (make soak SOAK="--minutes 10"), and write docs/reliability.md
+	$(BIN)/python tools/soak.py $(SOAK)
 
 matrix: $(INSTALLED) ## run the tests on the oldest, the default and the newest Python and JAX
 	$(BIN)/python tools/matrix.py
