@@ -1,13 +1,15 @@
 # demo and test are the two commands of the README; check is what CI runs. All of them work from a clean checkout.
 
 # The first interpreter that is new enough and can make a virtual environment; `make PYTHON=... demo` overrides it.
+USABLE := import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))
 PYTHON ?= $(shell for name in python3 python3.11 python3.12 python3.13 python3.14; do \
-	"$$name" -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 \
-	&& { echo "$$name"; break; }; done)
+	"$$name" -c '$(USABLE)' >/dev/null 2>&1 && { echo "$$name"; break; }; done)
 
-VENV := .venv
+VENV ?= .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+DEMO := $(VENV)/.installed-demo
+SOURCES := setup.cfg setup.py tools/build_native.py
 NATIVE := $(wildcard receiver/native/*/*.cc receiver/native/*/*.h)
 
 # The whole suite runs on the native transport, and on the callback transport the folders in which it makes a difference; .ci/run runs
@@ -21,16 +23,29 @@ PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal --durations=20 $(if $(SL
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-# Editable, once: Python changes need no reinstallation, changes of what is listed here do.
-$(INSTALLED): setup.cfg setup.py tools/build_native.py $(NATIVE)
-	@test -n "$(PYTHON)" || { echo "make: no usable Python found: this needs Python 3.11 or newer with the" \
-		"venv module (on Debian: apt install python3-venv); name one with make PYTHON=/path/to/python" >&2; exit 1; }
-	@echo "installing into $(VENV) (once)"
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --editable '.[dev]'
-	@touch $@
+# An environment whose Python does not run is made anew: its base may be gone, or the folder was moved.
+ifneq ($(wildcard $(VENV)/.installed*),)
+ifneq ($(shell $(BIN)/python -c 'import sys; print(sys.version_info >= (3, 11))' 2>/dev/null),True)
+$(shell rm -f $(INSTALLED) $(DEMO))
+endif
+endif
 
-demo: $(INSTALLED) ## train a small classifier with taps in its compiled loop, and write loss.png
+# Editable, once: Python changes need no reinstallation, changes of what is listed here do.
+define install
+@"$(or $(PYTHON),python3)" -c '$(USABLE)' 2>/dev/null || { echo "make: $(or $(PYTHON),python3) is" \
+	"$$("$(or $(PYTHON),python3)" --version 2>&1 | head -1): hostcallback needs Python 3.11 or newer with the venv" \
+	"module (Debian: apt install python3-venv); name one with make PYTHON=/path/to/python $(MAKECMDGOALS)" >&2; exit 1; }
+@"$(PYTHON)" tools/install.py $(VENV) $(1)
+@touch $(2)
+endef
+
+$(INSTALLED): $(SOURCES) $(NATIVE)
+	$(call install,dev,$(INSTALLED) $(DEMO))
+
+$(DEMO): $(SOURCES) $(NATIVE)
+	$(call install,demo,$(DEMO))
+
+demo: $(DEMO) ## train a small classifier with taps in its compiled loop, and write loss.png
 	$(BIN)/python examples/train_digits.py
 
 test: $(INSTALLED) ## run the tests, on the native transport and on the callback transport

@@ -32,6 +32,11 @@ class BuildError(RuntimeError):
     """The native library could not be built; the message contains the cure."""
 
 
+def is_wanted() -> bool:
+    """Whether a build is to compile the library: `HOSTCALLBACK_BUILD_NATIVE` is not 0."""
+    return os.environ.get("HOSTCALLBACK_BUILD_NATIVE", "1") != "0"
+
+
 def library_name() -> str:
     """The library's file name on this platform."""
     return "libhostcallback.dylib" if sys.platform == "darwin" else "libhostcallback.so"
@@ -92,9 +97,9 @@ def compile_native(output: Path, compiler: str | None = None, extra_flags: Seque
 
 def _cure(problem: str) -> str:
     return (
-        f"hostcallback: {problem}. Install a C++17 compiler (g++ or clang++) or name one in CXX; or set "
-        "HOSTCALLBACK_BUILD_NATIVE=0 to build without the native transport (slower: taps then run through "
-        "Python callbacks)."
+        f"hostcallback: {problem}. Install a C++17 compiler (Debian: apt install g++) or name one in CXX; or build "
+        "without the native transport (slower: taps then run through Python callbacks): "
+        "HOSTCALLBACK_BUILD_NATIVE=0 pip install . (in a checkout: HOSTCALLBACK_BUILD_NATIVE=0 make demo)"
     )
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from hostcallback.receiver import environment, fork
 from hostcallback.receiver.errors import NativeLibraryError
 
-ABI_VERSION = 11
+ABI_VERSION = 12
 DIRECTORY = Path(__file__).parent
 
 BATCH_FRAMES = 1024
@@ -318,7 +318,12 @@ def load_from(file: Path) -> ctypes.CDLL:
                 f"the native transport library {file} has interface version {version()}, expected {ABI_VERSION}"
             )
         )
-    _declare(library)
+    try:
+        _declare(library)
+    except AttributeError as error:
+        raise NativeLibraryError(
+            _cure(f"the native transport library {file} was built from other sources: {error}")
+        ) from error
     return library
 
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import pty
 import re
+import struct
 import subprocess
 import sys
+import termios
 from pathlib import Path
 from typing import Any
 
@@ -42,43 +46,74 @@ def line_of(text: str) -> int:
     return number
 
 
+def in_terminal(*arguments: str | Path, cwd: Path) -> str:
+    """Runs a script in a terminal of 100 columns. Returns what it shows."""
+    child, terminal = pty.openpty()
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 100, 0, 0))
+    shown = b""
+    with subprocess.Popen(
+        [sys.executable, *map(str, arguments)], cwd=cwd, stdin=terminal, stdout=terminal, stderr=terminal
+    ) as process:
+        os.close(terminal)
+        while True:
+            try:
+                piece = os.read(child, 65536)
+            except OSError:  # the terminal is closed
+                break
+            if not piece:
+                break
+            shown += piece
+        assert process.wait(60) == 0, shown
+    os.close(child)
+    return shown.decode()
+
+
 @pytest.mark.slow
 def test_train_digits_prints_plots_and_sums_up(tmp_path: Path) -> None:
-    result = run(DIGITS, "--epochs", "12", "--every", "50", "--output", "curves.png", cwd=tmp_path)
-    assert result.returncode == 0, result.stderr
-
+    shown = in_terminal(DIGITS, "--epochs", "12", "--every", "50", "--output", "curves.png", cwd=tmp_path)
     steps = 12 * STEPS_PER_EPOCH
-    printed = [int(step) for step in re.findall(r"step=(\d+)", result.stdout)]
-    assert printed == list(range(0, steps, 50))
-    losses = [float(loss) for loss in re.findall(r"loss=([\d.e-]+)", result.stdout)]
-    assert losses[-1] < losses[0] / 5
+    # One line for each record, above the bar, which erases itself.
+    records = re.findall(r"(?:^|\r|\n)step +(\d+)  loss ([\d.]+)  accuracy +([\d.]+)%\r\n", shown)
+    assert [int(step) for step, _, _ in records] == list(range(0, steps, 50))
+    assert float(records[-1][1]) < float(records[0][1]) / 5
+    assert re.search(rf"\rtrain: +\d+%\|.*/{steps} \[", shown)
+    lines = re.sub(r"[^\n]*\r(?!\n)", "", shown).replace("\r", "").splitlines()
 
-    said = re.search(rf"{steps} steps, validation accuracy ([\d.]+)%", result.stdout)
-    assert said
-    assert float(said[1]) > 90
+    said = [re.match(rf"{steps} steps, validation accuracy ([\d.]+)%", line) for line in lines]
+    (accuracy,) = filter(None, said)
+    assert float(accuracy[1]) > 90
+    assert "curves in curves.png" in lines
     assert (tmp_path / "curves.png").read_bytes().startswith(PNG_MAGIC)
 
-    head, row = result.stdout.splitlines()[-2:]
+    (place,) = (n for n, line in enumerate(lines) if line.startswith("device  messages"))
+    head, row = lines[place : place + 2]
     summary = dict(zip(re.split(r"\s{2,}", head.strip()), re.split(r"\s{2,}", row.strip()), strict=True))
-    assert int(summary["messages"].replace(",", "")) == steps + len(printed)
+    # Two taps a step, the printed records, one tap an epoch.
+    assert int(summary["messages"].replace(",", "")) == 2 * steps + len(records) + 12
     assert summary["dropped"] == "0"
     assert {"device", "bytes", "rate", "time in taps"} <= set(summary)
 
+    plain, tapped, cost = lines[-3:]
+    seconds = [float(re.search(r" ([\d.]+) s ", line)[1]) for line in (plain, tapped)]  # type: ignore[index]
+    assert re.match(r"training without taps .* us a step", plain)
+    assert re.match(r"training with its taps .* us a step", tapped)
+    percent = re.match(r"what the taps cost +([+-][\d.]+)% .* us a step", cost)
+    assert percent
+    assert float(percent[1]) == pytest.approx(100 * (seconds[1] / seconds[0] - 1), abs=2)
+
 
 @pytest.mark.slow
-def test_train_digits_reports_every_exception_of_a_failing_tap_after_training(
-    tmp_path: Path,
-) -> None:
-    result = run(DIGITS, "--epochs", "12", "--raise-in-tap", cwd=tmp_path)
+def test_train_digits_tells_its_results_if_a_tap_fails_and_no_picture_can_be_written(tmp_path: Path) -> None:
+    result = run(DIGITS, "--epochs", "12", "--raise-in-tap", "--output", "nowhere/curves.png", cwd=tmp_path)
     assert result.returncode == 1
+    assert result.stdout.startswith("step     0  loss ")  # without a terminal there is no bar
+    assert "\r" not in result.stdout + result.stderr
     assert f"{12 * STEPS_PER_EPOCH} steps, validation accuracy" in result.stdout
-    assert "TapFunctionException" in result.stderr
-    log, traceback = result.stderr.split("Traceback (most recent call last)", 1)
-    assert re.findall(r"ValueError: step (\d+) is a round number", log) == ["0"]  # at once
-    raised = re.findall(
-        r"^  \| ValueError: step (\d+) is a round number|^    \| ValueError: step (\d+)", traceback, re.M
-    )
-    assert ["".join(pair) for pair in raised] == ["0", "500"]
+    before, traceback = result.stderr.split("Traceback (most recent call last)", 1)
+    assert "\nnowhere/curves.png could not be written: " in before
+    assert re.findall(r"ValueError: step (\d+) is a round number", before) == ["0"]  # at once
+    assert "TapFunctionException: 2 tap function call(s) raised" in traceback
+    assert "ValueError: step 0 is a round number" in traceback
     tap_line = f"train_digits.py:{line_of('hcb.id_tap(tap_func, metrics)')}"
     assert result.stderr.count(tap_line) >= 2
 

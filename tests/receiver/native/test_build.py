@@ -168,3 +168,13 @@ def test_a_library_of_another_version_is_refused(tmp_path):
         native.NativeLibraryError, match=f"interface version 99, expected {native.ABI_VERSION}"
     ):
         native.load_from(library)
+
+
+@needs_compiler
+def test_a_library_that_lacks_a_function_is_refused(tmp_path):
+    source = tmp_path / "old.cc"
+    source.write_text(f'extern "C" unsigned hcb_abi_version() {{ return {native.ABI_VERSION}; }}\n')
+    library = tmp_path / "old.so"
+    compile_program([source], library, "-shared", "-fPIC")
+    with pytest.raises(native.NativeLibraryError, match=r"built from other sources.*build_native\.py"):
+        native.load_from(library)
