@@ -23,7 +23,7 @@ PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal --durations=20 $(if $(SL
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-# An environment whose Python does not run is made anew: its base may be gone, or the folder was moved.
+# An environment whose Python does not run is replaced: its base may be gone, or the folder was moved.
 ifneq ($(wildcard $(VENV)/.installed*),)
 ifneq ($(shell $(BIN)/python -c 'import sys; print(sys.version_info >= (3, 11))' 2>/dev/null),True)
 $(shell rm -f $(INSTALLED) $(DEMO))

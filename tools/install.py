@@ -48,7 +48,7 @@ def make_environment(venv: Path) -> None:
         return
     version = ".".join(map(str, sys.version_info[:3]))
     if venv.exists():
-        say(f"{venv} cannot be used: its Python does not run, is too old, or has no pip. It is made anew")
+        say(f"{venv} cannot be used: its Python does not run, is too old, or has no pip. It is replaced")
         shutil.rmtree(venv.resolve())
     say(f"making the virtual environment {venv} with Python {version}")
     made = subprocess.run(

@@ -87,7 +87,7 @@ def test_without_a_compiler_the_last_sentence_names_the_command_that_works(tmp_p
     assert not (tmp_path / "venv").exists()  # nothing was downloaded in vain
 
 
-def test_an_environment_whose_python_is_gone_is_installed_anew(tmp_path: Path) -> None:
+def test_an_environment_whose_python_is_gone_is_replaced_next(tmp_path: Path) -> None:
     venv = tmp_path / "venv"
     (venv / "bin").mkdir(parents=True)
     stamp = venv / ".installed-demo"
