@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from hostcallback import receiver as receiver
     from hostcallback.api.accelerate import AcceleratedCallback, Acceleration, accelerate
     from hostcallback.api.barrier import barrier_wait
-    from hostcallback.api.breakpoint import breakpoint
+    from hostcallback.api.breakpoint import breakpoint as breakpoint
     from hostcallback.api.call import call
     from hostcallback.api.check import check, disable_checks, enable_checks
     from hostcallback.api.checked import checked
-    from hostcallback.api.debug import callback, log, print
+    from hostcallback.api.debug import callback, log, print as print
     from hostcallback.api.export import bind, export_checks, unbind
     from hostcallback.api.nonfinite import Operation, watch_nonfinite
     from hostcallback.api.receiver import (
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
         error_collector,
         outfeed_receiver,
     )
-    from hostcallback.api.tap import id_print, id_tap
+    from hostcallback.api.tap import id_print, id_tap, tap
     from hostcallback.api.taps import TapSelection, control_file, taps
     from hostcallback.lifecycle.forwarding import ForwardingWarning
     from hostcallback.primitives.jit import jit
@@ -67,6 +67,9 @@ if TYPE_CHECKING:
     from hostcallback.receiver.wire.truncation import TruncatedArray, TruncatedArray as Head
 
 __version__ = "0.1.0"
+
+_NAMED_AS_BUILTINS = ("breakpoint", "print")
+"""Public names that `from hostcallback import *` leaves out."""
 
 __all__ = [
     "AcceleratedCallback",
@@ -105,7 +108,6 @@ __all__ = [
     "accelerate",
     "barrier_wait",
     "bind",
-    "breakpoint",
     "call",
     "callback",
     "check",
@@ -123,9 +125,9 @@ __all__ = [
     "otlp",
     "otlp_exporter",
     "outfeed_receiver",
-    "print",
     "prometheus_collector",
     "record",
+    "tap",
     "taps",
     "unbind",
     "watch_nonfinite",
@@ -189,6 +191,7 @@ _PLACES = {
     "print": "api.debug",
     "prometheus_collector": "receiver.runtime.prometheus:register",
     "record": "receiver.taplog.writing.recorder",
+    "tap": "api.tap",
     "taps": "api.taps",
     "unbind": "api.export",
     "watch_nonfinite": "api.nonfinite",
@@ -211,7 +214,9 @@ if not TYPE_CHECKING:  # else a name that does not exist would be one of type An
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    # Without the packages that were imported meanwhile: they are internal, apart from these two.
+    special = [name for name in globals() if name.startswith("__")]
+    return sorted({*special, *__all__, *_NAMED_AS_BUILTINS, "host_callback", "receiver"})
 
 
 def _change_jax() -> None:

@@ -60,4 +60,5 @@ if not TYPE_CHECKING:  # else a name that does not exist would be one of type An
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *__all__])
+    # Without the packages that were imported meanwhile, which are internal.
+    return sorted([*(name for name in globals() if name.startswith("__")), *__all__])

@@ -93,6 +93,7 @@ from hostcallback._jax_compat.source_info import (
     equation_context as equation_context,
     equation_frames as equation_frames,
     evaluated_frames as evaluated_frames,
+    hide_frames as hide_frames,
     is_jaxs_own as is_jaxs_own,
     no_equation_context as no_equation_context,
     source_of as source_of,

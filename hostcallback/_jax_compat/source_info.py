@@ -1,17 +1,32 @@
-"""Names and source lines of traced functions and equations, and the frames they were traced in."""
+"""Names and source lines of traced functions and equations, the frames they were traced in, and users' tracebacks."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
 import inspect
-from collections.abc import Iterator
-from typing import Any
+import os
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
 
 from jax._src import (
     api_util as _api_util,  # fun_sourceinfo
     source_info_util as _source_info_util,  # user_context, is_user_filename
+    traceback_util as _traceback_util,  # register_exclusion, api_boundary
 )
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+# The frames of this package are hidden from users' tracebacks, as JAX hides its own (0.8 to 0.12).
+_traceback_util.register_exclusion(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+
+
+def hide_frames(function: F) -> F:
+    """Decorates a public function: tracebacks of its exceptions end at the user's line.
+
+    `JAX_TRACEBACK_FILTERING=off`, a setting of JAX, keeps all frames.
+    """
+    return _traceback_util.api_boundary(function)
 
 
 def traced_function(closed: Any) -> str | None:

@@ -108,6 +108,7 @@ class Acceleration:
             print(f"hostcallback: {callback}", file=sys.stderr)
 
 
+@compat.hide_frames
 def accelerate(*, arrays: Literal["numpy", "jax"] = "numpy", verbose: bool = False) -> Acceleration:
     """Sends the callbacks of JAX's functions through our transport, in the program and in the libraries it uses.
 

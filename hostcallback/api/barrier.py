@@ -20,6 +20,7 @@ class _ThisThread(threading.local):
 _this_thread = _ThisThread()
 
 
+@compat.hide_frames
 def barrier_wait(timeout_sec: float | None = None) -> None:
     """Waits until all taps of all computations dispatched before this call have been delivered.
 

@@ -22,6 +22,7 @@ from hostcallback.tracing.source_line import SourceLine, user_source_line
 from hostcallback.tracing.tap_options import TapOptions
 
 
+@compat.hide_frames
 def breakpoint(
     *,
     when: Any = None,
@@ -41,10 +42,9 @@ def breakpoint(
     transformations it stops the calling thread.
 
     `q`, or the end of the input (Ctrl-D), ends the program: using its results raises a `jax.errors.JaxRuntimeError`
-    that says so, and `barrier_wait` or the end of the receiver raises the `BreakpointQuit` itself. It also ends the
-    programs that wait for their turn. Programs that run afterwards stop again. Outside of jit, `q` raises
-    `BreakpointQuit` here. Ctrl-C interrupts the main thread; while the main thread waits for the program, Ctrl-C takes
-    effect when the program goes on.
+    that says so, and no barrier or receiver reports it once more. It also ends the programs that wait for their turn.
+    Programs that run afterwards stop again. Outside of jit, `q` raises `BreakpointQuit` here. Ctrl-C interrupts the
+    main thread; while the main thread waits for the program, Ctrl-C takes effect when the program goes on.
 
     Args:
         when: a bool scalar, traced or not: whether to stop. Under vmap only the elements stop for which it is true.

@@ -5,18 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from hostcallback import _jax_compat as compat
 from hostcallback.primitives.call import emit_call
-from hostcallback.tracing.fingerprint import callable_name
-from hostcallback.tracing.tap_options import TapOptions
+from hostcallback.receiver.host_function import refuse_async
+from hostcallback.tracing.source_line import user_source_line
+from hostcallback.tracing.tap_options import TapOptions, default_name
 
 VMAP_METHODS = ("sequential", "sequential_unrolled", "expand_dims", "broadcast_all", None)
 
 
+_MISSING = object()
+
+
+@compat.hide_frames
 def call(
     host_func: Callable[..., Any],
     arg: Any,
-    *,
-    result_shape: Any,
+    *more: Any,
+    result_shape: Any = _MISSING,
     vmap_method: str | None = None,
     ordered: bool = True,
     name: str | None = None,
@@ -53,11 +59,11 @@ def call(
 
     Args:
         host_func: called as `host_func(arg, **kwargs)`, and with `transforms=` (a tuple of (name, params)) and
-            `device=` (a `jax.Device`) if its signature names them.
+            `device=` (a `jax.Device`) if its signature names them without a default.
         arg: a pytree of arrays and numbers; see `id_tap`. The host function gets numpy arrays, which it may keep.
         result_shape: a pytree of `jax.ShapeDtypeStruct`, arrays or numbers: the structure, shapes and dtypes of the
-            result. 64-bit dtypes become 32-bit ones unless `jax_enable_x64` is set, as everywhere in JAX. A Python
-            number in the result takes the announced dtype.
+            result. A bare shape such as `(3, 4)` is refused. 64-bit dtypes become 32-bit ones unless `jax_enable_x64`
+            is set, as everywhere in JAX. A Python number in the result takes the announced dtype.
         vmap_method: effect of `vmap`, as in `jax.pure_callback`: "sequential" (a call per element, in a loop),
             "sequential_unrolled", "expand_dims" (one call; unbatched arrays get a leading dimension of 1),
             "broadcast_all" (one call; unbatched arrays are repeated), or None (an error).
@@ -69,8 +75,8 @@ def call(
         The result, a pytree of arrays with the structure, shapes and dtypes of `result_shape`.
 
     Raises:
-        TypeError: `host_func` is not callable, JAX cannot trace a leaf of `arg`, or a leaf of `result_shape` has no
-            shape and dtype.
+        TypeError: `host_func` is not callable or is async, there are several arguments, JAX cannot trace a leaf of
+            `arg`, or `result_shape` is missing, is a bare shape, or has a leaf without a shape and dtype.
         ValueError: `vmap_method` is unknown; or, later, the call is differentiated.
         NotImplementedError: (later) `vmap` without a `vmap_method`, or a program that the compiler partitions.
 
@@ -82,7 +88,28 @@ def call(
             f"hcb.call takes a function to call on the host as its first argument, got {type(host_func).__name__} "
             f"{host_func!r}: call(host_func, arg, result_shape=...)"
         )
+    refuse_async(host_func, "hcb.call", user_source_line())
+    _check_arguments(more, result_shape)
     if vmap_method not in VMAP_METHODS:
         raise ValueError(f"vmap_method={vmap_method!r}, expected one of {', '.join(map(repr, VMAP_METHODS))}")
-    options = TapOptions(name or callable_name(host_func), ordered, tap_tangents=False)
+    options = TapOptions(name or default_name(host_func), ordered, tap_tangents=False)
     return emit_call(host_func, arg, kwargs, result_shape, vmap_method, options)
+
+
+def _check_arguments(more: tuple[Any, ...], result_shape: Any) -> None:
+    if more:
+        raise TypeError(
+            f"hcb.call passes one argument to the host function, got {1 + len(more)}: put them into a tuple, "
+            f"call(host_func, (x, y), result_shape=...), at {user_source_line()}"
+        )
+    announced = "result_shape=jax.ShapeDtypeStruct(x.shape, x.dtype)"
+    if result_shape is _MISSING:
+        raise TypeError(
+            "hcb.call needs result_shape=, the shapes and dtypes of the host function's result: for a result like x, "
+            f"{announced}, at {user_source_line()}"
+        )
+    if isinstance(result_shape, tuple | list) and result_shape and all(type(n) is int for n in result_shape):
+        raise TypeError(
+            f"hcb.call's result_shape={result_shape!r} is a bare shape, without a dtype: for a result like x, "
+            f"{announced}; for a tuple of integers, a ShapeDtypeStruct((), 'int32') each, at {user_source_line()}"
+        )

@@ -17,6 +17,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
+@compat.hide_frames
 def checked(step: Callable[P, R]) -> Callable[P, R]:
     """Returns a function that calls `step` and raises if a check in it failed.
 

@@ -7,14 +7,22 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, overload
 
+from hostcallback import _jax_compat as compat
 from hostcallback.primitives.bind import bind_tap
 from hostcallback.primitives.formatted import emit_text
+from hostcallback.receiver.host_function import refuse_async
 from hostcallback.receiver.sinks.factory import Binding
 from hostcallback.receiver.sinks.print import SupportsWrite
+from hostcallback.receiver.sinks.tap import takes_keyword
 from hostcallback.receiver.wire import tap_kind
-from hostcallback.tracing.fingerprint import callable_name
-from hostcallback.tracing.source_line import user_source_line
-from hostcallback.tracing.tap_options import callback_options
+from hostcallback.tracing.format_check import named_fields
+from hostcallback.tracing.source_line import place_name, user_source_line
+from hostcallback.tracing.tap_options import callback_options, check_switch, default_name
+
+PRINT_OPTIONS = ("output_stream", "name", "processes")
+LOG_OPTIONS = ("logger", "level", "name", "processes")
+CALLBACK_OPTIONS = ("name", "processes")
+"""Options that `jax.debug` does not have."""
 
 LOGGER = logging.getLogger("hostcallback.log")
 """The default logger of `log`."""
@@ -27,6 +35,9 @@ def print(
     ordered: bool = ...,
     partitioned: bool = ...,
     skip_format_check: bool = ...,
+    output_stream: Any = ...,
+    name: Any = ...,
+    processes: Any = ...,
     **kwargs: Any,
 ) -> None: ...
 
@@ -43,6 +54,7 @@ def print(
 ) -> Callable[..., None]: ...
 
 
+@compat.hide_frames
 def print(
     fmt: str | None = None,
     *args: Any,
@@ -63,8 +75,9 @@ def print(
     text without batched values prints once. If vmap batches the predicate of a `cond`, JAX runs both branches, and
     both print. Under jvp and grad the primals are printed, and no tangents.
 
-    In the two-call form a first call takes the options, of which it has more, and the second call takes the values:
-    `print(ordered=False, output_stream=sys.stderr)("loss {x}", x=loss)`.
+    Keyword arguments that the text has a placeholder for are values, also if they are called `name`. In the two-call
+    form a first call takes the options and the second call takes the values:
+    `print(ordered=False, output_stream=sys.stderr)("loss {name}", name=loss)`.
 
     Args:
         fmt: a format string for `str.format`. Not an f-string: the values are not known at trace time.
@@ -76,19 +89,22 @@ def print(
             shard_map over some of the axes, where JAX prints the whole array over the others, it prints shards too.
         skip_format_check: whether to allow arguments without a placeholder. If a text has no placeholders at all, its
             arguments follow it.
-        output_stream: two-call form only. An object with `write(str)`, called on receiver threads; by default the
-            value of `sys.stdout` at the time of printing.
-        name: two-call form only. Name of the tap in reports and for `bind`.
-        processes: two-call form only. In a program of several processes, which of them print: see `id_tap`. A
-            replicated value is printed once, by the first process, as by JAX; `partitioned=True` prints it per device.
+        output_stream: an object with `write(str)`, called on receiver threads; by default the value of `sys.stdout` at
+            the time of printing.
+        name: name of the tap in reports, in `hcb.taps` and for `bind`; by default the line of the tap, as in
+            `print@train_step:42`. The glob `print` matches all of these.
+        processes: in a program of several processes, which of them print: see `id_tap`. A replicated value is printed
+            once, by the first process, as by JAX; `partitioned=True` prints it per device.
         **kwargs: pytrees for its named placeholders.
 
     Returns:
         None; without `fmt`, a function `(fmt, *args, **kwargs)` that prints with these options.
 
     Raises:
-        TypeError: `fmt` is not a text, or an unknown option was given without `fmt`.
-        ValueError: an argument is not used by `fmt`, or `fmt` is malformed.
+        TypeError: `fmt` is not a text, an option is unknown or not valid, or a format such as `.2f` is for a scalar and
+            the value is an array.
+        ValueError: an argument is not used by `fmt`, or `fmt` is malformed, does not fit a value's dtype, or is an
+            f-string with a traced value.
         IndexError: `fmt` has more placeholders than there are `args`.
         KeyError: a placeholder's name is not among `kwargs`.
 
@@ -110,12 +126,13 @@ def print(
                 f"{output_stream!r}: pass an open text file, io.StringIO() or None for standard output, at "
                 f"{user_source_line()}"
             )
+        options = callback_options(name or place_name("print"), ordered, partitioned, processes)
         emit_text(
             "hcb.print", fmt, args, kwargs, skip_format_check, ("print", output_stream),
-            {"output_stream": output_stream}, callback_options(name or "print", ordered, partitioned, processes),
+            {"output_stream": output_stream}, options,
         )  # fmt: skip
 
-    return _one_or_two_calls("hcb.print", tap, fmt, args, kwargs, ("output_stream", "name", "processes"))
+    return _one_or_two_calls("hcb.print", tap, fmt, args, kwargs, PRINT_OPTIONS)
 
 
 @overload
@@ -125,6 +142,10 @@ def log(
     ordered: bool = ...,
     partitioned: bool = ...,
     skip_format_check: bool = ...,
+    logger: Any = ...,
+    level: Any = ...,
+    name: Any = ...,
+    processes: Any = ...,
     **kwargs: Any,
 ) -> None: ...
 
@@ -142,6 +163,7 @@ def log(
 ) -> Callable[..., None]: ...
 
 
+@compat.hide_frames
 def log(
     fmt: str | None = None,
     *args: Any,
@@ -161,9 +183,9 @@ def log(
         ordered: as in `print`.
         partitioned: as in `print`.
         skip_format_check: as in `print`.
-        logger: two-call form only. Another logger; its handlers are called on receiver threads.
-        level: two-call form only. Another level, such as `logging.WARNING`.
-        name: as in `print`.
+        logger: another logger; its handlers are called on receiver threads.
+        level: another level, such as `logging.WARNING`.
+        name: as in `print`; by default the line of the tap, as in `log@train_step:42`.
         processes: as in `print`.
         **kwargs: as in `print`.
 
@@ -196,13 +218,13 @@ def log(
                 f"pass such as logging.getLogger(...) and logging.WARNING, at {user_source_line()}"
             )
 
-        options = callback_options(name or "log", ordered, partitioned, processes)
+        options = callback_options(name or place_name("log"), ordered, partitioned, processes)
         emit_text(
             "hcb.log", fmt, args, kwargs, skip_format_check, ("log", logger, level), {"logger": logger},
             replace(options, params={"logger": logger.name, "level": level}),
         )  # fmt: skip
 
-    return _one_or_two_calls("hcb.log", tap, fmt, args, kwargs, ("logger", "level", "name", "processes"))
+    return _one_or_two_calls("hcb.log", tap, fmt, args, kwargs, LOG_OPTIONS)
 
 
 @overload
@@ -211,6 +233,9 @@ def callback(
     *args: Any,
     ordered: bool = ...,
     partitioned: bool = ...,
+    python_scalars: bool = ...,
+    name: Any = ...,
+    processes: Any = ...,
     **kwargs: Any,
 ) -> None: ...
 
@@ -220,16 +245,19 @@ def callback(
     *,
     ordered: bool = ...,
     partitioned: bool = ...,
+    python_scalars: bool = ...,
     name: str | None = ...,
     processes: str | None = ...,
 ) -> Callable[..., None]: ...
 
 
+@compat.hide_frames
 def callback(
     callback: Callable[..., Any] | None = None,
     *args: Any,
     ordered: bool = True,
     partitioned: bool = False,
+    python_scalars: bool = False,
     **kwargs: Any,
 ) -> Callable[..., None] | None:
     """Calls `callback(*args, **kwargs)` on the host with values of the program, as `jax.debug.callback` does.
@@ -252,8 +280,10 @@ def callback(
         ordered: as in `print`.
         partitioned: if the compiler partitions an array, whether the callback gets each device's shard instead of the
             whole array once.
-        name: two-call form only. Name of the tap in reports and for `bind`.
-        processes: as in `print`.
+        python_scalars: as in `id_tap`.
+        name: as in `id_tap`, unless `callback` takes a keyword argument `name`; it gets the argument then. The two-call
+            form names the tap in any case.
+        processes: as in `print`, unless `callback` takes a keyword argument `processes`.
         **kwargs: keyword arguments, with leaves like those of `args`.
 
     Returns:
@@ -279,15 +309,17 @@ def callback(
                 f"hcb.callback(function, *args), at {user_source_line()}"
             )
 
+        refuse_async(func, "hcb.callback", user_source_line())
+        check_switch("python_scalars", python_scalars)
         options = replace(
-            callback_options(name or callable_name(func), ordered, partitioned, processes),
+            callback_options(name or default_name(func), ordered, partitioned, processes),
             kind=tap_kind.CALLBACK,
+            params={"python_scalars": True} if python_scalars else {},
         )
-        bind_tap(
-            (tuple(args), dict(kwargs)), (), {}, Binding(func), identity=("callback", func), options=options
-        )
+        identity = ("callback", func, python_scalars)
+        bind_tap((tuple(args), dict(kwargs)), (), {}, Binding(func), identity=identity, options=options)
 
-    return _one_or_two_calls("hcb.callback", tap, callback, args, kwargs, ("name", "processes"))
+    return _one_or_two_calls("hcb.callback", tap, callback, args, kwargs, CALLBACK_OPTIONS)
 
 
 def _one_or_two_calls(
@@ -298,10 +330,10 @@ def _one_or_two_calls(
     kwargs: Mapping[str, Any],
     known: Sequence[str],
 ) -> Callable[..., None] | None:
-    # Binds the tap; in the two-call form, without `first`, returns the function that binds it. Only that form takes
-    # options that JAX does not have, because there no value of the program can have their name.
+    # Binds the tap; in the two-call form, without `first`, returns the function that binds it.
     if first is not None:
-        tap(first, args, kwargs)
+        options = {key: kwargs[key] for key in known if key in kwargs and not _is_value(key, first)}
+        tap(first, args, {key: value for key, value in kwargs.items() if key not in options}, **options)
         return None
     if args or not set(kwargs) <= set(known):
         raise TypeError(
@@ -309,4 +341,11 @@ def _one_or_two_calls(
             f"options only (in addition to JAX's: {', '.join(known)}), the second one everything else, at "
             f"{user_source_line()}"
         )
-    return lambda first, /, *args, **more: tap(first, args, more, **kwargs)
+    return compat.hide_frames(lambda first, /, *args, **more: tap(first, args, more, **kwargs))
+
+
+def _is_value(key: str, first: Any) -> bool:
+    # Whether a keyword argument with the name of an option belongs to the text or to the callback.
+    if isinstance(first, str):
+        return key in named_fields(first)
+    return takes_keyword(first, key)

@@ -7,12 +7,15 @@ from typing import Any
 
 import jax.export
 
+from hostcallback import _jax_compat as compat
 from hostcallback.lifecycle import receivers as transport
 from hostcallback.lowering import partition
+from hostcallback.receiver.host_function import refuse_async
 from hostcallback.receiver.runtime.runtime import runtime
 from hostcallback.receiver.sinks.factory import Binding
 
 
+@compat.hide_frames
 def bind(name: str, func: Callable[..., Any], **kwargs: Any) -> None:
     """Delivers the taps with a given name, in exported programs that this process runs, to `func`.
 
@@ -44,9 +47,11 @@ def bind(name: str, func: Callable[..., Any], **kwargs: Any) -> None:
         raise TypeError(
             f"bind takes a function to call on the host, got {type(func).__name__} {func!r}: bind({name!r}, func)"
         )
+    refuse_async(func, f"hcb.bind({name!r})")
     runtime.exported.bind(name, Binding(func, kwargs))
 
 
+@compat.hide_frames
 def unbind(name: str) -> None:
     """Removes the binding of a name; ignores unknown names. Any thread.
 

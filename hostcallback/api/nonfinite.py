@@ -66,6 +66,7 @@ class Operation:
     backward: bool
 
 
+@compat.hide_frames
 def watch_nonfinite(
     fun: Callable[P, R], *, where: str | Callable[[Operation], bool] | None = None, inputs: bool = True
 ) -> Callable[P, R]:

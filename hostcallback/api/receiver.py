@@ -13,6 +13,7 @@ from typing import Self
 
 import jax
 
+from hostcallback import _jax_compat as compat
 from hostcallback.api.barrier import wait_for_taps
 from hostcallback.api.receiver_options import (
     ReceiverSink,
@@ -121,6 +122,7 @@ class OutfeedReceiver:
         """Returns the statistics as a text table: messages, bytes, rate, drops, failures and time per device."""
         return summarize(self._scope.name, self.stats)
 
+    @compat.hide_frames
     def __enter__(self) -> Self:
         """Waits for earlier computations on the devices, then takes the devices over from the default receiver.
 
@@ -161,6 +163,7 @@ class OutfeedReceiver:
             runtime.rule_table.abort_on_check(self._ids, True)
         return self
 
+    @compat.hide_frames
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
     ) -> None:
@@ -298,6 +301,7 @@ class OutfeedReceiver:
             )
 
 
+@compat.hide_frames
 def outfeed_receiver(
     *,
     receiver_name: str = "",
@@ -401,6 +405,7 @@ def outfeed_receiver(
     )
 
 
+@compat.hide_frames
 def error_collector(
     *,
     on_error: OnError | str = OnError.DEFER,

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from hostcallback.receiver.host_function import refuse_async
 from hostcallback.receiver.messages.deferred_errors import OnError
 from hostcallback.receiver.messages.message import Sink
 from hostcallback.receiver.redaction import without_password
@@ -78,6 +79,7 @@ def receiver_sinks(
         elif isinstance(sink, BatchSink):
             batches.append(sink)
         elif callable(sink):
+            refuse_async(sink, "sinks")
             messages.append(sink)
         else:
             raise TypeError(

@@ -1,32 +1,75 @@
-"""The taps that users write in traced code: `id_tap` and `id_print`."""
+"""The taps that users write in traced code: `tap`, also called `id_tap`, and `id_print`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar, overload
 
+from hostcallback import _jax_compat as compat
 from hostcallback.primitives.bind import bind_tap
+from hostcallback.receiver.host_function import refuse_async
 from hostcallback.receiver.sinks.factory import Binding
 from hostcallback.receiver.sinks.print import SupportsWrite
 from hostcallback.receiver.wire import tap_kind
-from hostcallback.tracing.fingerprint import callable_name
-from hostcallback.tracing.tap_options import TapOptions
+from hostcallback.tracing.source_line import place_name, user_source_line
+from hostcallback.tracing.tap_options import TapOptions, check_switch, default_name
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 
+@overload
+def id_tap(
+    tap_func: Callable[..., object],
+    arg: T,
+    *,
+    result: None = ...,
+    ordered: bool = ...,
+    tap_tangents: bool | None = ...,
+    sharding: str = ...,
+    batched: bool = ...,
+    python_scalars: bool = ...,
+    name: str | None = ...,
+    processes: str | None = ...,
+    **kwargs: Any,
+) -> T: ...
+
+
+@overload
+def id_tap(
+    tap_func: Callable[..., object],
+    arg: object,
+    *,
+    result: R,
+    ordered: bool = ...,
+    tap_tangents: bool | None = ...,
+    sharding: str = ...,
+    batched: bool = ...,
+    python_scalars: bool = ...,
+    name: str | None = ...,
+    processes: str | None = ...,
+    **kwargs: Any,
+) -> R: ...
+
+
+@compat.hide_frames
 def id_tap(
     tap_func: Callable[..., Any],
     arg: Any,
-    *,
+    *more: Any,
     result: Any = None,
     ordered: bool = True,
     tap_tangents: bool | None = None,
     sharding: str = "global",
     batched: bool = False,
+    python_scalars: bool = False,
     name: str | None = None,
     processes: str | None = None,
     **kwargs: Any,
 ) -> Any:
     """Sends `arg` to the host, which calls `tap_func(arg, **kwargs)`. In the program it is an identity.
+
+    `hcb.tap` and `hcb.id_tap` are the same function; `id_tap` is the name in `jax.experimental.host_callback`.
 
     Works inside and outside of traced code. `tap_func` runs on the receiver thread of the device that emitted the
     message, one message at a time per device and in order; several devices call it concurrently. It never blocks the
@@ -41,7 +84,7 @@ def id_tap(
 
     Args:
         tap_func: called as `tap_func(arg, **kwargs)`, and with `transforms=` (a tuple of (name, params)) and
-            `device=` (a `jax.Device`) if its signature names them. Its result is ignored.
+            `device=` (a `jax.Device`) if its signature names them without a default. Its result is ignored.
         arg: a pytree of arrays and numbers of any shape and dtype. The tap function receives the same pytree
             with new numpy arrays, which it may keep and change. (Small arrays that arrive together share up to
             8 KiB of memory, which is kept as long as any of them.) Typed PRNG keys arrive as keys, references
@@ -58,7 +101,10 @@ def id_tap(
             each array stacked along a new first axis over consecutive messages of this tap (1 to 1024 of them, as many
             as the receiver found waiting; all of this tap, one device and equal shapes). It is called in place of the
             last of them.
-        name: name of the tap in reports, and for `bind` in another process.
+        python_scalars: whether arrays without dimensions arrive as `bool`, `int`, `float` or `complex`, which `json`
+            takes, instead of as numpy arrays.
+        name: name of the tap in reports, in `hcb.taps` and for `bind` in another process. By default the qualified name
+            of `tap_func`; for a lambda the line of the tap, as in `lambda@train_step:42`.
         processes: in a program of several processes (`jax.distributed`), which of them call `tap_func`:
 
             - None: as `jax.debug.callback`. If the compiler partitions the program, a value that several processes
@@ -76,8 +122,9 @@ def id_tap(
         references, Python numbers and leaves that are not arrays are the same objects as in `arg`.
 
     Raises:
-        TypeError: `tap_func` is not callable, `batched` is not a bool, or a leaf of `arg` is an array of another
-            library or of a dtype that JAX cannot put on a device. Other errors have a note with the tap's line.
+        TypeError: `tap_func` is not callable or is async, there are several values, a switch is not a bool, or a leaf
+            of `arg` is an array of another library or of a dtype that JAX cannot put on a device. Other errors have a
+            note with the tap's line.
         ValueError: `sharding` or `processes` has another value than those above.
 
     Example:
@@ -88,19 +135,63 @@ def id_tap(
             f"id_tap takes a function to call on the host as its first argument, got {type(tap_func).__name__} "
             f"{tap_func!r}: id_tap(tap_func, arg)"
         )
+    if more:
+        raise TypeError(
+            f"hcb.tap sends one value, got {1 + len(more)}: put them into a tuple, tap(tap_func, (x, y)), at "
+            f"{user_source_line()}"
+        )
+    refuse_async(tap_func, "hcb.tap", user_source_line())
     if not isinstance(batched, bool):
         raise TypeError(
             f"batched is {batched!r}, expected True or False: a stack has as many messages as were waiting"
         )
+    check_switch("python_scalars", python_scalars)
 
-    params = {"batched": True} if batched else {}
+    switches = {"batched": batched, "python_scalars": python_scalars}
+    params = {switch: True for switch, on in switches.items() if on}
     options = TapOptions(
-        name or callable_name(tap_func), ordered, tap_tangents, sharding, params=params, processes=processes
+        name or default_name(tap_func), ordered, tap_tangents, sharding, params=params, processes=processes
     )
-    identity = ("batched tap" if batched else "tap", tap_func)
+    identity = (" ".join([*params, "tap"]), tap_func)
     return bind_tap(arg, result, kwargs, Binding(tap_func), identity=identity, options=options)
 
 
+tap = id_tap
+
+
+@overload
+def id_print(
+    arg: T,
+    *,
+    result: None = ...,
+    output_stream: SupportsWrite | None = ...,
+    threshold: int = ...,
+    ordered: bool = ...,
+    tap_tangents: bool | None = ...,
+    sharding: str = ...,
+    name: str | None = ...,
+    processes: str | None = ...,
+    **kwargs: Any,
+) -> T: ...
+
+
+@overload
+def id_print(
+    arg: object,
+    *,
+    result: R,
+    output_stream: SupportsWrite | None = ...,
+    threshold: int = ...,
+    ordered: bool = ...,
+    tap_tangents: bool | None = ...,
+    sharding: str = ...,
+    name: str | None = ...,
+    processes: str | None = ...,
+    **kwargs: Any,
+) -> R: ...
+
+
+@compat.hide_frames
 def id_print(
     arg: Any,
     *,
@@ -128,7 +219,7 @@ def id_print(
         ordered: as in `id_tap`.
         tap_tangents: as in `id_tap`.
         sharding: as in `id_tap`.
-        name: as in `id_tap`.
+        name: as in `id_tap`; by default the line of the tap, as in `id_print@train_step:42`.
         processes: as in `id_tap`.
         **kwargs: host values to print.
 
@@ -148,7 +239,7 @@ def id_print(
         )
 
     options = TapOptions(
-        name or "id_print",
+        name or place_name("id_print"),
         ordered,
         tap_tangents,
         sharding,

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from hostcallback import _jax_compat as compat
 from hostcallback.receiver.control.endpoints import endpoints
 from hostcallback.receiver.log import logger
 from hostcallback.receiver.runtime.rules.names import matching, no_such_tap, tap_names
@@ -53,6 +54,7 @@ class TapSelection:
         """By name, the number of messages that rules have suppressed since the process began."""
         return {name: count for name, count in runtime.suppressed().items() if matching(self.pattern, [name])}
 
+    @compat.hide_frames
     def disable(self) -> list[str]:
         """Switches the taps off: they send nothing, and their functions are not called.
 
@@ -61,10 +63,12 @@ class TapSelection:
         """
         return self._say(enabled=False)
 
+    @compat.hide_frames
     def enable(self) -> list[str]:
         """Switches the taps on again. See `disable`."""
         return self._say(enabled=True)
 
+    @compat.hide_frames
     def every(self, count: int) -> list[str]:
         """Sends the first message of each tap on each device, and every `count`-th after it; 1 sends all of them.
 
@@ -75,6 +79,7 @@ class TapSelection:
         """
         return self._say(every=count)
 
+    @compat.hide_frames
     def rate(self, per_sec: float | None) -> list[str]:
         """Sends at most `per_sec` messages per second of each tap on each device, at least 1/`per_sec` s apart.
 
@@ -83,6 +88,7 @@ class TapSelection:
         """
         return self._say(rate=per_sec)
 
+    @compat.hide_frames
     def truncate(self, elements: int | None) -> list[str]:
         """Sends only the first `elements` elements of each larger array, in row-major order, as one dimension.
 
@@ -94,6 +100,7 @@ class TapSelection:
         """
         return self._say(truncate=elements)
 
+    @compat.hide_frames
     def when(
         self, predicate: Predicate | None, *, probe_every: int = 100, probe_sec: float = 1.0
     ) -> list[str]:
@@ -135,6 +142,7 @@ class TapSelection:
         return names
 
 
+@compat.hide_frames
 def control_file(path: str | os.PathLike[str] | None) -> None:
     """Reads the rules of taps from a file, and again whenever the file changes. The file need not exist yet.
 
@@ -163,12 +171,15 @@ def control_file(path: str | os.PathLike[str] | None) -> None:
 class Taps:
     """The taps of this process by name; `hostcallback.taps` is its only instance.
 
-    A tap's name is its `name=`, or else the name of its tap function.
+    A tap's name is its `name=`, or else the name of its tap function. A print, a log or a lambda without a name has
+    that of its line, as in `print@train_step:42`; a glob without `@` matches the part before it, so that
+    `hcb.taps["print"]` selects all unnamed prints.
 
     Example:
         hcb.taps["layer*/grad"].every(100)
     """
 
+    @compat.hide_frames
     def __getitem__(self, pattern: str) -> TapSelection:
         """Selects the taps whose names match a glob (`*`, `?`, `[seq]`, as in `fnmatch`, case-sensitive).
 

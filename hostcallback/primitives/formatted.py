@@ -16,7 +16,7 @@ from hostcallback.receiver.wire import tap_kind
 from hostcallback.receiver.wire.dtypes import Array
 from hostcallback.tracing.format_check import check_format, placeholders
 from hostcallback.tracing.source_line import user_source_line
-from hostcallback.tracing.tap_options import TapOptions
+from hostcallback.tracing.tap_options import TapOptions, check_switch
 
 
 def emit_text(
@@ -52,6 +52,7 @@ def emit_text(
             f"{what} takes a format string first, got {type(fmt).__name__} {fmt!r}: {what}('{{}}', x), at "
             f"{user_source_line()}"
         )
+    check_switch("skip_format_check", skip_format_check)
     if not skip_format_check:
         check_format(what, fmt, args, kwargs)
     template = template_of(fmt, args, kwargs)

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import difflib
+import re
 import string
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
 
 from hostcallback.tracing.source_line import user_source_line
 
@@ -17,6 +23,14 @@ def placeholders(fmt: str) -> Iterator[str]:
             yield from placeholders(spec or "")
 
 
+def named_fields(fmt: str) -> set[str]:
+    """The names of the keyword arguments that a format string refers to; none if it is malformed."""
+    try:
+        return {re.split(r"[.\[!]", field, maxsplit=1)[0] for field in placeholders(fmt)}
+    except ValueError:
+        return set()
+
+
 def check_format(what: str, fmt: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
     """Checks that each placeholder has an argument and each argument a placeholder, as `jax.debug.print` does.
 
@@ -27,17 +41,34 @@ def check_format(what: str, fmt: Any, args: Sequence[Any], kwargs: Mapping[str, 
         kwargs: its keyword arguments; may be traced.
 
     Raises:
-        ValueError: an argument is not used, or the format string is malformed.
+        TypeError: a value is an array or a container, and its format is for a scalar.
+        ValueError: an argument is not used, the format string is malformed or does not fit the dtype of a value, or it
+            is an f-string with a traced value.
         IndexError: a positional argument is missing.
         KeyError: a keyword argument is missing.
     """
     checker = _Checker(what, fmt, str(user_source_line()))
+    _refuse_traced_text(what, fmt, checker.source_line)
     try:
         checker.vformat(fmt, args, kwargs)
     except Exception as error:
         if checker.source_line not in str(error):
             error.add_note(f"{what} was called at {checker.source_line}")
-        raise
+        raise error.with_traceback(None) from None  # the frames of `string` tell users nothing
+
+
+def _refuse_traced_text(what: str, fmt: str, source_line: str) -> None:
+    traced = _TRACED.search(fmt)
+    if traced:
+        raise ValueError(
+            f"the text given to {what} contains {traced[0]!r}..., what a traced value looks like: it was made by an "
+            f"f-string, str() or +, before the value is known. Pass the value: {what}('x is {{x}}', x=x), at "
+            f"{source_line}"
+        )
+
+
+_TRACED = re.compile(r"\b(?:Traced|[A-Za-z]*Tracer)[<(][^>)]{0,40}")
+"""What `str` makes of a tracer: `JitTracer<float32[]>` in JAX 0.8, `JitTracer(~float32[])` later."""
 
 
 class _Checker(string.Formatter):
@@ -46,6 +77,7 @@ class _Checker(string.Formatter):
     def __init__(self, what: str, fmt: str, source_line: str) -> None:
         self._what = what
         self._fmt = fmt
+        self._field = ""
         self.source_line = source_line
 
     def get_value(self, key: int | str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -65,8 +97,32 @@ class _Checker(string.Formatter):
             f"braces), at {self.source_line}"
         )
 
+    def get_field(self, field_name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        self._field = field_name
+        return super().get_field(field_name, args, kwargs)
+
     def format_field(self, value: Any, format_spec: str) -> str:
+        if format_spec:
+            error = _misfit(value, format_spec)
+            if error is not None:
+                raise type(error)(self._cure(value, format_spec, error))
         return ""
+
+    def _cure(self, value: Any, format_spec: str, error: Exception) -> str:
+        shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
+        name = "" if self._field.isdigit() else self._field
+        shown = (
+            f"an array of shape {shape} and dtype {dtype}" if shape else f"a {dtype or type(value).__name__}"
+        )
+        if shape:
+            first = "[" + ", ".join("0" * len(shape)) + "]"
+            cure = (
+                f"{format_spec!r} is for scalars. Write {{{name}}} and set the digits with "
+                f"np.printoptions(precision=...) around the {self._what}, or pass an element, x{first}"
+            )
+        else:
+            cure = f"{error}. Write {{{name}}}, or a format for that type"
+        return f"the placeholder {{{name}:{format_spec}}} of {self._what} got {shown}: {cure}, at {self.source_line}"
 
     def check_unused_args(
         self, used_args: set[int | str], args: Sequence[Any], kwargs: Mapping[str, Any]
@@ -79,9 +135,53 @@ class _Checker(string.Formatter):
                 f"format string {self._fmt!r}, at {self.source_line}"
             )
         if keywords:
-            # The guidance is jax.debug.print's.
             raise ValueError(
-                f"Unused keyword arguments to `{self._what}`: {keywords}. You may be passing an f-string (i.e, "
-                f'`f"{{x}}"`) into `{self._what}` and instead should pass in a regular string, at '
+                f"Unused keyword arguments to `{self._what}`: {keywords}. {self._keyword_cure(keywords)}, at "
                 f"{self.source_line}"
             )
+
+    def _keyword_cure(self, keywords: Sequence[str]) -> str:
+        options = _OPTIONS.get(self._what, ("name",))
+        for key in keywords:
+            if key in _OF_PYTHONS_PRINT:
+                return f"{self._what} has no {key}=: {_OF_PYTHONS_PRINT[key]}"
+            near = difflib.get_close_matches(key, options, n=1)
+            if near:
+                return f"Did you mean {near[0]}=?"
+        # The guidance begins as that of jax.debug.print.
+        return (
+            f'You may be passing an f-string (i.e, `f"{{x}}"`) into `{self._what}` and instead should pass in a '
+            f"regular string. {self._fmt!r} has no placeholder for them, and the options of {self._what} are "
+            f"{', '.join(options)}"
+        )
+
+
+_OPTIONS = {
+    "hcb.print": ("name", "ordered", "output_stream", "partitioned", "processes", "skip_format_check"),
+    "hcb.log": ("level", "logger", "name", "ordered", "partitioned", "processes", "skip_format_check"),
+    "hcb.check": ("devices", "name"),
+}
+
+_OF_PYTHONS_PRINT = {
+    "end": "each text is a line. Put all values of a line into one text",
+    "sep": "write the separator into the format string, as in 'x {}, y {}'",
+    "flush": "each text is written at once, by another thread. hcb.barrier_wait() waits for it",
+    "file": "output_stream= is an object with write(str), as in output_stream=sys.stderr",
+}
+"""Options of Python's `print` that these functions do not have, and what to do instead."""
+
+
+def _misfit(value: Any, format_spec: str) -> Exception | None:
+    # The exception of formatting a value of that shape and dtype, which is not known yet.
+    if isinstance(value, jax.Array | np.ndarray | np.generic | bool | int | float | complex):
+        dtype = jnp.result_type(value)
+        if jax.dtypes.issubdtype(dtype, jax.dtypes.extended):
+            return None
+        value = np.zeros(np.shape(value) and (1,), dtype)
+    elif not isinstance(value, tuple | list | dict):
+        return None
+    try:
+        format(value, format_spec)
+    except (TypeError, ValueError) as error:
+        return error
+    return None

@@ -12,6 +12,7 @@ from types import FrameType
 
 from jax.extend import source_info_util
 
+from hostcallback.receiver import tap_name
 from hostcallback.receiver.messages.call_site import CallSite, Frame
 
 MAX_FRAMES = 64
@@ -49,6 +50,12 @@ class SourceLine:
     def __str__(self) -> str:
         """`file:line (function)`."""
         return f"{self.file}:{self.line} ({self.function})"
+
+
+def place_name(what: str) -> str:
+    """Returns the name of an unnamed tap on the calling thread's line of user code: `print@train_step:42`."""
+    place = user_source_line()
+    return tap_name.place_name(what, place.file, place.line, place.function)
 
 
 def is_user_frame(frame: FrameType, *, runs_it: bool = True) -> bool:

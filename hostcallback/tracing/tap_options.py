@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
+
+import numpy as np
 
 from hostcallback.receiver import environment
 from hostcallback.receiver.messages.call_site import CallSite
 from hostcallback.receiver.wire import tap_kind
 from hostcallback.receiver.wire.tap_descriptor import PROCESSES
 from hostcallback.receiver.wire.tap_kind import TapKind
+from hostcallback.tracing.fingerprint import callable_name
+from hostcallback.tracing.source_line import place_name, user_source_line
 
 SHARDINGS = ("global", "local")
 
@@ -53,20 +57,26 @@ class TapOptions:
         """Checks the arguments, which come from users.
 
         Raises:
-            TypeError: the name is not a text.
+            TypeError: the name is not a text, or a switch is not a bool.
             ValueError: `sharding` is neither "global" nor "local", or `processes` is none of those above.
         """
         if not isinstance(self.name, str):
-            raise TypeError(f"a tap's name is a text, got {type(self.name).__name__} {self.name!r}")
+            raise TypeError(
+                f"a tap's name is a text, got {type(self.name).__name__} {self.name!r}: name='loss', at "
+                f"{user_source_line()}"
+            )
+        check_switch("ordered", self.ordered)
+        for switch in ("tap_tangents", "tap_transposed"):
+            check_switch(switch, getattr(self, switch), or_none=True)
         if self.sharding not in SHARDINGS:
             raise ValueError(
                 f"sharding={self.sharding!r}, expected 'global' (the tap gets the whole array) or 'local' (each "
-                "device's shard)"
+                f"device's shard), at {user_source_line()}"
             )
         if self.processes is not None and self.processes not in PROCESSES:
             raise ValueError(
                 f"processes={self.processes!r}, expected 'first' (only the first process has output), 'all' (each "
-                "process has its own), or None (as jax.debug.print)"
+                f"process has its own), or None (as jax.debug.print), at {user_source_line()}"
             )
 
     def resolved(self) -> TapOptions:
@@ -76,9 +86,27 @@ class TapOptions:
         return replace(self, tap_tangents=tangents, tap_transposed=transposed)
 
 
+def check_switch(name: str, value: Any, *, or_none: bool = False) -> None:
+    """Checks an argument that switches something on or off.
+
+    Raises:
+        TypeError: it is neither True nor False (nor None, with `or_none`).
+    """
+    if not isinstance(value, bool | np.bool_) and not (or_none and value is None):
+        expected = "True, False or None" if or_none else "True or False"
+        raise TypeError(f"{name}={value!r}, expected {expected}, at {user_source_line()}")
+
+
+def default_name(func: Callable[..., Any]) -> str:
+    """Returns the name of a tap without `name=`: that of its function; a lambda is named after the user's line."""
+    name = callable_name(func)
+    return place_name("lambda") if name.endswith("<lambda>") else name
+
+
 def callback_options(name: str, ordered: bool, partitioned: bool, processes: str | None = None) -> TapOptions:
     """Returns the options of a tap that works like JAX's callbacks: primals only; other leaves stay on the host."""
     sharding = "local" if partitioned else "global"
+    check_switch("partitioned", partitioned)
     return TapOptions(
-        name, bool(ordered), tap_tangents=False, sharding=sharding, keep_objects=True, processes=processes
+        name, ordered, tap_tangents=False, sharding=sharding, keep_objects=True, processes=processes
     )

@@ -12,6 +12,7 @@ from dataclasses import replace
 from types import TracebackType
 
 from hostcallback.receiver.errors import (
+    BreakpointQuit,
     IncompleteValueError,
     TapFailure,
     TapFunctionException,
@@ -142,6 +143,8 @@ class DeferredErrors:
                 0, failure.tap, failure.source_line, error.sink, failure.transforms, failure.kwargs
             )
             self.add_check(consumer, error, failure.device)
+            return
+        if isinstance(error, BreakpointQuit):  # the user asked for it, and the program's caller gets it
             return
         if isinstance(error, UnboundConsumerError):
             with self._lock:

@@ -6,7 +6,6 @@ import functools
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from fnmatch import fnmatchcase
 from typing import Any
 
 from hostcallback.receiver.messages.message import Message, Sink
@@ -18,6 +17,7 @@ from hostcallback.receiver.sinks.exported import ExportedTaps
 from hostcallback.receiver.sinks.factory import Binding, BoundTap
 from hostcallback.receiver.sinks.sharding.multi_process import ShardStream
 from hostcallback.receiver.sources.source import Batch
+from hostcallback.receiver.tap_name import matches
 from hostcallback.receiver.taplog.format.block import FrameBlock
 from hostcallback.receiver.taplog.reading.merge import MessageRun
 from hostcallback.receiver.taplog.reading.segment_reader import Writer
@@ -119,8 +119,8 @@ class RunDelivery:
         for pattern, found in self.bindings.items():
             # A pattern does not capture failures of checks, which belong into the report: a check is bound by its
             # own name.
-            matches = not described.tap_kind.is_check and fnmatchcase(described.name, pattern)
-            if pattern == described.name or (binding is None and matches):
+            is_meant = not described.tap_kind.is_check and matches(described.name, pattern)
+            if pattern == described.name or (binding is None and is_meant):
                 self.matched.add(pattern)
                 binding = found
         wanted = self._selection.wants_name(described.name)

@@ -21,6 +21,7 @@ from hostcallback.receiver.messages.message import Consumer, Message, Sink
 from hostcallback.receiver.messages.registry import Registry
 from hostcallback.receiver.sinks.factory import Binding, BoundTap
 from hostcallback.receiver.sinks.sharding.shard_record import PLACES_FROM
+from hostcallback.receiver.tap_name import base_name
 from hostcallback.receiver.wire.tap_descriptor import FIRST_PROCESS, TapDescriptor
 
 WHOLE_ID = int.from_bytes(b"exported", "little")
@@ -94,8 +95,12 @@ class ExportedTaps:
             else:
                 self._bindings[name] = binding
             for tap in self._taps.values():
-                if tap.described.name == name:
-                    tap.bind(binding)
+                if name in (tap.described.name, base_name(tap.described.name)):
+                    tap.bind(self._binding_of(tap.described.name))
+
+    def _binding_of(self, name: str) -> Binding | None:
+        # The caller holds the lock. A tap without a name of the user has its line's, `print@train_step:42`.
+        return self._bindings.get(name) or self._bindings.get(base_name(name))
 
     def _deliver(self, message: Message) -> None:
         if not message.arrays:
@@ -131,7 +136,7 @@ class ExportedTaps:
             if tap is None:
                 described = TapDescriptor.unpack(description)
                 try:
-                    tap = self._make_tap(described, self._bindings.get(described.name))
+                    tap = self._make_tap(described, self._binding_of(described.name))
                 except (LookupError, TypeError, ValueError, AttributeError) as error:
                     raise ValueError(
                         f"the exported tap {described.name!r} (exported from {described.source_line}) is described as "

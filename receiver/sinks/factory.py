@@ -29,7 +29,7 @@ from hostcallback.receiver.sinks.format import Deliver, FormatSink, PrintLines, 
 from hostcallback.receiver.sinks.nonfinite import NonFiniteSink, Watched
 from hostcallback.receiver.sinks.print import PrintSink
 from hostcallback.receiver.sinks.sharding.sinks import AssemblingSink, ProcessShardSink, shard_sink
-from hostcallback.receiver.sinks.tap import Unflatten, callback_sink, tap_sink
+from hostcallback.receiver.sinks.tap import Unflatten, callback_sink, tap_sink, with_python_scalars
 from hostcallback.receiver.sinks.unbatch import Batchings, batchings_of, for_each_element
 from hostcallback.receiver.wire import pytree as tree, tap_kind
 from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
@@ -107,7 +107,13 @@ def _tap(parts: TapParts, binding: Binding) -> Sink | None:
     if binding.func is None:
         return None
     kwargs = {**parts.kwargs, **binding.kwargs}
-    return binding.calls(binding.func, kwargs, parts.unflatten, batched=bool(parts.params.get("batched")))
+    return binding.calls(
+        binding.func, kwargs, _unflatten_of(parts), batched=bool(parts.params.get("batched"))
+    )
+
+
+def _unflatten_of(parts: TapParts) -> Unflatten:
+    return with_python_scalars(parts.unflatten) if parts.params.get("python_scalars") else parts.unflatten
 
 
 def _print(parts: TapParts, binding: Binding) -> Sink | None:
@@ -157,7 +163,7 @@ def _deliver(parts: TapParts, binding: Binding) -> Deliver:
 
 
 def _callback(parts: TapParts, binding: Binding) -> Sink | None:
-    func, unflatten, present = binding.func, parts.unflatten, binding.objects.get("present")
+    func, unflatten, present = binding.func, _unflatten_of(parts), binding.objects.get("present")
     if func is None:
         return None
     if binding.kwargs:

@@ -14,13 +14,40 @@ Unflatten = Callable[[Sequence[Any]], Any]
 
 
 def accepted_keywords(func: Callable[..., Any], names: Sequence[str]) -> frozenset[str]:
-    """Returns the names that can be passed to `func` by keyword; none if its signature cannot be read."""
+    """Returns the names of parameters without a default that can be passed to `func` by keyword.
+
+    A parameter with a default is the user's own (`lambda value, index=i: ...`). None if the signature cannot be read.
+    """
     try:
         parameters = inspect.signature(func).parameters
     except (TypeError, ValueError):
         return frozenset()
     by_keyword = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    return frozenset(name for name in names if name in parameters and parameters[name].kind in by_keyword)
+    return frozenset(
+        name
+        for name in names
+        if name in parameters
+        and parameters[name].kind in by_keyword
+        and parameters[name].default is inspect.Parameter.empty
+    )
+
+
+def takes_keyword(func: Callable[..., Any], name: str) -> bool:
+    """Whether `func` may be called with a keyword argument of that name; False if its signature cannot be read."""
+    try:
+        parameters = inspect.signature(func).parameters.values()
+    except (TypeError, ValueError):
+        return False
+    return any(
+        parameter.kind is inspect.Parameter.VAR_KEYWORD
+        or (parameter.name == name and parameter.kind is not inspect.Parameter.POSITIONAL_ONLY)
+        for parameter in parameters
+    )
+
+
+def with_python_scalars(unflatten: Unflatten) -> Unflatten:
+    """Returns an `unflatten` that makes Python numbers of arrays without dimensions."""
+    return lambda arrays: unflatten([array if array.ndim else array.item() for array in arrays])
 
 
 def tap_sink(
@@ -28,7 +55,8 @@ def tap_sink(
 ) -> Sink:
     """Returns the sink that calls `func(arg, **kwargs)` and returns its result.
 
-    It also passes `transforms`, `device` and `index` if the signature of `func` names them.
+    It also passes `transforms`, `device` and `index` if the signature of `func` names them without a
+    default.
 
     Args:
         func: the user's tap function.

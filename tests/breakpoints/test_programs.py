@@ -242,9 +242,7 @@ def test_quitting_on_one_of_several_devices_ends_the_others_that_wait(jit: Jit) 
     f = jit(jax.shard_map(f, mesh=mesh, in_specs=spec, out_specs=spec))
     with pytest.raises(jax.errors.JaxRuntimeError, match="BreakpointQuit"):
         jax.block_until_ready(f(jnp.arange(4.0)))
-    with pytest.raises(hcb.TapFunctionException) as caught:
-        hcb.barrier_wait()
-    assert {type(error) for error in caught.value.exceptions} == {hcb.BreakpointQuit}
+    hcb.barrier_wait()  # the caller has the exception
     script.commands[:] = ["c"] * 4
     jax.block_until_ready(f(jnp.arange(4.0)))
 

@@ -296,10 +296,10 @@ def test_devices_that_are_none_are_refused() -> None:
 
 @pytest.mark.parametrize("jit", JITS)
 def test_a_text_that_cannot_be_formatted_is_reported_as_such_and_the_stream_goes_on(jit: Jit) -> None:
-    jit(lambda x: (hcb.check(x > 0, "{:d}", x), x)[1])(-1.5)
+    jit(lambda x: (hcb.check(x > 0, "{:c}", x), x)[1])(-1)
     jit(positive)(-3.0)
     bad, good = failed()
-    assert bad.explanation.text == "{:d}"
+    assert bad.explanation.text == "{:c}"
     assert bad.explanation.problem.startswith("the message could not be formatted: ")
-    assert bad.explanation.values == {"0": "-1.5"}
+    assert bad.explanation.values == {"0": "-1"}
     assert good.explanation.text == "x is -3.0"

@@ -37,7 +37,9 @@ def shown(error: BaseException) -> str:
 def test_a_traced_keyword_argument_is_refused(jit: Jit) -> None:
     place = next_line()
     f = jit(lambda x: hcb.id_print(x, step=x + 1))
-    with pytest.raises(TypeError, match="the keyword argument 'step' of id_print is a traced value") as info:
+    with pytest.raises(
+        TypeError, match=r"the keyword argument 'step' of id_print@.* is a traced value"
+    ) as info:
         f(1.0)
     assert "tapped pytree" in str(info.value)
     assert place in str(info.value)

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
+from hostcallback.receiver.tap_name import matches
 from hostcallback.receiver.taplog.reading.reader import LogReader
 from hostcallback.receiver.taplog.reading.selection import Selection
 from hostcallback.receiver.terminal import printable
@@ -25,7 +26,7 @@ def report_unmatched(reader: LogReader, wanted: Selection) -> int:
 def _report(kind: str, patterns: Sequence[str], names: Sequence[str]) -> int:
     status = 0
     for pattern in patterns:
-        if any(fnmatchcase(name, pattern) for name in names):
+        if any((matches if kind == "tap" else fnmatchcase)(name, pattern) for name in names):
             continue
         near = difflib.get_close_matches(pattern, names, n=3) or names[:3]
         others = f"; there are {', '.join(printable(repr(name)) for name in near)}" if near else ""

@@ -7,7 +7,6 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from fnmatch import fnmatchcase
 from typing import Any
 
 from hostcallback.receiver import limits
@@ -30,6 +29,7 @@ from hostcallback.receiver.remote.streams import StreamKey, StreamOffset
 from hostcallback.receiver.replayer.run_delivery import RunDelivery
 from hostcallback.receiver.runtime.dispatch.scope import Scope
 from hostcallback.receiver.sinks.sharding.multi_process import ShardStream
+from hostcallback.receiver.tap_name import matches
 from hostcallback.receiver.taplog.format.errors import Damage, Lost, TapLogError
 from hostcallback.receiver.taplog.reading.merge import MessageRun
 from hostcallback.receiver.taplog.reading.segment_reader import Writer
@@ -356,7 +356,7 @@ class Delivery:
             return True
         if self._prints and (described.tap_kind.prints or step_place(described) is not None):
             return True  # steps are printed with the messages
-        return any(fnmatchcase(described.name, pattern) for pattern in self._bind)
+        return any(matches(described.name, pattern) for pattern in self._bind)
 
     def _note_lost(self, key: StreamKey, lost: Lost) -> None:
         self.lost[lost.reason] += lost.messages

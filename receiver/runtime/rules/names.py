@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import difflib
-import fnmatch
 from collections.abc import Sequence
 
 from hostcallback.receiver.messages.registry import Registry
+from hostcallback.receiver.tap_name import matches
 
 
 def tap_names(registry: Registry, *, checks: bool = True) -> list[str]:
@@ -15,8 +15,8 @@ def tap_names(registry: Registry, *, checks: bool = True) -> list[str]:
 
 
 def matching(pattern: str, names: Sequence[str]) -> list[str]:
-    """Returns the names that match a glob (`*`, `?`, `[seq]`), case-sensitive."""
-    return [name for name in names if fnmatch.fnmatchcase(name, pattern)]
+    """Returns the names that match a glob; see `tap_name.matches`."""
+    return [name for name in names if matches(name, pattern)]
 
 
 def no_such_tap(pattern: str, names: Sequence[str]) -> str:

@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from hostcallback.receiver.tap_name import matches
+
 Predicate = Callable[[Any], bool]
 
 PYTHON, FILE = "", "file"
@@ -194,7 +196,7 @@ class Rules:
         rule = self._known.get(name)
         if rule is None:
             # Later settings come later, and replace earlier ones of the same field.
-            fields = {s.field: s.value for s in self._statements if fnmatch.fnmatchcase(name, s.pattern)}
+            fields = {s.field: s.value for s in self._statements if matches(name, s.pattern)}
             if len(self._known) >= MAX_KNOWN:
                 self._known.clear()
             rule = self._known[name] = Rule(**fields)

@@ -8,6 +8,7 @@ from fnmatch import fnmatchcase
 
 import numpy as np
 
+from hostcallback.receiver.tap_name import matches
 from hostcallback.receiver.taplog.format.layout import NO_STEP
 from hostcallback.receiver.taplog.reading.chunk_reader import Chunk
 from hostcallback.receiver.wire.dtypes import Array
@@ -35,7 +36,7 @@ class Selection:
 
     def wants_name(self, name: str) -> bool:
         """Whether taps of that name are selected."""
-        return not self.names or any(fnmatchcase(name, pattern) for pattern in self.names)
+        return not self.names or any(matches(name, pattern) for pattern in self.names)
 
     def wants_device(self, device: str) -> bool:
         """Whether messages of that device are selected."""

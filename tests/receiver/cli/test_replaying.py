@@ -59,7 +59,7 @@ def test_errors_of_functions_and_failed_checks_are_reported(folder: Path) -> Non
     result = hcb(folder, "replay", "log", "--bind", "loss=functions:fail")
     assert result.returncode == 1
     assert "hcb: check failed: x = -1.0, at train.py:20 (step)" in result.stderr
-    assert "hcb: ValueError: no 1 (raised by tap loss at train.py:12 (step)" in result.stderr
+    assert "hcb: ValueError: no 0 (raised by tap loss at train.py:12 (step)" in result.stderr
 
 
 @pytest.mark.parametrize(

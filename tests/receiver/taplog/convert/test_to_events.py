@@ -157,9 +157,13 @@ def test_trace_has_instants_and_counters(tmp_path: Path) -> None:
     convert(log, "trace", tmp_path / "out.json")
     found = events(tmp_path / "out.json")
     instants = [event for event in found if event["ph"] == "i"]
-    assert Counter(event["name"] for event in instants) == {"train": STEPS, "print": STEPS, "check": 2}
+    assert Counter(event["name"].partition("@")[0] for event in instants) == {
+        "train": STEPS,
+        "print": STEPS,
+        "check": 2,
+    }
     assert [event["args"]["step"] for event in instants if event["name"] == "train"] == list(range(STEPS))
-    texts = [event["args"]["value"] for event in instants if event["name"] == "print"]
+    texts = [event["args"]["value"] for event in instants if event["name"].startswith("print@")]
     assert texts == [f"c is {float(i)}" for i in range(STEPS)]
     losses = [e["args"]["value"] for e in found if e["ph"] == "C" and e["name"] == "train/loss cpu:0"]
     assert losses == list(range(STEPS))

@@ -1,0 +1,70 @@
+"""Tracebacks that users see end at their line: the frames of this package are hidden, as JAX hides its own."""
+
+from __future__ import annotations
+
+import os
+import traceback
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import hostcallback as hcb
+from checkout import ROOT
+
+
+def bad(value: Any) -> None:
+    raise ValueError("no")
+
+
+def receive() -> None:
+    with hcb.outfeed_receiver():
+        hcb.tap(bad, 1)
+
+
+def wait() -> None:
+    hcb.tap(bad, 1)
+    hcb.barrier_wait()
+
+
+MISUSES = {
+    "tap": lambda: hcb.tap(3, 1),  # type: ignore[call-overload]
+    "print": lambda: hcb.print("{} {}", 1),
+    "print with options": lambda: hcb.print(ordered=True)("{} {}", 1),
+    "id_print": lambda: hcb.id_print(1, output_stream=3),  # type: ignore[call-overload]
+    "log": lambda: hcb.log("x", level="high"),
+    "callback": lambda: hcb.callback(3, 1),  # type: ignore[call-overload]
+    "call": lambda: hcb.call(bad, 1),
+    "check": lambda: hcb.check(1.5, "x"),
+    "breakpoint": lambda: hcb.breakpoint(when="yes"),
+    "taps": lambda: hcb.taps["x"].every(0),
+    "receiver": lambda: hcb.outfeed_receiver(timeout_sec=-1),
+    "end of the receiver": receive,
+    "barrier": wait,
+    "jit": lambda: jax.jit(lambda x: hcb.print("{} {}", x))(1.0),
+    "vmap": lambda: jax.vmap(lambda x: hcb.tap(3, x))(jnp.ones(2)),  # type: ignore[call-overload]
+}
+
+
+@pytest.mark.parametrize("what", list(MISUSES))
+def test_a_misuse_ends_at_the_users_line(what: str) -> None:
+    with pytest.raises(Exception) as caught:  # noqa: PT011
+        MISUSES[what]()
+    hcb.barrier_wait()
+    files = [frame.filename for frame in traceback.extract_tb(caught.value.__traceback__)]
+    ours = [f for f in files if f.startswith((f"{ROOT}{os.sep}hostcallback", f"{ROOT}{os.sep}receiver"))]
+    assert ours == []
+    assert files[-1] == __file__
+
+
+def test_all_frames_are_shown_if_jax_is_told_so() -> None:
+    previous = jax.config.jax_traceback_filtering  # type: ignore[attr-defined]
+    jax.config.update("jax_traceback_filtering", "off")
+    try:
+        with pytest.raises(TypeError) as caught:
+            hcb.tap(3, 1)  # type: ignore[call-overload]
+    finally:
+        jax.config.update("jax_traceback_filtering", previous)
+    files = [frame.filename for frame in traceback.extract_tb(caught.value.__traceback__)]
+    assert files[-1].endswith(os.path.join("api", "tap.py"))
