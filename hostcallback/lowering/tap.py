@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -74,7 +74,9 @@ def _lower(ctx: Any, *operands: Any, tap: TapSpec, transforms: Any, float0_leave
         context.keep_alive(lease)
         context.avoid_persistent_cache()
     whole_axes = _whole_axes(context, tap, transforms, avals)
-    emission = functools.partial(emit, context, token, arrays, avals, tap, consumer, consumer_id, whole_axes)
+    emission = functools.partial(
+        emit, _Emission(context, token, arrays, avals, tap, consumer, consumer_id, whole_axes)
+    )
     # The handler reads a check's predicate in any case. A branch around the check is faster to run, but the compile
     # time grows with the number of branches. If the compiler partitions the program, the condition would have to be
     # gathered from all devices. On a GPU the host would have to wait for the condition, so the receiver reads it.
@@ -91,48 +93,63 @@ def _lower(ctx: Any, *operands: Any, tap: TapSpec, transforms: Any, float0_leave
 _leases_of_exported_taps: dict[int, Lease] = {}
 
 
-def _emit_natively(
-    context: compat.LoweringContext,
-    token: Any,
-    operands: Sequence[Any],
-    avals: Sequence[Any],
-    tap: TapSpec,
-    consumer: Consumer,
-    consumer_id: int,
-    whole_axes: Sequence[Sequence[int]],
-) -> Any:
+class _Emission(NamedTuple):
+    """One tap equation that is being lowered.
+
+    Attributes:
+        context: its lowering.
+        token: orders the emission after earlier ones.
+        operands: the arrays to send; of an exported tap the description is the first one.
+        avals: their shapes and dtypes.
+        tap: the equation's tap.
+        consumer: takes the messages in this process.
+        consumer_id: the id in the messages; of an exported tap that of all exported taps.
+        whole_axes: by operand, the axes along which a device must have the whole array.
+    """
+
+    context: compat.LoweringContext
+    token: Any
+    operands: Sequence[Any]
+    avals: Sequence[Any]
+    tap: TapSpec
+    consumer: Consumer
+    consumer_id: int
+    whole_axes: Sequence[Sequence[int]]
+
+    @property
+    def dtypes(self) -> list[np.dtype[Any]]:
+        return [np.dtype(aval.dtype) for aval in self.avals]
+
+    def partitioned_call(self, target: str, operands: Sequence[Any], **config: Any) -> Any:
+        """Emits a call that the compiler partitions: each device sends its shard."""
+        context = self.context
+        text = partition.call_config(
+            target, context.device_count, context.partly_manual_mesh, whole_axes=self.whole_axes,
+            processes=_processes(context), **config,
+        )  # fmt: skip
+        return context.partitioned_call(partition.CALL_NAME, self.token, operands, text)
+
+
+def _emit_natively(emission: _Emission) -> Any:
+    context, tap = emission.context, emission.tap
     if context.automatic:
-        target, prefix = transport.FFI_SHARD_TARGET, (consumer_id, int(_flags(tap)))
-        config = partition.call_config(
-            target,
-            context.device_count,
-            context.partly_manual_mesh,
-            prefix=prefix,
-            predicate=_predicate(context),
-            whole_axes=whole_axes,
-            processes=_processes(context),
+        prefix = (emission.consumer_id, int(_flags(tap)))
+        return emission.partitioned_call(
+            transport.FFI_SHARD_TARGET, emission.operands, prefix=prefix, predicate=_predicate(context)
         )
-        return context.partitioned_call(partition.CALL_NAME, token, operands, config)
-    attributes = {"prefix": compat.uint8_attribute(_prefix(context, consumer_id, tap, avals))}
-    return context.custom_call(transport.FFI_TARGET, token, operands, attributes)
+    attributes = {
+        "prefix": compat.uint8_attribute(_prefix(context, emission.consumer_id, tap, emission.avals))
+    }
+    return context.custom_call(transport.FFI_TARGET, emission.token, emission.operands, attributes)
 
 
-def _emit_through_python(
-    context: compat.LoweringContext,
-    token: Any,
-    operands: Sequence[Any],
-    avals: Sequence[Any],
-    tap: TapSpec,
-    consumer: Consumer,
-    consumer_id: int,
-    whole_axes: Sequence[Sequence[int]],
-) -> Any:
-    dtypes = [np.dtype(aval.dtype) for aval in avals]
+def _emit_through_python(emission: _Emission) -> Any:
+    context, tap, avals = emission.context, emission.tap, emission.avals
     platform, devices = context.platform, context.devices()
     if not context.automatic:
-        prefix = _prefix(context, consumer_id, tap, avals)
-        function = transport.callback_emitter(platform, consumer, prefix, dtypes, devices)
-        return context.python_callback(function, token, operands, avals)
+        prefix = _prefix(context, emission.consumer_id, tap, avals)
+        function = transport.callback_emitter(platform, emission.consumer, prefix, emission.dtypes, devices)
+        return context.python_callback(function, emission.token, emission.operands, avals)
     if platform == "tpu":
         raise NotImplementedError(
             f"the tap {tap.name} at {tap.source_line} is in a program that the compiler partitions over "
@@ -140,13 +157,11 @@ def _emit_through_python(
             "jax.shard_map over all axes of the mesh, where each device taps its shard"
         )
     target, index = context.add_python_callback(
-        transport.callback_shard_emitter(platform, consumer, int(_flags(tap)), dtypes, devices)
+        transport.callback_shard_emitter(
+            platform, emission.consumer, int(_flags(tap)), emission.dtypes, devices
+        )
     )
-    config = partition.call_config(
-        target, context.device_count, context.partly_manual_mesh, index=index, whole_axes=whole_axes,
-        processes=_processes(context),
-    )  # fmt: skip
-    return context.partitioned_call(partition.CALL_NAME, token, context.widen(operands, avals), config)
+    return emission.partitioned_call(target, context.widen(emission.operands, avals), index=index)
 
 
 def _flags(tap: TapSpec) -> Flags:
@@ -212,21 +227,12 @@ def _call(sink: Sink, message: Message) -> tuple[()]:
     return ()
 
 
-def _emit_on_one_device(
-    context: compat.LoweringContext,
-    token: Any,
-    operands: Sequence[Any],
-    avals: Sequence[Any],
-    tap: TapSpec,
-    consumer: Consumer,
-    consumer_id: int,
-    whole_axes: Sequence[Sequence[int]],
-) -> Any:
-    dtypes = [np.dtype(aval.dtype) for aval in avals]
+def _emit_on_one_device(emission: _Emission) -> Any:
+    context, avals, dtypes = emission.context, emission.avals, emission.dtypes
     specs = [ArraySpec.of(dtype, aval.shape) for dtype, aval in zip(dtypes, avals, strict=True)]
-    prefix = encode_prefix(consumer_id, Flags.CALL | _flags(tap), specs)
+    prefix = encode_prefix(emission.consumer_id, Flags.CALL | _flags(emission.tap), specs)
     ask = transport.callback_caller(context.platform, prefix, dtypes, [], context.devices())
-    return context.python_callback(ask, token, operands, avals)
+    return context.python_callback(ask, emission.token, emission.operands, avals)
 
 
 def _processes(context: compat.LoweringContext) -> list[int]:

@@ -304,13 +304,7 @@ def _while(equation: Any, visitor: Visitor, values: Any, marks: Any, place: Plac
 
 def _custom_jvp(equation: Any, visitor: Visitor, values: Any, marks: Any, place: Place) -> Results:
     slots_in, slots = _slots_in(visitor, equation), _slots_out(visitor, equation)
-
-    @jax.custom_jvp
-    def primal(iterations: Any, packed: Any, *values: Any) -> Any:
-        there = replace(place.inside(equation), iterations=iterations)
-        jaxpr = equation.params["call_jaxpr"]
-        outs, out_marks = rewrite(jaxpr, visitor, values, slots_in.unpack(packed), there)
-        return outs, slots.pack(out_marks)
+    primal: jax.custom_jvp[Any] = jax.custom_jvp(_primal(equation, visitor, slots_in, slots, place))
 
     @primal.defjvp
     def rule(primals: Any, tangents: Any) -> Any:
@@ -326,13 +320,7 @@ def _custom_jvp(equation: Any, visitor: Visitor, values: Any, marks: Any, place:
 def _custom_vjp(equation: Any, visitor: Visitor, values: Any, marks: Any, place: Place) -> Results:
     slots_in, slots = _slots_in(visitor, equation), _slots_out(visitor, equation)
     count = len(equation.outvars)
-
-    @jax.custom_vjp
-    def primal(iterations: Any, packed: Any, *values: Any) -> Any:
-        there = replace(place.inside(equation), iterations=iterations)
-        jaxpr = equation.params["call_jaxpr"]
-        outs, out_marks = rewrite(jaxpr, visitor, values, slots_in.unpack(packed), there)
-        return outs, slots.pack(out_marks)
+    primal: jax.custom_vjp[Any] = jax.custom_vjp(_primal(equation, visitor, slots_in, slots, place))
 
     def forward(iterations: Any, packed: Any, *values: Any) -> Any:
         there = replace(place.inside(equation), iterations=iterations)
@@ -360,6 +348,18 @@ def _custom_vjp(equation: Any, visitor: Visitor, values: Any, marks: Any, place:
     primal.defvjp(forward, backward)
     outs, packed = primal(place.iterations, slots_in.pack(marks), *values)
     return visitor.visit(equation, place, [*marks, *slots.unpack(packed)], outs)
+
+
+def _primal(
+    equation: Any, visitor: Visitor, slots_in: _Slots, slots: _Slots, place: Place
+) -> Callable[..., Any]:
+    def primal(iterations: Any, packed: Any, *values: Any) -> Any:
+        there = replace(place.inside(equation), iterations=iterations)
+        jaxpr = equation.params["call_jaxpr"]
+        outs, out_marks = rewrite(jaxpr, visitor, values, slots_in.unpack(packed), there)
+        return outs, slots.pack(out_marks)
+
+    return primal
 
 
 def _original(equation: Any) -> Callable[..., list[Any]]:

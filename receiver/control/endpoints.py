@@ -43,10 +43,6 @@ class ControlEndpoints:
         """Handlers of this process's commands, by command."""
         return self._handlers
 
-    def add_command(self, name: str, handler: Handler) -> None:
-        """Adds a command that the control socket answers."""
-        self._handlers[name] = handler
-
     def start(self) -> None:
         """Opens the endpoints that the environment asks for, once. Failures are logged.
 

@@ -68,21 +68,3 @@ def time_ns(text: str) -> int:
         ) from None
     whole = at.replace(microsecond=0).timestamp()
     return int(whole) * 10**9 + at.microsecond * 1000
-
-
-def count(text: str) -> int:
-    """Parses a number of messages."""
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"got {text!r}, expected a number of messages, 0 or more")
-    return int(text)
-
-
-def speed(text: str) -> float:
-    """Parses a speed factor above 0."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"got {text!r}, expected a number above 0, such as 1 or 0.5")
-    return value

@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import sys
 
-from hostcallback.receiver.cli.arguments.selection import add_log, add_selection, add_shards, count, selection
+from hostcallback.receiver.cli.arguments.numbers import count
+from hostcallback.receiver.cli.arguments.selection import add_log, add_selection, add_shards, selection
 from hostcallback.receiver.cli.output.messages import Show, report_damage
 from hostcallback.receiver.cli.output.unmatched import report_unmatched
 from hostcallback.receiver.taplog.format.errors import Damage

@@ -7,6 +7,7 @@ import time
 from typing import Any
 
 from hostcallback.receiver.cli.arguments.collector import add_reaching
+from hostcallback.receiver.cli.arguments.numbers import number
 from hostcallback.receiver.cli.commands.ctl_via import control
 from hostcallback.receiver.cli.output.tables import seconds_text, text_table
 from hostcallback.receiver.control.client import ControlClient, processes
@@ -22,6 +23,9 @@ examples:
     hcb ctl --via host:7070                   the processes of all hosts that forward to a collector
     hcb ctl --via host:7070 'loss*' --every 10   in all of them, and in those that start later
 """
+
+
+WAIT_SEC = number("seconds to wait, 0.1 to 60", lambda x: 0.1 <= x <= 60)
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -61,22 +65,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_reaching(group)
     group.add_argument(
         "--timeout",
-        type=_seconds,
+        type=WAIT_SEC,
         default=5.0,
         metavar="S",
         help="seconds to wait for answers of processes (5)",
     )
     parser.set_defaults(parser=parser)
-
-
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = -1.0
-    if not 0.1 <= seconds <= 60:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a time to wait: expected seconds, 0.1 to 60")
-    return seconds
 
 
 _NOTHING = "none"

@@ -43,7 +43,7 @@ def control(
             _show_processes(answers := collector.ask("process", seconds=seconds))
         elif settings or reset:
             answers = collector.ask("rules", seconds=seconds, pattern=pattern, settings=settings, reset=reset)
-            return _show_rules(answers, pattern, seconds)
+            return _show_rules(answers, seconds)
         else:
             answers = collector.ask("taps", seconds=seconds, pattern=pattern)
             if not _show_taps(answers, pattern):
@@ -113,7 +113,7 @@ def _show_taps(answers: Answers, pattern: str) -> bool:
     return True
 
 
-def _show_rules(answers: Answers, pattern: str, seconds: float) -> int:
+def _show_rules(answers: Answers, seconds: float) -> int:
     rules: dict[str, Counter[str]] = defaultdict(Counter)
     where: dict[str, list[Controlled]] = defaultdict(list)
     without, failed = [], []

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import sys
 from typing import Any
 
 import numpy as np
 
+from hostcallback.receiver.cli.arguments.numbers import number
 from hostcallback.receiver.cli.arguments.selection import steps
 from hostcallback.receiver.cli.output.messages import make_safe, report_damage
 from hostcallback.receiver.taplog.diff.arrays import Tolerance
@@ -26,6 +26,9 @@ SAME, DIFFERENT, FAILED = 0, 1, 2
 """Exit statuses, as those of diff; `hostcallback.receiver.cli.main` returns the last one for errors."""
 
 
+TOLERANCE = number("a number, 0 or more, such as 1e-6", lambda x: x >= 0)
+
+
 def configure(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments."""
     parser.description = (
@@ -37,12 +40,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add("b", metavar="B", help="another one")
     add(
         "--rtol",
-        type=_tolerance,
+        type=TOLERANCE,
         default=0.0,
         metavar="R",
         help="floats are equal if |a - b| <= ATOL + RTOL * |b|",
     )
-    add("--atol", type=_tolerance, default=0.0, metavar="A", help="see --rtol; both are 0 by default")
+    add("--atol", type=TOLERANCE, default=0.0, metavar="A", help="see --rtol; both are 0 by default")
     add("--all", action="store_true", help="all differences, device by device, not only the first")
     add("--ignore-lines", action="store_true", help="compare taps by name, even if their source lines differ")
     add(
@@ -82,16 +85,6 @@ def run(arguments: argparse.Namespace) -> int:
         )
         trouble = 1
     return DIFFERENT if found else FAILED if trouble else SAME
-
-
-def _tolerance(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not value >= 0:
-        raise argparse.ArgumentTypeError(f"got {text!r}, expected a number, 0 or more, such as 1e-6")
-    return value
 
 
 def _show(difference: Difference, as_json: bool) -> None:

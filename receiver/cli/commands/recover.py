@@ -8,7 +8,8 @@ import tempfile
 from collections import deque
 from pathlib import Path
 
-from hostcallback.receiver.cli.arguments.selection import add_selection, count, selection
+from hostcallback.receiver.cli.arguments.numbers import count
+from hostcallback.receiver.cli.arguments.selection import add_selection, selection
 from hostcallback.receiver.cli.output.messages import Show, report_damage
 from hostcallback.receiver.taplog.flight.recovery import Flight, find_flights, write_log
 from hostcallback.receiver.taplog.flight.ring_file import RingContents

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib
+import math
 import runpy
 import sys
 from collections.abc import Callable
@@ -12,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from hostcallback.receiver.cli import CommandError
-from hostcallback.receiver.cli.arguments.selection import add_log, add_selection, add_shards, selection, speed
+from hostcallback.receiver.cli.arguments.numbers import number
+from hostcallback.receiver.cli.arguments.selection import add_log, add_selection, add_shards, selection
 from hostcallback.receiver.cli.output.messages import make_safe, report_damage
 from hostcallback.receiver.cli.output.unmatched import report_unmatched
 from hostcallback.receiver.log import INDENT
@@ -22,6 +24,8 @@ from hostcallback.receiver.replayer.replay import Replay, Replayed
 from hostcallback.receiver.sinks.metrics import JsonlWriter, metrics
 from hostcallback.receiver.taplog.reading.reader import LogReader
 from hostcallback.receiver.terminal import printable, printable_lines
+
+SPEED = number("a number above 0, such as 1 or 0.5", lambda x: 0 < x < math.inf)
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -41,7 +45,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     pace.add_argument(
         "--realtime", action="store_const", const=1.0, dest="speed", help="at the original speed"
     )
-    pace.add_argument("--speed", type=speed, metavar="X", help="at X times the original speed")
+    pace.add_argument("--speed", type=SPEED, metavar="X", help="at X times the original speed")
     add_shards(parser)
     add_selection(parser)
 

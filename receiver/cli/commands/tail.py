@@ -9,7 +9,8 @@ from collections.abc import Iterable
 
 from hostcallback.receiver.cli import CommandError
 from hostcallback.receiver.cli.arguments.collector import add_reaching, reaching
-from hostcallback.receiver.cli.arguments.selection import add_selection, add_shards, count, selection
+from hostcallback.receiver.cli.arguments.numbers import count
+from hostcallback.receiver.cli.arguments.selection import add_selection, add_shards, selection
 from hostcallback.receiver.cli.output.messages import Show, report_damage
 from hostcallback.receiver.cli.output.unmatched import report_unmatched
 from hostcallback.receiver.taplog.format.errors import Damage

@@ -6,6 +6,7 @@ import argparse
 from typing import Any
 
 from hostcallback.receiver.cli.arguments.collector import add_reaching
+from hostcallback.receiver.cli.arguments.numbers import number
 from hostcallback.receiver.cli.commands.top_via import look
 from hostcallback.receiver.cli.output.rates import between, show
 from hostcallback.receiver.cli.output.tables import bytes_text, seconds_text, text_table
@@ -18,6 +19,9 @@ Messages that a back-pressure policy dropped are counted per device.
 """
 
 
+INTERVAL_SEC = number("seconds, 0.05 to 3600", lambda x: 0.05 <= x <= 3600)
+
+
 def configure(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
@@ -28,22 +32,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--once", action="store_true", help="show one interval as plain text, then exit")
     parser.add_argument("--json", action="store_true", help="one line of JSON per interval")
     parser.add_argument(
-        "--interval", type=_interval, default=1.0, metavar="S", help="seconds per interval (1)"
+        "--interval", type=INTERVAL_SEC, default=1.0, metavar="S", help="seconds per interval (1)"
     )
     group = parser.add_argument_group("or all processes that forward to a collector")
     group.add_argument("--via", metavar="HOST:PORT", help="the collector")
     add_reaching(group)
     parser.set_defaults(parser=parser)
-
-
-def _interval(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = -1.0
-    if not 0.05 <= seconds <= 3600:
-        raise argparse.ArgumentTypeError(f"{text!r} is not an interval: expected seconds, 0.05 to 3600")
-    return seconds
 
 
 def run(arguments: argparse.Namespace) -> int:

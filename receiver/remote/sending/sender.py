@@ -133,7 +133,7 @@ class Sender:
             piece = self._source.read(position, LOOK_SEC)
             if piece is None:
                 if self._ends:
-                    self._wait_for_acks(link)
+                    self._wait_for_acks()
                 continue
             with self._changed:
                 # A slice larger than the window is sent alone.
@@ -149,7 +149,7 @@ class Sender:
             link.send(piece)
             position = piece.end
 
-    def _wait_for_acks(self, link: TransportStream) -> None:
+    def _wait_for_acks(self) -> None:
         with self._changed:
             if self._on_way:
                 self._changed.wait(LOOK_SEC)

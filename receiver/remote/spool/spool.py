@@ -85,7 +85,6 @@ class Spool(LogWriter):
         self._kept: dict[int, _Kept] = {}
         self._acked = self.sent_before = StreamOffset(0, 0)
         self._reading = 0
-        self._waited = False
         self._is_closing = False
         self._sampled = 0
         segment_bytes = max(1 << 14, min(SEGMENT_BYTES, options.spool_bytes // PARTS))

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import os
-import re
 from datetime import UTC, datetime
 from pathlib import Path
 
 from hostcallback.receiver.taplog.format.errors import NotATapLogError
 
 SUFFIX = ".hcblog"
-
-_NAME = re.compile(r"\d{8}T\d{6}\.\d{6}-(\d+)-(\d+)\.hcblog")
 
 
 def segment_name(created_ns: int, number: int) -> str:
@@ -20,11 +17,6 @@ def segment_name(created_ns: int, number: int) -> str:
     seconds, rest = divmod(created_ns, 1_000_000_000)
     time = datetime.fromtimestamp(seconds, UTC).strftime("%Y%m%dT%H%M%S")
     return f"{time}.{rest // 1000:06d}-{os.getpid()}-{number:06d}{SUFFIX}"
-
-
-def is_segment_name(name: str) -> bool:
-    """Whether a file name is one that a recorder gives."""
-    return _NAME.fullmatch(name) is not None
 
 
 def segments_of(path: str | os.PathLike[str]) -> list[Path]:

@@ -430,12 +430,12 @@ def test_processes_that_start_together_all_answer(folder: Path) -> None:
                 stream.close()
 
 
-def test_commands_can_be_added(folder: Path) -> None:
+def test_an_error_of_a_command_is_its_answer(folder: Path) -> None:
     def double(arguments: dict[str, Any], connection: Any) -> Any:
         return [arguments["x"] * 2, connection.peer.pid]
 
     endpoints.start()
-    endpoints.add_command("double", double)
+    endpoints._handlers["double"] = double
     try:
         with ControlClient(os.getpid()) as client:
             assert client.ask("double", x=21) == [42, os.getpid()]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import resource
 import subprocess
 import sys
@@ -18,7 +19,7 @@ import numpy as np
 import pytest
 
 from checkout import HELPERS
-from hostcallback.receiver.taplog.format.segment_name import is_segment_name, segment_name
+from hostcallback.receiver.taplog.format.segment_name import segment_name
 from hostcallback.receiver.taplog.reading.reader import LogReader
 from hostcallback.receiver.taplog.reading.selection import Selection
 from hostcallback.receiver.taplog.writing import log_writer, options as log_options
@@ -74,7 +75,7 @@ def test_segments_have_the_wanted_length_and_each_can_be_read_separately(tmp_pat
             log.append("cpu:0", losses(first, 10), at_once=True)
     paths = sorted(tmp_path.iterdir())
     assert len(paths) > 8
-    assert all(is_segment_name(path.name) for path in paths)
+    assert all(re.fullmatch(r"\d{8}T\d{6}\.\d{6}-\d+-\d{6}\.hcblog", path.name) for path in paths)
     assert all(path.stat().st_size < 20_000 + 8_000 for path in paths)
     assert seqs(read(tmp_path)[0]) == list(range(1_000))
     every: list[int] = []
