@@ -1,8 +1,8 @@
 """Every private or version-dependent JAX name this package uses, with the versions and the reason.
 
-Checked on JAX 0.8.0, 0.10.2 and 0.12.0.1. No other module of hostcallback imports `jax._src` or `jaxlib`, or asks for
-the version of JAX: `from hostcallback import _jax_compat as compat` has all that they need. What differs between the
-versions is in `versions`.
+Checked on JAX 0.8.0, 0.10.2 and 0.12.0.1 by all tests, on 0.8.3 and 0.9.2 by tests of dispatch, loops and calls. No
+other module of hostcallback imports `jax._src` or `jaxlib`, or asks for the version of JAX: `from hostcallback import
+_jax_compat as compat` has all that they need. What differs between the versions is in `versions`.
 """
 
 from hostcallback._jax_compat.callbacks import (
