@@ -15,7 +15,7 @@ SHORTENED = [ROOT, ROOT / "hostcallback", ROOT / "receiver", ROOT / "docs"]
 """Folders from which documents name files."""
 FOR_DEVELOPERS = [ROOT / "docs" / "architecture.md", ROOT / "docs" / "contributing.md"]
 FOR_DEVELOPERS += sorted((ROOT / "docs" / "design").glob("*.md"))
-FOREIGN = {"ExecutionStreamEventMap", "last_collective_launch_event", "PjitFunction"}
+FOREIGN = {"ExecutionStreamEventMap", "last_collective_launch_event", "PjitFunction", "roofline"}
 """Names of XLA and JAX in the documents for developers."""
 
 
