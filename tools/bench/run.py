@@ -4,6 +4,8 @@ Every row times both sides on one machine, in turn, several rounds, and compares
 machine, ratios hardly. Both sides deliver the value to a Python function before the clock stops.
 
     python tools/bench.py [--rounds N] [--messages N] [--only TEXT] [--no-write]
+
+The documents take their figures from that page: see tools/document_costs.py.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from time import perf_counter
 
 import jax
 
+from tools import document_costs
 from tools.bench.row import Row, table
 from tools.bench.rows import (
     accelerate,
@@ -146,4 +149,5 @@ def main(argv: list[str] | None = None) -> int:
         gpu = GPU_REPORT.read_text(encoding="utf-8").partition(TABLE_BEGINS)[2].strip()
         text = f"{head}\n\n{EXPLANATION}\n\n{table(rows)}\n\n## On a GPU\n\n{gpu}\n\nSee [gpu.md](gpu.md).\n"
         REPORT.write_text(text, encoding="utf-8")
+        document_costs.main()
     return 0 if all(row.reached for row in rows) else 1
