@@ -263,12 +263,12 @@ class OutfeedReceiver:
 
     def _start_process(self) -> ReceiverProcess | None:
         log = os.fspath(self._record) if isinstance(self._record, str | os.PathLike) else None
-        keeping = ReaderOptions(log, self._forward, process_index(), local_devices())
+        options = ReaderOptions(log, self._forward, process_index(), local_devices())
         forwarder = self._forwarder
         if forwarder is None:
-            return runtime.isolated.start(self._names, self._scope, keeping=keeping)
+            return runtime.isolated.start(self._names, self._scope, options=options)
         process = runtime.isolated.start(
-            self._names, self._scope, keeping=keeping, on_death=forwarder.take_over
+            self._names, self._scope, options=options, on_death=forwarder.take_over
         )
         if process is not None:
             send_at_termination(process)

@@ -172,7 +172,7 @@ _FUNCTIONS = {
     "hcb_ring_set_device_id": (None, (c_void_p, c_int32)),
     "hcb_ring_configure": (None, (c_void_p, POINTER(Config))),
     "hcb_ring_keep_in_file": (c_int32, (c_void_p, c_char_p, c_char_p, c_uint64)),
-    "hcb_ring_beside": (c_void_p, (c_int32, POINTER(Config))),
+    "hcb_ring_shared_twin": (c_void_p, (c_int32, POINTER(Config))),
     "hcb_ring_hand_over": (c_int32, (c_void_p, c_void_p)),
     "hcb_ring_take_over": (None, (c_void_p,)),
     "hcb_control_outside": (c_int32, (c_uint64, c_int32)),

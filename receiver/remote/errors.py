@@ -1,11 +1,11 @@
 """Errors between a process and its collector.
 
-RemoteError             (a HostCallbackError)
-|-- LinkError           the collector cannot be reached, or the connection broke: the process retries
-|   `-- LinkRefusedError  the collector refuses this stream: retrying does not help
-|-- BadStreamError      a client sends bytes that are not a stream of a tap log
-|   `-- GapError        the bytes between the stored ones and the next are missing
-`-- SpoolError          a spool's folder cannot be used
+RemoteError                 (a HostCallbackError)
+|-- TransportError          the collector cannot be reached, or the connection broke: the process retries
+|   `-- StreamRefusedError  the collector refuses this stream: retrying does not help
+|-- BadStreamError          a client sends bytes that are not a stream of a tap log
+|   `-- GapError            the bytes between the stored ones and the next are missing
+`-- SpoolError              a spool's folder cannot be used
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ class RemoteError(HostCallbackError):
     """An error between a process and its collector."""
 
 
-class LinkError(RemoteError):
+class TransportError(RemoteError):
     """The collector cannot be reached, or the connection broke."""
 
 
-class LinkRefusedError(LinkError):
+class StreamRefusedError(TransportError):
     """The collector refuses this stream; retrying does not help."""
 
 

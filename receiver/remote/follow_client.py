@@ -13,7 +13,7 @@ import grpc
 
 from hostcallback.receiver.closing import Closing
 from hostcallback.receiver.remote import protocol
-from hostcallback.receiver.remote.errors import BadStreamError, LinkError
+from hostcallback.receiver.remote.errors import BadStreamError, TransportError
 from hostcallback.receiver.remote.options import Forward
 from hostcallback.receiver.remote.sending.grpc_diagnostics import explain_grpc_error
 from hostcallback.receiver.remote.sending.grpc_transport import make_channel, metadata_of
@@ -35,7 +35,7 @@ class RemoteLog(Closing):
         self._temporary = tempfile.TemporaryDirectory(prefix="hostcallback-tail-")
         self.folder = Path(self._temporary.name)
         self._caught_up = threading.Event()
-        self._error: LinkError | None = None
+        self._error: TransportError | None = None
         self._channel = make_channel(options)
         method = self._channel.unary_stream(f"/{protocol.SERVICE}/{protocol.FOLLOW}")
         request = protocol.encode_map(version=protocol.VERSION, run=run)
@@ -47,14 +47,14 @@ class RemoteLog(Closing):
         """Waits until all data has arrived that the collector had at the start.
 
         Raises:
-            LinkError: the collector cannot be reached, or refuses.
+            TransportError: the collector cannot be reached, or refuses.
         """
         if not self._caught_up.wait(timeout_sec):
-            raise LinkError(f"the collector at {self._address} did not answer in {timeout_sec:g} s")
+            raise TransportError(f"the collector at {self._address} did not answer in {timeout_sec:g} s")
         self.check()
 
     def check(self) -> None:
-        """Raises LinkError if the connection has ended."""
+        """Raises TransportError if the connection has ended."""
         if self._error is not None:
             raise self._error
 
@@ -82,13 +82,13 @@ class RemoteLog(Closing):
                     self._take(message)
                 else:
                     self._caught_up.set()
-            self._error = LinkError(f"the collector at {self._address} has ended")
+            self._error = TransportError(f"the collector at {self._address} has ended")
         except grpc.RpcError as error:
             found: Any = error
             said = explain_grpc_error(found.details() or "", self._address, tls=self._tls)
-            self._error = LinkError(f"{said} ({self._address}, {found.code().name})")
+            self._error = TransportError(f"{said} ({self._address}, {found.code().name})")
         except (BadStreamError, OSError) as error:
-            self._error = LinkError(
+            self._error = TransportError(
                 f"what the collector at {self._address} sends cannot be followed: {error}"
             )
         finally:

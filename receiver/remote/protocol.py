@@ -127,7 +127,7 @@ def encode_bytes(data: bytes) -> tuple[bytes, ...]:
     return (data,) if len(data) != POSITION_BYTES else (data[:8], data[8:])
 
 
-class PieceDecoder:
+class SliceDecoder:
     """Decodes the messages of one stream: positions, and slices, which follow the bytes before them."""
 
     def __init__(self) -> None:

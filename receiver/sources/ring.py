@@ -105,7 +105,7 @@ class RingSource:
         """Opens the shared ring of the source's device, for another process to read. Raises as `open` does."""
         library = native.load()
         config = dataclasses.replace(source._config, block_budget_bytes=block_budget_bytes)
-        ring = library.hcb_ring_beside(source.device, config.native())
+        ring = library.hcb_ring_shared_twin(source.device, config.native())
         if not ring:
             raise MemoryError(
                 f"no memory for a ring of {config.capacity_bytes} bytes for device {source.device}"

@@ -42,15 +42,15 @@ class RingReader:
             HostCallbackError: messages cannot be forwarded.
         """
         self.order = order
-        self.scope = Scope("apart", order.max_errors, on_error=OnError(order.on_error))
-        keeping = order.keeping
+        self.scope = Scope("reader process", order.max_errors, on_error=OnError(order.on_error))
+        options = order.options
         self._recorder: Recorder | None = None
-        if keeping.record is not None:
-            self._recorder = record(keeping.record, process_index=keeping.process_index)
+        if options.record is not None:
+            self._recorder = record(options.record, process_index=options.process_index)
             self.scope.record_with(self._recorder)
         self._forwarder: Forwarder | None = None
-        if keeping.forward is not None:
-            self._forwarder = _forwarder(keeping, keeping.forward)
+        if options.forward is not None:
+            self._forwarder = _forwarder(options, options.forward)
             self.scope.add_batch_sink(self._forwarder)
         self._sources = [RingSource.attach(Path(file)) for _, file in order.devices]
         registry = DescribedRegistry(Path(order.folder) / TAPS_FILE)
@@ -121,17 +121,16 @@ class RingReader:
             logger.error("errors in the remaining messages of process %d: %s", self.order.pid, error)
 
 
-def _forwarder(keeping: ReaderOptions, options: Forward) -> Forwarder:
+def _forwarder(options: ReaderOptions, forward: Forward) -> Forwarder:
     # The parent process is controlled, and answers for its taps.
-    options = replace(options, control=False)
-    index, devices = keeping.process_index, keeping.local_devices
-    return Forwarder(options, process_index=index, local_devices=devices)
+    forward = replace(forward, control=False)
+    return Forwarder(forward, process_index=options.process_index, local_devices=options.local_devices)
 
 
 def serve(order: ReaderConfig, link: IpcChannel) -> None:
     """Delivers until the parent process ends it or has died."""
     reader = RingReader(order)
-    if order.keeping.forward is not None:
+    if order.options.forward is not None:
         # On preemption, the parent has this process send the remaining messages; then the parent ends, and this one
         # after it.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -168,5 +167,5 @@ def main(descriptor: int) -> None:
     link = IpcChannel(socket.socket(fileno=descriptor))
     said = link.receive()
     if said is not None:
-        threading.current_thread().name = "hostcallback-apart"
+        threading.current_thread().name = "hostcallback-reader"
         serve(said["order"], link)

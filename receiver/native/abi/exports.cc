@@ -100,7 +100,7 @@ int32_t hcb_ring_keep_in_file(hcb_ring* ring, const char* path, const char* name
   return Of(ring)->KeepInFile(path, name, blocks_bytes);
 }
 
-hcb_ring* hcb_ring_beside(int32_t device, const hcb_config* config) { return hcb_ring_open(hcb::BesideRing(device), config); }
+hcb_ring* hcb_ring_shared_twin(int32_t device, const hcb_config* config) { return hcb_ring_open(hcb::SharedTwinNumber(device), config); }
 
 int32_t hcb_ring_hand_over(hcb_ring* ring, hcb_ring* twin) { return Of(ring)->ShareWith(Of(twin)); }
 

@@ -32,7 +32,7 @@ HCB_EXPORT void hcb_ring_configure(hcb_ring* ring, const hcb_config* config);
 HCB_EXPORT int32_t hcb_ring_keep_in_file(hcb_ring* ring, const char* path, const char* name, uint64_t blocks_bytes);
 /* The ring of the same device that another process will read, created if it does not exist; configured like `ring`. Move it into a file,
  * then hand it over: from then on it receives the messages of consumers for which hcb_control_outside was called. 0 or an errno. */
-HCB_EXPORT hcb_ring* hcb_ring_beside(int32_t device, const hcb_config* config);
+HCB_EXPORT hcb_ring* hcb_ring_shared_twin(int32_t device, const hcb_config* config);
 HCB_EXPORT int32_t hcb_ring_hand_over(hcb_ring* ring, hcb_ring* twin);
 /* This process reads the ring from now on, from the position that the other process released. That process must not read any more. */
 HCB_EXPORT void hcb_ring_take_over(hcb_ring* twin);

@@ -156,7 +156,7 @@ class Collector:
             stream = await self._open(key)
             await context.write(protocol.encode_position(stream.stored))
             logger.info("%s comes from %s, from %s on", key, context.peer(), tuple(stream.stored))
-            decoder = protocol.PieceDecoder()
+            decoder = protocol.SliceDecoder()
             async with AckBatcher(stream, context.write) as acknowledging:
                 async for request in requests:
                     piece = decoder.take(request)

@@ -23,7 +23,7 @@ from hostcallback.receiver.remote.control.protocol import (
     encode_answer,
     encode_process,
 )
-from hostcallback.receiver.remote.errors import BadStreamError, LinkError, LinkRefusedError
+from hostcallback.receiver.remote.errors import BadStreamError, StreamRefusedError, TransportError
 from hostcallback.receiver.remote.sending.backoff import BackOff
 from hostcallback.receiver.remote.sending.grpc_diagnostics import no_control
 from hostcallback.receiver.remote.sending.grpc_transport import GrpcTransport, translated
@@ -80,11 +80,11 @@ class ControlThread:
             try:
                 self._serve()
                 wait_sec = self._back_off.next_sec()
-            except LinkRefusedError as error:
+            except StreamRefusedError as error:
                 if str(error) != said:
                     logger.info("%s cannot be controlled through the collector: %s", self._key, error)
                 said, wait_sec = str(error), REFUSED_SEC
-            except LinkError as error:
+            except TransportError as error:
                 logger.debug("control of %s through the collector: %s", self._key, error)
                 wait_sec = self._back_off.next_sec()
             except Exception:  # the program must continue, and stay reachable
@@ -113,14 +113,14 @@ class ControlThread:
         except grpc.RpcError as error:
             found: Any = error
             if found.code() is grpc.StatusCode.UNIMPLEMENTED:
-                raise LinkRefusedError(no_control(self._transport.address)) from error
+                raise StreamRefusedError(no_control(self._transport.address)) from error
             raise translated(error, self._transport.address, tls=self._transport.tls) from error
         except BadStreamError as error:
-            raise LinkError(
+            raise TransportError(
                 f"the collector at {self._transport.address} sent an invalid request: {error}"
             ) from error
         except queue.Full:
-            raise LinkError(f"the collector at {self._transport.address} takes no answers") from None
+            raise TransportError(f"the collector at {self._transport.address} takes no answers") from None
         finally:
             self._call.cancel()
             # With a full queue gRPC takes answers instead of waiting, and the cancelled call ends it.

@@ -13,7 +13,7 @@ from hostcallback.receiver.control.errors import ControlError
 from hostcallback.receiver.control.protocol import pack, unpack
 from hostcallback.receiver.remote.control.protocol import ASK, Controlled, decode_told, encode_asking
 from hostcallback.receiver.remote.control.rule_store import RuleSetting
-from hostcallback.receiver.remote.errors import BadStreamError, LinkError
+from hostcallback.receiver.remote.errors import BadStreamError, TransportError
 from hostcallback.receiver.remote.options import Forward
 from hostcallback.receiver.remote.protocol import SERVICE
 from hostcallback.receiver.remote.sending.grpc_diagnostics import no_control
@@ -82,7 +82,7 @@ class CollectorControl(Closing):
 
         Raises:
             ControlError: the collector cannot do that; the text says why.
-            LinkError: the collector cannot be reached, or refuses.
+            TransportError: the collector cannot be reached, or refuses.
         """
         self._requests.put(pack({"command": command, "arguments": arguments, "seconds": seconds}))
         answers = Answers()
@@ -98,11 +98,11 @@ class CollectorControl(Closing):
         except grpc.RpcError as error:
             found: Any = error
             if found.code() is grpc.StatusCode.UNIMPLEMENTED:
-                raise LinkError(no_control(self._address)) from error
+                raise TransportError(no_control(self._address)) from error
             raise translated(error, self._address, tls=self._tls) from error
         except BadStreamError as error:
-            raise LinkError(f"the program at {self._address} is not a collector: {error}") from error
-        raise LinkError(f"the collector at {self._address} has ended")
+            raise TransportError(f"the program at {self._address} is not a collector: {error}") from error
+        raise TransportError(f"the collector at {self._address} has ended")
 
     def close(self) -> None:
         """Closes the connection."""

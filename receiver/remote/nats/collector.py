@@ -11,7 +11,7 @@ from typing import Any
 from hostcallback.receiver.log import logger
 from hostcallback.receiver.remote.collector.services import Grown
 from hostcallback.receiver.remote.collector.store import Store
-from hostcallback.receiver.remote.errors import BadStreamError, LinkError
+from hostcallback.receiver.remote.errors import BadStreamError, TransportError
 from hostcallback.receiver.remote.nats.connection import REQUEST_SEC, NatsConnection, NatsServer
 from hostcallback.receiver.remote.nats.publication import Publication
 from hostcallback.receiver.remote.nats.store import NatsStore
@@ -103,7 +103,7 @@ class NatsCollector:
                         on_ready()
                     said, connected = False, True
                 self._take(self._fetch())
-            except LinkError as error:
+            except TransportError as error:
                 self._subscription = None
                 if not said:
                     said = True
@@ -118,7 +118,7 @@ class NatsCollector:
         try:
             self._write_due(everything=True)
             self._acknowledge()
-        except LinkError as error:
+        except TransportError as error:
             logger.warning("the messages stored last may be delivered again: %s", error)
         self._connection.close()
         self._store.close()

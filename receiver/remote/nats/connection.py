@@ -17,7 +17,7 @@ from hostcallback.receiver.errors import HostCallbackError
 from hostcallback.receiver.log import logger
 from hostcallback.receiver.redaction import representation, without_password
 from hostcallback.receiver.remote.credentials import refuse_clear
-from hostcallback.receiver.remote.errors import LinkError, LinkRefusedError
+from hostcallback.receiver.remote.errors import StreamRefusedError, TransportError
 from hostcallback.receiver.remote.nats.subjects import ALL
 from hostcallback.receiver.remote.tls import check_tls_files
 
@@ -146,8 +146,8 @@ class NatsConnection:
         """Connects if there is no connection, and creates the stream if it does not exist.
 
         Raises:
-            LinkRefusedError: the server refuses this client.
-            LinkError: the server cannot be reached, or has no JetStream.
+            StreamRefusedError: the server refuses this client.
+            TransportError: the server cannot be reached, or has no JetStream.
         """
 
         async def open() -> None:
@@ -164,34 +164,34 @@ class NatsConnection:
         """Runs a coroutine in the event loop, and waits for its result.
 
         Raises:
-            LinkError: it failed, or took longer than `timeout_sec`.
+            TransportError: it failed, or took longer than `timeout_sec`.
         """
         future = self.start(coroutine)
         try:
             return future.result(timeout_sec)
         except TimeoutError as error:
             future.cancel()
-            raise LinkError(f"the NATS server at {self.server.shown} does not answer") from error
-        except (LinkError, OSError):
+            raise TransportError(f"the NATS server at {self.server.shown} does not answer") from error
+        except (TransportError, OSError):
             raise
         except Exception as error:
             raise self.translated(error) from error
 
-    def translated(self, error: BaseException) -> LinkError:
+    def translated(self, error: BaseException) -> TransportError:
         """Translates an exception of nats-py into the sender's errors."""
         text = f"{error or type(error).__name__} (NATS at {self.server.shown})"
         if "authorization" in str(error).lower() or "permissions violation" in str(error).lower():
-            return LinkRefusedError(text)
-        return LinkError(text)
+            return StreamRefusedError(text)
+        return TransportError(text)
 
     def note_stored(self, number: int) -> None:
         """Notes that JetStream has acknowledged the message with sequence number `number`."""
         self._last_seq = max(self._last_seq, number)
 
     def check(self) -> None:
-        """Raises LinkError if the connection is broken."""
+        """Raises TransportError if the connection is broken."""
         if self._client is None or not self._client.is_connected:
-            raise LinkError(f"the NATS server at {self.server.shown} cannot be reached at present")
+            raise TransportError(f"the NATS server at {self.server.shown} cannot be reached at present")
 
     def close(self) -> None:
         """Closes the connection and ends the thread. Never raises; may be called again."""
@@ -231,7 +231,7 @@ class NatsConnection:
                 name=self.server.stream, subjects=[ALL], duplicate_window=DUPLICATE_SEC, max_age=MAX_AGE_SEC
             )
         except (errors.ServiceUnavailableError, errors.NoStreamResponseError) as error:
-            raise LinkError(
+            raise TransportError(
                 f"the NATS server at {self.server.shown} has no JetStream: start it with -js"
             ) from error
         self._compare(info)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hostcallback.receiver.log import logger
-from hostcallback.receiver.remote.errors import LinkError
+from hostcallback.receiver.remote.errors import TransportError
 from hostcallback.receiver.remote.nats.connection import REQUEST_SEC, NatsConnection, NatsServer
 from hostcallback.receiver.remote.nats.publication import Publication, unit_of_lost, units_of
 from hostcallback.receiver.remote.sending.transport import OnAck
@@ -39,7 +39,7 @@ class NatsTransport:
         self._connection = NatsConnection(server)
         self._stored: dict[StreamKey, tuple[int, StreamOffset]] = {}
 
-    def connect(self, key: StreamKey, on_ack: OnAck) -> NatsLink:
+    def connect(self, key: StreamKey, on_ack: OnAck) -> NatsStream:
         """Starts to send a stream, or continues it."""
         self._connection.open()
         losses = self._connection.losses
@@ -51,14 +51,14 @@ class NatsTransport:
         known, stored = self._stored.get(key, (losses, START))
         if known != losses:  # JetStream has lost messages: publish all that the spool still holds
             stored = START
-        return NatsLink(self._connection, self._spool / key.folder, key, stored, acked)
+        return NatsStream(self._connection, self._spool / key.folder, key, stored, acked)
 
     def close(self) -> None:
         """Closes the connection."""
         self._connection.close()
 
 
-class NatsLink:
+class NatsStream:
     """One stream that is being sent. See `hostcallback.receiver.remote.sending.transport.TransportStream`."""
 
     def __init__(
@@ -78,7 +78,7 @@ class NatsLink:
         self._on_way: deque[tuple[StreamOffset, int]] = deque()
         self._published = 0
         self._unanswered: set[int] = set()
-        self._error: LinkError | None = None
+        self._error: TransportError | None = None
         self._closed = False
 
     def send(self, piece: SegmentSlice) -> None:
@@ -91,7 +91,7 @@ class NatsLink:
         self._acknowledge()
 
     def check(self) -> None:
-        """Raises LinkError if the connection is broken."""
+        """Raises TransportError if the connection is broken."""
         if self._error is not None:
             raise self._error
         self._connection.check()

@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 
 from hostcallback.receiver.remote import protocol
-from hostcallback.receiver.remote.errors import BadStreamError, LinkError, LinkRefusedError
+from hostcallback.receiver.remote.errors import BadStreamError, StreamRefusedError, TransportError
 from hostcallback.receiver.remote.options import Forward
 from hostcallback.receiver.remote.sending.grpc_diagnostics import explain_grpc_error
 from hostcallback.receiver.remote.sending.transport import OnAck
@@ -71,12 +71,12 @@ def metadata_of(options: Forward) -> tuple[tuple[str, str], ...]:
     return (("authorization", f"Bearer {options.token}"),) if options.token else ()
 
 
-def translated(error: Any, address: str, *, tls: bool) -> LinkError:
+def translated(error: Any, address: str, *, tls: bool) -> TransportError:
     """Translates the error of a call to the collector at `address`; `tls`: whether the call used TLS."""
     code, details = error.code(), error.details()
     said = explain_grpc_error(details or "no reason given", address, tls=tls)
     text = f"{said} ({address}, {code.name})"
-    return LinkRefusedError(text) if code in REFUSALS else LinkError(text)
+    return StreamRefusedError(text) if code in REFUSALS else TransportError(text)
 
 
 class GrpcTransport:
@@ -100,9 +100,9 @@ class GrpcTransport:
         self._channel = make_channel(options)
         self._forward = self._channel.stream_stream(f"/{protocol.SERVICE}/{protocol.FORWARD}")
 
-    def connect(self, key: StreamKey, on_ack: OnAck) -> GrpcLink:
+    def connect(self, key: StreamKey, on_ack: OnAck) -> GrpcStream:
         """Starts to send a stream, or continues it."""
-        return GrpcLink(self._forward, self._metadata, self.address, key, on_ack, tls=self.tls)
+        return GrpcStream(self._forward, self._metadata, self.address, key, on_ack, tls=self.tls)
 
     def serve(self, messages: Iterator[bytes]) -> Any:
         """Returns the call that receives control requests through the collector and sends `messages`."""
@@ -115,7 +115,7 @@ class GrpcTransport:
         self._channel.close()
 
 
-class GrpcLink:
+class GrpcStream:
     """One stream that is being sent. See `hostcallback.receiver.remote.sending.transport.TransportStream`."""
 
     def __init__(
@@ -131,8 +131,8 @@ class GrpcLink:
         """Connects, and waits for the collector's position in the stream.
 
         Raises:
-            LinkRefusedError: the collector refuses the stream.
-            LinkError: the collector cannot be reached.
+            StreamRefusedError: the collector refuses the stream.
+            TransportError: the collector cannot be reached.
         """
         self._address = address
         self._tls = tls
@@ -140,7 +140,7 @@ class GrpcLink:
         self._requests: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._requests.put(protocol.encode_hello(key))
         self._sent: StreamOffset | None = None
-        self._error: LinkError | None = None
+        self._error: TransportError | None = None
         self._opened = threading.Event()
         self.stored = StreamOffset(0, 0)
         self._call = method(iter(self._requests.get, None), metadata=metadata)
@@ -149,7 +149,7 @@ class GrpcLink:
         # The call's own deadline would also end a connected stream, which lives as long as the process.
         if not self._opened.wait(CONNECT_SEC):
             self.close()
-            raise LinkError(f"the collector at {address} did not answer in {CONNECT_SEC:g} s")
+            raise TransportError(f"the collector at {address} did not answer in {CONNECT_SEC:g} s")
         self.check()
 
     def send(self, piece: SegmentSlice) -> None:
@@ -163,7 +163,7 @@ class GrpcLink:
         self._sent = piece.end
 
     def check(self) -> None:
-        """Raises LinkError if the connection is broken."""
+        """Raises TransportError if the connection is broken."""
         if self._error is not None:
             raise self._error
 
@@ -179,14 +179,14 @@ class GrpcLink:
             self._opened.set()
             for response in responses:
                 self._on_ack(protocol.decode_position(response))
-            self._error = LinkError(f"the collector at {self._address} ended the stream")
+            self._error = TransportError(f"the collector at {self._address} ended the stream")
         except StopIteration:
-            self._error = LinkError(f"the collector at {self._address} ended the stream")
-        except LinkRefusedError as error:  # what the sender says of an acknowledgement
+            self._error = TransportError(f"the collector at {self._address} ended the stream")
+        except StreamRefusedError as error:  # what the sender says of an acknowledgement
             self._error = error
         except grpc.RpcError as error:
             self._error = translated(error, self._address, tls=self._tls)
         except BadStreamError as error:
-            self._error = LinkRefusedError(f"the program at {self._address} is not a collector: {error}")
+            self._error = StreamRefusedError(f"the program at {self._address} is not a collector: {error}")
         finally:
             self._opened.set()

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable
 
 from hostcallback.receiver.log import logger
-from hostcallback.receiver.remote.errors import LinkError, LinkRefusedError
+from hostcallback.receiver.remote.errors import StreamRefusedError, TransportError
 from hostcallback.receiver.remote.sending.backoff import LAST_BACK_OFF_SEC, BackOff
 from hostcallback.receiver.remote.sending.transport import Transport, TransportStream
 from hostcallback.receiver.remote.spool.chunk_source import SliceSource
@@ -89,14 +89,14 @@ class Sender:
                     back_off.reset()
                     said = False
                     self._send(link)
-                except LinkRefusedError as error:
+                except StreamRefusedError as error:
                     self.refused = str(error)
                     logger.error(
                         "%s is not forwarded any more: %s; unsent data stays in the spool",
                         self._source.key, error,
                     )  # fmt: skip
                     return
-                except (LinkError, OSError) as error:
+                except (TransportError, OSError) as error:
                     if not said:
                         said = True
                         logger.warning(
@@ -159,7 +159,7 @@ class Sender:
             sent = self._sent
         # An acknowledgement deletes data from the spool, so a wrong one must not be believed.
         if position > sent:
-            raise LinkRefusedError(
+            raise StreamRefusedError(
                 f"it claims to have stored {tuple(position)}, and only what is before {tuple(sent)} was sent: it is "
                 "not the collector of this stream, and nothing is deleted"
             )

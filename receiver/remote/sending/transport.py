@@ -24,11 +24,11 @@ class TransportStream(Protocol):
         """Sends one slice; slices of a segment follow each other without gaps. May return before the slice is stored.
 
         Raises:
-            LinkError: the connection is broken.
+            TransportError: the connection is broken.
         """
 
     def check(self) -> None:
-        """Raises LinkError if the connection is broken."""
+        """Raises TransportError if the connection is broken."""
 
     def close(self) -> None:
         """Ends the sending. Neither raises nor waits."""
@@ -41,8 +41,8 @@ class Transport(Protocol):
         """Starts to send a stream, or continues it.
 
         Raises:
-            LinkRefusedError: the collector refuses the stream.
-            LinkError: the collector cannot be reached at present.
+            StreamRefusedError: the collector refuses the stream.
+            TransportError: the collector cannot be reached at present.
         """
 
     def close(self) -> None:

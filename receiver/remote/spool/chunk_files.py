@@ -8,7 +8,7 @@ from hostcallback.receiver.remote.spool.directory import StreamFolder
 from hostcallback.receiver.remote.streams import PIECE_BYTES, SegmentSlice, StreamOffset
 
 
-class PieceFiles:
+class SliceFiles:
     """Reads the segments of one stream. One thread."""
 
     def __init__(self, folder: StreamFolder) -> None:

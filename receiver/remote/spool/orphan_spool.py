@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
-from hostcallback.receiver.remote.spool.chunk_files import PieceFiles
+from hostcallback.receiver.remote.spool.chunk_files import SliceFiles
 from hostcallback.receiver.remote.spool.directory import StreamFolder
 from hostcallback.receiver.remote.streams import SegmentSlice, StreamKey, StreamOffset
 
@@ -38,7 +38,7 @@ class OrphanSpool:
         """
         self.key = folder.key
         self._folder = folder
-        self._files = PieceFiles(folder)
+        self._files = SliceFiles(folder)
         self._acked = StreamOffset(0, 0)
         self._sizes = {number: path.stat().st_size for number, path in folder.segments()}
         last = max(self._sizes, default=0)

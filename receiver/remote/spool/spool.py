@@ -14,7 +14,7 @@ import numpy as np
 from hostcallback.receiver.log import logger
 from hostcallback.receiver.remote.errors import SpoolError
 from hostcallback.receiver.remote.options import Forward, WhenFull
-from hostcallback.receiver.remote.spool.chunk_files import PieceFiles
+from hostcallback.receiver.remote.spool.chunk_files import SliceFiles
 from hostcallback.receiver.remote.spool.directory import StreamFolder, making
 from hostcallback.receiver.remote.spool.flush_policy import FlushPolicy
 from hostcallback.receiver.remote.streams import PIECE_BYTES, SegmentSlice, StreamKey, StreamOffset
@@ -89,7 +89,7 @@ class Spool(LogWriter):
         self._sampled = 0
         segment_bytes = max(1 << 14, min(SEGMENT_BYTES, options.spool_bytes // PARTS))
         flush_bytes = min(FLUSH_BYTES, segment_bytes)
-        self._files = PieceFiles(self.folder)
+        self._files = SliceFiles(self.folder)
         self._pace = FlushPolicy(segment_bytes)
         log_options = LogOptions(
             segment_bytes=segment_bytes,

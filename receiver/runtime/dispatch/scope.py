@@ -51,7 +51,7 @@ class Scope:
         self._changed = threading.Condition()  # protects everything below
         self._open_devices: set[str] = set()
         self._calls: Counter[str] = Counter()  # number of running calls by device
-        self._apart: dict[object, list[DeviceStats]] = {}
+        self._remote_stats: dict[object, list[DeviceStats]] = {}
         self._called: dict[
             str, tuple[int, float]
         ] = {}  # by device, failures and seconds of the calls that have ended
@@ -84,7 +84,7 @@ class Scope:
         """A copy of the statistics, one row per device that had this scope."""
         rows = [s.copy() for s in list(self._stats.values())]
         with self._changed:
-            for row in itertools.chain.from_iterable(self._apart.values()):
+            for row in itertools.chain.from_iterable(self._remote_stats.values()):
                 merge_row(rows, row)
         unrecorded = self._unrecorded() - self._unrecorded_before
         with self._changed:
@@ -98,7 +98,7 @@ class Scope:
     def set_remote_stats(self, process: object, rows: list[DeviceStats]) -> None:
         """Stores the cumulative statistics that the reader process reported."""
         with self._changed:
-            self._apart[process] = rows
+            self._remote_stats[process] = rows
 
     def _unrecorded(self) -> Counter[str]:
         return Counter() if self.recorder is None else self.recorder.counters.lost_by_device

@@ -25,7 +25,7 @@ class ReaderConfig:
         folder: folder of the rings and of the tap descriptions.
         pid: process id of the writer.
         devices: device names and files of the rings.
-        keeping: how the reader process records and forwards the messages.
+        options: how the reader process records and forwards the messages.
         max_errors: number of failures that are kept whole.
         on_error: action for failed checks.
         remove: whether to remove the folder after the writer has died and all messages are delivered.
@@ -34,7 +34,7 @@ class ReaderConfig:
     folder: str
     pid: int
     devices: Sequence[tuple[str, str]]
-    keeping: ReaderOptions = NO_OPTIONS
+    options: ReaderOptions = NO_OPTIONS
     max_errors: int = 100
     on_error: str = OnError.DEFER
     remove: bool = False

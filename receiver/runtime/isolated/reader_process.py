@@ -43,7 +43,7 @@ class ReceiverProcess:
         registry: Registry,
         scope: Scope,
         *,
-        keeping: ReaderOptions = NO_OPTIONS,
+        options: ReaderOptions = NO_OPTIONS,
         on_death: Callable[[], None] = lambda: None,
     ) -> None:
         """Starts the child process and routes the taps to it.
@@ -52,7 +52,7 @@ class ReceiverProcess:
             rings: rings that it reads.
             registry: the consumers of this process.
             scope: scope that counts the messages it delivers.
-            keeping: how it records and forwards the messages in addition.
+            options: how it records and forwards the messages in addition.
             on_death: called if it ends without being told to.
 
         Raises:
@@ -61,7 +61,7 @@ class ReceiverProcess:
         self.rings = rings
         self.forwarded: ForwardingReport | None = None
         self._on_death = on_death
-        self._end_sec = ANSWER_SEC + (0.0 if keeping.forward is None else keeping.forward.drain_sec)
+        self._end_sec = ANSWER_SEC + (0.0 if options.forward is None else options.forward.drain_sec)
         self._scope = scope
         self._changed = threading.Condition()  # protects everything below
         self._reports = 0
@@ -69,7 +69,7 @@ class ReceiverProcess:
         self._ready = self._gone = self._ending = False
         files = [(name, str(file)) for name, file in rings.files.items()]
         order = ReaderConfig(
-            str(rings.folder), os.getpid(), files, keeping, scope.deferred.max_kept, str(scope.deferred.on_error),
+            str(rings.folder), os.getpid(), files, options, scope.deferred.max_kept, str(scope.deferred.on_error),
             remove=True,
         )  # fmt: skip
         try:
@@ -77,7 +77,7 @@ class ReceiverProcess:
         except BaseException:
             rings.end()
             raise
-        self._listener = threading.Thread(target=self._listen, name="hostcallback-apart", daemon=True)
+        self._listener = threading.Thread(target=self._listen, name="hostcallback-reader", daemon=True)
         self._listener.start()
         # Taps are routed only after that: until the child reads, their messages would wait in its rings.
         with self._changed:

@@ -68,14 +68,14 @@ class ReaderProcesses:
         self._outside: set[str] = (
             set()
         )  # devices whose shared ring a reader process reads or is about to read
-        self._beside: SharedRings | None = None
+        self._shared: SharedRings | None = None
 
     def start(
         self,
         names: Iterable[str],
         scope: Scope,
         *,
-        keeping: ReaderOptions = NO_OPTIONS,
+        options: ReaderOptions = NO_OPTIONS,
         on_death: Callable[[], None] = lambda: None,
     ) -> ReceiverProcess | None:
         """Starts a child process that delivers the portable taps of some devices.
@@ -83,7 +83,7 @@ class ReaderProcesses:
         Args:
             names: names of the devices.
             scope: scope that counts their messages.
-            keeping: how the child process records and forwards the messages in addition.
+            options: how the child process records and forwards the messages in addition.
             on_death: called if the child process ends without being told to.
 
         Returns:
@@ -103,7 +103,7 @@ class ReaderProcesses:
         if rings is None:
             return None
         try:
-            process = ReceiverProcess(rings, self._registry, scope, keeping=keeping, on_death=on_death)
+            process = ReceiverProcess(rings, self._registry, scope, options=options, on_death=on_death)
         except BaseException:
             self._give_back(rings.names)
             raise
@@ -128,7 +128,7 @@ class ReaderProcesses:
         if not sources:
             return None
         try:
-            self._beside = self._beside or SharedRings(self._registry)
+            self._shared = self._shared or SharedRings(self._registry)
             for name in sources:
                 # A ring has one reader: the receiver that took it back from an earlier process must end first.
                 adopted = self.adopted.get(name)
@@ -136,7 +136,7 @@ class ReaderProcesses:
                     raise OSError(f"{adopted.describe_wait()}: no other process can read its ring meanwhile")
                 with self._lock:
                     self.adopted.pop(name, None)
-            return HandedOverRings(self._beside, sources, self._adopt, back_pressure)
+            return HandedOverRings(self._shared, sources, self._adopt, back_pressure)
         except BaseException:
             self._give_back(sources)
             raise
@@ -191,8 +191,8 @@ class ReaderProcesses:
 
     def remove_files(self) -> None:
         """Removes the files of the rings, at a normal end of the process."""
-        if self._beside is not None:
-            self._beside.remove()
+        if self._shared is not None:
+            self._shared.remove()
 
     def _adopt(self, name: str, source: RingSource) -> None:
         with self._lock:

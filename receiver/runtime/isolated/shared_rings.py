@@ -17,7 +17,7 @@ from hostcallback.receiver.sources.ring import RingSource
 from hostcallback.receiver.taplog.flight.recorder import BLOCK_BYTES, FlightRecorder, file_name
 
 SHARED_MEMORY = Path("/dev/shm")
-PREFIX = "hostcallback-apart-"
+PREFIX = "hostcallback-rings-"
 
 
 class SharedRings:

@@ -23,7 +23,7 @@ from hostcallback.receiver.remote.control.client import CollectorControl, Proces
 from hostcallback.receiver.remote.control.protocol import ASK, encode_asking
 from hostcallback.receiver.remote.forwarder import Forwarder
 from hostcallback.receiver.remote.options import Forward
-from hostcallback.receiver.remote.protocol import CONTROL, FORWARD, SERVICE, PieceDecoder, encode_position
+from hostcallback.receiver.remote.protocol import CONTROL, FORWARD, SERVICE, SliceDecoder, encode_position
 from hostcallback.receiver.remote.streams import StreamOffset
 
 Code = grpc.StatusCode
@@ -240,7 +240,7 @@ class NoCollector(grpc.GenericRpcHandler):
     def forward(self, messages: Iterator[bytes], context: Any) -> Iterator[bytes]:
         next(messages)
         yield encode_position(StreamOffset(0, 0))
-        decoder = PieceDecoder()
+        decoder = SliceDecoder()
         for message in messages:
             if piece := decoder.take(message):
                 yield encode_position(StreamOffset(piece[0].segment, piece[0].offset + len(piece[1])))

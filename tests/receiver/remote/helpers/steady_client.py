@@ -9,7 +9,7 @@ from typing import Any
 from collecting import Emitter
 from hostcallback.receiver.remote.forwarder import Forwarder
 from hostcallback.receiver.remote.options import Forward
-from hostcallback.receiver.remote.sending.grpc_transport import GrpcLink, GrpcTransport
+from hostcallback.receiver.remote.sending.grpc_transport import GrpcStream, GrpcTransport
 from hostcallback.receiver.remote.sending.transport import OnAck
 from hostcallback.receiver.remote.streams import StreamKey
 
@@ -58,6 +58,6 @@ class _CountingTransport(GrpcTransport):
         self.options = options
         self.connections = 0
 
-    def connect(self, key: StreamKey, on_ack: OnAck) -> GrpcLink:
+    def connect(self, key: StreamKey, on_ack: OnAck) -> GrpcStream:
         self.connections += 1
         return super().connect(key, on_ack)

@@ -93,7 +93,7 @@ def test_the_reader_delivers_the_messages_of_a_killed_program(scenario: str) -> 
         assert "emitted 20000" in done.stderr
         assert len(found) == 20000
     pid = next(line.split()[1] for line in done.stderr.splitlines() if line.startswith("pid "))
-    assert not list(Path("/dev/shm").glob(f"hostcallback-apart-{pid}-*/*"))
+    assert not list(Path("/dev/shm").glob(f"hostcallback-rings-{pid}-*/*"))
 
 
 @pytest.mark.slow
