@@ -66,7 +66,7 @@ if TYPE_CHECKING:
     from hostcallback.receiver.taplog.writing.recorder import Recorder, record
     from hostcallback.receiver.wire.truncation import TruncatedArray, TruncatedArray as Head
 
-__version__ = "0.1.0"
+__version__ = "0.4.0.dev0"
 
 _NAMED_AS_BUILTINS = ("breakpoint", "print")
 """Public names that `from hostcallback import *` leaves out."""
