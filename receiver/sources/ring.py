@@ -45,7 +45,7 @@ class RingSource:
     """
 
     def __init__(self, device: int, library: ctypes.CDLL, ring: int) -> None:
-        """Called by the constructors `open`, `open_gpu`, `open_beside` and `attach`."""
+        """Called by the constructors `open`, `open_gpu`, `open_shared` and `attach`."""
         self.device = device
         self._library = library
         self._ring = ring
@@ -101,7 +101,7 @@ class RingSource:
         return source
 
     @classmethod
-    def open_beside(cls, source: RingSource, block_budget_bytes: int) -> RingSource:
+    def open_shared(cls, source: RingSource, block_budget_bytes: int) -> RingSource:
         """Opens the shared ring of the source's device, for another process to read. Raises as `open` does."""
         library = native.load()
         config = dataclasses.replace(source._config, block_budget_bytes=block_budget_bytes)
@@ -110,10 +110,10 @@ class RingSource:
             raise MemoryError(
                 f"no memory for a ring of {config.capacity_bytes} bytes for device {source.device}"
             )
-        beside = cls(source.device, library, ring)
-        beside._config = config
+        shared = cls(source.device, library, ring)
+        shared._config = config
         library.hcb_ring_set_device_id(ring, source._device_id)
-        return beside
+        return shared
 
     @classmethod
     def attach(cls, path: Path) -> RingSource:
@@ -130,13 +130,13 @@ class RingSource:
             raise OSError(error.value, os.strerror(error.value), str(path))
         return cls(0, library, ring)
 
-    def hand_over(self, beside: RingSource) -> None:
+    def hand_over(self, shared: RingSource) -> None:
         """From now on sends the messages of some consumers to a shared ring, which another process reads.
 
         Raises:
             OSError: the shared ring is not in a file.
         """
-        error = self._library.hcb_ring_hand_over(self._ring, beside._ring)
+        error = self._library.hcb_ring_hand_over(self._ring, shared._ring)
         if error:
             raise OSError(error, os.strerror(error))
 
@@ -192,6 +192,7 @@ class RingSource:
                 "its memory and the next read's are the same"
             )
         self._batch = None
+        # `_library` releases the interpreter lock during a call. `_quick` keeps it, for calls that never wait.
         timeout_ns = -1 if timeout_sec is None else max(0, round(timeout_sec * 1e9))
         found = self._library.hcb_ring_read(self._ring, timeout_ns, self._batch_pointer)
         batch = self._native_batch
@@ -234,11 +235,13 @@ class RingSource:
                 return CopiedBatch([(data, offset, None) for offset in offsets[:found].tolist()])
             if not needed.value:
                 return None
-            nbytes = needed.value
+            nbytes = needed.value  # the next message alone is larger than a batch
 
     def give_back(self, position: int, frames: int) -> None:
         """Releases the memory before a position, which held `frames` messages. Called by batches."""
-        if self._quick.hcb_ring_release(self._ring, position, frames):
+        if self._quick.hcb_ring_release(
+            self._ring, position, frames
+        ):  # emissions wait; copying them takes time
             self._library.hcb_ring_admit(self._ring)
 
     def wake(self) -> None:
@@ -277,7 +280,7 @@ class RingSource:
             else np.empty(spec.shape, spec.dtype)
             for spec in results
         ]
-        error = ctypes.create_string_buffer(10_000)
+        error = ctypes.create_string_buffer(10_000)  # the native library cuts longer messages
         status = self._library.hcb_ring_call(
             self._ring, prefix, len(prefix), *_raw(given), *_raw(filled), error, len(error)
         )

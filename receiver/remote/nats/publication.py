@@ -141,6 +141,8 @@ def _check(block: FrameBlock) -> None:
     if offsets[0] or size % LINE_BYTES or (offsets % LINE_BYTES).any() or (ends <= offsets).any():
         raise ValueError("the frames have gaps, or overlap")
     decode_header(block.data)
+    # One header is decoded; the others must have the same magic bytes and version. Decoding each would cost more than
+    # everything else here.
     lines = block.data.reshape(-1, LINE_BYTES)[offsets // LINE_BYTES]
     if (lines[:, :4] != lines[0, :4]).any() or (block.flags & _RING_ONLY).any():
         raise ValueError("a frame does not start with a frame's header")
@@ -150,12 +152,13 @@ def _check(block: FrameBlock) -> None:
         raise ValueError("a frame's length differs from its header's")
 
 
-def units_of(
+def publications_of(
     key: StreamKey, run: MessageRun, local_devices: dict[str, int], max_bytes: int
 ) -> Iterator[Publication]:
     """Splits the messages of a run by tap. A publication exceeds `max_bytes` of frames only if one message does.
     Removes the counts that it takes from `run.folded`.
     """
+    # By tap, because the tap's name is part of the subject: subscribers choose taps without decoding messages.
     block = run.block.part(run.start, run.stop)
     steps = run.steps[run.start : run.stop]
     writer = _writer(run, local_devices)
@@ -179,7 +182,7 @@ def units_of(
         )  # fmt: skip
 
 
-def unit_of_lost(key: StreamKey, found: LostRun, local_devices: dict[str, int]) -> Publication:
+def publication_of_lost(key: StreamKey, found: LostRun, local_devices: dict[str, int]) -> Publication:
     """Returns a note of lost messages."""
     nothing = FrameBlock(np.empty(0, np.uint8), np.empty(0, np.int64))
     writer, none = _writer(found, local_devices), np.empty(0, np.int64)
@@ -202,6 +205,7 @@ def _parts(block: FrameBlock, places: Array, max_bytes: int) -> Iterator[Array]:
     start = 0
     while start < len(places):
         before = int(total[start - 1]) if start else 0
+        # At least one message, even if it alone exceeds the limit.
         stop = max(start + 1, int(np.searchsorted(total, before + max_bytes, "right")))
         yield places[start:stop]
         start = stop

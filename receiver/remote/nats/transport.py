@@ -12,7 +12,7 @@ from typing import Any
 from hostcallback.receiver.log import logger
 from hostcallback.receiver.remote.errors import TransportError
 from hostcallback.receiver.remote.nats.connection import REQUEST_SEC, NatsConnection, NatsServer
-from hostcallback.receiver.remote.nats.publication import Publication, unit_of_lost, units_of
+from hostcallback.receiver.remote.nats.publication import Publication, publication_of_lost, publications_of
 from hostcallback.receiver.remote.sending.transport import OnAck
 from hostcallback.receiver.remote.spool.directory import SUFFIX
 from hostcallback.receiver.remote.spool.stream_reader import StoredRuns
@@ -105,10 +105,10 @@ class NatsStream:
         for record in self._runs.read(end, 1 << 62):
             if isinstance(record, MessageRun):
                 limit = max(self._max_bytes - HEADER_BYTES, self._max_bytes // 2)
-                for unit in units_of(self._key, record, self._runs.local_devices, limit):
+                for unit in publications_of(self._key, record, self._runs.local_devices, limit):
                     yield from self._fitting(unit)
             elif isinstance(record, LostRun):
-                yield unit_of_lost(self._key, record, self._runs.local_devices)
+                yield publication_of_lost(self._key, record, self._runs.local_devices)
             elif not record.torn:
                 self._report(record)
 

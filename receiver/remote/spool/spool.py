@@ -146,6 +146,7 @@ class Spool(LogWriter):
 
     def read(self, position: StreamOffset, timeout_sec: float) -> SegmentSlice | None:
         """See `chunk_source.SliceSource`."""
+        # The policy holds back only the end of the stream: earlier segments do not grow, so waiting would gain nothing.
         deadline = time.monotonic() + timeout_sec
         with self._lock:
             while True:
@@ -167,6 +168,7 @@ class Spool(LogWriter):
             position, nbytes = found
             self._reading = position.segment
             self._pace.sends(everything=is_last and nbytes <= PIECE_BYTES)
+        # Read without the lock, which devices need to write: written bytes of a segment do not change.
         return self._files.read(position, nbytes)
 
     def _next(self, position: StreamOffset) -> tuple[StreamOffset, int] | None:
@@ -185,6 +187,7 @@ class Spool(LogWriter):
         with self._lock:
             self._acked = max(self._acked, position)
             for number, kept in list(self._kept.items()):
+                # The last segment stays until it is finished, because the writer still appends to it.
                 done = number < position.segment or (
                     number == position.segment and kept.nbytes <= position.offset
                 )
@@ -266,6 +269,7 @@ class Spool(LogWriter):
         return segment
 
     def _has_room(self, nbytes: int) -> bool:
+        # An empty spool takes any write: a batch larger than the spool would otherwise never fit.
         waiting = self._waiting()
         return not waiting or waiting + nbytes + OVERHEAD_BYTES <= self._forward.spool_bytes
 
@@ -283,12 +287,14 @@ class Spool(LogWriter):
                     "%s is full: %d bytes wait for the collector at %s; devices wait until the spool has room",
                     self.directory, self._waiting(), self._forward.shown_address,
                 )  # fmt: skip
+            # `wait` gives up the lock, so the sender can read and the acknowledgement can free room.
             self._hasten()
             self._changed.wait()
 
     def _drop_oldest(self) -> bool:
         for number in sorted(self._kept):
             kept = self._kept[number]
+            # Not a segment that is being sent: the collector would get half of it, which no later slice completes.
             if number <= max(self._reading, self._acked.segment) or not kept.is_finished:
                 continue
             self._forget(number)
@@ -318,7 +324,7 @@ class Spool(LogWriter):
                 return None
             mask: Array = (np.arange(len(block)) + self._sampled) % self._forward.sample_every == 0
             self._sampled += len(block)
-            mask |= (block.flags & _CHECK) != 0
+            mask |= (block.flags & _CHECK) != 0  # failed checks are few, and the reason why people record
             reason = f"the spool was half full: one message in {self._forward.sample_every} was kept"
         else:
             mask = np.zeros(len(block), np.bool_)

@@ -149,7 +149,7 @@ class StoredRuns:
         while self.position < stored and left > 0:
             at = self.position
             for record, nbytes in self._read_segment(stored):
-                left -= nbytes
+                left -= nbytes  # counted at the end of a chunk, so a chunk is never left half yielded by the limit
                 if record is not None:
                     yield record
                 if left <= 0 or (record is None and is_enough()):
@@ -157,7 +157,7 @@ class StoredRuns:
             if self.position.segment < stored.segment:
                 # The rest of the segment, if there is any, was never sent.
                 self.position = self._next(stored)
-            elif self.position == at:
+            elif self.position == at:  # the rest of the last segment is not a whole chunk yet
                 return
 
     def skip(self, stored: StreamOffset) -> None:
@@ -198,6 +198,7 @@ class StoredRuns:
             end = item.offset + item.nbytes if isinstance(item, Damage) else item.end
             if end <= offset:
                 continue
+            # A chunk at the end of the last segment may have arrived in part. In an earlier segment that is damage.
             torn = item.torn if isinstance(item, Damage) else item.is_torn
             if torn and number == stored.segment:
                 break
@@ -234,6 +235,7 @@ class StoredRuns:
         if self._again is None or not isinstance(record, MessageRun):
             return None
         seqs = self._again.seqs.get(record.device, ())
+        # All other messages of this part were delivered before the restart.
         mask = np.isin(record.block.seqs, np.fromiter(seqs, np.uint64, len(seqs)))
         if not mask.any():
             return None

@@ -51,7 +51,7 @@ class SharedRings:
         """
         ring = self._rings.get(name)
         if ring is None:
-            ring = RingSource.open_beside(source, BLOCK_BYTES // 2)
+            ring = RingSource.open_shared(source, BLOCK_BYTES // 2)
             ring.keep_in_file(self.file(name), name, BLOCK_BYTES)
             self._rings[name] = ring
         return ring

@@ -146,6 +146,7 @@ class _Process:
                 self.damage.append(item)
             else:
                 chunks.append((segment.devices.get(item.stream, ""), item))
+        # Descriptors stay for later segments: runs that were yielded refer to this dict.
         for consumer_id, (_, described) in segment.consumers.items():
             self.described.setdefault(consumer_id, described)
         wants = self._selection.wants_name
@@ -178,6 +179,7 @@ class _Process:
             return
         selection = self._selection
         steps = (
+            # With one step in the chunk, no message has to be decoded to find the steps.
             np.full(len(block), chunk.min_step, np.int64)
             if chunk.min_step == chunk.max_step
             else self._steps.of(block, chunk.step_before)
@@ -238,6 +240,7 @@ def merged(
     for writer, paths in processes:
         process = _Process(writer, paths, selection)
         yield from _feed(heap, count, process)
+    # Entries without a stream stand for a process's next segment, which is opened when its time has come.
     held: list[tuple[int, int, _Process, _Stream | None]] = []
     while heap or held:
         if order is not None and held:

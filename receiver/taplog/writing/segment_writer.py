@@ -106,7 +106,7 @@ class SegmentWriter:
         try:
             own = segment_info(number, time.time_ns(), process_index, job)
             self._write([layout.encode_file_header({**own, **(info or {})})])
-        except OSError:
+        except OSError:  # such as a full disk: a file without a header would be reported as damage
             self.abandon()
             with contextlib.suppress(OSError):
                 self.path.unlink()
@@ -174,12 +174,15 @@ class SegmentWriter:
             chunks.append((Kind.FOLDED, pairs, {**bounds, "messages": counted}))
         if steps is not None:
             bounds.update(step_before=step_before, min_step=int(steps.min()), max_step=int(steps.max()))
+        # A mask of 64 bits, by consumer number: readers skip chunks without wanted taps. Numbers above 63 share bits,
+        # and undescribed consumers set all bits, because a reader cannot know whether it wants them.
         bounds["consumers"] = sum({1 << (known[i] & 63) for i in found if i in known})
         if any(i not in known for i in found):
             bounds["consumers"] = 2**64 - 1
         block.set_positions()
         chunks.append((Kind.FRAMES, block.data, bounds))
         self._write_chunks(chunks)
+        # Only after the write: if it raises, the next one must write the descriptors again.
         self._streams, self._consumers = streams, known
         self.messages += len(block)
 

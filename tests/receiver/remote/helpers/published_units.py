@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hostcallback.receiver.remote.nats.publication import Publication, units_of
+from hostcallback.receiver.remote.nats.publication import Publication, publications_of
 from hostcallback.receiver.remote.streams import StreamKey
 from hostcallback.receiver.taplog.format.block import FrameBlock
 from hostcallback.receiver.taplog.reading.merge import MessageRun
@@ -35,4 +35,4 @@ def units(block: FrameBlock, taps: int = 2, max_bytes: int = 1 << 20) -> list[Pu
     about = {number: described(number) for number in range(taps)}
     writer = Writer("p", "host", 7, 3)
     run = MessageRun(writer, "cpu:0", block, steps, 0, len(block), {2: 5}, about, None)  # type: ignore[arg-type]
-    return list(units_of(KEY, run, {"cpu:0": 0}, max_bytes))
+    return list(publications_of(KEY, run, {"cpu:0": 0}, max_bytes))
