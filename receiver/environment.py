@@ -230,8 +230,8 @@ ROCM_LIBRARY = PathVariable(
 RUN = TextVariable(
     "HOSTCALLBACK_RUN",
     expected="up to 64 letters, digits, '.', '-' and '_', beginning with a letter or digit",
-    default="`run`",
-    purpose="Names the run that messages are forwarded for, over all its processes.",
+    default="a name that no other run has, of program, user and time",
+    purpose="Names the run in logs, spools and at collectors, over all its processes. A later start continues it.",
 )
 TAP_TANGENTS = SwitchVariable(
     "HOSTCALLBACK_TAP_TANGENTS",

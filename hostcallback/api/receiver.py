@@ -7,6 +7,7 @@ import threading
 import traceback
 import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 from time import perf_counter
 from types import TracebackType
 from typing import Self
@@ -42,6 +43,7 @@ from hostcallback.receiver.messages.check_report import FailedCheck
 from hostcallback.receiver.messages.deferred_errors import MAX_KEPT, OnError
 from hostcallback.receiver.remote.forwarder import Forwarder
 from hostcallback.receiver.remote.options import Forward
+from hostcallback.receiver.run_name import own_run
 from hostcallback.receiver.runtime.device_stats import DeviceStats, summarize
 from hostcallback.receiver.runtime.dispatch.scope import Scope
 from hostcallback.receiver.runtime.dispatch.scope_sinks import ScopeSinks
@@ -263,7 +265,10 @@ class OutfeedReceiver:
 
     def _start_process(self) -> ReceiverProcess | None:
         log = os.fspath(self._record) if isinstance(self._record, str | os.PathLike) else None
-        options = ReaderOptions(log, self._forward, process_index(), local_devices())
+        forward = self._forward
+        if forward is not None:  # by default the reader process would make another run
+            forward = replace(forward, run=forward.run_name)
+        options = ReaderOptions(log, forward, process_index(), local_devices(), own_run())
         forwarder = self._forwarder
         if forwarder is None:
             return runtime.isolated.start(self._names, self._scope, options=options)

@@ -64,6 +64,6 @@ def end_forwarding(
         if outcome.unsent_bytes:
             found.append(
                 f"{outcome.unsent_bytes} bytes of messages were not forwarded yet: {outcome.why}. They stay in "
-                f"{outcome.folder}; the next process of the run {forwarder.options.run!r} sends them"
+                f"{outcome.folder}; the next process of the run {forwarder.run!r} sends them"
             )
     return found

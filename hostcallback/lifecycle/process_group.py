@@ -7,10 +7,33 @@ import uuid
 import jax
 
 from hostcallback import _jax_compat as compat
+from hostcallback.receiver import run_name
 from hostcallback.receiver.log import logger
 
 KEY = "hostcallback/job"
+RUN_KEY = "hostcallback/run"
 TIMEOUT_SEC = 10.0
+
+
+_run = ""
+
+
+def _common_run(own: str) -> str:
+    # The name of the run that the first process to ask gave; the own one before jax.distributed is initialized.
+    global _run
+    if not _run:
+        try:
+            _run = compat.shared_value(RUN_KEY, own, TIMEOUT_SEC) or ""
+        except jax.errors.JaxRuntimeError as error:
+            _run = own
+            logger.warning(
+                "the coordinator of jax.distributed does not answer, so this process is a separate run, %s: %s",
+                own, str(error).partition("\n")[0],
+            )  # fmt: skip
+    return _run or own
+
+
+run_name.agree_by(_common_run)
 
 
 def process_index() -> int | None:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hostcallback.receiver.control.commands import rule_text, ruled
 from hostcallback.receiver.control.errors import ControlError
 from hostcallback.receiver.control.request import Client
 from hostcallback.receiver.log import logger
-from hostcallback.receiver.runtime.rules.rules import checked, checked_glob
+from hostcallback.receiver.runtime.rules.rules import checked, checked_glob, settings_text
 from hostcallback.receiver.runtime.runtime import Runtime
+
+MAX_SHOWN = 8
+"""Number of rules that a log line shows."""
 
 
 class PushedRules:
@@ -36,7 +40,7 @@ class PushedRules:
         if said != self._said:
             self._runtime.rule_table.replace_rules(self._runtime.registry, said, self._origin)
             self._said = said
-            logger.info("%s: %d rule(s) of taps apply now", self._origin, len(said))
+            logger.warning("%s: %s", self._origin, described_rules(said))
         pattern, settings = arguments.get("pattern"), arguments.get("settings", {})
         if pattern is None:
             return {"names": [], "rules": {}}
@@ -44,6 +48,15 @@ class PushedRules:
             raise ControlError(f"invalid settings {settings!r:.80}: expected an object of fields and values")
         found = ruled(self._runtime, checked_glob(pattern), settings)
         return {"names": found, "rules": {name: rule_text(self._runtime, name) for name in found}}
+
+
+def described_rules(said: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
+    """Describes rules in one line, for logs."""
+    if not said:
+        return "no rules apply to this process's taps any more"
+    texts = [f"{pattern!r} {settings_text(settings)}" for pattern, settings in said[:MAX_SHOWN]]
+    more = f" and {len(said) - MAX_SHOWN} more" if len(said) > MAX_SHOWN else ""
+    return f"{len(said)} rule(s) apply to this process's taps: {', '.join(texts)}{more}"
 
 
 def _checked(said: Any) -> list[tuple[str, dict[str, Any]]]:

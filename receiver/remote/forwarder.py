@@ -11,7 +11,7 @@ from hostcallback.receiver.remote.sending.broker_transport import make_transport
 from hostcallback.receiver.remote.sending.orphan_sender import OrphanSender
 from hostcallback.receiver.remote.sending.sender import Sender
 from hostcallback.receiver.remote.sending.transport import Transport
-from hostcallback.receiver.remote.spool.orphan_spool import find_orphans
+from hostcallback.receiver.remote.spool.orphan_spool import find_orphans, left_by_other_runs
 from hostcallback.receiver.remote.spool.spool import Spool
 from hostcallback.receiver.runtime.isolated.options import ForwardingReport
 from hostcallback.receiver.taplog.writing.recorder import Recorder
@@ -62,8 +62,19 @@ class Forwarder(Recorder):
         if options.control:
             self._control = start_control(options, self._transport, self._spool.key)
         self._sender = Sender(self._spool, self._transport, window_bytes=options.window_bytes)
-        left = find_orphans(options.folder, options.run)
+        left = find_orphans(options.folder, self._spool.key.run)
         self._left = OrphanSender(left, self._transport, window_bytes=options.window_bytes)
+        for other, nbytes in left_by_other_runs(options.folder, self.run).items():
+            logger.warning(
+                "%s has %d bytes of the run %s, which ended before they were sent. This run, %s, does not send them: "
+                "a program with HOSTCALLBACK_RUN=%s continues that run, and does",
+                options.folder, nbytes, other, self.run, other,
+            )  # fmt: skip
+
+    @property
+    def run(self) -> str:
+        """Name of the run."""
+        return self._spool.key.run
 
     @property
     def unsent_bytes(self) -> int:
@@ -85,7 +96,7 @@ class Forwarder(Recorder):
 
     def take_over(self) -> None:
         """Sends the orphan spools of processes that have died since this one started."""
-        self._left.add(find_orphans(self.options.folder, self.options.run))
+        self._left.add(find_orphans(self.options.folder, self._spool.key.run))
 
     def drain(self, timeout_sec: float) -> bool:
         """Writes queued messages and waits until the collector has stored all; False if `timeout_sec` passes first."""

@@ -15,7 +15,7 @@ from hostcallback.receiver.redaction import representation, without_password
 from hostcallback.receiver.remote import brokers
 from hostcallback.receiver.remote.credentials import check_token, refuse_clear
 from hostcallback.receiver.remote.errors import SpoolError
-from hostcallback.receiver.remote.streams import is_run
+from hostcallback.receiver.run_name import checked_run, own_run
 
 
 class WhenFull(enum.StrEnum):
@@ -39,7 +39,7 @@ class Forward:
     Attributes:
         address: of the collector, `host:port`; or of a NATS server with JetStream, `nats://host:port` or `tls://`.
         spool: the folder; None for this user's folder in the system's folder for temporary files.
-        run: name of the program's run.
+        run: name of the program's run; empty for `$HOSTCALLBACK_RUN`, or a name that no other run has (`run_name`).
         spool_bytes: limit of unacknowledged bytes in the spool.
         when_full: policy for messages beyond the limit.
         sample_every: for `WhenFull.SAMPLE`.
@@ -84,14 +84,9 @@ class Forward:
                 f"forward is {self.shown_address!r} with a user or a password, which a collector does not take: give "
                 "token="
             )
-        object.__setattr__(self, "run", self.run or environment.RUN.read() or "run")
         object.__setattr__(self, "token", self.token or environment.TOKEN.read())
         check_token(self.token)
-        if not is_run(self.run):
-            raise ValueError(
-                f"run is {self.run!r}, expected up to 64 letters, digits, '.', '-' and '_', beginning with a letter "
-                "or digit"
-            )
+        checked_run(self.run or environment.RUN.read() or "run")
         try:
             object.__setattr__(self, "when_full", WhenFull(self.when_full))
         except ValueError:
@@ -121,6 +116,11 @@ class Forward:
     def __repr__(self) -> str:
         """The options, without the token and without passwords."""
         return representation(self, urls=("address",), secrets=("token",))
+
+    @property
+    def run_name(self) -> str:
+        """Name of the program's run."""
+        return self.run or own_run()
 
     @property
     def scheme(self) -> str:
@@ -166,7 +166,8 @@ def forward(
     Args:
         address: `host:port` of the collector, or a NATS server with JetStream, `nats://host:port`.
         spool: the folder that messages are written to before they are sent; None for a folder of this user's.
-        run: names the program's run.
+        run: names the program's run, over all its processes and restarts. Without it, and without
+            `$HOSTCALLBACK_RUN`, each start of the program is another run.
         **options: further attributes of `Forward`.
 
     Raises:

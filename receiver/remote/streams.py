@@ -7,22 +7,17 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from hostcallback.receiver.remote.errors import BadStreamError
+from hostcallback.receiver.run_name import EXPECTED, is_run
 
 PIECE_BYTES = 1 << 20
 """Largest slice in bytes."""
 
-_RUN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 _EPOCH = re.compile(r"[0-9a-f]{16}")
-_FOLDER = re.compile(rf"({_RUN.pattern})~(\d{{1,10}})~({_EPOCH.pattern})")
+_FOLDER = re.compile(rf"([^~]{{1,64}})~(\d{{1,10}})~({_EPOCH.pattern})")
 
 MAX_PROCESS = 2**31 - 1
 MAX_SEGMENT = 10**6 - 1
 MAX_OFFSET = 2**53
-
-
-def is_run(run: object) -> bool:
-    """Whether a text can name a run: up to 64 letters, digits, dots, dashes and underscores, no dot or dash first."""
-    return isinstance(run, str) and _RUN.fullmatch(run) is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +38,7 @@ class StreamKey:
         """Raises BadStreamError for an invalid field."""
         process = self.process
         if not is_run(self.run):
-            raise BadStreamError(
-                f"the run is {str(self.run)[:80]!r}, expected up to 64 letters, digits, '.', '-' and '_', beginning "
-                "with a letter or digit"
-            )
+            raise BadStreamError(f"the run is {str(self.run)[:80]!r}, expected {EXPECTED}")
         if not isinstance(process, int) or isinstance(process, bool) or not 0 <= process <= MAX_PROCESS:
             raise BadStreamError(f"the process is {process!r}, expected a number of at least 0")
         if not isinstance(self.epoch, str) or _EPOCH.fullmatch(self.epoch) is None:
@@ -65,7 +57,7 @@ class StreamKey:
     def of_folder(cls, name: str) -> StreamKey | None:
         """The key of a spool folder; None if the name is not a stream's."""
         found = _FOLDER.fullmatch(name)
-        if found is None or int(found[2]) > MAX_PROCESS:
+        if found is None or not is_run(found[1]) or int(found[2]) > MAX_PROCESS:
             return None
         return cls(found[1], int(found[2]), found[3])
 

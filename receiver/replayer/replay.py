@@ -114,7 +114,7 @@ class Replay:
         self.replayed.skipped = delivery.skipped
         parts = None if pace is None else Pace(pace).parts
         # Failures of checks need no order of time: their reports compare the times.
-        for record in self._reader.runs(selection, by_time=not self._checks_only, order=self._jobs):
+        for record in self._reader.message_runs(selection, by_time=not self._checks_only, order=self._jobs):
             if isinstance(record, Damage):
                 self._note_damage(record)
             elif isinstance(record, MessageRun):
@@ -174,6 +174,7 @@ def replay(
     realtime: bool = False,
     on_error: OnError | str = OnError.DEFER,
     max_errors: int = MAX_KEPT,
+    run: str | None = None,
 ) -> Replayed:
     """Delivers the messages of a tap log once more, through the same dispatcher and sinks, without the program.
 
@@ -198,6 +199,7 @@ def replay(
         realtime: the same as `speed=1.0`.
         on_error: "defer", or "warn": failed checks are logged and not raised.
         max_errors: number of exceptions, and of checks by line, that are kept whole.
+        run: the name of a run, a pattern of names, or "all"; None for the last run in each folder.
 
     Raises:
         TapFunctionException: at the end: the exceptions of functions and sinks, failed checks, and damaged parts of the
@@ -214,7 +216,9 @@ def replay(
         )
     first, last = steps or (None, None)
     selection = Selection(_several(names), first, last, _several(devices), since_ns, until_ns)
-    made = Replay(LogReader(path), bind=bind, sinks=sinks, max_errors=max_errors, on_error=OnError(on_error))
+    made = Replay(
+        LogReader(path, run=run), bind=bind, sinks=sinks, max_errors=max_errors, on_error=OnError(on_error)
+    )
     replayed = made.run(selection, 1.0 if realtime and speed is None else speed)
     error = made.scope.deferred.take()
     if error is not None:

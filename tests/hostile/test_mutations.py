@@ -191,7 +191,7 @@ def read_all(path: Path) -> int:
                 short_text(record.value, 160)
         except Exception as error:  # a message that is not as it is described
             assert not isinstance(error, MemoryError | RecursionError | SystemError), error
-    gather(reader.runs(), Selection())
+    gather(reader.message_runs(), Selection())
     return count
 
 

@@ -9,9 +9,9 @@ from hostcallback.receiver.cli import CommandError
 from hostcallback.receiver.remote.options import Forward
 
 
-def add_reaching(group: Any) -> None:
-    """Adds the options to a parser or an argument group: the runs, and TLS."""
-    group.add_argument("--run", dest="of_run", metavar="RUN", default="*", help="of this run, or a pattern")
+def add_reaching(group: Any, *, runs: str = "of this run, or a pattern", default: str | None = "*") -> None:
+    """Adds the options to a parser or an argument group: the runs, with their help and default, and TLS."""
+    group.add_argument("--run", dest="of_run", metavar="RUN", default=default, help=runs)
     group.add_argument("--tls-ca", metavar="FILE", help="certificates that verify the collector's")
     group.add_argument("--tls-cert", metavar="FILE", help="this client's certificate")
     group.add_argument(

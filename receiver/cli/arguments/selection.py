@@ -4,14 +4,42 @@ from __future__ import annotations
 
 import argparse
 import re
+import sys
+from collections.abc import Sequence
 from datetime import datetime
 
+from hostcallback.receiver.taplog.reading.reader import LogReader
 from hostcallback.receiver.taplog.reading.selection import Selection
+from hostcallback.receiver.terminal import printable
 
 
 def add_log(parser: argparse.ArgumentParser) -> None:
     """Adds the logs to read."""
     parser.add_argument("log", nargs="+", metavar="LOG", help="a folder with a tap log, or segments of one")
+    add_run(parser)
+
+
+def add_run(parser: argparse.ArgumentParser) -> None:
+    """Adds the choice of a run."""
+    about = "of this run: a name, a pattern, or all (default: the last run in each folder)"
+    parser.add_argument("--run", dest="of_run", metavar="RUN", help=about)
+
+
+def open_log(paths: Sequence[str], run: str | None) -> LogReader:
+    """Opens logs, and names on standard error the runs in the folders that are not read."""
+    reader = LogReader(paths, run=run)
+    read = {writer.run for writer in reader.writers}
+    others = [known for known in reader.runs if known.name not in read]
+    if others and run is None:
+        shown = ", ".join(printable(known.title) for known in reversed(others[-5:]))
+        more = f" and {len(others) - 5} more" if len(others) > 5 else ""
+        (last, *_) = [known for known in reversed(reader.runs) if known.name in read]
+        print(
+            f"hcb: of {len(reader.runs)} runs, this is the last, {printable(last.title)}; --run NAME shows another, "
+            f"--run all all of them: {shown}{more}",
+            file=sys.stderr,
+        )
+    return reader
 
 
 def add_selection(parser: argparse.ArgumentParser) -> None:

@@ -6,12 +6,17 @@ import argparse
 import sys
 
 from hostcallback.receiver.cli.arguments.numbers import count
-from hostcallback.receiver.cli.arguments.selection import add_log, add_selection, add_shards, selection
+from hostcallback.receiver.cli.arguments.selection import (
+    add_log,
+    add_selection,
+    add_shards,
+    open_log,
+    selection,
+)
 from hostcallback.receiver.cli.output.messages import Show, report_damage
 from hostcallback.receiver.cli.output.unmatched import report_unmatched
 from hostcallback.receiver.taplog.format.errors import Damage
 from hostcallback.receiver.taplog.reading.logged_message import LoggedMessage
-from hostcallback.receiver.taplog.reading.reader import LogReader
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -28,7 +33,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Runs the command."""
-    reader = LogReader(arguments.log)
+    reader = open_log(arguments.log, arguments.of_run)
     wanted = selection(arguments)
     several = len(reader.writers) > 1
     show = Show(as_json=arguments.json, full=arguments.full)

@@ -21,7 +21,7 @@ from hostcallback.receiver.messages.message import Sink
 from hostcallback.receiver.permissions import PRIVATE, Permissions
 from hostcallback.receiver.remote.brokers import BROKERS, Broker
 from hostcallback.receiver.sinks.metrics import JsonlWriter, metrics
-from hostcallback.receiver.terminal import printable_report
+from hostcallback.receiver.terminal import printable, printable_report
 
 if TYPE_CHECKING:
     from hostcallback.receiver.remote.collector.services import CollectingService
@@ -196,6 +196,8 @@ def run(arguments: argparse.Namespace) -> int:
             limits = Limits(streams=arguments.max_streams, bytes_per_sec=arguments.max_rate)
             collector = Collector(store, access=access, limits=limits, on_grown=delivery.grown)
             control = ControlService(store.directory, access=access, limits=limits)
+            if not arguments.no_control and control.remembered():
+                print(f"hcb: {printable(control.remembered())}", file=sys.stderr, flush=True)
             services.append(
                 CollectorServer(
                     collector,

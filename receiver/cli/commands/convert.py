@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 from hostcallback.receiver.cli import CommandError
-from hostcallback.receiver.cli.arguments.selection import add_log, add_selection, selection
+from hostcallback.receiver.cli.arguments.selection import add_log, add_selection, open_log, selection
 from hostcallback.receiver.cli.output.messages import make_safe, report_damage
 from hostcallback.receiver.taplog.convert.jax_profile import JaxProfile, read_profile
 from hostcallback.receiver.taplog.convert.jsonl import JsonlConversion
@@ -82,7 +82,7 @@ def run(arguments: argparse.Namespace) -> int:
         make_safe()
     elif arguments.output.endswith(".gz") and arguments.to not in TEXTS:
         raise CommandError(f"gzip is for {' and '.join(TEXTS)}: give {arguments.to} a name without .gz")
-    reader = LogReader(arguments.log)
+    reader = open_log(arguments.log, arguments.of_run)
     wanted = selection(arguments)
     profile = None if arguments.beside is None else read_profile(arguments.beside)
     if profile is not None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from hostcallback.receiver.cli import CommandError
 from hostcallback.receiver.cli.arguments.numbers import number
 from hostcallback.receiver.cli.arguments.selection import steps
 from hostcallback.receiver.cli.output.messages import make_safe, report_damage
@@ -53,6 +54,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="one JSON object per difference, then one with counts; docs/diff.md",
     )
+    runs = "the run to compare (default: the last run in each folder); given twice: that of A, and that of B"
+    add("--run", dest="of_run", action="append", default=[], metavar="RUN", help=runs)
     group = parser.add_argument_group("which messages to compare")
     group.add_argument("--name", action="append", default=[], metavar="GLOB", help="of taps of this name")
     group.add_argument("--device", action="append", default=[], metavar="D", help="of this device")
@@ -62,8 +65,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Runs the command."""
     make_safe()
-    a = ComparedLog(arguments.a, ignore_lines=arguments.ignore_lines)
-    b = ComparedLog(arguments.b, ignore_lines=arguments.ignore_lines)
+    if len(arguments.of_run) > 2:
+        raise CommandError(
+            f"--run is given {len(arguments.of_run)} times: once for both logs, or once for each"
+        )
+    run_a, run_b = [*arguments.of_run, *arguments.of_run][:2] if arguments.of_run else (None, None)
+    a = ComparedLog(arguments.a, ignore_lines=arguments.ignore_lines, run=run_a)
+    b = ComparedLog(arguments.b, ignore_lines=arguments.ignore_lines, run=run_b)
     first, last = arguments.step or (None, None)
     wanted = Selection(tuple(arguments.name), first, last, tuple(arguments.device))
     comparison = Comparison(a, b, Tolerance(arguments.rtol, arguments.atol), wanted)

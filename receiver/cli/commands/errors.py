@@ -6,11 +6,10 @@ import argparse
 import json
 import sys
 
-from hostcallback.receiver.cli.arguments.selection import add_log, add_selection, selection
+from hostcallback.receiver.cli.arguments.selection import add_log, add_selection, open_log, selection
 from hostcallback.receiver.cli.output.messages import make_safe, report_damage
 from hostcallback.receiver.cli.output.unmatched import report_unmatched
 from hostcallback.receiver.replayer.replay import Replay
-from hostcallback.receiver.taplog.reading.reader import LogReader
 from hostcallback.receiver.taplog.render.json_value import plain_value
 from hostcallback.receiver.terminal import printable_report
 
@@ -26,7 +25,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Runs the command."""
-    reader = LogReader(arguments.log)
+    reader = open_log(arguments.log, arguments.of_run)
     replay = Replay(reader, printers=False, checks_only=True, max_errors=MAX_LINES)
     replayed = replay.run(selection(arguments))
     make_safe()

@@ -8,6 +8,7 @@ import tempfile
 from collections import deque
 from pathlib import Path
 
+from hostcallback.receiver.cli import CommandError
 from hostcallback.receiver.cli.arguments.numbers import count
 from hostcallback.receiver.cli.arguments.selection import add_selection, selection
 from hostcallback.receiver.cli.output.messages import Show, report_damage
@@ -16,6 +17,7 @@ from hostcallback.receiver.taplog.flight.ring_file import RingContents
 from hostcallback.receiver.taplog.format.errors import Damage
 from hostcallback.receiver.taplog.reading.logged_message import LoggedMessage
 from hostcallback.receiver.taplog.reading.reader import LogReader
+from hostcallback.receiver.taplog.reading.run_choice import matches
 from hostcallback.receiver.taplog.reading.selection import Selection
 from hostcallback.receiver.terminal import printable
 
@@ -35,6 +37,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--to", type=Path, metavar="LOG", help="write a tap log there instead of showing messages"
     )
+    parser.add_argument(
+        "--run",
+        dest="of_run",
+        metavar="RUN",
+        help="only processes of this run, or of a pattern (default all)",
+    )
     parser.add_argument("--json", action="store_true", help="one JSON object per line, as `hcb cat --json`")
     parser.add_argument("--full", action="store_true", help="do not shorten values")
     add_selection(parser)
@@ -43,6 +51,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Runs the command."""
     flights = find_flights(arguments.directory)
+    if arguments.of_run is not None:
+        there = sorted({flight.run for flight in flights if flight.run})
+        flights = [flight for flight in flights if matches(flight.run, arguments.of_run)]
+        if not flights:
+            raise CommandError(
+                f"--run {arguments.of_run}: no process of that run left files; there are {', '.join(there) or 'none'}"
+            )
     damaged: list[Damage] = []
     for flight in flights:
         if not arguments.json:

@@ -14,7 +14,13 @@ from typing import Any
 
 from hostcallback.receiver.cli import CommandError
 from hostcallback.receiver.cli.arguments.numbers import number
-from hostcallback.receiver.cli.arguments.selection import add_log, add_selection, add_shards, selection
+from hostcallback.receiver.cli.arguments.selection import (
+    add_log,
+    add_selection,
+    add_shards,
+    open_log,
+    selection,
+)
 from hostcallback.receiver.cli.output.messages import make_safe, report_damage
 from hostcallback.receiver.cli.output.unmatched import report_unmatched
 from hostcallback.receiver.log import INDENT
@@ -22,7 +28,6 @@ from hostcallback.receiver.messages.check_report import CheckError
 from hostcallback.receiver.messages.message import Sink
 from hostcallback.receiver.replayer.replay import Replay, Replayed
 from hostcallback.receiver.sinks.metrics import JsonlWriter, metrics
-from hostcallback.receiver.taplog.reading.reader import LogReader
 from hostcallback.receiver.terminal import printable, printable_lines
 
 SPEED = number("a number above 0, such as 1 or 0.5", lambda x: 0 < x < math.inf)
@@ -53,7 +58,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Runs the command."""
     bind = dict(_bound(text) for text in arguments.bind)
-    reader = LogReader(arguments.log)
+    reader = open_log(arguments.log, arguments.of_run)
     make_safe()
     with contextlib.ExitStack() as stack:
         sinks: list[Sink] = []

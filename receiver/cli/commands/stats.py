@@ -6,11 +6,10 @@ import argparse
 import json
 import sys
 
-from hostcallback.receiver.cli.arguments.selection import add_log, add_selection, selection
+from hostcallback.receiver.cli.arguments.selection import add_log, add_selection, open_log, selection
 from hostcallback.receiver.cli.output.messages import lost_text, make_safe, report_damage, time_text
 from hostcallback.receiver.cli.output.unmatched import report_unmatched
 from hostcallback.receiver.taplog.format.errors import Damage
-from hostcallback.receiver.taplog.reading.reader import LogReader
 from hostcallback.receiver.taplog.render.json_message import process_text
 from hostcallback.receiver.taplog.render.tap_stats import TapStats, gather
 from hostcallback.receiver.terminal import printable
@@ -27,8 +26,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Runs the command."""
-    reader = LogReader(arguments.log)
-    found = gather(reader.runs(selection(arguments), by_time=False), selection(arguments))
+    reader = open_log(arguments.log, arguments.of_run)
+    found = gather(reader.message_runs(selection(arguments), by_time=False), selection(arguments))
     make_safe()
     taps = sorted(found.taps.values(), key=lambda tap: (-tap.messages, tap.name))
     if arguments.json:

@@ -10,13 +10,13 @@ from collections.abc import Iterable
 from hostcallback.receiver.cli import CommandError
 from hostcallback.receiver.cli.arguments.collector import add_reaching, reaching
 from hostcallback.receiver.cli.arguments.numbers import count
-from hostcallback.receiver.cli.arguments.selection import add_selection, add_shards, selection
+from hostcallback.receiver.cli.arguments.selection import add_selection, add_shards, open_log, selection
 from hostcallback.receiver.cli.output.messages import Show, report_damage
 from hostcallback.receiver.cli.output.unmatched import report_unmatched
 from hostcallback.receiver.taplog.format.errors import Damage
 from hostcallback.receiver.taplog.reading.follow import Follower, Found
 from hostcallback.receiver.taplog.reading.logged_message import LoggedMessage
-from hostcallback.receiver.taplog.reading.reader import LogReader
+from hostcallback.receiver.taplog.reading.run_choice import ALL
 from hostcallback.receiver.taplog.reading.selection import Selection
 
 POLL_SEC = 0.1
@@ -27,7 +27,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("log", nargs="*", metavar="LOG", help="a folder with a tap log, or segments of one")
     group = parser.add_argument_group("or the streams of a collector")
     group.add_argument("--from", dest="collector", metavar="HOST:PORT", help="follow it live, as with -f")
-    add_reaching(group)
+    runs = "of this run, a pattern, or all (default: of a collector all, of a LOG the last, and those that follow it)"
+    add_reaching(group, runs=runs, default=None)
     parser.add_argument(
         "-n", "--lines", type=count, default=10, metavar="N", help="the last N messages (default 10)"
     )
@@ -46,12 +47,14 @@ def run(arguments: argparse.Namespace) -> int:
     wanted = selection(arguments)
     if arguments.collector:
         return _follow_collector(arguments, wanted)
-    follower = Follower(arguments.log, wanted, wait=arguments.follow, shards=arguments.shards)
+    follower = Follower(
+        arguments.log, wanted, wait=arguments.follow, shards=arguments.shards, run=arguments.of_run
+    )
     show = Show(as_json=arguments.json, full=arguments.full)
     last = follower.last(arguments.lines)
     status = _show(follower, show, last)
     if not last and arguments.lines and not arguments.follow:
-        status = status or report_unmatched(LogReader(arguments.log), wanted)
+        status = status or report_unmatched(open_log(arguments.log, arguments.of_run), wanted)
     while arguments.follow:
         status = _show(follower, show, follower.poll()) or status
         time.sleep(POLL_SEC)
@@ -66,9 +69,9 @@ def _follow_collector(arguments: argparse.Namespace, wanted: Selection) -> int:
 
     reached = reaching(arguments.collector, arguments)
     show = Show(as_json=arguments.json, full=arguments.full)
-    with RemoteLog(reached, arguments.of_run) as log:
+    with RemoteLog(reached, arguments.of_run or "*") as log:
         log.wait(ANSWER_SEC)
-        follower = Follower([log.folder], wanted, wait=True, shards=arguments.shards)
+        follower = Follower([log.folder], wanted, wait=True, shards=arguments.shards, run=ALL)
         _show(follower, show, follower.last(arguments.lines))
         while True:
             finished = log.finished()

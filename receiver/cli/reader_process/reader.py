@@ -46,7 +46,7 @@ class RingReader:
         options = order.options
         self._recorder: Recorder | None = None
         if options.record is not None:
-            self._recorder = record(options.record, process_index=options.process_index)
+            self._recorder = record(options.record, process_index=options.process_index, run=options.run)
             self.scope.record_with(self._recorder)
         self._forwarder: Forwarder | None = None
         if options.forward is not None:

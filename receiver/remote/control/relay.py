@@ -14,6 +14,7 @@ import grpc
 
 from hostcallback.receiver.control.errors import ControlError
 from hostcallback.receiver.control.protocol import MAX_REQUEST, pack, unpack
+from hostcallback.receiver.control.pushed_rules import MAX_SHOWN
 from hostcallback.receiver.log import logger
 from hostcallback.receiver.remote import protocol
 from hostcallback.receiver.remote.collector.access import Access, known, may
@@ -23,7 +24,7 @@ from hostcallback.receiver.remote.control import protocol as control_protocol
 from hostcallback.receiver.remote.control.rule_store import StatementsFile, covers, overlap
 from hostcallback.receiver.remote.control.sessions import NOBODY, ProcessSession, ProcessSessions
 from hostcallback.receiver.remote.errors import BadStreamError
-from hostcallback.receiver.runtime.rules.rules import checked, checked_glob
+from hostcallback.receiver.runtime.rules.rules import checked, checked_glob, settings_text
 
 MAX_CLIENTS = 64
 DEFAULT_SEC = 5.0
@@ -83,6 +84,21 @@ class ControlService:
         self._limits = limits or Limits()
         self._processes = SlotLimiter(self._limits)
         self._clients = SlotLimiter(Limits(streams=MAX_CLIENTS, streams_per_peer=MAX_CLIENTS))
+
+    def remembered(self) -> str:
+        """Returns a line about the remembered rules, which processes get when they connect; empty without rules."""
+        if not self._kept.statements:
+            return ""
+        texts = [
+            f"{s.pattern!r} {settings_text({s.field: s.value})}"
+            + ("" if s.run == "*" else f" in runs {s.run!r}")
+            for s in self._kept.statements[:MAX_SHOWN]
+        ]
+        more = len(self._kept.statements) - len(texts)
+        return (
+            f"{len(self._kept.statements)} remembered rule(s) apply to processes that connect: {', '.join(texts)}"
+            f"{f' and {more} more' if more > 0 else ''}; hcb ctl --via HOST:PORT '*' --reset removes them"
+        )
 
     def handlers(self) -> Any:
         """Returns the handlers for `grpc.aio.Server.add_generic_rpc_handlers`."""

@@ -34,7 +34,7 @@ class _Series:
         self._permissions = store.permissions
         self._permissions.make_folder(self._folder)
         self._number = 0
-        self._info = {**writer, "process": self.key.epoch, STREAM: key.epoch}
+        self._info = {**writer, "process": self.key.epoch, "run": key.run, STREAM: key.epoch}
         self.segment = self._next()
 
     def _next(self) -> SegmentWriter:

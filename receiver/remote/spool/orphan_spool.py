@@ -27,6 +27,26 @@ def find_orphans(spool: Path, run: str) -> list[StreamFolder]:
     return [folder for _, folder in sorted(found, key=lambda item: item[0])]
 
 
+def left_by_other_runs(spool: Path, run: str) -> dict[str, int]:
+    """Returns by run the bytes that dead processes of other runs left, as far as they can be read."""
+    found: dict[str, int] = {}
+    with contextlib.suppress(OSError):
+        for path in spool.iterdir():
+            key = StreamKey.of_folder(path.name)
+            if key is None or key.run == run:
+                continue
+            with contextlib.suppress(OSError):
+                folder = StreamFolder.take(path)
+                if folder is None:
+                    continue
+                try:
+                    nbytes = sum(segment.stat().st_size for _, segment in folder.segments())
+                finally:
+                    folder.release()
+                found[key.run] = found.get(key.run, 0) + nbytes
+    return found
+
+
 class OrphanSpool:
     """The unsent data of a dead process. One thread. See `chunk_source.SliceSource`."""
 

@@ -77,7 +77,7 @@ class Spool(LogWriter):
         Raises:
             SpoolError: the folder belongs to another user, or cannot be written to.
         """
-        self.key = StreamKey(options.run, process_index or 0, uuid.uuid4().hex[:16])
+        self.key = StreamKey(options.run_name, process_index or 0, uuid.uuid4().hex[:16])
         self.folder = StreamFolder.make(options.folder, self.key)
         self.on_closed: Callable[[], None] = lambda: None
         self._forward = options

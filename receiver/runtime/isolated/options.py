@@ -17,12 +17,14 @@ class ReaderOptions:
             `remote` imports this one.
         process_index: index of the parent process in a program of several processes; None for a single process.
         local_devices: by device name, its index among the local devices of the parent process.
+        run: name of the run of the parent process; empty for the reader process's own.
     """
 
     record: str | None = None
     forward: Any = None
     process_index: int | None = None
     local_devices: Mapping[str, int] = field(default_factory=dict)
+    run: str = ""
 
 
 NO_OPTIONS = ReaderOptions()

@@ -53,14 +53,19 @@ class ComparedLog:
         damaged: damaged parts found so far.
     """
 
-    def __init__(self, path: str, *, ignore_lines: bool) -> None:
-        """Scans the log. `ignore_lines`: taps of one name are one tap, even if their source lines differ.
+    def __init__(self, path: str, *, ignore_lines: bool, run: str | None = None) -> None:
+        """Scans the log.
+
+        Args:
+            path: a folder with a log, or a segment.
+            ignore_lines: taps of one name are one tap, even if their source lines differ.
+            run: see `LogReader`.
 
         Raises:
             TapLogError: it is not a tap log.
             OSError: it cannot be read.
         """
-        self._reader = LogReader(path)
+        self._reader = LogReader(path, run=run)
         self._ignore_lines = ignore_lines
         self.devices: set[DeviceKey] = set()
         self.damaged: list[Damage] = []

@@ -17,6 +17,7 @@ from hostcallback.receiver.log import logger
 from hostcallback.receiver.messages.message import Consumer
 from hostcallback.receiver.permissions import PRIVATE, write_private
 from hostcallback.receiver.redaction import command_line
+from hostcallback.receiver.run_name import own_run
 from hostcallback.receiver.sources.ring import RingSource
 from hostcallback.receiver.sources.source import Source
 from hostcallback.receiver.taplog.flight.ring_file import SUFFIX
@@ -53,6 +54,7 @@ class FlightRecorder:
             "host": platform.node(),
             "pid": self._pid,
             "started_ns": started_ns,
+            "run": own_run(),
             "command": command_line(sys.argv),
             "python": platform.python_version(),
         }

@@ -14,6 +14,7 @@ from hostcallback.receiver import limits
 from hostcallback.receiver.errors import HostCallbackError
 from hostcallback.receiver.liveness import is_alive
 from hostcallback.receiver.permissions import PRIVATE
+from hostcallback.receiver.run_name import is_run
 from hostcallback.receiver.sources.source import Frame
 from hostcallback.receiver.taplog.flight.recorder import PROCESS_FILE, TAPS_FILE
 from hostcallback.receiver.taplog.flight.ring_file import SUFFIX, RecoveredFrame, RingContents, read_ring
@@ -74,6 +75,11 @@ class Flight:
         return is_alive(pid)
 
     @property
+    def run(self) -> str:
+        """Name of its run; empty if it has none, as those of earlier versions."""
+        return str(self.process.get("run", ""))
+
+    @property
     def title(self) -> str:
         """Describes the process in a few words."""
         if not self.process:
@@ -81,7 +87,8 @@ class Flight:
         started = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.process["started_ns"] // 10**9))
         running = ", still running" if self.is_running else ""
         command = " ".join(self.process["command"])
-        return f"{self.process['host']}:{self.process['pid']} {command} (started {started}{running})"
+        run = f", run {self.run}" if self.run else ""
+        return f"{self.process['host']}:{self.process['pid']} {command} (started {started}{running}{run})"
 
 
 def find_flights(directory: Path) -> list[Flight]:
@@ -129,7 +136,14 @@ def _process(data: bytes) -> dict[str, Any]:
     if not 0 < pid < 2**31 or not 0 <= started_ns < 2**63 or not isinstance(command, list):
         raise ValueError(f"it states the process {str(pid)[:20]}, begun at {str(started_ns)[:20]}")
     words = [str(word)[: limits.NAME_CHARS] for word in command[:MAX_WORDS]]
-    return {"host": host[: limits.NAME_CHARS], "pid": pid, "started_ns": started_ns, "command": words}
+    run = known.get("run")
+    return {
+        "host": host[: limits.NAME_CHARS],
+        "pid": pid,
+        "started_ns": started_ns,
+        "command": words,
+        "run": run if is_run(run) else "",
+    }
 
 
 def write_log(flight: Flight, directory: Path, *, delivered: bool = True) -> Path:
@@ -150,7 +164,7 @@ def write_log(flight: Flight, directory: Path, *, delivered: bool = True) -> Pat
     PRIVATE.make_folder(directory)
     path = directory / segment_name(time.time_ns(), 1)
     info: dict[str, Any] = {"process": flight.folder.name}
-    info |= {key: flight.process[key] for key in ("host", "pid") if key in flight.process}
+    info |= {key: flight.process[key] for key in ("host", "pid", "run") if key in flight.process}
     writer = SegmentWriter(path, info=info)
     try:
         for ring in flight.rings:

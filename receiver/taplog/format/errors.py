@@ -3,6 +3,7 @@
 TapLogError          a log cannot be read or written
 |-- NotATapLogError  a file or folder is not a tap log
 |   `-- CutOffLogError   a file ends before a segment's header does
+|-- NoSuchRunError   a log has no run of that name
 `-- DamagedLogError  a log was read, except for its damaged parts
 A log of a newer version raises `hostcallback.receiver.wire.UnsupportedVersionError`.
 """
@@ -26,6 +27,10 @@ class NotATapLogError(TapLogError):
 
 class CutOffLogError(NotATapLogError):
     """A file ends before a segment's header does: its writer was killed at that moment, or the file was truncated."""
+
+
+class NoSuchRunError(TapLogError):
+    """A log has no run of the wanted name."""
 
 
 class DamagedLogError(TapLogError):

@@ -17,6 +17,7 @@ from hostcallback.receiver.taplog.reading.chunk_reader import Chunk, read_frames
 from hostcallback.receiver.taplog.reading.logged_message import LoggedMessage, RunDecoder
 from hostcallback.receiver.taplog.reading.merge import LostRun, MessageRun
 from hostcallback.receiver.taplog.reading.process_groups import is_alone
+from hostcallback.receiver.taplog.reading.run_choice import RunCatalog, matches
 from hostcallback.receiver.taplog.reading.segment_reader import SegmentReader, Writer
 from hostcallback.receiver.taplog.reading.selection import Selection
 from hostcallback.receiver.taplog.reading.shard_assembly import ShardMerger
@@ -50,6 +51,7 @@ class Follower:
         *,
         wait: bool,
         shards: bool = False,
+        run: str | None = None,
     ) -> None:
         """Opens the existing segments.
 
@@ -58,9 +60,12 @@ class Follower:
             selection: which messages are wanted.
             wait: whether a folder may still have no segments.
             shards: whether shards of programs of several processes are shown one by one.
+            run: the name of a run, a pattern of names, or "all"; None for the last run of each folder, and for runs
+                that begin later.
 
         Raises:
             NotATapLogError: a path is not a log.
+            NoSuchRunError: no run has that name, and `wait` is false.
             UnsupportedVersionError: a segment's writer was newer.
             OSError: a path does not exist, or cannot be read.
         """
@@ -73,7 +78,10 @@ class Follower:
         self._described: dict[Writer, tuple[dict[int, TapDescriptor], StepColumns]] = {}
         self.writers: set[Writer] = set()
         self._refused: list[Damage] = []
+        self._run = run
+        self._catalog = RunCatalog()
         self._look(first=True)
+        self._choose_run()
         if not self._followed and not wait:
             raise NotATapLogError(f"{self._paths[0]}: this tap log ends before its header does")
 
@@ -169,8 +177,31 @@ class Follower:
             self._followed[path] = None
             self._refused.append(Damage(path, 0, 0, -1, str(error)))
             return
-        self._followed[path] = _Followed(reader)
-        self.writers.add(reader.writer)
+        self._catalog.add(reader.writer.run, reader.writer.process, reader.info.get("created_ns"))
+        is_wanted = self._run is None or matches(reader.writer.run, self._run)
+        self._followed[path] = _Followed(reader) if is_wanted else None
+        if is_wanted:
+            self.writers.add(reader.writer)
+
+    def _choose_run(self) -> None:
+        # Called once, for the segments that exist at first. Those that follow belong to the last run or to later ones.
+        if self._run is not None:
+            if self._followed and not self._wait:
+                self._catalog.chosen(self._run)
+            return
+        by_folder: dict[Path, set[str]] = {}
+        for path, followed in self._followed.items():
+            if followed is not None and path not in self._paths:
+                by_folder.setdefault(path.parent, set()).add(followed.reader.writer.run)
+        last = {folder: self._catalog.newest(runs) for folder, runs in by_folder.items()}
+        for path, followed in self._followed.items():
+            if followed is not None and followed.reader.writer.run != last.get(
+                path.parent, followed.reader.writer.run
+            ):
+                self._followed[path] = None
+        self.writers = {
+            followed.reader.writer for followed in self._followed.values() if followed is not None
+        }
 
     def _new_chunks(self) -> Iterator[tuple[_Followed, Chunk] | Damage]:
         for path, followed in list(self._followed.items()):

@@ -20,6 +20,7 @@ from hostcallback.receiver.taplog.reading.dedup import SequenceDeduplicator
 from hostcallback.receiver.taplog.reading.logged_message import LoggedMessage, RunDecoder
 from hostcallback.receiver.taplog.reading.merge import LostRun, MessageRun, Order, Record, merged
 from hostcallback.receiver.taplog.reading.process_groups import is_alone
+from hostcallback.receiver.taplog.reading.run_choice import LoggedRun, RunCatalog
 from hostcallback.receiver.taplog.reading.segment_reader import SegmentReader, Writer
 from hostcallback.receiver.taplog.reading.selection import Selection
 from hostcallback.receiver.taplog.reading.shard_assembly import ShardMerger
@@ -32,43 +33,73 @@ EVERYTHING = Selection()
 class LogReader:
     """Reads the logs in some folders or files. May be iterated any number of times, by one thread each.
 
+    Of a folder with several runs it reads the last one, unless it is told otherwise; segments that are given by their
+    own paths are all read.
+
     Attributes:
+        runs: the runs in the given folders and files, the last one last, also those that are not read.
         writers: the processes that wrote the logs, in the order of their start.
     """
 
-    def __init__(self, paths: Paths) -> None:
+    def __init__(self, paths: Paths, *, run: str | None = None) -> None:
         """Opens the logs and reads the headers of their segments.
 
         Args:
             paths: one or several folders with logs, or segments.
+            run: the name of a run, a pattern of names, or "all"; None for the last run of each folder.
 
         Raises:
             NotATapLogError: a path is not a log.
+            NoSuchRunError: no run has that name.
             UnsupportedVersionError: a segment's writer was newer.
             OSError: a path does not exist, or cannot be read.
         """
         given = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
-        found: dict[Writer, list[Path]] = {}
         self._cut_off: list[Path] = []
         self._copies = SequenceDeduplicator()
-        problem: Exception = NotATapLogError("no tap log was given")
-        for path in dict.fromkeys(segment for item in given for segment in segments_of(item)):
-            try:
-                segment = SegmentReader(path)
-            except CutOffLogError as error:
-                self._cut_off.append(path)
-                problem = error
-            except FileNotFoundError as error:  # its writer deletes old segments
-                problem = error
-            else:
-                found.setdefault(segment.writer, []).append(path)
-                self._copies.note(segment.writer, segment.info, path)
-                segment.close()
-        if not found:
-            raise problem
+        self._catalog = RunCatalog()
+        self._problem: Exception = NotATapLogError("no tap log was given")
+        known: dict[Path, Writer] = {}
+        chosen: dict[Path, None] = {}
+        for item in given:
+            in_item = {path: known.get(path) or self._note(path) for path in segments_of(item)}
+            found = {path: writer for path, writer in in_item.items() if writer is not None}
+            known |= found
+            if run is None and found and Path(item).is_dir():
+                last = self._catalog.newest({writer.run for writer in found.values()})
+                found = {path: writer for path, writer in found.items() if writer.run == last}
+            chosen |= dict.fromkeys(found)
+        if not known:
+            raise self._problem
+        wanted = None if run is None else self._catalog.chosen(run)
+        segments: dict[Writer, list[Path]] = {}
+        for path in chosen:
+            if wanted is None or known[path].run in wanted:
+                segments.setdefault(known[path], []).append(path)
         self._processes = [
-            (writer, sorted(segments, key=lambda path: path.name)) for writer, segments in found.items()
+            (writer, sorted(of_writer, key=lambda path: path.name)) for writer, of_writer in segments.items()
         ]
+
+    def _note(self, path: Path) -> Writer | None:
+        # Returns the writer of a segment; None if the file is none yet or was deleted.
+        try:
+            segment = SegmentReader(path)
+        except CutOffLogError as error:
+            self._cut_off.append(path)
+            self._problem = error
+        except FileNotFoundError as error:  # its writer deletes old segments
+            self._problem = error
+        else:
+            self._copies.note(segment.writer, segment.info, path)
+            self._catalog.add(segment.writer.run, segment.writer.process, segment.info.get("created_ns"))
+            segment.close()
+            return segment.writer
+        return None
+
+    @property
+    def runs(self) -> list[LoggedRun]:
+        """The runs in the given folders and files, the last one last, also those that are not read."""
+        return self._catalog.runs
 
     @property
     def writers(self) -> list[Writer]:
@@ -114,7 +145,7 @@ class LogReader:
             segment.close()
         return names
 
-    def runs(
+    def message_runs(
         self, selection: Selection = EVERYTHING, *, by_time: bool = True, order: Order | None = None
     ) -> Iterator[Record]:
         """Yields recorded messages in runs of one device, notes of lost messages, and damage.
@@ -151,9 +182,9 @@ class LogReader:
     def records(
         self, selection: Selection = EVERYTHING, *, order: Order | None = None
     ) -> Iterator[LoggedMessage | LostRun | Damage]:
-        """Yields messages, with notes of lost messages and damage in their places; `order`: see `runs`."""
+        """Yields messages, with notes of lost messages and damage in their places; `order`: see `message_runs`."""
         decoder = RunDecoder()
-        for record in self.runs(selection, order=order):
+        for record in self.message_runs(selection, order=order):
             if not isinstance(record, MessageRun):
                 yield record
                 continue

@@ -12,6 +12,7 @@ import msgpack
 import numpy as np
 
 from hostcallback.receiver import limits
+from hostcallback.receiver.run_name import is_run
 from hostcallback.receiver.taplog.format import layout
 from hostcallback.receiver.taplog.format.errors import Damage, Lost, NotATapLogError
 from hostcallback.receiver.taplog.format.layout import (
@@ -42,6 +43,7 @@ class Writer(NamedTuple):
         pid: its process id there.
         process_index: its index in a program of several processes; None for a program of one.
         job: identifies one run of that program, equal in all its processes; empty if unknown.
+        run: name of the run, over all its processes and restarts; empty in logs of earlier versions.
     """
 
     process: str
@@ -49,6 +51,7 @@ class Writer(NamedTuple):
     pid: int
     process_index: int | None
     job: str = ""
+    run: str = ""
 
 
 class SegmentReader:
@@ -273,6 +276,9 @@ def _writer(info: dict[str, Any], name: str) -> Writer:
         index = None if index is None else int(index)
         job = str(info.get("job", ""))
         process, host = (str(info[name])[: limits.NAME_CHARS] for name in ("process", "host"))
-        return Writer(process, host, int(info["pid"]), index, job[: limits.NAME_CHARS])
+        run = str(info.get("run", ""))
+        return Writer(
+            process, host, int(info["pid"]), index, job[: limits.NAME_CHARS], run if is_run(run) else ""
+        )
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise NotATapLogError(f"{name}: the header of this tap log is damaged: {error!r}") from error

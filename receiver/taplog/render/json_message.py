@@ -37,6 +37,8 @@ def as_dict(logged: LoggedMessage) -> dict[str, Any]:
         "source_line": message.consumer.source_line,
         "run_id": message.run_id,
     }
+    if logged.writer.run:
+        found["run"] = logged.writer.run
     if message.shard_index is not None:
         found["index"] = [[[part.start, part.stop] for part in place] for place in message.shard_index]
     if logged.folded:

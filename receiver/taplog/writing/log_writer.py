@@ -278,6 +278,7 @@ class LogWriter:
         path = self.directory / segment_name(time.time_ns(), self._number)
         segment = SegmentWriter(
             path, number=self._number, process_index=self.options.process_index, job=self.options.job,
+            run=self.options.run,
             compressor=self._compressor, permissions=self.options.permissions,
         )  # fmt: skip
         self._begun = time.monotonic()

@@ -30,6 +30,7 @@ class LogOptions:
         flush_sec: seconds after which unwritten messages are written.
         job: identifies the run of a program of several processes, equal in all of them; empty for a program of one.
         mode: permissions of the files.
+        run: name of the run, by which readers tell runs in one folder apart; empty for none.
     """
 
     segment_bytes: int = SEGMENT_BYTES
@@ -42,6 +43,7 @@ class LogOptions:
     flush_sec: float = FLUSH_SEC
     job: str = ""
     mode: int = PRIVATE.mode
+    run: str = ""
 
     def __post_init__(self) -> None:
         """Raises ValueError for sizes and times that are not positive, and a mode that a log cannot have."""

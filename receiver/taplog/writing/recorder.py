@@ -13,6 +13,7 @@ from hostcallback.receiver.log import logger
 from hostcallback.receiver.messages.message import Consumer, Message
 from hostcallback.receiver.messages.registry import Find
 from hostcallback.receiver.permissions import PRIVATE
+from hostcallback.receiver.run_name import checked_run, own_run
 from hostcallback.receiver.sinks.print import device_text
 from hostcallback.receiver.sinks.sharding.shard_record import shard_record
 from hostcallback.receiver.sources.source import Batch
@@ -211,13 +212,15 @@ def record(
     process_index: int | None = None,
     job: str = "",
     mode: int = PRIVATE.mode,
+    run: str = "",
 ) -> Recorder:
     """Creates a recorder for the log in the folder `path`: for `outfeed_receiver(record=...)`, or as a sink.
 
     Messages are written within 100 ms, failures of checks at once. The receiver thread of a device copies them and
     writes full buffers; a thread of the recorder writes the rest. Errors while writing are logged and counted, and not
-    raised. Several processes may write into one folder. Close the recorder, or use it in a `with` block, to complete
-    the last segment; an incomplete one can be read too.
+    raised. Several processes may write into one folder, and several runs one after the other: readers show the last
+    run, or the one they are asked for. Close the recorder, or use it in a `with` block, to complete the last segment;
+    an incomplete one can be read too.
 
     Args:
         path: the folder; created if it does not exist.
@@ -230,17 +233,20 @@ def record(
         job: identifies one run of that program, equal in all its processes: readers use it to assemble sharded arrays.
         mode: permissions of the files that are created, 0o640 for the group to read them, say. Folders that are created
             can then be entered by the same users. Only this user can read them by default.
+        run: names the run. A later start of the program with the same name continues it. By default
+            `$HOSTCALLBACK_RUN`, or a name that no other run has, made of program, user and time.
 
     Raises:
         OSError: the folder or its first file cannot be created.
         TapLogError: `compress` without the package zstandard.
-        ValueError: a size or a time is not positive, or a log cannot have the mode.
+        ValueError: a size or a time is not positive, a log cannot have the mode, or `run` cannot name a run.
 
     Example:
         with hcb.record("logs", keep_bytes=1 << 30) as log, hcb.outfeed_receiver(record=log):
             train()
     """
     options = LogOptions(
-        segment_bytes, segment_sec, keep_bytes, compress, fsync, process_index, job=job, mode=mode
-    )
+        segment_bytes, segment_sec, keep_bytes, compress, fsync, process_index, job=job, mode=mode,
+        run=checked_run(run) if run else own_run(),
+    )  # fmt: skip
     return Recorder(LogWriter(path, options))

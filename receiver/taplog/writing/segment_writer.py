@@ -39,7 +39,9 @@ def _renew_after_fork() -> None:
 fork.in_child(fork.Stage.TAPLOG, _renew_after_fork)
 
 
-def segment_info(number: int, created_ns: int, process_index: int | None, job: str = "") -> dict[str, Any]:
+def segment_info(
+    number: int, created_ns: int, process_index: int | None, job: str = "", run: str = ""
+) -> dict[str, Any]:
     """Describes the writing process in a segment's header."""
     try:
         package = version("hostcallback")
@@ -51,6 +53,7 @@ def segment_info(number: int, created_ns: int, process_index: int | None, job: s
         "process": _process,
         "process_index": process_index,
         "job": job,
+        "run": run,
         "created_ns": created_ns,
         "monotonic_ns": time.monotonic_ns(),
         "segment": number,
@@ -77,6 +80,7 @@ class SegmentWriter:
         number: int = 1,
         process_index: int | None = None,
         job: str = "",
+        run: str = "",
         compressor: Compressor | None = None,
         info: Mapping[str, Any] | None = None,
         permissions: Permissions = PRIVATE,
@@ -88,6 +92,7 @@ class SegmentWriter:
             number: of the segment among this process's.
             process_index: of this process in a program of several.
             job: identifies one run of that program, equal in all its processes.
+            run: name of the run.
             compressor: compresses frames, if given.
             info: replaces fields of `segment_info`, for messages of another process.
             permissions: of the file.
@@ -104,7 +109,7 @@ class SegmentWriter:
         self._consumers: dict[int, int] = {}
         self._fd = permissions.create(self.path, os.O_WRONLY)
         try:
-            own = segment_info(number, time.time_ns(), process_index, job)
+            own = segment_info(number, time.time_ns(), process_index, job, run)
             self._write([layout.encode_file_header({**own, **(info or {})})])
         except OSError:  # such as a full disk: a file without a header would be reported as damage
             self.abandon()

@@ -16,6 +16,7 @@ import pytest
 
 from hcb_command import environment, hcb
 from hostcallback.receiver.messages.message import Consumer, Message
+from hostcallback.receiver.run_name import own_run
 from hostcallback.receiver.taplog.writing.recorder import Recorder, record
 from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
 
@@ -114,6 +115,7 @@ def test_cat_writes_json(tmp_path: Path, log: Path) -> None:
         "transforms": [],
         "source_line": "train.py:12 (step)",
         "run_id": 5,
+        "run": own_run(),
     }
     assert len(found) == 24
 

@@ -195,6 +195,10 @@ def test_late_processes_get_earlier_rules_though_the_collector_was_killed(everyw
     collector.kill()
     collector.start()
     assert "exp*  loss  every=10" in ctl(collector).stdout
+    remembered = (
+        "1 remembered rule(s) apply to processes that connect: 'loss' every=10 in runs 'exp*'; hcb ctl"
+    )
+    assert sum(remembered in line for line in collector.errors) == 1  # the first collector had none
     process, other = everywhere.start(collector, "exp1"), everywhere.start(collector, "other")
     wait_for_processes(collector, "exp1", "other")
     check_sends(process, 10)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
+from hostcallback.receiver.remote.control.relay import ControlService
 from hostcallback.receiver.remote.control.rule_store import (
     MAX_BYTES,
     NAME,
@@ -129,3 +130,13 @@ def test_the_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
         caplog.clear()
     file.write(kept)
     assert StatementsFile(tmp_path).read().statements == kept.statements
+
+
+def test_a_collector_announces_the_rules_that_it_remembers(tmp_path: Path) -> None:
+    assert ControlService(tmp_path).remembered() == ""
+    kept = RuleStore().with_setting("*", "loss", {"every": 10}).with_setting("exp*", "*", {"enabled": False})
+    StatementsFile(tmp_path).write(kept)
+    assert ControlService(tmp_path).remembered() == (
+        "2 remembered rule(s) apply to processes that connect: 'loss' every=10, '*' enabled=false in runs 'exp*'; "
+        "hcb ctl --via HOST:PORT '*' --reset removes them"
+    )
