@@ -108,6 +108,7 @@ class Replay:
 
         Exceptions of sinks and functions, and failed checks, are in `scope.deferred` then.
         """
+        # Without the other devices' shards no value of several processes would be complete, so shards come one by one.
         if selection.devices:
             self._jobs, self._shards = None, True
         delivery = self._make_delivery(self.scope, selection, shards=self._shards)

@@ -111,6 +111,7 @@ def _head(array: np.ndarray[Any, Any]) -> TruncatedArray:
     return head_of(np.asarray(array).reshape(-1)[:HEAD].copy(), whole)
 
 
+# Cached, because a tap has one template for all its messages.
 @functools.lru_cache(maxsize=256)
 def _parsed(template: str) -> tuple[_Part, ...]:
     if len(template) > limits.TEMPLATE_CHARS:
@@ -156,6 +157,7 @@ class _Parser:
         return _Field(argument, steps, conversion or "", self.parts(spec, nested=True))
 
     def _argument(self, first: str) -> int | str:
+        # `str.format` refuses a mixture too.
         if first.isdecimal():
             if self._next is not None:
                 raise RefusedTemplateError("some of its fields are numbered, and some are not")
@@ -188,7 +190,7 @@ def _fill(parts: tuple[_Part, ...], args: Sequence[Any], kwargs: Mapping[str, An
         text = part if isinstance(part, str) else _field_text(part, args, kwargs)
         texts.append(text)
         length += len(text)
-        if length > limits.TEXT_CHARS:
+        if length > limits.TEXT_CHARS:  # stops now: each further field may add as much again
             break
     return cut("".join(texts))
 
@@ -196,6 +198,7 @@ def _fill(parts: tuple[_Part, ...], args: Sequence[Any], kwargs: Mapping[str, An
 def _field_text(field: _Field, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
     value = _value(field, args, kwargs)
     spec = _fill(field.spec, args, kwargs) if field.spec else ""
+    # Before `format`, which would allocate as many characters as the width says.
     for digits in _DIGITS.findall(spec):
         if len(digits) > 9 or int(digits) > limits.FIELD_WIDTH:
             raise RefusedTemplateError(

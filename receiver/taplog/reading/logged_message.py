@@ -132,7 +132,7 @@ class RunDecoder:
         if consumer_id not in (WHOLE_ID, SHARDS_ID):
             key = run.writer.process, consumer_id
             tap = self._taps.get(key)
-            if tap is None or tap.described is None:
+            if tap is None or tap.described is None:  # a later segment may have the descriptor
                 tap = self._taps[key] = LoggedTap(consumer_id, run.described.get(consumer_id))
             return tap, arrays
         sharded = consumer_id == SHARDS_ID
@@ -141,7 +141,9 @@ class RunDecoder:
         description = arrays[sharded].tobytes()
         tap = self._exported.get(description)
         if tap is None:
-            if len(self._exported) >= MAX_EXPORTED:
+            if (
+                len(self._exported) >= MAX_EXPORTED
+            ):  # each message may bring another descriptor, so they are bounded
                 self._exported.clear()
             described = TapDescriptor.unpack(description)
             tap = self._exported[description] = LoggedTap(described.consumer_id, described)
