@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -15,6 +14,7 @@ from jax import lax
 
 import hostcallback as hcb
 from recorder import Recorder
+from transforming import JITS, JVP, TRANSPOSE, Jit, no_jit
 
 with warnings.catch_warnings():
     # flax of the time of JAX 0.8 asks jax for names that are deprecated in it.
@@ -23,21 +23,7 @@ with warnings.catch_warnings():
     from flax import linen, nnx
     from flax.training import train_state
 
-Jit = Callable[[Callable[..., Any]], Callable[..., Any]]
-
-
-def no_jit(fun: Callable[..., Any]) -> Callable[..., Any]:
-    return fun
-
-
-JITS = [
-    pytest.param(jax.jit, id="jax.jit"),
-    pytest.param(no_jit, id="no jit"),
-]
 NNX_JITS = [pytest.param(nnx.jit, id="nnx.jit"), pytest.param(no_jit, id="no jit")]
-
-JVP = ("jvp", {})
-TRANSPOSE = ("transpose", {})
 
 
 @pytest.fixture

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -13,32 +11,12 @@ from jax import lax
 
 import hostcallback as hcb
 from recorder import Recorder
+from threads import in_threads
 from transforming import COMPILED, COTANGENT, JITS, PRIMAL, Jit
 
 THREADS = 4
 CALLS = 100
 SIDE = 64  # large enough for XLA to run the programs on its own threads
-
-
-def in_threads(work: Callable[[int], None], count: int = THREADS) -> None:
-    """Runs `work(number)` in that many threads at once and waits for them; raises their errors."""
-    together = threading.Barrier(count)
-    failures: list[BaseException] = []
-
-    def run(number: int) -> None:
-        try:
-            together.wait(30)
-            work(number)
-        except BaseException as error:
-            failures.append(error)
-
-    threads = [threading.Thread(target=run, args=(number,)) for number in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if failures:
-        raise failures[0]
 
 
 def numbers_of(rec: Recorder, thread: int) -> list[int]:
@@ -56,7 +34,7 @@ def test_four_threads_with_one_program(jit: Jit) -> None:
         for i in range(CALLS):
             f(thread, i, x * thread)
 
-    in_threads(work)
+    in_threads(work, THREADS)
     hcb.barrier_wait()
     assert len(rec) == THREADS * CALLS
     for thread in range(THREADS):
@@ -79,7 +57,7 @@ def test_four_threads_with_a_program_each(jit: Jit) -> None:
         for i in range(10):
             program(100 * i)
 
-    in_threads(work)
+    in_threads(work, THREADS)
     hcb.barrier_wait()
     expected = [100 * i + k * (k + 1) // 2 for i in range(10) for k in range(10)]
     assert [[int(v) for v in rec.values] for rec in recorders] == [expected] * THREADS
@@ -94,7 +72,7 @@ def test_four_threads_that_differentiate(jit: Jit) -> None:
         for i in range(CALLS):
             f(float(i), thread)
 
-    in_threads(work)
+    in_threads(work, THREADS)
     hcb.barrier_wait()
     primals = [
         value for transforms, value in zip(rec.transforms, rec.values, strict=True) if transforms == PRIMAL
@@ -126,7 +104,7 @@ def test_the_end_of_a_receiver_waits_for_programs_other_threads_dispatched(jit: 
             program(arguments[0], arguments[1][i], arguments[2])
 
     with hcb.outfeed_receiver() as receiver:
-        in_threads(work)
+        in_threads(work, THREADS)
     assert [numbers_of(rec, thread) for thread in range(THREADS)] == [list(range(20))] * THREADS
     assert sum(device.delivered for device in receiver.stats) == THREADS * 20
     assert sum(device.dropped + device.failed + device.unknown for device in receiver.stats) == 0
@@ -146,6 +124,6 @@ def test_threads_that_wait_while_others_dispatch(jit: Jit) -> None:
             if len(numbers_of(rec, thread)) < i + 1:
                 too_few.append((thread, i))
 
-    in_threads(work)
+    in_threads(work, THREADS)
     assert not too_few
     assert len(rec) == THREADS * 20

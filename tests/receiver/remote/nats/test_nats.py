@@ -16,7 +16,7 @@ import nats
 import numpy as np
 import pytest
 
-from checkout import REMOTE_HELPERS, ROOT, python_path
+from checkout import REMOTE_HELPERS, python_path
 from collecting import LOSS, WAIT_SEC, Emitter, forwarder, only, stored, wait_for
 from hostcallback.receiver.remote.nats.publication import Publication
 from nats_collecting import NatsCollectorProcess, all_messages
@@ -266,20 +266,3 @@ def test_passwords_in_addresses_are_not_shown(tmp_path: Path, caplog: pytest.Log
         wait_for(lambda: "cannot be forwarded at present" in caplog.text, "a warning")
     assert sending.options.shown_address == "nats://127.0.0.1:1,tls://127.0.0.1:2"
     assert "secret" not in caplog.text
-
-
-def test_without_the_package_the_error_has_the_cure(tmp_path: Path) -> None:
-    program = (
-        "import sys; sys.modules['nats'] = None\n"
-        "from hostcallback.receiver.remote.forwarder import Forwarder\n"
-        "from hostcallback.receiver.remote.options import Forward\n"
-        "try: Forwarder(Forward('nats://localhost:4222', spool=sys.argv[1]))\n"
-        "except Exception as error: print(type(error).__name__, error)\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program, str(tmp_path)],
-        capture_output=True, text=True, timeout=60, check=True, cwd=ROOT,
-    )  # fmt: skip
-    assert (
-        done.stdout == "HostCallbackError NATS needs the package nats-py: pip install 'hostcallback[nats]'\n"
-    )

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import urllib.request
 from collections.abc import Iterator
 
@@ -116,19 +114,3 @@ def test_every_metric_is_in_the_document() -> None:
     for family in registry.collect():
         name = family.name + ("_total" if family.type == "counter" else "")
         assert f"| `{name}` |" in document, name
-
-
-def test_without_the_package_the_error_has_the_cure() -> None:
-    program = (
-        "import sys; sys.modules['prometheus_client'] = None\n"
-        "from hostcallback.receiver.runtime.prometheus import register\n"
-        "try: register()\n"
-        "except Exception as error: print(type(error).__name__, error)\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True, cwd=ROOT
-    )
-    assert done.stdout == (
-        "HostCallbackError metrics for Prometheus need the package prometheus-client: "
-        "pip install 'hostcallback[prometheus]'\n"
-    )

@@ -17,6 +17,7 @@ from hostcallback.receiver.errors import IncompleteValueError
 from hostcallback.receiver.messages.message import Consumer, Message
 from hostcallback.receiver.sinks.sharding.shard_record import shard_record
 from hostcallback.receiver.sinks.sharding.sinks import AssemblingSink
+from threads import in_threads
 
 CONSUMER = Consumer(1, "tap", "here:1 (f)", lambda message: None)
 
@@ -128,22 +129,13 @@ class Delivery:
 
     def bring_in_threads(self, streams: Iterable[Sequence[Message]]) -> None:
         """Runs every stream on a separate thread; raises their errors."""
-        failures: list[BaseException] = []
+        found = list(streams)
 
-        def run(stream: Sequence[Message]) -> None:
-            try:
-                for message in stream:
-                    self.bring(message)
-            except BaseException as error:
-                failures.append(error)
+        def bring(number: int) -> None:
+            for message in found[number]:
+                self.bring(message)
 
-        threads = [threading.Thread(target=run, args=(stream,)) for stream in streams]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        if failures:
-            raise failures[0]
+        in_threads(bring, len(found))
 
 
 def wait_for(state: Callable[[], bool]) -> None:
