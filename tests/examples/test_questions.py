@@ -1,0 +1,70 @@
+"""The newcomer's questions have answers that run and print what they say, one click from the README."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from checkout import ROOT
+
+PAGE = ROOT / "docs" / "questions.md"
+ANSWERS = {
+    question: re.findall(r"```python\n(.*?)```", answer, re.DOTALL)
+    for question, answer in re.findall(
+        r"^## (.*?)\n(.*?)(?=^## |\Z)", PAGE.read_text(), re.MULTILINE | re.DOTALL
+    )
+}
+TOPICS = (
+    "every N-th step", "one process", "failing tap", "TensorBoard or W&B", "Jupyter", "pytest", "progress bar",
+    "size of a log", "NaN", "debug", "later", "mute",
+)  # fmt: skip
+
+ALL_IN_ONE_PROCESS = """
+import sys
+for number, file in enumerate(sys.argv[1:]):
+    print(f"---- {file}", flush=True)
+    exec(compile(open(file).read(), file, "exec"), {"__name__": "__main__"})
+    import hostcallback
+    hostcallback.taps["*"].reset()
+    sys.stdout.flush()
+"""
+"""Runs programs one after another: JAX is imported once."""
+
+
+def test_there_is_an_answer_to_each_question() -> None:
+    assert len(ANSWERS) == len(TOPICS)
+    for question, topic in zip(ANSWERS, TOPICS, strict=True):
+        assert topic in question
+        assert len(ANSWERS[question]) == 1
+    assert "(docs/questions.md)" in (ROOT / "README.md").read_text().split("## Use it")[0]
+
+
+def test_the_answers_run_and_print_what_they_say(tmp_path: Path) -> None:
+    programs = {f"answer{n}.py": blocks[0] for n, blocks in enumerate(ANSWERS.values())}
+    tests = [name for name, code in programs.items() if code.startswith("# test_taps.py")]
+    for name, code in programs.items():
+        (tmp_path / name).write_text(code)
+    files = [name for name in programs if name not in tests]
+    result = subprocess.run(
+        [sys.executable, "-c", ALL_IN_ONE_PROCESS, *files],
+        cwd=tmp_path, capture_output=True, text=True, timeout=110, check=False,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    printed = dict(re.findall(r"^---- (\S+)\n(.*?)(?=^---- |\Z)", result.stdout, re.MULTILINE | re.DOTALL))
+    for name in files:
+        assert printed[name].splitlines() == re.findall(r"# prints: (.*)", programs[name]), name
+
+
+@pytest.mark.slow
+def test_the_answer_about_pytest_is_a_test_that_passes(tmp_path: Path) -> None:
+    (code,) = (blocks[0] for blocks in ANSWERS.values() if "import pytest" in blocks[0])
+    (tmp_path / "test_taps.py").write_text(code)
+    result = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_taps.py"],
+        cwd=tmp_path, capture_output=True, text=True, timeout=110, check=False,
+    )  # fmt: skip
+    assert "1 passed" in result.stdout
