@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from hostcallback import _jax_compat as compat
+from hostcallback.api.public import public
 from hostcallback.lifecycle import readiness, receivers as transport
 from hostcallback.lowering import takeover
 from hostcallback.receiver import environment
@@ -108,7 +109,7 @@ class Acceleration:
             print(f"hostcallback: {callback}", file=sys.stderr)
 
 
-@compat.hide_frames
+@public
 def accelerate(*, arrays: Literal["numpy", "jax"] = "numpy", verbose: bool = False) -> Acceleration:
     """Sends the callbacks of JAX's functions through our transport, in the program and in the libraries it uses.
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from time import perf_counter
 
 from hostcallback import _jax_compat as compat
+from hostcallback.api.public import public
 from hostcallback.lifecycle import effect_dispatch
 from hostcallback.receiver.errors import ReentrantWaitError, TapFunctionException
 from hostcallback.receiver.runtime.runtime import runtime
@@ -20,7 +21,7 @@ class _ThisThread(threading.local):
 _this_thread = _ThisThread()
 
 
-@compat.hide_frames
+@public
 def barrier_wait(timeout_sec: float | None = None) -> None:
     """Waits until all taps of all computations dispatched before this call have been delivered.
 

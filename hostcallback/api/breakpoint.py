@@ -12,6 +12,7 @@ import numpy as np
 from jax import lax
 
 from hostcallback import _jax_compat as compat
+from hostcallback.api.public import public
 from hostcallback.primitives.call import emit_call
 from hostcallback.receiver.sinks.debugger import sessions as stops
 from hostcallback.receiver.sinks.debugger.console import SupportsReadline, SupportsWriteAndFlush
@@ -22,7 +23,7 @@ from hostcallback.tracing.source_line import SourceLine, user_source_line
 from hostcallback.tracing.tap_options import TapOptions
 
 
-@compat.hide_frames
+@public
 def breakpoint(
     *,
     when: Any = None,

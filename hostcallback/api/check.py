@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hostcallback import _jax_compat as compat
+from hostcallback.api.public import public
 from hostcallback.primitives.bind import bind_tap
 from hostcallback.primitives.formatted import template_of
 from hostcallback.receiver.runtime.runtime import runtime
@@ -20,7 +20,7 @@ from hostcallback.tracing.source_line import user_place, user_source_line
 from hostcallback.tracing.tap_options import TapOptions
 
 
-@compat.hide_frames
+@public
 def check(
     pred: Any,
     fmt: str,
@@ -107,7 +107,7 @@ def _without(devices: Sequence[jax.Device] | None, line: Any) -> tuple[int, ...]
     return tuple(device.id for device in jax.local_devices() if device not in wanted)
 
 
-@compat.hide_frames
+@public
 def disable_checks(*names: str) -> None:
     """Switches checks off, in running programs and in later ones, without recompilation.
 
@@ -125,7 +125,7 @@ def disable_checks(*names: str) -> None:
     _switch(names, off=True)
 
 
-@compat.hide_frames
+@public
 def enable_checks(*names: str) -> None:
     """Switches checks on again, in running programs and in later ones. Any thread. Undoes `disable_checks`.
 

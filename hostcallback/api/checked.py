@@ -10,6 +10,7 @@ import jax
 
 from hostcallback import _jax_compat as compat
 from hostcallback.api.barrier import wait_for_taps
+from hostcallback.api.public import public
 from hostcallback.receiver.errors import TapFunctionException
 from hostcallback.receiver.runtime.runtime import runtime
 
@@ -17,7 +18,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-@compat.hide_frames
+@public
 def checked(step: Callable[P, R]) -> Callable[P, R]:
     """Returns a function that calls `step` and raises if a check in it failed.
 

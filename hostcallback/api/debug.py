@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any, overload
 
 from hostcallback import _jax_compat as compat
+from hostcallback.api.public import public
 from hostcallback.primitives.bind import bind_tap
 from hostcallback.primitives.formatted import emit_text
 from hostcallback.receiver.host_function import refuse_async
@@ -54,7 +55,7 @@ def print(
 ) -> Callable[..., None]: ...
 
 
-@compat.hide_frames
+@public
 def print(
     fmt: str | None = None,
     *args: Any,
@@ -163,7 +164,7 @@ def log(
 ) -> Callable[..., None]: ...
 
 
-@compat.hide_frames
+@public
 def log(
     fmt: str | None = None,
     *args: Any,
@@ -251,7 +252,7 @@ def callback(
 ) -> Callable[..., None]: ...
 
 
-@compat.hide_frames
+@public
 def callback(
     callback: Callable[..., Any] | None = None,
     *args: Any,

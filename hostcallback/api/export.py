@@ -7,7 +7,7 @@ from typing import Any
 
 import jax.export
 
-from hostcallback import _jax_compat as compat
+from hostcallback.api.public import public
 from hostcallback.lifecycle import receivers as transport
 from hostcallback.lowering import partition
 from hostcallback.receiver.host_function import refuse_async
@@ -15,7 +15,7 @@ from hostcallback.receiver.runtime.runtime import runtime
 from hostcallback.receiver.sinks.factory import Binding
 
 
-@compat.hide_frames
+@public
 def bind(name: str, func: Callable[..., Any], **kwargs: Any) -> None:
     """Delivers the taps with a given name, in exported programs that this process runs, to `func`.
 
@@ -51,7 +51,7 @@ def bind(name: str, func: Callable[..., Any], **kwargs: Any) -> None:
     runtime.exported.bind(name, Binding(func, kwargs))
 
 
-@compat.hide_frames
+@public
 def unbind(name: str) -> None:
     """Removes the binding of a name; ignores unknown names. Any thread.
 

@@ -16,6 +16,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching
 
 from hostcallback import _jax_compat as compat
+from hostcallback.api.public import public
 from hostcallback.primitives.bind import bind_tap
 from hostcallback.primitives.jaxpr_rewriter import Mark, Place, rewrite
 from hostcallback.receiver.sinks.factory import Binding
@@ -66,7 +67,7 @@ class Operation:
     backward: bool
 
 
-@compat.hide_frames
+@public
 def watch_nonfinite(
     fun: Callable[P, R], *, where: str | Callable[[Operation], bool] | None = None, inputs: bool = True
 ) -> Callable[P, R]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import traceback
 import warnings
@@ -16,6 +17,7 @@ import jax
 
 from hostcallback import _jax_compat as compat
 from hostcallback.api.barrier import wait_for_taps
+from hostcallback.api.public import public
 from hostcallback.api.receiver_options import (
     ReceiverSink,
     ReceiverSinks,
@@ -39,7 +41,7 @@ from hostcallback.lifecycle.process_group import job, process_index
 from hostcallback.lifecycle.sigterm import end_flushing, flush_at_termination
 from hostcallback.receiver.errors import DeviceClaimedError, TapTimeoutError
 from hostcallback.receiver.log import logger
-from hostcallback.receiver.messages.check_report import FailedCheck
+from hostcallback.receiver.messages.check_report import CheckError, FailedCheck
 from hostcallback.receiver.messages.deferred_errors import MAX_KEPT, OnError
 from hostcallback.receiver.remote.forwarder import Forwarder
 from hostcallback.receiver.remote.options import Forward
@@ -53,6 +55,7 @@ from hostcallback.receiver.runtime.runtime import runtime
 from hostcallback.receiver.sources.back_pressure import BackPressure, Policy
 from hostcallback.receiver.taplog.writing.recorder import Recorder, record as record_to
 from hostcallback.sync import inflight
+from hostcallback.tracing.source_line import user_source_line
 
 MIN_SEC = 0.3
 """Seconds that the child process and the collector have after an interrupt, however long the taps took."""
@@ -92,8 +95,18 @@ class OutfeedReceiver:
         self._flight_recorder = flight_recorder
         self._scope = scope
         self._devices = tuple(devices)
+        self._made_at = str(user_source_line())
+        self._entered = False
         self._names = [transport.device_name(device) for device in devices]
         self._ids = [device.id for device in devices]
+
+    def __del__(self) -> None:
+        """Logs that the receiver was never entered: none of its options had an effect."""
+        if not getattr(self, "_entered", True) and not sys.is_finalizing():
+            logger.warning(
+                "the outfeed_receiver made at %s was never entered, and none of its options had an effect: "
+                "with hcb.outfeed_receiver(...):", self._made_at,
+            )  # fmt: skip
 
     @property
     def devices(self) -> tuple[jax.Device, ...]:
@@ -133,6 +146,7 @@ class OutfeedReceiver:
             OSError: the log or the flight recorder's folder cannot be made.
             HostCallbackError: the spool cannot be made, or a file is not a certificate or key.
         """
+        self._entered = True
         self._wait_for_earlier_work()
         if self._flight_recorder is not None:
             runtime.record_flight(self._flight_recorder)
@@ -189,7 +203,7 @@ class OutfeedReceiver:
             self._end_recording(problem)
             if self._forwarder is not None:
                 for text in end_forwarding(self._forwarder, self._process):
-                    warnings.warn(text, ForwardingWarning, stacklevel=2)
+                    warnings.warn(text, ForwardingWarning, stacklevel=3)
             monitoring.record_receiver(self._scope.name, self.stats)
         deferred = self._scope.deferred.take()
         if problem is not None and deferred is not None:
@@ -201,6 +215,10 @@ class OutfeedReceiver:
             raise report
         # The exception of the block goes on. The errors of the taps are attached to it and logged.
         error.add_note(f"meanwhile in the receiver: {report}")
+        for check in deferred.exceptions if deferred is not None else ():
+            if self._scope.deferred.on_error is OnError.ABORT and isinstance(check, CheckError):
+                error.add_note(f"the check that ended the program: {check}")
+                break
         logger.error("while the receiver was closing: %s", "".join(traceback.format_exception(report)))
 
     def _wait(self, deadline: float | None, interrupted: InterruptedWait | None = None) -> None:
@@ -302,11 +320,11 @@ class OutfeedReceiver:
                 f"{lost} message(s) were delivered but not recorded in {recorder.directory}: "
                 f"{recorder.counters.failure}. The log says where they are missing",
                 RecordingWarning,
-                stacklevel=3,
+                stacklevel=4,
             )
 
 
-@compat.hide_frames
+@public
 def outfeed_receiver(
     *,
     receiver_name: str = "",
@@ -410,7 +428,7 @@ def outfeed_receiver(
     )
 
 
-@compat.hide_frames
+@public
 def error_collector(
     *,
     on_error: OnError | str = OnError.DEFER,

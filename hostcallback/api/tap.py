@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar, overload
 
-from hostcallback import _jax_compat as compat
+from hostcallback.api.public import check_keywords, public
 from hostcallback.primitives.bind import bind_tap
 from hostcallback.receiver.host_function import refuse_async
 from hostcallback.receiver.sinks.factory import Binding
@@ -13,6 +13,8 @@ from hostcallback.receiver.sinks.print import SupportsWrite
 from hostcallback.receiver.wire import tap_kind
 from hostcallback.tracing.source_line import place_name, user_source_line
 from hostcallback.tracing.tap_options import TapOptions, check_switch, default_name
+
+_OPTIONS = ["batched", "name", "ordered", "processes", "python_scalars", "result", "sharding", "tap_tangents"]
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -52,7 +54,7 @@ def id_tap(
 ) -> R: ...
 
 
-@compat.hide_frames
+@public
 def id_tap(
     tap_func: Callable[..., Any],
     arg: Any,
@@ -141,6 +143,7 @@ def id_tap(
             f"{user_source_line()}"
         )
     refuse_async(tap_func, "hcb.tap", user_source_line())
+    check_keywords("hcb.tap", tap_func, kwargs, _OPTIONS)
     if not isinstance(batched, bool):
         raise TypeError(
             f"batched is {batched!r}, expected True or False: a stack has as many messages as were waiting"
@@ -191,7 +194,7 @@ def id_print(
 ) -> R: ...
 
 
-@compat.hide_frames
+@public
 def id_print(
     arg: Any,
     *,

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from hostcallback import _jax_compat as compat
+from hostcallback.api.public import public
 from hostcallback.receiver.control.endpoints import endpoints
 from hostcallback.receiver.log import logger
 from hostcallback.receiver.runtime.rules.names import matching, no_such_tap, tap_names
@@ -142,7 +143,7 @@ class TapSelection:
         return names
 
 
-@compat.hide_frames
+@public
 def control_file(path: str | os.PathLike[str] | None) -> None:
     """Reads the rules of taps from a file, and again whenever the file changes. The file need not exist yet.
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import importlib
 import os
+import re
 import signal
 import sys
 from collections.abc import Sequence
@@ -43,8 +45,21 @@ class CommandError(HostCallbackError):
     """A command cannot continue; the text is for its user."""
 
 
+class _Parser(argparse.ArgumentParser):
+    # Suggests what a mistyped command or option may have meant.
+
+    def error(self, message: str) -> NoReturn:
+        mistyped = re.search(r"invalid choice: '([^']*)'|unrecognized arguments: (\S+)", message)
+        if mistyped:
+            known = COMMANDS if "COMMAND" in message else self._option_string_actions
+            word = (mistyped[1] or mistyped[2]).partition("=")[0]
+            near = difflib.get_close_matches(word, known, n=1)
+            message += f". Did you mean {near[0]}?" if near else ""
+        super().error(message)
+
+
 def _parser(chosen: str | None) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="hcb", description=__doc__)
+    parser = _Parser(prog="hcb", description=__doc__)
     parser.add_argument("--version", action="version", version=f"hcb (hostcallback) {_version()}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for name, summary in COMMANDS.items():
@@ -52,7 +67,7 @@ def _parser(chosen: str | None) -> argparse.ArgumentParser:
         if name == chosen:  # the other modules are not loaded: some take long
             module = importlib.import_module(f"hostcallback.receiver.cli.commands.{name}")
             module.configure(added)
-            added.set_defaults(run=module.run, failed=getattr(module, "FAILED", FAILED))
+            added.set_defaults(command=added, run=module.run, failed=getattr(module, "FAILED", FAILED))
     return parser
 
 
@@ -68,7 +83,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     parser = _parser(next((word for word in given if word in COMMANDS), None))
     try:
-        parsed = parser.parse_args(given)
+        parsed, unknown = parser.parse_known_args(given)
+        if unknown:
+            parsed.command.error(f"unrecognized arguments: {' '.join(unknown)}")
         status: int = parsed.run(parsed)
         sys.stdout.flush()
     except BrokenPipeError:

@@ -101,6 +101,8 @@ class RuleFile:
     def start(self) -> None:
         """Applies the file now, and starts the thread that follows it."""
         self.look()
+        if self._state is None and not self._problem:
+            logger.warning("control file %s does not exist: its rules apply once it does", self.path)
         self._thread.start()
 
     def stop(self) -> None:

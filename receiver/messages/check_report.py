@@ -137,7 +137,7 @@ class FailedCheck:
             lines.append(f"  {explained.where}")
         if explained.values:
             lines.append("  with " + ", ".join(f"{_called(k)} = {v}" for k, v in explained.values.items()))
-        run = f", run {self.first.run_id & (2**64 - 1):#x}" if self.first.run_id else ""
+        run = f", run {self.first.run_id}" if self.first.run_id else ""
         lines.append(f"  first at {self.first}{run}")
         if self.count > 1:
             devices = ", ".join(f"{count:,} on {device}" for device, count in sorted(self.by_device.items()))

@@ -75,6 +75,12 @@ class Forward:
     def __post_init__(self) -> None:
         """Raises ValueError for an option out of range."""
         address = self.address if isinstance(self.address, str) else ""
+        scheme, separator, rest = address.partition("://")
+        if separator and not self.scheme:
+            raise ValueError(
+                f"forward is {without_password(address)!r}, and a collector's address has no {scheme}://: give "
+                f"{without_password(rest)!r}, expected {brokers.expected()}"
+            )
         host, _, port = address.rpartition(":")
         if not self.scheme and (not host or not port.isdecimal() or not 0 < int(port) < 65536):
             shown = without_password(address) if address else self.address

@@ -133,9 +133,10 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"hcb: collect: give {ways}, or {several}", file=sys.stderr)
         return USAGE
     host, colon, port = (arguments.listen or "localhost:0").rpartition(":")
-    if not colon or not host or not port.isdecimal():
+    if not colon or not host or not port.isdecimal() or int(port) > 65_535:
         print(
-            f"hcb: --listen {arguments.listen!r}: expected HOST:PORT, such as localhost:7070", file=sys.stderr
+            f"hcb: --listen {arguments.listen!r}: expected HOST:PORT, such as localhost:7070, with a port up to 65535",
+            file=sys.stderr,
         )
         return USAGE
     if (arguments.tls_cert is None) != (arguments.tls_key is None):

@@ -8,7 +8,8 @@ import importlib
 import math
 import runpy
 import sys
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -62,8 +63,10 @@ def run(arguments: argparse.Namespace) -> int:
     make_safe()
     with contextlib.ExitStack() as stack:
         sinks: list[Sink] = []
+        written: _Counting | None = None
         if arguments.metrics is not None:
-            sinks.append(metrics(stack.enter_context(JsonlWriter(arguments.metrics))))
+            written = _Counting(stack.enter_context(JsonlWriter(arguments.metrics)), arguments.metrics)
+            sinks.append(metrics(written))
         replay = Replay(reader, bind=bind, sinks=sinks, shards=arguments.shards)
         replayed = replay.run(selection(arguments), arguments.speed)
     sys.stdout.flush()
@@ -74,7 +77,7 @@ def run(arguments: argparse.Namespace) -> int:
         if not damaged or not any(text in str(error) for text in damaged):
             print(f"hcb: {printable_lines(_described(error), INDENT)}", file=sys.stderr)
             status = 1
-    _sum_up(replayed)
+    _sum_up(replayed, written)
     nothing = not replayed.messages and not replayed.skipped
     return status or (report_unmatched(reader, selection(arguments)) if nothing else 0)
 
@@ -86,10 +89,34 @@ def _described(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}" + (f" ({notes})" if notes else "")
 
 
-def _sum_up(replayed: Replayed) -> None:
+class _Counting:
+    """Writes metrics, and counts them."""
+
+    def __init__(self, writer: JsonlWriter, file: str) -> None:
+        self._writer = writer
+        self.file = file
+        self.scalars = 0
+        self.names: set[str] = set()
+
+    def write_scalars(self, step: int, scalars: Mapping[str, float]) -> None:
+        self.scalars += len(scalars)
+        self.names.update(scalars)
+        self._writer.write_scalars(step, scalars)
+
+    def took(self, tap: str) -> bool:
+        return any(name == tap or name.startswith(tap + "/") for name in self.names)
+
+
+def _sum_up(replayed: Replayed, written: _Counting | None) -> None:
     text = f"replayed {replayed.messages:,} message(s)"
-    if replayed.skipped:
-        taps = ", ".join(f"{name} ({count:,})" for name, count in replayed.skipped.most_common(8))
+    skipped = replayed.skipped
+    if written is not None:
+        taken = {name: count for name, count in skipped.items() if written.took(name)}
+        skipped = Counter({name: count for name, count in skipped.items() if name not in taken})
+        text = f"replayed {replayed.messages + sum(taken.values()):,} message(s)"
+        text += f", {written.scalars:,} scalar(s) are in {written.file}"
+    if skipped:
+        taps = ", ".join(f"{name} ({count:,})" for name, count in skipped.most_common(8))
         text += f"; no function takes those of {taps}: --bind NAME=WHERE:FUNCTION"
     print(printable(text), file=sys.stderr)
     for reason, count in replayed.incomplete.items():

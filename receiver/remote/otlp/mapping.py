@@ -178,7 +178,7 @@ class MessageMapper:
         about = self._about(message) | _code(*self._place)
         about["hostcallback.seq"] = message.seq
         if message.run_id:
-            about["hostcallback.run_id"] = f"{message.run_id & (2**64 - 1):#x}"
+            about["hostcallback.run_id"] = str(message.run_id)
         return Event(message.time_ns, number, text, body, about)
 
     def _about(self, message: Message) -> Attributes:

@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from hostcallback.receiver.log import logger
 from hostcallback.receiver.taplog.format.errors import (
     CutOffLogError,
     Damage,
@@ -38,6 +39,7 @@ class LogReader:
 
     Attributes:
         runs: the runs in the given folders and files, the last one last, also those that are not read.
+        strays: files of the folders that are called like segments and are none.
         writers: the processes that wrote the logs, in the order of their start.
     """
 
@@ -55,6 +57,8 @@ class LogReader:
             OSError: a path does not exist, or cannot be read.
         """
         given = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
+        files = [Path(item) for item in given]
+        self.strays: list[Path] = []
         self._cut_off: list[Path] = []
         self._copies = SequenceDeduplicator()
         self._catalog = RunCatalog()
@@ -62,7 +66,7 @@ class LogReader:
         known: dict[Path, Writer] = {}
         chosen: dict[Path, None] = {}
         for item in given:
-            in_item = {path: known.get(path) or self._note(path) for path in segments_of(item)}
+            in_item = {path: known.get(path) or self._note(path, files) for path in segments_of(item)}
             found = {path: writer for path, writer in in_item.items() if writer is not None}
             known |= found
             if run is None and found and Path(item).is_dir():
@@ -71,6 +75,8 @@ class LogReader:
             chosen |= dict.fromkeys(found)
         if not known:
             raise self._problem
+        if self.strays:
+            logger.warning("left out, because no tap logs: %s", ", ".join(map(str, self.strays)))
         wanted = None if run is None else self._catalog.chosen(run)
         segments: dict[Writer, list[Path]] = {}
         for path in chosen:
@@ -80,7 +86,7 @@ class LogReader:
             (writer, sorted(of_writer, key=lambda path: path.name)) for writer, of_writer in segments.items()
         ]
 
-    def _note(self, path: Path) -> Writer | None:
+    def _note(self, path: Path, given: Sequence[Path]) -> Writer | None:
         # Returns the writer of a segment; None if the file is none yet or was deleted.
         try:
             segment = SegmentReader(path)
@@ -88,6 +94,11 @@ class LogReader:
             self._cut_off.append(path)
             self._problem = error
         except FileNotFoundError as error:  # its writer deletes old segments
+            self._problem = error
+        except NotATapLogError as error:
+            if path in given:
+                raise
+            self.strays.append(path)
             self._problem = error
         else:
             self._copies.note(segment.writer, segment.info, path)

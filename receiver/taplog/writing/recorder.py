@@ -249,4 +249,13 @@ def record(
         segment_bytes, segment_sec, keep_bytes, compress, fsync, process_index, job=job, mode=mode,
         run=checked_run(run) if run else own_run(),
     )  # fmt: skip
-    return Recorder(LogWriter(path, options))
+    try:
+        return Recorder(LogWriter(path, options))
+    except OSError as error:
+        if error.errno is None:
+            raise
+        text = (
+            f"{error.strerror}, so that the log of record={os.fspath(path)!r} cannot be made: give a folder in which "
+            "you may create files; it is made if it does not exist"
+        )
+        raise type(error)(error.errno, text, error.filename) from None

@@ -75,7 +75,7 @@ def test_ids_are_equal_in_every_process() -> None:
 def test_different_taps_have_different_ids_and_equal_taps_share_one() -> None:
     ids = ids_in(
         """
-        def tap(v): pass
+        def tap(v, k): pass
         def f(x):
             for k in range(3):
                 hcb.id_tap(tap, x, k=k)      # differ by kwargs

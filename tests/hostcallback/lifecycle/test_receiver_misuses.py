@@ -1,0 +1,158 @@
+"""Misuses of receivers, logs and options are refused or logged, with the cure."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import subprocess
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import hostcallback as hcb
+from hostcallback import receiver
+
+
+def logged(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+@pytest.mark.parametrize(
+    ("misuse", "text"),
+    [
+        (
+            lambda: hcb.outfeed_receiver("x"),
+            r"outfeed_receiver\(receiver_name='x'\), at .*test_receiver_misuses.py",
+        ),
+        (
+            lambda: hcb.outfeed_receiver(timeout_secs=3),
+            r"'timeout_secs': did you mean timeout_sec=\?, at .*misuses.py",
+        ),
+        (lambda: hcb.error_collector(max_error=3), r"did you mean max_errors=\?"),
+        (lambda: hcb.barrier_wait(timeout=3), r"did you mean timeout_sec=\?"),
+        (lambda: hcb.call(print, 1, result_shapes=1), r"needs result_shape="),
+        (
+            lambda: hcb.tap(lambda value: None, 1, ordred=True),
+            r"ordred=True .*did you mean ordered=\?, at .*py",
+        ),
+        (
+            lambda: hcb.tap(lambda value: None, 1, step=3),
+            r"step=3 to <lambda>, .*: give it a parameter 'step', at",
+        ),
+    ],
+)
+def test_wrong_arguments_get_a_cure(misuse: Any, text: str) -> None:
+    with pytest.raises(TypeError, match=text):
+        misuse()
+
+
+def test_a_type_error_of_the_function_itself_is_left_alone() -> None:
+    with pytest.raises(TypeError, match="takes a function to call on the host"):
+        hcb.tap(3, 1)  # type: ignore[call-overload]
+    assert jax.jit(lambda x: hcb.tap(lambda value, **more: None, x, anything=3))(1.0) == 1
+
+
+def test_a_receiver_that_is_never_entered_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    hcb.outfeed_receiver(receiver_name="lost")
+    gc.collect()
+    (text,) = logged(caplog)
+    assert "test_receiver_misuses.py:" in text
+    assert "was never entered, and none of its options had an effect" in text
+    with hcb.outfeed_receiver():
+        pass
+    gc.collect()
+    assert len(logged(caplog)) == 1
+
+
+@pytest.mark.parametrize("address", ["http://host:7070", "https://host:7070", "grpc://host:7070"])
+def test_a_collectors_address_has_no_scheme(address: str) -> None:
+    with pytest.raises(ValueError, match=r"a collector's address has no \w+://: give 'host:7070'"):
+        hcb.outfeed_receiver(forward=address)
+    with pytest.raises(ValueError, match="give 'host:7070'"):
+        hcb.forward(address)
+
+
+def test_a_record_that_cannot_be_made_says_what_record_takes(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for path in (tmp_path / "file", tmp_path / "file" / "log", Path("/proc/log")):
+        with pytest.raises(
+            OSError, match=r"the log of record=.* cannot be made: give a folder in which you may"
+        ):
+            with hcb.outfeed_receiver(record=path):
+                pass
+
+
+def test_a_log_that_does_not_exist_cannot_be_replayed() -> None:
+    with pytest.raises(
+        FileNotFoundError, match=r"no such tap log: give the folder that record= wrote.*'nope'"
+    ):
+        receiver.replay("nope")
+
+
+def test_a_stray_file_does_not_hide_a_folders_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with hcb.outfeed_receiver(record=tmp_path):
+        hcb.tap(lambda value: None, jnp.float32(1), name="loss")
+    (tmp_path / "stray.hcblog").write_bytes(b"junk")
+    got: list[float] = []
+    receiver.replay(tmp_path, bind={"loss": lambda value: got.append(float(value))})
+    assert got == [1]
+    assert any("stray.hcblog" in text and "left out" in text for text in logged(caplog))
+    with pytest.raises(hcb.HostCallbackError, match=r"stray.hcblog is not a tap log"):
+        receiver.LogReader(tmp_path / "stray.hcblog")
+
+
+def test_a_control_file_that_does_not_exist_is_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    try:
+        hcb.control_file(tmp_path / "taps.toml")
+        assert logged(caplog) == [
+            f"control file {tmp_path / 'taps.toml'} does not exist: its rules apply once it does"
+        ]
+        (tmp_path / "there.toml").write_text('["loss*"]\nevery = 2\n')
+        hcb.control_file(tmp_path / "there.toml")
+        assert len(logged(caplog)) == 1
+    finally:
+        hcb.control_file(None)
+
+
+def test_abort_shows_the_check_that_ended_the_program() -> None:
+    f = jax.jit(lambda x: (hcb.check(x > 0, "x is {}", x), x)[1])
+    with pytest.raises(jax.errors.JaxRuntimeError) as caught:
+        with hcb.outfeed_receiver(on_error="abort"):
+            f(-1.0).block_until_ready()
+    text = "".join(traceback.format_exception(caught.value))
+    assert "the check that ended the program: x is -1.0, at " in text
+    assert "with argument 0 = -1.0" in text
+
+
+def test_quitting_a_breakpoint_is_reported_once() -> None:
+    program = """
+import io, jax, hostcallback as hcb
+f = jax.jit(lambda x: (hcb.breakpoint(stdin=io.StringIO("q\\\\n"), stdout=io.StringIO()), x)[1])
+try:
+    jax.block_until_ready(f(1.0))
+except jax.errors.JaxRuntimeError as error:
+    assert "q(uit)" in str(error)
+hcb.barrier_wait()
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert "BreakpointQuit" not in done.stderr.replace("JaxRuntimeError", "")
+
+
+def test_a_run_has_one_number_in_reports_and_messages(tmp_path: Path) -> None:
+    found: list[int] = []
+    f = jax.jit(lambda x: (hcb.check(x > 0, "x is {}", x), x)[1])
+    with pytest.raises(hcb.TapFunctionException) as caught:
+        with hcb.outfeed_receiver(sinks=[lambda message: found.append(message.run_id)]):
+            f(-1.0).block_until_ready()
+    (error,) = caught.value.exceptions
+    assert isinstance(error, hcb.CheckError)
+    assert error.check.first.run_id == found[0]
+    assert not found[0] or f", run {found[0]}\n" in str(error)
