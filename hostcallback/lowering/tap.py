@@ -31,25 +31,10 @@ MAX_BRANCHES = 32
 
 def _lower(ctx: Any, *operands: Any, tap: TapSpec, transforms: Any, float0_leaves: Float0Leaves) -> Any:
     context = compat.LoweringContext(ctx)
-    if len(context.platforms) > 1:
-        raise NotImplementedError(
-            f"the tap {tap.name} at {tap.source_line} is in a program that is lowered for several platforms at once, "
-            f"{', '.join(context.platforms)}: lower it for one at a time, since each takes its taps another way"
-        )
-    if not all(isinstance(size, int) for aval in ctx.avals_in for size in aval.shape):
-        shapes = ", ".join(str(aval.shape) for aval in ctx.avals_in)
-        raise NotImplementedError(
-            f"the tap {tap.name} at {tap.source_line} is exported with symbolic shapes, {shapes}, and messages "
-            "say their shapes beforehand: export the program for each shape that it is called with"
-        )
+    _check_supported(context, tap, ctx.avals_in)
     transport.start(context.platform)
     inflight.expect(context.local_devices())
     native = transport.use_native(context.platform)
-    if context.for_export and not native:
-        raise NotImplementedError(
-            f"the tap {tap.name} at {tap.source_line} would be a Python callback, which JAX cannot export: programs "
-            "with taps are exported for CPU and GPUs, on the native transport"
-        )
     emit = _emit_natively if native else _emit_through_python
     shards = _shards(context)
     consumer = tap.consumer(transforms, float0_leaves, shards, switchable=True)
@@ -77,17 +62,41 @@ def _lower(ctx: Any, *operands: Any, tap: TapSpec, transforms: Any, float0_leave
     emission = functools.partial(
         emit, _Emission(context, token, arrays, avals, tap, consumer, consumer_id, whole_axes)
     )
-    # The handler reads a check's predicate in any case. A branch around the check is faster to run, but the compile
-    # time grows with the number of branches. If the compiler partitions the program, the condition would have to be
-    # gathered from all devices. On a GPU the host would have to wait for the condition, so the receiver reads it.
-    branch = tap.options.kind.is_check and not context.automatic
-    if native:
-        branch = branch and context.platform == "cpu" and context.kept_alive < MAX_BRANCHES
-    token_out = context.unless(operands[0], token, emission) if branch else emission()
+    token_out = context.unless(operands[0], token, emission) if _has_branch(context, tap) else emission()
     # An unordered tap takes the incoming token, so it cannot start before its predecessors, but no operation waits for
     # it. Shards are numbered in the order of their emission, which is equal on all devices only in program order.
     context.set_token_out(TAP_EFFECT, token_out if tap.options.ordered or context.automatic else token)
     return operands
+
+
+def _check_supported(context: compat.LoweringContext, tap: TapSpec, avals: Sequence[Any]) -> None:
+    if len(context.platforms) > 1:
+        raise NotImplementedError(
+            f"the tap {tap.name} at {tap.source_line} is in a program that is lowered for several platforms at once, "
+            f"{', '.join(context.platforms)}: lower it for one at a time, since each takes its taps another way"
+        )
+    if not all(isinstance(size, int) for aval in avals for size in aval.shape):
+        shapes = ", ".join(str(aval.shape) for aval in avals)
+        raise NotImplementedError(
+            f"the tap {tap.name} at {tap.source_line} is exported with symbolic shapes, {shapes}, and messages "
+            "say their shapes beforehand: export the program for each shape that it is called with"
+        )
+    if context.for_export and not transport.use_native(context.platform):
+        raise NotImplementedError(
+            f"the tap {tap.name} at {tap.source_line} would be a Python callback, which JAX cannot export: programs "
+            "with taps are exported for CPU and GPUs, on the native transport"
+        )
+
+
+def _has_branch(context: compat.LoweringContext, tap: TapSpec) -> bool:
+    # The handler reads a check's predicate in any case. A branch around the check is faster to run, but the compile
+    # time grows with the number of branches. If the compiler partitions the program, the condition would have to be
+    # gathered from all devices. On a GPU the host would have to wait for the condition, so the receiver reads it.
+    if not tap.options.kind.is_check or context.automatic:
+        return False
+    if not transport.use_native(context.platform):
+        return True
+    return context.platform == "cpu" and context.kept_alive < MAX_BRANCHES
 
 
 _leases_of_exported_taps: dict[int, Lease] = {}

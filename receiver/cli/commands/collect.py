@@ -116,55 +116,17 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Runs the command."""
     # Here, because modules outside of receiver/remote/ can be imported without grpc.
-    from hostcallback.receiver.remote.collector.access import Access, server_credentials
-    from hostcallback.receiver.remote.collector.limits import Limits
     from hostcallback.receiver.remote.collector.os_limits import allow_many_files, keep_freed_memory
-    from hostcallback.receiver.remote.collector.service import Collector
     from hostcallback.receiver.remote.collector.services import run_until_told
     from hostcallback.receiver.remote.collector.store import Store
-    from hostcallback.receiver.remote.collector_server import CollectorServer
-    from hostcallback.receiver.remote.control.relay import ControlService
-    from hostcallback.receiver.remote.credentials import is_loopback
     from hostcallback.receiver.remote.delivery.delivery import Delivery
 
-    if arguments.listen is None and all(_url(arguments, broker) is None for broker in BROKERS):
-        ways = ", or ".join(["--listen HOST:PORT", *(f"--{broker.name} URL" for broker in BROKERS)])
-        several = "both" if len(BROKERS) == 1 else "several of them"
-        print(f"hcb: collect: give {ways}, or {several}", file=sys.stderr)
+    misuse = _misuse(arguments)
+    if misuse:
+        print(f"hcb: {misuse}", file=sys.stderr)
         return USAGE
-    host, colon, port = (arguments.listen or "localhost:0").rpartition(":")
-    if not colon or not host or not port.isdecimal() or int(port) > 65_535:
-        print(
-            f"hcb: --listen {arguments.listen!r}: expected HOST:PORT, such as localhost:7070, with a port up to 65535",
-            file=sys.stderr,
-        )
-        return USAGE
-    if (arguments.tls_cert is None) != (arguments.tls_key is None):
-        raise CommandError("--tls-cert and --tls-key belong together: give both, or neither")
-    if arguments.tls_ca is not None and arguments.tls_cert is None:
-        raise CommandError(
-            "--tls-ca requires client certificates, which needs TLS: give --tls-cert and --tls-key"
-        )
-    if arguments.tls_cert is None and not is_loopback(host) and not arguments.insecure:
-        raise CommandError(
-            f"--listen {arguments.listen}: other machines can reach this address, and any program could write there: "
-            "give --tls-cert and --tls-key, or --insecure if the network is trusted"
-        )
-    credentials = None
-    if arguments.tls_cert is not None:
-        credentials = server_credentials(arguments.tls_cert, arguments.tls_key, arguments.tls_ca)
-    access = Access() if arguments.token_file is None else Access.from_file(arguments.token_file)
-    if (
-        arguments.listen
-        and arguments.token_file is None
-        and not arguments.no_control
-        and not is_loopback(host)
-    ):
-        print(
-            "hcb: any program that can connect there can also control the taps of all processes: give --token-file, "
-            "or --no-control",
-            file=sys.stderr,
-        )
+    # Files of certificates, tokens and consumers are read before anything is made, so that their errors leave nothing.
+    listen = _prepare_listening(arguments)
     bind, sinks = _consumers(arguments.consumers)
     _log_to_stderr()
     make_safe()
@@ -172,58 +134,119 @@ def run(arguments: argparse.Namespace) -> int:
     allow_many_files()
     permissions = PRIVATE if arguments.group is None else _permissions_of(arguments.group)
     with contextlib.ExitStack() as stack:
-        if arguments.metrics is not None:
-            # Created here, because JsonlWriter would create it with the default permissions.
-            with contextlib.suppress(FileExistsError):
-                os.close(permissions.create(Path(arguments.metrics), os.O_WRONLY))
-            sinks = [*sinks, metrics(stack.enter_context(JsonlWriter(arguments.metrics)))]
-        if arguments.otlp is not None:
-            from hostcallback.receiver.remote.otlp.exporter import otlp_exporter
-
-            sinks = [*sinks, stack.enter_context(otlp_exporter(arguments.otlp))]
+        sinks = [*sinks, *_own_sinks(arguments, permissions, stack)]
         store = Store(arguments.log, fsync=arguments.fsync, permissions=permissions)
         stack.callback(store.close)
         delivery = Delivery(
-            store,
-            bind=bind,
-            sinks=sinks,
-            prints=not arguments.quiet,
-            everything=arguments.print_all,
-            shards=arguments.shards,
-            patience_sec=arguments.wait,
-        )
+            store, bind=bind, sinks=sinks, prints=not arguments.quiet, everything=arguments.print_all,
+            shards=arguments.shards, patience_sec=arguments.wait,
+        )  # fmt: skip
         services = _services(arguments, store, delivery)
         if arguments.listen is not None:
-            limits = Limits(streams=arguments.max_streams, bytes_per_sec=arguments.max_rate)
-            collector = Collector(store, access=access, limits=limits, on_grown=delivery.grown)
-            control = ControlService(store.directory, access=access, limits=limits)
-            if not arguments.no_control and control.remembered():
-                print(f"hcb: {printable(control.remembered())}", file=sys.stderr, flush=True)
-            services.append(
-                CollectorServer(
-                    collector,
-                    arguments.listen,
-                    credentials,
-                    control=None if arguments.no_control else control,
-                )
-            )
+            services.append(listen(store, delivery))
 
         def tell(service: CollectingService) -> None:
             print(f"hcb: collecting {service.where} into {arguments.log}", file=sys.stderr, flush=True)
 
         run_until_told(services, tell)
-        if not delivery.wait_idle(PATIENCE_SEC):
-            print(
-                "hcb: delivering the remaining stored messages. Press Ctrl-C again to exit now; the rest is delivered "
-                "at the next start",
-                file=sys.stderr,
-                flush=True,
-            )
-        delivery.close()
+        _finish(delivery)
+    return 0
+
+
+def _finish(delivery: Delivery) -> None:
+    if not delivery.wait_idle(PATIENCE_SEC):
+        print(
+            "hcb: delivering the remaining stored messages. Press Ctrl-C again to exit now; the rest is delivered "
+            "at the next start",
+            file=sys.stderr,
+            flush=True,
+        )
+    delivery.close()
     sys.stdout.flush()
     for check in delivery.failed_checks():
         print(printable_report(check.report()), file=sys.stderr)
-    return 0
+
+
+def _misuse(arguments: argparse.Namespace) -> str:
+    if arguments.listen is None and all(_url(arguments, broker) is None for broker in BROKERS):
+        ways = ", or ".join(["--listen HOST:PORT", *(f"--{broker.name} URL" for broker in BROKERS)])
+        several = "both" if len(BROKERS) == 1 else "several of them"
+        return f"collect: give {ways}, or {several}"
+    host, colon, port = _address(arguments)
+    if not colon or not host or not port.isdecimal() or int(port) > 65_535:
+        return f"--listen {arguments.listen!r}: expected HOST:PORT, such as localhost:7070, with a port up to 65535"
+    return ""
+
+
+def _address(arguments: argparse.Namespace) -> tuple[str, str, str]:
+    host, colon, port = (arguments.listen or "localhost:0").rpartition(":")
+    return host, colon, port
+
+
+def _prepare_listening(arguments: argparse.Namespace) -> Callable[[Store, Delivery], CollectingService]:
+    """Checks who may connect, and returns the function that makes the server of `--listen`."""
+    from hostcallback.receiver.remote.collector.access import Access, server_credentials
+    from hostcallback.receiver.remote.collector.limits import Limits
+    from hostcallback.receiver.remote.collector.service import Collector
+    from hostcallback.receiver.remote.collector_server import CollectorServer
+    from hostcallback.receiver.remote.control.relay import ControlService
+
+    _check_exposure(arguments)
+    credentials = None
+    if arguments.tls_cert is not None:
+        credentials = server_credentials(arguments.tls_cert, arguments.tls_key, arguments.tls_ca)
+    access = Access() if arguments.token_file is None else Access.from_file(arguments.token_file)
+
+    def listen(store: Store, delivery: Delivery) -> CollectingService:
+        limits = Limits(streams=arguments.max_streams, bytes_per_sec=arguments.max_rate)
+        collector = Collector(store, access=access, limits=limits, on_grown=delivery.grown)
+        control = ControlService(store.directory, access=access, limits=limits)
+        if not arguments.no_control and control.remembered():
+            print(f"hcb: {printable(control.remembered())}", file=sys.stderr, flush=True)
+        return CollectorServer(
+            collector, arguments.listen, credentials, control=None if arguments.no_control else control
+        )
+
+    return listen
+
+
+def _check_exposure(arguments: argparse.Namespace) -> None:
+    from hostcallback.receiver.remote.credentials import is_loopback
+
+    if (arguments.tls_cert is None) != (arguments.tls_key is None):
+        raise CommandError("--tls-cert and --tls-key belong together: give both, or neither")
+    if arguments.tls_ca is not None and arguments.tls_cert is None:
+        raise CommandError(
+            "--tls-ca requires client certificates, which needs TLS: give --tls-cert and --tls-key"
+        )
+    is_local = is_loopback(_address(arguments)[0])
+    if arguments.tls_cert is None and not is_local and not arguments.insecure:
+        raise CommandError(
+            f"--listen {arguments.listen}: other machines can reach this address, and any program could write there: "
+            "give --tls-cert and --tls-key, or --insecure if the network is trusted"
+        )
+    if arguments.listen and arguments.token_file is None and not arguments.no_control and not is_local:
+        print(
+            "hcb: any program that can connect there can also control the taps of all processes: give --token-file, "
+            "or --no-control",
+            file=sys.stderr,
+        )
+
+
+def _own_sinks(
+    arguments: argparse.Namespace, permissions: Permissions, stack: contextlib.ExitStack
+) -> list[Sink]:
+    found: list[Sink] = []
+    if arguments.metrics is not None:
+        # Created here, because JsonlWriter would create it with the default permissions.
+        with contextlib.suppress(FileExistsError):
+            os.close(permissions.create(Path(arguments.metrics), os.O_WRONLY))
+        found.append(metrics(stack.enter_context(JsonlWriter(arguments.metrics))))
+    if arguments.otlp is not None:
+        from hostcallback.receiver.remote.otlp.exporter import otlp_exporter
+
+        found.append(stack.enter_context(otlp_exporter(arguments.otlp)))
+    return found
 
 
 def _url(arguments: argparse.Namespace, broker: Broker) -> str | None:
