@@ -188,7 +188,7 @@ def _listen(path: Path) -> socket.socket:
     try:
         listener.bind(str(unpublished))
         unpublished.chmod(0o600)
-        listener.listen(16)
+        listener.listen(128)
         unpublished.rename(path)  # replaces a socket that an earlier process with this id has left
     except OSError as error:
         listener.close()

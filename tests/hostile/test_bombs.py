@@ -152,6 +152,7 @@ for words in sys.argv[2:]:
 
 
 @pytest.mark.slow_variants(every=4)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in BOMBS])
 def test_a_reader_of_limited_memory(name: str, tmp_path: Path) -> None:
     log = tmp_path / "20260101T000000.000000000Z-1-000001.hcblog"
     BOMBS[name](log)

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -35,13 +34,7 @@ from hostcallback.receiver.taplog.writing.segment_writer import SegmentWriter
 from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
 from hostile_log import write_hostile_log
 from logged_frames import DESCRIBED, losses
-
-EXAMPLES = int(os.environ.get("HOSTILE_EXAMPLES", "400"))
-ODD: tuple[Any, ...] = (
-    None, True, 0, -1, 1, 63, 64, 2**31, 2**63 - 1, 2**64 - 1, -(2**63), 0.5, float("inf"), float("nan"), "", "x",
-    "{0.a}", "\x1b[2J\n", b"", b"\0" * 9, [], [[]], ["array"], {}, {"a": 1}, "batch", "format", "check", ["tuple", []],
-)  # fmt: skip
-
+from mutations import EXAMPLES, mutated_bytes, mutated_value
 
 HEADER_FIELDS = ("kind", "codec", "raw_bytes", "messages", "consumers", "stream", "first_seq", "step_before")
 
@@ -76,46 +69,6 @@ def put_together(info: dict[str, Any], parts: list[Part]) -> bytes:
         pieces += [layout.encode_chunk_header(header), table, layout.padding(len(table)), part.data]
         pieces.append(layout.padding(len(part.data)))
     return b"".join(pieces)
-
-
-def mutated_bytes(data: bytes, choose: random.Random) -> bytes:
-    """Some bytes changed, or a number put in, or a piece cut or doubled."""
-    if not data:
-        return data
-    changed = bytearray(data)
-    for _ in range(choose.randint(1, 4)):
-        at = choose.randrange(len(changed))
-        kind = choose.randrange(5)
-        if kind == 0:
-            changed[at] ^= 1 << choose.randrange(8)
-        elif kind == 1:
-            number = choose.choice([0, 1, 2**31, 2**32 - 1, 2**63, 2**64 - 1, choose.getrandbits(64)])
-            at &= -8
-            changed[at : at + 8] = number.to_bytes(8, "little")[: len(changed) - at]
-        elif kind == 2:
-            changed[at] = choose.randrange(256)
-        elif kind == 3 and len(changed) > 64:
-            del changed[at : at + choose.randint(1, 64)]
-        else:
-            changed[at:at] = changed[at : at + choose.randint(1, 64)]
-    return bytes(changed)
-
-
-def mutated_value(value: Any, choose: random.Random) -> Any:
-    """Plain data with one part replaced, removed or wrapped."""
-    if isinstance(value, dict) and value and choose.random() < 0.8:
-        key = choose.choice([*value])
-        if choose.random() < 0.1:
-            return {k: v for k, v in value.items() if k != key}
-        return {**value, key: mutated_value(value[key], choose)}
-    if isinstance(value, list) and value and choose.random() < 0.8:
-        at = choose.randrange(len(value))
-        return [*value[:at], mutated_value(value[at], choose), *value[at + choose.randint(0, 1) :]]
-    if choose.random() < 0.1:
-        for _ in range(choose.choice([1, 5, 150, 900])):
-            value = [value]
-        return value
-    return choose.choice(ODD)
 
 
 def mutate(info: dict[str, Any], parts: list[Part], choose: random.Random) -> bytes:

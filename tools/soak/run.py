@@ -100,7 +100,8 @@ class Soak:
         totals = self.totals
         totals.messages += emitted
         if terminated_ns:
-            before = int(last.numbers[0] + (last.times < terminated_ns).sum()) if last.count else 0
+            earlier = last.numbers[last.times < terminated_ns]
+            before = int(earlier[-1]) + 1 if earlier.size else 0
             if min(logged.end, spooled.end) < before:
                 faults.append(f"SIGTERM: {before} before it, {logged.end} logged, {spooled.end} spooled")
             return faults

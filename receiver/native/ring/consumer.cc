@@ -13,6 +13,7 @@ bool Folds(const FrameHeader& header) { return (LoadFlags(&header) & (kFolds | k
 
 // HCB_INTACT if an intact header, BUSY or not, lies at `position`, otherwise its damage.
 hcb_damage Ring::Check(uint64_t position, uint64_t head) const {
+  if (theirs_ != nullptr) CopyHeader(position);
   const FrameHeader& header = *At(position);
   const uint32_t flags = LoadFlags(&header);
   if (std::memcmp(header.magic, kMagic, sizeof(kMagic)) != 0) return HCB_DAMAGED_MAGIC;
@@ -72,6 +73,7 @@ void Ring::Walk(hcb_batch* batch) {
       if ((flags & kBusy) || ((flags & (kCall | kEndOfStream)) && batch->frames != 0)) break;
       if ((flags & (kCall | kDiscarded)) == kCall && OwnerOfCall(device_, header.seq) != nullptr) break;
       const bool message = !(flags & (kPad | kDiscarded));
+      if (theirs_ != nullptr && message) CopyFrame(cursor_);
       OutstandingBlock block = {};
       if (message && (flags & kExternal) && !TakeBlock(cursor_, &block)) damage = HCB_DAMAGED_BLOCK;
       if (damage == HCB_INTACT) {
@@ -144,12 +146,6 @@ bool Ring::TakeBlock(uint64_t position, OutstandingBlock* block) {
 bool Ring::CopyPayload(uint64_t position, uint8_t* out) {
   const uint64_t nbytes = At(position)->payload_bytes;
   OutstandingBlock found = {};
-  if (attached_bytes_ != 0) {
-    if (!CopyBlock(position, &found)) return false;
-    std::memcpy(out, found.memory, nbytes);
-    BlockPool::Free(found.memory);
-    return true;
-  }
   {
     std::lock_guard<std::mutex> lock(mutex_);
     const auto block = std::find_if(outstanding_.begin(), outstanding_.end(),
@@ -165,6 +161,7 @@ uint32_t Ring::CopyAhead(uint64_t* position, uint8_t* out, uint64_t capacity, ui
                          uint64_t* needed) {
   *needed = 0;
   if (gpu() != nullptr) return 0;  // numbers of its frames are final only when the reader has come to them
+  if (theirs_ != nullptr) return 0;
   std::lock_guard<std::mutex> reader(sleep_mutex_);
   if (walking_.load(std::memory_order_acquire)) return 0;
   const uint64_t head = SettledHead();
@@ -204,7 +201,7 @@ uint32_t Ring::CopyAhead(uint64_t* position, uint8_t* out, uint64_t capacity, ui
 // How many messages lie between the intact header at `from` and the head. `intact`: whether the frames follow one another
 // without damage all the way, which makes the number exact.
 uint64_t Ring::CountMessagesLocked(uint64_t from, bool* intact) const {
-  const uint64_t head = control_->head.load(std::memory_order_relaxed);
+  const uint64_t head = theirs_ != nullptr ? from : control_->head.load(std::memory_order_relaxed);
   uint64_t messages = 0;
   while (from != head && Check(from, head) == HCB_INTACT) {
     const uint32_t flags = LoadFlags(At(from));

@@ -96,7 +96,7 @@ Ring::Overwriting Ring::MakeRoomLocked(const Emission& emission) {
 // Drops the oldest frame. Impossible if a program waits for its reply, if it ends a stream, or if there is none.
 Ring::Overwriting Ring::OverwriteOldestLocked() {
   const uint64_t head = SettledHead();
-  const uint64_t position = control_->released.load(std::memory_order_relaxed);
+  const uint64_t position = control_->released.load(std::memory_order_relaxed) & ~(kFrameAlign - 1);
   if (position == head || Check(position, head) != HCB_INTACT) return Overwriting::kImpossible;
   const FrameHeader& header = *At(position);
   const uint32_t flags = LoadFlags(&header);
@@ -135,7 +135,7 @@ bool Ring::HasRoomLocked(const Emission& emission) {
     return false;
   }
   const uint64_t frame_bytes = RingBytes(emission, external);
-  const uint64_t position = control_->head.load(std::memory_order_relaxed);
+  const uint64_t position = HeadLocked();
   // Sequentially consistent, like `waiting_`: either this load sees the room that the reader released, or the reader
   // sees the waiter that this emission becomes (see Release).
   const uint64_t used = position - control_->released.load(std::memory_order_seq_cst);
@@ -146,7 +146,7 @@ bool Ring::ReserveLocked(const Emission& emission, Reservation* reservation) {
   if (!HasRoomLocked(emission)) return false;
   const bool external = GoesOutside(emission);
   const uint64_t frame_bytes = RingBytes(emission, external);
-  uint64_t position = control_->head.load(std::memory_order_relaxed);
+  uint64_t position = HeadLocked();
   const uint64_t pad = PadBefore(position, frame_bytes);
   if (pad != 0) {
     FrameHeader filler = {};

@@ -74,6 +74,7 @@ Ring::Ring(int32_t device, const hcb_config& config, uint8_t* base)
 Ring::~Ring() {
   if (attached_bytes_ != 0) {
     munmap(base_, attached_bytes_);
+    UnmapRing(memory_ - kRingPage, capacity_);
   } else {
     UnmapRing(base_, capacity_);
   }
@@ -97,7 +98,7 @@ void Ring::SetDeviceId(int32_t id) {
 // Whether all reserved frames are committed. Damaged frames count as committed: the reader reports them.
 bool Ring::AllCommittedLocked() const {
   const uint64_t head = control_->head.load(std::memory_order_relaxed);
-  uint64_t at = control_->released.load(std::memory_order_acquire);
+  uint64_t at = control_->released.load(std::memory_order_acquire) & ~(kFrameAlign - 1);
   while (at != head && Check(at, head) == HCB_INTACT) {
     const FrameHeader& header = *At(at);
     const uint32_t flags = __atomic_load_n(&header.flags, __ATOMIC_ACQUIRE);

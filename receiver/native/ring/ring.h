@@ -166,10 +166,13 @@ class Ring {
   };
 
   Ring(int32_t device, const hcb_config& config, uint8_t* base);
-  Ring(uint8_t* base, uint64_t file_bytes);
+  Ring(const RingControl& checked, uint8_t* base, uint64_t file_bytes, uint8_t* copy);
 
   // shared.cc
   void ReclaimLocked();
+  uint64_t TheirHead() const;
+  void CopyHeader(uint64_t position) const;
+  void CopyFrame(uint64_t position) const;
   bool CopyBlock(uint64_t position, OutstandingBlock* block);
 
   // producer.cc. "Locked" functions need `mutex_`.
@@ -188,6 +191,8 @@ class Ring {
   Overwriting MakeRoomLocked(const Emission& emission);
   Overwriting OverwriteOldestLocked();
   bool MustAdmitLocked(const Waiter& waiter) const;
+  // Aligned, because other processes can write into a ring in a file: wherever the head is, a frame stays inside.
+  uint64_t HeadLocked() const { return control_->head.load(std::memory_order_relaxed) & ~(kFrameAlign - 1); }
   uint64_t PadBefore(uint64_t position, uint64_t frame_bytes) const;
   bool HasRoomLocked(const Emission& emission);
   Verdict CopyAndCommit(const Emission& emission, const Reservation& reservation);
@@ -263,6 +268,7 @@ class Ring {
   uint8_t* const base_;          // start of the control page, which the frames follow
   RingControl* const control_;  // the control page. The memory behind these pointers may be replaced, its contents stay
   uint8_t* const memory_;
+  uint8_t* const theirs_ = nullptr;  // the frames of another process's ring; `memory_` has copies of those that were read
   BlockPool blocks_;
   bool in_file_ = false;  // written with `mutex_`
   const uint64_t attached_bytes_ = 0;        // length of the file of another process's ring; 0 for a ring of this process

@@ -140,22 +140,55 @@ std::unique_ptr<Ring> Ring::Attach(const char* path, int* error) {
   }
   close(descriptor);
   if (*error != 0) return nullptr;
-  return std::unique_ptr<Ring>(new Ring(static_cast<uint8_t*>(base), nbytes));
+  uint8_t* const copy = MapRing(control.capacity);
+  if (copy == nullptr) {
+    munmap(base, nbytes);
+    *error = ENOMEM;
+    return nullptr;
+  }
+  return std::unique_ptr<Ring>(new Ring(control, static_cast<uint8_t*>(base), nbytes, copy));
 }
 
-Ring::Ring(uint8_t* base, uint64_t file_bytes)
-    : device_(reinterpret_cast<RingControl*>(base)->device),
-      device_id_(reinterpret_cast<RingControl*>(base)->device_id),
-      capacity_(reinterpret_cast<RingControl*>(base)->capacity),
+// The identity is that which was checked: the other process may change the page at any time.
+Ring::Ring(const RingControl& checked, uint8_t* base, uint64_t file_bytes, uint8_t* copy)
+    : device_(checked.device),
+      device_id_(checked.device_id),
+      capacity_(checked.capacity),
       external_threshold_(0),
       base_(base),
       control_(reinterpret_cast<RingControl*>(base)),
-      memory_(base + kRingPage),
+      memory_(copy + kRingPage),
+      theirs_(base + kRingPage),
       attached_bytes_(file_bytes),
       config_() {
-  cursor_ = delivered_end_ = control_->released.load(std::memory_order_acquire);
+  cursor_ = delivered_end_ = control_->released.load(std::memory_order_acquire) & ~(kFrameAlign - 1);
+  released_here_ = cursor_;
   cursor_frames_ = released_frames_here_ = control_->released_frames.load(std::memory_order_relaxed);
   blocks_.SetStockLimit(16ull << 20);
+}
+
+// The head as the other process states it, if it can be one; otherwise nothing is there to be read. It may not reach into frames that
+// are not released.
+uint64_t Ring::TheirHead() const {
+  const uint64_t head = control_->head.load(std::memory_order_acquire) & ~(kFrameAlign - 1);
+  const uint64_t start = released_here_.load(std::memory_order_relaxed);
+  return head - start > capacity_ || head - start < cursor_ - start ? cursor_ : head;
+}
+
+// Copies a header, or the rest of the frame of such a header, out of the other process's memory. Only the copies are checked and used:
+// the other process may change its memory at any time.
+void Ring::CopyHeader(uint64_t position) const {
+  const FrameHeader* theirs = reinterpret_cast<const FrameHeader*>(theirs_ + (position & (capacity_ - 1)));
+  FrameHeader* ours = At(position);
+  const uint32_t flags = LoadFlags(theirs);
+  std::memcpy(static_cast<void*>(ours), theirs, sizeof(FrameHeader));
+  ours->flags = flags;
+}
+
+void Ring::CopyFrame(uint64_t position) const {
+  const FrameHeader* ours = At(position);
+  const uint64_t offset = (position & (capacity_ - 1)) + sizeof(FrameHeader);
+  std::memcpy(memory_ + offset, theirs_ + offset, RingBytes(*ours, ours->flags) - sizeof(FrameHeader));
 }
 
 // Copies the payload of an EXTERNAL frame, because the block stays the writer's. False if it is not in the file.
@@ -185,12 +218,13 @@ bool Ring::CopyBlock(uint64_t position, OutstandingBlock* block) {
 
 void Ring::MarkWriterDead() {
   std::lock_guard<std::mutex> reader(sleep_mutex_);
-  const uint64_t head = control_->head.load(std::memory_order_acquire);
+  const uint64_t head = TheirHead();
   for (uint64_t at = cursor_; at != head && Check(at, head) == HCB_INTACT;) {
-    FrameHeader* header = At(at);
+    const FrameHeader* header = At(at);
     const uint32_t flags = LoadFlags(header);
-    if (flags & kBusy) __atomic_store_n(&header->flags, (flags & ~kBusy) | kDiscarded, __ATOMIC_SEQ_CST);
-    at += FrameBytes(header->meta_bytes, (flags & kExternal) ? sizeof(BlockDescriptor) : header->payload_bytes);
+    FrameHeader* theirs = reinterpret_cast<FrameHeader*>(theirs_ + (at & (capacity_ - 1)));
+    if (flags & kBusy) __atomic_store_n(&theirs->flags, (flags & ~kBusy) | kDiscarded, __ATOMIC_SEQ_CST);
+    at += RingBytes(*header, flags);
   }
 }
 

@@ -50,15 +50,23 @@ class Cursor:
         self._whole: set[StreamKey] = set()  # streams whose chunk after the position is read again as a whole
         self._is_saved = True
         # A file that a crash left invalid costs repeated deliveries. Raising would keep the collector from starting.
-        with contextlib.suppress(OSError, ValueError, TypeError, msgpack.UnpackException, BadStreamError):
+        invalid = (
+            ValueError,
+            TypeError,
+            AttributeError,
+            RecursionError,
+            msgpack.UnpackException,
+            BadStreamError,
+        )
+        with contextlib.suppress(OSError, *invalid):
             for folder, position, *rest in msgpack.unpackb(self._path.read_bytes()):
                 key = StreamKey.of_folder(folder)
                 if key is not None:
                     self._positions[key] = StreamOffset.of(position)
-                    since, seqs, done = (*rest, None, None, 0)[:3] if len(rest) != 2 else (*rest, 0)
+                    since, seqs, done = [*rest, None, None, 0][:3] if len(rest) != 2 else (*rest, 0)
                     if since is not None:
-                        self._waiting[key] = Again(StreamOffset.of(since), dict(seqs))
-                    self._done[key] = int(done)
+                        self._waiting[key] = Again(StreamOffset.of(since), _seqs(seqs))
+                    self._done[key] = _number(done)
 
     def position(self, key: StreamKey) -> StreamOffset:
         """Position from which to continue a stream."""
@@ -120,3 +128,13 @@ class Cursor:
         since, seqs = (None, None) if waiting is None else (waiting.since, waiting.seqs)
         done = 0 if key in self._whole else self.done(key)
         return key.folder, self._positions[key], since, seqs, done
+
+
+def _seqs(found: dict[str, list[int]]) -> dict[str, list[int]]:
+    return {str(device): list(map(_number, seqs)) for device, seqs in found.items()}
+
+
+def _number(found: object) -> int:
+    if type(found) is not int or not 0 <= found < 2**63:
+        raise ValueError(f"{found!r} is not a number of a message")
+    return found

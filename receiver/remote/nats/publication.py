@@ -25,6 +25,9 @@ LINE_BYTES = 64
 
 _RING_ONLY = np.uint64(int(Flags.EXTERNAL | Flags.PAD | Flags.DISCARDED | Flags.BUSY))
 
+INVALID = ValueError, TypeError, LookupError, ArithmeticError, AttributeError, RecursionError
+"""What damaged fields raise."""
+
 
 @dataclass(slots=True)
 class Publication:
@@ -100,7 +103,7 @@ class Publication:
             return cls._decode(msgpack.unpackb(data))
         except BadStreamError:
             raise
-        except (ValueError, TypeError, KeyError, AttributeError, msgpack.UnpackException, WireError) as error:
+        except (*INVALID, msgpack.UnpackException, WireError) as error:
             raise BadStreamError(f"{len(data)} bytes are not messages of taps: {error!r}") from error
 
     @classmethod
@@ -111,6 +114,8 @@ class Publication:
                 f"messages have version {str(fields['v'])[:20]}, this collector knows {VERSION}"
             )
         run, process, epoch = fields["stream"]
+        if not isinstance(fields["frames"], bytes):  # a number would be a length
+            raise TypeError(f"the frames are a {type(fields['frames']).__name__}")
         data = np.frombuffer(bytearray(fields["frames"]), np.uint8)
         offsets = np.frombuffer(fields["offsets"], "<i8").astype(np.int64)
         steps = np.frombuffer(fields["steps"], "<i8").astype(np.int64)

@@ -105,7 +105,7 @@ def test_the_header_is_plain_c(tmp_path):
     assert done.returncode == 0, done.stderr
 
 
-def run_under_load(program, tmp_path, sanitizer, library_sources=()):
+def run_under_load(program, tmp_path, sanitizer, library_sources=(), count=2000):
     """Compiles a stress program with the library's sources, and runs it with a library of other sources."""
     flags = ["-O1", "-pthread", *([f"-fsanitize={sanitizer}"] if sanitizer else [])]
     empty = tmp_path / "empty.cc"
@@ -117,13 +117,14 @@ def run_under_load(program, tmp_path, sanitizer, library_sources=()):
         pytest.skip(f"the sanitizer {sanitizer!r} does not work here")
     stress = tmp_path / "stress"
     compile_program([*SOURCES.rglob("*.cc"), Path(__file__).parent / program], stress, *flags)
-    arguments = [stress, "2000", tmp_path / "file"]
+    arguments = [stress, str(count), tmp_path / "file"]
     if library_sources:
         arguments[-1] = tmp_path / "library.so"
         compile_program(library_sources, arguments[-1], "-fPIC", "-shared", "-fvisibility=hidden", *flags)
     done = subprocess.run(arguments, capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 0, done.stderr
     assert "WARNING" not in done.stderr
+    assert "runtime error" not in done.stderr
 
 
 @needs_compiler
@@ -141,6 +142,13 @@ def test_rings_calls_and_rules_hold_under_load(tmp_path, program, sanitizer):
 @pytest.mark.parametrize("sanitizer", ["", "thread", "address,undefined"])
 def test_gpu_rings_hold_under_load(tmp_path, sanitizer):
     run_under_load("gpu/gpu_stress.cc", tmp_path, sanitizer, DRIVER_SOURCES)
+
+
+@needs_compiler
+@pytest.mark.slow
+@pytest.mark.parametrize("sanitizer", ["", "address,undefined"])
+def test_a_reader_survives_what_others_do_to_a_shared_ring(tmp_path, sanitizer):
+    run_under_load("ring/shared_ring_mutations.cc", tmp_path, sanitizer, count=20_000)
 
 
 def test_a_missing_library_is_named_with_the_cure(tmp_path):
