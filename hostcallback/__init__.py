@@ -28,7 +28,10 @@ if TYPE_CHECKING:
     from hostcallback.api.debug import callback, log, print as print
     from hostcallback.api.export import bind, export_checks, unbind
     from hostcallback.api.nonfinite import Operation, watch_nonfinite
+    from hostcallback.api.outputs.forms import histogram, image, text
+    from hostcallback.api.outputs.metrics import metrics
     from hostcallback.api.receiver import (
+        MetricsWarning,
         OutfeedReceiver,
         RecordingWarning,
         error_collector,
@@ -61,6 +64,9 @@ if TYPE_CHECKING:
     from hostcallback.receiver.remote.options import Forward, forward
     from hostcallback.receiver.remote.otlp.exporter import OtlpExporter, otlp_exporter, otlp_exporter as otlp
     from hostcallback.receiver.runtime.prometheus import register as prometheus_collector
+    from hostcallback.receiver.sinks.metric_writers.files import csv as csv, jsonl
+    from hostcallback.receiver.sinks.metric_writers.tensorboard import tensorboard
+    from hostcallback.receiver.sinks.metric_writers.writer_thread import WriterStats
     from hostcallback.receiver.sinks.nonfinite import NonFiniteError
     from hostcallback.receiver.sources.back_pressure import BackPressure
     from hostcallback.receiver.taplog.writing.recorder import Recorder, record
@@ -68,8 +74,8 @@ if TYPE_CHECKING:
 
 __version__ = "0.4.0.dev0"
 
-_NAMED_AS_BUILTINS = ("breakpoint", "print")
-"""Public names that `from hostcallback import *` leaves out."""
+_NAMED_AS_BUILTINS = ("breakpoint", "csv", "print")
+"""Public names that `from hostcallback import *` leaves out: Python and its library have them too."""
 
 __all__ = [
     "AcceleratedCallback",
@@ -88,6 +94,7 @@ __all__ = [
     "IncompleteValueError",
     "LostMessagesError",
     "Message",
+    "MetricsWarning",
     "NativeLibraryError",
     "NonFiniteError",
     "OnError",
@@ -105,6 +112,7 @@ __all__ = [
     "TruncatedArray",
     "UnboundConsumerError",
     "UnknownConsumerError",
+    "WriterStats",
     "accelerate",
     "barrier_wait",
     "bind",
@@ -118,10 +126,14 @@ __all__ = [
     "error_collector",
     "export_checks",
     "forward",
+    "histogram",
     "id_print",
     "id_tap",
+    "image",
     "jit",
+    "jsonl",
     "log",
+    "metrics",
     "otlp",
     "otlp_exporter",
     "outfeed_receiver",
@@ -129,6 +141,8 @@ __all__ = [
     "record",
     "tap",
     "taps",
+    "tensorboard",
+    "text",
     "unbind",
     "watch_nonfinite",
 ]
@@ -150,6 +164,7 @@ _PLACES = {
     "IncompleteValueError": "receiver.errors",
     "LostMessagesError": "receiver.errors",
     "Message": "receiver.messages.message",
+    "MetricsWarning": "api.receiver",
     "NativeLibraryError": "receiver.errors",
     "NonFiniteError": "receiver.sinks.nonfinite",
     "OnError": "receiver.messages.deferred_errors",
@@ -167,6 +182,7 @@ _PLACES = {
     "TruncatedArray": "receiver.wire.truncation",
     "UnboundConsumerError": "receiver.errors",
     "UnknownConsumerError": "receiver.errors",
+    "WriterStats": "receiver.sinks.metric_writers.writer_thread",
     "accelerate": "api.accelerate",
     "barrier_wait": "api.barrier",
     "bind": "api.export",
@@ -176,15 +192,20 @@ _PLACES = {
     "check": "api.check",
     "checked": "api.checked",
     "control_file": "api.taps",
+    "csv": "receiver.sinks.metric_writers.files",
     "disable_checks": "api.check",
     "enable_checks": "api.check",
     "error_collector": "api.receiver",
     "export_checks": "api.export",
     "forward": "receiver.remote.options",
+    "histogram": "api.outputs.forms",
     "id_print": "api.tap",
     "id_tap": "api.tap",
+    "image": "api.outputs.forms",
     "jit": "primitives.jit",
+    "jsonl": "receiver.sinks.metric_writers.files",
     "log": "api.debug",
+    "metrics": "api.outputs.metrics",
     "otlp": "receiver.remote.otlp.exporter:otlp_exporter",
     "otlp_exporter": "receiver.remote.otlp.exporter",
     "outfeed_receiver": "api.receiver",
@@ -193,6 +214,8 @@ _PLACES = {
     "record": "receiver.taplog.writing.recorder",
     "tap": "api.tap",
     "taps": "api.taps",
+    "tensorboard": "receiver.sinks.metric_writers.tensorboard",
+    "text": "api.outputs.forms",
     "unbind": "api.export",
     "watch_nonfinite": "api.nonfinite",
 }

@@ -48,9 +48,11 @@ def barrier_wait(timeout_sec: float | None = None) -> None:
         raise ValueError(f"timeout_sec is {timeout_sec!r}, expected a number of seconds, 0 or more, or None")
     deadline = None if timeout_sec is None else perf_counter() + timeout_sec
     wait_for_taps(deadline=deadline)
-    for receiver in runtime.receivers():
-        for sink in receiver.scope.batch_sinks:
+    for scope in dict.fromkeys(receiver.scope for receiver in runtime.receivers()):
+        for sink in scope.batch_sinks:
             sink.flush()
+        if scope.metrics is not None:
+            scope.metrics.flush()
     error = merge(runtime.take_deferred())
     if error is not None:
         raise error

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from time import perf_counter
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import jax
 
@@ -43,6 +43,7 @@ from hostcallback.receiver.errors import DeviceClaimedError, TapTimeoutError
 from hostcallback.receiver.log import logger
 from hostcallback.receiver.messages.check_report import CheckError, FailedCheck
 from hostcallback.receiver.messages.deferred_errors import MAX_KEPT, OnError
+from hostcallback.receiver.messages.message import Sink
 from hostcallback.receiver.remote.forwarder import Forwarder
 from hostcallback.receiver.remote.options import Forward
 from hostcallback.receiver.run_name import own_run
@@ -52,6 +53,7 @@ from hostcallback.receiver.runtime.dispatch.scope_sinks import ScopeSinks
 from hostcallback.receiver.runtime.isolated.options import ReaderOptions
 from hostcallback.receiver.runtime.isolated.reader_process import ReceiverProcess
 from hostcallback.receiver.runtime.runtime import runtime
+from hostcallback.receiver.sinks.metric_writers.writer_thread import WriterStats
 from hostcallback.receiver.sources.back_pressure import BackPressure, Policy
 from hostcallback.receiver.taplog.writing.recorder import Recorder, record as record_to
 from hostcallback.sync import inflight
@@ -63,6 +65,10 @@ MIN_SEC = 0.3
 
 class RecordingWarning(UserWarning):
     """A receiver delivered messages that it could not record."""
+
+
+class MetricsWarning(UserWarning):
+    """A writer of metrics raised, was blocked, or cannot hold what it was given. The others have everything."""
 
 
 class OutfeedReceiver:
@@ -90,8 +96,11 @@ class OutfeedReceiver:
         self._record = sinks.record
         for batch_sink in sinks.batches:
             scope.add_batch_sink(batch_sink)
-        if sinks.messages:
-            scope.deliver_to(ScopeSinks(sinks.messages))
+        self._metrics = sinks.metrics
+        messages: list[Sink] = [*sinks.messages, *([] if sinks.metrics is None else [sinks.metrics])]
+        if messages:
+            scope.deliver_to(ScopeSinks(messages))
+        scope.metrics = sinks.metrics
         self._flight_recorder = flight_recorder
         self._scope = scope
         self._devices = tuple(devices)
@@ -129,6 +138,11 @@ class OutfeedReceiver:
         return self._forwarder
 
     @property
+    def writers(self) -> list[WriterStats]:
+        """What became of the records of metrics, per writer of `writers=`, while the receiver is open and after."""
+        return [] if self._metrics is None else self._metrics.stats
+
+    @property
     def failed_checks(self) -> list[FailedCheck]:
         """The failed checks that have not been raised yet, by line, the first failure first."""
         return self._scope.deferred.checks()
@@ -156,14 +170,15 @@ class OutfeedReceiver:
             self._scope.record_with(self._record)
         if self._scope.recorder is not None:
             flush_at_termination(self._scope.recorder)
+        if self._metrics is not None:
+            self._metrics.open()
         if self._forward is not None:
             self._forwarder = open_forwarder(self._forward)
             self._scope.add_batch_sink(self._forwarder)
         try:
             runtime.claim(self._names, self._scope)
         except DeviceClaimedError:
-            if self._forwarder is not None:
-                self._forwarder.close()
+            self._close_outputs()
             raise
         try:
             for platform in {device.platform for device in self._devices}:
@@ -172,12 +187,17 @@ class OutfeedReceiver:
                 self._process = self._start_process()
         except BaseException:
             runtime.release(self._names, self._scope)
-            if self._forwarder is not None:
-                self._forwarder.close()
+            self._close_outputs()
             raise
         if self._scope.deferred.on_error is OnError.ABORT:
             runtime.rule_table.abort_on_check(self._ids, True)
         return self
+
+    def _close_outputs(self) -> None:
+        if self._forwarder is not None:
+            self._forwarder.close()
+        if self._metrics is not None:
+            self._metrics.close()
 
     @compat.hide_frames
     def __exit__(
@@ -201,6 +221,9 @@ class OutfeedReceiver:
             if not finished:  # also after an interrupt: the next report has the later errors of the taps
                 runtime.defer_report(self._scope)
             self._end_recording(problem)
+            if self._metrics is not None:
+                for text in self._metrics.close(self._timeout_sec):
+                    warnings.warn(text, MetricsWarning, stacklevel=3)
             if self._forwarder is not None:
                 for text in end_forwarding(self._forwarder, self._process):
                     warnings.warn(text, ForwardingWarning, stacklevel=3)
@@ -252,6 +275,8 @@ class OutfeedReceiver:
         runtime.defer_report(self._scope)
         try:
             self._end_recording(problem)
+            if self._metrics is not None:
+                found += self._metrics.close(wait.left_sec + MIN_SEC)
             if self._forwarder is not None:
                 found += end_forwarding(self._forwarder, self._process, drain_sec=wait.left_sec + MIN_SEC)
         except KeyboardInterrupt:
@@ -340,6 +365,7 @@ def outfeed_receiver(
     forward: str | Forward | None = None,
     spool: str | os.PathLike[str] | None = None,
     sinks: Sequence[ReceiverSink] = (),
+    writers: Sequence[Any] = (),
 ) -> OutfeedReceiver:
     """Returns a context manager that counts and reports the taps of a part of the program, such as a training loop.
 
@@ -395,6 +421,12 @@ def outfeed_receiver(
             order; a value that is sharded over several devices comes as a whole. Exceptions of a sink are raised like
             those of taps. A sink that takes batches (recorders, forwarders; `record_batch`) gets batches of frames.
 
+        writers: writers of the metrics that `hcb.metrics` sends: `hcb.tensorboard("runs/1")`, `hcb.csv("m.csv")`,
+            `hcb.jsonl("m.jsonl")`, or any object with `add_scalar`, `write_scalars`, `log_metrics`, `track`,
+            `log_scalar` or `log`, such as a run of wandb. Each has a separate thread and queue. One that raises or
+            blocks is reported once and counted (`writers` of the receiver), and nothing else waits for it. A barrier
+            and the end of the receiver flush them; the end closes those of hostcallback.
+
     Raises:
         TypeError: `record` is neither a path nor a recorder, `forward` is not an address, or `sinks` is not a sequence
             of callables.
@@ -415,7 +447,7 @@ def outfeed_receiver(
     if not isinstance(back_pressure, BackPressure):
         back_pressure = BackPressure(policy=back_pressure)
     on_error = error_policy(on_error)
-    taking = receiver_sinks(record, forward, spool, sinks)
+    taking = receiver_sinks(record, forward, spool, sinks, writers)
     if process:
         check_process(taking, back_pressure)
     if on_error is OnError.ABORT:

@@ -13,6 +13,7 @@ from hostcallback.receiver.messages.message import Sink
 from hostcallback.receiver.redaction import without_password
 from hostcallback.receiver.remote.options import Forward
 from hostcallback.receiver.runtime.dispatch.sink_chain import BatchSink
+from hostcallback.receiver.sinks.metric_writers.sink import MetricsSink
 from hostcallback.receiver.sources.back_pressure import BackPressure, Step
 from hostcallback.receiver.taplog.writing.recorder import Recorder
 
@@ -32,18 +33,24 @@ class ReceiverSinks:
         forward: options of the forwarder; None if the receiver does not forward.
         batches: other sinks that take batches.
         messages: sinks that take messages.
+        metrics: hands the metrics to `writers=`; None without writers.
     """
 
     record: RecordTo | None = None
     forward: Forward | None = None
     batches: tuple[BatchSink, ...] = ()
     messages: tuple[Sink, ...] = ()
+    metrics: MetricsSink | None = None
 
 
 def receiver_sinks(
-    record: RecordTo | None, forward: str | Forward | None, spool: str | os.PathLike[str] | None, sinks: Any
+    record: RecordTo | None,
+    forward: str | Forward | None,
+    spool: str | os.PathLike[str] | None,
+    sinks: Any,
+    writers: Any = (),
 ) -> ReceiverSinks:
-    """Combines `sinks=` with its short forms `record=`, `forward=` and `spool=`.
+    """Combines `sinks=` with its short forms `record=`, `forward=` and `spool=`, and reads `writers=`.
 
     Raises:
         TypeError: an argument has a wrong type.
@@ -86,7 +93,15 @@ def receiver_sinks(
                 f"sinks has {sink!r}, expected a callable that takes a message, or what hcb.record, hcb.forward or "
                 "hcb.otlp returns"
             )
-    return ReceiverSinks(record, options, tuple(batches), tuple(messages))
+    return ReceiverSinks(record, options, tuple(batches), tuple(messages), _metrics_sink(writers))
+
+
+def _metrics_sink(writers: Any) -> MetricsSink | None:
+    if not isinstance(writers, Sequence) or isinstance(writers, str):
+        raise TypeError(
+            f"writers is {writers!r:.80}, expected a sequence, such as [hcb.tensorboard('runs/1'), hcb.csv('m.csv')]"
+        )
+    return MetricsSink(writers) if writers else None
 
 
 def check_process(sinks: ReceiverSinks, back_pressure: BackPressure) -> None:

@@ -43,6 +43,8 @@ def _lower(ctx: Any, *operands: Any, tap: TapSpec, transforms: Any, float0_leave
         consumer = _called(tap, transforms, float0_leaves)
     lease = runtime.registry.lease(consumer)
     consumer = lease.consumer
+    if shards is None:
+        consumer.devices = max(consumer.devices, len(context.local_devices()))
     runtime.rule_table.register(
         consumer, tap.options.without_devices, is_silent=_is_silent(context, tap, shards)
     )

@@ -28,11 +28,13 @@ class Consumer:
         consumer_id: 64 bits, deterministic across processes.
         name: the tap function's name, for users.
         source_line: `file:line (function)` of the user's tap call.
-        sink: consumes the messages. The only attribute that changes: live control may put a gate sink before it.
+        sink: consumes the messages. Live control may change it, to put a gate sink before it.
         transforms: the transformations applied to the tap, outermost last.
         kwargs: the tap's keyword arguments, for reports.
         is_check: whether its messages are failures of a check.
         is_portable: whether any process that has its descriptor can deliver its messages as this one would.
+        devices: number of this process's devices that send each of its messages, as of the programs traced so far.
+            Only this number and `sink` change.
         is_switchable: whether it is a tap of this process that can be switched off by name.
         describe: returns the descriptor for a process that has not traced the tap; None if the consumer is not a tap.
             Raises ValueError if the tap cannot be described.
@@ -48,6 +50,7 @@ class Consumer:
     is_check: bool = False
     is_switchable: bool = False
     is_portable: bool = False
+    devices: int = 1
     describe: Callable[[], TapDescriptor] | None = None
     unflatten: Callable[[Sequence[Any]], Any] = list
 

@@ -202,12 +202,22 @@ def _nonfinite(parts: TapParts, binding: Binding) -> Sink | None:
     return NonFiniteSink(parts.unflatten, operations)
 
 
+def _metrics(parts: TapParts, binding: Binding) -> Sink | None:
+    # The writers of a receiver take the messages, whatever else does.
+    return _ignore if binding.func is None else _tap(parts, binding)
+
+
+def _ignore(message: Message) -> None:
+    pass
+
+
 SINK_FACTORIES: dict[TapKind, Callable[[TapParts, Binding], Sink | None]] = {
     tap_kind.PRINT: _print,
     tap_kind.FORMAT: _format,
     tap_kind.CALLBACK: _callback,
     tap_kind.CHECK: _check,
     tap_kind.NONFINITE: _nonfinite,
+    tap_kind.METRICS: _metrics,
 }
 """The functions that make the sinks of kinds. The sinks of all other kinds call a function as taps do."""
 

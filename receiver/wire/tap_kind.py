@@ -47,8 +47,9 @@ CALLBACK = TapKind("callback", has_arguments=True, by_element=True)
 CHECK = TapKind("check", is_check=True, folds=True, is_text=True, has_metrics=False, has_arguments=True)
 NONFINITE = TapKind("nonfinite", is_check=True, is_text=True, has_metrics=False)
 BREAKPOINT = TapKind("breakpoint", has_metrics=False, sends_primals=True)
+METRICS = TapKind("metrics")
 UNDESCRIBED = TapKind("undescribed")
 """The kind of a tap of which a log knows no more than the name."""
 
-KINDS = (TAP, PRINT, FORMAT, CALLBACK, CHECK, NONFINITE, BREAKPOINT, UNDESCRIBED)
+KINDS = (TAP, PRINT, FORMAT, CALLBACK, CHECK, NONFINITE, BREAKPOINT, METRICS, UNDESCRIBED)
 _BY_TEXT = {kind.text: kind for kind in KINDS}

@@ -128,7 +128,13 @@ def test_train_digits_refuses_a_number_it_cannot_use(tmp_path: Path) -> None:
 def code_blocks() -> list[Any]:
     """The Python blocks of the documents that promise to run."""
     found = []
-    for document in ("README.md", "docs/accelerate.md", "docs/checks.md", "docs/migrating.md"):
+    for document in (
+        "README.md",
+        "docs/accelerate.md",
+        "docs/checks.md",
+        "docs/metrics.md",
+        "docs/migrating.md",
+    ):
         blocks = re.findall(r"```python\n(.*?)```", (ROOT / document).read_text(), re.DOTALL)
         assert blocks, document
         found += [pytest.param(block, id=f"{document}-{n}") for n, block in enumerate(blocks)]

@@ -12,6 +12,7 @@ from hostcallback.receiver.messages.deferred_errors import MAX_KEPT, DeferredErr
 from hostcallback.receiver.runtime.device_stats import DeviceStats, merge_row
 from hostcallback.receiver.runtime.dispatch.scope_sinks import ScopeSinks
 from hostcallback.receiver.runtime.dispatch.sink_chain import BatchSink
+from hostcallback.receiver.sinks.metric_writers.sink import MetricsSink
 from hostcallback.receiver.sources.back_pressure import BackPressure
 from hostcallback.receiver.taplog.writing.recorder import Recorder
 
@@ -46,6 +47,7 @@ class Scope:
         self.recorder: Recorder | None = None
         self.batch_sinks: tuple[BatchSink, ...] = ()  # includes the recorder
         self.message_sinks: ScopeSinks | None = None
+        self.metrics: MetricsSink | None = None  # one of the message sinks, which a barrier flushes
         self._unrecorded_before: Counter[str] = Counter()
         self._stats: dict[str, DeviceStats] = {}
         self._changed = threading.Condition()  # protects everything below

@@ -1,0 +1,1 @@
+"""What a program sends to be kept: metrics and their forms."""

@@ -1,0 +1,166 @@
+"""`metrics`: sends named values of a step to the writers of a receiver."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from hostcallback.api.outputs.forms import MetricForm, is_real, text
+from hostcallback.api.public import public
+from hostcallback.primitives.bind import bind_tap
+from hostcallback.receiver.messages.steps import NAME as STEP
+from hostcallback.receiver.sinks.factory import Binding
+from hostcallback.receiver.sinks.metric_writers.tap_layout import DEFAULT_REDUCTION, REDUCTIONS
+from hostcallback.receiver.wire import tap_kind
+from hostcallback.tracing.source_line import place_name, user_source_line
+from hostcallback.tracing.tap_options import TapOptions
+
+
+@public
+def metrics(
+    values: Mapping[str, Any],
+    *,
+    step: Any = None,
+    reduce: str | Mapping[str, str] = DEFAULT_REDUCTION,
+    every: int = 1,
+    ordered: bool = True,
+    name: str | None = None,
+    processes: str | None = None,
+) -> None:
+    """Sends named values of one step, which `outfeed_receiver(writers=[...])` writes. Never blocks the device.
+
+    Works inside and outside of traced code, like `id_tap`. Without a receiver that has writers nothing is written;
+    recorders, forwarders and `capture` get the message in any case. Writers run on threads of their own.
+
+    A record is what the writers get. It covers one step, or `every` steps. All vmap lanes and all devices of this
+    process that send the same step are reduced to one value, once, on the receiver. Under jvp and grad the primals are
+    sent, and no tangents.
+
+    Args:
+        values: a dict of values by name. Dicts and other pytrees in it have names such as `grads/w`. A value is a
+            number or a traced scalar of a real dtype, `hcb.histogram(x)`, `hcb.image(x)`, `hcb.text(...)`, or a text.
+        step: the step, an integer, traced or not. Without it, the messages of each device are numbered from 0.
+        reduce: how steps, lanes and devices become one number: "mean" (the default), "last" (the last lane of the last
+            device), "max", "min", "sum", "histogram" (the numbers are written as a histogram), or "each" (lanes and
+            devices are metrics of their own, such as `loss/3`, of the last step); or a dict of these by name, in which
+            the others get "mean". NaN stays NaN.
+        every: number of steps that a record covers: steps k*every to k*every + every - 1. It has the last of them as
+            its step.
+        ordered: as in `id_tap`.
+        name: name of the tap, in rules and logs; by default that of its line, as in `metrics@train_step:42`. It is no
+            part of the names of metrics.
+        processes: as in `id_tap`.
+
+    Raises:
+        TypeError: `values` is not a mapping, or a value has no real dtype.
+        ValueError: a value is an array that has dimensions, `reduce` or `every` has another value, a name is used
+            twice, or `step` is given twice.
+
+    Example:
+        def train_step(state, batch):
+            ...
+            hcb.metrics({"loss": loss, "acc": acc}, step=state.step)
+
+        with hcb.outfeed_receiver(writers=[hcb.tensorboard("runs/1"), hcb.csv("m.csv")]):
+            train()
+    """
+    if not isinstance(values, Mapping):
+        raise TypeError(
+            f"hcb.metrics takes a dict of values by name, got {type(values).__name__}: hcb.metrics({{'loss': loss}}), "
+            f"at {user_source_line()}"
+        )
+    if type(every) is not int or not 1 <= every < 2**31:
+        raise ValueError(
+            f"hcb.metrics: every is {every!r}, expected a whole number of steps, 1 or more, at {user_source_line()}"
+        )
+    sent, forms = _split(values)
+    if step is not None:
+        if STEP in sent or STEP in forms:
+            raise ValueError(
+                f"hcb.metrics: the step is given twice, as step= and as a value named 'step', at {user_source_line()}"
+            )
+        sent[STEP] = step
+    if STEP in sent:
+        _check_step(sent[STEP])
+    params = {"batched": True, "forms": forms, "reduce": _reductions(reduce, {*sent, *forms}), "every": every}
+    options = TapOptions(
+        name or place_name("metrics"),
+        ordered,
+        tap_tangents=False,
+        kind=tap_kind.METRICS,
+        params=params,
+        processes=processes,
+    )
+    bind_tap(sent, (), {}, Binding(), identity=("metrics", repr(params)), options=options)
+
+
+def _split(values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, list[Any]]]:
+    # The arrays to send, by name, and the forms of those that are no scalars.
+    leaves, _ = jax.tree_util.tree_flatten_with_path(
+        dict(values), is_leaf=lambda leaf: isinstance(leaf, MetricForm)
+    )
+    sent: dict[str, Any] = {}
+    forms: dict[str, list[Any]] = {}
+    for path, leaf in leaves:
+        name = "/".join(_key(entry) for entry in path)
+        value = text(leaf) if isinstance(leaf, str) else leaf
+        if name in sent or name in forms:
+            raise ValueError(f"hcb.metrics: two values have the name {name!r}, at {user_source_line()}")
+        if not isinstance(value, MetricForm):
+            _check_scalar(name, value)
+            sent[name] = value
+            continue
+        forms[name] = [value.form, *value.params]
+        if not isinstance(value.arrays, list) or value.arrays:
+            sent[name] = value.arrays
+    return sent, forms
+
+
+def _key(entry: Any) -> str:
+    for attribute in ("key", "idx", "name"):
+        if hasattr(entry, attribute):
+            return str(getattr(entry, attribute))
+    return str(entry)
+
+
+def _check_scalar(name: str, value: Any) -> None:
+    where = f"at {user_source_line()}"
+    if not is_real(value):
+        raise TypeError(
+            f"hcb.metrics: {name!r} is {type(value).__name__} {value!r:.80}, expected a real number, hcb.histogram(x), "
+            f"hcb.image(x), hcb.text(...) or a text, {where}"
+        )
+    if np.shape(value):
+        raise ValueError(
+            f"hcb.metrics: {name!r} has the shape {np.shape(value)}, expected a scalar: take hcb.histogram(x), "
+            f"hcb.image(x), or reduce it first, such as x.mean(), {where}"
+        )
+
+
+def _check_step(step: Any) -> None:
+    is_integer = isinstance(step, int) or (is_real(step) and jnp.issubdtype(step.dtype, np.integer))
+    if not is_integer or np.shape(step):
+        raise TypeError(
+            f"hcb.metrics: step is {type(step).__name__} {step!r:.80}, expected an integer or a traced integer without "
+            f"dimensions, at {user_source_line()}"
+        )
+
+
+def _reductions(reduce: str | Mapping[str, str], names: set[str]) -> dict[str, str]:
+    wanted = {"": reduce} if isinstance(reduce, str) else dict(reduce)
+    for name, reduction in wanted.items():
+        if reduction not in REDUCTIONS:
+            raise ValueError(
+                f"hcb.metrics: reduce is {reduction!r}, expected one of {', '.join(map(repr, REDUCTIONS))}, at "
+                f"{user_source_line()}"
+            )
+        if name and name not in names:
+            raise ValueError(
+                f"hcb.metrics: reduce names {name!r}, expected one of {', '.join(sorted(names))}, at "
+                f"{user_source_line()}"
+            )
+    return wanted

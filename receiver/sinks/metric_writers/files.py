@@ -1,0 +1,192 @@
+"""Writers of metrics to CSV files and to files of JSON lines."""
+
+from __future__ import annotations
+
+import csv as csv_format
+import json
+import math
+import os
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from hostcallback.receiver.sinks.metric_writers.record import MetricRecord, UnsupportedMetric
+
+PathLike = str | os.PathLike[str]
+
+
+class _FileWriter:
+    # A file that the first receiver makes, and that later receivers with the same writer append to.
+
+    takes_records: ClassVar[bool] = True
+
+    def __init__(self, file: PathLike, mode: str) -> None:
+        if not isinstance(file, str | os.PathLike):
+            raise TypeError(f"file is a {type(file).__name__} {file!r:.80}, expected the path of a file")
+        if mode not in ("w", "a"):
+            raise ValueError(f"mode is {mode!r}, expected 'w' (a new file) or 'a' (append)")
+        self._path, self._mode = Path(file), mode
+        self._file: Any = None
+
+    def __repr__(self) -> str:
+        return f"{self.name}"
+
+    @property
+    def name(self) -> str:
+        """Name in reports."""
+        return f"{type(self).__name__.removesuffix('Writer').lower()} {self._path}"
+
+    def open(self) -> None:
+        """Opens the file, and makes its folder if there is none."""
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = self._path.open(self._mode, encoding="utf-8", newline="")
+        self._mode = "a"
+
+    def flush(self) -> None:
+        """Flushes the file's buffer to the operating system."""
+        if self._file is not None:
+            self._file.flush()
+
+    def close(self) -> None:
+        """Closes the file."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _opened(self) -> Any:
+        if self._file is None:
+            raise ValueError(f"{self.name} is not open: pass it in writers= of outfeed_receiver")
+        return self._file
+
+
+class JsonlWriter(_FileWriter):
+    """See `jsonl`."""
+
+    def write(self, record: MetricRecord) -> None:
+        """Writes a record as one line."""
+        line: dict[str, Any] = {"step": record.step, **_plain(record.scalars), **record.texts}
+        for name, values in record.histograms.items():
+            line[name] = _histogram(values, record.bins[name])
+        if len(line) > 1:
+            self._opened().write(json.dumps(line, ensure_ascii=False) + "\n")
+        if record.images:
+            raise UnsupportedMetric("no images")
+
+
+class CsvWriter(_FileWriter):
+    """See `csv`."""
+
+    def __init__(self, file: PathLike, mode: str) -> None:
+        """As of the base class."""
+        super().__init__(file, mode)
+        self._columns: list[str] = []
+        self._row: dict[str, Any] = {}
+
+    def open(self) -> None:
+        """Opens the file; to append, reads its header."""
+        if self._mode == "a" and self._path.exists():
+            with self._path.open(encoding="utf-8", newline="") as file:
+                self._columns = next(csv_format.reader(file), [])
+        super().open()
+
+    def write(self, record: MetricRecord) -> None:
+        """Adds to the row of a step. It is written once the next step begins."""
+        values = {**record.scalars, **record.texts}
+        if values:
+            if self._row.get("step") != record.step or self._row.keys() & values.keys():
+                self._write_row()
+                self._row = {"step": record.step}
+            self._row.update(values)
+        refused = [kind for kind in ("histograms", "images") if getattr(record, kind)]
+        if refused:
+            raise UnsupportedMetric(f"no {' and no '.join(refused)}")
+
+    def flush(self) -> None:
+        """Writes the current row."""
+        self._write_row()
+        super().flush()
+
+    def _write_row(self) -> None:
+        if not self._row:
+            return
+        new = [name for name in self._row if name not in self._columns]
+        if new:
+            self._extend(new)
+        csv_format.writer(self._opened()).writerow(_cell(self._row.get(name)) for name in self._columns)
+        self._row = {}
+
+    def _extend(self, new: list[str]) -> None:
+        # A name that comes up later is a column more, so the rows so far are written again, in a new file.
+        self._opened().close()
+        columns = [*self._columns, *new]
+        written = self._path.with_name(self._path.name + ".new")
+        with (
+            self._path.open(encoding="utf-8", newline="") as source,
+            written.open("w", encoding="utf-8", newline="") as target,
+        ):
+            out, rows = csv_format.writer(target), csv_format.reader(source)
+            next(rows, None)
+            out.writerow(columns)
+            out.writerows([*row, *[""] * len(new)] for row in rows)
+        written.replace(self._path)
+        self._columns = columns
+        self._file = self._path.open("a", encoding="utf-8", newline="")
+
+
+def csv(file: PathLike, *, mode: str = "w") -> CsvWriter:
+    """Returns a writer of metrics to a CSV file: a row per step, and a column `step` and one per metric.
+
+    Metrics of one step that arrive one after the other share a row. A metric that comes up later is one more
+    column, empty in the rows before. Histograms and images are left out, and counted.
+
+    Args:
+        file: path of the file, in a folder that is made if it does not exist.
+        mode: "w" for a new file; "a" to append to one with the same columns or fewer.
+
+    Raises:
+        TypeError: `file` is not a path.
+        ValueError: `mode` is something else.
+        OSError: (on entering the receiver) the file cannot be made.
+
+    Example:
+        with hcb.outfeed_receiver(writers=[hcb.csv("metrics.csv")]):
+            train()
+    """
+    return CsvWriter(file, mode)
+
+
+def jsonl(file: PathLike, *, mode: str = "w") -> JsonlWriter:
+    """Returns a writer of metrics to a file of JSON lines: `{"step": 3, "loss": 0.5}`.
+
+    NaN and infinite numbers become null. A histogram becomes `{"counts": [...], "edges": [...]}`. Images are left out,
+    and counted.
+
+    Args:
+        file: path of the file, in a folder that is made if it does not exist.
+        mode: "w" for a new file, "a" to append.
+
+    Raises:
+        TypeError: `file` is not a path.
+        ValueError: `mode` is something else.
+        OSError: (on entering the receiver) the file cannot be made.
+
+    Example:
+        with hcb.outfeed_receiver(writers=[hcb.jsonl("metrics.jsonl")]):
+            train()
+    """
+    return JsonlWriter(file, mode)
+
+
+def _plain(scalars: dict[str, float]) -> dict[str, float | None]:
+    return {name: value if math.isfinite(value) else None for name, value in scalars.items()}
+
+
+def _cell(value: Any) -> Any:
+    return "" if value is None else value
+
+
+def _histogram(values: Any, bins: int) -> dict[str, list[float]]:
+    finite = values if values.dtype.kind in "iu" else values[np.isfinite(values)]
+    counts, edges = np.histogram(finite, bins=bins)
+    return {"counts": counts.tolist(), "edges": edges.tolist()}

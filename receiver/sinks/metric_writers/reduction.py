@@ -1,0 +1,214 @@
+"""Reduces the messages of metrics taps over steps, vmap lanes and devices to records."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from hostcallback.receiver.messages.message import Message
+from hostcallback.receiver.sinks import described_template
+from hostcallback.receiver.sinks.metric_writers.record import MetricRecord
+from hostcallback.receiver.sinks.metric_writers.tap_layout import (
+    HISTOGRAM,
+    IMAGE,
+    SCALAR,
+    TEXT,
+    Metric,
+    TakenMessages,
+    TapLayout,
+)
+from hostcallback.receiver.wire.dtypes import Array
+
+MAX_WINDOWS = 64
+"""Number of steps, or groups of steps, that a tap keeps open while a device is behind."""
+
+_REDUCE: dict[str, Callable[..., Any]] = {
+    "mean": np.mean,
+    "sum": np.sum,
+    "max": np.max,
+    "min": np.min,
+    "last": lambda array, axis: array[:, -1],
+}
+
+
+class TapReduction:
+    """The reduction of one tap's messages. Its caller holds a lock.
+
+    A record covers `every` steps: those from a multiple of `every` to the next one. It is complete as soon as each
+    device of the program has sent a step of a later one or the last step that belongs to it.
+    """
+
+    def __init__(self, layout: TapLayout, counts: Counter[str]) -> None:
+        """`layout` reads the messages. `counts` has the number of messages per device, for taps without steps."""
+        self._layout = layout
+        self._windows: dict[int, _Window] = {}
+        self._at: dict[str, int] = {}
+        self._counts = counts
+
+    def take(self, message: Message, devices: int) -> list[MetricRecord]:
+        """Returns the records that a message, or a stack of messages, completes.
+
+        `devices`: how many of this process the program runs on.
+        """
+        device = str(message.device)
+        taken = self._layout.take(message)
+        if taken.steps is None:
+            first = self._counts[device]
+            taken = taken._replace(steps=np.arange(first, first + taken.size))
+        self._counts[device] += taken.size
+        if self._layout.every == 1 and devices <= 1 and not (self._at.keys() - {device}):
+            self._at[device] = int(taken.steps[-1])  # type: ignore[index]
+            return list(self._records(taken, message.time_ns))
+        return self._reduce(taken, device, message.time_ns, devices)
+
+    def finish(self, *, partial: bool) -> list[MetricRecord]:
+        """Returns the records whose messages have all arrived; with `partial` those that lack steps, too."""
+        newest = max(self._windows, default=0)
+        done = [n for n in sorted(self._windows) if partial or self._layout.every == 1 or n < newest]
+        return [self._windows.pop(n).record(self._layout.metrics) for n in done]
+
+    def _records(self, taken: TakenMessages, time_ns: int) -> Iterator[MetricRecord]:
+        # Nothing is to be waited for: each message is a record. Lanes are reduced for all messages at once.
+        assert taken.steps is not None
+        names: list[str] = []
+        columns: list[list[float]] = []
+        others: list[tuple[Metric, Any]] = []
+        for metric, arrays in zip(self._layout.metrics, taken.values, strict=True):
+            if metric.form != SCALAR or metric.reduce == "histogram":
+                others.append((metric, arrays))
+                continue
+            values = arrays[0].astype(np.float64)
+            if metric.reduce == "each" and values.shape[1] > 1:
+                names += [f"{metric.name}/{lane}" for lane in range(values.shape[1])]
+                columns += values.T.tolist()
+            else:
+                names.append(metric.name)
+                columns.append(_REDUCE.get(metric.reduce, np.mean)(values, axis=1).tolist())
+        rows = zip(*columns, strict=True) if columns else iter([()] * taken.size)
+        for place, (step, row) in enumerate(zip(taken.steps.tolist(), rows, strict=True)):
+            record = MetricRecord(step, time_ns, dict(zip(names, row, strict=True)))
+            for metric, arrays in others:
+                _set(record, metric, [array[place] for array in arrays])
+            yield record
+
+    def _reduce(self, taken: TakenMessages, device: str, time_ns: int, devices: int) -> list[MetricRecord]:
+        assert taken.steps is not None
+        every, found = self._layout.every, []
+        for place, step in enumerate(taken.steps.tolist()):
+            number = step // every
+            window = self._windows.get(number)
+            if window is None:
+                window = self._windows[number] = _Window(self._layout.metrics)
+            window.add([[array[place] for array in arrays] for arrays in taken.values], step, time_ns, device)
+            # The last step that a window covers ends it on this device.
+            self._at[device] = number + (step % every == every - 1)
+            if len(self._at) >= devices or len(self._windows) > MAX_WINDOWS:
+                found += self._complete()
+        return found
+
+    def _complete(self) -> list[MetricRecord]:
+        passed = min(self._at.values())
+        done = [number for number in self._windows if number < passed]
+        if len(self._windows) - len(done) > MAX_WINDOWS:
+            done.append(min(self._windows))
+        return [self._windows.pop(number).record(self._layout.metrics) for number in sorted({*done})]
+
+
+class _Window:
+    # The values of some steps of a tap, from all devices.
+
+    def __init__(self, metrics: list[Metric]) -> None:
+        self._step = -1
+        self._time_ns = 0
+        self._parts: list[dict[str, Any]] = [{} for _ in metrics]
+        self._metrics = metrics
+
+    def add(self, values: list[list[Array]], step: int, time_ns: int, device: str) -> None:
+        self._step, self._time_ns = max(self._step, step), max(self._time_ns, time_ns)
+        for metric, parts, arrays in zip(self._metrics, self._parts, values, strict=True):
+            if metric.form == SCALAR and metric.reduce not in ("last", "each"):
+                flat = arrays[0].astype(np.float64).reshape(-1)
+                parts[""] = _joined(metric.reduce, parts.get(""), flat)
+            elif metric.form == HISTOGRAM:
+                parts.setdefault("", []).append(arrays[0])
+            else:
+                parts[device] = arrays
+
+    def record(self, metrics: list[Metric]) -> MetricRecord:
+        record = MetricRecord(self._step, self._time_ns)
+        for metric, parts in zip(metrics, self._parts, strict=True):
+            if metric.form == HISTOGRAM:
+                _set(record, metric, [np.concatenate([part.reshape(-1) for part in parts[""]])])
+            elif "" in parts:
+                _finish(record, metric, parts[""])
+            elif metric.reduce == "each" and len(parts) > 1:
+                for device in sorted(parts, key=_device_order):
+                    _set(record, metric._replace(name=f"{metric.name}/{device}"), parts[device])
+            else:
+                _set(record, metric, parts[max(parts, key=_device_order)])
+        return record
+
+
+def _device_order(device: str) -> tuple[int, str]:
+    return len(device), device  # cpu:9 before cpu:10
+
+
+def _joined(reduce: str, so_far: Any, values: Array) -> Any:
+    # What is kept of a scalar's values: (sum, count), an extreme, or a list of them.
+    if reduce == "histogram":
+        kept: list[Array] = [] if so_far is None else so_far
+        kept.append(values)
+        return kept
+    if reduce in ("mean", "sum"):
+        total, count = so_far or (0.0, 0)
+        return total + float(values.sum()), count + values.size
+    extreme = np.max if reduce == "max" else np.min
+    return extreme(values) if so_far is None else extreme([so_far, extreme(values)])
+
+
+def _finish(record: MetricRecord, metric: Metric, kept: Any) -> None:
+    if metric.reduce == "histogram":
+        record.histograms[metric.name], record.bins[metric.name] = np.concatenate(kept), metric.bins
+    elif metric.reduce == "mean":
+        record.scalars[metric.name] = kept[0] / kept[1] if kept[1] else float("nan")
+    else:
+        record.scalars[metric.name] = float(kept[0] if metric.reduce == "sum" else kept)
+
+
+def _set(record: MetricRecord, metric: Metric, arrays: list[Array]) -> None:
+    # Sets a metric from the arrays of one message, each of shape (lanes, *shape).
+    name = metric.name
+    if metric.form == TEXT:
+        fields = [array[-1] for array in arrays]
+        record.texts[name] = described_template.fill(metric.template, fields, {})
+    elif metric.form == IMAGE:
+        record.images[name] = _pixels(arrays[0][-1])
+    elif metric.form == HISTOGRAM or metric.reduce == "histogram":
+        values = arrays[0].reshape(-1)
+        record.histograms[name] = values if values.dtype.kind in "iu" else values.astype(np.float64)
+        record.bins[name] = metric.bins
+    else:
+        lanes = arrays[0].astype(np.float64)
+        if metric.reduce == "each" and len(lanes) > 1:
+            record.scalars.update({f"{name}/{lane}": value for lane, value in enumerate(lanes.tolist())})
+        else:
+            record.scalars[name] = float(
+                _REDUCE.get(metric.reduce, _REDUCE["last"])(lanes[np.newaxis], axis=1)[0]
+            )
+
+
+def _pixels(array: Array) -> Array:
+    # uint8, shape (height, width, channels). Floating-point pixels are from 0 to 1, and clipped to that.
+    if array.ndim == 2:
+        array = array[..., np.newaxis]
+    if array.dtype == np.uint8:
+        return array
+    if array.dtype.kind == "b":
+        return array.astype(np.uint8) * np.uint8(255)
+    if array.dtype.kind in "iu":
+        return np.clip(array, 0, 255).astype(np.uint8)
+    unit = np.nan_to_num(array.astype(np.float64), nan=0.0, posinf=1.0, neginf=0.0)
+    return np.rint(np.clip(unit, 0, 1) * 255).astype(np.uint8)
