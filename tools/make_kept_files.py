@@ -32,6 +32,7 @@ ENVIRONMENT = {
     "XLA_FLAGS": "--xla_force_host_platform_device_count=2",
     "HOSTCALLBACK_TRANSPORT": "native",
     "HOSTCALLBACK_RING_BYTES": "65536",
+    "HOSTCALLBACK_RUN": "kept",
     "TZ": "UTC",
 }
 

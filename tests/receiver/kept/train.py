@@ -71,6 +71,7 @@ def transformed() -> None:
     spec = jax.sharding.PartitionSpec("x")
     halves = jax.device_put(jnp.arange(4.0), jax.sharding.NamedSharding(jax.make_mesh((2,), ("x",)), spec))
     hcb.jit(lambda v: hcb.id_tap(nothing, v, name="sharded"))(halves)
+    hcb.jit(lambda v: hcb.id_tap(nothing, v, name="everywhere", processes="all"))(jnp.float32(5))
     hcb.jit(lambda v: hcb.id_tap(nothing, v, name="long"))(jnp.arange(64.0))
     hcb.taps["long"].truncate(4)
     hcb.jit(lambda v: hcb.id_tap(nothing, v, name="long"))(jnp.arange(64.0))
