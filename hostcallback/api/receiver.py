@@ -52,6 +52,7 @@ from hostcallback.receiver.runtime.dispatch.scope import Scope
 from hostcallback.receiver.runtime.dispatch.scope_sinks import ScopeSinks
 from hostcallback.receiver.runtime.isolated.options import ReaderOptions
 from hostcallback.receiver.runtime.isolated.reader_process import ReceiverProcess
+from hostcallback.receiver.runtime.rules.rule_notes import RuleNotes
 from hostcallback.receiver.runtime.runtime import runtime
 from hostcallback.receiver.sinks.metric_writers.writer_thread import WriterStats
 from hostcallback.receiver.sources.back_pressure import BackPressure, Policy
@@ -90,6 +91,7 @@ class OutfeedReceiver:
         sinks = sinks or ReceiverSinks()
         self._forward = sinks.forward
         self._forwarder: Forwarder | None = None
+        self._rule_notes: list[RuleNotes] = []
         self._in_process = process
         self._process: ReceiverProcess | None = None
         self._timeout_sec = timeout_sec
@@ -191,6 +193,7 @@ class OutfeedReceiver:
             raise
         if self._scope.deferred.on_error is OnError.ABORT:
             runtime.rule_table.abort_on_check(self._ids, True)
+        self._follow_rules()
         return self
 
     def _close_outputs(self) -> None:
@@ -322,7 +325,15 @@ class OutfeedReceiver:
             send_at_termination(process)
         return process
 
+    def _follow_rules(self) -> None:
+        recorders = filter(None, [self._scope.recorder, self._forwarder])
+        self._rule_notes = [
+            RuleNotes(runtime.rule_table, runtime.registry, recorder) for recorder in recorders
+        ]
+
     def _end_recording(self, problem: TapTimeoutError | None) -> None:
+        for notes in self._rule_notes:
+            notes.end()
         recorder = self._scope.recorder
         if recorder is None:
             return

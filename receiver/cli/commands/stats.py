@@ -19,7 +19,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments."""
     add_log(parser)
     parser.add_argument(
-        "--json", action="store_true", help="one JSON object per tap, and per note of lost messages"
+        "--json",
+        action="store_true",
+        help="one JSON object per tap, note of lost messages, and tap that rules thinned",
     )
     add_selection(parser)
 
@@ -27,23 +29,30 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Runs the command."""
     reader = open_log(arguments.log, arguments.of_run)
-    found = gather(reader.message_runs(selection(arguments), by_time=False), selection(arguments))
+    wanted = selection(arguments)
+    found = gather(reader.message_runs(wanted, by_time=False), wanted)
     make_safe()
+    thinned = [tap for tap in reader.thinned().values() if wanted.wants_name(tap.name)]
     taps = sorted(found.taps.values(), key=lambda tap: (-tap.messages, tap.name))
     if arguments.json:
         for tap in taps:
             print(json.dumps(tap.as_dict()))
         for note in found.lost:
             print(json.dumps({"process": process_text(note.writer), "lost": note.lost._asdict()}))
+        for one in thinned:
+            print(json.dumps({"thinned": one._asdict()}))
     else:
         _print(taps)
         for note in found.lost:
             print(f"{process_text(note.writer)}, {printable(note.lost.device)}: {lost_text(note.lost)}")
+        for one in thinned:
+            rules = f", {printable(one.rules)}" if one.rules else ""
+            print(f"rules thinned {printable(one.name)}{rules}: {one.suppressed:,} message(s) suppressed")
         for damage in found.damaged:
             if damage.torn:
                 print(f"{_torn(damage)}")
     sys.stdout.flush()
-    return report_damage(found.damaged) or (0 if taps else report_unmatched(reader, selection(arguments)))
+    return report_damage(found.damaged) or (0 if taps else report_unmatched(reader, wanted))
 
 
 def _torn(damage: Damage) -> str:

@@ -24,10 +24,14 @@ class RuleTable:
 
     A change applies to running programs and to later ones. The native handlers have a second table, which this class
     keeps equal to its own; other transports ask `is_off` and `admission`.
+
+    Attributes:
+        on_change: functions that are called after rules changed, or a tap with rules was registered.
     """
 
     def __init__(self) -> None:
         """Starts with all taps and checks on."""
+        self.on_change: list[Callable[[], None]] = []
         self._lock = threading.RLock()  # protects everything below
         self._library: ctypes.CDLL | None = None
         self._rules = Rules()
@@ -115,6 +119,11 @@ class RuleTable:
         with self._lock:
             self._rules = change(self._rules)
             self._tell_all(registry)
+        self._report_change()
+
+    def _report_change(self) -> None:
+        for report in list(self.on_change):
+            report()
 
     def register(self, consumer: Consumer, without: Iterable[int] = (), *, is_silent: bool = False) -> None:
         """Applies the rules to a new consumer.
@@ -133,6 +142,8 @@ class RuleTable:
                 self._without[consumer.consumer_id, device] = None
                 self._switch(consumer.consumer_id, device, True)
             self._tell(consumer)
+        if self._rules and self.on_change and self.rule_of(consumer) != DEFAULT:
+            self._report_change()
 
     def rule_of(self, consumer: Consumer) -> Rule:
         """Returns the rule of a consumer. A check is only on or off, so that no failure is missing from a report."""

@@ -37,6 +37,20 @@ class DamagedLogError(TapLogError):
     """Parts of a log are damaged. The intact parts have been read."""
 
 
+class ThinnedTap(NamedTuple):
+    """A tap that rules thin out.
+
+    Attributes:
+        name: of the tap.
+        rules: the rules in force, such as `every=10`; empty if there are none any more.
+        suppressed: number of messages that rules suppressed: in a log's note, since the note before.
+    """
+
+    name: str
+    rules: str
+    suppressed: int
+
+
 class Damage(NamedTuple):
     """A part of a segment that cannot be read. Reading continues after it.
 

@@ -44,6 +44,8 @@ class Kind(enum.IntEnum):
     """Pairs of a sequence number and the count of failures of the same check that were left out before that message."""
     INDEX = 5
     """The headers of all earlier chunks. The last chunk of a segment."""
+    RULES = 6
+    """The taps that rules thin out, and the messages suppressed since the last such chunk: msgpack, `ThinnedTap`s."""
 
 
 class Codec(enum.IntEnum):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from hostcallback.receiver.taplog.format.errors import (
     Damage,
     DamagedLogError,
     NotATapLogError,
+    ThinnedTap,
 )
 from hostcallback.receiver.taplog.format.layout import Kind
 from hostcallback.receiver.taplog.format.segment_name import segments_of
@@ -135,6 +137,26 @@ class LogReader:
         reader._processes = [item for item in self._processes if item[0] == writer]
         reader._cut_off = []
         return reader
+
+    def thinned(self) -> dict[str, ThinnedTap]:
+        """The taps that rules thin out, or thinned out, by name: all rules, and the number of suppressed messages."""
+        rules: dict[str, dict[str, None]] = {}
+        last: dict[str, str] = {}
+        counts: Counter[str] = Counter()
+        for _, segment in self.segments():
+            for chunk in segment.chunks():
+                noted = (
+                    segment.rules_in(chunk) if isinstance(chunk, Chunk) and chunk.kind is Kind.RULES else []
+                )
+                for tap in [] if isinstance(noted, Damage) else noted:
+                    rules.setdefault(tap.name, {})[tap.rules] = None
+                    last[tap.name] = tap.rules
+                    counts[tap.name] += tap.suppressed
+        return {
+            name: ThinnedTap(name, "; ".join(filter(None, rules[name])), counts[name])
+            for name in sorted(rules)
+            if last[name] or counts[name]
+        }
 
     def devices(self, selection: Selection = EVERYTHING) -> list[tuple[Writer, str]]:
         """The devices of each process that recorded messages. Reads the headers of all segments."""

@@ -14,7 +14,7 @@ import numpy as np
 from hostcallback.receiver import limits
 from hostcallback.receiver.run_name import is_run
 from hostcallback.receiver.taplog.format import layout
-from hostcallback.receiver.taplog.format.errors import Damage, Lost, NotATapLogError
+from hostcallback.receiver.taplog.format.errors import Damage, Lost, NotATapLogError, ThinnedTap
 from hostcallback.receiver.taplog.format.layout import (
     CHUNK_HEADER_BYTES,
     HEADER_BYTES,
@@ -157,6 +157,25 @@ class SegmentReader:
             return data
         pairs = np.frombuffer(data[: len(data) // 16 * 16], "<u8").reshape(-1, 2)
         return dict(pairs.tolist())
+
+    def rules_in(self, chunk: Chunk) -> list[ThinnedTap] | Damage:
+        """Decodes a chunk of the kind RULES."""
+        data = read_whole(self, chunk)
+        if isinstance(data, Damage):
+            return data
+        try:
+            found = [ThinnedTap(*item) for item in unpack_plain(data)[: limits.DESCRIPTIONS]]
+            if not all(
+                type(tap.name) is str and type(tap.rules) is str and type(tap.suppressed) is int
+                for tap in found
+            ):
+                raise ValueError("a tap is none")
+            return [
+                ThinnedTap(tap.name[: limits.NAME_CHARS], tap.rules[: limits.NAME_CHARS], tap.suppressed)
+                for tap in found
+            ]
+        except (ValueError, TypeError, msgpack.UnpackException) as error:
+            return chunk.damage(self.path, f"a record of the rules of taps is damaged ({error})")
 
     def _index_offset(self) -> int | None:
         nbytes = self.nbytes

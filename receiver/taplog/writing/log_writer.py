@@ -16,7 +16,7 @@ from hostcallback.receiver import fork
 from hostcallback.receiver.log import logger
 from hostcallback.receiver.taplog.format.block import FrameBlock
 from hostcallback.receiver.taplog.format.compression import Compressor
-from hostcallback.receiver.taplog.format.errors import Lost
+from hostcallback.receiver.taplog.format.errors import Lost, ThinnedTap
 from hostcallback.receiver.taplog.format.segment_name import segment_name
 from hostcallback.receiver.taplog.format.step_columns import StepColumns
 from hostcallback.receiver.taplog.writing.frame_copier import Room
@@ -134,6 +134,14 @@ class LogWriter:
             if self._flush_at is None:
                 self._flush_at = time.monotonic() + self.options.flush_sec
                 self._wake_timer()
+
+    def note_rules(self, thinned: Sequence[ThinnedTap]) -> None:
+        """Notes which taps rules thin out, and the messages suppressed since the last note. Does not raise OSError."""
+        with self._lock:
+            try:
+                self._open_segment().rules(thinned, time.time_ns())
+            except OSError as error:
+                self._failed(error)
 
     def write(self) -> None:
         """Writes all collected messages to the file, without hurrying other uses of it, such as forwarding."""

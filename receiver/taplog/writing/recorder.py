@@ -18,6 +18,7 @@ from hostcallback.receiver.sinks.print import device_text
 from hostcallback.receiver.sinks.sharding.shard_record import shard_record
 from hostcallback.receiver.sources.source import Batch
 from hostcallback.receiver.taplog.format.block import FrameBlock
+from hostcallback.receiver.taplog.format.errors import ThinnedTap
 from hostcallback.receiver.taplog.writing.frame_copier import Room, collect
 from hostcallback.receiver.taplog.writing.log_writer import LogWriter, Messages
 from hostcallback.receiver.taplog.writing.options import SEGMENT_BYTES, SEGMENT_SEC, LogCounters, LogOptions
@@ -53,6 +54,10 @@ class Recorder(Closing):
     def counters(self) -> LogCounters:
         """Counters of recorded and lost messages."""
         return self._log.counters
+
+    def note_rules(self, thinned: list[ThinnedTap]) -> None:
+        """Notes which taps rules thin out, and the messages suppressed since the last note, for `hcb stats`."""
+        self._log.note_rules(thinned)
 
     def record_batch(
         self,

@@ -21,7 +21,7 @@ from hostcallback.receiver.taplog.format import layout
 from hostcallback.receiver.taplog.format.block import FrameBlock
 from hostcallback.receiver.taplog.format.checksums import page_checksums
 from hostcallback.receiver.taplog.format.compression import Compressor
-from hostcallback.receiver.taplog.format.errors import Lost
+from hostcallback.receiver.taplog.format.errors import Lost, ThinnedTap
 from hostcallback.receiver.taplog.format.layout import NO_STEP, ChunkHeader, Codec, Kind
 from hostcallback.receiver.wire.dtypes import Array
 from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
@@ -213,6 +213,17 @@ class SegmentWriter:
                     },
                 )
             ]
+        )
+
+    def rules(self, thinned: Sequence[ThinnedTap], time_ns: int) -> None:
+        """Writes which taps rules thin out.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        packed = msgpack.packb([list(tap) for tap in thinned])
+        self._write_chunks(
+            [(Kind.RULES, packed, {"stream": -1, "min_time_ns": time_ns, "max_time_ns": time_ns})]
         )
 
     def sync(self) -> None:

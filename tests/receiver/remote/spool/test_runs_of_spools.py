@@ -9,6 +9,8 @@ import pytest
 
 from collecting import CollectorProcess, Emitter, forwarder, only, stored
 from hostcallback.receiver import run_name
+from hostcallback.receiver.taplog.format.errors import ThinnedTap
+from hostcallback.receiver.taplog.reading.reader import LogReader
 from ports import free_port
 
 
@@ -32,10 +34,13 @@ def test_the_leftovers_of_a_run_are_sent_by_that_run_only(
         caplog.clear()
         with forwarder(collector.address, spool, control=False) as other:
             Emitter(other).losses(3)
+            other.note_rules([ThinnedTap("loss", "every=10", 27)])
         assert f"bytes of the run {first}, which ended before they were sent" in caplog.text
         assert f"HOSTCALLBACK_RUN={first} continues that run" in caplog.text
         assert not (collector.log / first).exists()
         assert only(stored(collector.log, second)[0]) == [0, 1, 2]
+        thinned = LogReader(collector.log / second).thinned()  # for `hcb stats`
+        assert thinned == {"loss": ThinnedTap("loss", "every=10", 27)}
 
         caplog.clear()
         monkeypatch.setenv("HOSTCALLBACK_RUN", first)

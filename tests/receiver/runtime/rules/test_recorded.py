@@ -1,4 +1,4 @@
-"""Truncated messages in a log: their steps are found, and they are read as heads."""
+"""Rules in a log: truncated messages are read as heads, and the taps that rules thin out are noted."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from jax import lax
 
 import hostcallback as hcb
+from hostcallback.receiver.cli import main
 from hostcallback.receiver.messages.message import Consumer, Message
 from hostcallback.receiver.taplog.reading.reader import LogReader
 from hostcallback.receiver.wire.truncation import head_of
@@ -49,3 +51,36 @@ def test_a_recorder_as_a_sink_keeps_heads(tmp_path: Path) -> None:
         "first 3 of (7, 9): [3. 4. 5.]",
     ]
     assert arrays[0][1] == 1
+
+
+def test_stats_show_which_taps_rules_thinned(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def body(step: Any, x: Any) -> Any:
+        hcb.id_tap(lambda step: None, step, name="thinned")
+        hcb.id_tap(lambda step: None, step, name="switched off")
+        hcb.id_tap(lambda step: None, step, name="whole")
+        return x
+
+    def stats(log: Path) -> list[str]:
+        main(["stats", str(log)])
+        return [line for line in capsys.readouterr().out.splitlines() if line.startswith("rules ")]
+
+    program = hcb.jit(lambda x: lax.fori_loop(0, 30, body, x))
+    try:
+        hcb.taps["thinned"].every(10)  # before the tap is traced
+        with hcb.outfeed_receiver(record=tmp_path / "log"):
+            program(1.0)
+            hcb.taps["switched off"].disable()
+            program(1.0)
+            hcb.barrier_wait()
+            killed = LogReader(tmp_path / "log").thinned()  # of a program that is killed now
+        with hcb.outfeed_receiver(record=tmp_path / "later"):
+            hcb.taps["*"].reset()
+            program(1.0)
+    finally:
+        hcb.taps["*"].reset()
+    assert [tap.rules for tap in killed.values()] == ["enabled=false", "every=10"]
+    assert stats(tmp_path / "log") == [
+        "rules thinned switched off, enabled=false: 30 message(s) suppressed",
+        "rules thinned thinned, every=10: 54 message(s) suppressed",
+    ]
+    assert stats(tmp_path / "later") == []
