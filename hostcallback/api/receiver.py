@@ -8,7 +8,6 @@ import threading
 import traceback
 import warnings
 from collections.abc import Sequence
-from dataclasses import replace
 from time import perf_counter
 from types import TracebackType
 from typing import Any, Self
@@ -193,7 +192,7 @@ class OutfeedReceiver:
             raise
         if self._scope.deferred.on_error is OnError.ABORT:
             runtime.rule_table.abort_on_check(self._ids, True)
-        self._follow_rules()
+        self._rule_notes = runtime.note_rules(self._scope.recorder, self._forwarder)
         return self
 
     def _close_outputs(self) -> None:
@@ -311,10 +310,9 @@ class OutfeedReceiver:
 
     def _start_process(self) -> ReceiverProcess | None:
         log = os.fspath(self._record) if isinstance(self._record, str | os.PathLike) else None
-        forward = self._forward
-        if forward is not None:  # by default the reader process would make another run
-            forward = replace(forward, run=forward.run_name)
-        options = ReaderOptions(log, forward, process_index(), local_devices(), own_run())
+        options = ReaderOptions(
+            log, self._forward and self._forward.named(), process_index(), local_devices(), own_run()
+        )
         forwarder = self._forwarder
         if forwarder is None:
             return runtime.isolated.start(self._names, self._scope, options=options)
@@ -324,12 +322,6 @@ class OutfeedReceiver:
         if process is not None:
             send_at_termination(process)
         return process
-
-    def _follow_rules(self) -> None:
-        recorders = filter(None, [self._scope.recorder, self._forwarder])
-        self._rule_notes = [
-            RuleNotes(runtime.rule_table, runtime.registry, recorder) for recorder in recorders
-        ]
 
     def _end_recording(self, problem: TapTimeoutError | None) -> None:
         for notes in self._rule_notes:

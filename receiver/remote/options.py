@@ -6,7 +6,7 @@ import enum
 import os
 import stat
 import tempfile
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -127,6 +127,10 @@ class Forward:
     def run_name(self) -> str:
         """Name of the program's run."""
         return self.run or own_run()
+
+    def named(self) -> Forward:
+        """Returns a copy whose `run` is `run_name`: another process would make another name."""
+        return replace(self, run=self.run_name)
 
     @property
     def scheme(self) -> str:

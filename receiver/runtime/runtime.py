@@ -23,6 +23,7 @@ from hostcallback.receiver.runtime.device_stats import DeviceStats
 from hostcallback.receiver.runtime.dispatch.calls import CallThreads
 from hostcallback.receiver.runtime.dispatch.scope import Scope
 from hostcallback.receiver.runtime.isolated.readers import ReaderProcesses
+from hostcallback.receiver.runtime.rules.rule_notes import RuleNotes, TakesRuleNotes
 from hostcallback.receiver.runtime.rules.rule_table import RuleTable
 from hostcallback.receiver.runtime.totals import Totals
 from hostcallback.receiver.sinks.exported import ExportedTaps, exported_tap
@@ -144,6 +145,10 @@ class Runtime:
                 for name in self._receivers:
                     for receiver in self._of(name):
                         receiver.count_taps(after)
+
+    def note_rules(self, *recorders: TakesRuleNotes | None) -> list[RuleNotes]:
+        """Notes the rules of taps in the logs of some recorders; the caller ends the notes."""
+        return [RuleNotes(self.rule_table, self.registry, recorder) for recorder in recorders if recorder]
 
     def stats(self, scope: Scope) -> list[DeviceStats]:
         """Returns the current statistics of a scope, with the queues of the devices that it still has."""
