@@ -59,8 +59,8 @@ from hostcallback.receiver.taplog.writing.recorder import Recorder, record as re
 from hostcallback.sync import inflight
 from hostcallback.tracing.source_line import user_source_line
 
-MIN_SEC = 0.3
-"""Seconds that the child process and the collector have after an interrupt, however long the taps took."""
+DRAIN_SEC = 0.3
+"""Seconds that the collector and the writers of metrics have after an interrupt. The rest stays in the spool."""
 
 
 class RecordingWarning(UserWarning):
@@ -251,9 +251,7 @@ class OutfeedReceiver:
             wait_for_taps(self._names, deadline=deadline, stall_sec=self._timeout_sec)
         finally:
             if self._process is not None:
-                runtime.isolated.end(
-                    self._process, within_sec=None if interrupted is None else interrupted.left_sec + MIN_SEC
-                )
+                runtime.isolated.end(self._process, drain_sec=None if interrupted is None else DRAIN_SEC)
             if interrupted is not None:
                 interrupted.note_backlog()
             runtime.release(self._names, self._scope)
@@ -278,9 +276,9 @@ class OutfeedReceiver:
         try:
             self._end_recording(problem)
             if self._metrics is not None:
-                found += self._metrics.close(wait.left_sec + MIN_SEC)
+                found += self._metrics.close(DRAIN_SEC)
             if self._forwarder is not None:
-                found += end_forwarding(self._forwarder, self._process, drain_sec=wait.left_sec + MIN_SEC)
+                found += end_forwarding(self._forwarder, self._process, drain_sec=DRAIN_SEC)
         except KeyboardInterrupt:
             wait.end()
         monitoring.record_receiver(self._scope.name, self.stats)

@@ -51,11 +51,6 @@ class InterruptedWait:
         """Ends the wait: it was interrupted, too."""
         self.deadline = perf_counter()
 
-    @property
-    def left_sec(self) -> float:
-        """Seconds that are left, 0 or more."""
-        return max(0.0, self.deadline - perf_counter())
-
 
 def add_line(error: BaseException, found: Sequence[str]) -> None:
     """Adds a line to the traceback, as its last one, that says what was lost or is still queued."""

@@ -26,6 +26,9 @@ START_SEC = 60.0
 ANSWER_SEC = 10.0
 """Seconds that the child process may take to report after it has delivered all messages."""
 
+INTERRUPTED_SEC = 1.0
+"""The same after an interrupt."""
+
 
 class ReceiverProcess:
     """A child process that delivers portable taps of some devices: those that need no object of this process.
@@ -123,16 +126,16 @@ class ReceiverProcess:
                 )
         return self._answered >= number
 
-    def stop(self, within_sec: float | None = None) -> None:
+    def stop(self, drain_sec: float | None = None) -> None:
         """Ends the child process. This process delivers all later messages.
 
-        `within_sec`: seconds after which the child process is killed.
+        `drain_sec`: seconds that it may wait for the collector, after an interrupt: soon after these it is killed.
         """
-        end_sec = self._end_sec if within_sec is None else within_sec
+        end_sec = self._end_sec if drain_sec is None else drain_sec + INTERRUPTED_SEC
         with self._changed:
             gone, self._ending = self._gone, True
         if not gone:
-            self._link.send("end", drain_sec=within_sec)
+            self._link.send("end", drain_sec=drain_sec)
             with self._changed:
                 self._changed.wait_for(lambda: self._gone, end_sec)
         self._link.close()

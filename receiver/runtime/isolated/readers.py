@@ -156,15 +156,15 @@ class ReaderProcesses:
             self.processes.remove(reader)
             self._outside.difference_update(reader.rings.names)
 
-    def end(self, process: ReceiverProcess, *, within_sec: float | None = None) -> None:
+    def end(self, process: ReceiverProcess, *, drain_sec: float | None = None) -> None:
         """Ends a process that `start` started. This process delivers its taps from now on.
 
-        `within_sec`: seconds after which it is killed; by default it may take as long as its taps and the collector do.
+        `drain_sec`: seconds that it may wait for the collector, after an interrupt; by default what its options say.
         """
         with self._lock:
             if process not in self.processes:  # in a forked child, the process belongs to the parent
                 return
-        process.stop(within_sec)
+        process.stop(drain_sec)
         self.remove(process)
 
     def wait_delivered(self, names: set[str] | None, deadline: float | None, stall_sec: float | None) -> None:
