@@ -27,31 +27,82 @@ from typing import Any
 
 
 class HostCallbackError(Exception):
-    """Base of the runtime's own exceptions."""
+    """Base of the runtime's own exceptions.
+
+    Example:
+        try:
+            receiver.LogReader(".")
+        except hcb.HostCallbackError as error:  # of any kind
+            print(error)
+    """
 
 
 class DeviceClaimedError(HostCallbackError, RuntimeError):
-    """A receiver was opened on a device that belongs to another open receiver."""
+    """A receiver was opened on a device that belongs to another open receiver.
+
+    Example:
+        try:
+            with hcb.outfeed_receiver(), hcb.outfeed_receiver():
+                train()
+        except hcb.DeviceClaimedError as error:
+            print(error)
+    """
 
 
 class ReentrantWaitError(HostCallbackError, RuntimeError):
-    """A tap function called something that waits for tap functions to finish."""
+    """A tap function called something that waits for tap functions to finish.
+
+    Example:
+        x = hcb.tap(lambda value: hcb.barrier_wait(), x)
+        try:
+            hcb.barrier_wait()
+        except* hcb.ReentrantWaitError as group:
+            print(group.exceptions)
+    """
 
 
 class TapTimeoutError(HostCallbackError, TimeoutError):
-    """A tap function or a device computation outlasted the given limit."""
+    """A tap function or a device computation outlasted the given limit.
+
+    Example:
+        try:
+            hcb.barrier_wait(timeout_sec=0.5)
+        except hcb.TapTimeoutError as error:
+            print(error)
+    """
 
 
 class UnknownConsumerError(HostCallbackError, LookupError):
-    """Messages arrived whose consumer id this process has not registered."""
+    """Messages arrived whose consumer id this process has not registered.
+
+    Example:
+        try:
+            hcb.barrier_wait()
+        except* hcb.UnknownConsumerError as group:
+            print(group.exceptions)
+    """
 
 
 class UnboundConsumerError(UnknownConsumerError):
-    """An exported program's tap sent messages, and nothing in this process is bound to its name."""
+    """An exported program's tap sent messages, and nothing in this process is bound to its name.
+
+    Example:
+        try:
+            hcb.barrier_wait()
+        except* hcb.UnboundConsumerError as group:
+            print(group.exceptions)
+    """
 
 
 class LostMessagesError(HostCallbackError):
-    """Messages were dropped by a back-pressure policy, or lost in a damaged stream."""
+    """Messages were dropped by a back-pressure policy, or lost in a damaged stream.
+
+    Example:
+        try:
+            hcb.barrier_wait()
+        except* hcb.LostMessagesError as group:
+            print(group.exceptions)
+    """
 
 
 class IncompleteValueError(LostMessagesError):
@@ -59,6 +110,12 @@ class IncompleteValueError(LostMessagesError):
 
     Attributes:
         count: number of incomplete values.
+
+    Example:
+        try:
+            hcb.barrier_wait()
+        except* hcb.IncompleteValueError as group:
+            print(group.exceptions[0].count)
     """
 
     def __init__(self, message: str, count: int = 1) -> None:
@@ -72,19 +129,49 @@ class CallFailedError(HostCallbackError, RuntimeError):
 
 
 class CallResultError(HostCallbackError, TypeError):
-    """The result of a call's host function differs from its `result_shape`."""
+    """The result of a call's host function differs from its `result_shape`.
+
+    Example:
+        with contextlib.suppress(jax.errors.JaxRuntimeError):  # the program's
+            hcb.call(lambda a: a[:1], x, result_shape=x)
+        try:
+            hcb.barrier_wait()
+        except* hcb.CallResultError as group:
+            print(group.exceptions)
+    """
 
 
 class BreakpointError(HostCallbackError, RuntimeError):
-    """A breakpoint stopped and cannot read commands, because the standard input is not a terminal."""
+    """A breakpoint stopped and cannot read commands, because the standard input is not a terminal.
+
+    Example:
+        try:
+            hcb.breakpoint()
+        except hcb.BreakpointError as error:  # the standard input is not a terminal
+            print(error)
+    """
 
 
 class BreakpointQuit(HostCallbackError):
-    """The user ended a program that waited at a breakpoint."""
+    """The user ended a program that waited at a breakpoint.
+
+    Example:
+        try:
+            hcb.breakpoint(stdin=io.StringIO("q\\n"))
+        except hcb.BreakpointQuit as error:
+            print(error)
+    """
 
 
 class NativeLibraryError(HostCallbackError, ImportError):
-    """The native library is missing, or its version differs from this package's."""
+    """The native library is missing, or its version differs from this package's.
+
+    Example:
+        try:
+            train()
+        except hcb.NativeLibraryError as error:  # with HOSTCALLBACK_TRANSPORT=native
+            print(error)
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +186,13 @@ class TapFailure:
         seq: the message's sequence number on that device.
         transforms: the transformations applied to the tap, in the format that tap functions get.
         kwargs: the tap's keyword arguments.
+
+    Example:
+        hcb.tap(lambda value: 1 / 0, x, name="loss")
+        try:
+            hcb.barrier_wait()
+        except hcb.TapFunctionException as group:
+            print(group.failures[0].tap, group.failures[0].source_line)
     """
 
     exception: BaseException
@@ -131,6 +225,13 @@ class TapFunctionException(ExceptionGroup[Exception]):
     Attributes:
         failures: one `TapFailure` per kept exception (`max_errors` of them), in order of delivery.
         suppressed: number of further exceptions beyond the limit, by the tap's source line.
+
+    Example:
+        hcb.tap(lambda value: 1 / 0, x, name="loss")
+        try:
+            hcb.barrier_wait()
+        except hcb.TapFunctionException as group:
+            print(group, len(group.failures))
     """
 
     failures: tuple[TapFailure, ...]

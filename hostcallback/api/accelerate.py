@@ -29,6 +29,11 @@ class AcceleratedCallback:
         function: the function's name, such as "jax.debug.print".
         source_line: the line of the call.
         reason: the reason why JAX executes it; None if it was taken over.
+
+    Example:
+        with hcb.accelerate() as acceleration:
+            train()
+        print([callback.function for callback in acceleration.callbacks if callback.reason is None])
     """
 
     function: str
@@ -43,7 +48,13 @@ class AcceleratedCallback:
 
 
 class Acceleration:
-    """The state of one `accelerate` call. As a context manager it is undone at the end of the block."""
+    """The state of one `accelerate` call. As a context manager it is undone at the end of the block.
+
+    Example:
+        with hcb.accelerate() as acceleration:
+            train()
+        print(acceleration)
+    """
 
     def __init__(self, arrays: takeover.Arrays, verbose: bool) -> None:
         """Called by `accelerate`, which activates the object."""

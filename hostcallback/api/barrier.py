@@ -41,8 +41,8 @@ def barrier_wait(timeout_sec: float | None = None) -> None:
         ValueError: `timeout_sec` is not a number of seconds.
 
     Example:
-        out = step(x)
-        hcb.barrier_wait()  # all taps of step have run
+        out = train_step(x)
+        hcb.barrier_wait()  # all taps of train_step have run
     """
     if timeout_sec is not None and (not isinstance(timeout_sec, int | float) or not timeout_sec >= 0):
         raise ValueError(f"timeout_sec is {timeout_sec!r}, expected a number of seconds, 0 or more, or None")

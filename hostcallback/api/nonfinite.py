@@ -57,6 +57,9 @@ class Operation:
         shape: shape of the result; under vmap, of one element.
         dtype: dtype of the result.
         backward: whether it is part of a backward pass within the watched function, as in `watch_nonfinite(grad(f))`.
+
+    Example:
+        step = jax.jit(hcb.watch_nonfinite(train_step, where=lambda operation: operation.primitive == "log"))
     """
 
     primitive: str
@@ -106,7 +109,7 @@ def watch_nonfinite(
         TypeError: `fun` is not callable, or `where` has another type.
 
     Example:
-        step = jax.jit(hcb.watch_nonfinite(jax.grad(loss)))
+        step = jax.jit(hcb.watch_nonfinite(jax.grad(loss_of)))
     """
     if not callable(fun):
         raise TypeError(

@@ -64,7 +64,11 @@ DRAIN_SEC = 0.3
 
 
 class RecordingWarning(UserWarning):
-    """A receiver delivered messages that it could not record."""
+    """A receiver delivered messages that it could not record.
+
+    Example:
+        warnings.simplefilter("error", hcb.RecordingWarning)  # an incomplete log is an error
+    """
 
 
 class MetricsWarning(UserWarning):
@@ -75,6 +79,11 @@ class OutfeedReceiver:
     """A receiver of the taps of a part of the program; made by `outfeed_receiver`.
 
     Its properties may be read on any thread, while it is open and after.
+
+    Example:
+        with hcb.outfeed_receiver(receiver_name="training") as rx:
+            train()
+        print(rx.summary())
     """
 
     def __init__(

@@ -13,7 +13,11 @@ from hostcallback.receiver.runtime.isolated.reader_process import ReceiverProces
 
 
 class ForwardingWarning(UserWarning):
-    """A receiver delivered messages that its collector does not have, or does not have yet."""
+    """A receiver delivered messages that its collector does not have, or does not have yet.
+
+    Example:
+        warnings.simplefilter("error", hcb.ForwardingWarning)  # messages that the collector lacks are an error
+    """
 
 
 def local_devices() -> dict[str, int]:

@@ -16,7 +16,15 @@ class ControlError(HostCallbackError):
 
 
 class RuleFileError(ControlError):
-    """The content of a rule file is invalid; the text names the line and the cure."""
+    """The content of a rule file is invalid; the text names the line and the cure.
+
+    Example:
+        pathlib.Path("wrong.toml").write_text("[loss]\\nevery = 0\\n")
+        try:
+            hcb.control_file("wrong.toml")
+        except hcb.RuleFileError as error:
+            print(error)
+    """
 
 
 class ControlSocketError(ControlError):

@@ -93,6 +93,14 @@ class FailedCheck:
         by_device: the same per device.
         first: the first failure, over all devices.
         last: the last failure, over all devices.
+
+    Example:
+        hcb.check(x > 0, "x is {}", x)
+        try:
+            hcb.barrier_wait()
+        except* hcb.CheckError as group:
+            check = group.exceptions[0].check
+            print(check.name, check.count, dict(check.by_device))
     """
 
     name: str
@@ -159,6 +167,13 @@ class CheckError(HostCallbackError, AssertionError):
 
     Attributes:
         check: the failures.
+
+    Example:
+        hcb.check(x > 0, "x is {}", x)
+        try:
+            hcb.barrier_wait()
+        except* hcb.CheckError as group:
+            print(group.exceptions[0].check.source_line)
     """
 
     def __init__(self, check: FailedCheck, also: str = "") -> None:

@@ -28,7 +28,12 @@ MAX_KEPT = 100
 
 
 class OnError(enum.StrEnum):
-    """Policy for failed checks and exceptions of tap functions. The first exception of each tap is always logged."""
+    """Policy for failed checks and exceptions of tap functions. The first exception of each tap is always logged.
+
+    Example:
+        with hcb.outfeed_receiver(on_error=hcb.OnError.WARN):
+            train()
+    """
 
     DEFER = "defer"
     """The next barrier, or the receiver's end, raises them."""

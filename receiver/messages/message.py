@@ -69,6 +69,10 @@ class Message(NamedTuple):
         shard_index: places of `arrays` in the whole arrays that a compiler partitioned; None if they are whole.
         stacked: number of messages that the arrays are stacks of, along a new first axis, for a consumer that takes
             stacks; the other numbers are those of the last message. 0 for a single message.
+
+    Example:
+        with hcb.outfeed_receiver(sinks=[lambda message: print(message.consumer.name, message.arrays)]):
+            train()
     """
 
     consumer: Consumer

@@ -53,6 +53,9 @@ class Forward:
         insecure: whether the token may go to another machine without TLS, where others on the network can read it.
         control: whether clients that the collector permits may control this process's taps through it
             (`hcb ctl --via`).
+
+    Example:
+        options = hcb.Forward("collector:7070", spool="spool", run="exp42")  # for outfeed_receiver(sinks=[options])
     """
 
     address: str
@@ -185,7 +188,6 @@ def forward(
         ValueError: an option is out of range.
 
     Example:
-        with hcb.outfeed_receiver(sinks=[hcb.forward("collector:7070", spool="/scratch/spool", run="exp42")]):
-            train()
+        sinks = [hcb.forward("collector:7070", spool="/scratch/spool")]  # for hcb.outfeed_receiver(sinks=sinks)
     """
     return Forward(address, spool=spool, run=run, **options)

@@ -186,8 +186,6 @@ def replay(
     `device` is a text such as `cpu:0`, and containers of the program's own classes arrive as
     `hostcallback.receiver.Node`.
 
-        receiver.replay("run/taps", bind={"loss": losses.append})
-
     Args:
         path: a log's folder, or segments of one.
         bind: functions by the tap names, or patterns of names, whose messages they receive; called as `id_tap` calls
@@ -210,6 +208,9 @@ def replay(
         TapLogError: the path is not a log.
         OSError: it cannot be read.
         ValueError: `speed` is not positive, or `on_error` is neither of the two.
+
+    Example:
+        receiver.replay("run/taps", bind={"loss": losses.append})
     """
     for item in [path] if isinstance(path, str | os.PathLike) else path:
         if not os.path.exists(item):

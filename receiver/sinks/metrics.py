@@ -20,7 +20,15 @@ from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
 
 
 class MetricWriter(Protocol):
-    """Protocol of the writer for `metrics`: one method of clu's `MetricWriter`."""
+    """Protocol of the writer for `metrics`: one method of clu's `MetricWriter`.
+
+    Example:
+        class Printer:
+            def write_scalars(self, step, scalars):
+                print(step, scalars)
+
+        receiver.replay("run/taps", sinks=[receiver.metrics(Printer())])
+    """
 
     def write_scalars(self, step: int, scalars: Mapping[str, float]) -> Any:
         """Writes the numbers of one step by their names."""
@@ -74,7 +82,9 @@ def metrics(writer: MetricWriter) -> Sink:
     Several threads may call the sink; it calls the writer on one thread at a time. In a program of several processes a
     replicated scalar is written by the first process, unless its tap has `processes="all"`.
 
-        receiver.replay("run/taps", sinks=[metrics(JsonlWriter("scalars.jsonl"))])
+    Example:
+        with receiver.JsonlWriter("scalars.jsonl") as writer, hcb.outfeed_receiver(sinks=[receiver.metrics(writer)]):
+            train()
     """
     lock = threading.Lock()  # protects the writer and `steps`
     steps: dict[Any, int] = {}
@@ -102,7 +112,12 @@ def metrics(writer: MetricWriter) -> Sink:
 
 
 class JsonlWriter(Closing):
-    """Writes metrics as JSON lines: `{"step": 3, "loss": 0.5}`. NaN and infinite numbers become null."""
+    """Writes metrics as JSON lines: `{"step": 3, "loss": 0.5}`. NaN and infinite numbers become null.
+
+    Example:
+        with receiver.JsonlWriter("scalars.jsonl") as writer:
+            receiver.replay("run/taps", sinks=[receiver.metrics(writer)])
+    """
 
     def __init__(self, file: str | os.PathLike[str] | Any) -> None:
         """Writes to `file`: a path, whose file is overwritten, or an open text file, which stays open.

@@ -31,6 +31,13 @@ class NonFiniteError(CheckError, ArithmeticError):
         backward: whether the operation belongs to the backward pass.
         cotangent: whether the array is the cotangent of the operation's result, which the transpose of the
             operation that used the result has made.
+
+    Example:
+        hcb.watch_nonfinite(jnp.log)(x)
+        try:
+            hcb.barrier_wait()
+        except* hcb.NonFiniteError as group:
+            print(group.exceptions[0].primitive, group.exceptions[0].inf_count)
     """
 
     primitive: str

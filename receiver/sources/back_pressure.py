@@ -118,6 +118,10 @@ class BackPressure:
         policy: "block", "block_then_drop", "drop_newest", "sample" or "overwrite_oldest"; see `Policy`.
         timeout_sec: for "block_then_drop": seconds that a message waits for room before it is dropped.
         sample_every: for "sample": in a queue that is more than half full, one message in this many is kept.
+
+    Example:
+        with hcb.outfeed_receiver(back_pressure=hcb.BackPressure(policy="sample", sample_every=100)):
+            train()
     """
 
     policy: Policy | str = Policy.BLOCK

@@ -44,6 +44,9 @@ class Opaque(NamedTuple):
 
     Attributes:
         text: its repr there.
+
+    Example:
+        receiver.replay("run/taps", bind={"*": lambda value: print(isinstance(value, receiver.Opaque))})
     """
 
     text: str
@@ -55,6 +58,9 @@ class Node(NamedTuple):
     Attributes:
         type_name: the class, with its module.
         children: in the order in which JAX flattens it.
+
+    Example:
+        receiver.replay("run/taps", bind={"*": lambda value: print(isinstance(value, receiver.Node))})
     """
 
     type_name: str

@@ -26,6 +26,10 @@ class TruncatedArray(np.ndarray[Any, Any]):
     Attributes:
         whole_shape: shape of the tapped array; for a stack of several messages' elements, which has two dimensions, of
             the last one's. None for a part of a truncated array.
+
+    Example:
+        hcb.taps["grads"].truncate(2)
+        hcb.tap(lambda value: print(value, value.whole_shape), x, name="grads")
     """
 
     whole_shape: Shape | None

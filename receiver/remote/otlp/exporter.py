@@ -52,6 +52,10 @@ class OtlpExporter(Closing):
     """A sink that exports to an OpenTelemetry Collector. It never waits for the collector and never raises.
 
     Any thread.
+
+    Example:
+        with hcb.otlp("localhost:4317", drain_sec=0.5) as exporter, hcb.outfeed_receiver(sinks=[exporter]):
+            train()
     """
 
     def __init__(self, options: OtlpOptions) -> None:
@@ -240,9 +244,6 @@ class OtlpExporter(Closing):
 def otlp_exporter(endpoint: str | None = None, **options: Any) -> OtlpExporter:
     """Creates a sink that exports to an OpenTelemetry Collector over gRPC, for receivers and replays.
 
-        with hcb.otlp_exporter("localhost:4317") as otlp, hcb.outfeed_receiver(sinks=[otlp]):
-            train()
-
     Failures of checks become log records of severity ERROR with file and line. Printed and logged texts become log
     records. Scalars become points of gauges, one metric per leaf of a tap. The metrics of docs/metrics.md are exported
     too. A receiver never waits: a message that finds no room in the queue is dropped, and counted in `counters`. A
@@ -263,6 +264,10 @@ def otlp_exporter(endpoint: str | None = None, **options: Any) -> OtlpExporter:
         OSError: a file with a certificate or a key cannot be read.
         TypeError: an option is none of these.
         ValueError: an option is out of range.
+
+    Example:
+        with hcb.otlp("localhost:4317", drain_sec=0.5) as exporter, hcb.outfeed_receiver(sinks=[exporter]):
+            train()
     """
     if endpoint is None:
         endpoint = os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT", "").strip() or OtlpOptions().endpoint

@@ -43,6 +43,10 @@ class LogReader:
         runs: the runs in the given folders and files, the last one last, also those that are not read.
         strays: files of the folders that are called like segments and are none.
         writers: the processes that wrote the logs, in the order of their start.
+
+    Example:
+        for message in receiver.LogReader("run/taps").messages():
+            print(message.message.seq, message.message.arrays)
     """
 
     def __init__(self, paths: Paths, *, run: str | None = None) -> None:

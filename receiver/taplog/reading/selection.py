@@ -25,6 +25,9 @@ class Selection:
         devices: patterns, such as `cpu:0`, of which one must match the device's name; empty for all.
         since_ns: Unix time in nanoseconds; earlier messages are not selected.
         until_ns: Unix time in nanoseconds; messages of that time or later are not selected.
+
+    Example:
+        losses = list(receiver.LogReader("run/taps").messages(receiver.Selection(names=("loss",))))
     """
 
     names: tuple[str, ...] = ()

@@ -39,6 +39,11 @@ class Recorder(Closing):
 
     A receiver that records passes all batches of its devices. The recorder is a sink too: called with a message, it
     records that message. Messages that cannot be written are counted, and no error is raised.
+
+    Example:
+        with hcb.record("logs") as recorder, hcb.outfeed_receiver(sinks=[recorder]):
+            train()
+        print(recorder.directory)
     """
 
     def __init__(self, log: LogWriter) -> None:
