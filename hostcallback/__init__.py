@@ -33,10 +33,10 @@ if TYPE_CHECKING:
     from hostcallback.api.receiver import (
         MetricsWarning,
         OutfeedReceiver,
-        RecordingWarning,
         error_collector,
         outfeed_receiver,
     )
+    from hostcallback.api.receiver_options import RecordingWarning
     from hostcallback.api.tap import id_print, id_tap, tap
     from hostcallback.api.taps import TapSelection, control_file, taps
     from hostcallback.lifecycle.forwarding import ForwardingWarning
@@ -172,7 +172,7 @@ _PLACES = {
     "OtlpExporter": "receiver.remote.otlp.exporter",
     "OutfeedReceiver": "api.receiver",
     "Recorder": "receiver.taplog.writing.recorder",
-    "RecordingWarning": "api.receiver",
+    "RecordingWarning": "api.receiver_options",
     "ReentrantWaitError": "receiver.errors",
     "RuleFileError": "receiver.control.errors",
     "TapFailure": "receiver.errors",

@@ -20,6 +20,7 @@ from hostcallback.api.public import public
 from hostcallback.api.receiver_options import (
     ReceiverSink,
     ReceiverSinks,
+    RecordingWarning,
     RecordTo,
     check_numbers,
     check_process,
@@ -61,18 +62,6 @@ from hostcallback.tracing.source_line import user_source_line
 
 DRAIN_SEC = 0.3
 """Seconds that the collector and the writers of metrics have after an interrupt. The rest stays in the spool."""
-
-
-class RecordingWarning(UserWarning):
-    """A receiver delivered messages that it could not record.
-
-    Example:
-        warnings.simplefilter("error", hcb.RecordingWarning)  # an incomplete log is an error
-    """
-
-
-class MetricsWarning(UserWarning):
-    """A writer of metrics raised, was blocked, or cannot hold what it was given. The others have everything."""
 
 
 class OutfeedReceiver:

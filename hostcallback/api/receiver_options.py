@@ -24,6 +24,18 @@ ReceiverSink = Callable[..., Any] | BatchSink | Forward
 """An element of `sinks=`: a callable, a sink that takes batches, or the options of a forwarder."""
 
 
+class RecordingWarning(UserWarning):
+    """A receiver delivered messages that it could not record.
+
+    Example:
+        warnings.simplefilter("error", hcb.RecordingWarning)  # an incomplete log is an error
+    """
+
+
+class MetricsWarning(UserWarning):
+    """A writer of metrics raised, was blocked, or cannot hold what it was given. The others have everything."""
+
+
 @dataclass(frozen=True)
 class ReceiverSinks:
     """The sinks of a receiver, in addition to the taps' sinks.
