@@ -31,12 +31,11 @@ if TYPE_CHECKING:
     from hostcallback.api.outputs.forms import histogram, image, text
     from hostcallback.api.outputs.metrics import metrics
     from hostcallback.api.receiver import (
-        MetricsWarning,
         OutfeedReceiver,
         error_collector,
         outfeed_receiver,
     )
-    from hostcallback.api.receiver_options import RecordingWarning
+    from hostcallback.api.receiver_options import MetricsWarning, RecordingWarning
     from hostcallback.api.tap import id_print, id_tap, tap
     from hostcallback.api.taps import TapSelection, control_file, taps
     from hostcallback.lifecycle.forwarding import ForwardingWarning
@@ -164,7 +163,7 @@ _PLACES = {
     "IncompleteValueError": "receiver.errors",
     "LostMessagesError": "receiver.errors",
     "Message": "receiver.messages.message",
-    "MetricsWarning": "api.receiver",
+    "MetricsWarning": "api.receiver_options",
     "NativeLibraryError": "receiver.errors",
     "NonFiniteError": "receiver.sinks.nonfinite",
     "OnError": "receiver.messages.deferred_errors",

@@ -18,6 +18,7 @@ from hostcallback import _jax_compat as compat
 from hostcallback.api.barrier import wait_for_taps
 from hostcallback.api.public import public
 from hostcallback.api.receiver_options import (
+    MetricsWarning,
     ReceiverSink,
     ReceiverSinks,
     RecordingWarning,

@@ -33,7 +33,11 @@ class RecordingWarning(UserWarning):
 
 
 class MetricsWarning(UserWarning):
-    """A writer of metrics raised, was blocked, or cannot hold what it was given. The others have everything."""
+    """A writer of metrics raised, was blocked, or cannot hold what it was given. The others have everything.
+
+    Example:
+        warnings.simplefilter("error", hcb.MetricsWarning)  # missing metrics are an error
+    """
 
 
 @dataclass(frozen=True)

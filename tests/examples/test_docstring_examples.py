@@ -51,7 +51,7 @@ def names() -> dict[str, Any]:
         "hcb": hcb, "contextlib": contextlib, "receiver": receiver, "jax": jax, "jnp": jnp, "io": io,
         "logging": logging, "scipy": scipy,
         "pathlib": pathlib, "warnings": warnings, "x": jnp.arange(3.0), "loss": loss, "step": jnp.int32(3),
-        "train": train,
+        "train": train, "grads": jnp.ones(3), "decoded": jnp.ones((1, 4, 4, 3)), "best": loss,
         "history": [], "losses": [], "log": lambda *values: None, "f": lambda x: x, "train_step": lambda x: x + 1,
         "loss_of": lambda x: x**2,
         "prometheus_client": types.SimpleNamespace(start_http_server=lambda port: None),

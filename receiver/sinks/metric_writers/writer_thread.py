@@ -30,6 +30,11 @@ class WriterStats:
         failed: records for which it raised.
         dropped: records that were left out because it was blocked.
         error: text of the first failure or of the first lack; empty if there was none.
+
+    Example:
+        with hcb.outfeed_receiver(writers=[hcb.jsonl("metrics.jsonl")]) as rx:
+            hcb.metrics({"loss": loss}, step=step)
+        print(rx.writers)
     """
 
     name: str
