@@ -58,6 +58,9 @@ def everywhere(tmp_path: Path) -> Iterator[Everywhere]:
         yield Everywhere(tmp_path, stack)
 
 
+PATIENCE_SEC = 40
+
+
 class Done(NamedTuple):
     """Outcome of a command."""
 
@@ -67,8 +70,9 @@ class Done(NamedTuple):
 
 
 def ctl(collector: CollectorProcess, *arguments: Any, token: str = "") -> Done:
-    """`hcb ctl --via`."""
-    return run("ctl", "--via", collector.address, *arguments, token=token)
+    """`hcb ctl --via`. Processes may answer late on a loaded machine: they get more than the usual 5 s."""
+    patience = () if "--timeout" in arguments else ("--timeout", PATIENCE_SEC)
+    return run("ctl", "--via", collector.address, *patience, *arguments, token=token)
 
 
 def run(*arguments: Any, token: str = "") -> Done:
