@@ -26,7 +26,7 @@ from hostcallback import receiver
 
 PUBLIC = {
     f"{prefix}.{name}": getattr(package, name)
-    for prefix, package, more in (("hcb", hcb, ("breakpoint", "print")), ("receiver", receiver, ()))
+    for prefix, package, more in (("hcb", hcb, hcb._NAMED_AS_BUILTINS), ("receiver", receiver, ()))
     for name in (*package.__all__, *more)
     if name != "Sink"  # a type alias, which has no docstring
 }

@@ -10,7 +10,7 @@ from hostcallback import receiver
 NAMES = [
     pytest.param(package, name, id=f"{package.__name__}.{name}")
     for package in (hostcallback, receiver)
-    for name in (*package.__all__, *(("breakpoint", "print") if package is hostcallback else ()))
+    for name in (*package.__all__, *(hostcallback._NAMED_AS_BUILTINS if package is hostcallback else ()))
 ]
 
 
