@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from hostcallback.api.debug import callback, log, print as print
     from hostcallback.api.export import bind, export_checks, unbind
     from hostcallback.api.nonfinite import Operation, watch_nonfinite
+    from hostcallback.api.outputs.capture import Capture, capture
     from hostcallback.api.outputs.forms import histogram, image, text
     from hostcallback.api.outputs.metrics import metrics
     from hostcallback.api.receiver import (
@@ -68,6 +69,8 @@ if TYPE_CHECKING:
     from hostcallback.receiver.sinks.metric_writers.writer_thread import WriterStats
     from hostcallback.receiver.sinks.nonfinite import NonFiniteError
     from hostcallback.receiver.sources.back_pressure import BackPressure
+    from hostcallback.receiver.taplog.columns.log_data import LogData, UnknownTapError, read
+    from hostcallback.receiver.taplog.columns.tap_data import TapData
     from hostcallback.receiver.taplog.writing.recorder import Recorder, record
     from hostcallback.receiver.wire.truncation import TruncatedArray, TruncatedArray as Head
 
@@ -83,6 +86,7 @@ __all__ = [
     "BreakpointError",
     "BreakpointQuit",
     "CallResultError",
+    "Capture",
     "CheckError",
     "DeviceClaimedError",
     "FailedCheck",
@@ -91,6 +95,7 @@ __all__ = [
     "Head",
     "HostCallbackError",
     "IncompleteValueError",
+    "LogData",
     "LostMessagesError",
     "Message",
     "MetricsWarning",
@@ -104,6 +109,7 @@ __all__ = [
     "RecordingWarning",
     "ReentrantWaitError",
     "RuleFileError",
+    "TapData",
     "TapFailure",
     "TapFunctionException",
     "TapSelection",
@@ -111,12 +117,14 @@ __all__ = [
     "TruncatedArray",
     "UnboundConsumerError",
     "UnknownConsumerError",
+    "UnknownTapError",
     "WriterStats",
     "accelerate",
     "barrier_wait",
     "bind",
     "call",
     "callback",
+    "capture",
     "check",
     "checked",
     "control_file",
@@ -137,6 +145,7 @@ __all__ = [
     "otlp_exporter",
     "outfeed_receiver",
     "prometheus_collector",
+    "read",
     "record",
     "tap",
     "taps",
@@ -153,6 +162,7 @@ _PLACES = {
     "BreakpointError": "receiver.errors",
     "BreakpointQuit": "receiver.errors",
     "CallResultError": "receiver.errors",
+    "Capture": "api.outputs.capture",
     "CheckError": "receiver.messages.check_report",
     "DeviceClaimedError": "receiver.errors",
     "FailedCheck": "receiver.messages.check_report",
@@ -161,10 +171,12 @@ _PLACES = {
     "Head": "receiver.wire.truncation:TruncatedArray",
     "HostCallbackError": "receiver.errors",
     "IncompleteValueError": "receiver.errors",
+    "LogData": "receiver.taplog.columns.log_data",
     "LostMessagesError": "receiver.errors",
     "Message": "receiver.messages.message",
     "MetricsWarning": "api.receiver_options",
     "NativeLibraryError": "receiver.errors",
+    "UnknownTapError": "receiver.taplog.columns.log_data",
     "NonFiniteError": "receiver.sinks.nonfinite",
     "OnError": "receiver.messages.deferred_errors",
     "Operation": "api.nonfinite",
@@ -174,6 +186,7 @@ _PLACES = {
     "RecordingWarning": "api.receiver_options",
     "ReentrantWaitError": "receiver.errors",
     "RuleFileError": "receiver.control.errors",
+    "TapData": "receiver.taplog.columns.tap_data",
     "TapFailure": "receiver.errors",
     "TapFunctionException": "receiver.errors",
     "TapSelection": "api.taps",
@@ -188,6 +201,7 @@ _PLACES = {
     "breakpoint": "api.breakpoint",
     "call": "api.call",
     "callback": "api.debug",
+    "capture": "api.outputs.capture",
     "check": "api.check",
     "checked": "api.checked",
     "control_file": "api.taps",
@@ -210,6 +224,7 @@ _PLACES = {
     "outfeed_receiver": "api.receiver",
     "print": "api.debug",
     "prometheus_collector": "receiver.runtime.prometheus:register",
+    "read": "receiver.taplog.columns.log_data",
     "record": "receiver.taplog.writing.recorder",
     "tap": "api.tap",
     "taps": "api.taps",

@@ -40,12 +40,13 @@ class LoggedLeaves:
         if names is None:
             if len(self._names) >= MAX_KNOWN:
                 self._names.clear()
-            names = self._names[key] = _names(logged.tap, len(arrays))
+            names = self._names[key] = leaf_names(logged.tap, len(arrays))
         places = logged.message.shard_index or [None] * len(arrays)
         return [Leaf(*item) for item in zip(names, arrays, places, strict=False)]
 
 
-def _names(tap: LoggedTap, count: int) -> list[str]:
+def leaf_names(tap: LoggedTap, count: int) -> list[str]:
+    """Names of the `count` arrays of a tap's messages; their indices without a descriptor that fits."""
     if tap.described is None:
         return [str(index) for index in range(count)]
     try:

@@ -1,0 +1,121 @@
+"""`capture`: records the taps of a block in memory, as data."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import weakref
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from hostcallback.api.public import public
+from hostcallback.api.receiver import OutfeedReceiver, outfeed_receiver
+from hostcallback.receiver.messages.registry import Find
+from hostcallback.receiver.sources.source import Batch
+from hostcallback.receiver.taplog.columns.log_data import LogData, read
+from hostcallback.receiver.taplog.columns.tap_data import TapData
+from hostcallback.receiver.taplog.writing.recorder import Recorder, record
+
+SHARED_MEMORY = Path("/dev/shm")
+RUN = "capture"
+
+
+class Capture(Mapping[str, TapData]):
+    """The taps that were captured, by name: see `hcb.read` for what it gives. Made by `capture`.
+
+    A batch sink, too: `outfeed_receiver(sinks=[captured])`. Messages are in shared memory (`/dev/shm`) if there is
+    some, else among the temporary files, until the object is gone or closed.
+    """
+
+    def __init__(self) -> None:
+        """Makes the folder in memory."""
+        memory = SHARED_MEMORY if os.access(SHARED_MEMORY, os.W_OK) else None
+        self._folder = tempfile.mkdtemp(prefix="hostcallback-capture-", dir=memory)
+        self._remove = weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
+        self._recorder: Recorder = record(self._folder, run=RUN)
+        self._receiver: OutfeedReceiver | None = None
+
+    def __enter__(self) -> Self:
+        """Opens a receiver for all devices, which captures.
+
+        Raises:
+            DeviceClaimedError: another receiver is open: give it `sinks=[hcb.capture()]`.
+        """
+        self._receiver = outfeed_receiver(receiver_name="capture", sinks=[self])
+        self._receiver.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        """Waits for all messages of the block. Raises the exceptions of tap functions, as a receiver does."""
+        receiver, self._receiver = self._receiver, None
+        if receiver is not None:
+            receiver.__exit__(kind, error, tb)
+
+    def close(self) -> None:
+        """Frees the memory now."""
+        self._recorder.close()
+        self._remove()
+
+    def data(self) -> LogData:
+        """The messages delivered so far. Wait for others with `hcb.barrier_wait()`."""
+        self._recorder.flush()
+        return read(self._folder)
+
+    def __getitem__(self, name: str) -> TapData:
+        """The tap of that name. Raises UnknownTapError, which lists what there is."""
+        return self.data()[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.data())
+
+    def __len__(self) -> int:
+        return len(self.data())
+
+    def __repr__(self) -> str:
+        """The names of the taps."""
+        return f"Capture({', '.join(map(repr, self))})"
+
+    def record_batch(self, device: str, batch: Batch, find: Find, **numbers: Any) -> None:
+        """Takes a batch; see `BatchSink`."""
+        self._recorder.record_batch(device, batch, find, **numbers)
+
+    def lose(self, device: str, count: int, reason: str) -> None:
+        """Notes lost messages; see `BatchSink`."""
+        self._recorder.lose(device, count, reason)
+
+    def write(self) -> None:
+        """Writes what was collected; see `BatchSink`."""
+        self._recorder.write()
+
+    def flush(self) -> None:
+        """Writes what was collected; see `BatchSink`."""
+        self._recorder.flush()
+
+
+@public
+def capture() -> Capture:
+    """Returns a context manager that captures all taps of its block in memory, as columns by tap.
+
+    The taps' functions run as without it. The captured messages can be read during the block (after
+    `hcb.barrier_wait()`) and after it. If a receiver is open around the block, give it `sinks=[captured]` instead of
+    the `with` statement, because a device has one receiver.
+
+    Returns:
+        A mapping of taps by name. A value has `to_pandas()`, `to_xarray()`, `to_arrow()`, `to_numpy()` and iteration.
+
+    Raises:
+        OSError: no folder can be made in `/dev/shm` or among the temporary files.
+        DeviceClaimedError: (on entering) another receiver is open.
+        TapFunctionException: (on leaving) has the exceptions of tap functions.
+
+    Example:
+        with hcb.capture() as taps:
+            train()
+        print(taps["loss"].to_pandas())
+    """
+    return Capture()

@@ -1,0 +1,300 @@
+"""Reads the messages of taps as columns, many alike messages at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from hostcallback.receiver.errors import IncompleteValueError
+from hostcallback.receiver.log import logger
+from hostcallback.receiver.messages.deferred_errors import MultipleFailures
+from hostcallback.receiver.messages.message import Message
+from hostcallback.receiver.sinks.sharding.sinks import AssemblingSink
+from hostcallback.receiver.sinks.unbatch import batch_axes, batchings_of
+from hostcallback.receiver.taplog.format.block import FrameBlock
+from hostcallback.receiver.taplog.format.errors import Damage
+from hostcallback.receiver.taplog.format.layout import NO_STEP
+from hostcallback.receiver.taplog.reading.logged_message import LoggedMessage, LoggedTap, RunDecoder
+from hostcallback.receiver.taplog.reading.merge import MessageRun
+from hostcallback.receiver.taplog.reading.reader import LogReader
+from hostcallback.receiver.taplog.reading.segment_reader import Writer
+from hostcallback.receiver.taplog.reading.selection import Selection
+from hostcallback.receiver.taplog.render.leaves import leaf_names
+from hostcallback.receiver.wire import Decoder, Flags, WireError
+from hostcallback.receiver.wire.dtypes import Array
+from hostcallback.receiver.wire.plan import Plan
+from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
+from hostcallback.receiver.wire.truncation import is_truncated
+
+_TRUNCATED = np.uint64(int(Flags.TRUNCATED))
+FEW = 8
+"""Fewer alike messages are decoded one by one."""
+
+
+class Column(NamedTuple):
+    """The layout of one leaf.
+
+    Attributes:
+        name: keys of the leaf, joined by slashes; empty if an array alone was tapped.
+        dtype: of its elements.
+        lanes: number of lanes of each vmap, the outermost first; 1 for a vmap that did not batch this leaf.
+        shape: shape of one lane's value.
+    """
+
+    name: str
+    dtype: np.dtype[Any]
+    lanes: tuple[int, ...]
+    shape: tuple[int, ...]
+
+
+class ColumnBatch(NamedTuple):
+    """Consecutive messages of one tap, device and layout, as columns.
+
+    Attributes:
+        columns: the layout, equal for all batches of one table.
+        process: index of the process among those of the log.
+        device: the device's name.
+        steps: int64, shape (messages,); `NO_STEP` for messages without a step.
+        times_ns: emission times, Unix nanoseconds, int64, shape (messages,).
+        seqs: sequence numbers on the device, uint64, shape (messages,).
+        values: an array for each column, shape (messages, *lanes, *shape).
+    """
+
+    columns: tuple[Column, ...]
+    process: int
+    device: str
+    steps: Array
+    times_ns: Array
+    seqs: Array
+    values: tuple[Array, ...]
+
+    def __len__(self) -> int:
+        """Number of messages."""
+        return len(self.steps)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all arrays."""
+        return sum(array.nbytes for array in (self.steps, self.times_ns, self.seqs, *self.values))
+
+
+class _Layouts:
+    # How the arrays of a tap become columns: by tap and metadata.
+
+    def __init__(self) -> None:
+        self._known: dict[Any, tuple[tuple[Column, ...], list[list[int]]]] = {}
+
+    def of(self, described: TapDescriptor | None, arrays: Sequence[tuple[tuple[int, ...], Any]]) -> Any:
+        """Columns, and per array the axes of its lanes and of its value, for (shape, dtype) of each array."""
+        key = (described.consumer_id if described else 0, *arrays)
+        found = self._known.get(key)
+        if found is None:
+            found = self._known[key] = self._new(described, arrays)
+        return found
+
+    def _new(self, described: TapDescriptor | None, arrays: Sequence[tuple[tuple[int, ...], Any]]) -> Any:
+        names = leaf_names(LoggedTap(0, described), len(arrays))
+        dims = [] if described is None else batchings_of(described.transforms)
+        columns, orders = [], []
+        for index, (name, (shape, dtype)) in enumerate(zip(names, arrays, strict=False)):
+            try:
+                axes = batch_axes(len(shape), [level[index] for level in dims])
+            except (IndexError, TypeError):  # the description does not fit: no axis is a lane's
+                axes = {}
+            levels = [axes.get(level) for level in reversed(range(len(dims)))]
+            lanes = tuple(1 if axis is None else shape[axis] for axis in levels)
+            rest = [axis for axis in range(len(shape)) if axis not in axes.values()]
+            columns.append(Column(name, np.dtype(dtype), lanes, tuple(shape[axis] for axis in rest)))
+            orders.append([axis for axis in levels if axis is not None] + rest)
+        return tuple(columns), orders
+
+
+class ColumnReader:
+    """Reads columns of a log. One thread."""
+
+    def __init__(self, reader: LogReader) -> None:
+        """`reader` has the log open."""
+        self._reader = reader
+        self._decoder = Decoder()
+        self._layouts = _Layouts()
+        self._processes: dict[Writer, int] = {writer: n for n, writer in enumerate(reader.writers)}
+
+    def batches(
+        self, wants: Callable[[TapDescriptor | None, str], bool], selection: Selection, *, whole: bool
+    ) -> Iterator[ColumnBatch]:
+        """Yields the messages of taps; those of a device in order.
+
+        Args:
+            wants: whether a tap is wanted, by its descriptor and name.
+            selection: further conditions.
+            whole: whether messages must be read one by one, because values are assembled from shards of processes.
+        """
+        if whole:
+            assembler = _Assembler()
+            for logged in self._reader.values(selection):
+                if isinstance(logged, LoggedMessage) and wants(
+                    logged.tap.described, logged.message.consumer.name
+                ):
+                    yield from map(self._single, assembler.take(logged))
+            assembler.warn()
+            return
+        decoder = RunDecoder()
+        for run in self._reader.message_runs(selection, by_time=False):
+            if isinstance(run, MessageRun):
+                yield from self._of_run(run, wants, decoder)
+
+    def _of_run(
+        self, run: MessageRun, wants: Callable[[TapDescriptor | None, str], bool], decoder: RunDecoder
+    ) -> Iterator[ColumnBatch]:
+        block = run.block.part(run.start, run.stop)
+        steps = run.steps[run.start : run.stop]
+        for consumer_id in block.consumers:
+            described = run.described.get(consumer_id)
+            if described is not None and not wants(described, described.name):
+                continue
+            where = np.flatnonzero(block.consumer_ids == consumer_id) if len(block.consumers) > 1 else None
+            places = np.arange(len(block)) if where is None else where
+            for same in _alike(block, places):
+                plan = None if described is None else self._plan(block, same)
+                if plan is None or described is None:
+                    yield from self._one_by_one(run, same, wants, decoder)
+                    continue
+                shapes = [(shape, dtype) for shape, dtype, _, _ in plan.entries]
+                columns, orders = self._layouts.of(described, shapes)
+                values = _values(block, same, plan, columns, orders)
+                yield ColumnBatch(
+                    columns, self._processes[run.writer], run.device, steps[same], block.times_ns[same],
+                    block.seqs[same], values,
+                )  # fmt: skip
+
+    def _plan(self, block: FrameBlock, places: Array) -> Plan | None:
+        if len(places) < FEW or (block.flags[places] & _TRUNCATED).any():
+            return None
+        try:
+            plan = self._decoder.plan(block.data, int(block.offsets[places[0]]))
+        except WireError:
+            return None
+        fits = plan.stackable and plan.payload_bytes == int(block.payload_bytes[places[0]])
+        return plan if fits else None
+
+    def _one_by_one(
+        self,
+        run: MessageRun,
+        places: Array,
+        wants: Callable[[TapDescriptor | None, str], bool],
+        decoder: RunDecoder,
+    ) -> Iterator[ColumnBatch]:
+        for place in (places + run.start).tolist():
+            for logged in decoder.messages(run._replace(start=place, stop=place + 1)):
+                if not isinstance(logged, Damage) and wants(
+                    logged.tap.described, logged.message.consumer.name
+                ):
+                    yield self._single(logged)
+
+    def _single(self, logged: LoggedMessage) -> ColumnBatch:
+        message = logged.message
+        arrays = [np.asarray(array) for array in message.arrays]
+        described = None if is_truncated(message.arrays) else logged.tap.described
+        columns, orders = self._layouts.of(described, [(array.shape, array.dtype) for array in arrays])
+        if described is None and logged.tap.described is not None:
+            names = leaf_names(logged.tap, len(arrays))
+            columns = tuple(c._replace(name=name) for c, name in zip(columns, names, strict=False))
+        values = tuple(
+            array.transpose(order).reshape(1, *column.lanes, *column.shape)
+            for array, order, column in zip(arrays, orders, columns, strict=False)
+        )
+        return ColumnBatch(
+            columns, self._processes.get(logged.writer, 0), str(message.device),
+            np.array([NO_STEP if logged.step is None else logged.step], np.int64),
+            np.array([message.time_ns], np.int64), np.array([message.seq], np.uint64), values,
+        )  # fmt: skip
+
+
+class _Assembler:
+    # Assembles the values that one process has all shards of.
+
+    def __init__(self) -> None:
+        self._sinks: dict[tuple[str, int], AssemblingSink] = {}
+        self._found: list[Message] = []
+        self._lost = 0
+
+    def take(self, logged: LoggedMessage) -> Iterator[LoggedMessage]:
+        described, shard = logged.tap.described, logged.shard
+        if shard is None or described is None or (described.shards, described.sharding) != ("all", "global"):
+            yield logged
+            return
+        key = logged.writer.process, described.consumer_id
+        sink = self._sinks.get(key)
+        if sink is None:
+            sink = self._sinks[key] = AssemblingSink(self._found.append, described.device_index, waits=False)
+        try:
+            sink.take(shard)
+        except (IncompleteValueError, MultipleFailures, ValueError):
+            self._lost += 1
+        found = list(self._found)
+        self._found.clear()
+        for message in found:
+            yield logged._replace(message=message, shard=None)
+
+    def warn(self) -> None:
+        lost = self._lost + sum(sink.pending_values for sink in self._sinks.values())
+        if lost:
+            logger.warning(
+                "%d sharded value(s) are left out, because some of their shards are not in the log", lost
+            )
+
+
+def _alike(block: FrameBlock, places: Array) -> Iterator[Array]:
+    # The places of messages with equal metadata, group by group.
+    while len(places):
+        first = int(places[0])
+        meta_bytes, payload_bytes = block.meta_bytes[first], block.payload_bytes[first]
+        alike = (block.meta_bytes[places] == meta_bytes) & (block.payload_bytes[places] == payload_bytes)
+        words = (int(meta_bytes) + 7) // 8
+        metadata = _words(block, places[alike], 64, words)
+        alike[alike] = (metadata == metadata[0]).all(axis=1)
+        yield places[alike]
+        places = places[~alike]
+
+
+def _words(block: FrameBlock, places: Array, start: int, count: int) -> Array:
+    # `count` words of each message, from byte `start` of the frame on: uint64, shape (messages, count).
+    offsets = block.offsets[places]
+    stride = _stride(offsets)
+    if stride:
+        first = int(offsets[0]) + start
+        view: Array = np.ndarray((len(places), count), np.uint64, block.data, first, (stride, 8))
+        return view
+    at = (offsets + start) >> 3
+    words: Array = block.data.view(np.uint64)[at[:, np.newaxis] + np.arange(count)]
+    return words
+
+
+def _stride(offsets: Array) -> int:
+    # Distance in bytes between messages that follow each other evenly; 0 if they do not.
+    if len(offsets) < 2:
+        return 64
+    step = int(offsets[1] - offsets[0])
+    return step if step > 0 and (np.diff(offsets) == step).all() else 0
+
+
+def _values(
+    block: FrameBlock, places: Array, plan: Plan, columns: tuple[Column, ...], orders: list[list[int]]
+) -> tuple[Array, ...]:
+    offsets, count = block.offsets[places], len(places)
+    stride = _stride(offsets)
+    if stride:
+        payloads = block.data[int(offsets[0]) + plan.payload_start :]
+    else:
+        words = (plan.payload_bytes + 7) // 8
+        payloads = (
+            np.ascontiguousarray(_words(block, places, plan.payload_start, words)).view(np.uint8).reshape(-1)
+        )
+        stride = words * 8
+    views = plan.views(payloads, count, stride)
+    return tuple(
+        view.transpose([0, *(axis + 1 for axis in order)]).reshape(count, *column.lanes, *column.shape)
+        for view, column, order in zip(views, columns, orders, strict=False)
+    )

@@ -1,0 +1,281 @@
+"""`hcb.capture` and `hcb.read`: messages as columns by tap."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+
+import hostcallback as hcb
+
+
+def nothing(*args: Any, **kwargs: Any) -> None:
+    """A tap function."""
+
+
+@jax.jit
+def program(x: Any) -> Any:
+    """Ten steps: `train` with loss = x/2**i, `state` with an array of shape (2, 3) and a key of no step."""
+
+    def body(carry: Any, i: Any) -> Any:
+        hcb.id_tap(nothing, {"loss": carry, "step": i}, name="train")
+        hcb.id_tap(nothing, carry + jnp.arange(6).reshape(2, 3), name="state")
+        return carry / 2, None
+
+    return lax.scan(body, x, jnp.arange(10))[0]
+
+
+LOSS = [8 / 2**i for i in range(10)]
+
+
+def test_captured_taps_are_columns_by_name() -> None:
+    with hcb.capture() as taps:
+        program(8.0)
+    assert set(taps) == {"train", "state"}
+    columns = taps["train"].to_numpy()
+    assert [*columns] == ["step", "time", "loss"]
+    assert columns["step"].tolist() == [*range(10)]
+    assert columns["loss"].tolist() == LOSS
+    assert columns["loss"].dtype == np.float32
+    assert (np.diff(columns["time"].astype(np.int64)) >= 0).all()
+    state = taps["state"].to_numpy()["state"]
+    assert state.shape == (10, 2, 3)
+    assert state[1].tolist() == [[4, 5, 6], [7, 8, 9]]
+
+
+def test_what_is_captured_can_be_read_within_the_block_and_is_gone_when_closed() -> None:
+    with hcb.capture() as taps:
+        program(8.0)
+        hcb.barrier_wait()
+        assert len(taps["train"].to_numpy()["loss"]) == 10
+        program(8.0)
+        hcb.barrier_wait()
+        assert len(taps["train"].to_numpy()["loss"]) == 20
+    folder = Path(taps._folder)
+    assert folder.exists()
+    taps.close()
+    assert not folder.exists()
+
+
+def test_a_capture_is_a_sink_of_another_receiver() -> None:
+    taps = hcb.capture()
+    with hcb.outfeed_receiver(sinks=[taps]):
+        program(8.0)
+        with pytest.raises(hcb.DeviceClaimedError):
+            hcb.capture().__enter__()
+    assert taps["train"].to_numpy()["loss"].tolist() == LOSS
+
+
+def test_a_capture_raises_what_tap_functions_raised() -> None:
+    def failing(x: Any) -> None:
+        raise ValueError("no")
+
+    with pytest.raises(hcb.TapFunctionException, match="no"):
+        with hcb.capture() as taps:
+            hcb.jit(lambda x: hcb.id_tap(failing, x, name="bad"))(1.0)
+    assert taps["bad"].to_numpy()["bad"].tolist() == [1.0]
+
+
+def test_recorded_logs_are_read_without_jax(tmp_path: Path) -> None:
+    with hcb.outfeed_receiver(record=tmp_path):
+        program(8.0)
+    code = (
+        "import sys, hostcallback as hcb\n"
+        f"data = hcb.read({str(tmp_path)!r})\n"
+        "print(list(data), data['train'].to_numpy()['loss'].tolist())\n"
+        "print([m for m in ('jax', 'pandas', 'xarray', 'pyarrow') if m in sys.modules])"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert found.stdout.splitlines() == [f"['state', 'train'] {LOSS}", "[]"]
+
+
+def test_batches_join_alike_messages_and_selections_leave_out_others() -> None:
+    with hcb.capture() as taps:
+        for x in (8.0, 16.0):
+            program(x)
+    (batch,) = taps["train"]
+    assert len(batch) == 20
+    assert [column.name for column in batch.columns] == ["loss", "step"]
+    some = taps["train"].select(first_step=2, last_step=3).to_numpy()
+    assert some["step"].tolist() == [2, 3, 2, 3]
+    assert some["loss"].tolist() == [2.0, 1.0, 4.0, 2.0]
+    assert taps["train"].select(device="cpu:3").to_numpy()["step"].tolist() == []
+
+
+def test_metrics_are_columns_by_their_names() -> None:
+    with hcb.capture() as taps:
+        for i in range(3):
+            hcb.metrics({"loss": i / 2, "grads": {"w": 1.0}}, step=i)
+    (name,) = taps
+    assert name.startswith("metrics@")
+    columns = taps["metrics"].to_numpy()
+    assert {key: columns[key].tolist() for key in ("step", "loss", "grads/w")} == {
+        "step": [0, 1, 2],
+        "loss": [0.0, 0.5, 1.0],
+        "grads/w": [1.0] * 3,
+    }
+
+
+def lanes() -> hcb.TapData:
+    """Captures a tap under two vmaps, of sizes 2 (outer) and 3, with a leaf of which only the outer is batched."""
+
+    def tap(x: Any, y: Any) -> None:
+        hcb.id_tap(nothing, {"x": x, "y": y}, name="lanes")
+
+    with hcb.capture() as taps:
+        xs = jnp.arange(6.0).reshape(2, 3)
+        jax.jit(jax.vmap(jax.vmap(tap, (0, None)), (0, 0)))(xs, jnp.array([[10.0, 11], [20, 21]]))
+    return taps["lanes"]
+
+
+def test_lanes_are_axes_from_the_outermost_vmap_on() -> None:
+    columns = lanes().to_numpy()
+    assert columns["x"].tolist() == [[[0, 1, 2], [3, 4, 5]]]
+    assert columns["y"].tolist() == [[[[10, 11]], [[20, 21]]]]
+
+
+def test_lanes_in_pandas_are_rows() -> None:
+    pytest.importorskip("pandas")
+    frame = lanes().to_pandas()
+    assert frame[["lane0", "lane1", "x"]].to_numpy().tolist() == [
+        [i, j, 3.0 * i + j] for i in range(2) for j in range(3)
+    ]
+    assert [cell.tolist() for cell in frame["y"]] == [[10, 11]] * 3 + [[20, 21]] * 3
+
+
+def test_lanes_in_xarray_are_dimensions() -> None:
+    pytest.importorskip("xarray")
+    data = lanes().to_xarray()
+    assert data["x"].dims == ("message", "lane0", "lane1")
+    assert data["y"].dims == ("message", "lane0", "y_0")
+    assert float(data["x"].isel(message=0, lane0=1, lane1=2)) == 5
+
+
+def test_pandas_has_steps_times_devices_and_leaves() -> None:
+    pandas = pytest.importorskip("pandas")
+    with hcb.capture() as taps:
+        program(8.0)
+    frame = taps["train"].to_pandas()
+    assert [*frame.columns] == ["step", "time", "device", "loss"]
+    assert frame["loss"].tolist() == LOSS
+    assert isinstance(frame["time"].dtype, pandas.DatetimeTZDtype)
+    assert set(frame["device"]) == {"cpu:0"}
+
+
+def test_xarray_has_the_step_as_dimension() -> None:
+    pytest.importorskip("xarray")
+    with hcb.capture() as taps:
+        program(8.0)
+    data = taps["train"].to_xarray()
+    assert data["loss"].dims == ("step",)
+    assert float(data["loss"].sel(step=3)) == 1.0
+    assert taps["state"].to_xarray()["state"].shape == (10, 2, 3)
+
+
+def on_devices() -> hcb.TapData:
+    """Captures a tap in shard_map: device d sends x = d + 10 i at each of 5 steps i."""
+    mesh = Mesh(np.array(jax.devices()), ("d",))
+
+    def local(x: Any) -> Any:
+        def body(carry: Any, i: Any) -> Any:
+            hcb.id_tap(nothing, {"x": x[0] + 10 * i, "step": i}, name="devices")
+            return carry, None
+
+        return lax.scan(body, x, jnp.arange(5))[0]
+
+    with hcb.capture() as taps:
+        jax.jit(jax.shard_map(local, mesh=mesh, in_specs=P("d"), out_specs=P("d")))(jnp.arange(4))
+    return taps["devices"]
+
+
+def test_devices_of_equal_steps_are_a_dimension_of_xarray() -> None:
+    pytest.importorskip("xarray")
+    data = on_devices().to_xarray()
+    assert data["x"].dims == ("step", "device")
+    assert data["x"].sel(device="cpu:2").values.tolist() == [2, 12, 22, 32, 42]
+
+
+def test_each_device_has_batches() -> None:
+    assert {batch.device: batch.values[1].tolist() for batch in on_devices()} == {
+        f"cpu:{d}": [d + 10 * i for i in range(5)] for d in range(4)
+    }
+
+
+def test_values_that_the_compiler_shards_are_whole() -> None:
+    sharding = NamedSharding(Mesh(np.array(jax.devices()), ("d",)), P("d"))
+    with hcb.capture() as taps:
+        jax.jit(lambda x: hcb.id_tap(nothing, x, name="sharded"))(jax.device_put(jnp.arange(8.0), sharding))
+    assert taps["sharded"].to_numpy()["sharded"].tolist() == [[*range(8)]]
+
+
+def test_arrow_is_read_batch_by_batch() -> None:
+    pytest.importorskip("pyarrow")
+    with hcb.capture() as taps:
+        program(8.0)
+    reader = taps["train"].to_arrow()
+    assert reader.schema.names == ["step", "time", "device", "process", "loss"]
+    table = reader.read_all()
+    assert table.column("loss").to_pylist() == LOSS
+    state = taps["state"].to_arrow().read_all().column("state").combine_chunks()
+    assert state.to_numpy_ndarray().shape == (10, 2, 3)
+
+
+def test_a_tap_of_several_layouts() -> None:
+    with hcb.capture() as taps:
+        for shape in ((), (2,)):
+            hcb.id_tap(nothing, jnp.ones(shape), name="odd")
+    with pytest.raises(ValueError, match=r"'odd' have 2 layouts: odd float32\[\]; odd float32\[2\]"):
+        taps["odd"].to_numpy()
+    assert [table.values[0].shape for table in taps["odd"].tables()] == [(1,), (1, 2)]
+    pytest.importorskip("pandas")
+    assert len(taps["odd"].to_pandas()) == 2
+
+
+def test_low_precision_becomes_float32_and_names_that_are_taken_get_a_suffix() -> None:
+    with hcb.capture() as taps:
+        hcb.id_tap(nothing, {"time": jnp.bfloat16(1.5), "lane": 2, "step": 3}, name="names")
+    columns = taps["names"].to_numpy()
+    assert columns["time_value"].dtype == np.float32
+    assert (columns["time_value"][0], columns["lane_value"][0], columns["step"][0]) == (1.5, 2, 3)
+
+
+def test_a_tap_that_is_not_there_lists_those_that_are() -> None:
+    with hcb.capture() as taps:
+        program(8.0)
+        for _ in range(2):
+            hcb.print("x")
+        hcb.print("y")
+    with pytest.raises(hcb.UnknownTapError, match=r"no tap 'trian'; its taps are .*Did you mean 'train'\?"):
+        taps["trian"]
+    with pytest.raises(KeyError, match=r"'print' may be one of 'print@.*: give the whole name"):
+        taps["print"]
+    assert "trian" not in taps
+    with hcb.capture() as none, pytest.raises(hcb.UnknownTapError, match="its taps are none"):
+        none["loss"]
+
+
+def test_a_folder_without_a_log_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(Exception, match="no tap log"):
+        hcb.read(tmp_path)
+
+
+@pytest.mark.parametrize("package", ["pandas", "xarray", "pyarrow"])
+def test_a_missing_package_gets_the_command_that_installs_it(
+    package: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    with hcb.capture() as taps:
+        program(8.0)
+    convert = {"pandas": "to_pandas", "xarray": "to_xarray", "pyarrow": "to_arrow"}[package]
+    with pytest.raises(hcb.HostCallbackError, match=rf"{package}: pip install 'hostcallback\[\w+\]'"):
+        getattr(taps["train"], convert)()
