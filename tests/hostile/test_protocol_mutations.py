@@ -88,7 +88,7 @@ def test_messages_of_the_protocol(name: str) -> None:
 def test_pieces_of_a_stream() -> None:
     choose = random.Random(1)
     for _ in range(EXAMPLES):
-        decoder = protocol.PieceDecoder()
+        decoder = protocol.SliceDecoder()
         with contextlib.suppress(BadStreamError):
             for _ in range(8):
                 numbers = (

@@ -57,7 +57,7 @@ class InProgress:
                 self._map[2 : 2 + int.from_bytes(self._map[:2], "little")]
             )
             key = StreamKey.of_folder(folder)
-            if key is not None and type(deaths) is int:
+            if key is not None and type(deaths) is int and deaths >= 0:
                 self.interrupted = Interrupted(key, StreamOffset.of(position), deaths + 1)
         self._clear()
 
