@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from hostcallback.api.outputs.capture import Capture, capture
     from hostcallback.api.outputs.forms import histogram, image, text
     from hostcallback.api.outputs.metrics import metrics
+    from hostcallback.api.progress.bar import Progress
+    from hostcallback.api.progress.loops import fori_loop, scan, while_loop
     from hostcallback.api.receiver import (
         OutfeedReceiver,
         error_collector,
@@ -105,6 +107,7 @@ __all__ = [
     "Operation",
     "OtlpExporter",
     "OutfeedReceiver",
+    "Progress",
     "Recorder",
     "RecordingWarning",
     "ReentrantWaitError",
@@ -132,6 +135,7 @@ __all__ = [
     "enable_checks",
     "error_collector",
     "export_checks",
+    "fori_loop",
     "forward",
     "histogram",
     "id_print",
@@ -147,12 +151,14 @@ __all__ = [
     "prometheus_collector",
     "read",
     "record",
+    "scan",
     "tap",
     "taps",
     "tensorboard",
     "text",
     "unbind",
     "watch_nonfinite",
+    "while_loop",
 ]
 
 _PLACES = {
@@ -182,6 +188,7 @@ _PLACES = {
     "Operation": "api.nonfinite",
     "OtlpExporter": "receiver.remote.otlp.exporter",
     "OutfeedReceiver": "api.receiver",
+    "Progress": "api.progress.bar",
     "Recorder": "receiver.taplog.writing.recorder",
     "RecordingWarning": "api.receiver_options",
     "ReentrantWaitError": "receiver.errors",
@@ -210,6 +217,7 @@ _PLACES = {
     "enable_checks": "api.check",
     "error_collector": "api.receiver",
     "export_checks": "api.export",
+    "fori_loop": "api.progress.loops",
     "forward": "receiver.remote.options",
     "histogram": "api.outputs.forms",
     "id_print": "api.tap",
@@ -226,12 +234,14 @@ _PLACES = {
     "prometheus_collector": "receiver.runtime.prometheus:register",
     "read": "receiver.taplog.columns.log_data",
     "record": "receiver.taplog.writing.recorder",
+    "scan": "api.progress.loops",
     "tap": "api.tap",
     "taps": "api.taps",
     "tensorboard": "receiver.sinks.metric_writers.tensorboard",
     "text": "api.outputs.forms",
     "unbind": "api.export",
     "watch_nonfinite": "api.nonfinite",
+    "while_loop": "api.progress.loops",
 }
 """The module of each name, and after a colon what it is called there."""
 

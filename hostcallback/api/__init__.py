@@ -7,6 +7,7 @@ loads the lowering rules and the handler of process exit.
 
 import hostcallback.api.shutdown
 import hostcallback.lowering.call
+import hostcallback.lowering.clock
 import hostcallback.lowering.custom_partitioning
 import hostcallback.lowering.discharge
 import hostcallback.lowering.pallas

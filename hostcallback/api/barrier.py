@@ -11,6 +11,7 @@ from hostcallback.api.public import public
 from hostcallback.lifecycle import effect_dispatch
 from hostcallback.receiver.errors import ReentrantWaitError, TapFunctionException
 from hostcallback.receiver.runtime.runtime import runtime
+from hostcallback.receiver.sinks.progress.bars import bars
 from hostcallback.sync import inflight
 
 
@@ -91,6 +92,7 @@ def _wait_for_taps(names: Iterable[str] | None, deadline: float | None, stall_se
     # A stalled tap can block a computation without end, so this checks the receivers while computations run.
     inflight.wait(deadline, lambda: runtime.check_stalled(stall_sec))
     runtime.wait_delivered(names, deadline=deadline, stall_sec=stall_sec)
+    bars.close_all()
     effect_dispatch.forget_failures()
     if names is None:
         runtime.registry.forget(retired)

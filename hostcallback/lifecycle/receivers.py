@@ -34,6 +34,7 @@ from hostcallback.receiver.wire.truncation import cut, shape_record
 FFI_TARGET = "hostcallback_tap"
 FFI_SHARD_TARGET = "hostcallback_tap_shard"
 FFI_CALL_TARGET = "hostcallback_call"
+FFI_CLOCK_TARGET = "hostcallback_clock"
 NATIVE_PLATFORMS = ("cpu", "cuda", "rocm")
 GPU_PLATFORMS = ("cuda", "rocm")
 
@@ -167,6 +168,7 @@ def _register_handlers(platform: str) -> None:
             FFI_TARGET: library.hcb_tap,
             FFI_SHARD_TARGET: library.hcb_tap_shard,
             FFI_CALL_TARGET: library.hcb_call_host,
+            FFI_CLOCK_TARGET: library.hcb_clock,
         }
     for target, handler in handlers.items():
         jax.ffi.register_ffi_target(target, jax.ffi.pycapsule(handler), platform=platform)

@@ -243,6 +243,7 @@ _FUNCTIONS = {
     "hcb_gpu_tap_shard": (c_void_p, (c_void_p,)),
     "hcb_call_host": (c_void_p, (c_void_p,)),
     "hcb_hold": (c_void_p, (c_void_p,)),
+    "hcb_clock": (c_void_p, (c_void_p,)),
     "hcb_set_host_threads": (None, (POINTER(HostThreads),)),
     "hcb_ring_set_host_call": (None, (c_void_p, HostCall)),
     "hcb_own_call_read": (c_int32, (c_void_p, c_void_p, c_int64, POINTER(CallFrame))),

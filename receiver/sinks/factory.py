@@ -28,6 +28,7 @@ from hostcallback.receiver.sinks.described_template import bounded
 from hostcallback.receiver.sinks.format import Deliver, FormatSink, PrintLines, Template, log_records
 from hostcallback.receiver.sinks.nonfinite import NonFiniteSink, Watched
 from hostcallback.receiver.sinks.print import PrintSink
+from hostcallback.receiver.sinks.progress.sink import ProgressSink
 from hostcallback.receiver.sinks.sharding.sinks import AssemblingSink, ProcessShardSink, shard_sink
 from hostcallback.receiver.sinks.tap import Unflatten, callback_sink, tap_sink, with_python_scalars
 from hostcallback.receiver.sinks.unbatch import Batchings, batchings_of, for_each_element
@@ -211,6 +212,12 @@ def _ignore(message: Message) -> None:
     pass
 
 
+def _progress(parts: TapParts, binding: Binding) -> Sink | None:
+    if binding.func is not None:
+        return _tap(parts, binding)
+    return ProgressSink(parts.params, parts.unflatten, parts.batchings, is_foreign=parts.is_foreign)
+
+
 SINK_FACTORIES: dict[TapKind, Callable[[TapParts, Binding], Sink | None]] = {
     tap_kind.PRINT: _print,
     tap_kind.FORMAT: _format,
@@ -218,6 +225,7 @@ SINK_FACTORIES: dict[TapKind, Callable[[TapParts, Binding], Sink | None]] = {
     tap_kind.CHECK: _check,
     tap_kind.NONFINITE: _nonfinite,
     tap_kind.METRICS: _metrics,
+    tap_kind.PROGRESS: _progress,
 }
 """The functions that make the sinks of kinds. The sinks of all other kinds call a function as taps do."""
 

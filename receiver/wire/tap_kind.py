@@ -48,8 +48,9 @@ CHECK = TapKind("check", is_check=True, folds=True, is_text=True, has_metrics=Fa
 NONFINITE = TapKind("nonfinite", is_check=True, is_text=True, has_metrics=False)
 BREAKPOINT = TapKind("breakpoint", has_metrics=False, sends_primals=True)
 METRICS = TapKind("metrics")
+PROGRESS = TapKind("progress", is_text=True, has_metrics=False)
 UNDESCRIBED = TapKind("undescribed")
 """The kind of a tap of which a log knows no more than the name."""
 
-KINDS = (TAP, PRINT, FORMAT, CALLBACK, CHECK, NONFINITE, BREAKPOINT, METRICS, UNDESCRIBED)
+KINDS = (TAP, PRINT, FORMAT, CALLBACK, CHECK, NONFINITE, BREAKPOINT, METRICS, PROGRESS, UNDESCRIBED)
 _BY_TEXT = {kind.text: kind for kind in KINDS}

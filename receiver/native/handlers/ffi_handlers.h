@@ -25,6 +25,9 @@ HCB_EXPORT struct XLA_FFI_Error* hcb_gpu_tap_shard(struct XLA_FFI_CallFrame* cal
 HCB_EXPORT struct XLA_FFI_Error* hcb_call_host(struct XLA_FFI_CallFrame* call_frame);
 /* Waits while a hold is on, without blocking a thread of XLA; its results are zeros. Platform CPU. */
 HCB_EXPORT struct XLA_FFI_Error* hcb_hold(struct XLA_FFI_CallFrame* call_frame);
+/* Reads a clock. The result is a uint32[2]: microseconds, which wrap around, and the least number of microseconds between
+ * two readings that costs little. The operand changes from reading to reading. Platform CPU. */
+HCB_EXPORT struct XLA_FFI_Error* hcb_clock(struct XLA_FFI_CallFrame* call_frame);
 
 #ifdef __cplusplus
 }

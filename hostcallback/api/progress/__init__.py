@@ -1,0 +1,1 @@
+"""Progress bars: `progress` for any loop, and JAX's loops with a bar of their own."""

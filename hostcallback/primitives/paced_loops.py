@@ -1,0 +1,296 @@
+"""Loops that call for a message about every tenth of a second, at no cost for the steps between.
+
+A loop is two: an inner one runs steps until a number that the outer one chose, without any question. The outer one
+then reads a clock, emits a message if it is time, and chooses how many steps will take about a millisecond. A scan
+that is differentiated must stay a scan: there each step compares its number, which costs 0.07 us.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.custom_derivatives import SymbolicZero
+
+from hostcallback import _jax_compat as compat
+from hostcallback.primitives.clock import read_clock
+from hostcallback.primitives.lanes import any_lane, select_lanes
+
+INTERVAL_US = 100_000
+"""Microseconds between two messages."""
+
+
+class Messages(Protocol):
+    """Emits the messages of a loop."""
+
+    def begin(self) -> None:
+        """Before the first step."""
+
+    def update(self, step: Any, postfix: Mapping[str, Any]) -> None:
+        """After `step` steps."""
+
+    def end(self, step: Any, postfix: Mapping[str, Any]) -> None:
+        """After the last step."""
+
+    def postfix(self, *values: Any) -> Mapping[str, Any]:
+        """Values to send, from the values of the loop."""
+
+
+class _Pace(NamedTuple):
+    # When to look at the clock next, in steps; the step and the time of the last look; the time of the last message.
+    next: Any
+    step: Any
+    looked_us: Any
+    sent_us: Any
+
+
+def _first_pace() -> _Pace:
+    now, _ = read_clock(_count(0))
+    return _Pace(_count(1), _count(0), now, now)
+
+
+def _look(pace: _Pace, step: Any) -> tuple[_Pace, Any]:
+    # Returns the new pace and whether a message is due. Times wrap around, their differences do not.
+    now, least_us = read_clock(step)
+    steps, took_us = step - pace.step, jnp.maximum(now - pace.looked_us, np.uint32(1))
+    size = steps.astype(np.float32) * (least_us.astype(np.float32) / took_us.astype(np.float32))
+    # It grows slowly, because the first steps may be faster than the others.
+    size = jnp.clip(size.astype(steps.dtype), 1, 2 * steps)
+    due = now - pace.sent_us >= np.uint32(INTERVAL_US)
+    return _Pace(step + size, step, now, jnp.where(due, now, pace.sent_us)), due
+
+
+def _count(number: int) -> Any:
+    return jnp.asarray(number, jax.dtypes.canonicalize_dtype(np.int64))
+
+
+def run_while(
+    condition: Callable[[Any], Any], body: Callable[[Any], Any], init: Any, messages: Messages
+) -> Any:
+    """Runs a `lax.while_loop` and emits its messages. Elements of a vmap may end at different steps."""
+    messages.begin()
+    with_condition = bool(jax.make_jaxpr(condition)(init).effects)
+    if with_condition:  # it must run once per step, and below it runs twice
+        condition, body, init, messages = _with_condition_in_value(condition, body, init, messages)
+
+    def goes_on(state: Any) -> Any:
+        end, step, value = state
+        return any_lane((step < end) & condition(value))
+
+    def one(state: Any) -> Any:
+        end, step, value = state
+        going = condition(value)  # without a vmap nothing uses it, and it is left out
+        return end, *select_lanes(going, (step + 1, body(value)), (step, value))
+
+    def several(state: Any) -> Any:
+        pace, step, value = state
+        # All elements that have not ended are at the same step.
+        end, step, value = lax.while_loop(goes_on, one, (pace.next, step, value))
+        pace, due = _look(pace, end)
+        lax.cond(due, lambda: messages.update(step, messages.postfix(value)), lambda: None)
+        return pace, step, value
+
+    state = (_first_pace(), _count(0), init)
+    _, step, value = lax.while_loop(lambda state: any_lane(condition(state[2])), several, state)
+    messages.end(step, messages.postfix(value))
+    return value[1] if with_condition else value
+
+
+def _with_condition_in_value(
+    condition: Callable[[Any], Any], body: Callable[[Any], Any], init: Any, messages: Messages
+) -> Any:
+    def both(state: Any) -> Any:
+        value = body(state[1])
+        return condition(value), value
+
+    only_value = _Viewed(messages, lambda state: messages.postfix(state[1]))
+    return (lambda state: state[0]), both, (jnp.asarray(condition(init)), init), only_value
+
+
+def scan_steps(
+    f: Callable[[Any, Any], tuple[Any, Any]],
+    init: Any,
+    xs: Any,
+    length: int,
+    messages: Messages,
+    options: dict[str, Any],
+) -> tuple[Any, Any]:
+    """Runs a `lax.scan` of `length` steps with `options`, and emits its messages."""
+    messages.begin()
+    blocks = _Blocks.of(f, init, xs, length, messages, options) if options.get("unroll", 1) == 1 else None
+    if blocks is None:
+        carry, ys = _scan_asking(f, init, xs, length, messages, options)
+    else:
+        carry, ys = blocks.run(init, xs)
+    last = jax.tree.map(lambda y: y[0 if options.get("reverse") else -1], ys) if length else None
+    messages.end(length, messages.postfix(carry, last) if length else {})
+    return carry, ys
+
+
+def _scan_asking(
+    f: Callable[[Any, Any], tuple[Any, Any]],
+    init: Any,
+    xs: Any,
+    length: int,
+    messages: Messages,
+    options: dict[str, Any],
+) -> tuple[Any, Any]:
+    # Each step asks whether it is time for a look at the clock.
+    def step(state: Any, x: Any) -> tuple[Any, Any]:
+        pace, number, carry = state
+        carry, y = f(carry, x)
+        number = number + 1
+        shown = jax.tree.map(lax.stop_gradient, (carry, y))
+
+        def look(pace: _Pace) -> _Pace:
+            pace, due = _look(pace, number)
+            lax.cond(due, lambda: messages.update(number, messages.postfix(*shown)), lambda: None)
+            return pace
+
+        pace = lax.cond(number >= pace.next, look, lambda pace: pace, pace)
+        return (pace, number, carry), y
+
+    (_, _, carry), ys = lax.scan(step, (_first_pace(), _count(0), init), xs, length, **options)
+    return carry, ys
+
+
+class _Blocks:
+    """A scan as two nested loops, and as an asking scan where it is differentiated."""
+
+    def __init__(
+        self, closed: Any, trees: Any, length: int, messages: Messages, options: dict[str, Any]
+    ) -> None:
+        self._program, self._constants = compat.constants_to_inputs(closed)
+        self._carry_tree, self._x_tree, self._out_tree = trees
+        self._length = length
+        self._messages = messages
+        self._options = options
+        self._y_avals = closed.out_avals[self._carry_tree.num_leaves :]
+
+    @classmethod
+    def of(
+        cls,
+        f: Callable[[Any, Any], tuple[Any, Any]],
+        init: Any,
+        xs: Any,
+        length: int,
+        messages: Messages,
+        options: dict[str, Any],
+    ) -> _Blocks | None:
+        """Returns the loops; None for a scan that only JAX's own can be, or that it refuses."""
+        if not length:
+            return None
+        x = jax.tree.map(lambda leaf: leaf[0], xs)
+        try:
+            closed, out = jax.make_jaxpr(f, return_shape=True)(init, x)
+            carry = out[0]
+        except (TypeError, ValueError, IndexError):
+            return None  # JAX's own scan raises it again, or is more lenient
+        leaves = jax.tree.leaves(init)
+        before, after = closed.in_avals[: len(leaves)], closed.out_avals[: len(leaves)]
+        same = bool(jax.tree.structure(carry) == jax.tree.structure(init))  # type: ignore[operator]
+        same = same and list(map(_type_of, before)) == list(map(_type_of, after))
+        avals = [*closed.in_avals, *closed.out_avals, *map(jax.typeof, closed.consts)]
+        if not same or not all(map(_is_plain, avals)):
+            return None
+        trees = jax.tree.structure(init), jax.tree.structure(xs), jax.tree.structure(out)
+        return cls(closed, trees, length, messages, options)
+
+    def run(self, init: Any, xs: Any) -> tuple[Any, Any]:
+        """Runs the scan; returns its last carry and its outputs."""
+        fast = jax.custom_jvp(self._run)
+        fast.defjvp(self._run_differentiated, symbolic_zeros=True)
+        carry, ys = fast(self._constants, [*map(jnp.asarray, jax.tree.leaves(init))], jax.tree.leaves(xs))
+        return jax.tree.unflatten(self._carry_tree, carry), self._ys(ys)
+
+    def _ys(self, leaves: Sequence[Any]) -> Any:
+        tree = jax.tree_util.treedef_children(self._out_tree)[1]
+        return jax.tree.unflatten(tree, leaves)
+
+    def _step(self, constants: Sequence[Any], carry: Sequence[Any], x: Sequence[Any]) -> tuple[Any, Any]:
+        outs = compat.eval_jaxpr(self._program, *constants, *carry, *x)
+        return outs[: len(carry)], outs[len(carry) :]
+
+    def _postfix(self, carry: Sequence[Any], y: Sequence[Any]) -> Mapping[str, Any]:
+        return self._messages.postfix(jax.tree.unflatten(self._carry_tree, carry), self._ys(y))
+
+    def _place(self, step: Any) -> Any:
+        return self._length - 1 - step if self._options.get("reverse") else step
+
+    def _run(self, constants: Any, init: Any, xs: Any) -> Any:
+        def one(step: Any, state: Any) -> Any:
+            carry, ys = state
+            place = self._place(step)
+            x = [lax.dynamic_index_in_dim(leaf, place, keepdims=False) for leaf in xs]
+            carry, y = self._step(constants, carry, x)
+            ys = [
+                lax.dynamic_update_index_in_dim(all_y, leaf, place, 0)
+                for all_y, leaf in zip(ys, y, strict=True)
+            ]
+            return carry, ys
+
+        def several(state: Any) -> Any:
+            pace, step, *carried = state
+            end = jnp.minimum(pace.next, self._length)
+            carry, ys = lax.fori_loop(step, end, one, tuple(carried))
+            step = end
+            pace, due = _look(pace, step)
+
+            def update() -> None:
+                y = [lax.dynamic_index_in_dim(leaf, self._place(step - 1), keepdims=False) for leaf in ys]
+                self._messages.update(step, self._postfix(carry, y))
+
+            lax.cond(due, update, lambda: None)
+            return pace, step, carry, ys
+
+        ys = [
+            compat.vary_over(compat.varying_axes([aval]), jnp.zeros((self._length, *aval.shape), aval.dtype))
+            for aval in self._y_avals
+        ]
+        state = (_first_pace(), _count(0), init, ys)
+        _, _, carry, ys = lax.while_loop(lambda state: state[1] < self._length, several, state)
+        return carry, ys
+
+    def _run_differentiated(self, primals: Any, tangents: Any) -> Any:
+        flat, tree = jax.tree.flatten(primals)
+        moving = jax.tree.leaves(tangents, is_leaf=lambda leaf: isinstance(leaf, SymbolicZero))
+        places = [i for i, tangent in enumerate(moving) if not isinstance(tangent, SymbolicZero)]
+
+        def scan(*values: Any) -> Any:
+            whole = list(flat)
+            for place, value in zip(places, values, strict=True):
+                whole[place] = value
+            constants, init, xs = jax.tree.unflatten(tree, whole)
+            messages = _Viewed(self._messages, self._postfix)
+            return _scan_asking(
+                lambda carry, x: self._step(constants, carry, x),
+                init,
+                xs,
+                self._length,
+                messages,
+                self._options,
+            )
+
+        return jax.jvp(scan, [flat[i] for i in places], [moving[i] for i in places])
+
+
+class _Viewed:
+    # The messages of a loop, with another function for the values to send.
+    def __init__(self, messages: Messages, postfix: Callable[..., Mapping[str, Any]]) -> None:
+        self.begin, self.update, self.end = messages.begin, messages.update, messages.end
+        self.postfix = postfix
+
+
+def _type_of(aval: Any) -> tuple[Any, ...]:
+    return aval.shape, aval.dtype, compat.varying_axes([aval])
+
+
+def _is_plain(aval: Any) -> bool:
+    # Not a reference, a key, or an array whose type says how it is sharded: buffers of those are JAX's business.
+    if not isinstance(aval, jax.core.ShapedArray) or not jax.dtypes.issubdtype(aval.dtype, np.generic):
+        return False
+    return all(axis is None for axis in aval.sharding.spec)

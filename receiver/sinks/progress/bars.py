@@ -1,0 +1,199 @@
+"""The bars that are open in this process, by loop, device and element."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from hostcallback.receiver import fork
+from hostcallback.receiver.log import logger
+from hostcallback.receiver.sinks.progress.display import DISPLAYS, Display
+from hostcallback.receiver.sinks.progress.message import Phase, Step
+
+MOST_BARS = 64
+"""Largest number of bars that are open at once. Messages of further ones show nothing."""
+
+
+class Look(NamedTuple):
+    """How a bar looks.
+
+    Attributes:
+        desc: the text before it.
+        unit: what it counts.
+        display: name of a display.
+        leave: whether it stays on the screen.
+    """
+
+    desc: str
+    unit: str
+    display: str
+    leave: bool
+
+
+class Place(NamedTuple):
+    """The loop that a bar is for.
+
+    Attributes:
+        key: tells loops of a program apart.
+        device: name of the device; empty for a program that the compiler partitions, whose devices share a bar.
+        lane: index of the element under vmap; empty for all.
+    """
+
+    key: str
+    device: str
+    lane: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class _Bar:
+    place: Place
+    look: Look
+    display: Display
+    run_id: int
+    depth: int
+    leave: bool
+    is_done: bool = False  # its loop has ended, and an outer one has not
+
+
+class Bars:
+    """All bars of this process. Any thread."""
+
+    def __init__(self) -> None:
+        """Starts without bars."""
+        self._lock = threading.RLock()  # protects everything below, and the displays
+        self._open: dict[Place, _Bar] = {}
+        self._senders: dict[str, str] = {}  # of bars that devices share
+        self._refused: set[str] = set()
+
+    def take(self, place: Place, look: Look, run_id: int, step: Step, sender: str) -> None:
+        """Takes one message of a bar: opens, moves or closes it.
+
+        Args:
+            place: the loop, device and element.
+            look: how the bar looks.
+            run_id: launch of the program.
+            step: the message.
+            sender: the device that sent it. If devices share the bar, only the messages of one of them count.
+        """
+        with self._lock:
+            if not place.device and self._senders.setdefault(place.key, sender) != sender:
+                return
+            bar = self._open.get(place)
+            if bar is None and place.lane:
+                self._open_lanes(place)
+            if bar is not None and (step.phase is Phase.BEGIN or bar.run_id != run_id):
+                bar = self._again(bar, run_id)
+            if bar is None:
+                bar = self._begin(place, look, run_id)
+            if bar is None:
+                return
+            bar.display.show(step.step, step.total, postfix_text(step.postfix))
+            if step.phase is Phase.END:
+                self._end(bar)
+
+    def close_all(self) -> None:
+        """Closes all bars: their programs have ended, failed or were aborted."""
+        with self._lock:
+            self._close([*self._open.values()])
+
+    def _again(self, bar: _Bar, run_id: int) -> _Bar | None:
+        # An inner loop begins again. Otherwise the program that opened the bar has not ended its loop.
+        if bar.run_id == run_id and bar.is_done:
+            bar.display.reset()
+            bar.is_done = False
+            return bar
+        self._close(self._of_program(bar))
+        return None
+
+    def _of_program(self, bar: _Bar) -> list[_Bar]:
+        return [
+            other for other in self._open.values()
+            if other.place.device == bar.place.device and other.run_id == bar.run_id
+        ]  # fmt: skip
+
+    def _open_lanes(self, place: Place) -> None:
+        # The bar of all elements goes when the first one gets its own.
+        bar = self._open.pop(place._replace(lane=()), None)
+        if bar is not None:
+            bar.display.close(leave=False)
+
+    def _begin(self, place: Place, look: Look, run_id: int) -> _Bar | None:
+        outer = [
+            bar for bar in self._open.values()
+            if bar.place.device == place.device and bar.run_id == run_id and bar.place.key != place.key
+        ]  # fmt: skip
+        if len(self._open) >= MOST_BARS:
+            return None
+        make = DISPLAYS.get(look.display, DISPLAYS["tqdm"])
+        try:
+            display = make(self._label(place, look), look.unit)
+        except ModuleNotFoundError as error:
+            if look.display not in self._refused:
+                logger.warning("progress bars are not shown: %s", error)
+                self._refused.add(look.display)
+            return None
+        bar = self._open[place] = _Bar(place, look, display, run_id, len(outer), look.leave and not outer)
+        if len(self._siblings(place)) == 2:  # the first was made when it was not known that there are others
+            for sibling in self._siblings(place):
+                sibling.display.label(self._label(sibling.place, sibling.look))
+        return bar
+
+    def _siblings(self, place: Place) -> list[_Bar]:
+        return [bar for bar in self._open.values() if bar.place.key == place.key]
+
+    def _label(self, place: Place, look: Look) -> str:
+        others = [bar.place for bar in self._siblings(place) if bar.place != place]
+        parts = [look.desc]
+        if any(other.device != place.device for other in others):
+            parts.append(f"[{place.device}]")
+        if place.lane:
+            parts.append(f"[{', '.join(map(str, place.lane))}]")
+        return " ".join(filter(None, parts))
+
+    def _end(self, bar: _Bar) -> None:
+        bar.is_done = True
+        around = [other for other in self._of_program(bar) if other.depth < bar.depth]
+        if any(not other.is_done for other in around):
+            return
+        # Bars of other devices and elements end at about the same time: closed one by one, they would leave gaps.
+        siblings = self._siblings(bar.place)
+        if all(sibling.is_done for sibling in siblings):
+            inner = [other for sibling in siblings for other in self._of_program(sibling) if other.is_done]
+            self._close(inner)
+
+    def _close(self, closing: list[_Bar]) -> None:
+        closing = [bar for bar in self._open.values() if any(bar is other for other in closing)]
+        for bar in closing:
+            bar.display.clear()
+        for bar in sorted(
+            closing, key=lambda bar: bar.leave
+        ):  # what is removed first, then what stays, in order
+            del self._open[bar.place]
+            bar.display.close(leave=bar.leave)
+
+
+def postfix_text(postfix: Mapping[str, Any]) -> str:
+    """Formats the values behind a bar: `loss=0.3, step=7`."""
+    return ", ".join(f"{name}={value_text(value)}" for name, value in postfix.items())
+
+
+def value_text(value: Any) -> str:
+    """Formats a value behind a bar."""
+    if getattr(value, "ndim", 0) == 0 and hasattr(value, "item"):
+        number = value.item()
+        return f"{number:.4g}" if isinstance(number, float) else str(number)
+    return " ".join(str(value).split())[:40]
+
+
+bars = Bars()
+"""The bars of this process."""
+
+
+def forget() -> None:
+    """Drops all bars, for a forked child: its parent shows them."""
+    bars.__init__()  # type: ignore[misc]
+
+
+fork.in_child(fork.Stage.PROGRAM, forget)

@@ -1,0 +1,246 @@
+"""Loops with progress bars: results, gradients and steps shown, under every transformation."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import hostcallback as hcb
+from bars_on_screen import screen
+
+pytest.importorskip("tqdm")  # environments of other JAX versions may lack it
+
+STEPS = 1000
+
+
+def scan(x: Any, **options: Any) -> Any:
+    return hcb.scan(lambda c, x: (jnp.sin(c) + x, c * 2), x, jnp.arange(float(STEPS)), **options)
+
+
+def plain_scan(x: Any) -> Any:
+    return lax.scan(lambda c, x: (jnp.sin(c) + x, c * 2), x, jnp.arange(float(STEPS)))
+
+
+LOOPS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
+    "scan": (lambda x: scan(x, progress="bar"), plain_scan),
+    "reverse": (
+        lambda x: hcb.scan(lambda c, x: (c + x, c), x, jnp.arange(float(STEPS)), reverse=True, progress="bar"),
+        lambda x: lax.scan(lambda c, x: (c + x, c), x, jnp.arange(float(STEPS)), reverse=True),
+    ),
+    "unrolled": (lambda x: scan(x, unroll=4, progress="bar"), plain_scan),
+    "fori_loop": (
+        lambda x: hcb.fori_loop(5, 5 + STEPS, lambda i, x: jnp.sin(x) + i, x, progress="bar"),
+        lambda x: lax.fori_loop(5, 5 + STEPS, lambda i, x: jnp.sin(x) + i, x),
+    ),
+    "fori_loop with traced bounds": (
+        lambda x: hcb.fori_loop(0, x.astype(int) * 0 + STEPS, lambda i, x: jnp.sin(x) + i, x, progress="bar"),
+        lambda x: lax.fori_loop(0, x.astype(int) * 0 + STEPS, lambda i, x: jnp.sin(x) + i, x),
+    ),
+    "while_loop": (
+        lambda x: hcb.while_loop(lambda s: s[0] < STEPS, lambda s: (s[0] + 1, jnp.sin(s[1])), (0, x), progress="bar"),
+        lambda x: lax.while_loop(lambda s: s[0] < STEPS, lambda s: (s[0] + 1, jnp.sin(s[1])), (0, x)),
+    ),
+}  # fmt: skip
+
+
+def assert_equal(found: Any, expected: Any) -> None:
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), found, expected)
+    assert jax.tree.structure(found) == jax.tree.structure(expected)
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_a_loop_has_the_results_of_jax_and_a_bar_that_ends_at_its_last_step(
+    loop: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    barred, plain = LOOPS[loop]
+    x = jnp.float32(0.5)
+    found = jax.jit(barred)(x)
+    hcb.barrier_wait()
+    (line,) = screen(capsys.readouterr().err)
+    assert re.search(rf"\b{STEPS}(/{STEPS}|it) ", line), line
+    assert_equal(found, jax.jit(plain)(x))
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_a_loop_under_vmap_has_the_results_of_jax(loop: str, capsys: pytest.CaptureFixture[str]) -> None:
+    barred, plain = LOOPS[loop]
+    x = jnp.arange(3.0) / 4
+    found = jax.jit(jax.vmap(barred))(x)
+    hcb.barrier_wait()
+    lines = screen(capsys.readouterr().err)
+    assert all(f"{STEPS}" in line for line in lines), lines
+    assert len(lines) in (1, 3)
+    assert_equal(found, jax.jit(jax.vmap(plain))(x))
+
+
+@pytest.mark.parametrize("loop", ["scan", "reverse", "unrolled", "fori_loop"])
+def test_gradients_through_a_loop_are_those_of_jax(loop: str, capsys: pytest.CaptureFixture[str]) -> None:
+    barred, plain = LOOPS[loop]
+
+    def loss(loop: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        return lambda x: sum(jnp.sum(leaf) for leaf in jax.tree.leaves(loop(x)))
+
+    x = jnp.float32(0.5)
+    for wrapped in (loss(barred), jax.checkpoint(loss(barred))):
+        found = jax.jit(jax.grad(wrapped))(x)
+        hcb.barrier_wait()
+        (line,) = screen(capsys.readouterr().err)
+        assert f"{STEPS}/{STEPS} " in line
+        assert_equal(found, jax.grad(loss(plain))(x))
+
+
+def test_gradients_flow_to_values_that_the_step_closes_over() -> None:
+    def loss(scan: Any) -> Any:
+        return lambda w, x: scan(lambda c, x: (c * w + x, None), 0.0, x)[0]
+
+    x = jnp.arange(5.0)
+    found = jax.grad(loss(hcb.scan), argnums=(0, 1))(0.5, x)
+    assert_equal(found, jax.grad(loss(lax.scan), argnums=(0, 1))(0.5, x))
+
+
+def test_elements_of_a_vmap_that_end_at_different_steps_have_a_bar_each(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run = jax.jit(jax.vmap(lambda n: hcb.fori_loop(0, n, lambda i, x: x + i, 0, progress="sum")))
+    assert run(jnp.array([10, 0, 30])).tolist() == [45, 0, 435]
+    hcb.barrier_wait()
+    lines = screen(capsys.readouterr().err)
+    assert [line.split(":")[0] for line in lines] == ["sum [0]", "sum [1]", "sum [2]"]
+    assert "10/10 " in lines[0]
+    assert "30/30 " in lines[2]
+
+
+def test_each_device_of_a_shard_map_has_a_bar(capsys: pytest.CaptureFixture[str]) -> None:
+    mesh = jax.sharding.Mesh(jax.devices(), ("d",))
+    spec = jax.sharding.PartitionSpec("d")
+    run = jax.jit(
+        jax.shard_map(lambda x: scan(x, progress="train")[0], mesh=mesh, in_specs=spec, out_specs=spec)
+    )
+    assert_equal(run(jnp.arange(4.0)), jax.vmap(lambda x: plain_scan(x)[0])(jnp.arange(4.0)))
+    hcb.barrier_wait()
+    lines = screen(capsys.readouterr().err)
+    assert len(lines) == 4
+    assert all("1000/1000 " in line for line in lines)
+
+
+def test_a_program_that_the_compiler_partitions_has_one_bar(capsys: pytest.CaptureFixture[str]) -> None:
+    mesh = jax.sharding.Mesh(jax.devices(), ("d",))
+    x = jax.device_put(jnp.arange(8.0), jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("d")))
+    progress = hcb.Progress("train", postfix=lambda c, y: {"mean": y.mean()})
+    found = jax.jit(lambda x: scan(x, progress=progress)[0])(x)
+    hcb.barrier_wait()
+    (line,) = screen(capsys.readouterr().err)
+    assert "1000/1000 " in line
+    assert "mean=" in line
+    assert_equal(found, jax.vmap(lambda x: plain_scan(x)[0])(jnp.arange(8.0)))
+
+
+def test_an_inner_bar_begins_again_and_goes_with_the_outer_one(capsys: pytest.CaptureFixture[str]) -> None:
+    def epoch(x: Any, _: Any) -> Any:
+        return hcb.scan(lambda c, _: (c + 1, None), x, length=50, progress="batch")[0], None
+
+    x, _ = jax.jit(lambda x: hcb.scan(epoch, x, length=3, progress="epoch"))(0)
+    assert x == 150
+    hcb.barrier_wait()
+    text = capsys.readouterr().err
+    (line,) = screen(text)
+    assert line.startswith("epoch: 100%")
+    assert text.count("batch:   0%") >= 3
+
+
+def test_values_of_the_last_step_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    progress = hcb.Progress("fit", unit="step", postfix=lambda c, y: {"carry": c, "y": y})
+    jax.jit(lambda: hcb.scan(lambda c, _: (c + 1, c * 10), 0, length=7, progress=progress))()
+    hcb.barrier_wait()
+    (line,) = screen(capsys.readouterr().err)
+    assert "7/7 " in line
+    assert "carry=7, y=60" in line
+
+
+def test_taps_in_the_body_and_in_the_condition_run_once_per_step() -> None:
+    seen: list[int] = []
+    asked: list[int] = []
+
+    def condition(n: Any) -> Any:
+        hcb.id_tap(lambda n: asked.append(int(n)), n)
+        return n < 20
+
+    def body(n: Any) -> Any:
+        hcb.id_tap(lambda n: seen.append(int(n)), n)
+        return n + 1
+
+    assert jax.jit(lambda: hcb.while_loop(condition, body, 0))() == 20
+    hcb.barrier_wait()
+    assert seen == [*range(20)]
+    assert asked == [*range(21)]
+
+
+def test_a_loop_without_steps_and_a_loop_with_a_wrong_total_have_bars(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def step(c: Any, _: Any) -> Any:
+        return c + 1, None
+
+    def run() -> None:
+        hcb.scan(step, 0, length=0, progress="none")
+        hcb.scan(step, 0, length=9, progress=hcb.Progress("few", total=5))
+        hcb.scan(step, 0, length=9, progress=hcb.Progress("many", total=50))
+
+    jax.jit(run)()
+    hcb.barrier_wait()
+    none, few, many = screen(capsys.readouterr().err)
+    assert none.startswith("none: 0it")
+    assert few.startswith("few: 9it")
+    assert "9/50 " in many
+
+
+@pytest.mark.parametrize(
+    ("progress", "error", "text"),
+    [
+        (3, TypeError, "expected True, a description, or hcb.Progress"),
+        (lambda: hcb.Progress("x", total=-1), ValueError, "0 or more"),
+        (lambda: hcb.Progress(3), TypeError, "desc of a Progress is a text"),
+        (lambda: hcb.Progress("x", display="curses"), ValueError, "'tqdm' or 'rich'"),
+        (lambda: hcb.Progress(postfix=lambda c, y: 3), TypeError, "expected a dict"),
+    ],
+)
+def test_wrong_arguments_are_refused_with_the_cure(progress: Any, error: type[Exception], text: str) -> None:
+    with pytest.raises(error, match=text):
+        hcb.scan(lambda c, _: (c, None), 0, length=3, progress=progress() if callable(progress) else progress)
+
+
+def test_a_missing_library_is_an_error_with_the_command_to_install_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ModuleNotFoundError, match=r"pip install 'hostcallback\[progress\]'"):
+        hcb.scan(lambda c, _: (c, None), 0, length=3)
+
+
+def test_errors_of_the_scan_itself_are_those_of_jax() -> None:
+    with pytest.raises(TypeError, match="carry"):
+        hcb.scan(lambda c, _: ((c, c), None), 0, length=3)
+    with pytest.raises(ValueError, match="length"):
+        hcb.scan(lambda c, x: (c, None), 0, jnp.arange(3), length=4)
+
+
+def test_the_bar_of_a_program_that_fails_is_closed_at_the_barrier(capsys: pytest.CaptureFixture[str]) -> None:
+    def step(c: Any, _: Any) -> Any:
+        return hcb.call(lambda c: 1 // (int(c) < 5) + c, c, result_shape=c), None
+
+    with pytest.raises((jax.errors.JaxRuntimeError, ValueError, hcb.TapFunctionException)):
+        jax.block_until_ready(jax.jit(lambda c: hcb.scan(step, c, length=9, progress="fails"))(jnp.int32(0)))
+    with pytest.raises(hcb.TapFunctionException):
+        hcb.barrier_wait()
+    capsys.readouterr()
+    jax.jit(lambda: hcb.scan(lambda c, _: (c + 1, None), 0, length=3, progress="next"))()
+    hcb.barrier_wait()
+    (line,) = screen(capsys.readouterr().err)
+    assert line.startswith("next: 100%")
