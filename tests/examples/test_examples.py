@@ -125,6 +125,15 @@ def test_train_digits_refuses_a_number_it_cannot_use(tmp_path: Path) -> None:
     assert "argument --every: got 0, expected at least 1" in result.stderr
 
 
+def test_metrics_and_data_writes_files_and_reads_taps(tmp_path: Path) -> None:
+    result = run(ROOT / "examples" / "metrics_and_data.py", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert "csv metrics.csv: 315 records" in result.stdout
+    assert re.search(r"loss 3\.\d+ -> 0\.0000\d+ in 300 steps", result.stdout), result.stdout
+    assert (tmp_path / "metrics.csv").read_text().splitlines()[-1].startswith("299,")
+    assert len(list((tmp_path / "runs" / "line").iterdir())) == 1
+
+
 def code_blocks() -> list[Any]:
     """The Python blocks of the documents that promise to run."""
     found = []
@@ -132,6 +141,7 @@ def code_blocks() -> list[Any]:
         "README.md",
         "docs/accelerate.md",
         "docs/checks.md",
+        "docs/data.md",
         "docs/metrics.md",
         "docs/migrating.md",
     ):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
 import logging
@@ -144,12 +145,25 @@ class SummaryWriter(_Adapter):
 class MetricsLogger(_Adapter):
     """For `log_metrics(metrics, step=)`, as of mlflow and Lightning's loggers."""
 
+    _run: dict[str, Any] | None = None
+
+    def open(self) -> None:
+        """Remembers the active run of the module mlflow: on another thread it has none, and would start one."""
+        active = getattr(self._writer, "active_run", None)
+        if inspect.ismodule(self._writer) and callable(active):
+            run = active()
+            if run is None:
+                raise ValueError(
+                    f"writers has the module {self.name}, which has no active run: enter {self.name}.start_run() first"
+                )
+            self._run = {"run_id": run.info.run_id}
+
     def write(self, record: MetricRecord) -> None:
         """Writes a record. Images and texts need mlflow's `log_image` and `log_text`."""
         refused = ["histograms"] if record.histograms else []
         if record.scalars:
-            self._writer.log_metrics(record.scalars, step=record.step)
-        image, text = (getattr(self._writer, name, None) for name in ("log_image", "log_text"))
+            self._writer.log_metrics(record.scalars, step=record.step, **(self._run or {}))
+        image, text = (self._of_run(name) for name in ("log_image", "log_text"))
         for name, pixels in record.images.items():
             if image is None or not {"key", "step"} <= accepted_keywords(image, ("key", "step")):
                 refused.append("images")
@@ -161,6 +175,13 @@ class MetricsLogger(_Adapter):
                 break
             text(line, artifact_file=f"{name}/{record.step}.txt")
         self.refuse(refused)
+
+    def _of_run(self, name: str) -> Callable[..., Any] | None:
+        found = getattr(self._writer, name, None)
+        client = getattr(self._writer, "MlflowClient", None)
+        if found is None or not self._run or client is None:
+            return found
+        return functools.partial(getattr(client(), name), self._run["run_id"])
 
 
 class RunLogger(_Adapter):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import functools
 import threading
 from collections import deque
@@ -52,6 +53,7 @@ class WriterThread:
         """The thread starts with the first record."""
         self._writer = writer
         self._stall_sec = stall_sec
+        self._context = contextvars.copy_context()  # trackio's current run is in it
         self._changed = threading.Condition()  # protects everything below
         self._queue: deque[list[MetricRecord] | Callable[[], None] | None] = deque()
         self._records = self._nbytes = 0
@@ -171,7 +173,7 @@ class WriterThread:
     def _call(self, call: Callable[[], None], record: MetricRecord | None = None) -> None:
         self._busy_since = monotonic()
         try:
-            call()
+            self._context.run(call)
         except UnsupportedMetric as lack:
             with self._changed:
                 self._stats.written += 1

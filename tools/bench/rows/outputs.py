@@ -1,0 +1,97 @@
+"""The benchmarks of metrics and of taps as columns."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import tensorboardX
+from jax import lax
+
+import hostcallback as hcb
+from tools.bench.row import Row, measure
+
+VALUES, WIDTH = 2_000, 160
+MILLION = 1_000_000
+
+
+def metrics_in_a_loop(rounds: int) -> list[Row]:
+    """2,000 values into TensorBoard's files from a Python loop of jitted steps, until the last step has ended.
+
+    The peers are the same loop with `add_scalar(float(loss))` after each step, and the same loop without any metric.
+    """
+
+    def work(x: Any) -> Any:
+        x = jnp.sin(x @ x) * 0.1
+        return x, x[0, 0]
+
+    def tapped(x: Any, i: Any) -> Any:
+        x, loss = work(x)
+        hcb.metrics({"loss": loss}, step=i)
+        return x
+
+    plain, ours, start = jax.jit(work), jax.jit(tapped), jnp.ones((WIDTH, WIDTH)) * 0.1
+    numbers = [jnp.int32(i) for i in range(VALUES)]
+    with tempfile.TemporaryDirectory() as folder:
+
+        def with_metrics() -> float:
+            with hcb.outfeed_receiver(writers=[hcb.tensorboard(folder)]) as rx:
+                x, began = start, perf_counter()
+                for i in numbers:
+                    x = ours(x, i)
+                x.block_until_ready()
+                seconds = perf_counter() - began
+            assert rx.writers[0].written == VALUES
+            return seconds * 1e6 / VALUES
+
+        def that_logs() -> float:
+            writer = tensorboardX.SummaryWriter(folder)
+            x, began = start, perf_counter()
+            for i in range(VALUES):
+                x, loss = plain(x)
+                writer.add_scalar("loss", float(loss), i)
+            x.block_until_ready()
+            seconds = perf_counter() - began
+            writer.close()
+            return seconds * 1e6 / VALUES
+
+        def without() -> float:
+            x, began = start, perf_counter()
+            for _ in numbers:
+                x, _ = plain(x)
+            x.block_until_ready()
+            return (perf_counter() - began) * 1e6 / VALUES
+
+        mine, logging, bare = measure([with_metrics, that_logs, without], rounds)
+    name = "2,000 metrics into tensorboardX, a step of the loop"
+    return [
+        mine.versus(logging, name, "us/step", "add_scalar(float(loss)) after each step", 1.0),
+        mine.versus(bare, f"{name}, against no metrics", "us/step", "the loop without metrics", None),
+    ]
+
+
+def million_scalars(rounds: int) -> Row:
+    """A million recorded scalars as numpy columns, with their steps and times; the limit is a second."""
+
+    def body(carry: Any, i: Any) -> Any:
+        hcb.id_tap(lambda value: None, {"loss": carry, "step": i}, name="train", batched=True)
+        return carry * 0.9, None
+
+    with tempfile.TemporaryDirectory() as folder:
+        with hcb.outfeed_receiver(record=Path(folder)):
+            jax.jit(lambda: lax.scan(body, jnp.float32(1), jnp.arange(MILLION))[0])().block_until_ready()
+
+        def read() -> float:
+            began = perf_counter()
+            columns = hcb.read(folder)["train"].to_numpy()
+            seconds = perf_counter() - began
+            assert np.array_equal(columns["step"], np.arange(MILLION))
+            return seconds
+
+        (mine,) = measure([read], rounds)
+    return mine.within(1.0, "a million scalars of a tap log as columns", "s")
