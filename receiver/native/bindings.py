@@ -15,7 +15,7 @@ from pathlib import Path
 from hostcallback.receiver import environment, fork
 from hostcallback.receiver.errors import NativeLibraryError
 
-ABI_VERSION = 12
+ABI_VERSION = 13
 DIRECTORY = Path(__file__).parent
 
 BATCH_FRAMES = 1024

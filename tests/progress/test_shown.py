@@ -1,0 +1,79 @@
+"""What is shown of a bar: in a program of its own, in a log, while it runs, by rich."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import hostcallback as hcb
+from bars_on_screen import screen
+from checkout import ROOT
+from hostcallback.receiver.cli import main
+
+pytest.importorskip("tqdm")  # environments of other JAX versions may lack it
+
+
+def add(carry: Any, _: Any) -> Any:
+    return carry + 1, carry
+
+
+@pytest.mark.slow
+def test_the_example_shows_one_bar_and_its_result() -> None:
+    result = subprocess.run(
+        [sys.executable, str(ROOT / "examples" / "progress.py")],
+        capture_output=True, timeout=100, check=True,
+    )  # fmt: skip
+    assert result.stdout.startswith(b"4 epochs, the mean of the last is 0.")
+    (line,) = screen(result.stderr.decode())
+    assert line.startswith("epoch: 100%")
+    assert "4/4" in line
+
+
+def test_the_bar_moves_while_the_loop_runs() -> None:
+    reached = threading.Event()
+    steps: list[int] = []
+
+    def see(message: Any) -> None:
+        steps.append(int(message.arrays[1]))
+        if len(steps) > 2:
+            reached.set()
+
+    stop = jnp.int32(0)
+    with hcb.outfeed_receiver(sinks=[see]):
+        # Ends when the host has seen messages of three different times.
+        def goes_on(n: Any) -> Any:
+            done = jax.pure_callback(lambda n: jnp.int32(reached.is_set()), stop, n)
+            return (done == 0) & (n < 10_000_000)
+
+        count = jax.jit(lambda: hcb.while_loop(goes_on, lambda n: n + 1, 0, progress="wait"))()
+        assert count < 10_000_000
+    assert steps[0] == 0
+    assert steps[-1] == count
+    assert steps == sorted(steps)
+
+
+def test_a_log_of_progress_prints_as_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    progress = hcb.Progress("train", postfix=lambda carry, y: {"y": y})
+    with hcb.outfeed_receiver(record=tmp_path):
+        jax.jit(lambda: hcb.scan(add, 0, length=40, progress=progress))()
+    capsys.readouterr()
+    main(["cat", str(tmp_path)])
+    lines = capsys.readouterr().out.splitlines()
+    assert any("train: 0/40" in line for line in lines), lines
+    assert "train: 40/40 y=39 (ended)" in lines[-1]
+
+
+def test_rich_shows_the_bar_if_asked(capsys: pytest.CaptureFixture[str]) -> None:
+    progress = hcb.Progress("[red]train", display="rich")
+    jax.jit(lambda: hcb.scan(add, 0, length=40, progress=progress))()
+    hcb.barrier_wait()
+    text = capsys.readouterr().err
+    assert "[red]train" in text
+    assert "40/40" in text

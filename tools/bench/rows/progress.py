@@ -1,0 +1,76 @@
+"""The benchmarks of loops with progress bars: ours, jax-tqdm's and none, in the same scan of steps of a microsecond.
+
+The clock stops when the results are there and the bar is at its end. The bars' text goes to a pipe. jax-tqdm's rows are
+left out where it is not installed.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Callable
+from time import perf_counter
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+import hostcallback as hcb
+from tools.bench.row import Row, measure
+from tools.bench.separate_process import rows_of_process
+
+STEPS = 200_000
+FEWER_STEPS = 2_000
+"""Steps of the side that prints each."""
+
+WIDTH = 512
+"""Elements of the carry: a step takes about a microsecond."""
+
+UNIT = "us/step"
+
+
+def progress_bar(rounds: int) -> list[Row]:
+    """`hcb.scan` against `lax.scan`, and against `jax_tqdm.scan_tqdm` by default and at `print_rate=1`."""
+    return rows_of_process(__name__, "progress_bar_here", rounds, devices=1)
+
+
+def progress_bar_here(rounds: int) -> list[Row]:
+    """`progress_bar`, in this process."""
+    sides = [
+        _timed(lambda step, xs: lambda x: hcb.scan(step, x, xs)[0], STEPS),
+        _timed(lambda step, xs: lambda x: lax.scan(step, x, xs)[0], STEPS),
+    ]
+    if importlib.util.find_spec("jax_tqdm") is None:
+        print("jax-tqdm: no row: it is missing (pip install -e '.[libraries]')", file=sys.stderr)
+    else:
+        sides += [_jax_tqdm(STEPS), _jax_tqdm(FEWER_STEPS, print_rate=1)]
+    ours, bare, *peers = measure(sides, rounds)
+    rows = [ours.versus(bare, "a scan with `hcb.scan`'s bar", UNIT, "`lax.scan`, without a bar", 1.05)]
+    names = ["jax-tqdm's bar, by default", "jax-tqdm's bar, `print_rate=1`"]
+    rows += [
+        ours.versus(peer, "the same", UNIT, name, None) for name, peer in zip(names, peers, strict=False)
+    ]
+    return rows
+
+
+def _jax_tqdm(steps: int, **options: Any) -> Callable[[], float]:
+    from jax_tqdm import scan_tqdm
+
+    return _timed(lambda step, xs: lambda x: lax.scan(scan_tqdm(steps, **options)(step), x, xs)[0], steps)
+
+
+def _timed(make: Callable[[Any, Any], Callable[[Any], Any]], steps: int) -> Callable[[], float]:
+    def step(carry: Any, number: Any) -> Any:
+        return jnp.sin(carry) * 1.01, None
+
+    x = jnp.full(WIDTH, 0.1)
+    program = jax.jit(make(step, jnp.arange(steps))).lower(x).compile()
+
+    def once() -> float:
+        start = perf_counter()
+        jax.block_until_ready(program(x))
+        jax.effects_barrier()
+        return (perf_counter() - start) / steps * 1e6
+
+    return once
