@@ -1,4 +1,4 @@
-"""What is shown of a bar: in a program of its own, in a log, while it runs, by rich."""
+"""What is shown of a bar: by the example, in a log, while the loop runs, by rich."""
 
 from __future__ import annotations
 
