@@ -11,6 +11,7 @@ from hostcallback.api.public import public
 from hostcallback.lifecycle import effect_dispatch
 from hostcallback.receiver.errors import ReentrantWaitError, TapFunctionException
 from hostcallback.receiver.runtime.runtime import runtime
+from hostcallback.receiver.sinks.metric_writers.sink import FLUSH_SEC
 from hostcallback.receiver.sinks.progress.bars import bars
 from hostcallback.sync import inflight
 
@@ -53,7 +54,9 @@ def barrier_wait(timeout_sec: float | None = None) -> None:
         for sink in scope.batch_sinks:
             sink.flush()
         if scope.metrics is not None:
-            scope.metrics.flush()
+            # A writer that is blocked is reported, and the barrier goes on.
+            left = FLUSH_SEC if deadline is None else min(FLUSH_SEC, max(0.0, deadline - perf_counter()))
+            scope.metrics.flush(left)
     error = merge(runtime.take_deferred())
     if error is not None:
         raise error

@@ -126,6 +126,28 @@ def test_metrics_are_columns_by_their_names() -> None:
     }
 
 
+def test_taps_that_come_between_others_unevenly_are_read_whole() -> None:
+    @jax.jit
+    def uneven() -> Any:
+        def body(carry: Any, i: Any) -> Any:
+            hcb.id_tap(nothing, {"x": i * 2, "step": i}, name="always")
+            lax.cond(
+                i % 3 == 0,
+                lambda: hcb.id_tap(nothing, jnp.full((3, 2), i), name="sometimes").sum(),
+                lambda: 0,
+            )
+            return carry, None
+
+        return lax.scan(body, 0, jnp.arange(1_000))[0]
+
+    with hcb.capture() as taps:
+        uneven()
+    assert taps["always"].to_numpy()["x"].tolist() == [*range(0, 2_000, 2)]
+    sometimes = taps["sometimes"].to_numpy()
+    assert sometimes["sometimes"].tolist() == [[[i] * 2] * 3 for i in range(0, 1_000, 3)]
+    assert sometimes["step"].tolist() == [*range(0, 1_000, 3)]
+
+
 def lanes() -> hcb.TapData:
     """Captures a tap under two vmaps, of sizes 2 (outer) and 3, with a leaf of which only the outer is batched."""
 

@@ -263,6 +263,17 @@ def test_a_writer_that_blocks_does_not_hold_the_loop_or_the_others() -> None:
     blocked.let_go.set()
 
 
+def test_a_barrier_with_a_timeout_does_not_wait_for_a_blocked_writer() -> None:
+    blocked = BlockedWriter()
+    with hcb.outfeed_receiver(writers=[blocked]) as rx:
+        loop(10)()
+        assert blocked.entered.wait(60)
+        hcb.barrier_wait(timeout_sec=0.2)
+        assert rx.writers[0].written == 0
+        blocked.let_go.set()
+    assert rx.writers[0].written == 10
+
+
 def test_metrics_without_a_receiver_are_no_error() -> None:
     loop(3)()
     hcb.barrier_wait()

@@ -73,6 +73,7 @@ def test_tensorboard_without_the_package(monkeypatch: pytest.MonkeyPatch) -> Non
         hcb.tensorboard("runs/1")
 
 
+@pytest.mark.slow
 def test_a_run_of_wandb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wandb = pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_SILENT", "true")
@@ -82,6 +83,7 @@ def test_a_run_of_wandb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     run.finish()
 
 
+@pytest.mark.slow
 def test_the_active_run_of_the_module_mlflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mlflow = pytest.importorskip("mlflow")
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
@@ -95,6 +97,7 @@ def test_the_active_run_of_the_module_mlflow(tmp_path: Path, monkeypatch: pytest
     assert [(point.step, point.value) for point in history] == [(i, i / 2) for i in range(5)]
 
 
+@pytest.mark.slow
 def test_the_current_run_of_the_module_trackio(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRACKIO_DIR", str(tmp_path))
     trackio = pytest.importorskip("trackio")

@@ -20,6 +20,7 @@ from hostcallback.receiver.sinks.metric_writers.tap_layout import (
     TakenMessages,
     TapLayout,
 )
+from hostcallback.receiver.sinks.print import device_text
 from hostcallback.receiver.wire.dtypes import Array
 
 MAX_WINDOWS = 64
@@ -53,7 +54,7 @@ class TapReduction:
 
         `devices`: how many of this process the program runs on.
         """
-        device = str(message.device)
+        device = device_text(message.device)
         taken = self._layout.take(message)
         if taken.steps is None:
             first = self._counts[device]

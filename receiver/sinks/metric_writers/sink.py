@@ -17,6 +17,7 @@ from hostcallback.receiver.sinks.metric_writers.writer_thread import WriterStats
 from hostcallback.receiver.wire import tap_kind
 
 FLUSH_SEC = 10.0
+"""Seconds that the writers of a receiver have at a barrier, together."""
 
 
 class MetricsSink:
