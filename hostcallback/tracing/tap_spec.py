@@ -159,6 +159,7 @@ class TapSpec:
             transforms=parts.transforms,
             kwargs=self.kwargs,
             is_check=self.options.kind.is_check,
+            own_rate=self.options.params.get("own_rate"),
             is_switchable=switchable,
             is_portable=shards is None and self._is_portable(sink),
             describe=functools.partial(self.describe, transforms, float0_leaves, shards, with_places=True),

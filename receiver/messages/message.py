@@ -36,6 +36,8 @@ class Consumer:
         devices: number of this process's devices that send each of its messages, as of the programs traced so far.
             Only this number and `sink` change.
         is_switchable: whether it is a tap of this process that can be switched off by name.
+        own_rate: largest number of messages per second and device, 0 for no limit. Rules can then only switch the
+            consumer off and on: the last message of a progress bar must not be left out. None for the rules.
         describe: returns the descriptor for a process that has not traced the tap; None if the consumer is not a tap.
             Raises ValueError if the tap cannot be described.
         unflatten: restores the tapped value from the arrays of a message.
@@ -50,6 +52,7 @@ class Consumer:
     is_check: bool = False
     is_switchable: bool = False
     is_portable: bool = False
+    own_rate: float | None = None
     devices: int = 1
     describe: Callable[[], TapDescriptor] | None = None
     unflatten: Callable[[Sequence[Any]], Any] = list

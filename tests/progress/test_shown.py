@@ -77,3 +77,29 @@ def test_rich_shows_the_bar_if_asked(capsys: pytest.CaptureFixture[str]) -> None
     text = capsys.readouterr().err
     assert "[red]train" in text
     assert "40/40" in text
+
+
+def test_any_loop_shows_its_last_step_and_values(capsys: pytest.CaptureFixture[str]) -> None:
+    def body(i: Any, x: Any) -> Any:
+        hcb.progress(5000, step=i, desc="any", x=x)
+        return x + 1
+
+    def loop(x: Any) -> Any:
+        return jax.lax.fori_loop(0, 5000, body, x)
+
+    for program, x in ((loop, jnp.float32(0)), (jax.vmap(loop), jnp.zeros(3))):
+        jax.jit(program)(x)
+        hcb.barrier_wait()
+        (line,) = screen(capsys.readouterr().err)
+        assert "any: 100%" in line
+        assert "5000/5000 " in line
+        assert "x=4999" in line
+
+
+def test_a_rule_leaves_no_end_of_a_bar_out(capsys: pytest.CaptureFixture[str]) -> None:
+    with hcb.outfeed_receiver():
+        hcb.taps["limited"].rate(0.001)
+        jax.jit(lambda: hcb.scan(add, 0, length=40, progress="limited"))()
+    hcb.taps["limited"].reset()
+    (line,) = screen(capsys.readouterr().err)
+    assert "40/40 " in line

@@ -153,7 +153,7 @@ class BarMessages:
         """
         if self._progress.postfix is None:
             return {}
-        found = self._progress.postfix(*jax.tree.map(_without_gradient, self._view(*values)))
+        found = self._progress.postfix(*without_gradient(self._view(*values)))
         if not isinstance(found, Mapping) or not all(isinstance(key, str) for key in found):
             raise TypeError(f"postfix returned {found!r}, expected a dict such as {{'loss': loss}}")
         return found
@@ -161,14 +161,26 @@ class BarMessages:
     def _emit(self, phase: Phase, step: Any, postfix: Mapping[str, Any]) -> None:
         progress = self._progress
         total = -1 if self._total is None else self._total
-        arg = (np.int32(phase), _count(step), _count(total), dict(postfix))
-        emit(arg, progress, self._key)
+        emit(message(phase, step, total, postfix), progress, self._key)
 
 
-def emit(arg: Any, progress: Progress, key: str) -> None:
-    """Binds the tap of one message of a bar; loops with the same `key` on a device share a bar."""
+def message(phase: Phase, step: Any, total: Any, postfix: Mapping[str, Any]) -> Any:
+    """Returns what the tap of a message sends; see `receiver.sinks.progress.message.Step`."""
+    return np.int32(phase), _count(step), _count(total), dict(postfix)
+
+
+def emit(arg: Any, progress: Progress, key: str, *, own_rate: float = 0.0) -> None:
+    """Binds the tap of one message of a bar.
+
+    Args:
+        arg: the message.
+        progress: what the bar shows.
+        key: loops with the same key on a device share a bar.
+        own_rate: largest number of messages per second; 0 for no limit.
+    """
     params = {
-        "key": key, "desc": progress.desc, "unit": progress.unit, "display": progress.display, "leave": progress.leave
+        "key": key, "desc": progress.desc, "unit": progress.unit, "display": progress.display, "leave": progress.leave,
+        "own_rate": own_rate,
     }  # fmt: skip
     options = TapOptions(
         progress.desc or "progress", tap_tangents=False, tap_transposed=False, sharding="local",
@@ -182,5 +194,6 @@ def _count(number: Any) -> Any:
     return jnp.asarray(number).astype(dtype)
 
 
-def _without_gradient(leaf: Any) -> Any:
-    return jax.lax.stop_gradient(leaf)
+def without_gradient(tree: Any) -> Any:
+    """Returns a tree of values through which no gradient flows."""
+    return jax.tree.map(jax.lax.stop_gradient, tree)

@@ -150,6 +150,8 @@ class RuleTable:
         if self._silent and self._silent.get(consumer.consumer_id):
             return OFF
         rule = self._rules.of(consumer.name) if self._rules and consumer.is_switchable else DEFAULT
+        if consumer.own_rate is not None:
+            return Rule(rate=consumer.own_rate or None) if rule.enabled else OFF
         if consumer.is_check:
             return OFF if not rule.enabled or self._is_check_off(consumer.name) else DEFAULT
         return rule
