@@ -69,8 +69,9 @@ def test_a_capture_is_a_sink_of_another_receiver() -> None:
     taps = hcb.capture()
     with hcb.outfeed_receiver(sinks=[taps]):
         program(8.0)
-        with pytest.raises(hcb.DeviceClaimedError):
+        with pytest.raises(hcb.DeviceClaimedError) as claimed:
             hcb.capture().__enter__()
+        assert "capture through that receiver" in "".join(claimed.value.__notes__)
     assert taps["train"].to_numpy()["loss"].tolist() == LOSS
 
 
@@ -284,6 +285,23 @@ def test_a_tap_that_is_not_there_lists_those_that_are() -> None:
     assert "trian" not in taps
     with hcb.capture() as none, pytest.raises(hcb.UnknownTapError, match="its taps are none"):
         none["loss"]
+
+
+def test_a_damaged_log_gives_the_rest_and_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with hcb.record(tmp_path) as log, hcb.outfeed_receiver(record=log):
+        for x in (8.0, 16.0, 32.0):
+            program(x)
+            hcb.barrier_wait()  # each has a chunk
+    (file,) = tmp_path.glob("*.hcb*")
+    data = bytearray(file.read_bytes())
+    at = data.index(np.float32(16).tobytes() + bytes(4))
+    data[at] ^= 255
+    file.write_bytes(data)
+    losses = hcb.read(tmp_path)["train"].to_numpy()["loss"].tolist()
+    assert losses[:10] == LOSS
+    assert losses[-10:] == [4 * loss for loss in LOSS]
+    assert len(losses) < 30
+    assert "messages are missing in 1 place(s) of the log" in caplog.text
 
 
 def test_a_folder_without_a_log_is_an_error(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from typing import Any, Self
 
 from hostcallback.api.public import public
 from hostcallback.api.receiver import OutfeedReceiver, outfeed_receiver
+from hostcallback.receiver.errors import DeviceClaimedError
 from hostcallback.receiver.messages.registry import Find
 from hostcallback.receiver.sources.source import Batch
 from hostcallback.receiver.taplog.columns.log_data import LogData, read
@@ -45,7 +46,14 @@ class Capture(Mapping[str, TapData]):
             DeviceClaimedError: another receiver is open: give it `sinks=[hcb.capture()]`.
         """
         self._receiver = outfeed_receiver(receiver_name="capture", sinks=[self])
-        self._receiver.__enter__()
+        try:
+            self._receiver.__enter__()
+        except DeviceClaimedError as error:
+            self._receiver = None
+            error.add_note(
+                "Or capture through that receiver: outfeed_receiver(sinks=[taps := hcb.capture()])"
+            )
+            raise
         return self
 
     def __exit__(

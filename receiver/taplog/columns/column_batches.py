@@ -17,7 +17,7 @@ from hostcallback.receiver.taplog.format.block import FrameBlock
 from hostcallback.receiver.taplog.format.errors import Damage
 from hostcallback.receiver.taplog.format.layout import NO_STEP
 from hostcallback.receiver.taplog.reading.logged_message import LoggedMessage, LoggedTap, RunDecoder
-from hostcallback.receiver.taplog.reading.merge import MessageRun
+from hostcallback.receiver.taplog.reading.merge import LostRun, MessageRun
 from hostcallback.receiver.taplog.reading.reader import LogReader
 from hostcallback.receiver.taplog.reading.segment_reader import Writer
 from hostcallback.receiver.taplog.reading.selection import Selection
@@ -129,21 +129,28 @@ class ColumnReader:
         Args:
             wants: whether a tap is wanted, by its descriptor and name.
             selection: further conditions.
-            whole: whether messages must be read one by one, because values are assembled from shards of processes.
+            whole: whether messages must be read one by one, because values are assembled from shards.
+
+        At the end it logs a warning if messages are missing, because parts of the log are damaged or messages were
+        dropped before they were recorded.
         """
-        if whole:
-            assembler = _Assembler()
-            for logged in self._reader.values(selection):
-                if isinstance(logged, LoggedMessage) and wants(
-                    logged.tap.described, logged.message.consumer.name
-                ):
-                    yield from map(self._single, assembler.take(logged))
-            assembler.warn()
-            return
-        decoder = RunDecoder()
-        for run in self._reader.message_runs(selection, by_time=False):
-            if isinstance(run, MessageRun):
-                yield from self._of_run(run, wants, decoder)
+        missing: list[Damage | LostRun] = []
+        assembler, decoder = _Assembler(), RunDecoder()
+        records = (
+            self._reader.values(selection) if whole else self._reader.message_runs(selection, by_time=False)
+        )
+        for record in records:
+            if isinstance(record, MessageRun):
+                yield from self._of_run(record, wants, decoder)
+            elif isinstance(record, LoggedMessage):
+                if wants(record.tap.described, record.message.consumer.name):
+                    yield from map(self._single, assembler.take(record))
+            elif isinstance(record, LostRun) or not record.torn:
+                missing.append(record)
+        assembler.warn()
+        if missing:
+            first = missing[0].lost.reason if isinstance(missing[0], LostRun) else missing[0]
+            logger.warning("messages are missing in %d place(s) of the log, first: %s", len(missing), first)
 
     def _of_run(
         self, run: MessageRun, wants: Callable[[TapDescriptor | None, str], bool], decoder: RunDecoder
