@@ -79,7 +79,7 @@ class Forward:
         """Raises ValueError for an option out of range."""
         address = self.address if isinstance(self.address, str) else ""
         scheme, separator, rest = address.partition("://")
-        if separator and not self.scheme:
+        if separator and not self.scheme and scheme != "dns":  # gRPC's own: dns:///host:port
             raise ValueError(
                 f"forward is {without_password(address)!r}, and a collector's address has no {scheme}://: give "
                 f"{without_password(rest)!r}, expected {brokers.expected()}"

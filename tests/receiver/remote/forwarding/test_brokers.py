@@ -47,7 +47,6 @@ def url(tmp_path: Path) -> Iterator[str]:
         ("nats://localhost:4222", "nats", "nats"),
         ("tls://one:4222,nats://two:4222", "tls", "nats"),
         ("dns:///collector:7070", "", "listen"),
-        ("file:///mnt/share:1", "", "listen"),
     ],
 )
 def test_the_scheme_of_an_address_chooses_the_broker(address: str, scheme: str, name: str) -> None:

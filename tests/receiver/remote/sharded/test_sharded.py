@@ -51,7 +51,10 @@ def run_program(count: int, collector: CollectorProcess, spool: Path, steps: int
 
 
 def got(lines: Sequence[str]) -> list[list[Any]]:
-    return [json.loads(line[4:]) for line in lines if line.startswith("got ")]
+    rows = [json.loads(line[4:]) for line in lines if line.startswith("got ")]
+    return [
+        [name.partition("@")[0], *rest] for name, *rest in rows
+    ]  # unnamed taps have their line in the name
 
 
 @pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.slow)])
