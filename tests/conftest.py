@@ -62,6 +62,14 @@ def pytest_report_header() -> str:
     return f"hostcallback: {TRANSPORT} transport, jax {version('jax')}, {DEVICES} CPU devices"
 
 
+def pytest_sessionstart() -> None:
+    """Refuses to start without the native library: tests would run on the callback transport in its place."""
+    if TRANSPORT == "native":
+        from hostcallback.receiver.native import bindings
+
+        bindings.load()
+
+
 @pytest.hookimpl(tryfirst=True)  # before `-m` chooses by marker
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leaves the tests of the native transport, and those without any transport, out of a run on the other one."""
