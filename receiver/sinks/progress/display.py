@@ -43,8 +43,7 @@ class TqdmDisplay:
         if total != bar.total:
             bar.total = total
         bar.set_postfix_str(postfix, refresh=False)
-        bar.update(step - bar.n)
-        bar.refresh()
+        bar.update(step - bar.n)  # also by 0, which shows the bar as well
 
     def label(self, desc: str) -> None:
         """Sets the text before the bar."""
