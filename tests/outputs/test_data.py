@@ -217,7 +217,8 @@ def on_devices() -> hcb.TapData:
         return lax.scan(body, x, jnp.arange(5))[0]
 
     with hcb.capture() as taps:
-        jax.jit(jax.shard_map(local, mesh=mesh, in_specs=P("d"), out_specs=P("d")))(jnp.arange(4))
+        run = jax.jit(jax.shard_map(local, mesh=mesh, in_specs=P("d"), out_specs=P("d")))
+        jax.block_until_ready(run(jnp.arange(4)))
     return taps["devices"]
 
 

@@ -191,7 +191,8 @@ def on_devices(**options: Any) -> Any:
 
         return lax.scan(body, x, jnp.arange(50))[0]
 
-    return jax.jit(jax.shard_map(local, mesh=mesh, in_specs=P("d"), out_specs=P("d")))(jnp.arange(4))
+    run = jax.jit(jax.shard_map(local, mesh=mesh, in_specs=P("d"), out_specs=P("d")))
+    return jax.block_until_ready(run(jnp.arange(4)))
 
 
 def test_devices_of_a_step_become_one_value() -> None:
