@@ -20,7 +20,7 @@ import hostcallback as hcb
 from tools.bench.row import Row, measure
 from tools.bench.separate_process import rows_of_process
 
-STEPS = 200_000
+STEPS = 600_000
 FEWER_STEPS = 2_000
 """Steps of the side that prints each."""
 
