@@ -92,7 +92,7 @@ def test_a_text_takes_a_name_unless_it_has_a_placeholder_of_that_name(
     emit: Any, capsys: Any, caplog: Any
 ) -> None:
     caplog.set_level(logging.INFO, "hostcallback.log")
-    assert names_of(lambda x: emit("step {}", x, name="loss")) == {"loss"}
+    assert names_of(lambda x: emit("step {}", x, name="of a text")) == {"of a text"}
     emit("hello {name}", name=jnp.int32(3))
     hcb.barrier_wait()
     assert (

@@ -29,6 +29,11 @@ class Capture(Mapping[str, TapData]):
 
     A batch sink, too: `outfeed_receiver(sinks=[captured])`. Messages are in shared memory (`/dev/shm`) if there is
     some, else among the temporary files, until the object is gone or closed.
+
+    Example:
+        with hcb.capture() as captured:
+            train()
+        print(captured["loss"].to_numpy())
     """
 
     def __init__(self) -> None:

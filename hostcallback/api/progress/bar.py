@@ -42,7 +42,8 @@ class Progress:
         ValueError: `display` has another value, or `total` is negative.
 
     Example:
-        hcb.scan(step, params, batches, progress=hcb.Progress("train", postfix=lambda params, loss: {"loss": loss}))
+        bar = hcb.Progress("sum", postfix=lambda total, _: {"total": total})
+        total, _ = hcb.scan(lambda total, value: (total + value, None), jnp.float32(0), x, progress=bar)
     """
 
     desc: str | None = None

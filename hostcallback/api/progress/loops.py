@@ -49,7 +49,7 @@ def scan(
         TypeError: `progress` is something else; or as `jax.lax.scan`.
 
     Example:
-        params, losses = hcb.scan(step, params, batches, progress="train")
+        total, _ = hcb.scan(lambda total, value: (total + value, None), jnp.float32(0), x, progress="sum")
     """
     bar = chosen(progress)
     steps = None if bar is None else _length(xs, length)
@@ -158,7 +158,7 @@ def while_loop(
         TypeError: as `scan`; or as `jax.lax.while_loop`.
 
     Example:
-        x = hcb.while_loop(lambda x: x > 1e-6, lambda x: x / 2, x, progress="bisect")
+        least = hcb.while_loop(lambda value: value > 1e-6, lambda value: value / 2, 1.0, progress="halve")
     """
     bar = chosen(progress)
     if bar is None:

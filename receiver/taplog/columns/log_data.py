@@ -13,7 +13,12 @@ from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
 
 
 class UnknownTapError(HostCallbackError, KeyError):
-    """A log does not have the tap; the text lists those that it has."""
+    """A log does not have the tap; the text lists those that it has.
+
+    Example:
+        with contextlib.suppress(hcb.UnknownTapError):
+            hcb.read("run/taps")["los"]
+    """
 
     def __str__(self) -> str:
         """The text, which KeyError would quote."""
@@ -24,6 +29,9 @@ class LogData(Mapping[str, TapData]):
     """The taps of a log by name, each with its messages as columns. Made by `read` and `capture`.
 
     Nothing is read before it is needed. Each conversion reads the messages again.
+
+    Example:
+        print(sorted(hcb.read("run/taps")))
     """
 
     def __init__(self, reader: LogReader) -> None:

@@ -28,6 +28,9 @@ class TapData:
         name: the tap's name.
         source_lines: where it was traced.
         kinds: its kinds, such as "tap" or "metrics".
+
+    Example:
+        print(hcb.read("run/taps")["loss"].to_numpy())
     """
 
     def __init__(
