@@ -122,6 +122,7 @@ def test_when_is_a_bool_scalar(when: Any) -> None:
         hcb.breakpoint(when=when)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("jit", JITS)
 def test_it_may_be_differentiated_and_shows_primal_values(jit: Jit) -> None:
     script = Script(*["p float(y)", "c"] * 4)

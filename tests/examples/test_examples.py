@@ -125,6 +125,7 @@ def test_train_digits_refuses_a_number_it_cannot_use(tmp_path: Path) -> None:
     assert "argument --every: got 0, expected at least 1" in result.stderr
 
 
+@pytest.mark.slow
 def test_metrics_and_data_writes_files_and_reads_taps(tmp_path: Path) -> None:
     result = run(ROOT / "examples" / "metrics_and_data.py", cwd=tmp_path)
     assert result.returncode == 0, result.stderr

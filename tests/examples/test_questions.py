@@ -43,6 +43,7 @@ def test_there_is_an_answer_to_each_question() -> None:
     assert "(docs/questions.md)" in (ROOT / "README.md").read_text().split("## Use it")[0]
 
 
+@pytest.mark.slow
 def test_the_answers_run_and_print_what_they_say(tmp_path: Path) -> None:
     programs = {f"answer{n}.py": blocks[0] for n, blocks in enumerate(ANSWERS.values())}
     tests = [name for name, code in programs.items() if code.startswith("# test_taps.py")]

@@ -160,6 +160,7 @@ def test_filter_vmap_over_the_data_sends_one_message(jit: Jit, model: Model, rec
     assert [d for d in params["batch_dims"] if d is not None] == [0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("jit", JITS)
 def test_filter_vmap_over_an_ensemble_of_modules(jit: Jit, rec: Recorder) -> None:
     keys = jax.random.split(jax.random.key(0), 3)

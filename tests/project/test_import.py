@@ -126,7 +126,7 @@ def test_taps_are_dispatched_fast_whichever_is_imported_first(imports: str) -> N
     assert out.splitlines() == ["True False", "True SourceFileLoader SourceFileLoader", "0"]
 
 
-@pytest.mark.slow_variants
+@pytest.mark.slow
 @pytest.mark.parametrize("imports", ORDERS[:2])
 def test_the_environment_accelerates_whichever_is_imported_first(imports: str) -> None:
     out = python(INSTALLED.format(imports=imports), HOSTCALLBACK_ACCELERATE="1")

@@ -57,7 +57,7 @@ BEFORE = {
 }
 
 
-@pytest.mark.slow_variants
+@pytest.mark.slow
 @pytest.mark.parametrize("before", BEFORE)
 def test_a_copy_after_a_purge_is_refused(before: str) -> None:
     run(f"{BEFORE[before]}\npurge()\nrefused()")
@@ -89,7 +89,7 @@ NO_COPIES = {
 }
 
 
-@pytest.mark.slow_variants
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", NO_COPIES)
 def test_what_is_no_second_copy_works(kind: str) -> None:
     run(NO_COPIES[kind])

@@ -19,6 +19,8 @@ from hostcallback.receiver.taplog.reading.reader import LogReader
 
 PROGRAM = Path(__file__).with_name("multi_process_program.py")
 
+pytestmark = pytest.mark.slow
+
 
 def free_port() -> int:
     with socket.socket() as probe:

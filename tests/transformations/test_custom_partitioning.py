@@ -105,6 +105,7 @@ def test_an_unused_result_does_not_lose_the_taps(jit: Jit, rec: Recorder) -> Non
     assert sorted(value.tolist() for value in rec.values) == PAIRS
 
 
+@pytest.mark.slow
 @pytest.mark.native_only
 def test_consumers_of_bodies_live_as_long_as_their_program(rec: Recorder) -> None:
     f = jax.jit(partitioned(double(rec)))

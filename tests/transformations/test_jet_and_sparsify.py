@@ -60,6 +60,7 @@ def test_jet_of_a_call_is_refused_with_the_line_and_the_cure() -> None:
         jet(f, (2.0,), ([1.0],))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [sparse.BCOO, sparse.BCSR])
 @pytest.mark.parametrize("jit", JITS)
 def test_sparsify_taps_a_sparse_array_as_its_dense_equivalent(jit: Jit, kind: Any, rec: Recorder) -> None:

@@ -289,6 +289,7 @@ def test_an_interrupt_while_leaving_passes_the_taps_failures_on(monkeypatch: pyt
         pass
 
 
+@pytest.mark.slow
 def test_leaving_while_another_thread_keeps_emitting_to_slow_taps() -> None:
     stop = threading.Event()
     pause = threading.Event()

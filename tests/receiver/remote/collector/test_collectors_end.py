@@ -61,6 +61,7 @@ def emit(collector: CollectorProcess, folder: Path, count: int = COUNT) -> float
     return time.monotonic() - began
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_a_slow_consumer_gets_everything_before_the_collector_ends(
     tmp_path: Path, number: signal.Signals
@@ -75,6 +76,7 @@ def test_a_slow_consumer_gets_everything_before_the_collector_ends(
     assert any("delivering the remaining" in line for line in collector.errors)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_the_second_time_it_ends_at_once_and_goes_on_there_when_it_is_started_again(
     tmp_path: Path, number: signal.Signals

@@ -17,6 +17,7 @@ from ports import free_port
 PROGRAM = Path(__file__).with_name("distributed_program.py")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_taps_of_all_processes_arrive_once_and_in_order(tmp_path: Path, count: int) -> None:
     steps, port = 40, str(free_port())

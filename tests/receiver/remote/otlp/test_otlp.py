@@ -175,6 +175,7 @@ def test_messages_a_collector_cannot_take_now_are_sent_again(collector: OtlpColl
     assert otlp.counters.lost == {}
 
 
+@pytest.mark.slow
 def test_a_collector_that_starts_later_gets_everything() -> None:
     with socket.socket() as free:
         free.bind(("localhost", 0))

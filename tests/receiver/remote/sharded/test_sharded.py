@@ -57,6 +57,7 @@ def got(lines: Sequence[str]) -> list[list[Any]]:
     ]  # unnamed taps have their line in the name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_values_arrive_once_and_whole_and_in_order(tmp_path: Path, count: int) -> None:
     steps = 7

@@ -293,6 +293,7 @@ def test_bytes_that_are_not_a_chunk_are_skipped(tmp_path: Path) -> None:
     assert damage.nbytes > 3 << 20
 
 
+@pytest.mark.slow
 @settings(max_examples=150)
 @given(
     flips=st.lists(st.tuples(st.integers(0, 10**6), st.integers(1, 255)), min_size=1, max_size=4),

@@ -333,6 +333,7 @@ log.close()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount")
 def test_a_file_system_that_is_full_leaves_whole_messages(tmp_path: Path) -> None:
     mounted = subprocess.run(
