@@ -219,8 +219,8 @@ class TapFunctionException(ExceptionGroup[Exception]):
     """All exceptions of tap functions since the last report, raised together.
 
     The group holds the original exceptions (so `except*` selects them by type), each with its traceback and a note
-    naming the tap. Exceptions of one type that were raised at one line, and whose texts differ in numbers only, are one
-    member of the group, with a note that counts them; `failures` has the others too.
+    naming the tap. If a line raised more than five exceptions, those of one type whose texts differ in numbers only are
+    one member of the group, with a note that counts them; `failures` has the others too.
 
     Attributes:
         failures: one `TapFailure` per kept exception (`max_errors` of them), in order of delivery.

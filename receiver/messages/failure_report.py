@@ -17,8 +17,8 @@ from hostcallback.receiver.errors import (
 from hostcallback.receiver.messages.check_report import FailedChecks
 from hostcallback.receiver.messages.failure_log import cause_of
 
-MOST_TEXTS = 5
-"""Exceptions of one line and type that a report has, if the words of their texts differ. Others are counted."""
+MOST_ALIKE = 5
+"""Exceptions of one line and type that a report has. Of more, it has those whose texts differ in more than numbers."""
 
 
 class Deferred(NamedTuple):
@@ -55,26 +55,35 @@ def report_of(found: Deferred) -> TapFunctionException | None:
 
 
 def _representatives(failures: Sequence[TapFailure], suppressed: Counter[str]) -> Iterator[Exception]:
-    # A traceback shows up to fifteen members of a group in full, so each kind of failure is a member once.
-    kept = Counter(failure.source_line for failure in failures)
-    texts: dict[tuple[str, type[BaseException]], set[str]] = {}
+    # A traceback shows up to fifteen members of a group in full, so of many that are alike one is a member.
+    totals = Counter(failure.source_line for failure in failures) + suppressed
+    kinds: dict[tuple[str, type[BaseException]], list[BaseException]] = {}
     for failure in failures:
-        seen = texts.setdefault((failure.source_line, type(failure.exception)), set())
-        words = "".join(filter(str.isalpha, cause_of(failure.exception)))
-        if words in seen or len(seen) >= MOST_TEXTS:
-            continue
-        seen.add(words)
-        total = kept[failure.source_line] + suppressed[failure.source_line]
-        yield _with_count(_as_exception(failure.exception), kept[failure.source_line], total)
+        kinds.setdefault((failure.source_line, type(failure.exception)), []).append(failure.exception)
+    chosen: set[int] = set()
+    for (line, _), alike in kinds.items():
+        chosen.update(map(id, alike if totals[line] <= MOST_ALIKE else _different(alike)))
+    for failure in failures:
+        if id(failure.exception) in chosen:
+            total = totals[failure.source_line]
+            yield _with_count(_as_exception(failure.exception), total if total > MOST_ALIKE else 0)
+
+
+def _different(exceptions: Sequence[BaseException]) -> list[BaseException]:
+    # The first of those whose texts have the same words.
+    found: dict[str, BaseException] = {}
+    for exception in exceptions:
+        found.setdefault("".join(filter(str.isalpha, cause_of(exception))), exception)
+    return [*found.values()][:MOST_ALIKE]
 
 
 _COUNT = "exceptions were raised at this line in all"
 
 
-def _with_count(error: Exception, kept: int, total: int) -> Exception:
+def _with_count(error: Exception, total: int) -> Exception:
     notes = [note for note in getattr(error, "__notes__", []) if _COUNT not in note]
-    if total > 1:
-        notes.append(f"{total:,} {_COUNT}; `failures` of the group has the first {kept}")
+    if total:
+        notes.append(f"{total:,} {_COUNT}; `failures` of the group has the first ones")
     if notes:
         error.__notes__ = notes
     return error

@@ -47,7 +47,7 @@ PROGRAM = """
         return lambda v: captured.append((n, v))
     class Collector:
         def __call__(self, v): pass
-        def method(self, v): pass
+        def method(self, v, tag): pass
     a, b = Collector(), Collector()
     def f(x):
         hcb.id_tap(print, x)

@@ -94,6 +94,14 @@ def test_many_failures_are_one_traceback_with_a_count() -> None:
     assert len(raised.value.failures) == 100
 
 
+def test_few_failures_of_a_line_are_all_in_the_group() -> None:
+    with pytest.raises(hcb.TapFunctionException) as raised:
+        with hcb.outfeed_receiver():
+            failing(5)(jnp.float32(0)).block_until_ready()
+    assert [str(error) for error in raised.value.exceptions] == [f"no\n{step}.0" for step in range(5)]
+    assert all("in all" not in note for error in raised.value.exceptions for note in error.__notes__)
+
+
 def test_failures_that_differ_in_more_than_numbers_are_reported_apart() -> None:
     def bad_in_two_ways(step: Any) -> None:
         raise ValueError("no file" if step % 2 else f"{step} is even")

@@ -123,7 +123,7 @@ def test_a_tap_cannot_end_the_program(kind: type[BaseException]) -> None:
     with pytest.raises(hcb.TapFunctionException) as info:
         hcb.barrier_wait()
     assert len(info.value.failures) == 2
-    (error,) = info.value.exceptions
+    (error, _) = info.value.exceptions
     assert isinstance(error.__cause__, kind)
 
 
