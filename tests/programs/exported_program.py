@@ -80,11 +80,14 @@ def run(folder: Path, bound: bool) -> None:
         shown = jax.tree.map(lambda leaf: leaf.tolist() if isinstance(leaf, np.ndarray) else leaf, arg)
         print("tap", shown, transforms, kwargs)
 
+    def show_tap(arg: Any, *, transforms: Any, **kwargs: Any) -> None:
+        show(arg, transforms=transforms, **kwargs)
+
     for name, x in arguments().items():
         exported = jax.export.deserialize(bytearray((folder / name).read_bytes()))
         if bound:
-            hcb.bind("state", show, extra=1)
-            hcb.bind("loss", show)
+            hcb.bind("state", show_tap, extra=1)
+            hcb.bind("loss", show_tap)
             hcb.bind("record", show)
         for how, call in (("plain", exported.call), ("hcb.jit", hcb.jit(exported.call))):
             print("==", name, how, flush=True)

@@ -123,7 +123,7 @@ def test_a_killed_process_s_spool_is_published_by_the_next_one(
     server.kill()
     subprocess.run(
         [sys.executable, "-c", program, server.url, str(spool), str(REMOTE_HELPERS)],
-        env={"PYTHONPATH": python_path(), "PATH": ""}, timeout=WAIT_SEC, check=False,
+        env={"PYTHONPATH": python_path(), "PATH": "", "HOSTCALLBACK_RUN": "run"}, timeout=WAIT_SEC, check=False,
     )  # fmt: skip
     assert len(list(spool.iterdir())) == 1
     server.start()
