@@ -14,7 +14,7 @@ NATIVE := $(wildcard receiver/native/*/*.cc receiver/native/*/*.h)
 
 # The whole suite runs on the native transport, and on the callback transport the folders in which it makes a difference; .ci/run runs
 # the others on it too, and the slow tests (here: `make test SLOW=1`).
-CALLBACK := $(addprefix tests/,taps calls checks hostcallback)
+CALLBACK := $(addprefix tests/,taps calls checks)
 PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal --durations=20 $(if $(SLOW),,-m "not slow")
 
 .DEFAULT_GOAL := help

@@ -161,7 +161,7 @@ def test_a_wrong_name_and_impossible_settings(everywhere: Everywhere) -> None:
         (("x" * 300, "--every", "2"), 1, "at most 256 characters"),
         (("loss", "more", "--every", "2"), 2, "no PID"),
         (("--every", "2"), 2, "give their name or a glob"),
-        (("--timeout", "0"), 2, "not a time to wait"),
+        (("--timeout", "0"), 2, "expected seconds to wait"),
         (("--tls-cert", "x"), 1, "belong together"),
         (("--via", "nats://localhost:4222"), 1, "is a NATS server, and this needs a collector"),
     ):
