@@ -125,9 +125,11 @@ def test_a_signal(number: signal.Signals, moment: str, option: str, tmp_path: Pa
         wait_for(lambda: not _readers_of(tmp_path), "the end of the reader process")
     kept = in_flight(tmp_path / "flight") if option == "flight" else in_log(tmp_path)
     after = _done(tmp_path)
-    assert status == -number, text
+    # SIGTERM first has the messages delivered and sent. A program that closes its receiver may meanwhile come to its end.
+    has_ended = moment == "closing" and number is signal.SIGTERM and status == 0
+    assert status == -number or has_ended, text
     assert "Fatal" not in text
-    if option == "flight" and number is signal.SIGINT and moment in ("before", "burst"):
+    if option == "flight" and (has_ended or (number is signal.SIGINT and moment in ("before", "burst"))):
         assert not kept, "a process that has delivered everything removes its flight recording"
         return
     assert kept == list(range(len(kept))), "each once, in order, without a gap"
