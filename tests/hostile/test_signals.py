@@ -125,7 +125,7 @@ def test_a_signal(number: signal.Signals, moment: str, option: str, tmp_path: Pa
         wait_for(lambda: not _readers_of(tmp_path), "the end of the reader process")
     kept = in_flight(tmp_path / "flight") if option == "flight" else in_log(tmp_path)
     after = _done(tmp_path)
-    # SIGTERM first has the messages delivered and sent. A program that closes its receiver may meanwhile come to its end.
+    # At SIGTERM messages are delivered and sent first. A program that is closing its receiver may end meanwhile.
     has_ended = moment == "closing" and number is signal.SIGTERM and status == 0
     assert status == -number or has_ended, text
     assert "Fatal" not in text
