@@ -135,7 +135,7 @@ def id_tap(
     if not callable(tap_func):
         raise TypeError(
             f"id_tap takes a function to call on the host as its first argument, got {type(tap_func).__name__} "
-            f"{tap_func!r}: id_tap(tap_func, arg)"
+            f"{tap_func!r}: call id_tap(tap_func, arg), at {user_source_line()}"
         )
     if more:
         raise TypeError(
