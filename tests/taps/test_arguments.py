@@ -29,7 +29,9 @@ def test_a_tap_function_gets_transforms_and_device_only_if_it_names_them() -> No
 
 
 def test_a_tap_function_that_is_not_callable_is_refused() -> None:
-    with pytest.raises(TypeError, match=r"id_tap takes a function .* got float 3.0: id_tap\(tap_func, arg\)"):
+    with pytest.raises(
+        TypeError, match=r"id_tap takes a function .* got float 3.0: call id_tap\(tap_func, arg\)"
+    ):
         hcb.id_tap(3.0, print)  # type: ignore[arg-type]
 
 
