@@ -85,10 +85,10 @@ class DeviceReceiver:
         self._switches: dict[int, Scope] = {}
         self._stopping = False
         self._leaving = False
-        self._progress = threading.Condition()  # protects _consumed and _waiters
+        self._progress = threading.Condition()  # protects _consumed and _awaited
         self._consumed = continues_from or 0
         self._discarded = 0
-        self._waiters = 0
+        self._awaited: list[int] = []  # numbers of frames for which threads wait; few, and mostly none
         scope.opened(name)
         self._thread = threading.Thread(target=self._run, name=f"hostcallback-{name}", daemon=True)
         self._thread.start()
@@ -161,13 +161,13 @@ class DeviceReceiver:
         self.source.wake()  # in a busy stream the reader sleeps between two reads
         self._share.forget()  # the thread that competed for the interpreter lock is mostly the one that waits here
         with self._progress:
-            self._waiters += 1
+            self._awaited.append(emitted)
             try:
                 return self._progress.wait_for(
                     lambda: self._consumed + self._dispatcher.delivered >= emitted, timeout_sec
                 )
             finally:
-                self._waiters -= 1
+                self._awaited.remove(emitted)
 
     def describe_backlog(self) -> str:
         """Says how many messages wait and for which function; empty if none wait and no function runs."""
@@ -250,7 +250,8 @@ class DeviceReceiver:
         discarded = self.source.discarded()
         self._consumed += count + discarded - self._discarded
         self._discarded = discarded
-        if self._waiters:
+        # Not after each batch: a thread that wakes up for nothing competes with this one for the interpreter lock.
+        if self._awaited and self._consumed >= min(self._awaited):
             self._progress.notify_all()
 
     def _deliver_all(self, batch: Batch, share: GilThrottle | None) -> None:
