@@ -14,6 +14,8 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
+from bars_on_screen import screen
+
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 
@@ -98,22 +100,8 @@ def ran(program: str, how: str, end: str = "blocking") -> Output:
 
 
 def bars_on_screen(text: str) -> list[str]:
-    """The final lines of bars on a terminal, without the lines that were overwritten."""
-    screen: list[str] = [""]
-    row = column = 0
-    for piece in re.split(r"(\x1b\[A|\r|\n)", text):
-        if piece == "\n":
-            row, column = row + 1, 0
-            screen += [""] * (row + 1 - len(screen))
-        elif piece == "\r":
-            column = 0
-        elif piece == "\x1b[A":
-            row = max(0, row - 1)
-        else:
-            line = screen[row].ljust(column)
-            screen[row] = line[:column] + piece + line[column + len(piece) :]
-            column += len(piece)
-    return [line.strip() for line in screen if "%|" in line]
+    """The final lines of tqdm's bars on a terminal, without the lines that were overwritten."""
+    return [line for line in screen(text) if "%|" in line]
 
 
 def assert_full(lines: list[str]) -> None:

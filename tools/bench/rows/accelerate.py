@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import sys
 from collections.abc import Callable
-from time import perf_counter
 from typing import Any
 
 import jax
@@ -15,6 +14,7 @@ from jax.experimental import io_callback
 
 import hostcallback as hcb
 from tools.bench.row import Row, measure, measure_together
+from tools.bench.rows.compiling import compile_vmap_ms
 from tools.bench.rows.dispatch import CALLS, medians_of_calls, untapped
 from tools.bench.timing import Counter, delivered_us, scan
 
@@ -140,20 +140,10 @@ def accelerated_call(rounds: int) -> Row:
 
 def accelerated_vmap(rounds: int) -> Row:
     """Tracing, lowering and compiling `vmap` over 1,024 of a function with a `jax.debug.print`, and without."""
-    x = jnp.ones((1024, 4, 4))
 
     def compile_ms(tap: Callable[[Any], Any]) -> float:
-        def element(x: Any) -> Any:
-            for _ in range(8):
-                x = jnp.tanh(x @ x) + jnp.sin(x)
-            tap(x)
-            return x
-
-        program = jax.jit(jax.vmap(element))
-        start = perf_counter()
         with hcb.accelerate():
-            program.lower(x).compile()
-        return (perf_counter() - start) * 1e3
+            return compile_vmap_ms(tap)
 
     ours, peer = measure(
         [lambda: compile_ms(lambda x: jax.debug.print("x {}", x)), lambda: compile_ms(lambda x: None)], rounds
