@@ -104,9 +104,12 @@ def bars_on_screen(text: str) -> list[str]:
     return [line for line in screen(text) if "%|" in line]
 
 
-def assert_full(lines: list[str]) -> None:
-    for line in lines:
-        assert line.startswith("100.00%") or re.search(r"100%\|.*\| (\d+)/\1 ", line), line
+def assert_full(lines: list[str], bars: int) -> None:
+    full = [line for line in lines if re.match(r".*100%\|.*\| (\d+)/\1 ", line)]
+    assert len(full) == bars, lines
+    # tqdm keeps the row of a second bar when the first one is closed, and draws its last state a row higher: if it
+    # was drawn in between, an earlier state stays below.
+    assert len(lines) == bars or bars > 1, lines
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
@@ -125,8 +128,7 @@ def test_bars_are_full_and_closed_when_the_results_are_ready(program: str, libra
         assert found["shown late"] == 0
     for output in outputs:
         lines = bars_on_screen(output.stderr)
-        assert len(lines) == library.bars
-        assert_full(lines)
+        assert_full(lines, library.bars)
     assert printed[0][:-1] == printed[1][:-1]  # of TextProgressMeter
     for mine, theirs in zip(ours["results"], plain["results"], strict=True):
         np.testing.assert_allclose(mine, theirs, rtol=1e-6)
@@ -136,7 +138,6 @@ def test_bars_are_full_and_closed_when_the_results_are_ready(program: str, libra
 def test_bars_of_a_program_that_ends_at_once_end_at_their_totals(program: str, library: Library) -> None:
     output = ran(program, "accelerated", "leaving")
     lines = bars_on_screen(output.stderr)
-    assert len(lines) == library.bars
-    assert_full(lines)
+    assert_full(lines, library.bars)
     if program == "diffrax_text":
         assert output.stdout.splitlines()[-1] == "100.00%"
