@@ -238,7 +238,7 @@ def test_a_barrier_does_not_wait_for_later_messages() -> None:
     waiter = threading.Thread(target=hcb.barrier_wait)
     waiter.start()
     receiver = runtime.receivers(["cpu:0"])[0]
-    while not receiver._waiters:  # until it has noted the last emitted message
+    while not receiver._awaited:  # until it has noted the last emitted message
         pass
     for i in range(2, 50):
         f(i)
