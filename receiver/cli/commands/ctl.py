@@ -8,8 +8,8 @@ from typing import Any
 
 from hostcallback.receiver.cli.arguments.collector import add_reaching
 from hostcallback.receiver.cli.arguments.numbers import number
-from hostcallback.receiver.cli.commands.ctl_via import control
 from hostcallback.receiver.cli.output.tables import seconds_text, text_table
+from hostcallback.receiver.cli.via_collector.ctl import control
 from hostcallback.receiver.control.client import ControlClient, processes
 from hostcallback.receiver.runtime.rules.rules import checked
 

@@ -7,9 +7,9 @@ from typing import Any
 
 from hostcallback.receiver.cli.arguments.collector import add_reaching
 from hostcallback.receiver.cli.arguments.numbers import number
-from hostcallback.receiver.cli.commands.top_via import look
 from hostcallback.receiver.cli.output.rates import between, show
 from hostcallback.receiver.cli.output.tables import bytes_text, seconds_text, text_table
+from hostcallback.receiver.cli.via_collector.top import look
 from hostcallback.receiver.control.client import ControlClient
 
 EXAMPLES = """\

@@ -8,10 +8,10 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 from hostcallback.receiver.cli.arguments.collector import reaching
-from hostcallback.receiver.cli.commands.ctl_via import mixed, places
 from hostcallback.receiver.cli.output.messages import make_safe
 from hostcallback.receiver.cli.output.rates import between, show
 from hostcallback.receiver.cli.output.tables import bytes_text, text_table
+from hostcallback.receiver.cli.via_collector.ctl import mixed, places
 from hostcallback.receiver.terminal import printable
 
 if TYPE_CHECKING:

@@ -1,0 +1,1 @@
+"""The commands that reach running processes through a collector (`--via`)."""
