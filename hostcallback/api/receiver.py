@@ -37,7 +37,7 @@ from hostcallback.lifecycle.forwarding import (
     open_forwarder,
     send_at_termination,
 )
-from hostcallback.lifecycle.interruption import GRACE_SEC, InterruptedWait, add_line, is_interrupt
+from hostcallback.lifecycle.interruption import GRACE_SEC, InterruptedWait, is_interrupt, tell_loss
 from hostcallback.lifecycle.process_group import job, process_index
 from hostcallback.lifecycle.sigterm import end_flushing, flush_at_termination
 from hostcallback.receiver.errors import DeviceClaimedError, TapTimeoutError
@@ -258,7 +258,7 @@ class OutfeedReceiver:
                 runtime.rule_table.abort_on_check(self._ids, False)
 
     def _leave_interrupted(self, error: BaseException) -> None:
-        # The interrupt goes on. What was not delivered, recorded or forwarded in a second is one line below it.
+        # The interrupt goes on. One line before its traceback says what was not delivered, recorded or forwarded.
         wait = InterruptedWait(min(GRACE_SEC, self._timeout_sec))
         problem: TapTimeoutError | None = None
         found: list[str] = []
@@ -284,7 +284,7 @@ class OutfeedReceiver:
         deferred = self._scope.deferred.take()
         if deferred is not None:
             found.append(str(deferred))
-        add_line(error, found)
+        tell_loss(error, found)
 
     def _wait_for_earlier_work(self) -> None:
         # Messages of earlier computations belong to the default receiver. A tap function that opens a receiver does not
@@ -374,8 +374,9 @@ def outfeed_receiver(
     exit it waits for all computations dispatched so far, from any thread, sends an END_OF_STREAM frame through each
     device, waits until all its messages are delivered, and raises the exceptions of tap functions.
 
-    After Ctrl-C the exit takes about a second, and the last line of the traceback says what was not delivered or not
-    forwarded by then. Recorded and spooled messages are in their files. Another Ctrl-C ends the program at once.
+    After Ctrl-C the exit takes about a second. One line on the standard error output, above the traceback, says what
+    was not delivered or not forwarded by then. Recorded and spooled messages are in their files. Another Ctrl-C ends
+    the program at once.
 
     Args:
         receiver_name: name in the summary and in errors.

@@ -18,9 +18,9 @@ from hostcallback.lifecycle import effect_dispatch, receivers as transport
 from hostcallback.lifecycle.interruption import (
     GRACE_SEC,
     InterruptedWait,
-    add_line,
-    has_line,
+    has_told_loss,
     is_interrupt,
+    tell_loss,
 )
 from hostcallback.receiver import environment
 from hostcallback.receiver.errors import ReentrantWaitError, TapFunctionException, TapTimeoutError
@@ -47,7 +47,7 @@ def _deliver_at_exit() -> None:
     if not transport.started():
         return
     if sigint.watch.exits:
-        if not has_line(sys.last_value):  # nothing was lost
+        if not has_told_loss(sys.last_value):  # nothing was lost
             runtime.remove_files()
         return
     # Another library may have replaced our hook for exceptions.
@@ -77,24 +77,28 @@ _CALLS_END = "hostcallback: the process ends, and waiting for the host function 
 
 
 def _end_interrupted(error: BaseException) -> None:
-    # The traceback of the interrupt is to be the last on the screen: taps end before it.
+    # The traceback of the interrupt is to be the last on the screen: taps end and all is said before it.
     if not transport.started() or is_interactive() or any(map(_may_tap, threading.enumerate())):
         return
-    hurries = False
-    if not has_line(error):  # no receiver has waited
-        wait = InterruptedWait()
-        hurries = not _wait_until(wait.deadline)
-        wait.note_backlog()
-        add_line(error, [f"lost: {wait.backlog}"] if wait.backlog else [])
-    sigint.watch.exits = True
-    runtime.skip_taps(True)
-    runtime.close_calls(_CALLS_END)
-    if not hurries:  # the tap that runs now may print
-        _wait_until(perf_counter() + LAST_TAP_SEC)
-    effect_dispatch.forget_failures()
-    errors = merge(runtime.take_deferred())
-    if errors is not None:
-        _report(errors)
+    lost: list[str] = []
+    try:
+        hurries = False
+        if not has_told_loss(error):  # no receiver has waited
+            wait = InterruptedWait()
+            hurries = not _wait_until(wait.deadline)
+            wait.note_backlog()
+            lost = [f"lost: {wait.backlog}"] if wait.backlog else []
+        sigint.watch.exits = True
+        runtime.skip_taps(True)
+        runtime.close_calls(_CALLS_END)
+        if not hurries:  # the tap that runs now may print
+            _wait_until(perf_counter() + LAST_TAP_SEC)
+        effect_dispatch.forget_failures()
+        errors = merge(runtime.take_deferred())
+        if errors is not None:
+            _report(errors)
+    finally:  # also after another Ctrl-C
+        tell_loss(error, lost)
 
 
 def _may_tap(thread: threading.Thread) -> bool:

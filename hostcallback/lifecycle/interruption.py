@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from time import perf_counter
 
 from hostcallback.receiver.runtime.runtime import runtime
@@ -12,6 +13,7 @@ GRACE_SEC = 0.8
 """Seconds for which an interrupted program waits for its taps, its recorders and its collector."""
 
 _MARK = "hostcallback: interrupted: "
+_TOLD = "_hostcallback_told_loss"
 
 
 def is_interrupt(error: BaseException | None) -> bool:
@@ -39,7 +41,8 @@ class InterruptedWait:
         text = f"{_MARK}waiting at most {seconds:g} s for {self.backlog}; another Ctrl-C ends the program at once"
         if self.backlog:
             try:
-                print(text, file=sys.stderr, flush=True)
+                with suppress(OSError, ValueError):  # the standard error output is closed
+                    print(text, file=sys.stderr, flush=True)
             except KeyboardInterrupt:  # the other one
                 self.end()
 
@@ -52,12 +55,15 @@ class InterruptedWait:
         self.deadline = perf_counter()
 
 
-def add_line(error: BaseException, found: Sequence[str]) -> None:
-    """Adds a line to the traceback, as its last one, that says what was lost or is still queued."""
-    if found:
-        error.add_note(f"{_MARK}{'; '.join(' '.join(text.split()) for text in found)}")
+def tell_loss(error: BaseException, found: Sequence[str]) -> None:
+    """Prints one line on what was lost or is still queued, before the traceback of the interrupt."""
+    if not found:
+        return
+    error.__dict__[_TOLD] = True
+    with suppress(OSError, ValueError):  # the standard error output is closed
+        print(f"{_MARK}{'; '.join(' '.join(text.split()) for text in found)}", file=sys.stderr, flush=True)
 
 
-def has_line(error: BaseException | None) -> bool:
-    """Whether a receiver has added such a line."""
-    return any(note.startswith(_MARK) for note in getattr(error, "__notes__", ()))
+def has_told_loss(error: BaseException | None) -> bool:
+    """Whether such a line was printed for this exception."""
+    return error is not None and _TOLD in error.__dict__
