@@ -42,7 +42,7 @@ from hostcallback.lifecycle.process_group import job, process_index
 from hostcallback.lifecycle.sigterm import end_flushing, flush_at_termination
 from hostcallback.receiver.errors import DeviceClaimedError, TapTimeoutError
 from hostcallback.receiver.log import logger
-from hostcallback.receiver.messages.check_report import CheckError, FailedCheck
+from hostcallback.receiver.messages.check_report import FailedCheck
 from hostcallback.receiver.messages.deferred_errors import MAX_KEPT, OnError
 from hostcallback.receiver.messages.message import Sink
 from hostcallback.receiver.remote.forwarder import Forwarder
@@ -237,13 +237,15 @@ class OutfeedReceiver:
             return
         if error is None:
             raise report
+        if deferred is not None and self._ended_program(error):
+            raise deferred from error
         # The exception of the block goes on. The errors of the taps are attached to it and logged.
         error.add_note(f"meanwhile in the receiver: {report}")
-        for check in deferred.exceptions if deferred is not None else ():
-            if self._scope.deferred.on_error is OnError.ABORT and isinstance(check, CheckError):
-                error.add_note(f"the check that ended the program: {check}")
-                break
         logger.error("while the receiver was closing: %s", "".join(traceback.format_exception(report)))
+
+    def _ended_program(self, error: BaseException) -> bool:
+        # JAX's error does not have the check that ended its program; the report has it.
+        return self._scope.deferred.on_error is OnError.ABORT and transport.ENDED_BY_CHECK in str(error)
 
     def _wait(self, deadline: float | None, interrupted: InterruptedWait | None = None) -> None:
         try:
@@ -392,9 +394,10 @@ def outfeed_receiver(
             "warn" (they are logged, the first failure of each line at once, and not raised), "raise_soon" (as "defer",
             but the next call of a tapped function raises them already, on this thread and on threads that first used
             JAX after this receiver was made), "abort" (as "defer", and the program with the failed check ends with a
-            `jax.errors.JaxRuntimeError`). On several devices, "abort" ends the program on each device at its next
-            failing check or other tap. Exceptions of tap functions follow the same policy, except that "abort" raises
-            them as "raise_soon" does; the first one of each tap is always logged at once.
+            `jax.errors.JaxRuntimeError`; if that leaves the block, the receiver raises the failed checks from it
+            instead). On several devices, "abort" ends the program on each device at its next failing check or other
+            tap. Exceptions of tap functions follow the same policy, except that "abort" raises them as "raise_soon"
+            does; the first one of each tap is always logged at once.
         record: short form of `sinks=[hcb.record(folder)]`. A folder: all messages are recorded there, in a tap log
             that `hcb cat` and `hostcallback.receiver.replay` read without this program. Or a recorder of
             `hcb.record(folder, ...)`, which has options and may be used again.
@@ -436,7 +439,7 @@ def outfeed_receiver(
         DeviceClaimedError: (on entering) another open receiver has one of the devices.
         OSError: (on entering) `record` or `flight_recorder` is given, and the folder cannot be written.
         HostCallbackError: (on entering) `forward` is given, and the spool cannot be written.
-        TapFunctionException: (on leaving) has the exceptions of tap functions.
+        TapFunctionException: (on leaving) has the failed checks and the exceptions of tap functions.
         TapTimeoutError: (on leaving) a tap outlasted `timeout_sec`; names it and the number of queued messages.
 
     Example:

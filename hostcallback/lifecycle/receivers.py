@@ -38,6 +38,9 @@ FFI_CLOCK_TARGET = "hostcallback_clock"
 NATIVE_PLATFORMS = ("cpu", "cuda", "rocm")
 GPU_PLATFORMS = ("cuda", "rocm")
 
+ENDED_BY_CHECK = 'and its receiver\'s on_error="abort" ends the program'
+"""Part of the text of JAX's error if a failed check ended a program. `receiver/native/handlers` has it, too."""
+
 _lock = threading.Lock()  # protects `_started`, `_queues` and `_supervisor`
 _started: set[str] = set()
 _queues: dict[str, QueueSource] = {}
@@ -182,8 +185,8 @@ def _holds(consumer: Consumer, arrays: Sequence[Any]) -> bool:
 def _end_failing_program(consumer: Consumer, device: int) -> None:
     if consumer.is_check and runtime.rule_table.aborts(device):
         raise RuntimeError(
-            'hostcallback: a check failed, and its receiver\'s on_error="abort" ends the program; the receiver and '
-            "barrier_wait report which check it was"
+            f"hostcallback: a check failed, at {consumer.source_line}, {ENDED_BY_CHECK}; the receiver and barrier_wait "
+            "report its values"
         )
 
 

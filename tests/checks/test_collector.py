@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from time import monotonic
@@ -138,11 +139,15 @@ def test_abort_ends_a_loop_that_would_never_end(jit: Jit) -> None:
             lambda c: True, lambda c: (hcb.check(c < 1000, "still running at {}", c), c + 1)[1], x
         )
     )
-    with pytest.raises((jax.errors.JaxRuntimeError, ValueError), match="a check failed") as caught:
+    with pytest.raises(
+        hcb.TapFunctionException, match=r"1 time\(s\) in all; the first: still running at 1000"
+    ) as caught:
         with hcb.outfeed_receiver(on_error="abort"):
             jax.block_until_ready(endless(0))
-    notes = "".join(caught.value.__notes__)
-    assert "1 check(s) failed, 1 time(s) in all; the first: still running at 1000" in notes
+    (check,) = checks_of(caught.value)
+    assert __file__ in check.source_line
+    assert isinstance(caught.value.__cause__, jax.errors.JaxRuntimeError | ValueError)
+    assert "a check failed" in str(caught.value.__cause__)
     assert float(jit(positive)(3.0)) == 3  # the next program works
     hcb.barrier_wait()
     jit(positive)(-3.0)  # and is not ended by a failing check any more
@@ -168,10 +173,9 @@ def endless_on_all_devices(jit: Jit) -> Any:
 def test_abort_ends_endless_loops_on_all_devices(jit: Jit) -> None:
     endless = endless_on_all_devices(jit)
     # On the callback transport a launch has no number, so that each device has to fail separately.
-    with pytest.raises((jax.errors.JaxRuntimeError, ValueError), match="a check failed") as caught:
+    with pytest.raises(hcb.TapFunctionException, match=r"check\(s\) failed"):
         with hcb.outfeed_receiver(on_error="abort"):
             jax.block_until_ready(endless(jnp.arange(4)))
-    assert "check(s) failed" in "".join(caught.value.__notes__)
     positive(1.0)
     hcb.barrier_wait()
 
@@ -180,10 +184,17 @@ def test_abort_ends_endless_loops_on_all_devices(jit: Jit) -> None:
 @pytest.mark.parametrize("jit", COMPILED)
 def test_abort_on_one_device_ends_the_others_at_their_next_tap(jit: Jit) -> None:
     endless = endless_on_all_devices(jit)
-    with pytest.raises((jax.errors.JaxRuntimeError, ValueError), match="a check failed") as caught:
+    with pytest.raises(hcb.TapFunctionException, match=r"1 check\(s\) failed"):
         with hcb.outfeed_receiver(on_error="abort"):
             # Only the first device reaches 50 soon; the others run for hours.
             jax.block_until_ready(endless(jnp.array([0, 100, 100, 100])))
+
+
+def test_an_error_of_the_block_that_no_check_caused_goes_on_under_abort() -> None:
+    with pytest.raises(KeyError) as caught, hcb.outfeed_receiver(on_error="abort"):  # noqa: PT012
+        with contextlib.suppress(jax.errors.JaxRuntimeError, ValueError):
+            jax.block_until_ready(jax.jit(positive)(-1.0))
+        raise KeyError("mine")
     assert "1 check(s) failed" in "".join(caught.value.__notes__)
 
 

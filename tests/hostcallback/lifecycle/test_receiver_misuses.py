@@ -121,13 +121,14 @@ def test_a_control_file_that_does_not_exist_is_logged(
         hcb.control_file(None)
 
 
-def test_abort_shows_the_check_that_ended_the_program() -> None:
+def test_the_last_of_an_abort_on_the_screen_is_the_check_and_not_jaxs_error() -> None:
     f = jax.jit(lambda x: (hcb.check(x > 0, "x is {}", x), x)[1])
-    with pytest.raises(jax.errors.JaxRuntimeError) as caught:
+    with pytest.raises(hcb.TapFunctionException) as caught:
         with hcb.outfeed_receiver(on_error="abort"):
             f(-1.0).block_until_ready()
     text = "".join(traceback.format_exception(caught.value))
-    assert "the check that ended the program: x is -1.0, at " in text
+    assert text.index("JaxRuntimeError") < text.index("CheckError: x is -1.0, at ")
+    assert text.rindex(__file__) > text.index("CheckError")
     assert "with argument 0 = -1.0" in text
 
 
