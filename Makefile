@@ -18,7 +18,7 @@ CALLBACK := $(addprefix tests/,taps calls checks)
 PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal --durations=20 $(if $(SLOW),,-m "not slow")
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test quick lint type check matrix bench clean fuzz soak
+.PHONY: help demo test quick lint type check matrix bench clean fuzz soak wheel release
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -80,6 +80,13 @@ matrix: $(INSTALLED) ## run the tests on the oldest, the default and the newest 
 
 bench: $(INSTALLED) ## measure against the peers, and write docs/benchmarks.md
 	$(BIN)/python tools/bench.py
+
+wheel: $(INSTALLED) ## build the sdist, the wheel with the native library and the pure wheel into dist/
+	$(BIN)/python tools/wheel.py
+
+release: $(INSTALLED) ## make release VERSION=1.2.3: set the version, cut the changelog, commit and tag (DRY=1 only shows it)
+	@test -n "$(VERSION)" || { echo "make release VERSION=1.2.3 [DRY=1]" >&2; exit 2; }
+	$(BIN)/python tools/release.py $(if $(DRY),--dry-run) "$(VERSION)"
 
 clean: ## remove what the other targets made
 	rm -rf $(VENV) .matrix build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis loss.png
