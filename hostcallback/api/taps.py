@@ -84,6 +84,8 @@ class TapSelection:
     def rate(self, per_sec: float | None) -> list[str]:
         """Sends at most `per_sec` messages per second of each tap on each device, at least 1/`per_sec` s apart.
 
+        The last value always arrives: when that time is over, or at a barrier (docs/control.md).
+
         Raises:
             ValueError: `per_sec` is neither a number above 0 nor None, which removes the limit.
         """

@@ -21,7 +21,7 @@ from hostcallback.receiver.messages.message import Consumer
 from hostcallback.receiver.native import bindings as native_library
 from hostcallback.receiver.runtime import sigint
 from hostcallback.receiver.runtime.dispatch.calls import CallsInPlace, CallThreads
-from hostcallback.receiver.runtime.rules.admission import Decisions
+from hostcallback.receiver.runtime.rules.admission import Answer, Decisions
 from hostcallback.receiver.runtime.runtime import runtime
 from hostcallback.receiver.runtime.stall_watch import Supervisor
 from hostcallback.receiver.sources.queue import QueueSource
@@ -208,21 +208,24 @@ def callback_emitter(
     def emit(partition: Any, *arrays: Any) -> tuple[()]:
         source = _queue_of(platform, devices, int(partition))
         admission = runtime.rule_table.admission(consumer)
-        elements = None
+        elements, answer, now_ns = None, Answer.SEND, time.time_ns()
         if consumer.is_check:
             if runtime.rule_table.is_off(consumer, source.device) or _holds(consumer, arrays):
                 return ()
         elif admission is not None:
-            if not admission.admit(source.device, time.time_ns()):
+            answer = admission.ask(source.device, now_ns)
+            if answer is Answer.LEAVE_OUT:
                 return ()
             elements = admission.rule.truncate
-        emitted = _as_emitted(arrays, dtypes)
-        if elements is None or all(array.size <= elements for array in emitted):
-            source.emit(prefix, emitted)
-        else:
-            heads = [shape_record([a.shape for a in emitted]), *[cut(a, elements) for a in emitted]]
-            specs = [ArraySpec.of(head.dtype, head.shape) for head in heads]
-            source.emit(encode_prefix(header.consumer_id, header.flags | Flags.TRUNCATED, specs), heads)
+        sent, emitted = prefix, _as_emitted(arrays, dtypes)
+        if elements is not None and any(array.size > elements for array in emitted):
+            emitted = [shape_record([a.shape for a in emitted]), *[cut(a, elements) for a in emitted]]
+            specs = [ArraySpec.of(head.dtype, head.shape) for head in emitted]
+            sent = encode_prefix(header.consumer_id, header.flags | Flags.TRUNCATED, specs)
+        if admission is not None and answer is Answer.TOO_SOON:
+            admission.keep(source.device, source, sent, emitted, now_ns)
+            return ()
+        source.emit(sent, emitted)
         _end_failing_program(consumer, source.device)
         return ()
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from hostcallback.receiver import environment, fork
 from hostcallback.receiver.errors import NativeLibraryError
 
-ABI_VERSION = 13
+ABI_VERSION = 14
 DIRECTORY = Path(__file__).parent
 
 BATCH_FRAMES = 1024
@@ -222,6 +222,8 @@ _FUNCTIONS = {
     "hcb_switch_all_checks": (None, (c_int32,)),
     "hcb_abort_on_check": (c_int32, (c_int32, c_int32)),
     "hcb_control_set": (c_int32, (c_uint64, POINTER(Control))),
+    "hcb_latest_send": (c_uint64, ()),
+    "hcb_latest_waiting": (c_uint64, ()),
     "hcb_control_gate": (None, (c_uint64, c_int32, c_int32)),
     "hcb_control_suppressed": (c_uint64, (c_uint64,)),
     "hcb_waits": (c_int64, (POINTER(c_int64),)),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from time import perf_counter
 from typing import Any
 
@@ -231,16 +231,25 @@ class Runtime:
         self.check_not_reentrant("waiting for taps")
         names = None if names is None else list(names)
         receivers = self.receivers(names)
-        # All targets first: messages that are emitted during the wait do not prolong it.
-        targets = [(receiver, receiver.source.counters().emitted) for receiver in receivers]
-        for receiver, emitted in targets:
-            while not receiver.wait_consumed(emitted, POLL_SEC):
-                self._check(receiver, deadline, stall_sec)
+        self.rule_table.send_latest()
+        self._wait_emitted(receivers, deadline, stall_sec)
         self.isolated.wait_delivered(None if names is None else set(names), deadline, stall_sec)
+        while self.rule_table.latest_waits():
+            self._wait_emitted(receivers, deadline, stall_sec)
+            self.isolated.wait_delivered(None if names is None else set(names), deadline, stall_sec)
         # Host functions of calls run on other threads: their frames have been consumed, they may still run.
         for receiver in receivers:
             running = receiver.calls.running()
             while not receiver.calls.wait(running, POLL_SEC):
+                self._check(receiver, deadline, stall_sec)
+
+    def _wait_emitted(
+        self, receivers: Sequence[DeviceReceiver], deadline: float | None, stall_sec: float | None
+    ) -> None:
+        # All targets first: messages that are emitted during the wait do not prolong it.
+        targets = [(receiver, receiver.source.counters().emitted) for receiver in receivers]
+        for receiver, emitted in targets:
+            while not receiver.wait_consumed(emitted, POLL_SEC):
                 self._check(receiver, deadline, stall_sec)
 
     def wait_closed(self, names: Iterable[str], scope: Scope, stall_sec: float) -> None:

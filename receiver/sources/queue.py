@@ -88,6 +88,14 @@ class QueueSource:
                 return
             self._append(self._frame(prefix, arrays, run_id))
 
+    def append(self, prefix: bytes, arrays: Sequence[np.ndarray[Any, Any]], time_ns: int) -> None:
+        """Appends a frame of a message that was emitted at `time_ns`, regardless of the policy. Any thread.
+
+        `prefix` and `arrays` are as in `emit`.
+        """
+        with self._changed:
+            self._append(self._frame(prefix, arrays, 0, time_ns))
+
     def call(self, prefix: bytes, arrays: Sequence[np.ndarray[Any, Any]], run_id: int = 0) -> _QueueBatch:
         """Appends the frame of a call, regardless of the policy, and takes it once all earlier frames are delivered.
 
@@ -143,12 +151,14 @@ class QueueSource:
         with self._changed:
             self._append(self._frame(encode_prefix(token, Flags.END_OF_STREAM, ()), (), 0))
 
-    def _frame(self, prefix: bytes, arrays: Sequence[np.ndarray[Any, Any]], run_id: int) -> bytes:
+    def _frame(
+        self, prefix: bytes, arrays: Sequence[np.ndarray[Any, Any]], run_id: int, time_ns: int | None = None
+    ) -> bytes:
         return frame_from_prefix(
             prefix,
             arrays,
             seq=self._seq,
-            time_ns=time.time_ns(),
+            time_ns=time.time_ns() if time_ns is None else time_ns,
             run_id=run_id,
             device=self.device,
             position=self._position,

@@ -32,7 +32,7 @@ def progress(total: Any, *, step: Any, desc: str | None = None, unit: str = "it"
 
     Args:
         total: number of steps, traced or not; None if it is not known. If it is wrong, or None, the bar ends at the
-            next `barrier_wait`, and may be a tenth of a second behind.
+            next `barrier_wait`, and shows the last step a tenth of a second later.
         step: the number of this step, an integer, from 0 on.
         desc: the text before the bar.
         unit: what is counted.

@@ -20,6 +20,7 @@
 #include "wire/encode.h"
 #include "gpu/driver.h"
 #include "handlers/hold.h"
+#include "handlers/latest.h"
 #include "handlers/host_threads.h"
 #include "rules/occurrences.h"
 #include "ring/ring.h"
@@ -260,8 +261,13 @@ int32_t hcb_control_set(uint64_t consumer_id, const hcb_control* control) {
   hcb::Control* found = hcb::MakeControl(consumer_id);
   if (found == nullptr) return HCB_NO_MEMORY;
   found->Set(*control);
+  hcb::SendLatest(found);
   return HCB_EMITTED;
 }
+
+uint64_t hcb_latest_send(void) { return hcb::SendLatest(); }
+
+uint64_t hcb_latest_waiting(void) { return hcb::WaitingLatest(); }
 
 void hcb_control_gate(uint64_t consumer_id, int32_t device, int32_t closed) {
   hcb::Control* found = hcb::FindControl(consumer_id);
@@ -335,5 +341,6 @@ void hcb_after_fork_child(void) {
   hcb::ResetCompletersAfterFork();
   hcb::ResetHoldAfterFork();
   hcb::ResetOccurrencesAfterFork();
+  hcb::ResetLatestAfterFork();
   hcb::ResetRingsAfterFork();
 }

@@ -133,6 +133,11 @@ HCB_EXPORT int32_t hcb_abort_on_check(int32_t device, int32_t on);
 /* Sets the rules of a consumer. Counters restart if the rules that use them change. For checks only `off` applies. HCB_NO_MEMORY: the
  * table is full. */
 HCB_EXPORT int32_t hcb_control_set(uint64_t consumer_id, const hcb_control* control);
+/* Sends the messages that are kept because a rate left them out (the latest one of each tap and device). Does not wait. Returns their
+ * number. hcb_control_set does it for its consumer. */
+HCB_EXPORT uint64_t hcb_latest_send(void);
+/* Number of those messages that wait for room in their ring; they count as emitted when they are in it. */
+HCB_EXPORT uint64_t hcb_latest_waiting(void);
 /* Closes or opens the gate of a consumer that has rules: on a device, or with -1 the gate of shards. */
 HCB_EXPORT void hcb_control_gate(uint64_t consumer_id, int32_t device, int32_t closed);
 /* Number of messages of a consumer that the rules have refused. */

@@ -7,6 +7,7 @@
 
 #include "handlers/ffi_handlers.h"
 #include "handlers/call_frame.h"
+#include "handlers/latest.h"
 #include "wire/frame.h"
 #include "rules/occurrences.h"
 #include "rules/rule_table.h"
@@ -73,20 +74,20 @@ bool Holds(const uint8_t* prefix, const ArrayList& arrays) {
   return predicate.nbytes == 0 || std::memchr(predicate.data, 0, predicate.nbytes) == nullptr;
 }
 
-// The ring for a message: the device's own, or its twin, which another process reads.
-Ring* Destination(Ring* own, const Control& control, const Emission& emission) {
-  Ring* const twin = control.outside() ? own->shared_twin() : nullptr;
-  return twin != nullptr && twin->FitsOutside(emission.payload_bytes) ? twin : own;
-}
-
 // Not inlined, so that other emissions do not pay for its space on the stack.
 __attribute__((noinline)) XLA_FFI_Error* EmitHeads(XLA_FFI_CallFrame* frame, Emission& emission, const Control& control,
                                                    uint64_t elements, Ring* ring) {
   Truncation truncation;
   truncation.Apply(*frame, elements, &emission);
   FutureFactory futures(frame, &truncation.shapes);
-  ring = Destination(ring, control, emission);
+  ring = Destination(ring, control, emission.payload_bytes);
   return ring->Emit(emission, &futures) == Verdict::kTooLarge ? TooLarge(frame->api) : nullptr;
+}
+
+__attribute__((noinline)) void Keep(const XLA_FFI_CallFrame& frame, Emission& emission, Control* control, Ring* ring) {
+  Truncation truncation;
+  if (const uint64_t elements = control->truncate()) truncation.Apply(frame, elements, &emission);
+  KeepLatest(control, emission, ring);
 }
 
 // `off`: whether the tap is off on every device.
@@ -115,10 +116,12 @@ __attribute__((noinline)) XLA_FFI_Error* Emit(XLA_FFI_CallFrame* frame, Emission
     if (!next.sent) return nullptr;
     StampShardRecord(next.number, &arrays, &record);
   } else if (control != nullptr) {
-    if (!control->Admit(emission.device, emission.time_ns)) return nullptr;
+    const Admission admission = control->Ask(emission.device, emission.time_ns);
+    if (admission == Admission::kTooSoon) Keep(*frame, emission, control, ring);
+    if (admission != Admission::kSend) return nullptr;
     if (const uint64_t elements = control->truncate()) return EmitHeads(frame, emission, *control, elements, ring);
   }
-  if (control != nullptr && !sharded) ring = Destination(ring, *control, emission);
+  if (control != nullptr && !sharded) ring = Destination(ring, *control, emission.payload_bytes);
   FutureFactory futures(frame, &record);
   if (ring->Emit(emission, &futures) == Verdict::kTooLarge) return TooLarge(frame->api);
   if (check && aborts) {

@@ -55,6 +55,11 @@ Verdict Ring::Append(const Emission& emission, std::unique_ptr<PendingCall> call
   return Enqueue(&lock, emission, nullptr, std::move(call));
 }
 
+Verdict Ring::AppendOwned(const Emission& emission, std::unique_ptr<Completion> owner) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  return Enqueue(&lock, emission, std::move(owner), nullptr);
+}
+
 bool Ring::KeepSampleLocked() {
   const uint64_t used = control_->head.load(std::memory_order_relaxed) - control_->released.load(std::memory_order_acquire);
   if (used <= capacity_ / 2 && outstanding_bytes_ <= config_.block_budget_bytes / 2) return true;

@@ -63,6 +63,8 @@ class Ring {
   // Appends the emission after those that wait, regardless of the policy. Never waits. `call` is entered into the
   // table of calls under the frame's sequence number. The emission must fit.
   Verdict Append(const Emission& emission, std::unique_ptr<PendingCall> call = nullptr);
+  // The same; `owner` is completed when what the emission points to is not needed any more.
+  Verdict AppendOwned(const Emission& emission, std::unique_ptr<Completion> owner);
   // The ring of the same device whose frames another process reads; null if there is none.
   Ring* shared_twin() const { return shared_twin_.load(std::memory_order_acquire); }
   // From now on another process reads `twin`, which must be in a file. Returns 0 or an errno.

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <new>
 
+#include "rules/latest.h"
+
 namespace hcb {
 
 namespace {
@@ -41,19 +43,67 @@ void Control::SetGate(int32_t device, bool closed) {
 }
 
 bool Control::Admit(int32_t device, int64_t now_ns) {
-  if (off()) {
-    CountSuppressed();
-    return false;
-  }
-  if (!decides_.load(std::memory_order_acquire)) return true;
-  DeviceState* state = StateOf(device);
-  if (state == nullptr) return true;  // no memory: too many messages are better than none
-  if (Decide(state, now_ns)) return true;
-  state->suppressed.fetch_add(1, std::memory_order_relaxed);
-  return false;
+  const Admission admission = Ask(device, now_ns);
+  if (admission == Admission::kTooSoon) CountLeftOut(device, 1);
+  return admission == Admission::kSend;
 }
 
-bool Control::Decide(DeviceState* state, int64_t now_ns) {
+Admission Control::Ask(int32_t device, int64_t now_ns) {
+  if (off()) {
+    CountSuppressed();
+    return Admission::kLeaveOut;
+  }
+  const bool decides = decides_.load(std::memory_order_acquire);
+  if (!decides && !keeps_.load(std::memory_order_acquire)) return Admission::kSend;
+  DeviceState* state = StateOf(device);
+  if (state == nullptr) return Admission::kSend;  // no memory: too many messages are better than none
+  const Admission admission = decides ? Decide(state, now_ns) : Admission::kSend;
+  uint64_t left_out = admission == Admission::kLeaveOut ? 1 : 0;
+  if (admission == Admission::kSend) {
+    if (LatestSlot* kept = state->slot.load(std::memory_order_acquire)) left_out = kept->Clear();
+  }
+  if (left_out != 0) state->suppressed.fetch_add(left_out, std::memory_order_relaxed);
+  return admission;
+}
+
+void Control::CountLeftOut(int32_t device, uint64_t messages) {
+  if (DeviceState* state = StateOf(device)) state->suppressed.fetch_add(messages, std::memory_order_relaxed);
+}
+
+LatestSlot* Control::slot(int32_t device) {
+  DeviceState* state = StateOf(device);
+  return state == nullptr ? nullptr : state->slot.load(std::memory_order_acquire);
+}
+
+void Control::SetSlot(int32_t device, LatestSlot* slot) {
+  DeviceState* state = StateOf(device);
+  if (state == nullptr) return;
+  state->slot.store(slot, std::memory_order_release);
+  keeps_.store(true, std::memory_order_release);
+}
+
+int64_t Control::Claim(int32_t device, int64_t now_ns) {
+  DeviceState* state = StateOf(device);
+  const int64_t interval = interval_ns_.load(std::memory_order_relaxed);
+  if (state == nullptr || interval == 0) return 0;
+  int64_t not_before = state->not_before.load(std::memory_order_relaxed);
+  if (now_ns < not_before && not_before - now_ns <= interval) return not_before;
+  if (state->not_before.compare_exchange_strong(not_before, now_ns + interval, std::memory_order_relaxed)) return 0;
+  return std::max(not_before, now_ns + 1);
+}
+
+void Control::Restart(int32_t device, int64_t now_ns) {
+  DeviceState* state = StateOf(device);
+  const int64_t interval = interval_ns_.load(std::memory_order_relaxed);
+  if (state != nullptr && interval != 0) state->not_before.store(now_ns + interval, std::memory_order_relaxed);
+}
+
+int64_t Control::NotBefore(int32_t device) {
+  DeviceState* state = StateOf(device);
+  return state == nullptr ? 0 : state->not_before.load(std::memory_order_relaxed);
+}
+
+Admission Control::Decide(DeviceState* state, int64_t now_ns) {
   const uint32_t epoch = epoch_.load(std::memory_order_relaxed);
   if (state->epoch.load(std::memory_order_relaxed) != epoch &&
       state->epoch.exchange(epoch, std::memory_order_relaxed) != epoch) {
@@ -61,14 +111,16 @@ bool Control::Decide(DeviceState* state, int64_t now_ns) {
     state->not_before.store(0, std::memory_order_relaxed);
   }
   const uint64_t every = every_.load(std::memory_order_relaxed);
-  if (every > 1 && state->seen.fetch_add(1, std::memory_order_relaxed) % every != 0) return false;
-  if (state->closed.load(std::memory_order_acquire) && !Probe(state, now_ns)) return false;
+  if (every > 1 && state->seen.fetch_add(1, std::memory_order_relaxed) % every != 0) return Admission::kLeaveOut;
+  if (state->closed.load(std::memory_order_acquire) && !Probe(state, now_ns)) return Admission::kLeaveOut;
   const int64_t interval = interval_ns_.load(std::memory_order_relaxed);
-  if (interval == 0) return true;
+  if (interval == 0) return Admission::kSend;
   int64_t not_before = state->not_before.load(std::memory_order_relaxed);
   // More than one interval ahead means that the clock was set back.
-  if (now_ns < not_before && not_before - now_ns <= interval) return false;
-  return state->not_before.compare_exchange_strong(not_before, now_ns + interval, std::memory_order_relaxed);
+  if (now_ns < not_before && not_before - now_ns <= interval) return Admission::kTooSoon;
+  return state->not_before.compare_exchange_strong(not_before, now_ns + interval, std::memory_order_relaxed)
+             ? Admission::kSend
+             : Admission::kTooSoon;
 }
 
 // Whether a message passes a closed gate, so that the predicate is asked again.

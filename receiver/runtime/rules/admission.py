@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 import threading
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import Enum
+from typing import Any
 
+import numpy as np
+
+from hostcallback.receiver.runtime.rules.latest import LATEST_BYTES, RETRY_SEC, Kept, Queue, timer
 from hostcallback.receiver.runtime.rules.rules import DEFAULT, Rule
 
 EVERY_DEVICE = -1
@@ -24,8 +31,18 @@ def probe_ns_of(rule: Rule) -> int:
     return 0 if rule.when is None else round(rule.when.probe_sec * 1e9)
 
 
+class Answer(Enum):
+    """What happens to a message."""
+
+    SEND = 1
+    LEAVE_OUT = 2
+    TOO_SOON = 3
+    """Only the rate leaves it out: the caller gives it to `Admission.keep`."""
+
+
 @dataclass(slots=True)
 class _DeviceState:
+    kept: Kept | None = None
     closed: bool = False
     seen: int = 0
     held: int = 0
@@ -51,6 +68,12 @@ class Admission:
                     state.seen = state.not_before = 0
             self.rule = rule
 
+    def after_fork_in_child(self) -> None:
+        """Renews the lock, which a thread of the parent may have held. What is kept is the parent's."""
+        self._lock = threading.Lock()
+        for state in self._states.values():
+            state.kept = None
+
     def set_gate(self, device: int, closed: bool) -> None:
         """Closes or opens the gate of a device, after the predicate's answer for its last value."""
         with self._lock:
@@ -59,31 +82,93 @@ class Admission:
 
     def admit(self, device: int, now_ns: int) -> bool:
         """Whether a device may send its next message. Counts suppressed messages."""
+        answer = self.ask(device, now_ns)
+        self.count(answer is Answer.TOO_SOON)
+        return answer is Answer.SEND
+
+    def ask(self, device: int, now_ns: int) -> Answer:
+        """As `admit`, for callers that keep messages that come too soon. A message that is sent replaces a kept one."""
         with self._lock:
-            admitted = self._decide(self._states.setdefault(device, _DeviceState()), now_ns)
-            self.suppressed += not admitted
-            return admitted
+            state = self._states.setdefault(device, _DeviceState())
+            answer = self._decide(state, now_ns)
+            self.suppressed += answer is Answer.LEAVE_OUT
+            if answer is Answer.SEND:
+                self.suppressed += state.kept is not None
+                state.kept = None
+            return answer
+
+    def keep(
+        self, device: int, queue: Queue, prefix: bytes, arrays: Sequence[np.ndarray[Any, Any]], now_ns: int
+    ) -> None:
+        """Keeps a message that came too soon in place of the one before; it is sent if no newer one is.
+
+        Args:
+            device: its device.
+            queue: where it is sent.
+            prefix: header and metadata of the message.
+            arrays: its arrays; they are copied.
+            now_ns: time of the message.
+        """
+        with self._lock:
+            state = self._states[device]
+            if sum(array.nbytes for array in arrays) > LATEST_BYTES:
+                self.suppressed += 1
+                return
+            self.suppressed += state.kept is not None
+            state.kept = Kept(queue, prefix, [array.copy() for array in arrays], now_ns)
+            delay_sec = max(0, state.not_before - now_ns) / 1e9
+        timer.at(delay_sec, self._send_due)
+
+    def send_kept(self) -> int:
+        """Sends the kept messages of all devices. Returns their number."""
+        with self._lock:
+            kept = [state for state in self._states.values() if state.kept is not None]
+            for state in kept:
+                self._send(state, time.time_ns())
+            return len(kept)
+
+    def _send_due(self) -> float | None:
+        # Sends what may be sent now. Returns the seconds until the next look.
+        now_ns = time.time_ns()
+        interval, delays = interval_ns_of(self.rule), []
+        with self._lock:
+            for state in self._states.values():
+                if state.kept is None:
+                    continue
+                if interval and 0 < state.not_before - now_ns <= interval:
+                    delays.append((state.not_before - now_ns) / 1e9)
+                elif state.kept.queue.has_room():
+                    self._send(state, now_ns)
+                else:
+                    delays.append(RETRY_SEC)
+        return min(delays, default=None)
+
+    def _send(self, state: _DeviceState, now_ns: int) -> None:
+        assert state.kept is not None
+        state.not_before = now_ns + interval_ns_of(self.rule)
+        state.kept.send()  # with the lock: a newer message is not sent before it
+        state.kept = None
 
     def count(self, messages: int) -> None:
         """Adds messages that the gate withheld after they were sent."""
         with self._lock:
             self.suppressed += messages
 
-    def _decide(self, state: _DeviceState, now_ns: int) -> bool:
+    def _decide(self, state: _DeviceState, now_ns: int) -> Answer:
         rule = self.rule
         if not rule.enabled:
-            return False
+            return Answer.LEAVE_OUT
         state.seen += 1
         if (state.seen - 1) % rule.every:
-            return False
+            return Answer.LEAVE_OUT
         if rule.when is not None and state.closed and not self._probe(state, now_ns):
-            return False
+            return Answer.LEAVE_OUT
         interval = interval_ns_of(rule)
         # If `not_before` is more than one interval ahead, the clock was set back, and the message passes.
         if interval and 0 < state.not_before - now_ns <= interval:
-            return False
+            return Answer.TOO_SOON
         state.not_before = now_ns + interval
-        return True
+        return Answer.SEND
 
     def _probe(self, state: _DeviceState, now_ns: int) -> bool:
         assert self.rule.when is not None

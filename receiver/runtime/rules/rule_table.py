@@ -54,6 +54,8 @@ class RuleTable:
     def after_fork_in_child(self) -> None:
         """Renews the lock, which a thread of the parent may have held."""
         self._lock = threading.RLock()
+        for admission in self._admissions.values():
+            admission.after_fork_in_child()
 
     @property
     def rules(self) -> Rules:
@@ -172,6 +174,15 @@ class RuleTable:
         admission = self._admissions.get(consumer.consumer_id)
         return None if admission is None or admission.rule == DEFAULT else admission
 
+    def send_latest(self) -> bool:
+        """Sends the latest messages that rates left out. Returns whether there were any. Does not wait."""
+        native = self._library is not None and self._library.hcb_latest_send()
+        return bool(sum([admission.send_kept() for admission in list(self._admissions.values())]) or native)
+
+    def latest_waits(self) -> bool:
+        """Whether such messages wait for room in a ring; then they are not among its emitted messages yet."""
+        return self._library is not None and bool(self._library.hcb_latest_waiting())
+
     def suppressed(self, consumer: Consumer) -> int:
         """Returns how many messages of a tap its rules suppressed before sending or withheld after it."""
         admission = self._admissions.get(consumer.consumer_id)
@@ -207,7 +218,9 @@ class RuleTable:
         if admission is None and rule != DEFAULT:
             admission = self._admissions[consumer_id] = Admission()
         if admission is not None:
-            admission.set(rule)
+            if rule != admission.rule:
+                admission.set(rule)
+                admission.send_kept()
             install_gate(
                 consumer, rule, functools.partial(self._set_gate, consumer_id, admission), admission.count
             )

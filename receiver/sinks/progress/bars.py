@@ -66,6 +66,7 @@ class Bars:
         self._open: dict[Place, _Bar] = {}
         self._senders: dict[str, str] = {}  # of bars that devices share
         self._refused: set[str] = set()
+        self._ended: dict[Place, tuple[int, int]] = {}  # launch and last step of bars that ended
 
     def take(self, place: Place, look: Look, run_id: int, step: Step, sender: str) -> None:
         """Takes one message of a bar: opens, moves or closes it.
@@ -80,6 +81,9 @@ class Bars:
         with self._lock:
             if not place.device and self._senders.setdefault(place.key, sender) != sender:
                 return
+            # A message that the rate of `hcb.progress` kept may come after the one of the same step that ended the bar.
+            if self._ended.get(place) == (run_id, step.step) and step.phase is Phase.UPDATE:
+                return
             bar = self._open.get(place)
             if bar is None and place.lane:
                 self._open_lanes(place)
@@ -91,6 +95,9 @@ class Bars:
                 return
             bar.display.show(step.step, step.total, postfix_text(step.postfix))
             if step.phase is Phase.END:
+                if len(self._ended) >= MOST_BARS:
+                    self._ended.clear()
+                self._ended[place] = run_id, step.step
                 self._end(bar)
 
     def close_all(self) -> None:

@@ -76,15 +76,20 @@ def switched_off_here(rounds: int) -> list[Row]:
     assert count.count == STEPS
     tap.every(1 << 40)
     ruled, ruled_peer = measure_together(lambda: _added_ns([ours, empty], bare, Gate()), rounds)
+    tap.every(1)
+    tap.rate(1e-6)
+    rated, rated_peer = measure_together(lambda: _added_ns([ours, empty], bare, Gate()), rounds)
     tap.reset()
     hcb.barrier_wait()
-    assert count.count == STEPS + 1
+    assert STEPS + 3 <= count.count < 2 * STEPS  # of the rate: the first, and the last before each barrier
     name = "a tap switched off at run time: what it adds to a step of a scan"
     ruled_name = "a tap that sends each n-th message only, for those that it does not send: the same"
+    rated_name = "a tap with a rate, for the messages that it leaves out: the same"
     empty_name = "an empty FFI call, same operands"
     return [
         mine.versus(peer, name, "ns", empty_name, 1.2),
         ruled.versus(ruled_peer, ruled_name, "ns", empty_name, None),
+        rated.versus(rated_peer, rated_name, "ns", empty_name, None),
     ]
 
 
