@@ -328,7 +328,6 @@ class OutfeedReceiver:
         recorder = self._scope.recorder
         if recorder is None:
             return
-        end_flushing(recorder)
         if problem is not None:
             for receiver in runtime.receivers():
                 if (
@@ -341,6 +340,7 @@ class OutfeedReceiver:
             recorder.flush()
         else:
             recorder.close()
+        end_flushing(recorder)  # not before: SIGTERM may come while it is being closed
         lost = sum(row.unrecorded for row in self.stats)
         if lost:
             warnings.warn(

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from time import perf_counter
 
-from hostcallback.receiver.errors import TapTimeoutError
-from hostcallback.receiver.log import logger
 from hostcallback.receiver.runtime import sigterm
 from hostcallback.receiver.runtime.runtime import runtime
 
@@ -22,7 +20,4 @@ def end_flushing(flushed: sigterm.Drains) -> None:
 
 
 def _deliver(timeout_sec: float) -> None:
-    try:
-        runtime.wait_delivered(deadline=perf_counter() + timeout_sec)
-    except TapTimeoutError as error:
-        logger.error("at SIGTERM: %s", error)
+    runtime.wait_delivered(deadline=perf_counter() + timeout_sec)

@@ -6,6 +6,7 @@ handler chains to the previous one, and reinstalls itself if another library rep
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
@@ -15,6 +16,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from hostcallback.receiver import fork
+from hostcallback.receiver.errors import TapTimeoutError
 from hostcallback.receiver.log import logger
 from hostcallback.receiver.native import bindings as native_library
 
@@ -24,9 +26,16 @@ LOOK_SEC = 0.5
 GRACE_SEC = 5.0
 """Seconds that the collector has to acknowledge the messages."""
 
+ON_THE_WAY_SEC = 0.05
+"""Seconds after which a message that a device had begun to emit before the signal is in its queue. Its thread may have
+lost its core between reading the clock and taking a place in the queue."""
+
+LAST_SEC = 0.2
+"""Seconds that receivers have to read such messages."""
+
 
 class Drains(Protocol):
-    """A forwarder that is flushed at SIGTERM."""
+    """A recorder, forwarder or reader process that is flushed at SIGTERM."""
 
     def drain(self, timeout_sec: float) -> bool:
         """Writes queued messages and waits until the collector has stored them; False if the time is over first."""
@@ -36,7 +45,7 @@ class SigtermFlusher:
     """The thread that flushes forwarders at SIGTERM. Once started, it runs as long as the process.
 
     Attributes:
-        deliver: waits at most the given seconds until receivers have read all emitted messages.
+        deliver: waits at most the given seconds until receivers have delivered all emitted messages.
     """
 
     def __init__(self) -> None:
@@ -92,15 +101,34 @@ class SigtermFlusher:
             ends = library.hcb_watch_termination(write)
 
     def _flush(self) -> None:
-        with self._lock:
-            flushed = list(self._flushed)
+        if not self._items():
+            return
         try:
-            if flushed:
-                self.deliver(GRACE_SEC)
-            for item in flushed:
-                item.drain(GRACE_SEC)
-        except Exception:  # the signal must still have its effect
-            logger.exception("not all messages could be forwarded at SIGTERM")
+            self.deliver(GRACE_SEC)
+        except TapTimeoutError as error:
+            logger.error("at SIGTERM: %s", error)
+        except Exception:  # what has been read is written all the same
+            logger.exception("at SIGTERM the emitted messages could not be waited for")
+        self._drain(GRACE_SEC)
+        # The program runs meanwhile. What it has emitted since, and what it was emitting when the signal came, is
+        # written too, so that the log and the spool end at the same message.
+        threading.Event().wait(ON_THE_WAY_SEC)
+        with contextlib.suppress(Exception):  # reported above
+            self.deliver(LAST_SEC)
+        self._drain(0.0)
+
+    def _items(self) -> list[Drains]:
+        with self._lock:
+            return list(self._flushed)
+
+    def _drain(self, timeout_sec: float) -> None:
+        for item in self._items():
+            try:
+                item.drain(timeout_sec)
+            except (
+                Exception
+            ):  # the others are flushed all the same, and the signal must still have its effect
+                logger.exception("not all messages could be written or forwarded at SIGTERM")
 
 
 watch = SigtermFlusher()

@@ -82,7 +82,9 @@ class Soak:
         if status != -with_signal:
             faults.append(f"it ended with {status}, and was sent {with_signal.name}")
         self.totals.faults += [f"{folder.name} (tap of {order.slow_sec} s): {fault}" for fault in faults]
-        if not faults:
+        if faults:
+            self.totals.faults.append(f"{folder.name} said: {(folder / 'out').read_text()[-400:]}")
+        else:
             shutil.rmtree(folder)
         if not self._number % 20:
             self._collector.look()

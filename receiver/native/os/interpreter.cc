@@ -56,4 +56,15 @@ int64_t ThreadStates(uint64_t* ids, uint64_t capacity, uint64_t* made) {
   return count;
 }
 
+bool IsFinalizing() {
+  using Function = int (*)(void);
+  static const Function found = [] {
+    Function function = nullptr;
+    Find("Py_IsFinalizing", &function);
+    if (function == nullptr) Find("_Py_IsFinalizing", &function);  // before Python 3.13
+    return function;
+  }();
+  return found != nullptr && found() != 0;
+}
+
 }  // namespace hcb

@@ -10,6 +10,10 @@ namespace hcb {
 // See hcb_thread_states.
 int64_t ThreadStates(uint64_t* ids, uint64_t capacity, uint64_t* made);
 
+// Whether the interpreter ends, so that its other threads run no Python any more. Signal handlers may call it after the
+// first call.
+bool IsFinalizing();
+
 }  // namespace hcb
 
 #endif  // HOSTCALLBACK_INTERPRETER_H_

@@ -6,6 +6,8 @@
 #include <atomic>
 #include <cerrno>
 
+#include "os/interpreter.h"
+
 namespace hcb {
 namespace {
 
@@ -25,8 +27,9 @@ void OnSignal(int number, siginfo_t* info, void* context) {
   const int saved_errno = errno;
   Watch& watch = number == SIGINT ? interrupt : termination;
   const struct sigaction next = watch.previous[watch.current.load()];
-  if (getpid() != watch.owner.load()) {
-    // A forked child inherits the handler but not the thread: act as if this handler did not exist.
+  if (getpid() != watch.owner.load() || (number == SIGTERM && IsFinalizing())) {
+    // A forked child inherits the handler but not the thread, and while Python ends the thread does not run any more:
+    // act as if this handler did not exist.
     sigaction(number, &next, nullptr);
     raise(number);
     errno = saved_errno;
@@ -81,6 +84,7 @@ void Restore(int number, const Watch& watch) {
 }  // namespace
 
 bool WatchTermination(int32_t fd) {
+  IsFinalizing();  // looks the function up
   termination.pipe_fd.store(fd);
   termination.owner.store(getpid());
   struct sigaction found;
