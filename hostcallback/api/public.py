@@ -28,15 +28,17 @@ def public(function: F) -> F:
             traceback = error.__traceback__
             if traceback is None or traceback.tb_next is not None:  # the function has begun
                 raise
-            raise TypeError(f"hcb.{error}{_cure(function, error, args)}, at {user_source_line()}") from None
+            # Python 3.13 and later append a suggestion to it.
+            text = str(error).partition(". Did you mean ")[0]
+            raise TypeError(f"hcb.{text}{_cure(function, text, args)}, at {user_source_line()}") from None
 
     return compat.hide_frames(cast(F, call))
 
 
-def _cure(function: Callable[..., Any], error: TypeError, args: tuple[Any, ...]) -> str:
+def _cure(function: Callable[..., Any], error: str, args: tuple[Any, ...]) -> str:
     parameters = inspect.signature(function).parameters.values()
     options = [p.name for p in parameters if p.kind is not inspect.Parameter.VAR_KEYWORD]
-    unexpected = _UNEXPECTED.search(str(error))
+    unexpected = _UNEXPECTED.search(error)
     if unexpected:
         return f": {suggestion(unexpected[1], options)}"
     if args and all(p.kind is inspect.Parameter.KEYWORD_ONLY for p in parameters):

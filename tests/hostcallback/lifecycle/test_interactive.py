@@ -49,7 +49,7 @@ def test_the_next_prompt_of_python_shows_a_failure_once(tmp_path: Path) -> None:
     leader, follower = pty.openpty()
     with subprocess.Popen(
         [sys.executable, "-i", str(script)], stdin=follower, stdout=follower, stderr=follower,
-        env={**os.environ, "PYTHON_BASIC_REPL": "1"}, close_fds=True,
+        env={**os.environ, "PYTHON_BASIC_REPL": "1", "PYTHON_COLORS": "0"}, close_fds=True,
     ) as process:  # fmt: skip
         os.close(follower)
         text = read_until(leader, ">>> ")
