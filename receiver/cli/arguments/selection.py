@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import datetime
 
 from hostcallback.receiver.taplog.reading.reader import LogReader
+from hostcallback.receiver.taplog.reading.run_choice import LoggedRun
 from hostcallback.receiver.taplog.reading.selection import Selection
 from hostcallback.receiver.terminal import printable
 
@@ -28,18 +29,23 @@ def add_run(parser: argparse.ArgumentParser) -> None:
 def open_log(paths: Sequence[str], run: str | None) -> LogReader:
     """Opens logs, and names on standard error the runs in the folders that are not read."""
     reader = LogReader(paths, run=run)
-    read = {writer.run for writer in reader.writers}
-    others = [known for known in reader.runs if known.name not in read]
-    if others and run is None:
+    if run is None:
+        name_other_runs(reader.runs, {writer.run for writer in reader.writers})
+    return reader
+
+
+def name_other_runs(runs: Sequence[LoggedRun], read: Collection[str]) -> None:
+    """Names on standard error the runs that are not read; `runs` has the last one last."""
+    others = [known for known in runs if known.name not in read]
+    if others:
         shown = ", ".join(printable(known.title) for known in reversed(others[-5:]))
         more = f" and {len(others) - 5} more" if len(others) > 5 else ""
-        (last, *_) = [known for known in reversed(reader.runs) if known.name in read]
+        (last, *_) = [known for known in reversed(runs) if known.name in read]
         print(
-            f"hcb: of {len(reader.runs)} runs, this is the last, {printable(last.title)}; --run NAME shows another, "
+            f"hcb: of {len(runs)} runs, this is the last, {printable(last.title)}; --run NAME shows another, "
             f"--run all all of them: {shown}{more}",
             file=sys.stderr,
         )
-    return reader
 
 
 def add_selection(parser: argparse.ArgumentParser) -> None:

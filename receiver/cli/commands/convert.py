@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import json
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from typing import Protocol
 from hostcallback.receiver.cli import CommandError
 from hostcallback.receiver.cli.arguments.selection import add_log, add_selection, open_log, selection
 from hostcallback.receiver.cli.output.messages import make_safe, report_damage
+from hostcallback.receiver.cli.output.unmatched import report_unmatched
 from hostcallback.receiver.taplog.convert.jax_profile import JaxProfile, read_profile
 from hostcallback.receiver.taplog.convert.jsonl import JsonlConversion
 from hostcallback.receiver.taplog.convert.npz import NpzConversion
@@ -69,6 +71,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add("--force", action="store_true", help="replace OUT if it exists")
     beside = "for trace: include the profile that jax.profiler.trace wrote to this folder, and the messages of its time"
     add("--beside", type=Path, metavar="PROFILE", help=beside)
+    add("--json", action="store_true", help="then print what was written, as a JSON object; not with -o -")
     add_selection(parser)
 
 
@@ -76,6 +79,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Runs the command."""
     if arguments.beside is not None and arguments.to != "trace":
         raise CommandError(f"--beside is for --to trace, got --to {arguments.to}")
+    if arguments.output == STDOUT and arguments.json:
+        raise CommandError("--json reports on the standard output, which -o - fills: give a name to -o")
     if arguments.output == STDOUT:
         if arguments.to not in TEXTS:
             raise CommandError(f"{arguments.to} cannot be written to the standard output: give a name to -o")
@@ -101,10 +106,13 @@ def run(arguments: argparse.Namespace) -> int:
         conversion.finish()
         if profile is not None and not messages:
             raise CommandError(f"no message of the log is from the time of the profile {arguments.beside}")
-    if isinstance(conversion, TensorBoardConversion):
-        for reason, count in conversion.left_out.items():
-            print(f"hcb: left out: {count:,} of {printable(reason)}", file=sys.stderr)
-    return report_damage(damaged)
+    left_out = conversion.left_out if isinstance(conversion, TensorBoardConversion) else {}
+    for reason, count in left_out.items():
+        print(f"hcb: left out: {count:,} of {printable(reason)}", file=sys.stderr)
+    if arguments.json:
+        report = {"output": arguments.output, "format": arguments.to, "messages": messages}
+        print(json.dumps(report | {"left_out": dict(left_out)}), flush=True)
+    return report_damage(damaged) or (0 if messages else report_unmatched(reader, wanted))
 
 
 def _within(wanted: Selection, profile: JaxProfile) -> Selection:

@@ -8,7 +8,7 @@ from typing import Any
 
 from hostcallback.receiver.cli.arguments.collector import add_reaching
 from hostcallback.receiver.cli.arguments.numbers import number
-from hostcallback.receiver.cli.output.tables import seconds_text, text_table
+from hostcallback.receiver.cli.output.tables import print_json_lines, seconds_text, text_table
 from hostcallback.receiver.cli.via_collector.ctl import control
 from hostcallback.receiver.control.client import ControlClient, processes
 from hostcallback.receiver.runtime.rules.rules import checked
@@ -57,6 +57,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--reset", action="store_true", help="remove all rules first, then set those given here"
     )
+    parser.add_argument("--json", action="store_true", help="one JSON object per process or tap")
     switch = parser.add_mutually_exclusive_group()
     switch.add_argument("--disable", dest="enabled", action="store_false", default=None, help="send nothing")
     switch.add_argument("--enable", dest="enabled", action="store_true", default=None, help="send again")
@@ -102,22 +103,28 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.via is not None:
         return control(arguments, pattern, settings, reset=arguments.reset)
     if arguments.pid is None:
-        _list_processes()
+        _list_processes(as_json=arguments.json)
         return 0
     if not arguments.pid.isdecimal():
         arguments.parser.error(f"argument PID: {arguments.pid!r} is not a process id; `hcb ctl` lists them")
     with ControlClient(int(arguments.pid)) as client:
         if arguments.pattern is None:
-            _list_taps(client.ask("taps"))
+            _list_taps(client.ask("taps"), as_json=arguments.json)
             return 0
         answer = client.ask("rules", pattern=arguments.pattern, settings=settings, reset=arguments.reset)
+    if arguments.json:
+        print_json_lines({"name": name, "rules": answer["rules"][name]} for name in answer["names"])
+        return 0
     rows = [(name, answer["rules"][name] or "-") for name in answer["names"]]
     print("\n".join(text_table(("tap", "rules"), rows, left=(0, 1))))
     return 0
 
 
-def _list_processes() -> None:
+def _list_processes(*, as_json: bool) -> None:
     found = processes()
+    if as_json:
+        print_json_lines({key: p[key] for key in ("pid", "started", "command")} for p in found)
+        return
     if not found:
         print("no process can be controlled here: none runs taps, or they belong to other users")
         return
@@ -125,7 +132,10 @@ def _list_processes() -> None:
     print("\n".join(text_table(("pid", "up", "command"), rows, left=(2,))))
 
 
-def _list_taps(taps: list[dict[str, Any]]) -> None:
+def _list_taps(taps: list[dict[str, Any]], *, as_json: bool) -> None:
+    if as_json:
+        print_json_lines(taps)
+        return
     if not taps:
         print("no tap has been traced in this process yet")
         return

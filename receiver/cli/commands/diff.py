@@ -13,6 +13,7 @@ from hostcallback.receiver.cli import CommandError
 from hostcallback.receiver.cli.arguments.numbers import number
 from hostcallback.receiver.cli.arguments.selection import steps
 from hostcallback.receiver.cli.output.messages import make_safe, report_damage
+from hostcallback.receiver.cli.output.unmatched import report_unmatched_names
 from hostcallback.receiver.taplog.diff.arrays import Tolerance
 from hostcallback.receiver.taplog.diff.comparison import Comparison, Difference, Outcome
 from hostcallback.receiver.taplog.diff.device_log import ComparedLog
@@ -91,6 +92,8 @@ def run(arguments: argparse.Namespace) -> int:
             "hcb: no messages to compare: no message of these names, devices and steps is in both logs",
             file=sys.stderr,
         )
+        devices = {device.device for device in a.devices | b.devices}
+        report_unmatched_names(wanted, a.tap_names | b.tap_names, devices)
         trouble = 1
     return DIFFERENT if found else FAILED if trouble else SAME
 

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import tempfile
 from collections import deque
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from hostcallback.receiver.cli import CommandError
 from hostcallback.receiver.cli.arguments.numbers import count
-from hostcallback.receiver.cli.arguments.selection import add_selection, selection
+from hostcallback.receiver.cli.arguments.selection import add_run, add_selection, name_other_runs, selection
 from hostcallback.receiver.cli.output.messages import Show, report_damage
+from hostcallback.receiver.cli.output.unmatched import report_unmatched_names
 from hostcallback.receiver.taplog.flight.recovery import Flight, find_flights, write_log
 from hostcallback.receiver.taplog.flight.ring_file import RingContents
 from hostcallback.receiver.taplog.format.errors import Damage
 from hostcallback.receiver.taplog.reading.logged_message import LoggedMessage
 from hostcallback.receiver.taplog.reading.reader import LogReader
-from hostcallback.receiver.taplog.reading.run_choice import matches
+from hostcallback.receiver.taplog.reading.run_choice import RunCatalog
 from hostcallback.receiver.taplog.reading.selection import Selection
 from hostcallback.receiver.terminal import printable
 
@@ -37,12 +40,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--to", type=Path, metavar="LOG", help="write a tap log there instead of showing messages"
     )
-    parser.add_argument(
-        "--run",
-        dest="of_run",
-        metavar="RUN",
-        help="only processes of this run, or of a pattern (default all)",
-    )
+    add_run(parser)
     parser.add_argument("--json", action="store_true", help="one JSON object per line, as `hcb cat --json`")
     parser.add_argument("--full", action="store_true", help="do not shorten values")
     add_selection(parser)
@@ -50,30 +48,53 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Runs the command."""
-    flights = find_flights(arguments.directory)
-    if arguments.of_run is not None:
-        there = sorted({flight.run for flight in flights if flight.run})
-        flights = [flight for flight in flights if matches(flight.run, arguments.of_run)]
-        if not flights:
-            raise CommandError(
-                f"--run {arguments.of_run}: no process of that run left files; there are {', '.join(there) or 'none'}"
-            )
-    damaged: list[Damage] = []
+    flights = _chosen(find_flights(arguments.directory), arguments.of_run)
+    wanted, found = selection(arguments), _Found()
     for flight in flights:
         if not arguments.json:
             _introduce(flight)
         if arguments.to is not None:
             path = write_log(flight, arguments.to, delivered=not arguments.undelivered)
-            print(f"  written to {path}")
+            print(json.dumps(_as_dict(flight, path)) if arguments.json else f"  written to {path}")
             continue
         with tempfile.TemporaryDirectory(prefix="hcb-recover-") as folder:
             write_log(flight, Path(folder), delivered=not arguments.undelivered)
-            damaged += _show(flight, Path(folder), arguments, selection(arguments))
+            _show(flight, Path(folder), arguments, wanted, found)
     sys.stdout.flush()
     problems = [problem for flight in flights for problem in flight.problems]
     for problem in problems:
         print(f"hcb: {printable(problem)}", file=sys.stderr)
-    return report_damage(damaged) or bool(problems)
+    status = report_damage(found.damaged) or bool(problems)
+    nothing = arguments.to is None and not found.messages
+    return status or (report_unmatched_names(wanted, found.taps, found.devices) if nothing else 0)
+
+
+@dataclass
+class _Found:
+    # What was in the files of all processes.
+    messages: int = 0
+    damaged: list[Damage] = field(default_factory=list)
+    taps: set[str] = field(default_factory=set)
+    devices: set[str] = field(default_factory=set)
+
+
+def _chosen(flights: list[Flight], wanted: str | None) -> list[Flight]:
+    # Without a wish the last run of which a process has ended: a job that restarts runs again already.
+    catalog = RunCatalog()
+    for flight in flights:
+        catalog.add(flight.run, str(flight.folder), flight.process.get("started_ns"))
+    if wanted is not None:
+        names = catalog.chosen(wanted)
+    else:
+        ended = {flight.run for flight in flights if not flight.is_running}
+        names = {catalog.newest(ended or {flight.run for flight in flights})}
+        name_other_runs(catalog.runs, names)
+    return [flight for flight in flights if flight.run in names]
+
+
+def _as_dict(flight: Flight, path: Path) -> dict[str, Any]:
+    process = {key: flight.process.get(key) for key in ("host", "pid", "started_ns")}
+    return {"written": str(path), "run": flight.run, **process, "rings": [ring.name for ring in flight.rings]}
 
 
 def _introduce(flight: Flight) -> None:
@@ -96,24 +117,26 @@ def _describe(ring: RingContents) -> str:
     return "; ".join(parts)
 
 
-def _show(flight: Flight, log: Path, arguments: argparse.Namespace, wanted: Selection) -> list[Damage]:
+def _show(flight: Flight, log: Path, arguments: argparse.Namespace, wanted: Selection, found: _Found) -> None:
     delivered = {
         (ring.name, message.header.seq)
         for ring in flight.rings
         for message in ring.frames
         if message.delivered
     }
-    damaged: list[Damage] = []
     last: deque[LoggedMessage] = deque(maxlen=arguments.last)
     show = Show(as_json=arguments.json, full=arguments.full)
-    for record in LogReader([log]).records(wanted):
+    reader = LogReader([log])
+    found.taps |= reader.tap_names()
+    found.devices |= {ring.name for ring in flight.rings}
+    for record in reader.records(wanted):
         if isinstance(record, Damage):
-            damaged.append(record)
+            found.damaged.append(record)
         elif isinstance(record, LoggedMessage):
             last.append(record)
+            found.messages += 1
         else:
             show.lost(record, several=False)
     for logged in last:
         had = (logged.message.device, logged.message.seq) in delivered
         show.message(logged, several=False, delivered=had)
-    return damaged

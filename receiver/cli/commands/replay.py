@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib
+import json
 import math
 import runpy
 import sys
@@ -52,6 +53,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--realtime", action="store_const", const=1.0, dest="speed", help="at the original speed"
     )
     pace.add_argument("--speed", type=SPEED, metavar="X", help="at X times the original speed")
+    parser.add_argument(
+        "--json",
+        action="store_true",
+        help="the summary as a JSON object on standard output; what taps print goes to standard error",
+    )
     add_shards(parser)
     add_selection(parser)
 
@@ -62,6 +68,8 @@ def run(arguments: argparse.Namespace) -> int:
     reader = open_log(arguments.log, arguments.of_run)
     make_safe()
     with contextlib.ExitStack() as stack:
+        if arguments.json:
+            stack.enter_context(contextlib.redirect_stdout(sys.stderr))
         sinks: list[Sink] = []
         written: _Counting | None = None
         if arguments.metrics is not None:
@@ -77,7 +85,7 @@ def run(arguments: argparse.Namespace) -> int:
         if not damaged or not any(text in str(error) for text in damaged):
             print(f"hcb: {printable_lines(_described(error), INDENT)}", file=sys.stderr)
             status = 1
-    _sum_up(replayed, written)
+    _sum_up(replayed, written, as_json=arguments.json)
     nothing = not replayed.messages and not replayed.skipped
     return status or (report_unmatched(reader, selection(arguments)) if nothing else 0)
 
@@ -107,7 +115,15 @@ class _Counting:
         return any(name == tap or name.startswith(tap + "/") for name in self.names)
 
 
-def _sum_up(replayed: Replayed, written: _Counting | None) -> None:
+def _sum_up(replayed: Replayed, written: _Counting | None, *, as_json: bool) -> None:
+    if as_json:
+        scalars = None if written is None else {"file": str(written.file), "scalars": written.scalars}
+        counts = {
+            "messages": replayed.messages, "skipped": replayed.skipped, "incomplete": replayed.incomplete,
+            "failed_checks": len(replayed.failed_checks), "metrics": scalars,
+        }  # fmt: skip
+        print(json.dumps(counts), flush=True)
+        return
     text = f"replayed {replayed.messages:,} message(s)"
     skipped = replayed.skipped
     if written is not None:

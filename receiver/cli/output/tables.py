@@ -1,8 +1,10 @@
-"""Plain tables for terminals and pipes."""
+"""Plain tables for terminals and pipes, and their rows as JSON."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 from hostcallback.receiver.terminal import printable
 
@@ -26,6 +28,12 @@ def text_table(head: Sequence[str], rows: Sequence[Sequence[str]], left: Sequenc
         return "  ".join(aligned).rstrip()
 
     return [line(head), *map(line, rows)]
+
+
+def print_json_lines(values: Iterable[Any]) -> None:
+    """Prints a JSON value per line. All characters but ASCII are escaped: the text is safe for a terminal."""
+    for value in values:
+        print(json.dumps(value, allow_nan=False))
 
 
 def bytes_text(count: float) -> str:

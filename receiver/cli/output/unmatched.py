@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from fnmatch import fnmatchcase
 
 from hostcallback.receiver.tap_name import matches
@@ -14,13 +14,16 @@ from hostcallback.receiver.terminal import printable
 
 
 def report_unmatched(reader: LogReader, wanted: Selection) -> int:
-    """Reports on standard error which patterns match no tap or device; returns the exit status."""
-    status = 0
-    if wanted.names:
-        status = _report("tap", wanted.names, sorted(reader.tap_names()))
-    if wanted.devices:
-        status = _report("device", wanted.devices, sorted({name for _, name in reader.devices()})) or status
-    return status
+    """Reports on standard error which patterns match no tap or device of a log; returns the exit status."""
+    taps = reader.tap_names() if wanted.names else set()
+    devices = {name for _, name in reader.devices()} if wanted.devices else set()
+    return report_unmatched_names(wanted, taps, devices)
+
+
+def report_unmatched_names(wanted: Selection, taps: Collection[str], devices: Collection[str]) -> int:
+    """As `report_unmatched`, for what is called as these taps and devices."""
+    status = _report("tap", wanted.names, sorted(taps))
+    return _report("device", wanted.devices, sorted(devices)) or status
 
 
 def _report(kind: str, patterns: Sequence[str], names: Sequence[str]) -> int:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from hostcallback.receiver.cli.arguments.collector import reaching
 from hostcallback.receiver.cli.output.messages import make_safe
-from hostcallback.receiver.cli.output.tables import seconds_text, text_table
+from hostcallback.receiver.cli.output.tables import print_json_lines, seconds_text, text_table
 from hostcallback.receiver.runtime.rules.names import matching
 from hostcallback.receiver.runtime.rules.rules import settings_text
 from hostcallback.receiver.terminal import printable
@@ -40,13 +40,14 @@ def control(
     seconds = arguments.timeout
     with CollectorControl(reaching(arguments.via, arguments), arguments.of_run) as collector:
         if pattern is None:
-            _show_processes(answers := collector.ask("process", seconds=seconds))
+            answers = collector.ask("process", seconds=seconds)
+            (_print_processes if arguments.json else _show_processes)(answers)
         elif settings or reset:
             answers = collector.ask("rules", seconds=seconds, pattern=pattern, settings=settings, reset=reset)
-            return _show_rules(answers, seconds)
+            return _show_rules(answers, seconds, as_json=arguments.json)
         else:
             answers = collector.ask("taps", seconds=seconds, pattern=pattern)
-            if not _show_taps(answers, pattern):
+            if not _show_taps(answers, pattern, as_json=arguments.json):
                 return _report(answers.told, seconds) or 1
     return _report(answers.told, seconds)
 
@@ -66,6 +67,19 @@ def _show_processes(answers: Answers) -> None:
         print("\n".join(text_table(("run", "tap", "rules"), kept, left=(0, 1, 2))))
 
 
+def _print_processes(answers: Answers) -> None:
+    fields = ("host", "pid", "started", "command")
+    print_json_lines(
+        _place(told.process) | {field: getattr(told.process, field) for field in fields}
+        for told in answers.told
+    )
+    print_json_lines({"remembered": statement._asdict()} for statement in answers.kept)
+
+
+def _place(process: Controlled) -> dict[str, Any]:
+    return {"run": process.key.run, "process": process.key.process}
+
+
 def _process_row(told: ProcessAnswer) -> tuple[str, ...]:
     process = told.process
     up = seconds_text(max(0.0, time.time() - process.started))
@@ -73,7 +87,7 @@ def _process_row(told: ProcessAnswer) -> tuple[str, ...]:
     return key.run, f"p{key.process}", process.host, str(process.pid), up, process.command[:100]
 
 
-def _show_taps(answers: Answers, pattern: str) -> bool:
+def _show_taps(answers: Answers, pattern: str, *, as_json: bool) -> bool:
     # Groups by name and line: the processes that have the tap, and its rules there.
     rules: dict[tuple[str, str, str], Counter[str]] = defaultdict(Counter)
     suppressed: Counter[tuple[str, str, str]] = Counter()
@@ -103,6 +117,15 @@ def _show_taps(answers: Answers, pattern: str) -> bool:
     if not rules:
         print(f"hcb: no tap is called {pattern!r} in {len(answers.told)} process(es)", file=sys.stderr)
         return False
+    if as_json:
+        print_json_lines(
+            {
+                "name": name, "kind": kind, "source_line": line, "rules": rules[name, line, kind],
+                "suppressed": suppressed[name, line, kind], "processes": [*map(_place, where[name, line, kind])],
+            }
+            for name, line, kind in sorted(rules)
+        )  # fmt: skip
+        return True
     rows = [
         (name, kind, _places(where[name, line, kind]), mixed(rules[name, line, kind].elements()),
          f"{suppressed[name, line, kind]:,}", line)
@@ -113,7 +136,7 @@ def _show_taps(answers: Answers, pattern: str) -> bool:
     return True
 
 
-def _show_rules(answers: Answers, seconds: float) -> int:
+def _show_rules(answers: Answers, seconds: float, *, as_json: bool) -> int:
     rules: dict[str, Counter[str]] = defaultdict(Counter)
     where: dict[str, list[Controlled]] = defaultdict(list)
     without, failed = [], []
@@ -127,10 +150,17 @@ def _show_rules(answers: Answers, seconds: float) -> int:
             without.append(told)
         else:
             failed.append(told)
-    if rules:
+    if as_json:
+        print_json_lines(
+            {"name": name, "rules": rules[name], "processes": [*map(_place, where[name])]}
+            for name in sorted(rules)
+        )
+    elif rules:
         rows = [(name, _places(where[name]), mixed(rules[name].elements())) for name in sorted(rules)]
         print("\n".join(text_table(("tap", "processes", "rules"), rows, left=(0, 1, 2))))
-    if not answers.told:
+    if as_json:
+        pass
+    elif not answers.told:
         print("no process is connected; the rules are remembered for those that start later")
     elif without and rules:
         print(f"no such tap so far: {_places([told.process for told in without])}")

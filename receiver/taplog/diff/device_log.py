@@ -75,6 +75,11 @@ class ComparedLog:
         for writer, segment in self._reader.segments():
             self._scan(writer, segment)
 
+    @property
+    def tap_names(self) -> set[str]:
+        """Names of the taps whose messages are in the log."""
+        return {name for name, _, _ in self._keys}
+
     def lacks(self, key: TapKey) -> bool:
         """Whether the log certainly has no message of a tap."""
         return self._all_described and not self._lost and key not in self._keys
