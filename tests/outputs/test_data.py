@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.export
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -98,6 +99,82 @@ def test_recorded_logs_are_read_without_jax(tmp_path: Path) -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
     )
     assert found.stdout.splitlines() == [f"['state', 'train'] {LOSS}", "[]"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads the memory of a process from /proc")
+def test_a_log_larger_than_the_memory_of_its_reader_is_read_in_parts(tmp_path: Path) -> None:
+    steps, length = 640, 64 << 10
+
+    def body(carry: Any, i: Any) -> Any:
+        hcb.id_tap(nothing, {"x": carry, "step": i, "mean": carry[0]}, name="large")
+        return carry + 1, None
+
+    with hcb.outfeed_receiver(record=tmp_path):
+        jax.jit(lambda: lax.scan(body, jnp.zeros(length), jnp.arange(steps))[0])()
+    assert sum(file.stat().st_size for file in tmp_path.iterdir()) > steps * length * 4
+    # 160 MiB of values, and 64 MiB of memory above what the imports take.
+    code = (
+        "import resource, hostcallback as hcb\n"
+        f"data = hcb.read({str(tmp_path)!r})['large']\n"
+        "next(iter(data))\n"
+        "now = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize()\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (now + (64 << 20),) * 2)\n"
+        "print(sum(float(value) for batch in data for value in batch.values[1]))\n"
+        "print(data.select(columns=['mean']).to_numpy()['mean'].sum())\n"
+        "print(data.select(first_step=600, limit=3).to_numpy()['x'][:, 0].tolist())\n"
+        "try:\n    data.to_numpy()\nexcept MemoryError:\n    print('too large')\n"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
+    total = float(sum(range(steps)))
+    assert found.stdout.splitlines() == [str(total), str(total), "[600.0, 601.0, 602.0]", "too large"], found
+
+
+def test_selected_columns_and_a_limit_leave_out_the_rest() -> None:
+    with hcb.capture() as taps:
+        program(8.0)
+        hcb.id_tap(nothing, {"a": jnp.ones(3), "b": jnp.int32(7)}, name="two")
+    data = taps["train"].select(limit=4)
+    assert data.to_numpy()["loss"].tolist() == LOSS[:4]
+    assert data.select(first_step=2).to_numpy()["step"].tolist() == [2, 3, 4, 5]
+    assert taps["train"].select(limit=0).to_numpy()["step"].tolist() == []
+    assert [*taps["two"].select(columns=["b"]).to_numpy()] == ["step", "time", "b"]
+    with pytest.raises(ValueError, match="the tap 'two' has no column 'c'; it has 'a', 'b'"):
+        taps["two"].select(columns=["c"]).to_numpy()
+    with pytest.raises(TypeError, match=r"columns is 'b', expected a list of names: columns=\['b'\]"):
+        taps["two"].select(columns="b")
+    for limit in (-1, 1.5):
+        with pytest.raises((TypeError, ValueError), match=f"limit is {limit}"):
+            taps["two"].select(limit=limit)  # type: ignore[arg-type]
+
+
+@pytest.mark.native_only
+def test_taps_of_exported_programs_are_columns_too() -> None:
+    def step(carry: Any, i: Any) -> Any:
+        hcb.id_tap(nothing, {"loss": carry, "step": i}, name="exported")
+        hcb.id_tap(nothing, carry + jnp.arange(3), name="state of export")
+        return carry / 2, None
+
+    jitted = jax.jit(lambda x: lax.scan(step, x, jnp.arange(10))[0])
+    exported = jax.export.export(jitted, disabled_checks=hcb.export_checks())(jnp.float32(8))
+    for name in ("exported", "state of export"):
+        hcb.bind(name, nothing)
+    try:
+        with hcb.capture() as taps:
+            exported.call(jnp.float32(8))
+            program(8.0)
+            exported.call(jnp.float32(8))
+    finally:
+        for name in ("exported", "state of export"):
+            hcb.unbind(name)
+    assert {*taps} == {"exported", "state of export", "state", "train"}
+    columns = taps["exported"].to_numpy()
+    assert columns["loss"].tolist() == [*LOSS, *LOSS]
+    assert columns["step"].tolist() == [*range(10), *range(10)]
+    assert taps["state of export"].to_numpy()["state of export"][1].tolist() == [4, 5, 6]
+    assert len(taps["exported"].select(first_step=9).to_numpy()["step"]) == 2
+    assert len(taps["train"].to_numpy()["step"]) == 10
 
 
 def test_batches_join_alike_messages_and_selections_leave_out_others() -> None:

@@ -11,12 +11,18 @@ from hostcallback.receiver.errors import IncompleteValueError
 from hostcallback.receiver.log import logger
 from hostcallback.receiver.messages.deferred_errors import MultipleFailures
 from hostcallback.receiver.messages.message import Message
+from hostcallback.receiver.sinks.exported import WHOLE_ID
 from hostcallback.receiver.sinks.sharding.sinks import AssemblingSink
 from hostcallback.receiver.sinks.unbatch import batch_axes, batchings_of
 from hostcallback.receiver.taplog.format.block import FrameBlock
 from hostcallback.receiver.taplog.format.errors import Damage
 from hostcallback.receiver.taplog.format.layout import NO_STEP
-from hostcallback.receiver.taplog.reading.logged_message import LoggedMessage, LoggedTap, RunDecoder
+from hostcallback.receiver.taplog.reading.logged_message import (
+    MAX_EXPORTED,
+    LoggedMessage,
+    LoggedTap,
+    RunDecoder,
+)
 from hostcallback.receiver.taplog.reading.merge import LostRun, MessageRun
 from hostcallback.receiver.taplog.reading.reader import LogReader
 from hostcallback.receiver.taplog.reading.segment_reader import Writer
@@ -74,6 +80,14 @@ class ColumnBatch(NamedTuple):
         """Number of messages."""
         return len(self.steps)
 
+    def first(self, count: int) -> ColumnBatch:
+        """Returns the first `count` messages."""
+        if count >= len(self):
+            return self
+        shared = self.columns, self.process, self.device
+        rest = self.steps[:count], self.times_ns[:count], self.seqs[:count]
+        return ColumnBatch(*shared, *rest, tuple(array[:count] for array in self.values))
+
     @property
     def nbytes(self) -> int:
         """Bytes of all arrays."""
@@ -88,7 +102,7 @@ class _Layouts:
 
     def of(self, described: TapDescriptor | None, arrays: Sequence[tuple[tuple[int, ...], Any]]) -> Any:
         """Columns, and per array the axes of its lanes and of its value, for (shape, dtype) of each array."""
-        key = (described.consumer_id if described else 0, *arrays)
+        key = ((described.consumer_id, described.name) if described else 0, *arrays)
         found = self._known.get(key)
         if found is None:
             found = self._known[key] = self._new(described, arrays)
@@ -122,7 +136,12 @@ class ColumnReader:
         self._processes: dict[Writer, int] = {writer: n for n, writer in enumerate(reader.writers)}
 
     def batches(
-        self, wants: Callable[[TapDescriptor | None, str], bool], selection: Selection, *, whole: bool
+        self,
+        wants: Callable[[TapDescriptor | None, str], bool],
+        selection: Selection,
+        *,
+        whole: bool,
+        warns: bool = True,
     ) -> Iterator[ColumnBatch]:
         """Yields the messages of taps; those of a device in order.
 
@@ -130,6 +149,7 @@ class ColumnReader:
             wants: whether a tap is wanted, by its descriptor and name.
             selection: further conditions.
             whole: whether messages must be read one by one, because values are assembled from shards.
+            warns: whether missing messages are logged.
 
         At the end it logs a warning if messages are missing, because parts of the log are damaged or messages were
         dropped before they were recorded.
@@ -148,7 +168,7 @@ class ColumnReader:
             elif isinstance(record, LostRun) or not record.torn:
                 missing.append(record)
         assembler.warn()
-        if missing:
+        if missing and warns:
             first = missing[0].lost.reason if isinstance(missing[0], LostRun) else missing[0]
             logger.warning("messages are missing in %d place(s) of the log, first: %s", len(missing), first)
 
@@ -163,18 +183,56 @@ class ColumnReader:
                 continue
             where = np.flatnonzero(block.consumer_ids == consumer_id) if len(block.consumers) > 1 else None
             places = np.arange(len(block)) if where is None else where
-            for same in _alike(block, places):
-                plan = None if described is None else self._plan(block, same)
-                if plan is None or described is None:
-                    yield from self._one_by_one(run, same, wants, decoder)
+            for alike in _alike(block, places):
+                plan = self._plan(block, alike) if described is not None or consumer_id == WHOLE_ID else None
+                if plan is None:
+                    yield from self._one_by_one(run, alike, wants, decoder)
                     continue
-                shapes = [(shape, dtype) for shape, dtype, _, _ in plan.entries]
-                columns, orders = self._layouts.of(described, shapes)
-                values = _values(block, same, plan, columns, orders)
-                yield ColumnBatch(
-                    columns, self._processes[run.writer], run.device, steps[same], block.times_ns[same],
-                    block.seqs[same], values,
-                )  # fmt: skip
+                groups = [(alike, described)] if described is not None else self._exported(block, alike, plan)
+                own = 1 if described is None else 0  # arrays that are no leaves
+                for same, tap in groups:
+                    if tap is None:
+                        yield from self._one_by_one(run, same, wants, decoder)
+                        continue
+                    if not wants(tap, tap.name):
+                        continue
+                    shapes = [(shape, dtype) for shape, dtype, _, _ in plan.entries[own:]]
+                    columns, orders = self._layouts.of(tap, shapes)
+                    values = _values(_views(block, same, plan)[own:], columns, orders)
+                    if 2 * sum(array.nbytes for array in values) < block.data.nbytes:
+                        values = tuple(array.copy() for array in values)  # views would keep the whole block
+                    yield ColumnBatch(
+                        columns, self._processes[run.writer], run.device, steps[same], block.times_ns[same],
+                        block.seqs[same], values,
+                    )  # fmt: skip
+
+    def _exported(
+        self, block: FrameBlock, places: Array, plan: Plan
+    ) -> Iterator[tuple[Array, TapDescriptor | None]]:
+        # Messages of exported programs carry their tap's descriptor as the first array: those of each descriptor.
+        # None for one that is not valid.
+        descriptions = np.ascontiguousarray(_views(block, places, plan)[0])
+        while len(places):
+            same = (descriptions == descriptions[0]).reshape(len(places), -1).all(axis=1)
+            try:
+                yield places[same], TapDescriptor.unpack(descriptions[0].tobytes())
+            except ValueError:
+                yield places[same], None
+            places, descriptions = places[~same], descriptions[~same]
+
+    def exported(self) -> list[TapDescriptor]:
+        """Returns the descriptors of taps of exported programs, which are in their messages. Reads these messages."""
+        found: dict[tuple[str, int], TapDescriptor] = {}
+
+        def take(described: TapDescriptor | None, name: str) -> bool:
+            if described is not None and len(found) < MAX_EXPORTED:
+                found.setdefault((described.name, described.consumer_id), described)
+            return False
+
+        undescribed = Selection(names=("\0",))  # taps with a descriptor of their own are not read
+        for _ in self.batches(take, undescribed, whole=False, warns=False):
+            pass
+        return [*found.values()]
 
     def _plan(self, block: FrameBlock, places: Array) -> Plan | None:
         if len(places) < FEW or (block.flags[places] & _TRUNCATED).any():
@@ -287,9 +345,8 @@ def _stride(offsets: Array) -> int:
     return step if step > 0 and (np.diff(offsets) == step).all() else 0
 
 
-def _values(
-    block: FrameBlock, places: Array, plan: Plan, columns: tuple[Column, ...], orders: list[list[int]]
-) -> tuple[Array, ...]:
+def _views(block: FrameBlock, places: Array, plan: Plan) -> list[Array]:
+    # The arrays of alike messages, each of shape (messages, *shape).
     offsets, count = block.offsets[places], len(places)
     stride = _stride(offsets)
     if stride:
@@ -300,8 +357,13 @@ def _values(
             np.ascontiguousarray(_words(block, places, plan.payload_start, words)).view(np.uint8).reshape(-1)
         )
         stride = words * 8
-    views = plan.views(payloads, count, stride)
+    return list(plan.views(payloads, count, stride))
+
+
+def _values(
+    views: Sequence[Array], columns: tuple[Column, ...], orders: list[list[int]]
+) -> tuple[Array, ...]:
     return tuple(
-        view.transpose([0, *(axis + 1 for axis in order)]).reshape(count, *column.lanes, *column.shape)
+        view.transpose([0, *(axis + 1 for axis in order)]).reshape(len(view), *column.lanes, *column.shape)
         for view, column, order in zip(views, columns, orders, strict=False)
     )

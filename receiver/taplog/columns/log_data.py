@@ -7,7 +7,10 @@ from collections.abc import Iterator, Mapping
 
 from hostcallback.receiver import tap_name
 from hostcallback.receiver.errors import HostCallbackError
+from hostcallback.receiver.taplog.columns.column_batches import ColumnReader
 from hostcallback.receiver.taplog.columns.tap_data import TapData
+from hostcallback.receiver.taplog.format.layout import ALL_CONSUMERS, Kind
+from hostcallback.receiver.taplog.reading.chunk_reader import Chunk
 from hostcallback.receiver.taplog.reading.reader import LogReader, Paths
 from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
 
@@ -42,11 +45,15 @@ class LogData(Mapping[str, TapData]):
     def _described(self) -> dict[str, list[TapDescriptor]]:
         if self._taps is None:
             found: dict[str, dict[int, TapDescriptor]] = {}
+            carried = False  # whether messages may carry their descriptors, as those of exported programs do
             for _, segment in self._reader.segments():
-                for _ in segment.chunks():
-                    pass  # reading the chunks collects the descriptors
+                for chunk in segment.chunks():  # reading the chunks collects the descriptors
+                    if isinstance(chunk, Chunk) and chunk.kind is Kind.FRAMES:
+                        carried |= chunk.consumers == ALL_CONSUMERS
                 for _, described in segment.consumers.values():
                     found.setdefault(described.name, {})[described.consumer_id] = described
+            for described in ColumnReader(self._reader).exported() if carried else ():
+                found.setdefault(described.name, {})[described.consumer_id] = described
             self._taps = {name: [*found[name].values()] for name in sorted(found)}
         return self._taps
 

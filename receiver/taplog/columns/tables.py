@@ -63,11 +63,19 @@ class Table:
             plain_array(np.concatenate(parts))
             for parts in zip(*[batch.values for batch in batches], strict=True)
         ]
-        kept = [index for index, column in enumerate(columns) if column.name.rpartition("/")[2] != STEP]
+        kept = kept_columns(columns)
         names = column_names(tap, [columns[index] for index in kept])
-        kept_columns = tuple(columns[index] for index in kept)
         kept_values = [values[index] for index in kept]
-        return cls(names, kept_columns, steps, times, devices, device, process, kept_values)
+        return cls(
+            names,
+            tuple(columns[index] for index in kept),
+            steps,
+            times,
+            devices,
+            device,
+            process,
+            kept_values,
+        )
 
     @property
     def lanes(self) -> tuple[int, ...]:
@@ -90,6 +98,11 @@ class Table:
     def times(self) -> Array:
         """Emission times in UTC, datetime64[ns]."""
         return self.times_ns.astype("datetime64[ns]")
+
+
+def kept_columns(columns: Sequence[Column]) -> list[int]:
+    """Places of the leaves that get a column: all but the step, which every table has."""
+    return [place for place, column in enumerate(columns) if column.name.rpartition("/")[2] != STEP]
 
 
 def column_names(tap: str, columns: Sequence[Column]) -> list[str]:
@@ -116,7 +129,8 @@ def to_numpy(table: Table) -> dict[str, Array]:
 def to_pandas(tables: Sequence[Table], tap: str) -> Any:
     """Returns a frame with the rows of all tables."""
     pandas = optional("pandas", "data")
-    many = len({process for table in tables for process in np.unique(table.processes).tolist()}) > 1
+    ends = [end(table.processes) for table in tables if len(table.processes) for end in (np.min, np.max)]
+    many = len(set(ends)) > 1
     frames = [_frame(pandas, table, many) for table in tables]
     if len(frames) == 1:
         return frames[0]
@@ -188,11 +202,14 @@ def _lead(table: Table) -> tuple[list[str], dict[str, Any], Array | None]:
     steps, count = table.steps, len(table.steps)
     devices = len(table.devices)
     if count and (steps != NO_STEP).all():
-        unique = np.unique(steps)
+        if (np.diff(steps) > 0).all():
+            return ["step"], {"step": ("step", steps)}, None
+        # Not np.unique, whose hash table takes a second for a million steps.
+        sorting = np.argsort(steps, kind="stable")
+        ordered = steps[sorting]
+        unique = ordered[np.concatenate([[True], np.diff(ordered) > 0])]
         if len(unique) == count:
-            order = None if (np.diff(steps) > 0).all() else np.argsort(steps)
-            ordered = steps if order is None else steps[order]
-            return ["step"], {"step": ("step", ordered)}, order
+            return ["step"], {"step": ("step", ordered)}, sorting
         if devices > 1 and len(unique) * devices == count:
             order = np.lexsort((table.device, steps))
             grid = steps[order].reshape(len(unique), devices)
@@ -202,7 +219,7 @@ def _lead(table: Table) -> tuple[list[str], dict[str, Any], Array | None]:
                     {"step": ("step", unique), "device": ("device", table.devices)},
                     order,
                 )
-    coordinates: dict[str, Any] = {"device": ("message", [table.devices[n] for n in table.device.tolist()])}
+    coordinates: dict[str, Any] = {"device": ("message", np.array(table.devices)[table.device])}
     if count and (steps != NO_STEP).any():
         coordinates["step"] = "message", steps
     return ["message"], coordinates, None

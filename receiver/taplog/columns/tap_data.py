@@ -39,28 +39,61 @@ class TapData:
         name: str,
         described: Sequence[TapDescriptor],
         selection: Selection | None = None,
+        columns: tuple[str, ...] | None = None,
+        limit: int | None = None,
     ) -> None:
-        """Called by `read`."""
+        """Called by `read` and `select`."""
         self.name = name
         self.source_lines = sorted({each.source_line for each in described})
         self.kinds = sorted({each.kind for each in described})
         self._reader = reader
         self._described = described
         self._selection = selection or Selection(names=(glob.escape(name),))
+        self._columns = columns
+        self._limit = limit
 
     def __repr__(self) -> str:
         """Name and source lines."""
         return f"TapData({self.name!r}, {', '.join(self.source_lines)})"
 
     def select(
-        self, *, first_step: int | None = None, last_step: int | None = None, device: str | None = None
+        self,
+        *,
+        first_step: int | None = None,
+        last_step: int | None = None,
+        device: str | None = None,
+        columns: Sequence[str] | None = None,
+        limit: int | None = None,
     ) -> TapData:
-        """Returns the same tap with fewer messages: steps from `first_step` to `last_step`, or of one device."""
+        """Returns the same tap with fewer messages or columns. What is left out is not read, as far as the log allows.
+
+        Args:
+            first_step: first step; messages without a step are left out.
+            last_step: last step.
+            device: name of a device, such as "cpu:0".
+            columns: names of leaves; the others are not copied. A name that is not there raises ValueError when
+                messages are read.
+            limit: largest number of messages, the first ones of the log; reading ends there.
+
+        Raises:
+            TypeError: `columns` is a text, or `limit` no whole number.
+            ValueError: `limit` is negative.
+        """
+        if isinstance(columns, str):
+            raise TypeError(f"columns is {columns!r}, expected a list of names: columns=[{columns!r}]")
+        if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int)):
+            raise TypeError(f"limit is {limit!r}, expected a whole number of messages, or None")
+        if limit is not None and limit < 0:
+            raise ValueError(f"limit is {limit}, expected a number of messages, 0 or more")
         devices = self._selection.devices if device is None else (device,)
         selection = dataclasses.replace(
             self._selection, first_step=first_step, last_step=last_step, devices=devices
         )
-        return TapData(self._reader, self.name, self._described, selection)
+        chosen = self._columns if columns is None else tuple(columns)
+        return TapData(
+            self._reader, self.name, self._described, selection, chosen,
+            self._limit if limit is None else limit,
+        )  # fmt: skip
 
     def batches(self) -> Iterator[ColumnBatch]:
         """Yields the messages in batches of about 4 MiB, those of a device in order. Memory is bounded by a batch."""
@@ -81,10 +114,34 @@ class TapData:
     def _raw(self) -> Iterator[ColumnBatch]:
         # Values of which each process has some shards are assembled message by message.
         whole = any(each.shards is not None for each in self._described)
-        name = self.name
-        yield from ColumnReader(self._reader).batches(
+        name, left = self.name, self._limit
+        found = ColumnReader(self._reader).batches(
             lambda described, tap: tap == name, self._selection, whole=whole
         )
+        while left is None or left > 0:
+            batch = next(found, None)
+            if batch is None:
+                return
+            batch = batch if self._columns is None else self._chosen(batch)
+            if left is not None:
+                batch = batch.first(left)
+                left -= len(batch)
+            yield batch
+
+    def _chosen(self, batch: ColumnBatch) -> ColumnBatch:
+        kept = tables.kept_columns(batch.columns)
+        names = tables.column_names(self.name, [batch.columns[place] for place in kept])
+        missing = [name for name in self._columns or () if name not in names]
+        if missing:
+            raise ValueError(
+                f"the tap {self.name!r} has no column {missing[0]!r}; it has {', '.join(map(repr, names))}"
+            )
+        places = [kept[names.index(name)] for name in self._columns or ()]
+        # Copies, so that the other columns' memory is free.
+        return ColumnBatch(
+            tuple(batch.columns[place] for place in places), batch.process, batch.device, batch.steps,
+            batch.times_ns, batch.seqs, tuple(batch.values[place].copy() for place in places),
+        )  # fmt: skip
 
     def tables(self) -> list[Table]:
         """Reads all messages, into one table per layout: per shapes and dtypes of the tapped leaves."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from hostcallback.receiver.taplog.format.errors import Damage, Lost
-from hostcallback.receiver.taplog.format.layout import Kind
+from hostcallback.receiver.taplog.format.layout import ALL_CONSUMERS, Kind
 from hostcallback.receiver.taplog.reading.chunk_reader import Chunk
 from hostcallback.receiver.taplog.reading.logged_message import LoggedMessage
 from hostcallback.receiver.taplog.reading.reader import LogReader
@@ -19,8 +19,6 @@ TapKey = tuple[str, str, str]
 
 REST = 2**62
 """Length of a gap that reaches to the end of the log, and is unknown."""
-
-ALL_CONSUMERS = 2**64 - 1
 
 
 class Gap(NamedTuple):

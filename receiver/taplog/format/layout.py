@@ -31,6 +31,10 @@ TRAILER_BYTES = _TRAILER.size
 MAX_INFO_BYTES = 1 << 20
 
 
+ALL_CONSUMERS = 2**64 - 1
+"""The consumers of a chunk that may hold messages of any tap."""
+
+
 class Kind(enum.IntEnum):
     """The content of a chunk."""
 

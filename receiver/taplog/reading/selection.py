@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 import numpy as np
 
 from hostcallback.receiver.tap_name import matches
-from hostcallback.receiver.taplog.format.layout import NO_STEP
+from hostcallback.receiver.taplog.format.layout import ALL_CONSUMERS, NO_STEP
 from hostcallback.receiver.taplog.reading.chunk_reader import Chunk
 from hostcallback.receiver.wire.dtypes import Array
 
@@ -64,7 +64,7 @@ class Selection:
                 return False
             if self.last_step is not None and chunk.min_step > self.last_step:
                 return False
-        if not self.names or chunk.consumers == 2**64 - 1:
+        if not self.names or chunk.consumers == ALL_CONSUMERS:
             return True
         mask = 0
         for number, is_wanted in wanted.items():

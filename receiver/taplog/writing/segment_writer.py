@@ -22,7 +22,7 @@ from hostcallback.receiver.taplog.format.block import FrameBlock
 from hostcallback.receiver.taplog.format.checksums import page_checksums
 from hostcallback.receiver.taplog.format.compression import Compressor
 from hostcallback.receiver.taplog.format.errors import Lost, ThinnedTap
-from hostcallback.receiver.taplog.format.layout import NO_STEP, ChunkHeader, Codec, Kind
+from hostcallback.receiver.taplog.format.layout import ALL_CONSUMERS, NO_STEP, ChunkHeader, Codec, Kind
 from hostcallback.receiver.wire.dtypes import Array
 from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
 
@@ -183,7 +183,7 @@ class SegmentWriter:
         # and undescribed consumers set all bits, because a reader cannot know whether it wants them.
         bounds["consumers"] = sum({1 << (known[i] & 63) for i in found if i in known})
         if any(i not in known for i in found):
-            bounds["consumers"] = 2**64 - 1
+            bounds["consumers"] = ALL_CONSUMERS
         block.set_positions()
         chunks.append((Kind.FRAMES, block.data, bounds))
         self._write_chunks(chunks)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import importlib.util
 import tempfile
 from pathlib import Path
 from time import perf_counter
@@ -75,23 +77,29 @@ def metrics_in_a_loop(rounds: int) -> list[Row]:
     ]
 
 
-def million_scalars(rounds: int) -> Row:
-    """A million recorded scalars as numpy columns, with their steps and times; the limit is a second."""
+def million_scalars(rounds: int) -> list[Row]:
+    """A million recorded scalars as columns, with their steps and times; the limit is a second for each form."""
 
     def body(carry: Any, i: Any) -> Any:
         hcb.id_tap(lambda value: None, {"loss": carry, "step": i}, name="train", batched=True)
         return carry * 0.9, None
 
+    forms = {"numpy": "to_numpy", "pandas": "to_pandas", "xarray": "to_xarray"}
+    forms = {package: method for package, method in forms.items() if importlib.util.find_spec(package)}
     with tempfile.TemporaryDirectory() as folder:
         with hcb.outfeed_receiver(record=Path(folder)):
             jax.jit(lambda: lax.scan(body, jnp.float32(1), jnp.arange(MILLION))[0])().block_until_ready()
 
-        def read() -> float:
+        def read(method: str) -> float:
             began = perf_counter()
-            columns = hcb.read(folder)["train"].to_numpy()
+            columns = getattr(hcb.read(folder)["train"], method)()
             seconds = perf_counter() - began
             assert np.array_equal(columns["step"], np.arange(MILLION))
             return seconds
 
-        (mine,) = measure([read], rounds)
-    return mine.within(1.0, "a million scalars of a tap log as columns", "s")
+        figures = measure([functools.partial(read, method) for method in forms.values()], rounds)
+    names = {"numpy": "a million scalars of a tap log as columns"}
+    return [
+        figure.within(1.0, names.get(package, f"the same, for {package}"), "s")
+        for package, figure in zip(forms, figures, strict=True)
+    ]
