@@ -143,6 +143,7 @@ def code_blocks() -> list[Any]:
         "docs/accelerate.md",
         "docs/checks.md",
         "docs/data.md",
+        "docs/examples.md",
         "docs/metrics.md",
         "docs/migrating.md",
     ):

@@ -1,4 +1,4 @@
-"""The newcomer's questions have answers that run and print what they say, one click from the README."""
+"""The newcomer's questions have answers that run, one click from the README; the steps of the tutorial run too."""
 
 from __future__ import annotations
 
@@ -35,6 +35,29 @@ for number, file in enumerate(sys.argv[1:]):
 """Runs programs one after another: JAX is imported once."""
 
 
+TUTORIAL = ROOT / "docs" / "tutorial.md"
+
+
+def run_in_one_process(programs: dict[str, str], folder: Path) -> None:
+    """Runs programs, and compares what each prints with its comments."""
+    for name, code in programs.items():
+        (folder / name).write_text(code)
+    result = subprocess.run(
+        [sys.executable, "-c", ALL_IN_ONE_PROCESS, *programs],
+        cwd=folder, capture_output=True, text=True, timeout=110, check=False,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    printed = dict(re.findall(r"^---- (\S+)\n(.*?)(?=^---- |\Z)", result.stdout, re.MULTILINE | re.DOTALL))
+    for name, code in programs.items():
+        assert printed[name].splitlines() == re.findall(r"# prints: (.*)", code), name
+
+
+def test_the_five_steps_of_the_tutorial_run_and_print_what_they_say(tmp_path: Path) -> None:
+    steps = re.findall(r"^## (\d)\. .*?```python\n(.*?)```", TUTORIAL.read_text(), re.MULTILINE | re.DOTALL)
+    assert [number for number, _ in steps] == ["1", "2", "3", "4", "5"]
+    run_in_one_process({f"step{number}.py": code for number, code in steps}, tmp_path)
+
+
 def test_there_is_an_answer_to_each_question() -> None:
     assert len(ANSWERS) == len(TOPICS)
     for question, topic in zip(ANSWERS, TOPICS, strict=True):
@@ -47,17 +70,7 @@ def test_there_is_an_answer_to_each_question() -> None:
 def test_the_answers_run_and_print_what_they_say(tmp_path: Path) -> None:
     programs = {f"answer{n}.py": blocks[0] for n, blocks in enumerate(ANSWERS.values())}
     tests = [name for name, code in programs.items() if code.startswith("# test_taps.py")]
-    for name, code in programs.items():
-        (tmp_path / name).write_text(code)
-    files = [name for name in programs if name not in tests]
-    result = subprocess.run(
-        [sys.executable, "-c", ALL_IN_ONE_PROCESS, *files],
-        cwd=tmp_path, capture_output=True, text=True, timeout=110, check=False,
-    )  # fmt: skip
-    assert result.returncode == 0, result.stderr
-    printed = dict(re.findall(r"^---- (\S+)\n(.*?)(?=^---- |\Z)", result.stdout, re.MULTILINE | re.DOTALL))
-    for name in files:
-        assert printed[name].splitlines() == re.findall(r"# prints: (.*)", programs[name]), name
+    run_in_one_process({name: code for name, code in programs.items() if name not in tests}, tmp_path)
 
 
 @pytest.mark.slow

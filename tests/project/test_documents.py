@@ -125,14 +125,30 @@ def test_every_recipe_names_tests_that_exist() -> None:
 
 
 def test_every_entry_of_ours_in_the_feature_table_is_linked_to_a_test() -> None:
-    section = (ROOT / "README.md").read_text().split("## How it compares")[1].split("\n## ")[0]
+    readme = (ROOT / "README.md").read_text().split("## How it compares")[1].split("\n## ")[0]
+    page = (ROOT / "docs" / "comparison.md").read_text()
+    assert len(features_in(page, r"\]\((\.\./tests/|benchmarks\.md)")) >= 15
+    short = features_in(readme, r"\]\((tests|docs)/")
+    assert len(short) == 8
+    assert set(short) <= set(features_in(page, ""))
+
+
+def features_in(text: str, link: str) -> list[str]:
+    """The features of a table of comparison. Each row has all entries, and ours has the link."""
     head, *features = [
         [cell.strip() for cell in line.split("|")[1:-1]]
-        for line in section.splitlines()
+        for line in text.splitlines()
         if line.startswith("| ")
     ]
     assert head[:2] == ["", "hostcallback"]
-    assert len(features) >= 15
     for row in features:
         assert len(row) == len(head), row
-        assert re.search(r"\]\((tests|docs)/", row[1]), row
+        assert re.search(link, row[1]), row
+    return [row[0] for row in features]
+
+
+def test_the_readme_is_short_and_shows_the_demo() -> None:
+    lines = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
+    assert len(lines) <= 150
+    (picture,) = re.findall(r"!\[[^\]]+\]\(([^)]+)\)", "\n".join(lines[:40]))
+    assert (ROOT / picture).stat().st_size < 200_000

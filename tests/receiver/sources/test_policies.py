@@ -91,4 +91,4 @@ def test_overwrite_oldest_makes_room_and_waits_for_messages_that_must_not_be_dro
 def test_every_policy_has_a_rule_and_is_documented(policy: Policy) -> None:
     assert isinstance(BackPressure(policy=policy).admission.steps, Step)
     assert f'"{policy}"' in (BackPressure.__doc__ or "")
-    assert f"`{policy}`" in (ROOT / "README.md").read_text(encoding="utf-8")
+    assert f"`{policy}`" in (ROOT / "docs" / "settings.md").read_text(encoding="utf-8")
