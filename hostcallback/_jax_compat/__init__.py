@@ -86,6 +86,7 @@ from hostcallback._jax_compat.pallas import (
 from hostcallback._jax_compat.partitioning import (
     REPLICATED as REPLICATED,
     register_partitioner as register_partitioner,
+    rewrite_in_exported as rewrite_in_exported,
     sharding_without as sharding_without,
     tap_of_a_partition as tap_of_a_partition,
 )

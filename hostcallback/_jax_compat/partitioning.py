@@ -11,7 +11,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from jax._src import xla_bridge as _xla_bridge  # register_plugin_callbacks
+from jax._src import (
+    dispatch as _dispatch,  # prim_requires_devices_during_lowering
+    xla_bridge as _xla_bridge,  # register_plugin_callbacks
+)
+from jax._src.export import _export  # the primitive that calls an exported program, and its lowering rule
 from jax._src.interpreters import mlir as _mlir  # make_ir_context, custom_call, module_to_bytecode
 from jax._src.lib import xla_client as _xla_client  # register_custom_call_partitioner, HloSharding
 from jax._src.lib.mlir import ir as _ir  # types of lowered values
@@ -68,6 +72,35 @@ def register_partitioner(name: str, partition: Callable[..., Any]) -> None:
     _xla_bridge.register_plugin_callbacks(
         functools.partial(_xla_client.register_custom_call_partitioner, **arguments)
     )
+
+
+def rewrite_in_exported(name: str, rewrite: Callable[[Any, str], str]) -> None:
+    """Lets `rewrite(ctx, config)` replace the configuration of the calls `name` in exported programs.
+
+    JAX merges an exported program into the one that calls it when it lowers that one, and its rule for that (0.8 to
+    0.12) leaves the calls as they were where the program was exported, on other devices.
+    """
+    primitive, rule = _export.call_exported_p, _export._call_exported_lowering
+
+    def lower(ctx: Any, *args: Any, **params: Any) -> Any:
+        results = rule(ctx, *args, **params)
+        if not ctx.module_context.lowering_parameters.for_export:
+            ctx.module_context.module.operation.walk(functools.partial(_rewrite, ctx, name, rewrite))
+        return results
+
+    _dispatch.prim_requires_devices_during_lowering.add(primitive)
+    _mlir.register_lowering(primitive, lower)
+
+
+def _rewrite(ctx: Any, name: str, rewrite: Callable[[Any, str], str], operation: Any) -> Any:
+    attributes = operation.attributes
+    if (
+        operation.name == "stablehlo.custom_call"
+        and _ir.StringAttr(attributes["call_target_name"]).value == name
+    ):
+        config = _ir.StringAttr(attributes["backend_config"]).value
+        attributes["backend_config"] = _ir.StringAttr.get(rewrite(ctx, config))
+    return _ir.WalkResult.ADVANCE
 
 
 def tap_of_a_partition(

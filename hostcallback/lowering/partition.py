@@ -58,6 +58,17 @@ def call_config(
     return json.dumps(settings)
 
 
+def _with_own_processes(ctx: Any, config: str) -> str:
+    # A program may be exported on devices of one process and called on those of several, or the other way round. Its
+    # readers take the values for shared by several processes if its description or a shard record says so.
+    settings = json.loads(config)
+    devices = compat.LoweringContext(ctx).devices() or ()
+    processes = [device.process_index for device in devices]
+    if len(set(processes)) > 1 or (processes and "processes" in settings):
+        settings["processes"] = processes
+    return json.dumps(settings)
+
+
 def split_mesh(devices: int, mesh: Mesh) -> tuple[list[int], list[int]]:
     """Returns per partition its group (its place on the manual axes), and its place within the group.
 
@@ -175,3 +186,4 @@ def _partition(
 
 
 compat.register_partitioner(CALL_NAME, _partition)
+compat.rewrite_in_exported(CALL_NAME, _with_own_processes)

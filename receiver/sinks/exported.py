@@ -11,6 +11,7 @@ import itertools
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from hostcallback.receiver.messages.deferred_errors import DelegatedFailure
 from hostcallback.receiver.messages.message import Consumer, Message, Sink
 from hostcallback.receiver.messages.registry import Registry
 from hostcallback.receiver.sinks.factory import Binding, BoundTap
-from hostcallback.receiver.sinks.sharding.shard_record import PLACES_FROM
+from hostcallback.receiver.sinks.sharding.shard_record import PLACES_FROM, says_share
 from hostcallback.receiver.tap_name import base_name
 from hostcallback.receiver.wire.tap_descriptor import FIRST_PROCESS, TapDescriptor
 
@@ -51,6 +52,11 @@ def exported_tap(
     return BoundTap(described, binding, unbound=_unbound, is_another_receiver_busy=is_another_receiver_busy)
 
 
+def _is_shared(described: TapDescriptor) -> bool:
+    # Whether the shard records say which process delivers: the first one that has the value, or the shard.
+    return described.shards is not None and described.sharding == "global"
+
+
 MakeTap = Callable[[TapDescriptor, Binding | None], BoundTap]
 
 
@@ -76,9 +82,8 @@ class ExportedTaps:
         self._make_tap = make_tap
         self._lock = threading.Lock()  # protects `_bindings` and `_taps`
         self._bindings: dict[str, Binding] = {}
-        self._taps: OrderedDict[bytes, BoundTap] = (
-            OrderedDict()
-        )  # by description, the most recently used last
+        # By description, and whether several processes share the values; the most recently used last.
+        self._taps: OrderedDict[tuple[bytes, bool], BoundTap] = OrderedDict()
         self._leases = [
             registry.lease(Consumer(WHOLE_ID, "exported tap", "an exported program", self._deliver)),
             registry.lease(Consumer(SHARDS_ID, "exported tap", "an exported program", self._deliver_shard)),
@@ -106,7 +111,7 @@ class ExportedTaps:
         if not message.arrays:
             raise ValueError("a message of an exported program came without the description of its tap")
         description, *arrays = message.arrays
-        self._hand_on(message, description, arrays)
+        self._hand_on(message, self._tap_of(description.tobytes()), arrays)
 
     def _deliver_shard(self, message: Message) -> None:
         if len(message.arrays) < 2:
@@ -114,13 +119,17 @@ class ExportedTaps:
                 "a message of shards of an exported program came without its shard record or the description of its tap"
             )
         record, description, *arrays = message.arrays
+        tap = self._tap_of(description.tobytes(), says_share(record, message.arrays[1:]))
         # The record has an entry for the description too, because it is one of the arrays. It is cut out here.
         record = np.concatenate([record[:PLACES_FROM], record[PLACES_FROM + 2 :]])
-        self._hand_on(message, description, [record, *arrays])
+        self._hand_on(message, tap, [record, *arrays])
 
-    def _hand_on(self, message: Message, description: np.ndarray[Any, Any], arrays: list[Any]) -> None:
-        tap = self._tap_of(description.tobytes())
-        if tap.described.processes == FIRST_PROCESS and not self.is_first_process:
+    def _hand_on(self, message: Message, tap: BoundTap, arrays: list[Any]) -> None:
+        if (
+            tap.described.processes == FIRST_PROCESS
+            and not self.is_first_process
+            and not _is_shared(tap.described)
+        ):
             return
         consumer = tap.consumer
         if tap.binding is None:
@@ -130,11 +139,15 @@ class ExportedTaps:
         except BaseException as error:
             raise DelegatedFailure(consumer, error) from error
 
-    def _tap_of(self, description: bytes) -> BoundTap:
+    def _tap_of(self, description: bytes, is_shared: bool = False) -> BoundTap:
+        # A program may run on devices of several processes that was exported on those of one. Its records say it.
+        key = description, is_shared
         with self._lock:
-            tap = self._taps.get(description)
+            tap = self._taps.get(key)
             if tap is None:
                 described = TapDescriptor.unpack(description)
+                if is_shared:
+                    described = replace(described, shards="some")
                 try:
                     tap = self._make_tap(described, self._binding_of(described.name))
                 except (LookupError, TypeError, ValueError, AttributeError) as error:
@@ -144,13 +157,13 @@ class ExportedTaps:
                     ) from error
                 if len(self._taps) >= MAX_TAPS:
                     self._forget_one()
-                self._taps[description] = tap
+                self._taps[key] = tap
             else:
-                self._taps.move_to_end(description)
+                self._taps.move_to_end(key)
             return tap
 
     def _forget_one(self) -> None:
         # Drops the least recently used tap; one with incomplete values only if the 64 oldest taps all have some.
         oldest = list(itertools.islice(self._taps.items(), 64))
-        idle = [description for description, tap in oldest if not tap.has_pending_values]
+        idle = [key for key, tap in oldest if not tap.has_pending_values]
         del self._taps[idle[0] if idle else oldest[0][0]]

@@ -1,4 +1,4 @@
-"""One of two processes that run one program: `python multi_process_program.py NUMBER PORT FILE`."""
+"""One of two processes that run one program: `python multi_process_program.py NUMBER PORT FILE EXPORTED...`."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 import sys
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -108,5 +109,19 @@ printed = {
 kept: list[Any] = []
 jax.jit(lambda x: hcb.id_tap(lambda x, *, index: kept.append([str(index), x.tolist()]), x))(rows)
 hcb.barrier_wait()
+
+
+# Programs that one process of four devices has exported:
+
+from_exported: dict[str, Any] = {}
+for path in sys.argv[4:]:
+    program = jax.export.deserialize(bytearray(Path(path).read_bytes()))
+    parts = from_exported[Path(path).stem] = []
+    hcb.bind("exported", lambda x, *, index, parts=parts: parts.append([str(index), x.tolist()]))
+    jax.block_until_ready(program.call(rows if "rows" in path else loss))
+    hcb.barrier_wait()
 with open(sys.argv[3], "w") as file:  # standard output is shared with JAX's own messages
-    json.dump({"found": found, "printed": printed, "written": written, "kept": kept}, file)
+    json.dump(
+        {"found": found, "printed": printed, "written": written, "kept": kept, "exported": from_exported},
+        file,
+    )

@@ -7,13 +7,19 @@ import os
 import socket
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import jax
+import jax.export
 import numpy as np
 import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 
+import hostcallback as hcb
 from hostcallback import receiver
+from hostcallback.lifecycle.receivers import use_native
 from hostcallback.receiver.taplog.reading.logged_message import LoggedMessage
 from hostcallback.receiver.taplog.reading.reader import LogReader
 
@@ -37,10 +43,11 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> list[Found]:
     """What each process of the program found."""
     folder = tmp_path_factory.mktemp("program")
     port = free_port()
+    exported = export_programs(folder) if use_native("cpu") else []
     environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
     processes = [
         subprocess.Popen(
-            [sys.executable, PROGRAM, str(number), str(port), folder / str(number)],
+            [sys.executable, PROGRAM, str(number), str(port), folder / str(number), *exported],
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment,
         )
         for number in range(2)
@@ -51,6 +58,23 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> list[Found]:
         {**json.loads((folder / str(number)).read_text()), "log": folder / f"{number}.taps"}
         for number in range(2)
     ]
+
+
+def export_programs(folder: Path) -> list[Path]:
+    """Exports programs for four devices, all of this process; each taps its argument."""
+    mesh = Mesh(np.reshape(jax.devices(), (2, 2)), ("i", "j"))
+    paths = []
+    for name, spec, processes in (
+        ("loss", P(), None), ("loss-all", P(), "all"), ("loss-first", P(), "first"), ("rows", P("i"), None),
+        ("rows-first", P("i"), "first"),
+    ):  # fmt: skip
+        shape = (4, 4) if name.startswith("rows") else ()
+        x = jax.device_put(np.zeros(shape, np.float32), NamedSharding(mesh, spec))
+        f = jax.jit(partial(hcb.id_tap, print, name="exported", processes=processes))
+        path = folder / f"{name}.exported"
+        path.write_bytes(jax.export.export(f, disabled_checks=hcb.export_checks())(x).serialize())
+        paths.append(path)
+    return paths
 
 
 def test_each_process_gets_its_own_devices_shards_with_their_place(found: list[Found]) -> None:
@@ -94,6 +118,20 @@ def test_a_shard_that_several_devices_of_a_process_have_arrives_once_with_its_pl
     for number, process in enumerate(found):
         rows = slice(2 * number, 2 * number + 2)
         assert process["kept"] == [[str(((rows, slice(0, 4)),)), whole[rows].tolist()]]
+
+
+@pytest.mark.native_only  # the others are not exported
+def test_taps_of_a_program_that_one_process_exported_follow_the_processes_that_run_it(
+    found: list[Found],
+) -> None:
+    first, second = (process["exported"] for process in found)
+    scalar = ["None", 3.0]
+    assert (first["loss"], second["loss"]) == ([scalar], [])
+    assert (first["loss-first"], second["loss-first"]) == ([scalar], [])
+    assert (first["loss-all"], second["loss-all"]) == ([scalar], [scalar])
+    for process in found:
+        # The same as from the traced program: no process has the whole array.
+        assert process["exported"]["rows"] == process["exported"]["rows-first"] == process["kept"]
 
 
 def test_metrics_of_replicated_values_are_written_once(found: list[Found]) -> None:

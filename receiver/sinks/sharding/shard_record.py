@@ -69,6 +69,11 @@ def shard_record(
     return [0, shards, group, partition, *numbers, *map(int, share or ())]
 
 
+def says_share(record: Array, parts: Sequence[Array]) -> bool:
+    """Whether the record that came with `parts` says what the device's process has, as in a program of several."""
+    return record.size == PLACES_FROM + 2 * sum(part.ndim for part in parts) + len(ALONE)
+
+
 class Layout(NamedTuple):
     """A decoded shard record without the occurrence, with the shapes of the arrays that came with it.
 
