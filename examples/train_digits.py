@@ -20,8 +20,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax import lax
-from tqdm import tqdm
-from tqdm.contrib import DummyTqdmFile
 
 import hostcallback as hcb
 
@@ -43,25 +41,6 @@ class History:
     def __call__(self, metrics):
         for name, value in metrics.items():
             self.columns[name].append(value.item())
-
-
-class Bar:
-    """A tap function that moves a progress bar, if there is a terminal to show one."""
-
-    def __init__(self, total):
-        self.bar = tqdm(total=total, desc="train", unit="step", file=sys.stdout, disable=None, leave=False)
-
-    def __call__(self, metrics):
-        self.bar.update()
-        self.bar.set_postfix(loss=f"{metrics['loss']:.3f}", refresh=False)
-
-    def lines_above(self):
-        """Returns a context in which lines are printed above the bar."""
-        return (
-            contextlib.nullcontext()
-            if self.bar.disable
-            else contextlib.redirect_stdout(DummyTqdmFile(sys.stdout))
-        )
 
 
 def fail_on_some_steps(metrics):
@@ -101,10 +80,10 @@ def loss_and_accuracy(params, images, digits):
     return losses.mean(), (logits.argmax(-1) == digits).mean()
 
 
-def make_train(data, *, epochs, every, on_step=(), on_epoch=()):
+def make_train(data, *, epochs, every, on_step=(), on_epoch=(), bar=False):
     """Returns `train(params, key) -> params`, to be compiled as a whole: scans over epochs and steps.
 
-    `on_step` and `on_epoch` are tap functions of the metrics. Without any, the program has no taps.
+    `on_step` and `on_epoch` are tap functions of the metrics. Without any, the program has no taps. `bar` shows a bar.
     """
     images, digits, validation_images, validation_digits = data
     steps_per_epoch = len(images) // BATCH_SIZE
@@ -117,7 +96,7 @@ def make_train(data, *, epochs, every, on_step=(), on_epoch=()):
         )
         if on_step:
             metrics = {"step": step, "loss": loss, "accuracy": accuracy, "grad_norm": optax.tree.norm(grads)}
-            # The taps: every step's metrics go to Python functions, every N-th step is printed.
+            # The taps: every step's metrics go to Python functions, every N-th step is printed, a bar moves.
             for tap_func in on_step:
                 hcb.id_tap(tap_func, metrics)
             lax.cond(
@@ -125,6 +104,8 @@ def make_train(data, *, epochs, every, on_step=(), on_epoch=()):
                 lambda: hcb.print("step {:>5}  loss {:.4f}  accuracy {:6.1%}", step, loss, accuracy),
                 lambda: None,
             )
+        if bar:
+            hcb.progress(epochs * steps_per_epoch, step=step, desc="train", unit="step", loss=loss)
         updates, opt_state = optimizer.update(grads, opt_state, params)
         return (optax.apply_updates(params, updates), opt_state, step + 1), None
 
@@ -186,7 +167,7 @@ def cost_of_taps(tapped, untapped, params, key, steps):
     """Returns a table: the seconds of the training with its taps and without. The best of three runs each, in turn."""
     best = {"without taps": np.inf, "with its taps": np.inf}
     untapped(params, key)  # compiles
-    with contextlib.redirect_stdout(io.StringIO()):
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         for _ in range(3):
             for name, train in zip(best, (untapped, tapped), strict=True):
                 since = time.perf_counter()
@@ -229,20 +210,19 @@ def main():
     params = init_params(params_key)
     steps = options.epochs * (len(data[0]) // BATCH_SIZE)
 
-    per_step, per_epoch, bar = History(), History(), Bar(steps)
+    per_step, per_epoch = History(), History()
     sizes = {"epochs": options.epochs, "every": options.every}
-    on_step = [per_step, bar, fail_on_some_steps] if options.raise_in_tap else [per_step, bar]
-    train = make_train(data, on_step=on_step, on_epoch=[per_epoch], **sizes)
+    on_step = [per_step, fail_on_some_steps] if options.raise_in_tap else [per_step]
+    train = make_train(data, on_step=on_step, on_epoch=[per_epoch], bar=sys.stderr.isatty(), **sizes)
 
     # Leaving the block waits until every message emitted inside it has been delivered, and raises the errors of tap
     # functions. A failing tap function stops neither the training nor another tap function.
     failures = None
     try:
-        with bar.lines_above(), hcb.outfeed_receiver(receiver_name="train_digits") as receiver:
+        with hcb.outfeed_receiver(receiver_name="train_digits") as receiver:
             trained = train(params, train_key)
     except hcb.TapFunctionException as exception:
         failures = exception
-    bar.bar.close()
 
     _, accuracy = loss_and_accuracy(trained, *data[2:])
     seen = len(per_step.columns["step"])

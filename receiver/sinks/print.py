@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import io
 import os
 import sys
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -46,7 +48,8 @@ def write_at_once(stream: SupportsWrite | None, text: str) -> None:
     None stands for `sys.stdout`. After the reader of a pipe has ended, as `| head -1` does, the text is dropped.
     """
     global _is_unread
-    with _print_lock:
+    above = above_bars if stream is None else None
+    with contextlib.nullcontext() if above is None else above(), _print_lock:
         if stream is not None:
             stream.write(text)
         elif not _is_unread:
@@ -61,6 +64,9 @@ def write_at_once(stream: SupportsWrite | None, text: str) -> None:
 
 
 _is_unread = False
+
+above_bars: Callable[[], AbstractContextManager[Any]] | None = None
+"""Makes room for text above the progress bars of a terminal; set while there are bars."""
 
 
 def _discard_buffer() -> None:

@@ -72,7 +72,7 @@ def in_terminal(*arguments: str | Path, cwd: Path) -> str:
 def test_train_digits_prints_plots_and_sums_up(tmp_path: Path) -> None:
     shown = in_terminal(DIGITS, "--epochs", "12", "--every", "50", "--output", "curves.png", cwd=tmp_path)
     steps = 12 * STEPS_PER_EPOCH
-    # One line for each record, above the bar, which erases itself.
+    # One line for each record, above the bar.
     records = re.findall(r"(?:^|\r|\n)step +(\d+)  loss ([\d.]+)  accuracy +([\d.]+)%\r\n", shown)
     assert [int(step) for step, _, _ in records] == list(range(0, steps, 50))
     assert float(records[-1][1]) < float(records[0][1]) / 5
@@ -88,8 +88,9 @@ def test_train_digits_prints_plots_and_sums_up(tmp_path: Path) -> None:
     (place,) = (n for n, line in enumerate(lines) if line.startswith("device  messages"))
     head, row = lines[place : place + 2]
     summary = dict(zip(re.split(r"\s{2,}", head.strip()), re.split(r"\s{2,}", row.strip()), strict=True))
-    # Two taps a step, the printed records, one tap an epoch.
-    assert int(summary["messages"].replace(",", "")) == 2 * steps + len(records) + 12
+    # A tap a step, the printed records, a tap an epoch, and the bar: ten messages a second.
+    others = int(summary["messages"].replace(",", "")) - (steps + len(records) + 12)
+    assert 2 <= others < steps / 2
     assert summary["dropped"] == "0"
     assert {"device", "bytes", "rate", "time in taps"} <= set(summary)
 

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 
 from hostcallback.receiver import fork
 from hostcallback.receiver.log import logger
-from hostcallback.receiver.sinks.progress.display import DISPLAYS, Display
+from hostcallback.receiver.sinks import print as output
+from hostcallback.receiver.sinks.progress.display import DISPLAYS, Display, above_bars
 from hostcallback.receiver.sinks.progress.message import Phase, Step
 
 MOST_BARS = 64
@@ -141,6 +142,8 @@ class Bars:
                 logger.warning("progress bars are not shown: %s", error)
                 self._refused.add(look.display)
             return None
+        if look.display != "rich":
+            output.above_bars = above_bars
         bar = self._open[place] = _Bar(place, look, display, run_id, len(outer), look.leave and not outer)
         if len(self._siblings(place)) == 2:  # the first was made when it was not known that there are others
             for sibling in self._siblings(place):
@@ -179,6 +182,8 @@ class Bars:
         ):  # what is removed first, then what stays, in order
             del self._open[bar.place]
             bar.display.close(leave=bar.leave)
+        if not self._open:
+            output.above_bars = None
 
 
 def postfix_text(postfix: Mapping[str, Any]) -> str:
@@ -201,6 +206,7 @@ bars = Bars()
 def forget() -> None:
     """Drops all bars, for a forked child: its parent shows them."""
     bars.__init__()  # type: ignore[misc]
+    output.above_bars = None
 
 
 fork.in_child(fork.Stage.PROGRAM, forget)

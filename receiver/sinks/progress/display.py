@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 
@@ -23,6 +25,22 @@ class Display(Protocol):
 
     def close(self, *, leave: bool) -> None:
         """Leaves the bar as it is, or removes it."""
+
+
+@contextlib.contextmanager
+def above_bars() -> Iterator[None]:
+    """Removes the bars of tqdm from a terminal while text is written to the standard output.
+
+    rich does that by itself.
+    """
+    from tqdm import tqdm
+
+    if not (sys.stdout.isatty() and sys.stderr.isatty()):
+        yield
+        return
+    with tqdm.external_write_mode():
+        yield
+        sys.stdout.flush()
 
 
 class TqdmDisplay:
