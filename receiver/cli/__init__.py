@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
+from hostcallback.receiver.cli.output.color import BOLD, RED, has_color, painted
 from hostcallback.receiver.cli.parser import COMMANDS, FAILED, make_parser
 from hostcallback.receiver.errors import HostCallbackError
 from hostcallback.receiver.terminal import printable
@@ -39,7 +40,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except (HostCallbackError, OSError, MemoryError) as error:
-        print(f"hcb: {_one_line(error)}", file=sys.stderr)
+        mark = painted("hcb:", BOLD, RED) if has_color(sys.stderr) else "hcb:"
+        print(mark, _one_line(error), file=sys.stderr)
         try:
             sys.stdout.flush()
         except OSError:  # the output itself has failed

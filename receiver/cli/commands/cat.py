@@ -14,6 +14,7 @@ from hostcallback.receiver.cli.arguments.selection import (
     selection,
 )
 from hostcallback.receiver.cli.output.messages import Show, report_damage
+from hostcallback.receiver.cli.output.reading_progress import show_progress
 from hostcallback.receiver.cli.output.unmatched import report_unmatched
 from hostcallback.receiver.taplog.format.errors import Damage
 from hostcallback.receiver.taplog.reading.logged_message import LoggedMessage
@@ -36,6 +37,7 @@ def run(arguments: argparse.Namespace) -> int:
     reader = open_log(arguments.log, arguments.of_run)
     wanted = selection(arguments)
     several = len(reader.writers) > 1
+    show_progress(reader, prints=True)
     show = Show(as_json=arguments.json, full=arguments.full)
     damaged: list[Damage] = []
     shown = 0

@@ -15,6 +15,7 @@ from typing import Protocol
 from hostcallback.receiver.cli import CommandError
 from hostcallback.receiver.cli.arguments.selection import add_log, add_selection, open_log, selection
 from hostcallback.receiver.cli.output.messages import make_safe, report_damage
+from hostcallback.receiver.cli.output.reading_progress import show_progress
 from hostcallback.receiver.cli.output.unmatched import report_unmatched
 from hostcallback.receiver.taplog.convert.jax_profile import JaxProfile, read_profile
 from hostcallback.receiver.taplog.convert.jsonl import JsonlConversion
@@ -88,6 +89,7 @@ def run(arguments: argparse.Namespace) -> int:
     elif arguments.output.endswith(".gz") and arguments.to not in TEXTS:
         raise CommandError(f"gzip is for {' and '.join(TEXTS)}: give {arguments.to} a name without .gz")
     reader = open_log(arguments.log, arguments.of_run)
+    show_progress(reader, prints=arguments.output == STDOUT)
     wanted = selection(arguments)
     profile = None if arguments.beside is None else read_profile(arguments.beside)
     if profile is not None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from hostcallback.receiver.cli.arguments.collector import add_reaching
 from hostcallback.receiver.cli.arguments.numbers import number
-from hostcallback.receiver.cli.output.tables import print_json_lines, seconds_text, text_table
+from hostcallback.receiver.cli.output.tables import print_json_lines, print_table, seconds_text
 from hostcallback.receiver.cli.via_collector.ctl import control
 from hostcallback.receiver.control.client import ControlClient, processes
 from hostcallback.receiver.runtime.rules.rules import checked
@@ -116,7 +116,7 @@ def run(arguments: argparse.Namespace) -> int:
         print_json_lines({"name": name, "rules": answer["rules"][name]} for name in answer["names"])
         return 0
     rows = [(name, answer["rules"][name] or "-") for name in answer["names"]]
-    print("\n".join(text_table(("tap", "rules"), rows, left=(0, 1))))
+    print_table(("tap", "rules"), rows, left=(0, 1))
     return 0
 
 
@@ -129,7 +129,7 @@ def _list_processes(*, as_json: bool) -> None:
         print("no process can be controlled here: none runs taps, or they belong to other users")
         return
     rows = [(str(p["pid"]), seconds_text(time.time() - p["started"]), p["command"][:100]) for p in found]
-    print("\n".join(text_table(("pid", "up", "command"), rows, left=(2,))))
+    print_table(("pid", "up", "command"), rows, left=(2,))
 
 
 def _list_taps(taps: list[dict[str, Any]], *, as_json: bool) -> None:
@@ -149,7 +149,7 @@ def _list_taps(taps: list[dict[str, Any]], *, as_json: bool) -> None:
         )
         for tap in taps
     ]
-    print("\n".join(text_table(("tap", "kind", "rules", "suppressed", "line"), rows, left=(0, 1, 2, 4))))
+    print_table(("tap", "kind", "rules", "suppressed", "line"), rows, left=(0, 1, 2, 4))
 
 
 def _rules_text(tap: dict[str, Any]) -> str:

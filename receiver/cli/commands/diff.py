@@ -12,7 +12,9 @@ import numpy as np
 from hostcallback.receiver.cli import CommandError
 from hostcallback.receiver.cli.arguments.numbers import number
 from hostcallback.receiver.cli.arguments.selection import steps
+from hostcallback.receiver.cli.output.color import BOLD, has_color, painted
 from hostcallback.receiver.cli.output.messages import make_safe, report_damage
+from hostcallback.receiver.cli.output.reading_progress import show_progress
 from hostcallback.receiver.cli.output.unmatched import report_unmatched_names
 from hostcallback.receiver.taplog.diff.arrays import Tolerance
 from hostcallback.receiver.taplog.diff.comparison import Comparison, Difference, Outcome
@@ -75,6 +77,7 @@ def run(arguments: argparse.Namespace) -> int:
     b = ComparedLog(arguments.b, ignore_lines=arguments.ignore_lines, run=run_b)
     first, last = arguments.step or (None, None)
     wanted = Selection(tuple(arguments.name), first, last, tuple(arguments.device))
+    show_progress(a.reader, b.reader, by_device=True)
     comparison = Comparison(a, b, Tolerance(arguments.rtol, arguments.atol), wanted)
     found = 0
     if arguments.all:
@@ -109,7 +112,8 @@ def _show(difference: Difference, as_json: bool) -> None:
     ]
     step = "no step" if logged.step is None else f"step {logged.step}"
     where = f"{difference.device.device}, process {difference.device.process}, message {', '.join(seqs)}"
-    print(f"{step}: {printable(consumer.name)} at {printable(consumer.source_line)}, {printable(where)}")
+    title = f"{step}: {printable(consumer.name)} at {printable(consumer.source_line)}, {printable(where)}"
+    print(painted(title, BOLD) if has_color() else title)
     print(f"  {printable(found.text)}")
     for leaf in found.leaves[1:]:
         print(f"  {printable(value_text(leaf))}")

@@ -8,6 +8,7 @@ import sys
 
 from hostcallback.receiver.cli.arguments.selection import add_log, add_selection, open_log, selection
 from hostcallback.receiver.cli.output.messages import make_safe, report_damage
+from hostcallback.receiver.cli.output.reading_progress import show_progress
 from hostcallback.receiver.cli.output.unmatched import report_unmatched
 from hostcallback.receiver.replayer.replay import Replay
 from hostcallback.receiver.taplog.render.json_value import plain_value
@@ -26,6 +27,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Runs the command."""
     reader = open_log(arguments.log, arguments.of_run)
+    show_progress(reader)
     replay = Replay(reader, printers=False, checks_only=True, max_errors=MAX_LINES)
     replayed = replay.run(selection(arguments))
     make_safe()

@@ -24,6 +24,7 @@ from hostcallback.receiver.cli.arguments.selection import (
     selection,
 )
 from hostcallback.receiver.cli.output.messages import make_safe, report_damage
+from hostcallback.receiver.cli.output.reading_progress import show_progress
 from hostcallback.receiver.cli.output.unmatched import report_unmatched
 from hostcallback.receiver.log import INDENT
 from hostcallback.receiver.messages.check_report import CheckError
@@ -66,6 +67,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Runs the command."""
     bind = dict(_bound(text) for text in arguments.bind)
     reader = open_log(arguments.log, arguments.of_run)
+    show_progress(reader, prints=True)
     make_safe()
     with contextlib.ExitStack() as stack:
         if arguments.json:

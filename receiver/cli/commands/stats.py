@@ -8,6 +8,8 @@ import sys
 
 from hostcallback.receiver.cli.arguments.selection import add_log, add_selection, open_log, selection
 from hostcallback.receiver.cli.output.messages import lost_text, make_safe, report_damage, time_text
+from hostcallback.receiver.cli.output.reading_progress import show_progress
+from hostcallback.receiver.cli.output.tables import print_table
 from hostcallback.receiver.cli.output.unmatched import report_unmatched
 from hostcallback.receiver.taplog.format.errors import Damage
 from hostcallback.receiver.taplog.render.json_message import process_text
@@ -30,6 +32,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Runs the command."""
     reader = open_log(arguments.log, arguments.of_run)
     wanted = selection(arguments)
+    show_progress(reader)
     found = gather(reader.message_runs(wanted, by_time=False), wanted)
     make_safe()
     thinned = [tap for tap in reader.thinned().values() if wanted.wants_name(tap.name)]
@@ -79,14 +82,7 @@ def _print(taps: list[TapStats]) -> None:
         )
         for tap in taps
     ]
-    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
-    right = (1, 2, 3)
-    for row in (head, *rows):
-        cells = (
-            cell.rjust(width) if place in right else cell.ljust(width)
-            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
-        )
-        print(printable("  ".join(cells).rstrip()))
+    print_table(head, rows, left=(0, 4, 5, 6, 7, 8))
 
 
 def _devices(tap: TapStats) -> str:

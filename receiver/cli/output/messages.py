@@ -7,6 +7,7 @@ import sys
 from collections.abc import Collection
 from datetime import datetime
 
+from hostcallback.receiver.cli.output.color import BOLD, CYAN, DIM, RED, YELLOW, has_color, painted
 from hostcallback.receiver.taplog.format.errors import Damage, Lost
 from hostcallback.receiver.taplog.reading.logged_message import LoggedMessage
 from hostcallback.receiver.taplog.reading.merge import LostRun
@@ -26,6 +27,7 @@ class Show:
         """`full`: lines of text are not shortened."""
         self._as_json = as_json
         self._limit = None if full else VALUE_CHARS
+        self._has_color = not as_json and has_color()
         make_safe()
 
     def message(self, logged: LoggedMessage, *, several: bool, delivered: bool | None = None) -> None:
@@ -42,14 +44,19 @@ class Show:
             return
         message = logged.message
         step = "-" if logged.step is None else str(logged.step)
-        parts = [time_text(message.time_ns), *([process_text(logged.writer)] if several else [])]
-        parts += [printable(message.device), step, printable(message.consumer.name), self._value(logged)]
+        parts = [
+            self._painted(time_text(message.time_ns), DIM),
+            *([process_text(logged.writer)] if several else []),
+        ]
+        name = self._painted(printable(message.consumer.name), CYAN)
+        parts += [printable(message.device), step, name, self._value(logged)]
         if message.shard_index is not None:
             parts.append(" ".join(_place(place) for place in message.shard_index if place))
         if logged.folded:
             parts.append(f"(and {logged.folded:,} more before it)")
-        parts.append(printable(message.consumer.source_line))
-        print("  ".join([*parts, *(["not delivered"] if delivered is False else [])]))
+        parts.append(self._painted(printable(message.consumer.source_line), DIM))
+        undelivered = [self._painted("not delivered", YELLOW)] if delivered is False else []
+        print("  ".join([*parts, *undelivered]))
 
     def lost(self, run: LostRun, *, several: bool) -> None:
         """Writes a note of lost messages, in the text format only."""
@@ -62,10 +69,13 @@ class Show:
                         *where,
                         printable(run.lost.device),
                         "-",
-                        lost_text(run.lost),
+                        self._painted(lost_text(run.lost), YELLOW),
                     ]
                 )
             )
+
+    def _painted(self, text: str, style: str) -> str:
+        return painted(text, style) if self._has_color else text
 
     def _value(self, logged: LoggedMessage) -> str:
         try:
@@ -105,11 +115,16 @@ def make_safe() -> None:
         reconfigure(errors="backslashreplace")
 
 
+def warning(text: str) -> str:
+    """A line for the standard error; the text has to be safe."""
+    return f"{painted('hcb:', BOLD, RED) if has_color(sys.stderr) else 'hcb:'} {text}"
+
+
 def report_damage(damaged: Collection[Damage]) -> int:
     """Reports the damaged parts of a log on standard error; returns the exit status."""
     real = [damage for damage in damaged if not damage.torn]
     for damage in real[:20]:
-        print(f"hcb: {damage}", file=sys.stderr)
+        print(warning(str(damage)), file=sys.stderr)
     if len(real) > 20:
         print(f"hcb: and {len(real) - 20} more damaged parts", file=sys.stderr)
     return 1 if real else 0

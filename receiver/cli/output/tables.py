@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from hostcallback.receiver.cli.output.color import BOLD, has_color, painted
 from hostcallback.receiver.terminal import printable
 
 
@@ -28,6 +29,12 @@ def text_table(head: Sequence[str], rows: Sequence[Sequence[str]], left: Sequenc
         return "  ".join(aligned).rstrip()
 
     return [line(head), *map(line, rows)]
+
+
+def print_table(head: Sequence[str], rows: Sequence[Sequence[str]], left: Sequence[int] = (0,)) -> None:
+    """Prints a table, see `text_table`; with a bold head on a terminal."""
+    first, *others = text_table(head, rows, left)
+    print("\n".join([painted(first, BOLD) if has_color() else first, *others]))
 
 
 def print_json_lines(values: Iterable[Any]) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from hostcallback.receiver.cli.arguments.collector import reaching
 from hostcallback.receiver.cli.output.messages import make_safe
-from hostcallback.receiver.cli.output.tables import print_json_lines, seconds_text, text_table
+from hostcallback.receiver.cli.output.tables import print_json_lines, print_table, seconds_text
 from hostcallback.receiver.runtime.rules.names import matching
 from hostcallback.receiver.runtime.rules.rules import settings_text
 from hostcallback.receiver.terminal import printable
@@ -57,14 +57,14 @@ def _show_processes(answers: Answers) -> None:
         print("no process can be controlled there: none is connected, or they belong to other runs")
     rows = [_process_row(told) for told in answers.told]
     if rows:
-        print("\n".join(text_table(("run", "process", "host", "pid", "up", "command"), rows, left=(0, 2, 5))))
+        print_table(("run", "process", "host", "pid", "up", "command"), rows, left=(0, 2, 5))
     if answers.kept:
         said: dict[tuple[str, str], dict[str, Any]] = {}
         for statement in answers.kept:
             said.setdefault((statement.run, statement.pattern), {})[statement.field] = statement.value
         kept = [(run, pattern, printable(settings_text(s))) for (run, pattern), s in said.items()]
         print("\nremembered for processes that start later:")
-        print("\n".join(text_table(("run", "tap", "rules"), kept, left=(0, 1, 2))))
+        print_table(("run", "tap", "rules"), kept, left=(0, 1, 2))
 
 
 def _print_processes(answers: Answers) -> None:
@@ -132,7 +132,7 @@ def _show_taps(answers: Answers, pattern: str, *, as_json: bool) -> bool:
         for name, line, kind in sorted(rules)
     ]  # fmt: skip
     head = ("tap", "kind", "processes", "rules", "suppressed", "line")
-    print("\n".join(text_table(head, rows, left=(0, 1, 2, 3, 5))))
+    print_table(head, rows, left=(0, 1, 2, 3, 5))
     return True
 
 
@@ -157,7 +157,7 @@ def _show_rules(answers: Answers, seconds: float, *, as_json: bool) -> int:
         )
     elif rules:
         rows = [(name, _places(where[name]), mixed(rules[name].elements())) for name in sorted(rules)]
-        print("\n".join(text_table(("tap", "processes", "rules"), rows, left=(0, 1, 2))))
+        print_table(("tap", "processes", "rules"), rows, left=(0, 1, 2))
     if as_json:
         pass
     elif not answers.told:

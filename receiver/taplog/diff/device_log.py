@@ -47,6 +47,7 @@ class ComparedLog:
     """A log by the devices of its program. The constructor reads the headers of all segments.
 
     Attributes:
+        reader: of the log.
         devices: the devices that sent messages.
         damaged: damaged parts found so far.
     """
@@ -63,14 +64,14 @@ class ComparedLog:
             TapLogError: it is not a tap log.
             OSError: it cannot be read.
         """
-        self._reader = LogReader(path, run=run)
+        self.reader = LogReader(path, run=run)
         self._ignore_lines = ignore_lines
         self.devices: set[DeviceKey] = set()
         self.damaged: list[Damage] = []
         self._lost: dict[tuple[Writer, str], list[Lost]] = {}
         self._keys: set[TapKey] = set()
         self._all_described = True
-        for writer, segment in self._reader.segments():
+        for writer, segment in self.reader.segments():
             self._scan(writer, segment)
 
     @property
@@ -89,7 +90,7 @@ class ComparedLog:
 
     def emissions(self, key: DeviceKey) -> Iterator[LoggedMessage | Gap]:
         """Messages of a device in order. If the program was started several times, its runs follow each other."""
-        for writer in self._reader.writers:
+        for writer in self.reader.writers:
             if _number(writer) == key.process:
                 yield from self._of_writer(writer, key.device)
 
@@ -97,7 +98,7 @@ class ComparedLog:
         lost = self._lost.get((writer, device), [])
         seq = -1
         damaged = 0  # messages in damaged parts that no gap in the numbers has shown yet
-        for record in self._reader.of(writer).records(Selection(devices=(glob.escape(device),))):
+        for record in self.reader.of(writer).records(Selection(devices=(glob.escape(device),))):
             if isinstance(record, Damage):
                 if not record.torn:
                     self.damaged.append(record)

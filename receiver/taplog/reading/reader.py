@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from hostcallback.receiver.log import logger
@@ -31,6 +31,7 @@ from hostcallback.receiver.taplog.reading.shard_assembly import ShardMerger
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 EVERYTHING = Selection()
+Watch = Callable[[Selection, Iterator[Record]], Iterator[Record]]
 
 
 class LogReader:
@@ -43,6 +44,7 @@ class LogReader:
         runs: the runs in the given folders and files, the last one last, also those that are not read.
         strays: files of the folders that are called like segments and are none.
         writers: the processes that wrote the logs, in the order of their start.
+        watch: what `message_runs` reads goes through it, such as a counter for a progress bar; None for nothing.
 
     Example:
         for message in receiver.LogReader("run/taps").messages():
@@ -65,6 +67,7 @@ class LogReader:
         given = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
         files = [Path(item) for item in given]
         self.strays: list[Path] = []
+        self.watch: Watch | None = None
         self._cut_off: list[Path] = []
         self._copies = SequenceDeduplicator()
         self._catalog = RunCatalog()
@@ -197,7 +200,8 @@ class LogReader:
         """
         for path in self._cut_off:
             yield Damage(path, 0, path.stat().st_size, 0, "ends in its header", torn=True)
-        yield from self._copies.once(merged(self._processes, selection, by_time=by_time, order=order))
+        records = self._copies.once(merged(self._processes, selection, by_time=by_time, order=order))
+        yield from records if self.watch is None else self.watch(selection, records)
 
     def values(self, selection: Selection = EVERYTHING) -> Iterator[LoggedMessage | LostRun | Damage]:
         """Yields as `records` does, but assembles the shards of programs of several processes: a value is one message.
