@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from hostcallback.api.checked import checked
     from hostcallback.api.debug import callback, log, print as print
     from hostcallback.api.export import bind, export_checks, unbind
-    from hostcallback.api.nonfinite import Operation, watch_nonfinite
+    from hostcallback.api.nonfinite.operation import Operation
+    from hostcallback.api.nonfinite.watch import watch_nonfinite
     from hostcallback.api.outputs.capture import Capture, capture
     from hostcallback.api.outputs.forms import histogram, image, text
     from hostcallback.api.outputs.metrics import metrics
@@ -187,7 +188,7 @@ _PLACES = {
     "UnknownTapError": "receiver.taplog.columns.log_data",
     "NonFiniteError": "receiver.sinks.nonfinite",
     "OnError": "receiver.messages.deferred_errors",
-    "Operation": "api.nonfinite",
+    "Operation": "api.nonfinite.operation",
     "OtlpExporter": "receiver.remote.otlp.exporter",
     "OutfeedReceiver": "api.receiver",
     "Progress": "api.progress.bar",
@@ -243,7 +244,7 @@ _PLACES = {
     "tensorboard": "receiver.sinks.metric_writers.tensorboard",
     "text": "api.outputs.forms",
     "unbind": "api.export",
-    "watch_nonfinite": "api.nonfinite",
+    "watch_nonfinite": "api.nonfinite.watch",
     "while_loop": "api.progress.loops",
 }
 """The module of each name, and after a colon what it is called there."""

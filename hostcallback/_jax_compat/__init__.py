@@ -59,6 +59,7 @@ from hostcallback._jax_compat.jaxprs import (
     open_jaxpr as open_jaxpr,
     remat_p as remat_p,
     scan_groups as scan_groups,
+    static_arguments as static_arguments,
     wrap_scan_hoisting as wrap_scan_hoisting,
     zero_tangent as zero_tangent,
 )

@@ -109,3 +109,15 @@ def wrap_scan_hoisting(wrapper: Callable[[Any], Any]) -> None:
     is moved out of its loop and sends one message, or none, instead of one for each iteration (jax#16637).
     """
     _loops._scan_known_hoisting = wrapper(_loops._scan_known_hoisting)
+
+
+def static_arguments(fun: Any) -> tuple[tuple[int, ...], tuple[str, ...]] | None:
+    """The numbers and names of the static arguments of a function that `jax.jit` made; None for another function.
+
+    `_jit_info` is an attribute of jitted functions (0.8 to 0.12). Without it, `watch_nonfinite` would not know a jitted
+    function, and check every operation.
+    """
+    info = getattr(fun, "_jit_info", None)
+    if info is None:
+        return None
+    return tuple(info.static_argnums), tuple(info.static_argnames)

@@ -8,7 +8,7 @@ from time import perf_counter
 
 from hostcallback import _jax_compat as compat
 from hostcallback.api.public import public
-from hostcallback.lifecycle import effect_dispatch
+from hostcallback.lifecycle import effect_dispatch, unsettled
 from hostcallback.receiver.errors import ReentrantWaitError, TapFunctionException
 from hostcallback.receiver.runtime.runtime import runtime
 from hostcallback.receiver.sinks.metric_writers.sink import FLUSH_SEC
@@ -90,6 +90,7 @@ def wait_for_taps(
 
 
 def _wait_for_taps(names: Iterable[str] | None, deadline: float | None, stall_sec: float | None) -> None:
+    unsettled.settle_all(deadline)
     # Programs that are dropped by now were dispatched before, so after the wait no message of theirs is on its way.
     retired = runtime.registry.retired()
     # A stalled tap can block a computation without end, so this checks the receivers while computations run.

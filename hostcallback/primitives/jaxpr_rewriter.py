@@ -55,6 +55,9 @@ class Place:
 class Visitor(Protocol):
     """Sees each result, may replace it, and defines its mark."""
 
+    def evaluate(self, equation: Any, values: Sequence[Any]) -> list[Any]:
+        """Evaluates an equation that is no loop, branch or call."""
+
     def visit(self, equation: Any, place: Place, marks: Sequence[Mark], outs: list[Any]) -> Results:
         """Called after an equation was evaluated, with the marks of its operands.
 
@@ -114,7 +117,7 @@ def _rule_of(equation: Any) -> Callable[..., Results]:
 
 
 def _evaluate(equation: Any, visitor: Visitor, values: Any, marks: Any, place: Place) -> Results:
-    return visitor.visit(equation, place, marks, compat.bind_equation(equation, values))
+    return visitor.visit(equation, place, marks, visitor.evaluate(equation, values))
 
 
 def _may_be_inlined(equation: Any) -> bool:

@@ -31,6 +31,10 @@ class NonFiniteError(CheckError, ArithmeticError):
         backward: whether the operation belongs to the backward pass.
         cotangent: whether the array is the cotangent of the operation's result, which the transpose of the
             operation that used the result has made.
+        call: the number of the call of the watched step, from 0, if the report is of a second run of that call; None
+            if the program was watched as it ran.
+        reproduced: False if the second run did not make what the test of the results had found; None if there was no
+            second run.
 
     Example:
         hcb.watch_nonfinite(jnp.log)(x)
@@ -50,6 +54,8 @@ class NonFiniteError(CheckError, ArithmeticError):
     iteration: tuple[int, ...]
     backward: bool
     cotangent: bool
+    call: int | None
+    reproduced: bool | None
 
     def __init__(self, check: FailedCheck, also: str = "") -> None:
         """Makes the error; see `CheckError`. Its attributes are the details of the explanation."""
@@ -89,6 +95,9 @@ class Watched:
         dtype: dtype of the result, as text.
         backward: whether the operation belongs to the backward pass.
         cotangent: whether this describes the cotangent of the result instead of the result.
+        rerun_of: name of the step if this is a second run of one call of it: the first iteration is then the call's
+            number.
+        note: what else is known; empty for an operation. With a note, the numbers of values are not known.
     """
 
     primitive: str
@@ -98,6 +107,8 @@ class Watched:
     dtype: str
     backward: bool
     cotangent: bool
+    rerun_of: str | None = None
+    note: str = ""
 
     @property
     def name(self) -> str:
@@ -111,6 +122,7 @@ class Watched:
         place = None if line is None else [line.file, line.line, line.function]
         return [
             self.primitive, place, self.scope, list(self.shape), self.dtype, self.backward, self.cotangent,
+            *([] if self.rerun_of is None else [self.rerun_of, self.note]),
         ]  # fmt: skip
 
     @classmethod
@@ -121,13 +133,17 @@ class Watched:
             ValueError: the data was not made by `plain`.
             TypeError: as above.
         """
-        primitive, place, scope, shape, dtype, backward, cotangent = plain
+        primitive, place, scope, shape, dtype, backward, cotangent, *rerun = plain
+        if rerun and [type(text) for text in rerun] != [str, str]:
+            raise ValueError(f"the second run of a step is described as {str(rerun)[:80]}")
         if place is not None and [type(item) for item in place] != [str, int, str]:
             raise ValueError(f"the place of an operation is described as {str(place)[:80]}")
         if not all(type(text) is str for text in (primitive, scope, dtype)):
             raise ValueError(f"an operation is described as {str(plain)[:80]}")
         line = None if place is None else Line(*place)
-        return cls(primitive, line, scope, tuple(map(int, shape)), dtype, bool(backward), bool(cotangent))
+        return cls(
+            primitive, line, scope, tuple(map(int, shape)), dtype, bool(backward), bool(cotangent), *rerun
+        )
 
     @property
     def places(self) -> Sequence[CallSite]:
@@ -201,15 +217,27 @@ class _Explains:
     def explain(self, message: Message) -> Explanation:
         operation = self.operation
         shape = f"{operation.dtype}[{','.join(map(str, operation.shape))}]"
-        text = f"{operation.name}: {self.nan_count} NaN and {self.inf_count} infinite values in {shape}"
-        if self.iteration:
-            text += f", iteration {', '.join(map(str, self.iteration))}"
+        counts = "NaN or" if operation.note else f"{self.nan_count} NaN and {self.inf_count}"
+        text = f"{operation.name}: {counts} infinite values in {shape}"
+        call, iteration = self._call_and_iteration()
+        if iteration:
+            text += f", iteration {', '.join(map(str, iteration))}"
         if operation.scope:
             text += f", in scope {operation.scope}"
+        if call is not None:
+            text += f", call {call} of {operation.rerun_of}"
+        if operation.note:
+            text += f": {operation.note}"
         return Explanation(text, {}, "", (), operation.places, error=NonFiniteError, details=self._details())
+
+    def _call_and_iteration(self) -> tuple[int | None, tuple[int, ...]]:
+        if self.operation.rerun_of is None or not self.iteration:
+            return None, self.iteration
+        return self.iteration[0], self.iteration[1:]
 
     def _details(self) -> Mapping[str, Any]:
         operation = self.operation
+        call, iteration = self._call_and_iteration()
         return {
             "primitive": operation.primitive,
             "source_line": operation.source_line,
@@ -218,7 +246,9 @@ class _Explains:
             "dtype": operation.dtype,
             "nan_count": self.nan_count,
             "inf_count": self.inf_count,
-            "iteration": self.iteration,
+            "iteration": iteration,
             "backward": operation.backward,
             "cotangent": operation.cotangent,
+            "call": call,
+            "reproduced": None if call is None else not operation.note,
         }

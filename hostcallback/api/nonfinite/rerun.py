@@ -1,0 +1,234 @@
+"""Runs a step as it is with one test of its results; runs a call that fails the test again, instrumented."""
+
+from __future__ import annotations
+
+import collections
+import functools
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from time import perf_counter, sleep
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from hostcallback.api.nonfinite.instrument import instrumented
+from hostcallback.api.nonfinite.operation import Operation
+from hostcallback.api.nonfinite.silence import NotRepeatableError
+from hostcallback.api.nonfinite.watcher import Watcher, is_inexact, report
+from hostcallback.lifecycle import unsettled
+from hostcallback.receiver.errors import TapTimeoutError
+from hostcallback.receiver.log import logger
+from hostcallback.tracing.source_line import user_source_line
+
+KEPT_CALLS = 2
+"""Calls whose verdict is not in: their inputs are kept, and a further call waits for the first of them."""
+
+_POLL_SEC = 0.001
+
+
+@dataclass(frozen=True)
+class _Call:
+    number: int
+    args: Any
+    kwargs: Any
+    failed: jax.Array  # bool [group of results]: whether any of its elements is not finite
+
+
+class Rerun:
+    """A step that is watched by its results. Any thread may call it; a second run is in the thread that finds it due.
+
+    The inputs of a call are kept until its verdict is in, so the step's donated arguments are not donated.
+    """
+
+    def __init__(
+        self,
+        fun: Callable[..., Any],
+        selects: Callable[[Operation], bool],
+        *,
+        inputs: bool,
+        static: tuple[tuple[int, ...], tuple[str, ...]],
+    ) -> None:
+        """Makes the step.
+
+        Args:
+            fun: the step, jitted or not.
+            selects: whether to check an operation of a second run.
+            inputs: whether to check the arguments of a second run.
+            static: numbers and names of the arguments that the step's jit does not trace.
+        """
+        self._fun = fun
+        self._selects = selects
+        self._inputs = inputs
+        self._name = str(getattr(fun, "__name__", "the step"))
+        self._line = user_source_line()
+        self._lock = threading.RLock()  # protects all that follows
+        self._pending: collections.deque[_Call] = collections.deque()
+        self._calls = 0
+        self._is_failing = False  # whether the last settled call failed the test
+        self._always: Any = False  # what was not finite in the first call, such as a mask, is reported once
+        self._on_several = False
+        self._callbacks: list[str] = []
+        self._seconds: dict[bool, Callable[..., Any]] = {}
+        argnums, argnames = static
+        self._options: dict[str, Any] = {"static_argnums": argnums, "static_argnames": argnames}
+        self._tested = jax.jit(self._with_test, **self._options)
+
+    def __call__(self, args: Any, kwargs: Any) -> Any:
+        """Runs the step; first settles the calls whose verdict is in."""
+        args, kwargs = _own((args, kwargs))
+        with self._lock:
+            while self._pending and (len(self._pending) >= KEPT_CALLS or _is_known_here(self._pending[0])):
+                self._settle(self._pending.popleft())
+            if not self._calls:
+                self._on_several = _is_on_several((args, kwargs))
+            out, failed = self._tested(*args, **kwargs)
+            self._pending.append(_Call(self._calls, args, kwargs, failed))
+            self._calls += 1
+        unsettled.add(self.settle)
+        return out
+
+    def settle(self, deadline: float | None) -> None:
+        """Waits for the verdicts of all calls, and runs again what failed; see `unsettled`."""
+        with self._lock:
+            while self._pending:
+                while deadline is not None and not _is_in(self._pending[0]):
+                    if perf_counter() > deadline:
+                        raise TapTimeoutError(
+                            f"call {self._pending[0].number} of {self._name} was still running when the time was up: "
+                            "give more time (timeout_sec=)"
+                        )
+                    sleep(_POLL_SEC)
+                self._settle(self._pending.popleft())
+
+    # ---- The test ----------------------------------------------------------------------------------------------------
+
+    def _with_test(self, *args: Any, **kwargs: Any) -> Any:
+        results = self._fun(*args, **kwargs)
+        return results, _failed(results, self._on_several)
+
+    # ---- The second run ----------------------------------------------------------------------------------------------
+
+    def _settle(self, call: _Call) -> None:
+        try:
+            failed = np.asarray(call.failed)
+        except (
+            jax.errors.JaxRuntimeError,
+            ValueError,
+        ):  # the program failed: the user of its results gets the error
+            return
+        new = failed & ~self._always if np.shape(self._always) == failed.shape else failed
+        was_failing, self._is_failing = self._is_failing, bool(new.any())
+        if call.number == 0:
+            self._always = failed
+        # Later steps only pass on what a step has made, so the first of a row of failed calls is run again.
+        if self._is_failing and not was_failing:
+            note = self._run_again(call, new)
+            if note:
+                self._report_results(call, new, note)
+
+    def _run_again(self, call: _Call, new: Any) -> str:
+        """Runs a call again; returns what was in the way of a report, or an empty text."""
+        leaves = jax.tree.leaves((call.args, call.kwargs))
+        if any(isinstance(leaf, jax.Array) and leaf.is_deleted() for leaf in leaves):
+            return "the call could not be run again, because another program has taken its arguments (donate_argnums)"
+        again = self._second(checked=True)
+        try:
+            failed = np.asarray(again(np.int32(call.number), *call.args, **call.kwargs))
+        except NotRepeatableError as error:
+            return f"the call was not run again, because that would repeat {error}. Use mode='every'"
+        except Exception as error:
+            logger.exception("the second run of call %d of %s failed", call.number, self._name)
+            return f"the second run of the call failed: {type(error).__name__}: {error}"
+        if (failed & new).any():
+            return ""
+        return f"not reproduced: {self._why_not(call, new)}"
+
+    def _why_not(self, call: _Call, new: Any) -> str:
+        text = "the same call with the same arguments, run again with checks, made other results"
+        if self._callbacks:
+            return f"{text}, and it calls {', '.join(dict.fromkeys(self._callbacks))}"
+        plain = np.asarray(self._second(checked=False)(np.int32(call.number), *call.args, **call.kwargs))
+        if (plain & new).any():
+            return (
+                f"{text}; without checks it made them again, so the values depend on how XLA fuses operations"
+            )
+        return f"{text}, and so did it without checks: its operations or its arguments change from run to run"
+
+    def _second(self, *, checked: bool) -> Callable[..., Any]:
+        if checked not in self._seconds:
+            argnums = [n + 1 if n >= 0 else n for n in self._options["static_argnums"]]
+            options = self._options | {"static_argnums": argnums}
+            self._seconds[checked] = jax.jit(functools.partial(self._run_second, checked), **options)
+        return self._seconds[checked]
+
+    def _run_second(self, checked: bool, number: Any, *args: Any, **kwargs: Any) -> Any:
+        selects = self._selects if checked else lambda operation: False
+        watcher = Watcher(selects, self._name)
+        inputs = self._inputs and checked
+        results = instrumented(
+            self._fun, args, kwargs, watcher, inputs=inputs, iterations=[number], line=self._line
+        )
+        self._callbacks += watcher.callbacks
+        return _failed(results, self._on_several)
+
+    def _report_results(self, call: _Call, new: Any, note: str) -> None:
+        results, _ = self._tested.eval_shape(*call.args, **call.kwargs)
+        for group, bad in zip(_groups(results, self._on_several), new, strict=True):
+            if bad:
+                path, leaf = group[0]
+                more = f" or {len(group) - 1} others of its shape" if len(group) > 1 else ""
+                name = f"result{jax.tree_util.keystr(path)}{more}"
+                operation = Operation(name, self._line, "", leaf.shape, leaf.dtype, False, self._name)
+                counts, number = (np.int32(0), np.int32(0)), np.int32(call.number)
+                report([operation], [np.bool_(True)], [counts], [number], cotangent=False, note=note)
+
+
+def _is_known_here(call: _Call) -> bool:
+    # The processes of a program over several must run the same call again at the same time.
+    return call.failed.is_fully_addressable and _is_in(call)
+
+
+def _is_in(call: _Call) -> bool:
+    failed: Any = call.failed  # whose method has no annotation
+    return bool(failed.is_ready())
+
+
+def _own(tree: Any) -> Any:
+    """Copies NumPy arrays, which their owner may fill again before the second run."""
+    if any(type(leaf) is np.ndarray for leaf in jax.tree.leaves(tree)):
+        return jax.tree.map(lambda leaf: jnp.array(leaf) if type(leaf) is np.ndarray else leaf, tree)
+    return tree
+
+
+def _is_on_several(tree: Any) -> bool:
+    return any(
+        len(leaf.sharding.device_set) > 1 for leaf in jax.tree.leaves(tree) if isinstance(leaf, jax.Array)
+    )
+
+
+def _failed(results: Any, several: bool) -> Any:
+    """Tests the results in one pass: bool [group]."""
+    failed = [
+        jnp.logical_not(_all_finite([leaf for _, leaf in group])) for group in _groups(results, several)
+    ]
+    return jnp.stack(failed) if failed else jnp.zeros((0,), bool)
+
+
+def _all_finite(leaves: Sequence[Any]) -> Any:
+    return jnp.all(functools.reduce(jnp.logical_and, [jnp.isfinite(leaf) for leaf in leaves]))
+
+
+def _groups(results: Any, several: bool) -> list[list[tuple[Any, Any]]]:
+    """The results that can be NaN, with their paths, in groups that are tested together.
+
+    XLA:CPU takes about a microsecond for each reduction. Arrays on several devices may be divided differently, so they
+    are tested one by one.
+    """
+    groups: dict[Any, list[tuple[Any, Any]]] = {}
+    for path, leaf in jax.tree_util.tree_flatten_with_path(results)[0]:
+        if is_inexact(leaf):
+            groups.setdefault(path if several else leaf.shape, []).append((path, leaf))
+    return list(groups.values())

@@ -1,0 +1,222 @@
+"""A step runs as it is with one test of its results; a call that fails it runs again, instrumented."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.experimental import io_callback
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+from watching import errors_of, line_of
+
+import hostcallback as hcb
+
+ONES = jnp.ones(4)
+
+
+def with_zero_at(call: int, number: int = 6) -> Iterator[Any]:
+    """Arguments of `number` calls; those of one of them have a zero."""
+    for i in range(number):
+        yield ONES.at[2].set(float(i != call))
+
+
+def run_of(step: Any, call: int = 3, number: int = 6) -> None:
+    w = ONES
+    for x in with_zero_at(call, number):
+        w, *_ = step(w, x)
+
+
+def log_step(w: Any, x: Any) -> Any:
+    with jax.named_scope("attention"):
+        y = jnp.log(x)  # log step
+    return w - y, y.sum()
+
+
+def test_the_report_names_operation_line_scope_and_call() -> None:
+    step = hcb.watch_nonfinite(jax.jit(log_step))
+    (error,) = errors_of(lambda: run_of(step))
+    assert (error.primitive, error.scope, error.inf_count) == ("log", "attention", 1)
+    assert error.source_line.line == line_of(__file__, "log step")
+    assert (error.call, error.iteration, error.reproduced) == (3, (), True)
+    assert "in scope attention, call 3 of log_step" in str(error)
+    assert error.check.count == 1, "later calls only pass it on"
+
+
+def test_a_step_that_stays_finite_is_not_run_again() -> None:
+    traces = []
+
+    @jax.jit
+    def step(w, x):
+        traces.append(x)
+        return w * x, None
+
+    assert errors_of(lambda: run_of(hcb.watch_nonfinite(step), call=-1)) == []
+    assert len(traces) == 1
+
+
+def test_the_failure_after_a_recovery_is_reported_again() -> None:
+    step = hcb.watch_nonfinite(jax.jit(lambda x: (jnp.log(x), x + 1)))
+    bad, good = -ONES, ONES
+    (error,) = errors_of(lambda: [step(x) for x in (good, bad, bad, good, bad, good)])
+    assert (error.call, error.check.count) == (1, 2)
+
+
+@jax.custom_vjp
+def divided_backward(h: Any, x: Any) -> Any:
+    return h + x
+
+
+def _divided(ct: Any, x: Any) -> Any:
+    return ct / x, jnp.zeros_like(x)
+
+
+divided_backward.defvjp(lambda h, x: (divided_backward(h, x), x), lambda x, ct: _divided(ct, x))
+
+
+def test_backward_pass_and_iteration() -> None:
+    def loss(w, x):
+        return lax.scan(lambda h, y: (divided_backward(h, y), None), w.sum(), x)[0]  # backward step
+
+    step = hcb.watch_nonfinite(jax.jit(lambda w, x: (w - jax.grad(loss)(w, x), None)))
+    first = errors_of(lambda: run_of(step))[0]
+    assert (first.backward, first.call, first.iteration) == (True, 3, (2,))
+    assert first.source_line.line == line_of(__file__, "backward step")
+
+
+def test_a_vmapped_step() -> None:
+    step = hcb.watch_nonfinite(jax.jit(jax.vmap(lambda w, x: (w + jnp.log(x), None))))
+    (error,) = errors_of(lambda: run_of(step))
+    assert (error.primitive, error.shape, error.call) == ("log", (4,), 3)
+
+
+def test_donated_arguments_are_kept_until_the_verdict() -> None:
+    step = hcb.watch_nonfinite(jax.jit(log_step, donate_argnums=0))
+    (error,) = errors_of(lambda: run_of(step))
+    assert (error.primitive, error.call, error.reproduced) == ("log", 3, True)
+
+
+def test_arguments_that_another_program_took() -> None:
+    step, take = hcb.watch_nonfinite(jax.jit(log_step)), jax.jit(lambda x: x + 1, donate_argnums=0)
+
+    def run() -> None:
+        x = jnp.zeros(4)
+        step(ONES, x)
+        take(x)
+
+    errors = errors_of(run)
+    assert [error.primitive for error in errors] == ["result[0]", "result[1]"]
+    assert not errors[0].reproduced
+    assert "another program has taken its arguments" in str(errors[0])
+
+
+def test_numpy_arrays_may_be_filled_anew() -> None:
+    step = hcb.watch_nonfinite(jax.jit(log_step))
+
+    def run() -> None:
+        batch = np.ones(4, np.float32)
+        for i in range(5):
+            batch[:] = i != 2
+            step(ONES, batch)
+
+    (error,) = errors_of(run)
+    assert (error.call, error.reproduced, error.inf_count) == (2, True, 4)
+
+
+@pytest.mark.parametrize("how", ["shard_map", "sharded"])
+def test_on_several_devices(how: str) -> None:
+    mesh = Mesh(np.array(jax.devices()), ("i",))
+    sharding = NamedSharding(mesh, P("i"))
+
+    def part(w, x):
+        return w + jnp.log(x), None
+
+    if how == "shard_map":
+        fun = jax.jit(
+            lambda w, x: (
+                jax.shard_map(lambda *a: part(*a)[0], mesh=mesh, in_specs=P("i"), out_specs=P("i"))(w, x),
+                None,
+            )
+        )
+    else:
+        fun = jax.jit(part)
+    step = hcb.watch_nonfinite(fun)
+    w, ones = (jax.device_put(jnp.ones(2 * len(jax.devices())), sharding) for _ in range(2))
+    errors = errors_of(lambda: [step(w, x) for x in (ones, jax.device_put(ones.at[0].set(0), sharding))])
+    assert [(error.primitive, error.call, error.inf_count) for error in errors] == [("log", 1, 1)]
+
+
+def test_a_second_run_that_makes_other_results_is_reported_as_such() -> None:
+    calls = []
+
+    def draw(x):  # finite, except in the second call
+        calls.append(x)
+        return np.float32(np.inf if len(calls) == 2 else 1.0)
+
+    @jax.jit
+    def step(x):
+        return x + jax.pure_callback(draw, jax.ShapeDtypeStruct((), jnp.float32), x[0])  # draw
+
+    (error,) = errors_of(
+        lambda: [hcb_step(ONES) for hcb_step in [hcb.watch_nonfinite(step)] for _ in range(3)]
+    )
+    assert (error.call, error.reproduced, error.primitive) == (1, False, "result")
+    assert f"pure_callback at {__file__}:{line_of(__file__, 'draw')}" in str(error)
+
+
+def test_taps_and_prints_happen_once() -> None:
+    seen: list[Any] = []
+
+    @jax.jit
+    def step(w, x):
+        hcb.tap(seen.append, x[2])
+        jax.debug.callback(lambda v: seen.append(v), x[2])
+        hcb.check(x[2] >= 0, "never fails")
+        return w + jnp.log(x), None
+
+    (error,) = errors_of(lambda: run_of(hcb.watch_nonfinite(step)))
+    jax.effects_barrier()
+    assert error.primitive == "log"
+    assert len(seen) == 12
+
+
+def test_a_callback_with_results_is_not_called_again() -> None:
+    calls = []
+
+    def read(x):
+        calls.append(x)
+        return np.float32(0)
+
+    @jax.jit
+    def step(x):
+        return jnp.log(io_callback(read, jax.ShapeDtypeStruct((), jnp.float32), x[0]))  # read
+
+    (error,) = errors_of(lambda: hcb.watch_nonfinite(step)(ONES))
+    assert len(calls) == 1
+    assert f"would repeat io_callback at {__file__}:{line_of(__file__, 'read')}" in str(error)
+    assert error.reproduced is False
+
+
+def test_static_arguments_and_other_leaves() -> None:
+    fun = jax.jit(lambda x, how, scale=1.0: getattr(jnp, how)(x) * scale, static_argnums=1)
+    step = hcb.watch_nonfinite(fun)
+    (error,) = errors_of(lambda: (step(ONES, "exp", scale=2), step(ONES * 0, "log", scale=2)))
+    assert (error.primitive, error.call) == ("log", 1)
+
+
+def test_a_plain_function_is_compiled_if_asked_to() -> None:
+    every, rerun = hcb.watch_nonfinite(jnp.log), hcb.watch_nonfinite(lambda x: jnp.log(x), mode="rerun")
+    assert errors_of(lambda: rerun(ONES * 0))[0].call == 0
+    assert errors_of(lambda: hcb.watch_nonfinite(lambda x: jnp.log(x))(ONES * 0))[0].call is None
+    assert errors_of(lambda: jax.jit(every)(ONES * 0))[0].call is None
+
+
+def test_a_mode_that_does_not_exist() -> None:
+    with pytest.raises(
+        ValueError, match=r"mode is 'once', expected 'rerun', 'every' or None, at .*test_rerun\.py"
+    ):
+        hcb.watch_nonfinite(jnp.log, mode="once")  # type: ignore[arg-type]
