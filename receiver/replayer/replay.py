@@ -20,6 +20,7 @@ from hostcallback.receiver.replayer.run_delivery import RunDelivery
 from hostcallback.receiver.runtime.device_stats import DeviceStats
 from hostcallback.receiver.runtime.dispatch.scope import Scope
 from hostcallback.receiver.sinks.factory import Binding
+from hostcallback.receiver.sinks.progress.bars import bars
 from hostcallback.receiver.sinks.sharding.multi_process import ShardStream
 from hostcallback.receiver.taplog.format.errors import Damage, Lost
 from hostcallback.receiver.taplog.reading.merge import MessageRun
@@ -124,6 +125,7 @@ class Replay:
                 delivery.deliver(record, parts)
             else:
                 self.replayed.lost.append(record.lost)
+        bars.close_all()  # those whose loops did not end
         self._finish(delivery)
         return self.replayed
 

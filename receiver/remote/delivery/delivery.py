@@ -28,6 +28,7 @@ from hostcallback.receiver.remote.spool.stream_reader import Again, StoredRuns, 
 from hostcallback.receiver.remote.streams import StreamKey, StreamOffset
 from hostcallback.receiver.replayer.run_delivery import RunDelivery
 from hostcallback.receiver.runtime.dispatch.scope import Scope
+from hostcallback.receiver.sinks.progress.bars import bars
 from hostcallback.receiver.sinks.sharding.multi_process import ShardStream
 from hostcallback.receiver.tap_name import matches
 from hostcallback.receiver.taplog.format.errors import Damage, Lost, TapLogError
@@ -183,6 +184,7 @@ class Delivery:
                 self._forget_some()
             if stop:
                 self._report_incomplete()
+                bars.close_all()
                 self._raised.end()
                 return
 

@@ -1,0 +1,112 @@
+"""How bars end: with a wrong total, in a replay, if the program fails, and at Ctrl-C in a terminal."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import re
+import signal
+import struct
+import subprocess
+import sys
+import termios
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import hostcallback as hcb
+from bars_on_screen import screen
+from hostcallback import receiver
+
+pytest.importorskip("tqdm")  # environments of other JAX versions may lack it
+
+PROGRAM = Path(__file__).parent / "interrupted_program.py"
+
+
+def anywhere(total: Any, desc: str) -> Any:
+    def body(i: Any, x: Any) -> Any:
+        hcb.progress(total, step=i, desc=desc, x=x)
+        return x + 1
+
+    return jax.jit(lambda x: jax.lax.fori_loop(0, 300, body, x))
+
+
+@pytest.mark.parametrize(("total", "shown"), [(500, "300/500"), (None, "300it")])
+def test_with_a_wrong_total_the_last_step_is_shown(
+    total: Any, shown: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    anywhere(total, "wrong")(jnp.float32(0))
+    hcb.barrier_wait()
+    (line,) = screen(capsys.readouterr().err)
+    assert shown in line
+    assert "x=299" in line
+
+
+def test_beyond_a_total_that_is_too_small_the_bar_counts_on(capsys: pytest.CaptureFixture[str]) -> None:
+    anywhere(100, "small")(jnp.float32(0))
+    hcb.barrier_wait()
+    lines = screen(capsys.readouterr().err)
+    assert "100/100" in lines[0]
+    assert "300it" in lines[-1]
+    assert "x=299" in lines[-1]
+    assert len(lines) <= 2
+
+
+def test_a_replay_shows_the_bars_again_and_closes_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with hcb.outfeed_receiver(record=tmp_path):
+        jax.jit(lambda: hcb.scan(lambda c, _: (c + 1, None), 0, length=40, progress="whole")[0])()
+        anywhere(500, "left open")(jnp.float32(0))
+    capsys.readouterr()
+    receiver.replay(tmp_path)
+    text = capsys.readouterr().err
+    whole, left_open = screen(text)
+    assert "whole: 100%" in whole
+    assert "left open:  60%" in left_open
+    assert text.endswith("\n")
+
+
+def in_terminal(how: str, *, interrupted_after: bytes | None = None) -> tuple[int, str]:
+    """Runs the program in a terminal, and interrupts it once a text is shown. Returns its status and what it showed."""
+    child, terminal = pty.openpty()
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 100, 0, 0))
+    shown = b""
+    with subprocess.Popen(
+        [sys.executable, str(PROGRAM), how],
+        stdin=terminal, stdout=terminal, stderr=terminal,
+    ) as process:  # fmt: skip
+        os.close(terminal)
+        while True:
+            try:
+                piece = os.read(child, 65536)
+            except OSError:  # the terminal is closed
+                break
+            shown += piece
+            if interrupted_after is not None and re.search(interrupted_after, shown):
+                process.send_signal(signal.SIGINT)
+                interrupted_after = None
+            if not piece:
+                break
+        status = process.wait(60)
+    os.close(child)
+    return status, shown.decode()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["waits", "fails"])
+def test_the_traceback_comes_after_the_bars_which_stay_where_they_were(how: str) -> None:
+    status, shown = in_terminal(how, interrupted_after=rb"inner: +[1-9]" if how == "waits" else None)
+    assert status != 0
+    bars, last = shown.rsplit("\nTraceback (most recent call last)", 1)
+    bars += "\n"
+    assert "inner: " not in last, "a bar was drawn into the traceback"
+    assert "outer: " not in last
+    *_, after = bars.rsplit("outer: ", 1)
+    assert re.match(r" +\d+%\|[^\n]*\n", after), "the bar of the outer loop stays, closed by a line end"
+    assert "it/s]" not in after.partition("\n")[2], "no bar is drawn below it"
+    assert ("KeyboardInterrupt" if how == "waits" else "step 8") in last
