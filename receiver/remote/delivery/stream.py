@@ -44,7 +44,7 @@ class DeliveredStream:
         self.at = runs.position, ""
         self.read_at = -math.inf
         self._is_open = False
-        self._part = PART_MESSAGES // 8
+        self._part = 1  # grows while consumers are fast
 
     def turn(self, stored: StreamOffset, is_enough: Callable[[], bool]) -> Iterator[Record]:
         """Yields new records up to `stored`, about as many as fit into one turn. `is_enough` ends the turn earlier.
