@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from hostcallback.api.export import bind, export_checks, unbind
     from hostcallback.api.nonfinite.operation import Operation
     from hostcallback.api.nonfinite.watch import watch_nonfinite
+    from hostcallback.api.observe.observe import observe
+    from hostcallback.api.observe.places import Site
     from hostcallback.api.outputs.capture import Capture, capture
     from hostcallback.api.outputs.forms import histogram, image, text
     from hostcallback.api.outputs.metrics import metrics
@@ -114,6 +116,7 @@ __all__ = [
     "RecordingWarning",
     "ReentrantWaitError",
     "RuleFileError",
+    "Site",
     "TapData",
     "TapFailure",
     "TapFunctionException",
@@ -147,6 +150,7 @@ __all__ = [
     "jsonl",
     "log",
     "metrics",
+    "observe",
     "otlp",
     "otlp_exporter",
     "outfeed_receiver",
@@ -196,6 +200,7 @@ _PLACES = {
     "RecordingWarning": "api.receiver_options",
     "ReentrantWaitError": "receiver.errors",
     "RuleFileError": "receiver.control.errors",
+    "Site": "api.observe.places",
     "TapData": "receiver.taplog.columns.tap_data",
     "TapFailure": "receiver.errors",
     "TapFunctionException": "receiver.errors",
@@ -230,6 +235,7 @@ _PLACES = {
     "jsonl": "receiver.sinks.metric_writers.files",
     "log": "api.debug",
     "metrics": "api.outputs.metrics",
+    "observe": "api.observe.observe",
     "otlp": "receiver.remote.otlp.exporter:otlp_exporter",
     "otlp_exporter": "receiver.remote.otlp.exporter",
     "outfeed_receiver": "api.receiver",

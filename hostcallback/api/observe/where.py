@@ -1,0 +1,129 @@
+"""Selections: which equations of a traced program `observe` taps, and the label of each."""
+
+from __future__ import annotations
+
+import difflib
+import fnmatch
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hostcallback.api.observe.places import Site
+from hostcallback.tracing.source_line import user_source_line
+
+CARRY = "scan carry"
+KINDS = ("scope", "module", "jit", "function", "primitive", "file")
+
+
+@dataclass(frozen=True)
+class Selection:
+    """One kind of place and what it is called.
+
+    Attributes:
+        kind: one of `KINDS`, "carry" or "predicate".
+        text: the glob; for a predicate, its name.
+        predicate: a function of a `Site`, for a predicate.
+    """
+
+    kind: str
+    text: str
+    predicate: Callable[[Site], bool] | None = None
+
+    def label(self, site: Site) -> str | None:
+        """The label of the region to which an equation belongs; None if it is not selected."""
+        if self.kind == "scope":
+            return match_path(self.text, site.scope)
+        if self.kind == "jit":
+            return (
+                self._own(site) if site.function and fnmatch.fnmatchcase(site.function, self.text) else None
+            )
+        if self.kind == "primitive":
+            return self._own(site) if fnmatch.fnmatchcase(site.primitive, self.text) else None
+        if self.kind == "predicate" and self.predicate is not None:
+            return self._own(site) if self.predicate(site) else None
+        if self.kind == "function":
+            return next((f for _, _, f in _named(site) if fnmatch.fnmatchcase(f, self.text)), None)
+        return self._line(site) if self.kind == "file" else None
+
+    @property
+    def is_region(self) -> bool:
+        """Whether equations of one label are one place, of which what leaves it is tapped."""
+        return self.kind in ("scope", "module", "function", "file")
+
+    def _own(self, site: Site) -> str:
+        name = site.function if self.kind == "jit" else site.primitive
+        if site.scope:
+            return "/".join((*site.scope, name))
+        line = site.source_line
+        return f"{name}@{line.function.rpartition('.')[2]}:{line.line}" if line else name
+
+    def _line(self, site: Site) -> str | None:
+        file, _, number = self.text.rpartition(":") if re.search(r":\d+$", self.text) else (self.text, "", "")
+        for path, line, _ in site.frames:
+            if f"/{path}".endswith(f"/{file}") and (not number or line == int(number)):
+                return f"{file}:{line}"
+        return None
+
+
+def _named(site: Site) -> Iterable[tuple[str, int, str]]:
+    return ((file, line, function.rpartition(".")[2]) for file, line, function in site.frames)
+
+
+def match_path(pattern: str, path: Sequence[str]) -> str | None:
+    """The shortest beginning of a path whose end matches a glob by parts (`encoder/*/attention`); None if none does."""
+    wanted = pattern.strip("/").split("/")
+    for end in range(1, len(path) + 1):
+        for begin in range(end):
+            if _parts_match(wanted, path[begin:end]):
+                return "/".join(path[:end])
+    return None
+
+
+def _parts_match(wanted: Sequence[str], parts: Sequence[str]) -> bool:
+    if not wanted:
+        return not parts
+    if wanted[0] == "**":
+        return any(_parts_match(wanted[1:], parts[i:]) for i in range(len(parts) + 1))
+    return bool(parts) and fnmatch.fnmatchcase(parts[0], wanted[0]) and _parts_match(wanted[1:], parts[1:])
+
+
+def read_where(where: Any) -> list[list[Selection]]:
+    """Reads `where`: for each of its items, the selections to try, of which the first that matches counts.
+
+    Raises:
+        TypeError: an item is neither a text nor a function.
+        ValueError: an item is empty.
+    """
+    items = list(where) if isinstance(where, list | tuple | set | frozenset) else [where]
+    if not items:
+        raise ValueError(f"hcb.observe: where is empty: where='encoder/*', at {user_source_line()}")
+    return [_read(item) for item in items]
+
+
+def _read(item: Any) -> list[Selection]:
+    if callable(item):
+        return [Selection("predicate", getattr(item, "__name__", repr(item)), item)]
+    if not isinstance(item, str):
+        raise TypeError(
+            f"hcb.observe: where has {item!r} of type {type(item).__name__}, expected a scope or module path "
+            f"('encoder/*/attention'), a line ('model.py:42'), a function ('block'), a primitive ('dot_general'), "
+            f"'{CARRY}', a function of a site, or a list of these, at {user_source_line()}"
+        )
+    if not item.strip("/ "):
+        raise ValueError(f"hcb.observe: where has the empty text {item!r}, at {user_source_line()}")
+    if item == CARRY:
+        return [Selection("carry", item)]
+    kind, colon, rest = item.partition(":")
+    if colon and kind in KINDS and rest:
+        return [Selection(kind, rest)]
+    if re.search(r"\.py(:\d+)?$", item):
+        return [Selection("file", item)]
+    return [Selection(kind, item) for kind in KINDS if kind != "file"]
+
+
+def nearest(text: str, names: Iterable[str], count: int = 8) -> list[str]:
+    """The names that are most like a text, and after them others, in order."""
+    known = list(dict.fromkeys(names))
+    near = difflib.get_close_matches(text, known, n=count, cutoff=0.3)
+    return [*near, *(name for name in known if name not in near)][:count]

@@ -1,0 +1,301 @@
+"""`observe`: what it selects, what arrives, and that results are those of the function, under each transformation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from collecting_writer import CollectingWriter
+from jax.sharding import Mesh, PartitionSpec as P
+
+import hostcallback as hcb
+
+WEIGHTS = [jnp.linspace(-0.5, 0.6, 9).reshape(3, 3), jnp.linspace(0.4, -0.3, 9).reshape(3, 3)]
+X = jnp.arange(6.0).reshape(2, 3)
+
+
+def block(w: Any, x: Any) -> Any:
+    with jax.named_scope("attention"):
+        y = jnp.tanh(x @ w)
+    with jax.named_scope("mlp"):
+        return jax.nn.relu(y * 2)
+
+
+def loss(ws: Any, x: Any) -> Any:
+    for i, w in enumerate(ws):
+        with jax.named_scope(f"layer_{i}"):
+            x = block(w, x)
+    return jnp.sum(x**2)
+
+
+def remat_loss(ws: Any, x: Any) -> Any:
+    for i, w in enumerate(ws):
+        with jax.named_scope(f"layer_{i}"):
+            x = jax.checkpoint(block)(w, x)
+    return jnp.sum(x**2)
+
+
+def step_of(loss: Callable[..., Any]) -> Callable[..., Any]:
+    def step(ws: Any, x: Any) -> Any:
+        value, grads = jax.value_and_grad(loss)(ws, x)
+        return value, jax.tree.map(lambda w, g: w - 0.1 * g, ws, grads)
+
+    return step
+
+
+def values_of(function: Callable[..., Any], *args: Any, **options: Any) -> tuple[Any, list[dict[str, Any]]]:
+    """The results of the jitted, observed function, and the messages it sent."""
+    messages: list[dict[str, Any]] = []
+    with hcb.outfeed_receiver():
+        out = jax.jit(hcb.observe(function, tap_func=messages.append, **options))(*args)
+        jax.block_until_ready(out)
+        hcb.barrier_wait()
+    return out, messages
+
+
+def assert_same(got: Any, expected: Any) -> None:
+    jax.tree.map(np.testing.assert_array_equal, got, expected)
+
+
+@pytest.mark.parametrize("loss", [loss, remat_loss])
+def test_activations_and_cotangents_of_a_training_step_arrive_in_one_message(loss: Any) -> None:
+    step = step_of(loss)
+    out, messages = values_of(step, WEIGHTS, X, where="layer_*", what="value", what_of=["output", "grad"])
+
+    first = block(WEIGHTS[0], X)
+    second, pullback = jax.vjp(lambda x: block(WEIGHTS[1], x), first)
+    (cotangent,) = pullback(2 * second)
+    [message] = messages
+    assert list(message) == ["layer_0", "layer_1", "grad layer_1", "grad layer_0"]
+    expected = [first, second, 2 * second, cotangent]
+    for got, value in zip(message.values(), expected, strict=True):
+        np.testing.assert_allclose(got, value, rtol=1e-5, atol=1e-6)
+    assert_same(out, jax.jit(step)(WEIGHTS, X))
+
+
+def test_statistics_are_those_of_numpy() -> None:
+    x = jnp.array([[0.0, 1.5, -3.0], [np.nan, np.inf, 0.0]])
+    scale = lambda x: jax.named_scope("scaled")(lambda x: x * 2)(x) + 1  # noqa: E731
+    names = ["mean", "std", "min", "max", "norm", "zeros", "nonfinite", "histogram"]
+
+    finite = x[:, :1].at[1].set(4.0)
+    _, [message] = values_of(scale, finite, where="scaled", what=names)
+    y = 2 * np.asarray(finite)
+    got = message["scaled"]
+    assert list(got) == names
+    expected = [y.mean(), y.std(), y.min(), y.max(), np.linalg.norm(y), np.mean(y == 0), 0.0]
+    np.testing.assert_allclose([got[name] for name in names[:-1]], expected, rtol=1e-6)
+    assert {int(i) - 40: int(got["histogram"][i]) for i in np.flatnonzero(got["histogram"])} == {3: 1}
+
+    _, [message] = values_of(scale, x, where="scaled", what=["nonfinite", "zeros"])
+    np.testing.assert_allclose(list(message["scaled"].values()), [2 / 6, 2 / 6])
+
+
+@pytest.mark.parametrize(
+    ("where", "labels"),
+    [
+        ("attention", ["layer_0/attention", "layer_1/attention"]),
+        ("layer_1/mlp", ["layer_1/mlp"]),
+        ("dot_general", ["layer_0/attention/dot_general", "layer_1/attention/dot_general"]),
+        ("relu", ["layer_0/mlp/relu", "layer_1/mlp/relu"]),
+        (lambda site: site.primitive == "tanh", ["layer_0/attention/tanh", "layer_1/attention/tanh"]),
+        (["layer_0", "primitive:reduce_sum"], ["layer_0", "reduce_sum@loss:37"]),
+        ("function:block", ["block[0]", "block[1]"]),
+    ],
+)
+def test_a_selection_taps_what_leaves_the_selected_places(where: Any, labels: list[str]) -> None:
+    out, [message] = values_of(loss, WEIGHTS, X, where=where)
+    if "reduce_sum" in labels[-1]:
+        labels = [labels[0], f"reduce_sum@loss:{loss.__code__.co_firstlineno + 4}"]
+    if labels == ["block[0]", "block[1]"]:  # nothing but the last block's result leaves both calls
+        labels = ["block"]
+    assert list(message) == labels
+    assert_same(out, jax.jit(loss)(WEIGHTS, X))
+
+
+def test_a_source_line_is_a_place() -> None:
+    line = block.__code__.co_firstlineno + 2
+    _, [message] = values_of(block, WEIGHTS[0], X, where=f"test_observe.py:{line}", what="value")
+    [value] = message.values()
+    np.testing.assert_allclose(value, np.tanh(X @ WEIGHTS[0]), rtol=1e-6)
+
+
+def scanned(ws: Any, x: Any) -> Any:
+    def body(x: Any, w: Any) -> Any:
+        with jax.named_scope("layer"):
+            return jnp.tanh(x @ w), x.sum()
+
+    return jnp.sum(jax.lax.scan(jax.checkpoint(body), x, jnp.stack(ws))[0] ** 2)
+
+
+@pytest.mark.parametrize("where", ["layer", "scan carry"])
+def test_iterations_of_a_scan_are_stacked(where: str) -> None:
+    grads, messages = values_of(
+        jax.grad(scanned), WEIGHTS, X, where=where, what="value", what_of=["output", "grad"]
+    )
+    first = np.tanh(X @ WEIGHTS[0])
+    second = np.tanh(first @ WEIGHTS[1])
+    [message] = messages
+    activations, cotangents = message.values()
+    np.testing.assert_allclose(activations, [first, second], rtol=1e-5)
+    if where == "layer":
+        np.testing.assert_allclose(cotangents[1], 2 * second, rtol=1e-5)
+    assert_same(grads, jax.jit(jax.grad(scanned))(WEIGHTS, X))
+
+
+def test_iterations_of_a_while_loop_are_messages() -> None:
+    def count(x: Any) -> Any:
+        def body(state: Any) -> Any:
+            i, x = state
+            with jax.named_scope("halve"):
+                x = x / 2
+            return i + 1, x
+
+        return jax.lax.while_loop(lambda state: state[0] < 3, body, (0, x))[1]
+
+    out, messages = values_of(count, jnp.float32(8), where="halve", what="value")
+    assert [float(v) for message in messages for v in message.values()] == [4.0, 2.0, 1.0]
+    assert out == 1
+
+
+def test_a_branch_that_did_not_run_is_nan() -> None:
+    def f(x: Any) -> Any:
+        up = lambda x: jax.named_scope("up")(jnp.exp)(x)  # noqa: E731
+        down = lambda x: jax.named_scope("down")(jnp.negative)(x)  # noqa: E731
+        return jax.lax.cond(x > 0, up, down, x)
+
+    _, [message] = values_of(f, jnp.float32(1), where=["up", "down"], what=["mean"])
+    np.testing.assert_allclose(message["up"]["mean"], np.e, rtol=1e-6)
+    assert np.isnan(message["down"]["mean"])
+
+
+def test_under_vmap_there_is_one_message_of_all_lanes() -> None:
+    batch = jnp.stack([X, X + 1, X + 2])
+    observe = lambda tap: hcb.observe(  # noqa: E731
+        lambda x: loss(WEIGHTS, x), where="layer_0", what=["max"], tap_func=tap
+    )
+    messages: list[Any] = []
+    with hcb.outfeed_receiver():
+        jax.block_until_ready(jax.jit(jax.vmap(observe(messages.append)))(batch))
+        hcb.barrier_wait()
+    [message] = messages
+    expected = [float(block(WEIGHTS[0], x).max()) for x in batch]
+    np.testing.assert_allclose(message["layer_0"]["max"], expected, rtol=1e-6)
+
+
+def test_cotangents_arrive_if_code_around_the_function_differentiates_it() -> None:
+    messages: list[Any] = []
+    observed = hcb.observe(
+        loss, where="layer_*", what="value", what_of=["output", "grad"], tap_func=messages.append
+    )
+    with hcb.outfeed_receiver():
+        grads = jax.block_until_ready(jax.jit(jax.grad(observed))(WEIGHTS, X))
+        hcb.barrier_wait()
+    assert [list(m) for m in messages] == [["layer_0", "layer_1"], ["grad layer_1"], ["grad layer_0"]]
+    np.testing.assert_allclose(messages[1]["grad layer_1"], 2 * messages[0]["layer_1"], rtol=1e-6)
+    assert_same(grads, jax.jit(jax.grad(loss))(WEIGHTS, X))
+
+
+def test_values_in_shard_map_have_an_axis_of_devices() -> None:
+    mesh = Mesh(np.array(jax.devices()[:2]), ("data",))
+
+    def f(x: Any) -> Any:
+        def shard(x: Any) -> Any:
+            with jax.named_scope("double"):
+                y = x * 2
+            return jax.lax.psum(y.sum(), "data") + y
+
+        return jax.shard_map(shard, mesh=mesh, in_specs=P("data"), out_specs=P("data"))(x)
+
+    x = jnp.arange(8.0)
+    out, [message] = values_of(f, x, where="double", what=["mean", "max"])
+    np.testing.assert_allclose(message["double"]["mean"], [3.0, 11.0])
+    np.testing.assert_allclose(message["double"]["max"], [6.0, 14.0])
+    assert_same(out, jax.jit(f)(x))
+
+
+def test_inside_custom_derivatives_values_arrive_and_the_users_rule_holds() -> None:
+    @jax.custom_vjp
+    def clipped(x: Any) -> Any:
+        with jax.named_scope("inner"):
+            return x * 3
+
+    clipped.defvjp(lambda x: (clipped(x), None), lambda _, ct: (jnp.clip(ct, -1, 1),))
+
+    @jax.custom_jvp
+    def cubed(x: Any) -> Any:
+        with jax.named_scope("inner2"):
+            return x**3
+
+    cubed.defjvp(lambda p, t: (cubed(p[0]), t[0] * 7))
+    f = lambda x: jnp.sum(cubed(clipped(x)))  # noqa: E731
+    messages: list[Any] = []
+    observed = hcb.observe(f, where=["inner", "inner2"], what=["max"], tap_func=messages.append)
+    with hcb.outfeed_receiver():
+        for differentiated in (observed, jax.grad(observed)):
+            jax.block_until_ready(jax.jit(differentiated)(X))
+        hcb.barrier_wait()
+        grads = jax.grad(observed)(X)
+    assert [{k: float(v["max"]) for k, v in m.items()} for m in messages[:2]] == [
+        {"inner": 15.0, "inner2": 3375.0}
+    ] * 2
+    assert_same(grads, jax.grad(f)(X))
+
+
+def test_metrics_writers_get_each_statistic_by_name() -> None:
+    writer = CollectingWriter()
+    step = jax.jit(hcb.observe(step_of(loss), where="layer_*", what=["norm"], tap_func=hcb.metrics))
+    with hcb.outfeed_receiver(writers=[writer]):
+        for _ in range(2):
+            jax.block_until_ready(step(WEIGHTS, X))
+    assert [number for number, _ in writer.rows] == [0, 1]
+    assert set(writer.rows[0][1]) == {"layer_0/norm", "layer_1/norm"}
+    norm = np.linalg.norm(block(WEIGHTS[0], X))
+    np.testing.assert_allclose(writer.rows[1][1]["layer_0/norm"], norm, rtol=1e-5)
+
+
+def test_a_switch_turns_the_taps_off() -> None:
+    messages: list[Any] = []
+    step = jax.jit(hcb.observe(loss, where="layer_0", tap_func=messages.append, name="switched"))
+    with hcb.outfeed_receiver():
+        hcb.taps["switched"].disable()
+        jax.block_until_ready(step(WEIGHTS, X))
+        hcb.barrier_wait()
+        hcb.taps["switched"].enable()
+        jax.block_until_ready(step(WEIGHTS, X))
+        hcb.barrier_wait()
+    assert len(messages) == 1
+
+
+def test_by_default_a_table_is_printed(capsys: Any) -> None:
+    with hcb.outfeed_receiver():
+        jax.block_until_ready(jax.jit(hcb.observe(loss, where="layer_*"))(WEIGHTS, X))
+        hcb.barrier_wait()
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == ["value", "mean", "std", "min", "max", "norm", "zeros", "nonfinite"]
+    assert [line.split()[0] for line in lines[1:]] == ["layer_0", "layer_1"]
+
+
+def test_a_selection_that_matches_nothing_names_the_nearest_scopes() -> None:
+    with pytest.raises(ValueError, match=r"where='layr_0' matches no output(.|\n)*layer_0\n"):
+        jax.jit(hcb.observe(loss, where="layr_0"))(WEIGHTS, X)
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"where": 3}, TypeError),
+        ({"where": []}, ValueError),
+        ({"where": ""}, ValueError),
+        ({"where": "a", "what": ["median"]}, ValueError),
+        ({"where": "a", "what_of": "tangent"}, ValueError),
+        ({"where": "a", "tap_func": 3}, TypeError),
+    ],
+)
+def test_wrong_arguments_are_refused(options: Any, error: type[Exception]) -> None:
+    with pytest.raises(error, match=r"hcb.observe: .* at .*test_observe.py"):
+        hcb.observe(loss, **options)
