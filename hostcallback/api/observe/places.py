@@ -30,6 +30,9 @@ class Site:
         backward: whether it is part of a backward pass.
         shapes: the shapes of its results.
         dtypes: the dtypes of its results.
+
+    Example:
+        step = jax.jit(hcb.observe(train_step, where=lambda site: site.primitive == "dot_general"))
     """
 
     primitive: str
