@@ -82,11 +82,11 @@ bench: $(INSTALLED) ## measure against the peers, and write docs/benchmarks.md
 	$(BIN)/python tools/bench.py
 
 wheel: $(INSTALLED) ## build the sdist, the wheel with the native library and the pure wheel into dist/
-	$(BIN)/python tools/wheel.py
+	$(BIN)/python tools/releasing/wheel.py
 
 release: $(INSTALLED) ## make release VERSION=1.2.3: set the version, cut the changelog, commit and tag (DRY=1 only shows it)
 	@test -n "$(VERSION)" || { echo "make release VERSION=1.2.3 [DRY=1]" >&2; exit 2; }
-	$(BIN)/python tools/release.py $(if $(DRY),--dry-run) "$(VERSION)"
+	$(BIN)/python tools/releasing/release.py $(if $(DRY),--dry-run) "$(VERSION)"
 
 clean: ## remove what the other targets made
 	rm -rf $(VENV) .matrix build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis loss.png

@@ -14,7 +14,7 @@ import yaml
 
 from checkout import ROOT
 
-FILES = ("hostcallback/__init__.py", "CHANGELOG.md", "CITATION.cff", "tools/release.py")
+FILES = ("hostcallback/__init__.py", "CHANGELOG.md", "CITATION.cff", "tools/releasing/release.py")
 IDENTITY = {
     f"GIT_{who}_{what}": value
     for who in ("AUTHOR", "COMMITTER")
@@ -43,7 +43,7 @@ def git(folder: Path, *arguments: str) -> str:
 
 
 def release(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return run(folder, sys.executable, "tools/release.py", *arguments)
+    return run(folder, sys.executable, "tools/releasing/release.py", *arguments)
 
 
 @pytest.fixture

@@ -69,7 +69,7 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("wheels")
     shutil.copytree(ROOT, folder / "checkout", symlinks=True, ignore=NOT_SOURCE)
     clean = {k: v for k, v in os.environ.items() if k not in ("CXX", "HOSTCALLBACK_BUILD_NATIVE")}
-    run([sys.executable, "tools/wheel.py", "--output", folder], cwd=folder / "checkout", env=clean)
+    run([sys.executable, "tools/releasing/wheel.py", "--output", folder], cwd=folder / "checkout", env=clean)
     (native,) = folder.glob("*-py3-none-manylinux*_x86_64.whl")
     (pure,) = folder.glob("*-py3-none-any.whl")
     assert list(folder.glob("*.tar.gz"))
@@ -86,6 +86,7 @@ def test_the_wheels_have_types_and_commands_and_no_tests(wheels: dict[str, Path]
         assert {"hostcallback/py.typed", "hostcallback/receiver/py.typed"} <= names
         assert not [name for name in names if re.search(r"(^|/)(tests/|test_\w+\.py$|conftest)", name)]
         assert not [name for name in names if name.startswith("receiver/")]
+        assert [name for name in names if name.endswith(".data/data/share/man/man1/hcb.1")]
 
 
 def test_the_native_library_needs_no_python_and_no_libstdcxx(wheels: dict[str, Path]) -> None:
@@ -117,4 +118,5 @@ def test_a_wheel_installs_and_runs_without_a_compiler(
     others = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
     (home / "lib" / version / "site-packages" / "others.pth").write_text("\n".join(sorted(others)))
     assert run([python, "-c", PROGRAM], cwd=tmp_path, env=clean).stdout.strip() == loaded
+    assert (home / "share" / "man" / "man1" / "hcb.1").is_file()
     assert run([home / "bin" / "hcb", "--version"], cwd=tmp_path, env=clean).stdout.startswith("hcb (")

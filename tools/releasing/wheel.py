@@ -1,4 +1,4 @@
-"""Builds what is published: `python tools/wheel.py` writes an sdist, a wheel with the native library and a pure one.
+"""Builds what is published, an sdist, a native and a pure wheel: `python tools/releasing/wheel.py`.
 
 Files go to `dist/`. One wheel per platform serves every Python, because the library does not use Python's ABI. On Linux
 auditwheel names the oldest glibc with which it runs. That depends on the compiler: $CXX, else zig's if the package
@@ -20,7 +20,7 @@ import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tools"))
 
 import build_native  # noqa: E402

@@ -1,4 +1,4 @@
-"""Makes a release: `python tools/release.py 1.2.3` sets the version, cuts the changelog, commits and tags.
+"""Makes a release: `python tools/releasing/release.py 1.2.3` sets the version, cuts the changelog, commits and tags.
 
 The commit "Version 1.2.3" has the tag v1.2.3; a second commit begins the next version. Nothing is pushed: the last line
 printed is the command for it. `--dry-run` prints the changes and makes none.
@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, date, datetime
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 VERSION_FILE, CHANGELOG, CITATION = "hostcallback/__init__.py", "CHANGELOG.md", "CITATION.cff"
 HEADING = "## [Unreleased]"
 

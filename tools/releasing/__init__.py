@@ -1,0 +1,1 @@
+"""Makes releases: versions, tags, and the files that are published."""
