@@ -13,6 +13,7 @@ from hostcallback.receiver.messages.call_site import CallSite
 from hostcallback.receiver.messages.check_report import CheckFailed, Explanation
 from hostcallback.receiver.messages.message import Message
 from hostcallback.receiver.sinks.format import Template
+from hostcallback.receiver.sinks.print import place_text
 from hostcallback.receiver.sinks.tap import Unflatten
 from hostcallback.receiver.sinks.unbatch import Batchings, elements
 from hostcallback.receiver.terminal import printable
@@ -88,7 +89,7 @@ class CheckSink:
                 f"{len(bad):,} of {predicate.size:,} values are false, the first at {_index(inside)}"
             )
         if message.shard_index is not None and predicate.ndim:
-            where.append(f"in the device's shard, {_places(message.shard_index[0])}")
+            where.append(f"in the device's shard, {place_text(message.shard_index[0])}")
         with self._template.options():
             values = {
                 **{str(i): _short(v) for i, v in enumerate(args)},
@@ -143,10 +144,6 @@ def _readable(value: Any, *, inside: bool = False) -> Any:
 
 def _index(index: tuple[int, ...]) -> str:
     return f"[{', '.join(map(str, index))}]"
-
-
-def _places(places: tuple[slice, ...]) -> str:
-    return f"[{', '.join(f'{place.start}:{place.stop}' for place in places)}]"
 
 
 def _short(value: Any) -> str:

@@ -79,8 +79,8 @@ def device_text(device: Any) -> str:
     return f"{device.platform}:{device.id}" if hasattr(device, "platform") else str(device)
 
 
-def _place_text(place: tuple[slice, ...]) -> str:
-    # Formats the place as the index of that part of the whole array: [0:2, 2:4].
+def place_text(place: tuple[slice, ...]) -> str:
+    """Returns the place of a shard as the index of that part of the whole array: `[0:2, 2:4]`."""
     return "[" + ", ".join(f"{part.start}:{part.stop}" for part in place) + "]"
 
 
@@ -142,7 +142,7 @@ class PrintSink:
             pairs["device"] = message.device
         if message.shard_index is not None:
             pairs["device"] = device_text(message.device)
-            pairs["index"] = " ".join(map(_place_text, message.shard_index))
+            pairs["index"] = " ".join(map(place_text, message.shard_index))
         lines = [format_value(self._unflatten(message.arrays), self._threshold)]
         if pairs:
             lines.insert(0, " ".join(f"{key}: {value}" for key, value in sorted(pairs.items())))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import grp
 import logging
 import os
@@ -102,7 +103,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="listen beyond this machine, or send a token to a broker there, without TLS",
     )
     group.add_argument(
-        "--max-streams", type=int, default=4096, metavar="N", help="simultaneous (default 4096)"
+        "--max-streams", type=int, metavar="N", help="simultaneous streams (default in docs/security.md)"
     )
     group.add_argument(
         "--max-rate",
@@ -198,7 +199,9 @@ def _prepare_listening(arguments: argparse.Namespace) -> Callable[[Store, Delive
     access = Access() if arguments.token_file is None else Access.from_file(arguments.token_file)
 
     def listen(store: Store, delivery: Delivery) -> CollectingService:
-        limits = Limits(streams=arguments.max_streams, bytes_per_sec=arguments.max_rate)
+        limits = Limits(bytes_per_sec=arguments.max_rate)
+        if arguments.max_streams is not None:
+            limits = dataclasses.replace(limits, streams=arguments.max_streams)
         collector = Collector(store, access=access, limits=limits, on_grown=delivery.grown)
         control = ControlService(store.directory, access=access, limits=limits)
         if not arguments.no_control and control.remembered():

@@ -8,6 +8,7 @@ from collections.abc import Collection
 from datetime import datetime
 
 from hostcallback.receiver.cli.output.color import BOLD, CYAN, DIM, RED, YELLOW, has_color, painted
+from hostcallback.receiver.sinks.print import place_text
 from hostcallback.receiver.taplog.format.errors import Damage, Lost
 from hostcallback.receiver.taplog.reading.logged_message import LoggedMessage
 from hostcallback.receiver.taplog.reading.merge import LostRun
@@ -51,7 +52,7 @@ class Show:
         name = self._painted(printable(message.consumer.name), CYAN)
         parts += [printable(message.device), step, name, self._value(logged)]
         if message.shard_index is not None:
-            parts.append(" ".join(_place(place) for place in message.shard_index if place))
+            parts.append(" ".join(place_text(place) for place in message.shard_index if place))
         if logged.folded:
             parts.append(f"(and {logged.folded:,} more before it)")
         parts.append(self._painted(printable(message.consumer.source_line), DIM))
@@ -86,10 +87,6 @@ class Show:
             return f"(cannot be shown: {printable(str(error))})"
         text = printable(text)
         return text if self._limit is None or len(text) <= self._limit else text[: self._limit - 3] + "..."
-
-
-def _place(place: tuple[slice, ...]) -> str:
-    return "[" + ", ".join(f"{part.start}:{part.stop}" for part in place) + "]"
 
 
 def time_text(time_ns: int) -> str:
