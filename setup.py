@@ -81,6 +81,7 @@ def packages() -> list[str]:
 
 setup(
     packages=packages(),
+    py_modules=["hostcallback_pytest"],
     ext_modules=extensions(),
     data_files=[("share/man/man1", ["docs/hcb.1"])],  # where man finds the page of a command in bin/
     cmdclass={"build_ext": BuildLibrary, "bdist_wheel": AnyPythonWheel},

@@ -15,6 +15,7 @@ from hostcallback.receiver.runtime.dispatch.calls import Calls, CallThreads
 from hostcallback.receiver.runtime.dispatch.dispatcher import Dispatcher
 from hostcallback.receiver.runtime.dispatch.gil_share import GilThrottle
 from hostcallback.receiver.runtime.dispatch.scope import Scope
+from hostcallback.receiver.runtime.dispatch.scope_sinks import ScopeSinks
 from hostcallback.receiver.runtime.dispatch.tap_counters import TapCounters
 from hostcallback.receiver.sources.ring_errors import LostCopiesError
 from hostcallback.receiver.sources.source import Batch, Source
@@ -135,6 +136,10 @@ class DeviceReceiver:
     def count_taps(self, on: bool) -> None:
         """Begins or ends counting per tap."""
         self._dispatcher.count_taps(on)
+
+    def observe(self, observers: tuple[ScopeSinks, ...]) -> None:
+        """Delivers the messages of every scope to `observers` too."""
+        self._dispatcher.observe(observers)
 
     def skip(self, on: bool) -> None:
         """Begins or ends to leave messages out. They count as dropped, and batch sinks still get them."""

@@ -22,6 +22,7 @@ from hostcallback.receiver.runtime.device_receiver import DeviceReceiver, MakeCa
 from hostcallback.receiver.runtime.device_stats import DeviceStats
 from hostcallback.receiver.runtime.dispatch.calls import CallThreads
 from hostcallback.receiver.runtime.dispatch.scope import Scope
+from hostcallback.receiver.runtime.dispatch.scope_sinks import ScopeSinks
 from hostcallback.receiver.runtime.isolated.readers import ReaderProcesses
 from hostcallback.receiver.runtime.rules.rule_notes import RuleNotes, TakesRuleNotes
 from hostcallback.receiver.runtime.rules.rule_table import RuleTable
@@ -62,6 +63,7 @@ class Runtime:
         self._late: list[Scope] = []
         self.flight: FlightRecorder | None = None
         self._totals = Totals()
+        self._observers: tuple[ScopeSinks, ...] = ()
         self._accounting = 0  # number of clients that read the counters of each tap
         self.registry = Registry()
         self.isolated = ReaderProcesses(self.registry, self._receivers, self._scope_of, self._lock)
@@ -87,6 +89,7 @@ class Runtime:
                 receiver = DeviceReceiver(name, device, source, self.registry, scope, make_calls)
                 self._receivers[name] = receiver
                 receiver.count_taps(self._accounting > 0)
+                receiver.observe(self._observers)
                 logger.debug("receiver of %s started", name)
             return receiver
 
@@ -145,6 +148,18 @@ class Runtime:
                 for name in self._receivers:
                     for receiver in self._of(name):
                         receiver.count_taps(after)
+
+    def observe(self, observer: ScopeSinks, on: bool) -> None:
+        """Begins or ends to deliver all messages of this process to `observer` too, whichever scope has them.
+
+        Reader processes of isolated receivers do not take part. Wait for earlier messages first.
+        """
+        with self._lock:
+            others = tuple(each for each in self._observers if each is not observer)
+            self._observers = (*others, observer) if on else others
+            for name in self._receivers:
+                for receiver in self._of(name):
+                    receiver.observe(self._observers)
 
     def note_rules(self, *recorders: TakesRuleNotes | None) -> list[RuleNotes]:
         """Notes the rules of taps in the logs of some recorders; the caller ends the notes."""

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from checkout import ROOT
+from plugin_pytest import run_pytest
 
 PAGE = ROOT / "docs" / "questions.md"
 ANSWERS = {
@@ -75,10 +76,6 @@ def test_the_answers_run_and_print_what_they_say(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_answer_about_pytest_is_a_test_that_passes(tmp_path: Path) -> None:
-    (code,) = (blocks[0] for blocks in ANSWERS.values() if "import pytest" in blocks[0])
+    (code,) = (blocks[0] for blocks in ANSWERS.values() if "def test_" in blocks[0])
     (tmp_path / "test_taps.py").write_text(code)
-    result = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_taps.py"],
-        cwd=tmp_path, capture_output=True, text=True, timeout=110, check=False,
-    )  # fmt: skip
-    assert "1 passed" in result.stdout
+    assert "1 passed" in run_pytest(tmp_path, "-q", "test_taps.py")

@@ -15,6 +15,7 @@ from hostcallback.receiver.runtime.dispatch.batch_feed import BatchFeed
 from hostcallback.receiver.runtime.dispatch.calls import Calls
 from hostcallback.receiver.runtime.dispatch.gil_share import GilThrottle
 from hostcallback.receiver.runtime.dispatch.scope import Scope
+from hostcallback.receiver.runtime.dispatch.scope_sinks import ScopeSinks
 from hostcallback.receiver.runtime.dispatch.sink_chain import Link, SinkChain
 from hostcallback.receiver.runtime.dispatch.tap_counters import TapCounters
 from hostcallback.receiver.sources.batch_decoder import BatchDecoder, DecodedBatch
@@ -72,6 +73,7 @@ class Dispatcher:
         self._registry = registry
         self._chain = SinkChain(registry.find)
         self._counters: TapCounters | None = None
+        self._observers: tuple[ScopeSinks, ...] = ()
         self._decoder = BatchDecoder(self._lose)
         self._device_name = device_name
         self.device = device
@@ -97,6 +99,11 @@ class Dispatcher:
         self._counters = TapCounters() if on else None
         self._make_chain()
 
+    def observe(self, observers: tuple[ScopeSinks, ...]) -> None:
+        """Delivers the messages of every scope to `observers` too, from the next message on. Any thread."""
+        self._observers = observers
+        self._make_chain()
+
     def set_scope(self, scope: Scope) -> None:
         """Counts the messages in `scope` from the next frame on."""
         self.scope = scope
@@ -110,6 +117,7 @@ class Dispatcher:
             links.append(self._counters.link)
         if self.scope.message_sinks is not None:
             links.append(self.scope.message_sinks.link)
+        links += [observer.link for observer in self._observers]
         self._chain = SinkChain(self._registry.find, links)
 
     def decode(self, batch: Batch) -> DecodedBatch:

@@ -1,0 +1,166 @@
+"""The pytest plugin: failures of taps belong to their test, checks look like asserts, `taps` captures."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from checkout import ROOT
+from plugin_pytest import run_pytest
+
+SUITE = """
+import jax
+import jax.numpy as jnp
+import pytest
+import hostcallback as hcb
+
+
+def save(value):
+    raise OSError("disk full")
+
+
+def step(x):
+    hcb.check(x > 0, "x is {}", x)  # the check
+    return x
+
+
+@jax.jit
+def tapped(x):
+    return hcb.tap(save, x, name="saver")  # the tap
+
+
+def test_taps_without_waiting():
+    tapped(jnp.float32(1))
+
+
+def test_after_it():
+    pass
+
+
+def test_checks_without_waiting():
+    jax.jit(step)(jnp.float32(-1))
+
+
+def test_waits_itself():
+    jax.jit(step)(jnp.float32(-2))
+    hcb.barrier_wait()
+
+
+def test_expects_it():
+    tapped(jnp.float32(1))
+    with pytest.raises(hcb.TapFunctionException):
+        hcb.barrier_wait()
+
+
+def test_fails_anyway():
+    tapped(jnp.float32(1))
+    assert 1 == 2
+
+
+@pytest.fixture
+def leaving():
+    yield
+    tapped(jnp.float32(1))
+
+
+def test_fixture(leaving):
+    pass
+
+
+@pytest.mark.xfail(strict=True)
+def test_expected_failure():
+    tapped(jnp.float32(1))
+
+
+def test_captures_what_other_receivers_get(taps):
+    with hcb.outfeed_receiver():
+        jax.jit(lambda x: hcb.id_print({"a": x, "b": x[:2]}, name="pair"))(jnp.arange(3.0))
+    assert taps["pair"][0]["b"].tolist() == [0, 1]
+    taps.clear()
+    assert len(taps) == 0
+
+
+def test_lists_names(taps):
+    jax.jit(lambda x: hcb.id_print(x, name="loss"))(jnp.float32(1))
+    taps.assert_close("loss", [1.0])
+    with pytest.raises(AssertionError, match="shape"):
+        taps.assert_close("loss", [1.0, 2.0])
+    taps["los"]
+"""
+
+WITHOUT = """
+import sys
+def test_one():
+    assert not [name for name in sys.modules if name.partition(".")[0] in ("hostcallback", "jax", "jaxlib")]
+"""
+
+
+def line_of(text: str) -> int:
+    """The line of the suite that has the text."""
+    return 1 + next(number for number, line in enumerate(SUITE.splitlines()) if text in line)
+
+
+def section(output: str, test: str) -> str:
+    """The report of one test."""
+    found = re.search(rf"^_+ (?:ERROR at \w+ of )?{test} _+\n(.*?)(?=^(?:_|=){{5}})", output, re.M | re.S)
+    assert found, output
+    return found[1]
+
+
+def test_failures_of_taps_and_checks_are_those_of_their_test(tmp_path: Path) -> None:
+    (tmp_path / "test_suite.py").write_text(SUITE)
+    output = run_pytest(tmp_path, "-v", "test_suite.py")
+    results = dict(re.findall(r"^test_suite.py::(\w+) (\w+)", output, re.M))
+    assert results == {
+        "test_taps_without_waiting": "FAILED",
+        "test_after_it": "PASSED",
+        "test_checks_without_waiting": "FAILED",
+        "test_waits_itself": "FAILED",
+        "test_expects_it": "PASSED",
+        "test_fails_anyway": "FAILED",
+        "test_fixture": "ERROR",
+        "test_expected_failure": "XFAIL",
+        "test_captures_what_other_receivers_get": "PASSED",
+        "test_lists_names": "FAILED",
+    }, output
+    assert "ERROR at teardown of test_fixture" in output
+
+    tap = section(output, "test_taps_without_waiting")
+    assert 'raise OSError("disk full")' in tap
+    assert "saver" in tap
+    assert f"test_suite.py:{line_of('# the tap')}" in tap
+
+    check = section(output, "test_checks_without_waiting")
+    assert re.search(
+        r'^>       hcb.check\(x > 0, "x is \{\}", x\).*\n +~~~~~\nE       CheckError: x is -1', check, re.M
+    ), check
+    assert f"test_suite.py:{line_of('# the check')}: CheckError" in check
+    assert "jax.jit(step)(jnp.float32(-1))" in check
+    assert "hostcallback/" not in tap + check
+    assert "x is -2" in section(output, "test_waits_itself")
+    assert "OSError: disk full" in section(output, "test_fails_anyway")
+    assert "those that did are 'loss'. Did you mean 'loss'?" in output
+
+
+@pytest.mark.slow
+def test_suites_without_taps_see_no_difference(tmp_path: Path) -> None:
+    (tmp_path / "test_plain.py").write_text(WITHOUT)
+    with_it, without = (
+        run_pytest(tmp_path, "-v", "test_plain.py", plugin=plugin) for plugin in (True, False)
+    )
+    assert "1 passed" in with_it
+    body = [re.sub(r"in [\d.]+s|^plugins:.*", "", text, flags=re.M) for text in (with_it, without)]
+    assert body[0] == body[1]
+
+
+@pytest.mark.slow
+def test_with_xdist_and_the_document(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "pytest.md").read_text()
+    (tmp_path / "test_page.py").write_text(re.findall(r"```python\n(.*?)```", page, re.S)[0])
+    (tmp_path / "test_suite.py").write_text(SUITE)
+    output = run_pytest(tmp_path, "-n", "1", "test_page.py", "test_suite.py")
+    assert "FAILED test_page" not in output
+    assert re.search(r"5 failed, 5 passed, 1 xfailed, 1 error", output), output
+    assert re.search(r'^>       hcb.check\(x > 0, "x is \{\}", x\)', output, re.M)
