@@ -88,6 +88,7 @@ def test_sdist_then_wheel_for_every_python_that_loads(checkout: Path, tmp_path: 
     assert {f"hostcallback/{LIBRARY}", "hostcallback/receiver/py.typed", "hostcallback/py.typed"} <= content
     assert {name.partition("/")[0] for name in content} == {
         "hostcallback",
+        "hostcallback_pytest.py",
         f"hostcallback-{VERSION}.data",  # the man page
         f"hostcallback-{VERSION}.dist-info",
     }
