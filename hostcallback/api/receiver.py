@@ -40,7 +40,7 @@ from hostcallback.lifecycle.forwarding import (
 from hostcallback.lifecycle.interruption import GRACE_SEC, InterruptedWait, is_interrupt, tell_loss
 from hostcallback.lifecycle.process_group import job, process_index
 from hostcallback.lifecycle.sigterm import end_flushing, flush_at_termination
-from hostcallback.receiver.errors import DeviceClaimedError, TapTimeoutError
+from hostcallback.receiver.errors import TapTimeoutError
 from hostcallback.receiver.log import logger
 from hostcallback.receiver.messages.check_report import FailedCheck
 from hostcallback.receiver.messages.deferred_errors import MAX_KEPT, OnError
@@ -164,20 +164,10 @@ class OutfeedReceiver:
         self._wait_for_earlier_work()
         if self._flight_recorder is not None:
             runtime.record_flight(self._flight_recorder)
-        if self._record is not None and not isinstance(self._record, Recorder):
-            self._scope.record_with(record_to(self._record, process_index=process_index(), job=job()))
-        elif self._record is not None:
-            self._scope.record_with(self._record)
-        if self._scope.recorder is not None:
-            flush_at_termination(self._scope.recorder)
-        if self._metrics is not None:
-            self._metrics.open()
-        if self._forward is not None:
-            self._forwarder = open_forwarder(self._forward)
-            self._scope.add_batch_sink(self._forwarder)
         try:
+            self._open_outputs()
             runtime.claim(self._names, self._scope)
-        except DeviceClaimedError:
+        except BaseException:
             self._close_outputs()
             raise
         try:
@@ -194,7 +184,21 @@ class OutfeedReceiver:
         self._rule_notes = runtime.note_rules(self._scope.recorder, self._forwarder)
         return self
 
+    def _open_outputs(self) -> None:
+        if self._record is not None and not isinstance(self._record, Recorder):
+            self._scope.record_with(record_to(self._record, process_index=process_index(), job=job()))
+        elif self._record is not None:
+            self._scope.record_with(self._record)
+        if self._scope.recorder is not None:
+            flush_at_termination(self._scope.recorder)
+        if self._metrics is not None:
+            self._metrics.open()
+        if self._forward is not None:
+            self._forwarder = open_forwarder(self._forward)
+            self._scope.add_batch_sink(self._forwarder)
+
     def _close_outputs(self) -> None:
+        self._end_recording(None)
         if self._forwarder is not None:
             self._forwarder.close()
         if self._metrics is not None:
