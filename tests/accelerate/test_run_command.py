@@ -104,9 +104,12 @@ def test_a_script_that_is_not_there_is_one_line(tmp_path: Path) -> None:
     result = python("-m", "hostcallback.receiver.cli", "run", "nothing.py", cwd=tmp_path)
     assert result.returncode == 1
     assert result.stderr == "hcb: nothing.py: no such script: hcb run SCRIPT ARGUMENTS\n"
+    result = python("-m", "hostcallback.receiver.cli", "run", "-m", "nothing", cwd=tmp_path)
+    assert result.returncode == 1
+    assert result.stderr == "hcb: No module named nothing: hcb run -m MODULE ARGUMENTS\n"
 
 
 def test_a_script_without_jax_runs(tmp_path: Path) -> None:
     (tmp_path / "plain.py").write_text("import sys; print(sys.argv[1:], 'jax' in sys.modules)")
-    result = python("-m", "hostcallback.receiver.cli", "run", "plain.py", "1", cwd=tmp_path)
-    assert result.stdout == "['1'] False\n"
+    result = python("-m", "hostcallback.receiver.cli", "run", "plain.py", "--", "-x", "--", "1", cwd=tmp_path)
+    assert result.stdout == "['--', '-x', '--', '1'] False\n"

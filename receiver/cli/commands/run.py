@@ -32,24 +32,28 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--verbose", action="store_true", help="report for each callback whether it is taken over"
     )
     parser.add_argument("-m", dest="module", action="store_true", help="SCRIPT is the name of a module")
+    # One positional argument, not two: argparse drops a `--` between two of them (seen on Python 3.11).
     parser.add_argument(
-        "script", metavar="SCRIPT", help="a Python file, or a folder or archive with __main__.py"
+        "script",
+        nargs=argparse.PARSER,
+        metavar="SCRIPT",
+        help="a Python file, or a folder or archive with __main__.py; what follows are its arguments",
     )
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARGUMENTS", help="of the script")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Runs the script, and returns the status with which Python would end. Prints its exceptions as Python does.
 
     Raises:
-        CommandError: no such script exists.
+        CommandError: no such script or module exists.
     """
-    script, is_module = arguments.script, arguments.module
+    given, is_module = arguments.script, arguments.module
+    script, *rest = given[1:] if given[0] == "--" and given[1:] else given
     if not is_module and not os.path.exists(script):
         raise CommandError(f"{script}: no such script: hcb run SCRIPT ARGUMENTS")
     os.environ[environment.ACCELERATE.name] = "verbose" if arguments.verbose else "1"
     accelerate_with_jax()
-    sys.argv = [script, *arguments.arguments]
+    sys.argv = [script, *rest]
     if not sys.flags.safe_path:
         sys.path[0] = os.getcwd() if is_module else os.path.dirname(os.path.abspath(script))
     try:
@@ -60,7 +64,10 @@ def run(arguments: argparse.Namespace) -> int:
     except SystemExit:
         raise
     except BaseException as error:  # reported as the interpreter does, not as an error of this command
-        error = error.with_traceback(_traceback_of_script(error.__traceback__))
+        begun = _traceback_of_script(error.__traceback__)
+        if begun is None and is_module and isinstance(error, ImportError):
+            raise CommandError(f"{error}: hcb run -m MODULE ARGUMENTS") from None
+        error = error.with_traceback(begun or error.__traceback__)
         sys.excepthook(type(error), error, error.__traceback__)
         return INTERRUPTED if isinstance(error, KeyboardInterrupt) else FAILED
     return 0
@@ -71,7 +78,7 @@ def _traceback_of_script(traceback: TracebackType | None) -> TracebackType | Non
     script = traceback
     while script is not None and script.tb_frame.f_globals.get("__name__") in (__name__, "runpy"):
         script = script.tb_next
-    return script or traceback
+    return script
 
 
 def accelerate_with_jax() -> None:
