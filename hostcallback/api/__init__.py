@@ -5,6 +5,7 @@ They check arguments, find the user's line, and bind primitives. `hostcallback.l
 loads the lowering rules and the handler of process exit.
 """
 
+import hostcallback.api.outputs.notebook_cells
 import hostcallback.api.shutdown
 import hostcallback.lowering.call
 import hostcallback.lowering.clock

@@ -1,0 +1,37 @@
+"""In a notebook, a cell ends when its taps have arrived, so that what they print is the cell's output."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from hostcallback.api.barrier import wait_for_taps
+from hostcallback.receiver.log import logger
+
+_watched: Any = None  # the shell whose cells end with a wait
+
+
+def watch_cells() -> None:
+    """Waits for taps at the end of each cell, if this process is the kernel of a notebook. Once per shell."""
+    global _watched
+    get_ipython: Any = getattr(sys.modules.get("IPython"), "get_ipython", None)
+    shell = get_ipython() if get_ipython is not None else None
+    if getattr(shell, "kernel", None) is not None and shell is not _watched:
+        _watched = shell
+        shell.events.register("post_run_cell", _end_cell)
+
+
+def _end_cell(*_: Any) -> None:
+    # The receiver threads print to the cell that runs. Failures are shown by `receiver.runtime.interactive`.
+    try:
+        wait_for_taps()
+    except KeyboardInterrupt:
+        logger.warning(
+            "the wait for the taps of this cell was interrupted: what they print comes in later cells"
+        )
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+
+
+watch_cells()
