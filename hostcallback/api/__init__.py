@@ -5,7 +5,6 @@ They check arguments, find the user's line, and bind primitives. `hostcallback.l
 loads the lowering rules and the handler of process exit.
 """
 
-import hostcallback.api.outputs.notebook_cells
 import hostcallback.api.shutdown
 import hostcallback.lowering.call
 import hostcallback.lowering.clock
@@ -14,4 +13,8 @@ import hostcallback.lowering.discharge
 import hostcallback.lowering.pallas
 import hostcallback.lowering.tap
 import hostcallback.primitives.experimental_rules
-import hostcallback.receiver.runtime.interactive  # noqa: F401
+import hostcallback.receiver.runtime.interactive
+
+# isort: split
+# Last: the modules above import JAX first.
+import hostcallback.api.outputs.notebook_cells  # noqa: F401

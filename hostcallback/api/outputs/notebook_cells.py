@@ -15,8 +15,8 @@ def watch_cells() -> None:
     """Waits for taps at the end of each cell, if this process is the kernel of a notebook. Once per shell."""
     global _watched
     get_ipython: Any = getattr(sys.modules.get("IPython"), "get_ipython", None)
-    shell = get_ipython() if get_ipython is not None else None
-    if getattr(shell, "kernel", None) is not None and shell is not _watched:
+    shell: Any = get_ipython() if get_ipython is not None else None
+    if shell is not None and getattr(shell, "kernel", None) is not None and shell is not _watched:
         _watched = shell
         shell.events.register("post_run_cell", _end_cell)
 
