@@ -48,7 +48,7 @@ from hostcallback.receiver.messages.message import Sink
 from hostcallback.receiver.remote.forwarder import Forwarder
 from hostcallback.receiver.remote.options import Forward
 from hostcallback.receiver.run_name import own_run
-from hostcallback.receiver.runtime.device_stats import DeviceStats, summarize
+from hostcallback.receiver.runtime.device_stats import DeviceStats, ShownAsSummary, summarize
 from hostcallback.receiver.runtime.dispatch.scope import Scope
 from hostcallback.receiver.runtime.dispatch.scope_sinks import ScopeSinks
 from hostcallback.receiver.runtime.isolated.options import ReaderOptions
@@ -65,7 +65,7 @@ DRAIN_SEC = 0.3
 """Seconds that the collector and the writers of metrics have after an interrupt. The rest stays in the spool."""
 
 
-class OutfeedReceiver:
+class OutfeedReceiver(ShownAsSummary):
     """A receiver of the taps of a part of the program; made by `outfeed_receiver`.
 
     Its properties may be read on any thread, while it is open and after.

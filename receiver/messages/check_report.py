@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Protocol
 
 from hostcallback.receiver.bounded_counter import BoundedCounter
 from hostcallback.receiver.errors import HostCallbackError
+from hostcallback.receiver.html import preformatted
 from hostcallback.receiver.messages.call_site import CallSite
 from hostcallback.receiver.messages.message import Consumer, Message
 
@@ -135,6 +136,9 @@ class FailedCheck:
     def source(self) -> list[str]:
         """The lines of the check, with marks below its predicate; empty if they cannot be read."""
         return self.explanation.places[0].source() if self.explanation.places else []
+
+    def _repr_html_(self) -> str:
+        return preformatted(self.report())
 
     def report(self) -> str:
         """The report as several lines of text."""

@@ -6,6 +6,8 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from hostcallback.receiver.html import preformatted
+
 
 @dataclass(slots=True)
 class DeviceStats:
@@ -76,6 +78,20 @@ def merge_row(rows: list[DeviceStats], row: DeviceStats) -> None:
     times = [time for time in (own.first_time_ns, row.first_time_ns) if time]
     own.first_time_ns = min(times, default=0)
     own.last_time_ns = max(own.last_time_ns, row.last_time_ns)
+
+
+class ShownAsSummary:
+    """Shows an object by its summary: as text, and in notebooks as HTML."""
+
+    def summary(self) -> str:
+        """The text."""
+        raise NotImplementedError
+
+    def __repr__(self) -> str:
+        return self.summary()
+
+    def _repr_html_(self) -> str:
+        return preformatted(self.summary())
 
 
 def summarize(name: str, stats: Sequence[DeviceStats]) -> str:
