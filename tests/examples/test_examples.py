@@ -163,3 +163,18 @@ def test_documented_example_runs_and_prints_as_documented(tmp_path: Path, code: 
     result = run("example.py", cwd=tmp_path, transport="native" if "jax.export" in code else None)
     assert result.returncode == 0, result.stderr
     assert result.stdout.splitlines() == re.findall(r"# prints: (.*)", code)
+
+
+def test_the_observing_example_prints_a_table_of_activations_and_gradients_for_each_step(
+    tmp_path: Path,
+) -> None:
+    result = run(ROOT / "examples" / "observe.py", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    header, *rows = [line.split() for line in result.stdout.splitlines()][:7]
+    assert header == ["value", "mean", "std", "min", "max", "norm", "zeros", "nonfinite"]
+    labels = [" ".join(row[:-7]) for row in rows]
+    assert labels == [
+        f"{kind}layers/{i}" for kind, order in (("", (0, 1, 2)), ("grad ", (2, 1, 0))) for i in order
+    ]
+    assert all(float(row[-2]) == 0 == float(row[-1]) for row in rows)
+    assert result.stdout.count("grad layers/0") == 3

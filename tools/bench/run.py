@@ -32,6 +32,7 @@ from tools.bench.rows import (
     flight,
     isolated,
     libraries,
+    observing,
     outputs,
     payload,
     progress,
@@ -106,6 +107,7 @@ ROWS: dict[str, Callable[[int], Rows]] = {
     "checked_call": checks.checked_call,
     "checks_compile": checks.checks_compile,
     "demo_checks": checks.demo_checks,
+    "observed_step": observing.observed_step,
 }
 """Benchmark functions by name, given the number of rounds. `memory`, which is given messages instead, comes last."""
 

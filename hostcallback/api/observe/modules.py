@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from jax.extend.core import Literal
@@ -10,6 +11,21 @@ from jax.extend.core import Literal
 from hostcallback import _jax_compat as compat
 from hostcallback.api.observe.places import Site, programs_of
 from hostcallback.api.observe.where import match_path
+
+
+@dataclass(frozen=True)
+class Labelled:
+    """An equation of a program, with its number in the program and the label of the place to which it belongs."""
+
+    number: int
+    equation: Any
+    site: Site
+    recomputed: bool
+    label: str | None
+
+    def reads(self) -> list[Any]:
+        """The variables that it reads."""
+        return [atom for atom in self.equation.invars if not isinstance(atom, Literal)]
 
 
 class Modules:
@@ -51,6 +67,30 @@ class Modules:
         if len(labels) > 1 or (programs_of(equation) and not _is_small(equation)):
             return None
         return label
+
+    def with_backward(self, equations: Sequence[Labelled]) -> list[Labelled]:
+        """Adds the label of a module to the equations of its backward pass: they use its parameters and its values.
+
+        Where nothing but gradients of parameters is computed, they are those that use what the module was given.
+        """
+        owners = dict(self._labels)
+        entered: dict[Any, str] = {}
+        for one in equations:
+            if one.label is not None:
+                owners.update(dict.fromkeys(one.equation.outvars, one.label))
+                entered.update(dict.fromkeys(one.reads(), one.label))
+        result = [self._backward(one, owners) for one in equations]
+        with_backward = {one.label for one in result if one.site.backward}
+        only_entered = {
+            v: label for v, label in entered.items() if v not in owners and label not in with_backward
+        }
+        return [self._backward(one, only_entered) for one in result]
+
+    def _backward(self, one: Labelled, owners: Mapping[Any, str]) -> Labelled:
+        if one.label is not None or not one.site.backward or one.recomputed:
+            return one
+        label = next((owners[atom] for atom in one.reads() if atom in owners), None)
+        return replace(one, label=label) if label is not None else one
 
     def _of(self, atom: Any) -> str | None:
         return None if isinstance(atom, Literal) else self._labels.get(atom)

@@ -6,10 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import jax.numpy as jnp
+import numpy as np
 from jax.extend.core import Literal
 
 from hostcallback import _jax_compat as compat
-from hostcallback.api.observe.modules import Modules
+from hostcallback.api.observe.modules import Labelled, Modules
 from hostcallback.api.observe.places import Site, Surroundings, is_recomputed, programs_of, site_of
 from hostcallback.api.observe.statistics import can_measure
 from hostcallback.api.observe.where import Selection
@@ -109,15 +111,6 @@ class Around:
     cotangents: Sequence[bool] = ()
 
 
-@dataclass(frozen=True)
-class _Equation:
-    number: int
-    equation: Any
-    site: Site
-    recomputed: bool
-    label: str | None
-
-
 class Planner:
     """Plans the taps of one selection.
 
@@ -135,11 +128,12 @@ class Planner:
         """Plans one program."""
         jaxpr, _ = compat.open_jaxpr(jaxpr)
         equations = self._equations(jaxpr, around)
-        plan, uses = Plan(), _uses(jaxpr, equations, around.needed)
+        live, plan = _live(jaxpr, equations, around.needed), Plan()
+        uses = _uses(jaxpr, equations, around.needed, live)
         cotangents = _cotangents(equations, jaxpr, around)
         for one in equations:
             if one.label is None and not one.recomputed:
-                self._plan_inside(plan, one, around, uses, cotangents)
+                self._plan_inside(plan, one, around, live, cotangents)
         for label, region in self._regions(equations):
             if self._what_of in ("output", "outer grad"):
                 values = _leaving(region, uses)
@@ -149,8 +143,8 @@ class Planner:
             self._tap(plan, label, values)
         return plan
 
-    def _regions(self, equations: Sequence[_Equation]) -> list[tuple[str, list[_Equation]]]:
-        regions: dict[Any, tuple[str, list[_Equation]]] = {}
+    def _regions(self, equations: Sequence[Labelled]) -> list[tuple[str, list[Labelled]]]:
+        regions: dict[Any, tuple[str, list[Labelled]]] = {}
         for one in equations:
             in_direction = one.site.backward == (self._what_of == "grad") and not one.recomputed
             if one.label is not None and in_direction:
@@ -158,16 +152,16 @@ class Planner:
                 regions.setdefault(key, (one.label, []))[1].append(one)
         return list(regions.values())
 
-    def _equations(self, jaxpr: Any, around: Around) -> list[_Equation]:
+    def _equations(self, jaxpr: Any, around: Around) -> list[Labelled]:
         result = []
         for number, equation in enumerate(jaxpr.eqns):
             site = site_of(equation, around.site)
             self._found.note(site)
             is_module = self._selection.kind == "module"
             label = around.modules.visit(equation, site) if is_module else self._selection.label(site)
-            result.append(_Equation(number, equation, site, is_recomputed(equation), label))
+            result.append(Labelled(number, equation, site, is_recomputed(equation), label))
         if self._selection.kind == "module":
-            return _with_between(jaxpr, result)
+            return _with_between(around.modules.with_backward(_with_between(result, False)), True)
         return result
 
     def _tap(self, plan: Plan, label: str, values: Sequence[Any]) -> None:
@@ -178,10 +172,10 @@ class Planner:
             plan.taps.setdefault(value, []).append(unique)
 
     def _plan_inside(
-        self, plan: Plan, one: _Equation, around: Around, uses: Uses, cotangents: set[Any]
+        self, plan: Plan, one: Labelled, around: Around, live: set[Any], cotangents: set[Any]
     ) -> None:
         name = one.site.primitive
-        needed = [any(not back for _, back in uses.get(var, ())) for var in one.equation.outvars]
+        needed = [var in live for var in one.equation.outvars]
         before = dict(self._found.labels)
         plans = []
         for jaxpr, operands in programs_of(one.equation):
@@ -203,7 +197,7 @@ class Planner:
             self._found.labels = before
             self._found.not_entered.append(one.site)
 
-    def _tap_carry(self, plan: Plan, one: _Equation, jaxpr: Any) -> None:
+    def _tap_carry(self, plan: Plan, one: Labelled, jaxpr: Any) -> None:
         if one.site.backward != (self._what_of == "grad"):
             return
         body, _ = compat.open_jaxpr(jaxpr)
@@ -219,40 +213,64 @@ class Planner:
 
 
 Uses = dict[Any, list[tuple[str | None, bool]]]
-"""By variable, the label of each equation that uses it, and whether that use is in a backward pass."""
+"""By variable, the label of each equation that uses it, and whether only a backward pass needs that use."""
 
 
-def _uses(jaxpr: Any, equations: Sequence[_Equation], needed: Sequence[bool]) -> Uses:
+def _uses(jaxpr: Any, equations: Sequence[Labelled], needed: Sequence[bool], live: set[Any]) -> Uses:
     uses: Uses = {}
     for one in equations:
-        for atom in one.equation.invars:
-            if not isinstance(atom, Literal):
-                uses.setdefault(atom, []).append((one.label, one.site.backward))
+        is_live = not one.site.backward and any(var in live for var in one.equation.outvars)
+        for atom in one.reads():
+            uses.setdefault(atom, []).append((one.label, not is_live))
     for atom, is_needed in zip(jaxpr.outvars, needed, strict=True):
         if not isinstance(atom, Literal):
             uses.setdefault(atom, []).append((None, not is_needed))
     return uses
 
 
-def _leaving(region: Sequence[_Equation], uses: Uses) -> list[Any]:
+def _live(jaxpr: Any, equations: Sequence[Labelled], needed: Sequence[bool]) -> set[Any]:
+    """The values that the program's results depend on, other than through a backward pass."""
+    live = {
+        a
+        for a, is_needed in zip(jaxpr.outvars, needed, strict=True)
+        if is_needed and not isinstance(a, Literal)
+    }
+    used = {a for e in equations for a in e.reads()} | {
+        a for a in jaxpr.outvars if not isinstance(a, Literal)
+    }
+    for one in reversed(equations):
+        if one.site.backward:
+            continue
+        # A training step may have no use for the loss, which its activations are for.
+        live.update(v for v in one.equation.outvars if v not in used and _is_loss(v.aval))
+        if any(v in live for v in one.equation.outvars):
+            live.update(one.reads())
+    return live
+
+
+def _is_loss(aval: Any) -> bool:
+    return getattr(aval, "shape", None) == () and jnp.issubdtype(aval.dtype, jnp.inexact)
+
+
+def _leaving(region: Sequence[Labelled], uses: Uses) -> list[Any]:
     label, single = region[0].label, len(region) == 1
-    values = []
-    for one in region:
-        for var in one.equation.outvars:
-            # Values that only a backward pass uses are residuals, no results.
-            outside = [back for used_by, back in uses.get(var, ()) if used_by != label or single]
-            if outside and (one.site.backward or not all(outside)):
-                values.append(var)
-    return values
+    made = [var for one in region for var in one.equation.outvars]
+    users = {v: [back for used_by, back in uses.get(v, ()) if used_by != label or single] for v in made}
+    values = [v for v in made if users[v]]
+    # Values that only a backward pass uses are residuals, no results.
+    if results := [v for v in values if not all(users[v])]:
+        return results
+    # JAX may drop a loss that is not used, and then nothing tells results from residuals that are computed from them.
+    return [v for v in values if jnp.issubdtype(v.aval.dtype, jnp.inexact)][:1]
 
 
-def _entering(region: Sequence[_Equation]) -> list[Any]:
+def _entering(region: Sequence[Labelled]) -> list[Any]:
     made = {var for one in region for var in one.equation.outvars}
     read = [atom for one in region for atom in one.equation.invars if not isinstance(atom, Literal)]
     return [var for var in dict.fromkeys(read) if var not in made]
 
 
-def _cotangents(equations: Sequence[_Equation], jaxpr: Any, around: Around) -> set[Any]:
+def _cotangents(equations: Sequence[Labelled], jaxpr: Any, around: Around) -> set[Any]:
     """The values that a backward pass made."""
     given = zip(jaxpr.invars, around.cotangents, strict=False)
     values = {var for var, is_cotangent in given if is_cotangent}
@@ -261,34 +279,35 @@ def _cotangents(equations: Sequence[_Equation], jaxpr: Any, around: Around) -> s
         adds = one.site.primitive == "add_any" and any(
             not isinstance(atom, Literal) and atom in values for atom in one.equation.invars
         )
-        if (one.site.backward and not one.recomputed) or adds:
+        is_zero = not one.reads() and not any(np.any(atom.val) for atom in one.equation.invars)
+        if (one.site.backward and not one.recomputed and not is_zero) or adds:
             values.update(one.equation.outvars)
     return values
 
 
-def _with_between(jaxpr: Any, equations: list[_Equation]) -> list[_Equation]:
+def _with_between(equations: list[Labelled], backward: bool) -> list[Labelled]:
     """Adds to each region the equations between its own: those that depend on one and that another depends on."""
     labels = dict.fromkeys(e.label for e in equations if e.label is not None)
     reached: dict[str, set[int]] = {label: set() for label in labels}
     for label in labels:
-        after = _spread(equations, label, forward=True)
-        before = _spread(equations, label, forward=False)
-        reached[label] = {i for i in after & before if not equations[i].site.backward}
+        after = _spread(equations, label, backward, forward=True)
+        before = _spread(equations, label, backward, forward=False)
+        reached[label] = {i for i in after & before if equations[i].site.backward == backward}
     result = []
     for i, one in enumerate(equations):
         found = one.label or next((name for name in labels if i in reached[name]), None)
-        result.append(_Equation(one.number, one.equation, one.site, one.recomputed, found))
+        result.append(Labelled(one.number, one.equation, one.site, one.recomputed, found))
     return result
 
 
-def _spread(equations: Sequence[_Equation], label: str, *, forward: bool) -> set[int]:
+def _spread(equations: Sequence[Labelled], label: str, backward: bool, *, forward: bool) -> set[int]:
     touched: set[Any] = set()
     found: set[int] = set()
     for i, one in enumerate(equations) if forward else reversed(list(enumerate(equations))):
         reads = [a for a in one.equation.invars if not isinstance(a, Literal)]
         makes = list(one.equation.outvars)
         sources, targets = (reads, makes) if forward else (makes, reads)
-        own = one.label == label and not one.site.backward
+        own = one.label == label and one.site.backward == backward
         if own or any(v in touched for v in sources):
             touched.update(targets)
             found.add(i)
