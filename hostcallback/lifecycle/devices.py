@@ -45,6 +45,9 @@ def choose_devices(backends: Sequence[str] | None, devices: Sequence[jax.Device]
                 ) from error
     else:
         chosen = jax.local_devices()
+        # Programs for the CPU run in a GPU's process too (`jax.jit(..., backend="cpu")`, `compute_on`, data
+        # pipelines), and their taps would otherwise reach the default receiver, outside of this block's
+        # errors and counts.
         if chosen and chosen[0].platform != "cpu":
             chosen += jax.local_devices(backend="cpu")
     if not chosen:

@@ -112,6 +112,7 @@ class DeviceReceiver:
     def switch(self, scope: Scope) -> None:
         """Sends an END_OF_STREAM frame. Messages before it count in the current scope, later ones in `scope`."""
         token = next(_tokens)
+        # Both before the frame is sent, because the receiver thread may deliver it at once.
         self._switches[token] = scope
         scope.opened(self.name)
         self.source.send_end(token)
@@ -121,6 +122,7 @@ class DeviceReceiver:
 
         Without `drain` the thread ends after its current batch and leaves the rest to another receiver.
         """
+        # `_leaving` first: the thread looks at it once `_stopping` has made it return from a read.
         self._leaving = not drain
         self._stopping = True
         self.source.wake()
@@ -152,7 +154,9 @@ class DeviceReceiver:
 
     def running_tap(self) -> tuple[Consumer, float] | None:
         """Returns the consumer whose sink runs now and for how many seconds; None between messages."""
-        since, consumer = self._dispatcher.current_since, self._dispatcher.current
+        # The tap first, and the dispatcher sets it last: in the other order, the time since the last message before a
+        # pause could be taken for the duration of the tap that begins now, and end a wait with TapTimeoutError.
+        consumer, since = self._dispatcher.current, self._dispatcher.current_since
         return None if consumer is None else (consumer, perf_counter() - since)
 
     def queued(self) -> int:
@@ -169,7 +173,10 @@ class DeviceReceiver:
             self._awaited.append(emitted)
             try:
                 return self._progress.wait_for(
-                    lambda: self._consumed + self._dispatcher.delivered >= emitted, timeout_sec
+                    # `delivered` changes without the lock, message by message. A change that is missed is
+                    # seen POLL_SEC later.
+                    lambda: self._consumed + self._dispatcher.delivered >= emitted,
+                    timeout_sec,
                 )
             finally:
                 self._awaited.remove(emitted)
@@ -247,6 +254,8 @@ class DeviceReceiver:
             with self._share:
                 self._deliver_all(batch, self._share)
         with self._progress:
+            # Both in one step: a waiting thread that saw only one of them would count the batch twice, or not
+            # at all.
             self._dispatcher.delivered = 0
             self._consume(count)
 
@@ -262,6 +271,8 @@ class DeviceReceiver:
     def _deliver_all(self, batch: Batch, share: GilThrottle | None) -> None:
         try:
             messages = self._dispatcher.decode(batch)
+        # The thread must live on: a dead receiver blocks its device. The batch is released for the same
+        # reason.
         except MemoryError as error:
             self._dispatcher.lose(f"no memory for messages of {self.name}: {error}", batch.count)
             batch.release()
@@ -271,6 +282,8 @@ class DeviceReceiver:
             batch.release()
         with self._dispatcher.feed.while_delivering():
             self._dispatcher.deliver(messages, share)
+        # A reader process reports what it has delivered before it releases: if it dies between, its parent
+        # delivers the frames again rather than not at all.
         if self._before_release is not None:
             self._before_release()
             batch.release()

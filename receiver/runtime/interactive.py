@@ -20,6 +20,8 @@ class _Prompt(str):
     __slots__ = ()
 
     def __str__(self) -> str:
+        # Python converts `sys.ps1` to text each time it shows the prompt: the only hook that the plain prompt
+        # offers.
         show_new_failures()
         return str.__str__(self)
 
@@ -65,6 +67,7 @@ def _watch_prompt() -> None:
 
 
 def _ipython_shell() -> Any:
+    # Not imported: importing IPython takes long, and where it is not imported, no shell of it runs.
     shells = sys.modules.get("IPython.core.interactiveshell")
     return None if shells is None else getattr(shells.InteractiveShell, "_instance", None)
 

@@ -50,6 +50,7 @@ class Runtime:
 
     def __init__(self) -> None:
         """Starts no receiver: `start` does."""
+        # Comes before the locks of scopes and sources. No thread waits for messages with it.
         self._lock = threading.RLock()  # protects what `reset` makes; signal handlers may wait for taps
         self.rule_table = RuleTable()
         self.reset()
@@ -66,6 +67,7 @@ class Runtime:
         self._observers: tuple[ScopeSinks, ...] = ()
         self._accounting = 0  # number of clients that read the counters of each tap
         self.registry = Registry()
+        # Shares the lock and the table: a ring that is handed over must not be claimed or started meanwhile.
         self.isolated = ReaderProcesses(self.registry, self._receivers, self._scope_of, self._lock)
         make_tap = functools.partial(exported_tap, is_another_receiver_busy=self.is_another_receiver_busy)
         self.exported = ExportedTaps(self.registry, make_tap)
@@ -81,6 +83,8 @@ class Runtime:
         """Returns the receiver of a device, and starts it if it does not run."""
         with self._lock:
             receiver = self._receivers.get(name)
+            # A dead receiver thread (its failure was logged) is replaced, because nothing else would drain
+            # the ring.
             if receiver is None or not receiver.thread.is_alive():
                 scope = self._scope_of(name)
                 source = make_source()
@@ -212,6 +216,8 @@ class Runtime:
             for name in names:
                 self._claims[name] = scope
                 for receiver in self._of(name):
+                    # The scope first: the END_OF_STREAM frame is sent regardless of the policy, messages
+                    # after it follow the new one.
                     receiver.switch(scope)
                     receiver.source.configure(scope.back_pressure)
 
@@ -246,6 +252,7 @@ class Runtime:
         self.check_not_reentrant("waiting for taps")
         names = None if names is None else list(names)
         receivers = self.receivers(names)
+        # Before the targets are taken, so that the barrier waits for these messages too.
         self.rule_table.send_latest()
         self._wait_emitted(receivers, deadline, stall_sec)
         self.isolated.wait_delivered(None if names is None else set(names), deadline, stall_sec)

@@ -109,6 +109,8 @@ class BatchDecoder:
                     arrays[place] = _LATER
                 arrays[places[-1]] = _stacks(columns, group, plan)
                 stacked = stacked or [0] * batch.count
+                # At the place of the last one: a stack must not be delivered before a message that was
+                # emitted before its last row.
                 stacked[places[-1]] = group.size
             else:
                 for place, parts in zip(places, _unstack(columns, group, plan), strict=True):
@@ -176,6 +178,7 @@ def _stride(plan: Plan) -> int:
 def _stacks(columns: BatchColumns, group: Group, plan: Plan) -> list[Array]:
     stride = _stride(plan)
     views = plan.views(columns.stack(group.first, group.size, stride), group.size, stride)
+    # Several arrays are copied, so that a consumer that keeps one of them does not keep the memory of all.
     return views if len(views) == 1 else [view.copy() for view in views]
 
 

@@ -70,6 +70,8 @@ class BatchColumns:
 
     def read(self, count: int) -> None:
         """Reads the headers of the batch's `count` messages."""
+        # The library keeps the interpreter lock: releasing it would take longer than the call, and let other
+        # threads in.
         self._library.hcb_batch_columns(self._ring, self._batch_pointer, self._pointer)
         self._count = count
 

@@ -49,6 +49,8 @@ class QueueSource:
         """`device` is the device's id. An empty queue admits one frame larger than `capacity_bytes`."""
         self.device = device
         self._capacity_bytes = capacity_bytes
+        # Producers wait here for room, callers for their turn and the reader for frames. Each change may
+        # concern any of them, hence `notify_all`.
         self._changed = threading.Condition()  # protects everything below
         self._frames: deque[bytes] = deque()
         self._woken = False
@@ -132,7 +134,7 @@ class QueueSource:
         return not self._turn_taken and self._frames[0] is frame
 
     def _withdraw(self, frame: bytes) -> None:
-        # By identity: equal bytes could be another call, and `in` would compare all frames.
+        # By identity, since `in` would compare all bytes. Absent if the calls were closed before it was appended.
         if any(queued is frame for queued in self._frames):
             self._frames.remove(frame)
             self._held_frames -= 1
@@ -185,6 +187,8 @@ class QueueSource:
     def overwrite_oldest(self) -> None:
         """See `BoundedQueue`. Drops frames that the reader has not taken, up to the first one that must not be lost."""
         while not self.has_room() and self._frames:
+            # A call's program waits for the reply, and an END_OF_STREAM frame separates scopes: neither may
+            # be lost.
             if decode_header(self._frames[0]).flags & (Flags.CALL | Flags.END_OF_STREAM):
                 return
             self._held_frames -= 1
@@ -223,6 +227,8 @@ class QueueSource:
     def read(self, timeout_sec: float | None) -> _QueueBatch | None:
         """See `Source`."""
         with self._changed:
+            # The reader keeps its turn until it reads again: by then it has delivered the frames, and a call
+            # may be taken.
             if self._reader_turn:
                 self._turn_taken = self._reader_turn = False
                 self._changed.notify_all()
@@ -273,6 +279,7 @@ class QueueSource:
 
     def discarded(self) -> int:
         """See `Source`."""
+        # Without the lock: one number, which the reader compares with its last look.
         return self._overwritten
 
     def counters(self) -> SourceCounters:

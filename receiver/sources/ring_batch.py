@@ -25,6 +25,7 @@ class BlockMemory:
         }
 
     def __del__(self) -> None:
+        # Any thread may drop the last reference, so the library takes the block back under its own lock.
         self._free(self._address)
 
 

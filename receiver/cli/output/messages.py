@@ -61,6 +61,8 @@ class Show:
 
     def lost(self, run: LostRun, *, several: bool) -> None:
         """Writes a note of lost messages, in the text format only."""
+        # Each line of JSON is one message: programs that read them would take a note for a message. A gap in
+        # `seq` shows the loss, and `hcb stats` counts it.
         if not self._as_json:
             where = [process_text(run.writer)] if several else []
             print(

@@ -176,6 +176,9 @@ HCB_EXPORT int64_t hcb_thread_states(uint64_t* ids, uint64_t capacity, uint64_t*
 /* Call it first in a forked child: it renews locks and empties rings, because queued messages are the parent's to deliver. */
 HCB_EXPORT void hcb_after_fork_child(void);
 
+/* The functions named hcb_test_ are called by tests only. So are hcb_ring_get, hcb_ring_send, hcb_call_count and hcb_encode_frame, which
+ * let tests emit, count and compare frames without a program of JAX. */
+
 /* Test aid: `threads` threads send `count` frames each (consumer_id = thread, payload = its counter, `nbytes` long, every byte
  * after the counter being its low byte). Returns the number of emitted frames. */
 HCB_EXPORT uint64_t hcb_test_produce(hcb_ring* ring, uint32_t threads, uint64_t count, uint64_t nbytes);

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hostcallback.receiver.log import logger
-from hostcallback.receiver.remote.errors import TransportError
+from hostcallback.receiver.remote.errors import StreamRefusedError, TransportError
 from hostcallback.receiver.remote.nats.connection import REQUEST_SEC, NatsConnection, NatsServer
 from hostcallback.receiver.remote.nats.publication import Publication, publication_of_lost, publications_of
 from hostcallback.receiver.remote.sending.transport import OnAck
@@ -73,7 +73,9 @@ class NatsStream:
         self._runs = StoredRuns(
             lambda number: folder / f"{number:06d}{SUFFIX}", stored, lambda described: True
         )
-        self._lock = threading.Lock()  # protects everything below
+        # Protects everything below, which the sender's thread and the event loop's change; not held for `on_ack`, which
+        # takes the spool's lock. `_error` is only set, and read without it.
+        self._lock = threading.Lock()
         # Ends of slices, each with the number of publications up to there.
         self._on_way: deque[tuple[StreamOffset, int]] = deque()
         self._published = 0
@@ -157,7 +159,13 @@ class NatsStream:
         if error is None:
             with self._lock:
                 self._unanswered.discard(number)
-            self._acknowledge()
+            try:
+                self._acknowledge()
+            except StreamRefusedError as refused:
+                self._error = refused
+            except OSError as failed:
+                # Of the spool. A future only logs what its callbacks raise: the sender would not learn of it.
+                self._error = TransportError(f"a stored part cannot be removed from the spool: {failed}")
         elif self._error is None:
             self._error = self._connection.translated(error)
 

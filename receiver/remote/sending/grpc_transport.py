@@ -30,9 +30,12 @@ REFUSALS = (
 """Status codes after which a retry would get the same answer."""
 
 CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
+    # A connection that a router has forgotten, or whose machine is gone, breaks within 30 s instead of many minutes.
+    # The collector allows a ping each 10 s (`SERVER_OPTIONS` of `collector/service.py`), so it refuses none.
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.keepalive_permit_without_calls", 1),
+    # Without limit: by default gRPC stops after two pings without data, and a quiet tap sends none for hours.
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.max_send_message_length", protocol.MAX_MESSAGE_BYTES),
     ("grpc.max_receive_message_length", protocol.MAX_MESSAGE_BYTES),
@@ -40,6 +43,8 @@ CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     # gRPC uses this as the time in which a connection must be established, despite its name.
     ("grpc.min_reconnect_backoff_ms", 5_000),
     ("grpc.max_reconnect_backoff_ms", 2_000),
+    # The sender retries, from the position that the collector has stored. gRPC would only repeat the start of a stream,
+    # and keep what was sent for that.
     ("grpc.enable_retries", 0),
 )
 
@@ -140,6 +145,9 @@ class GrpcStream:
         self._requests: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._requests.put(protocol.encode_hello(key))
         self._sent: StreamOffset | None = None
+        # Neither `_error` nor `stored` needs a lock. The thread of acknowledgements writes them, the sender's reads
+        # them. `stored` is written before `_opened` is set, for which the constructor waits. `_error` is set once: if
+        # the sender sees it late, it loses some slices, which it sends again over the next connection.
         self._error: TransportError | None = None
         self._opened = threading.Event()
         self.stored = StreamOffset(0, 0)
@@ -186,6 +194,11 @@ class GrpcStream:
             self._error = error
         except grpc.RpcError as error:
             self._error = translated(error, self._address, tls=self._tls)
+        except OSError as error:
+            # Of the spool. Without this the sender would wait for acknowledgements that no thread takes any more.
+            self._error = TransportError(
+                f"what {self._address} has stored cannot be removed from the spool: {error}"
+            )
         except BadStreamError as error:
             self._error = StreamRefusedError(f"the program at {self._address} is not a collector: {error}")
         finally:

@@ -85,6 +85,8 @@ class BatchFeed:
             batch: the frames.
             last_seq: the sequence number of the last one; negative if it is unknown.
         """
+        # Without the lock: without sinks no thread copies ahead, and the receiver thread alone changes
+        # `sinks`.
         if not self.sinks and not self._ahead:
             self._next_seq = _NONE if last_seq < 0 else last_seq + 1
             return
@@ -110,6 +112,8 @@ class BatchFeed:
             return
         if self._thread is None:
             self._start()
+        # Without the lock: the copying thread only reads it, and looks at it again under the lock before it
+        # copies.
         self._delivering_since = perf_counter()
         self._wanted.set()
         try:
@@ -168,6 +172,8 @@ class BatchFeed:
     def _run(self) -> None:
         last = perf_counter()
         while not self._stopping:
+            # An idle device must cost no wake-ups, but one that delivers must not pay for a wake-up per batch
+            # either.
             if perf_counter() - last > REST_SEC:
                 self._wanted.wait()
             self._wanted.clear()
@@ -190,6 +196,8 @@ class BatchFeed:
 
     def _copy(self) -> bool:
         with self._lock:
+            # The delivery may have ended since `_run` looked: then the reader may read, and copying would mix
+            # up the order.
             if self._delivering_since is None or self._source is None or not self.sinks:
                 return False
             batch = self._source.copy_ahead()

@@ -83,7 +83,10 @@ class Calls:
         """
         self._device_name = device_name
         self._deliver = deliver
-        self._taken: list[Call] | None = None  # set while a thread delivers a call that it will run itself
+        # Set while a call's thread delivers a call that it will run itself. Needs no lock: the source grants
+        # one thread at a time the turn to deliver (the reader, or a thread between its read and
+        # `end_read_call`), and only that thread reads or sets this.
+        self._taken: list[Call] | None = None
         self._changed = threading.Condition()  # protects everything below
         self._running: dict[int, _Running] = {}  # by sequence number
         self._waiters = 0
@@ -112,6 +115,8 @@ class Calls:
 
     def longest(self) -> tuple[Consumer, float] | None:
         """Returns the consumer whose host function has run for longest, and its seconds; None if none runs."""
+        # A copy, because other threads start and end calls meanwhile; without the lock for the same reason as
+        # `running`.
         first = min(list(self._running.values()), key=lambda running: running.since, default=None)
         return None if first is None else (first.consumer, perf_counter() - first.since)
 
@@ -136,6 +141,9 @@ class Calls:
 
     def _take(self, batch: Batch, end: Callable[[], None]) -> Call | None:
         # Delivers a call that this thread has read. Returns None if it has no consumer or cannot be decoded.
+        # The turn is this thread's until `end()`. `_taken` is reset before that, so that the next thread
+        # finds it unset; the caller runs the host function after it, so that a slow one does not stop the
+        # stream.
         taken: list[Call] = []
         self._taken = taken
         try:
@@ -220,11 +228,14 @@ class CallThreads(Calls):
             interrupts = HeldInterrupts()
         except KeyboardInterrupt:
             return True
+        # Restored below, not reset: the host function may run a program whose call nests in this one.
         dispatched, this_thread.dispatched = this_thread.dispatched, not resumed
         try:
             call = self._take_own(own, interrupts)
             if call is not None:
                 self._answer(call, interrupts)
+        # XLA called this function: an exception would be printed and lost, and the program would
+        # get no reply.
         except BaseException as error:
             if not isinstance(error, CallFailedError):
                 logger.exception("a call could not be made")

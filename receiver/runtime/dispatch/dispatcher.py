@@ -139,6 +139,7 @@ class Dispatcher:
                 dropped = found.last_seq + 1 - expected - batch.count - folded
                 self._stats.dropped += max(0, dropped)  # a damaged header may hold any number
             self._expected_seq = found.last_seq + 1
+        # Before the delivery: a recorded message stays recorded if its tap function kills the process.
         self.feed.take(batch, found.last_seq)
         return found
 
@@ -175,6 +176,7 @@ class Dispatcher:
                 except WireError as error:
                     self._lose(error)
                     continue
+            # Calls are never left out: their programs wait for the replies.
             if self.skips and not flags & _CALL:
                 self.skipped += count or 1
                 stats.dropped += count or 1
@@ -192,6 +194,7 @@ class Dispatcher:
                     self._calls.start(message, self.scope)
                 else:
                     consumer.sink(message)
+            # A failed check is an answer, not a failure of its function: it does not count as failed.
             except CheckFailed as failed:
                 folded = self._folded.pop(seq, 0)
                 stats.delivered += folded

@@ -88,6 +88,8 @@ class GilThrottle:
 
     def _begin(self) -> None:
         if self._quick is not None:
+            # `_quick` keeps the lock: a call that released it would itself cause the waits that are counted
+            # here.
             self._began_waits = self._quick.hcb_waits(self._cpu)
             self._began_cpu = self._cpu.value * 1e-9
         self._began = perf_counter()
@@ -115,6 +117,7 @@ class GilThrottle:
         self._seen = (1 - FADES) * self._seen + short * self._waits
         wanted = short and (self._contended > 0 or self._seen >= OFTEN)
         if self._library is not None and (self._contended or self._waits):
+            # `_library` releases the lock during the call: that is what lets the other threads have it.
             woke = self._library.hcb_sleep(PAUSE_NS if self._contended or wanted else LOOK_NS)
             wanted = wanted or perf_counter_ns() - woke > LATE_NS
             self._contended = ALONE_AFTER if wanted else max(0, self._contended - 1)
@@ -129,6 +132,8 @@ class GilThrottle:
         self._add_up()
         with _lock:
             _delivering -= 1
+            # Not if another interval is set now: the user has changed it during the delivery, and that one
+            # stays.
             if not _delivering and _users_interval > INTERVAL_SEC and _is_ours(sys.getswitchinterval()):
                 sys.setswitchinterval(_users_interval)
 
@@ -138,6 +143,8 @@ def after_fork_in_child() -> None:
     global _lock, _delivering
     _lock = threading.Lock()
     _delivering = 0
+    # The parent may have been delivering when it forked, and no receiver of this process would restore the
+    # interval.
     if _users_interval and _is_ours(sys.getswitchinterval()):
         sys.setswitchinterval(_users_interval)
 

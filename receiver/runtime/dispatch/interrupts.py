@@ -7,6 +7,8 @@ import threading
 from types import FrameType
 from typing import Any
 
+# From `_signal`: the functions of `signal` are slower, since they convert to enums and back, and each call
+# uses them several times.
 _getsignal, _set, _SIGINT = _signal.getsignal, _signal.signal, _signal.SIGINT
 _main_thread = threading.main_thread()
 
@@ -26,6 +28,7 @@ class HeldInterrupts:
         """Delays interrupts from now on."""
         self.noted = False
         self._handler: Any = None  # the handler that was installed before
+        # Python runs handlers on its main thread only, and lets no other thread set them.
         if threading.current_thread() is _main_thread:
             handler = _getsignal(_SIGINT)
             if callable(handler):  # otherwise SIGINT runs no Python code

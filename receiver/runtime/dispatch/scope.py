@@ -84,10 +84,12 @@ class Scope:
     @property
     def stats(self) -> list[DeviceStats]:
         """A copy of the statistics, one row per device that had this scope."""
+        # Without the lock: only the receiver threads change these rows, and take no lock for each message.
         rows = [s.copy() for s in list(self._stats.values())]
         with self._changed:
             for row in itertools.chain.from_iterable(self._remote_stats.values()):
                 merge_row(rows, row)
+        # Between the two locks: the recorder has its own, and must not be asked with this one held.
         unrecorded = self._unrecorded() - self._unrecorded_before
         with self._changed:
             for row in rows:

@@ -43,6 +43,7 @@ class ScopeSinks:
             errors: list[BaseException] = []
             result = None
             for is_own in (own_first, not own_first):
+                # All sinks get the message, whatever the others raise.
                 try:
                     if is_own:
                         result = sink(message)

@@ -91,6 +91,7 @@ class SinkChain:
         if consumer is None:
             return None
         known = self._linked.get(consumer_id)
+        # A consumer may have been registered again under its id, with another sink.
         if known is None or known[0] is not consumer:
             known = self._linked[consumer_id] = consumer, self._link(consumer)
         return known[1]

@@ -85,4 +85,5 @@ class TapCounters:
 
     def snapshot(self) -> list[tuple[Consumer, TapCounts]]:
         """Returns each tap's consumer with a copy of its counts."""
+        # A copy of the table: the receiver thread adds to it meanwhile.
         return [(counter.consumer, counter.copy()) for counter in list(self._counters.values())]

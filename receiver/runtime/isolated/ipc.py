@@ -80,6 +80,7 @@ class IpcChannel:
             return None
         (length,) = _LENGTH.unpack(head)
         data = self._read(length)
+        # Pickle is safe here: only this process and the child that it started have an end of the socket pair.
         return pickle.loads(data) if len(data) == length else None
 
     def close(self) -> None:

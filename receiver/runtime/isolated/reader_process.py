@@ -86,6 +86,8 @@ class ReceiverProcess:
         with self._changed:
             self._changed.wait_for(lambda: self._ready or self._gone, START_SEC)
             if not self._ready:
+                # First, so that the listener does not report the death and start to deliver in place of the
+                # child.
                 self._ending = True
                 self._process.kill()
                 raise OSError(

@@ -170,6 +170,8 @@ class ReaderProcesses:
     def wait_delivered(self, names: set[str] | None, deadline: float | None, stall_sec: float | None) -> None:
         """Waits until the reader processes have delivered all messages emitted so far; see `Runtime.wait_delivered`."""
         with self._lock:
+            # The wait itself is without the lock, which the listener of a dying process needs to hand its
+            # rings back.
             readers = list(self.processes)
         for reader in readers:
             for name in reader.rings.names:

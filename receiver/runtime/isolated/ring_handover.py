@@ -71,6 +71,7 @@ class HandedOverRings:
 
     def end(self) -> None:
         """Takes the rings back after the reader process has ended. This process delivers the remaining messages."""
+        # The routes end first, so that new messages already go to this process when it takes the rings.
         if self._routes is not None:
             self._routes.end()
         with self._changed:
@@ -92,6 +93,8 @@ class HandedOverRings:
         deadline = perf_counter() + timeout_sec
         while True:
             counters = self._rings[name].counters()
+            # The counters are in shared memory: the reader process changes them, and can wake no thread here,
+            # so this polls.
             if counters.emitted - counters.queued_messages >= emitted:
                 return True
             with self._changed:

@@ -71,6 +71,7 @@ def _remove_left_behind(base: Path) -> None:
     for folder in base.glob(f"{PREFIX}*"):
         pid = folder.name.removeprefix(PREFIX).split("-")[0]
         try:
+            # Only this user's: in a folder that all users share, another user's folder could be anything.
             if pid.isdecimal() and folder.stat().st_uid == os.getuid() and not is_alive(int(pid)):
                 shutil.rmtree(folder, ignore_errors=True)
         except OSError:

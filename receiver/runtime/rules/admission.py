@@ -63,6 +63,7 @@ class Admission:
     def set(self, rule: Rule) -> None:
         """Sets the rule. The counts restart if `every`, `rate` or the probes differ from the earlier rule."""
         with self._lock:
+            # A change of `truncate` alone, say, must not make a tap with `every=100` send out of turn.
             if _counting(rule) != _counting(self.rule):
                 for state in self._states.values():
                     state.seen = state.not_before = 0
@@ -111,10 +112,12 @@ class Admission:
         """
         with self._lock:
             state = self._states[device]
+            # Too large to keep. An older message that is kept stays, and is sent.
             if sum(array.nbytes for array in arrays) > LATEST_BYTES:
                 self.suppressed += 1
                 return
             self.suppressed += state.kept is not None
+            # Copies: the arrays are XLA's memory, which is reused after the callback.
             state.kept = Kept(queue, prefix, [array.copy() for array in arrays], now_ns)
             delay_sec = max(0, state.not_before - now_ns) / 1e9
         timer.at(delay_sec, self._send_due)
@@ -202,6 +205,7 @@ class Decisions:
     def of(self, number: int, admission: Admission | None, now_ns: int) -> bool:
         """Whether the value with that number is sent. Each device counts its values from 0."""
         if number == self._begin + len(self._sent):
+            # By halves, so that the list is moved once in half a million values.
             if len(self._sent) == KEPT_DECISIONS:
                 del self._sent[: KEPT_DECISIONS // 2]
                 self._begin += KEPT_DECISIONS // 2

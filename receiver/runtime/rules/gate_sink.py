@@ -71,6 +71,7 @@ class GateSink:
         with self._lock:
             before = self._open.get(device)
             self._open[device] = holds
+        # Without the lock, since it takes the locks of the admission and of the native table.
         if before is not holds:
             self._set_gate(device, not holds)
         passes = before is not False

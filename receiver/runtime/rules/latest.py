@@ -74,6 +74,7 @@ class Timer:
                     continue
                 for function in due:
                     del self._due[function]
+            # Without the lock: the functions take locks of admissions, whose holders call `at`.
             for function in due:
                 delay_sec = function()
                 if delay_sec is not None:

@@ -32,6 +32,8 @@ class RuleTable:
     def __init__(self) -> None:
         """Starts with all taps and checks on."""
         self.on_change: list[Callable[[], None]] = []
+        # Reentrant: a rule that is set from a tap function or a signal handler may come while its thread
+        # holds it. Comes before the locks of admissions and gates.
         self._lock = threading.RLock()  # protects everything below
         self._library: ctypes.CDLL | None = None
         self._rules = Rules()
@@ -124,6 +126,8 @@ class RuleTable:
         self._report_change()
 
     def _report_change(self) -> None:
+        # Without the lock: a report looks at the table and at the registry. A copy, because a report may
+        # remove itself.
         for report in list(self.on_change):
             report()
 
@@ -171,6 +175,7 @@ class RuleTable:
 
     def admission(self, consumer: Consumer) -> Admission | None:
         """Returns the object that admits messages of a tap without a native handler; None if all are sent."""
+        # Without the lock, once per message: one look into a dict.
         admission = self._admissions.get(consumer.consumer_id)
         return None if admission is None or admission.rule == DEFAULT else admission
 
@@ -220,6 +225,7 @@ class RuleTable:
         if admission is not None:
             if rule != admission.rule:
                 admission.set(rule)
+                # A message that was kept under the old rule must not wait for a rate that no longer applies.
                 admission.send_kept()
             install_gate(
                 consumer, rule, functools.partial(self._set_gate, consumer_id, admission), admission.count
