@@ -7,6 +7,7 @@ from typing import Any
 
 from hostcallback.api.barrier import wait_for_taps
 from hostcallback.receiver.log import logger
+from hostcallback.receiver.runtime.interactive import show_new_failures
 
 _watched: Any = None  # the shell whose cells end with a wait
 
@@ -22,9 +23,11 @@ def watch_cells() -> None:
 
 
 def _end_cell(*_: Any) -> None:
-    # The receiver threads print to the cell that runs. Failures are shown by `receiver.runtime.interactive`.
+    # The receiver threads print to the cell that runs. A failure that came during the wait is shown here too: its own
+    # hook may have been registered too late for this cell.
     try:
         wait_for_taps()
+        show_new_failures()
     except KeyboardInterrupt:
         logger.warning(
             "the wait for the taps of this cell was interrupted: what they print comes in later cells"
