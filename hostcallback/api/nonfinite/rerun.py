@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from hostcallback import _jax_compat as compat
 from hostcallback.api.nonfinite.instrument import instrumented
 from hostcallback.api.nonfinite.operation import Operation
 from hostcallback.api.nonfinite.silence import NotRepeatableError
@@ -24,7 +25,12 @@ from hostcallback.receiver.log import logger
 from hostcallback.tracing.source_line import user_source_line
 
 KEPT_CALLS = 2
-"""Calls whose verdict is not in: their inputs are kept, and a further call waits for the first of them."""
+"""The arguments of this many calls are kept while their verdicts are not in; a further call waits for the first."""
+
+KEPT_BYTES = 64 << 20
+"""The arguments of up to `MORE_CALLS` calls are kept if they have fewer bytes than this together."""
+
+MORE_CALLS = 32
 
 _POLL_SEC = 0.001
 
@@ -70,6 +76,9 @@ class Rerun:
         self._is_failing = False  # whether the last settled call failed the test
         self._always: Any = False  # what was not finite in the first call, such as a mask, is reported once
         self._on_several = False
+        self._kept = KEPT_CALLS
+        self._is_local = False  # whether this process alone may look whether a verdict is in
+        self._last_results: dict[int, Any] = {}
         self._callbacks: list[str] = []
         self._seconds: dict[bool, Callable[..., Any]] = {}
         argnums, argnames = static
@@ -78,15 +87,25 @@ class Rerun:
 
     def __call__(self, args: Any, kwargs: Any) -> Any:
         """Runs the step; first settles the calls whose verdict is in."""
-        args, kwargs = _own((args, kwargs))
         with self._lock:
-            while self._pending and (len(self._pending) >= KEPT_CALLS or _is_known_here(self._pending[0])):
+            args, kwargs = self._own(args, kwargs)
+            while self._pending and (
+                len(self._pending) >= self._kept or (self._is_local and _is_in(self._pending[0]))
+            ):
                 self._settle(self._pending.popleft())
             if not self._calls:
                 self._on_several = _is_on_several((args, kwargs))
+                bytes_each = sum(getattr(leaf, "nbytes", 0) for leaf in jax.tree.leaves((args, kwargs)))
+                self._kept = max(KEPT_CALLS, min(MORE_CALLS, KEPT_BYTES // max(1, bytes_each)))
             out, failed = self._tested(*args, **kwargs)
+            if not self._calls:
+                # The processes of a program over several must run the same call again at the same time.
+                self._is_local = failed.is_fully_addressable
             self._pending.append(_Call(self._calls, args, kwargs, failed))
             self._calls += 1
+            self._last_results = (
+                {id(part): part for part in out} if type(out) in (tuple, list) else {id(out): out}
+            )
         unsettled.add(self.settle)
         return out
 
@@ -103,6 +122,12 @@ class Rerun:
                     sleep(_POLL_SEC)
                 self._settle(self._pending.popleft())
 
+    def _own(self, args: Any, kwargs: Any) -> Any:
+        # The results of the last call are arrays of JAX. To flatten a model can take longer than the rest of this.
+        known = self._last_results
+        args = tuple([arg if id(arg) in known else _copied(arg) for arg in args])
+        return args, _copied(kwargs) if kwargs else kwargs
+
     # ---- The test ----------------------------------------------------------------------------------------------------
 
     def _with_test(self, *args: Any, **kwargs: Any) -> Any:
@@ -118,6 +143,8 @@ class Rerun:
             jax.errors.JaxRuntimeError,
             ValueError,
         ):  # the program failed: the user of its results gets the error
+            return
+        if not (self._is_failing or True in failed.tolist()):
             return
         new = failed & ~self._always if np.shape(self._always) == failed.shape else failed
         was_failing, self._is_failing = self._is_failing, bool(new.any())
@@ -186,18 +213,15 @@ class Rerun:
                 report([operation], [np.bool_(True)], [counts], [number], cotangent=False, note=note)
 
 
-def _is_known_here(call: _Call) -> bool:
-    # The processes of a program over several must run the same call again at the same time.
-    return call.failed.is_fully_addressable and _is_in(call)
-
-
 def _is_in(call: _Call) -> bool:
     failed: Any = call.failed  # whose method has no annotation
     return bool(failed.is_ready())
 
 
-def _own(tree: Any) -> Any:
+def _copied(tree: Any) -> Any:
     """Copies NumPy arrays, which their owner may fill again before the second run."""
+    if type(tree) is compat.ArrayImpl:
+        return tree
     if any(type(leaf) is np.ndarray for leaf in jax.tree.leaves(tree)):
         return jax.tree.map(lambda leaf: jnp.array(leaf) if type(leaf) is np.ndarray else leaf, tree)
     return tree
@@ -218,7 +242,8 @@ def _failed(results: Any, several: bool) -> Any:
 
 
 def _all_finite(leaves: Sequence[Any]) -> Any:
-    return jnp.all(functools.reduce(jnp.logical_and, [jnp.isfinite(leaf) for leaf in leaves]))
+    finite = functools.reduce(jnp.logical_and, [jnp.isfinite(leaf) for leaf in leaves])
+    return jnp.all(jnp.all(finite, axis=0)) if finite.ndim else finite  # XLA:CPU vectorizes over the columns
 
 
 def _groups(results: Any, several: bool) -> list[list[tuple[Any, Any]]]:
