@@ -96,7 +96,7 @@ class Watched:
         backward: whether the operation belongs to the backward pass.
         cotangent: whether this describes the cotangent of the result instead of the result.
         rerun_of: name of the step if this is a second run of one call of it: the first iteration is then the call's
-            number.
+            number. Empty if this is a second run of some iterations of a loop, and the first of these is then.
         note: what else is known; empty for an operation. With a note, the numbers of values are not known.
     """
 
@@ -233,7 +233,11 @@ class _Explains:
     def _call_and_iteration(self) -> tuple[int | None, tuple[int, ...]]:
         if self.operation.rerun_of is None or not self.iteration:
             return None, self.iteration
-        return self.iteration[0], self.iteration[1:]
+        first, *inner = self.iteration
+        if self.operation.rerun_of:
+            return first, tuple(inner)
+        # Of a block of a loop: the block's first iteration, and the iteration within it.
+        return None, (first + sum(inner[:1]), *inner[1:])
 
     def _details(self) -> Mapping[str, Any]:
         operation = self.operation
@@ -250,5 +254,5 @@ class _Explains:
             "backward": operation.backward,
             "cotangent": operation.cotangent,
             "call": call,
-            "reproduced": None if call is None else not operation.note,
+            "reproduced": None if operation.rerun_of is None else not operation.note,
         }

@@ -108,6 +108,8 @@ ROWS: dict[str, Callable[[int], Rows]] = {
     "checks_compile": checks.checks_compile,
     "demo_checks": checks.demo_checks,
     "observed_step": observing.observed_step,
+    "watched_steps": checks.watched_steps,
+    "watched_failure": checks.watched_failure,
 }
 """Benchmark functions by name, given the number of rounds. `memory`, which is given messages instead, comes last."""
 

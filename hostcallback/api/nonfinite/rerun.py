@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import functools
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from time import perf_counter, sleep
 from typing import Any
@@ -17,8 +17,9 @@ import numpy as np
 from hostcallback import _jax_compat as compat
 from hostcallback.api.nonfinite.instrument import instrumented
 from hostcallback.api.nonfinite.operation import Operation
+from hostcallback.api.nonfinite.result_tests import failed_groups, groups_of
 from hostcallback.api.nonfinite.silence import NotRepeatableError
-from hostcallback.api.nonfinite.watcher import Watcher, is_inexact, report
+from hostcallback.api.nonfinite.watcher import Watcher, report
 from hostcallback.lifecycle import unsettled
 from hostcallback.receiver.errors import TapTimeoutError
 from hostcallback.receiver.log import logger
@@ -132,7 +133,7 @@ class Rerun:
 
     def _with_test(self, *args: Any, **kwargs: Any) -> Any:
         results = self._fun(*args, **kwargs)
-        return results, _failed(results, self._on_several)
+        return results, failed_groups(results, several=self._on_several)
 
     # ---- The second run ----------------------------------------------------------------------------------------------
 
@@ -199,11 +200,11 @@ class Rerun:
             self._fun, args, kwargs, watcher, inputs=inputs, iterations=[number], line=self._line
         )
         self._callbacks += watcher.callbacks
-        return _failed(results, self._on_several)
+        return failed_groups(results, several=self._on_several)
 
     def _report_results(self, call: _Call, new: Any, note: str) -> None:
         results, _ = self._tested.eval_shape(*call.args, **call.kwargs)
-        for group, bad in zip(_groups(results, self._on_several), new, strict=True):
+        for group, bad in zip(groups_of(results, several=self._on_several), new, strict=True):
             if bad:
                 path, leaf = group[0]
                 more = f" or {len(group) - 1} others of its shape" if len(group) > 1 else ""
@@ -231,29 +232,3 @@ def _is_on_several(tree: Any) -> bool:
     return any(
         len(leaf.sharding.device_set) > 1 for leaf in jax.tree.leaves(tree) if isinstance(leaf, jax.Array)
     )
-
-
-def _failed(results: Any, several: bool) -> Any:
-    """Tests the results in one pass: bool [group]."""
-    failed = [
-        jnp.logical_not(_all_finite([leaf for _, leaf in group])) for group in _groups(results, several)
-    ]
-    return jnp.stack(failed) if failed else jnp.zeros((0,), bool)
-
-
-def _all_finite(leaves: Sequence[Any]) -> Any:
-    finite = functools.reduce(jnp.logical_and, [jnp.isfinite(leaf) for leaf in leaves])
-    return jnp.all(jnp.all(finite, axis=0)) if finite.ndim else finite  # XLA:CPU vectorizes over the columns
-
-
-def _groups(results: Any, several: bool) -> list[list[tuple[Any, Any]]]:
-    """The results that can be NaN, with their paths, in groups that are tested together.
-
-    XLA:CPU takes about a microsecond for each reduction. Arrays on several devices may be divided differently, so they
-    are tested one by one.
-    """
-    groups: dict[Any, list[tuple[Any, Any]]] = {}
-    for path, leaf in jax.tree_util.tree_flatten_with_path(results)[0]:
-        if is_inexact(leaf):
-            groups.setdefault(path if several else leaf.shape, []).append((path, leaf))
-    return list(groups.values())

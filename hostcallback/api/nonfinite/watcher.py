@@ -50,21 +50,25 @@ MOVES = {
 class Watcher:
     """Visitor of a program: the mark of a value is true if the value is not finite. One message reports all values."""
 
-    def __init__(self, selects: Callable[[Operation], bool], rerun_of: str | None = None) -> None:
+    def __init__(
+        self, selects: Callable[[Operation], bool], rerun_of: str | None = None, reports: Any = None
+    ) -> None:
         """Makes the visitor.
 
         Args:
             selects: whether to check an operation.
+            reports: whether to report what it finds, a bool scalar; None for True.
             rerun_of: the name of the watched step if the program is a second run of it. The program's place then has
                 the number of the call as its first iteration, and its taps are left out.
         """
         self._selects = selects
         self._rerun_of = rerun_of
+        self._reports = reports
         self.callbacks: list[str] = []  # the callbacks of a second run, with their lines
         self._pending: list[tuple[Operation, Any, Counts]] = []
 
     def inner(self) -> Watcher:
-        watcher = Watcher(self._selects, self._rerun_of)
+        watcher = Watcher(self._selects, self._rerun_of, self._reports)
         watcher.callbacks = self.callbacks
         return watcher
 
@@ -118,6 +122,8 @@ class Watcher:
         bad, counts = count(value)
         if tainted is not True:
             made_here = bad if tainted is False else jnp.logical_and(bad, jnp.logical_not(tainted))
+            if self._reports is not None:
+                made_here = jnp.logical_and(made_here, self._reports)
             self._pending.append((operation, made_here, counts))
         return cotangent_check_p.bind(value, *place.iterations, operation=operation), bad
 

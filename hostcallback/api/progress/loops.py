@@ -10,8 +10,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from hostcallback.api.nonfinite.blocks import watched_scan
 from hostcallback.api.progress.bar import BarMessages, Progress, chosen
 from hostcallback.primitives.paced_loops import run_while, scan_steps
+from hostcallback.tracing.source_line import user_source_line
 
 
 def scan(
@@ -23,6 +25,7 @@ def scan(
     unroll: int | bool = 1,
     *,
     progress: bool | str | Progress | None = True,
+    watch: bool = False,
     **options: Any,
 ) -> tuple[Any, Any]:
     """`jax.lax.scan` with a progress bar, which moves ten times a second, however fast the steps are.
@@ -39,6 +42,9 @@ def scan(
         reverse: as in `jax.lax.scan`.
         unroll: as in `jax.lax.scan`. With another value than 1, each step asks whether it is time for a message.
         progress: True, the text before the bar, a `Progress`, or False for `jax.lax.scan` itself.
+        watch: whether to find the operation that made the first NaN or infinity; needs `progress=False`. The results of
+            every 64 iterations are tested. The first 64 that fail run again, instrumented, on the device, and raise
+            `NonFiniteError` as `watch_nonfinite` does. docs/checks.md has more.
         **options: other arguments of `jax.lax.scan`.
 
     Returns:
@@ -47,10 +53,19 @@ def scan(
     Raises:
         ModuleNotFoundError: tqdm, or the library of `Progress.display`, is not installed.
         TypeError: `progress` is something else; or as `jax.lax.scan`.
+        ValueError: `watch` and `progress` are set together, or `f` calls a host function whose results it uses.
 
     Example:
         total, _ = hcb.scan(lambda total, value: (total + value, None), jnp.float32(0), x, progress="sum")
     """
+    if watch:
+        if progress is not False and progress is not None:
+            raise ValueError(
+                f"hcb.scan(watch=True) shows no bar: add progress=False, at {user_source_line()}"
+            )
+        if (count := _length(xs, length)) is not None:
+            init, xs = jax.tree.map(jnp.asarray, (init, xs))
+            return watched_scan(f, init, xs, count, {"reverse": reverse, "unroll": unroll, **options})
     bar = chosen(progress)
     steps = None if bar is None else _length(xs, length)
     if bar is None or steps is None:  # with a wrong length, JAX raises

@@ -244,3 +244,100 @@ def demo_checks(rounds: int) -> list[Row]:
     )
     hcb.barrier_wait()
     return rows
+
+
+def transformer_step() -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """The training step of a transformer of 4 layers of width 128 with Adam, and its arguments."""
+    width, layers, tokens = 128, 4, 64
+    keys = iter(jax.random.split(jax.random.key(0), 3 * layers + 2))
+
+    def matrix(*shape: int) -> Any:
+        return jax.random.normal(next(keys), shape) * 0.05
+
+    params = {
+        "embedding": matrix(256, width),
+        "layers": [
+            {
+                "qkv": matrix(width, 3 * width),
+                "up": matrix(width, 4 * width),
+                "down": matrix(4 * width, width),
+            }
+            for _ in range(layers)
+        ],
+    }
+    optimizer = optax.adam(1e-3)
+    text = jnp.asarray(np.random.default_rng(0).integers(0, 256, (8, tokens)))
+    mask = jnp.tril(jnp.ones((tokens, tokens), bool))
+
+    def loss(params: Any) -> Any:
+        x = params["embedding"][text]
+        for layer in params["layers"]:
+            q, k, v = jnp.split(jax.nn.standardize(x) @ layer["qkv"], 3, axis=-1)
+            scores = jnp.where(mask, q @ k.swapaxes(1, 2) / width**0.5, -1e9)
+            x = x + jax.nn.softmax(scores) @ v
+            x = x + jax.nn.gelu(jax.nn.standardize(x) @ layer["up"]) @ layer["down"]
+        logits = (x @ params["embedding"].T)[:, :-1]
+        return optax.softmax_cross_entropy_with_integer_labels(logits, text[:, 1:]).mean()
+
+    def step(params: Any, state: Any) -> Any:
+        grads = jax.grad(loss)(params)
+        updates, state = optimizer.update(grads, state, params)
+        return optax.apply_updates(params, updates), state
+
+    return step, (params, optimizer.init(params))
+
+
+def _in_a_row(step: Callable[..., Any], arguments: tuple[Any, ...], steps: int) -> float:
+    start = perf_counter()
+    for _ in range(steps):
+        arguments = step(*arguments)
+    jax.block_until_ready(arguments)
+    return (perf_counter() - start) / steps * 1e6
+
+
+def watched_steps(rounds: int) -> list[Row]:
+    """Steps under `watch_nonfinite`, which tests their results, and a scan of the first under `watch=True`."""
+    rows = []
+    cases = (("demo's", *training_step(lambda x: None), 300), ("transformer's", *transformer_step(), 10))
+    for name, step, arguments, steps in cases:
+        plain, watched = jax.jit(step), hcb.watch_nonfinite(jax.jit(step))
+        rows.append(
+            compare(
+                f"the {name} training step under `watch_nonfinite`, before a failure", "us/step",
+                partial(_in_a_row, watched, arguments, steps), partial(_in_a_row, plain, arguments, steps),
+                "the unwatched step", 1.05, rounds,
+            )
+        )  # fmt: skip
+    step, arguments = cases[0][1], cases[0][2]
+
+    def epoch(scan: Callable[..., Any]) -> Callable[[], float]:
+        run = jax.jit(lambda state: scan(lambda state, _: (step(*state), None), state, jnp.arange(320))[0])
+        return lambda: _in_a_row(lambda *state: run(state), arguments, 1) / 320
+
+    ours = epoch(partial(hcb.scan, progress=False, watch=True))
+    name = "a scan of the demo's training step with `watch=True`, before a failure"
+    rows.append(compare(name, "us/step", ours, epoch(lax.scan), "jax.lax.scan", 1.05, rounds))
+    hcb.barrier_wait()
+    return rows
+
+
+def watched_failure(rounds: int) -> Row:
+    """From the call whose results are not finite to the report; the instrumented step is compiled in between."""
+    step, (params, state) = training_step(lambda x: None)
+    params = jax.tree.map(lambda leaf: leaf.at[0].set(jnp.nan), params)
+
+    def report() -> float:
+        watched = hcb.watch_nonfinite(jax.jit(step))
+        start = perf_counter()
+        watched(params, state)
+        found = False
+        try:
+            hcb.barrier_wait()
+        except* hcb.NonFiniteError:
+            found = True
+        assert found
+        return perf_counter() - start
+
+    rounds = min(rounds, 3)
+    name = "from the first call of the demo's step, which fails, to the report (compiles both programs)"
+    return compare(name, "s", report, lambda: 30.0, "the limit", None, rounds)
