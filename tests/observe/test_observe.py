@@ -187,7 +187,8 @@ def test_under_vmap_there_is_one_message_of_all_lanes() -> None:
     np.testing.assert_allclose(message["layer_0"]["max"], expected, rtol=1e-6)
 
 
-def test_cotangents_arrive_if_code_around_the_function_differentiates_it() -> None:
+@pytest.mark.parametrize("loss", [loss, remat_loss])
+def test_cotangents_arrive_if_code_around_the_function_differentiates_it(loss: Any) -> None:
     messages: list[Any] = []
     observed = hcb.observe(
         loss, where="layer_*", what="value", what_of=["output", "grad"], tap_func=messages.append
@@ -283,6 +284,18 @@ def test_by_default_a_table_is_printed(capsys: Any) -> None:
 def test_a_selection_that_matches_nothing_names_the_nearest_scopes() -> None:
     with pytest.raises(ValueError, match=r"where='layr_0' matches no output(.|\n)*layer_0\n"):
         jax.jit(hcb.observe(loss, where="layr_0"))(WEIGHTS, X)
+
+
+def test_a_place_in_an_operation_that_cannot_be_rewritten_is_named_with_its_line() -> None:
+    def f(x: Any) -> Any:
+        solve = lambda g, b: b / g(jnp.ones_like(b))  # noqa: E731
+        with jax.named_scope("outer"):
+            return jax.lax.custom_linear_solve(
+                lambda y: jax.named_scope("inner")(jnp.multiply)(y, 2.0), x, solve
+            )
+
+    with pytest.raises(ValueError, match=r"where='inner' matches only inside of .*test_observe.py"):
+        jax.jit(hcb.observe(f, where="inner"))(X)
 
 
 @pytest.mark.parametrize(

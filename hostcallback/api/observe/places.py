@@ -115,4 +115,9 @@ def programs_of(equation: Any) -> Sequence[tuple[Any, list[Any]]]:
     if name == "cond":
         return [(branch, operands[1:]) for branch in params["branches"]]
     found = [params[key] for key in ("jaxpr", "call_jaxpr") if hasattr(params.get(key), "eqns")]
+    if not found:  # primitives such as custom_linear_solve, whose programs have other inputs
+        values = [
+            v for value in params.values() for v in (value if isinstance(value, tuple | list) else [value])
+        ]
+        return [(value, []) for value in values if hasattr(value, "eqns")]
     return [(jaxpr, operands) for jaxpr in found]

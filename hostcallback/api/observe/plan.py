@@ -179,10 +179,11 @@ class Planner:
         before = dict(self._found.labels)
         plans = []
         for jaxpr, operands in programs_of(one.equation):
+            results = len(compat.open_jaxpr(jaxpr)[0].outvars)
             there = Around(
                 Surroundings().inside(one.site),
                 around.modules.inside(jaxpr, operands),
-                needed,
+                needed if results == len(needed) else [True] * results,
                 [not isinstance(atom, Literal) and atom in cotangents for atom in operands],
             )
             inner = self.plan(jaxpr, there)
