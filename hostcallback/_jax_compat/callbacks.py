@@ -42,6 +42,7 @@ def custom_call_with_results(
         has_side_effect=True,
         api_version=4,
         backend_config={key: _mlir.ir_attribute(value) for key, value in attributes.items()},
+        # Row-major, which XLA would otherwise be free to change: frames hold row-major arrays.
         operand_layouts=[(), *(tuple(range(rank - 1, -1, -1)) for rank in ranks)],
         result_layouts=[(), *(tuple(range(aval.ndim - 1, -1, -1)) for aval in results)],
     )

@@ -42,5 +42,6 @@ def shared_value(key: str, value: str, timeout_sec: float) -> str | None:
     # Another process was first, or the next call raises what is wrong.
     with contextlib.suppress(jax.errors.JaxRuntimeError):
         client.key_value_set(key, value)
+    # Also for the process that has set it: so all of them return what the coordinator has.
     found: str = client.blocking_key_value_get(key, int(timeout_sec * 1000))
     return found

@@ -33,6 +33,7 @@ def call_after_each_jit(function: Callable[[Any], None]) -> Callable[[], None]:
         function(jitted)
 
     def undo() -> None:
+        # Other code may have put its hook over ours since; taking that away would disable it.
         if state.get_global() is hook:
             state.set_global(before)
 
@@ -104,6 +105,8 @@ def wrap_outermost_lowering(wrap: Callable[[Any], Any]) -> None:
     @functools.wraps(lower)
     def lower_wrapped(closed_jaxpr: Any, *args: Any, **kwargs: Any) -> Any:
         how = kwargs.get("lowering_parameters")
+        # Exported programs keep their effects: the process that runs them starts its receivers when it hashes
+        # them.
         if how is not None and not how.for_export:
             closed_jaxpr = wrap(closed_jaxpr)
         return lower(closed_jaxpr, *args, **kwargs)

@@ -26,6 +26,8 @@ from hostcallback._jax_compat import versions
 
 def register_lowering(primitive: Any, rule: Callable[..., Any], platform: str | None = None) -> None:
     """Registers a lowering rule that JAX may not cache: it depends on the place it is called in."""
+    # JAX would lower equal equations once and call that function from several places, but each place has its
+    # own token.
     _mlir.register_lowering(primitive, rule, platform=platform, cacheable=False)
 
 

@@ -22,6 +22,7 @@ def extend_effects_barrier(function: Callable[[], None]) -> None:
     Both end in `RuntimeTokenSet.block_until_ready` (0.8 to 0.12), which programs reach by several names. Without it,
     `jax.effects_barrier` returns before the messages of taps are delivered.
     """
+    # On the class, since each thread has its own instance.
     tokens = type(_dispatch.runtime_tokens)
     wait: Any = tokens.block_until_ready
 

@@ -87,6 +87,8 @@ def callback_parts(flat: Any) -> tuple[Callable[..., Any], Any, dict[int, Any]]:
     names = getattr(getattr(flat, "__code__", None), "co_freevars", ())
     if set(names) != {"callback", "in_tree", "static_args"}:
         raise LookupError("its callback is not made as jax.debug.callback makes it")
+    # The callback is a closure without public attributes: its cells are the only way to the user's function
+    # (0.8 to 0.12).
     cells = {name: cell.cell_contents for name, cell in zip(names, flat.__closure__, strict=True)}
     return cells["callback"], cells["in_tree"], dict(cells["static_args"])
 

@@ -47,6 +47,7 @@ def before_dispatch() -> None:
     Raises:
         TapFunctionException: has the failed checks that the next call must raise.
     """
+    # The queue first: it is empty in almost every dispatch, and the look at the stack costs more.
     if raise_soon_queue and compat.asks_for_token(sys._getframe(1)):
         raise_soon.raise_now()
     if _may_fail and not _this_thread.looks_at_tokens:
@@ -100,6 +101,8 @@ def _has_failed(token: Any) -> bool:
         return False
     try:
         token.block_until_ready()  # of a ready token this does not wait; it is the only way to get the error
+    # Any error: the programs may be of the user's, and what counts is only that the token must not be used
+    # again.
     except Exception:
         return True
     return False

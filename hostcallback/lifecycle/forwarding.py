@@ -53,6 +53,7 @@ def end_forwarding(
     """
     if drain_sec is not None:
         forwarder.limit_drain(drain_sec)
+    # Unregistered only after it is closed: a SIGTERM during the wait must still reach it.
     forwarder.close()
     end_flushing(forwarder)
     outcomes = [forwarder.outcome()]

@@ -23,6 +23,8 @@ def is_interrupt(error: BaseException | None) -> bool:
     """
     if isinstance(error, KeyboardInterrupt):
         return True
+    # By name and text: a Python callback's KeyboardInterrupt comes back from XLA as a JaxRuntimeError with
+    # the traceback.
     return type(error).__name__ == "JaxRuntimeError" and "KeyboardInterrupt" in str(error)
 
 

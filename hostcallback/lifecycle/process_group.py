@@ -25,6 +25,7 @@ def _common_run(own: str) -> str:
         try:
             _run = compat.shared_value(RUN_KEY, own, TIMEOUT_SEC) or ""
         except jax.errors.JaxRuntimeError as error:
+            # Kept, so that this process does not change its name when the coordinator answers later.
             _run = own
             logger.warning(
                 "the coordinator of jax.distributed does not answer, so this process is a separate run, %s: %s",

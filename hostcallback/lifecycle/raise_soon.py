@@ -41,6 +41,7 @@ def raise_now() -> None:
     Raises:
         TapFunctionException: has the failed checks, if any.
     """
+    # A tap function that runs a program would get the error of another tap's check.
     if runtime.serves(threading.current_thread()):
         return
     while raise_soon_queue:
@@ -50,6 +51,7 @@ def raise_now() -> None:
 
 
 def _after_call(function: Any) -> None:
+    # The hook costs each call some time, so it goes once nothing is left to raise.
     if not raise_soon_queue:
         _hook(False)
     elif compat.source_of(function) in _tapped:
@@ -61,6 +63,7 @@ def _hook(on: bool) -> None:
     with _lock:
         if on and (_unhook is None or not compat.is_hooked(_unhook)):
             _unhook = compat.call_after_each_jit(_after_call)
+        # Asked again under the lock: a check may have failed since, and its hook must stay.
         elif not on and not raise_soon_queue and _unhook is not None:
             _unhook()
             _unhook = None

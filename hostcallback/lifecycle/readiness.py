@@ -40,6 +40,7 @@ def begin() -> None:
 def end() -> None:
     """Restores JAX's `block_until_ready`."""
     global _undo
+    # Before it is undone, because threads that are in `_wait` look at it.
     undo, _undo = _undo, None
     if undo is not None:
         undo()
@@ -66,6 +67,7 @@ def _wait_for(receiver: DeviceReceiver, emitted: int) -> None:
     queued, since = receiver.queued(), perf_counter()
     while not receiver.wait_consumed(emitted, POLL_SEC):
         now = perf_counter()
+        # Progress restarts the time: the limit is for one callback, not for all of them.
         if receiver.queued() != queued:
             queued, since = receiver.queued(), now
         running = receiver.running_tap()

@@ -89,6 +89,7 @@ def start(platform: str) -> None:
     """Starts the receivers of the platform's local devices unless they run. Any thread."""
     global _supervisor
     platform = compat.lowering_platform(platform)
+    # Held during the start, so that a second program does not run before its receiver does.
     with _lock:
         if platform in _started:
             return
@@ -254,6 +255,7 @@ def callback_shard_emitter(
         source = _queue_of(platform, devices, number)
         if _holds(consumer, arrays):
             return
+        # Each device has its own thread, and all must count and decide alike.
         with lock:
             # Occurrences of a tap that is off are counted too, so that the devices agree when it is on again.
             occurrence = occurrences[number] = occurrences.get(number, -1) + 1
@@ -293,6 +295,7 @@ def callback_caller(
 
     def ask(partition: Any, *arrays: Any) -> tuple[np.ndarray[Any, Any], ...]:
         name = device_name(_device_of(platform, devices, int(partition)))
+        # By name at each call: a forked child or a dead receiver would leave the one of the lowering stale.
         receiver: Any = runtime.receivers([name])[0]
         emitted = _as_emitted(arrays, dtypes)
         if among_native_taps:

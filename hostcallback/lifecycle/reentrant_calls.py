@@ -60,6 +60,8 @@ class ReentrantSink:
         global _running
         with _lock:
             _running += 1
+            # A call inside a callback costs a program, so it is made only where the function could wait for a
+            # thread that waits for it: see the module's docstring.
             inside = self._always or not this_thread.dispatched or _running >= _pool_threads()
         try:
             if inside:

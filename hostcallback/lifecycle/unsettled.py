@@ -11,6 +11,7 @@ _settlers: dict[Callable[[float | None], None], None] = {}
 
 def add(settle: Callable[[float | None], None]) -> None:
     """Has `settle_all` call `settle(deadline)`, once. Any thread."""
+    # Before the lock, since a step adds itself each time it runs.
     if settle not in _settlers:
         with _lock:
             _settlers[settle] = None
@@ -28,6 +29,7 @@ def settle_all(deadline: float | None) -> None:
             if settle is None:
                 return
             del _settlers[settle]
+        # Without the lock: settling waits for devices, and may add steps.
         try:
             settle(deadline)
         except BaseException:

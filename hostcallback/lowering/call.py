@@ -28,6 +28,7 @@ def _lower(
 ) -> Any:
     context = compat.LoweringContext(ctx)
     _check_program(context, call)
+    # Before the program can run, since its first message needs a reader.
     transport.start(context.platform)
     inflight.expect(context.local_devices())
     consumer = call.consumer(transforms, ())

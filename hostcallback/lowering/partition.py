@@ -107,6 +107,8 @@ def shard_starts(
         int(partition): tuple(c * n for c, n in zip(coordinates, tile, strict=False))
         for coordinates, partition in np.ndenumerate(assignment)
     }
+    # Otherwise the sharding is of one group of a partly manual mesh, and its numbers are places within the
+    # group.
     if len(starts) == len(members):
         return [starts[partition] for partition in range(len(members))]
     return [starts[member] for member in members]

@@ -123,6 +123,7 @@ class _LogRecords:
 
     def __call__(self, texts: list[str]) -> None:
         for text in texts:
+            # A copy, because handlers change records, and this one is delivered many times.
             record = copy.copy(self._record)
             record.msg = text
             compat.debug_logger().handle(record)

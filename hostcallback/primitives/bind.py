@@ -59,6 +59,7 @@ def bind_spec(
     """Calls `bind` with the spec of a tap or call and the arrays of `arg`, and returns its result; see `bind_tap`."""
     source_line = user_source_line()
     tap = f"{options.name} at {source_line}"
+    # Here, since the rules of a module that was imported meanwhile must be there before the tap is bound.
     late_rules.register_imported()
     try:
         arrays, structure = leaves.split_leaves(arg, "arg", tap, keep_objects=options.keep_objects)

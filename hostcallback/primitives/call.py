@@ -41,6 +41,7 @@ def emit_call(
     expected, result_tree = _expected(result_shape)
     source_line = user_source_line()
     config: Any = jax.config  # every version has the attribute, none has an annotation for mypy
+    # Read when it is traced: the receiver's threads may have another setting when the result comes.
     narrow = not config.jax_enable_x64
 
     def with_results(sink: Sink) -> Sink:
@@ -91,6 +92,8 @@ def _abstract(*avals: Any, result_avals: Any, **_: Any) -> Any:
 
 
 def _impl(*args: Any, **params: Any) -> Any:
+    # The primitive has no meaning outside of a program: under `disable_jit` this would call itself without
+    # end.
     with jax.disable_jit(False):
         try:
             return _eager_program(tuple(sorted(params.items())))(*args)

@@ -48,6 +48,7 @@ def keep_in_scans(effect_type: type[Any]) -> None:
         @functools.wraps(hoist)
         def hoist_the_rest(closed: Any, consts: Any, *counts: Any) -> Any:
             if not compat.has_effect(closed, effect_type):
+                # JAX's own way, unchanged, for programs without taps.
                 return hoist(closed, consts, *counts)
             closed, *rest = hoist(_with_equations(closed, wrap), consts, *counts)
             return _with_equations(closed, _unwrap), *rest

@@ -101,6 +101,8 @@ def _evaluate_all(jaxpr: Any, visitor: Visitor, values: Any, marks: Any, place: 
     for equation in jaxpr.eqns:
         operands = [read(atom) for atom in equation.invars]
         rule = _rule_of(equation)
+        # Before a loop, a branch or a call: what was visited so far must be emitted outside of it, not
+        # inside.
         if rule is not _evaluate and rule is not _inline:
             visitor.flush(place)
         with compat.equation_context(equation):
@@ -195,6 +197,7 @@ def _cond(equation: Any, visitor: Visitor, values: Any, marks: Any, place: Place
         return outs, slots.pack(out_marks)
 
     branches = [functools.partial(inside, branch) for branch in equation.params["branches"]]
+    # `switch` and not `cond`: it takes any number of branches, and clamps the index as the equation did.
     outs, packed = jax.lax.switch(jnp.asarray(values[0], np.int32), branches, *values[1:])
     return outs, slots.unpack(packed)
 

@@ -32,6 +32,7 @@ def select_lanes(holds: Any, new: Any, old: Any) -> Any:
 
 def _any_batch(args: Any, dims: Any) -> Any:
     (holds,), (dim,) = args, dims
+    # Bound again, for a vmap around this one.
     return any_lane_p.bind(jnp.any(holds, axis=dim)), None
 
 

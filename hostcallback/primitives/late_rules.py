@@ -20,6 +20,7 @@ def when_imported(name: str, register: Callable[[Any], None]) -> None:
 
 def register_imported() -> None:
     """Registers the rules of modules that have been imported since. Each trace of a tap calls it."""
+    # A copy, because other threads trace and remove names meanwhile.
     for name in list(_waiting):
         module = sys.modules.get(name)
         if module is not None and not _is_being_imported(module):

@@ -56,6 +56,7 @@ def _first_pace() -> _Pace:
 def _look(pace: _Pace, step: Any) -> tuple[_Pace, Any]:
     # Returns the new pace and whether a message is due. Times wrap around, their differences do not.
     now, least_us = read_clock(step)
+    # At least 1, because a clock of microseconds may stand still between two looks.
     steps, took_us = step - pace.step, jnp.maximum(now - pace.looked_us, np.uint32(1))
     size = steps.astype(np.float32) * (least_us.astype(np.float32) / took_us.astype(np.float32))
     # It grows slowly, because the first steps may be faster than the others.
@@ -144,6 +145,7 @@ def _scan_asking(
         pace, number, carry = state
         carry, y = f(carry, x)
         number = number + 1
+        # Messages take no part in derivatives: without this, each look would be differentiated as well.
         shown = jax.tree.map(lax.stop_gradient, (carry, y))
 
         def look(pace: _Pace) -> _Pace:

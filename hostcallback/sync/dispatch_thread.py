@@ -48,6 +48,7 @@ class DispatchThread:
                     thread.start()
                 except RuntimeError as error:
                     raise NoThreadError("no thread can be started") from error
+                # Only once it runs: otherwise a failed start would make all later jobs wait without end.
                 self._thread = thread
 
     def submit(self, job: Callable[[], None]) -> None:
@@ -66,6 +67,7 @@ class DispatchThread:
                 job()
             except BaseException:  # a failing job must not end the thread
                 logger.exception("a barrier could not find out what runs")
+            # The frame of a waiting thread would keep the last job, with the arrays in its closure, alive.
             del job
 
 

@@ -76,6 +76,8 @@ def _census(since: Census | None) -> Census:
         nanoseconds = _processor_ns(thread)
         if nanoseconds is not None:
             used[ident] = nanoseconds
+        # = since|Equal processor time means that the thread has run nothing since, so it has dispatched
+        # nothing.
         others_ran |= since is None or nanoseconds is None or since.processor_ns.get(ident) != nanoseconds
     known = (
         since is not None

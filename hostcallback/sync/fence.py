@@ -128,6 +128,8 @@ class Fence:
     def _fence(self, device: jax.Device) -> None:
         tried_sec, pause, without_place = 0.0, PAUSE_SEC, 0
         self._patience_sec = PATIENCE_SEC
+        # Without the lock: a thread that leaves is seen at the next try, and its absence only ends the work
+        # earlier.
         while self._waiting:
             if runtime.holds_programs():
                 time.sleep(PAUSE_SEC)
@@ -178,6 +180,7 @@ class Fence:
                     return False
                 follow(held)
                 self._taken += 1
+        # In any case, because held programs keep places that other threads' programs wait for.
         finally:
             holds = hold.end()
         return holds

@@ -110,6 +110,8 @@ def _wait_on_cpus(devices: Sequence[jax.Device], look: Callable[[], None]) -> No
     except DispatchError as error:
         logger.exception("a barrier could not find out what runs")
         raise _UnknownError from error
+    # Only then are all threads' programs over, on all devices: otherwise the next barrier would trust too
+    # much.
     if complete and _devices.issubset(devices):
         _threads.waited(threads)
 

@@ -61,6 +61,8 @@ class Sentinels:
         """
         self._missing: list[Key] = [(ident, (device,)) for ident in threads for device in devices]
         if several:
+            # Two devices are enough: programs over several devices have one stream of their own for all of
+            # them.
             self._missing.append((None, tuple(jax.local_devices(backend="cpu")[:2])))
         self._results: list[Any] = []
         self._failure: BaseException | None = None
@@ -193,6 +195,7 @@ def _try_streams() -> bool:
             behind = program(operand)
         with compat.execution_stream(0):
             beside = program(operand)
+        # Only while `held` is held: then the program in its stream must wait, and that in another must not.
         return beside.is_ready() and not behind.is_ready() and not held.is_ready()
     finally:
         hold.end()
