@@ -45,7 +45,11 @@ def raise_now() -> None:
     if runtime.serves(threading.current_thread()):
         return
     while raise_soon_queue:
-        error = raise_soon_queue.pop().take()
+        try:
+            pending = raise_soon_queue.pop()
+        except IndexError:  # another thread took the last one between the look and this
+            return
+        error = pending.take()
         if error is not None:
             raise error
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import logging
 import pickle
@@ -118,8 +119,10 @@ class DeferredErrors:
         """Removes and returns the failed checks."""
         with self._lock:
             checks, self._checks = self._checks, FailedChecks(self._max_kept)
-        while self in raise_soon_queue:
-            raise_soon_queue.remove(self)
+        # Not `while self in`: another thread may take the entry between the look and the removal.
+        with contextlib.suppress(ValueError):
+            while True:
+                raise_soon_queue.remove(self)
         return checks
 
     def put_back(self, checks: FailedChecks) -> None:
@@ -164,6 +167,8 @@ class DeferredErrors:
         if self._log is not None:
             self._log.add(failure)
         with self._lock:
+            # Decided with the lock, so that only one thread reports the first failure; acted on without it,
+            # since watchers run code that may come back here.
             first = not self._failures
             if len(self._failures) < self._max_kept:
                 failure.exception.add_note(f"raised by {failure.describe()}")

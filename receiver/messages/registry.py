@@ -57,6 +57,7 @@ class Registry:
             self._settle()
             lease = Lease(self._consumers.setdefault(consumer.consumer_id, consumer))
             self._leases[consumer.consumer_id] = self._leases.get(consumer.consumer_id, 0) + 1
+            # Called without the lock: watchers take locks of their own, whose holders may look up consumers.
             watchers = list(self._watchers) if lease.consumer is consumer else []
         for watcher in watchers:
             watcher(consumer)

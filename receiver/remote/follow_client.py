@@ -71,6 +71,7 @@ class RemoteLog(Closing):
     def close(self) -> None:
         """Closes the connection and removes the folder."""
         self._call.cancel()
+        # At most 5 s: a daemon thread that hangs in gRPC must not keep the command from ending.
         self._thread.join(5.0)
         self._channel.close()
         self._temporary.cleanup()

@@ -61,6 +61,8 @@ class Forwarder(Recorder):
         self._control = None
         if options.control:
             self._control = start_control(options, self._transport, self._spool.key)
+        # After the control, and the orphans last: each needs the transport, and this process's own messages
+        # go first.
         self._sender = Sender(self._spool, self._transport, window_bytes=options.window_bytes)
         left = find_orphans(options.folder, self._spool.key.run)
         self._left = OrphanSender(left, self._transport, window_bytes=options.window_bytes)
@@ -110,6 +112,7 @@ class Forwarder(Recorder):
 
     def _end(self) -> None:
         # Called when the spool is closed, after its last message.
+        # One limit for all steps: the program must not wait that long for each of them.
         deadline = time.monotonic() + self._drain_sec
         sent = self._sender.drain(self._drain_sec)
         self._sender.stop()
@@ -119,6 +122,7 @@ class Forwarder(Recorder):
         if self._control is not None:
             self._control.stop()
         self._transport.close()
+        # After the senders have ended, since they read with the same descriptor.
         self._spool.stop_reading()
         own = self._spool.folder
         if sent and self._spool.is_sent():

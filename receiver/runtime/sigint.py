@@ -103,6 +103,8 @@ class InterruptWatch:
             back.set()
             return 0
 
+        # The main thread runs pending calls between two steps of Python: when this one runs, it can raise
+        # KeyboardInterrupt itself.
         pending = _PENDING(note)
         if ctypes.pythonapi.Py_AddPendingCall(pending, None):
             return
@@ -121,6 +123,7 @@ class InterruptWatch:
             if select.select([read], [], [], 0)[0]:
                 os.read(read, 4096)
                 if skips and not is_interactive():
+                    # The C function: Python's `signal.signal` works on the main thread only.
                     ctypes.CDLL(None).signal(signal.SIGINT, None)  # the default action
                     os.kill(os.getpid(), signal.SIGINT)
         if skips and not self.exits:

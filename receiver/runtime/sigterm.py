@@ -98,6 +98,8 @@ class SigtermFlusher:
                     library.hcb_unwatch_termination()
                     os.kill(os.getpid(), signal.SIGTERM)
                     return
+            # Again, since another library may have replaced the handler; LOOK_SEC limits how long that goes
+            # unnoticed.
             ends = library.hcb_watch_termination(write)
 
     def _flush(self) -> None:

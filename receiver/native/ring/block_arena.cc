@@ -39,6 +39,7 @@ uint8_t* BlockArena::Allocate(uint64_t nbytes) {
   const uint64_t start = run->first;
   // Clear the old records first: a record must not vouch for memory that is being written to.
   for (auto it = run; it != at; it = extents_.erase(it)) std::memset(memory_ + it->first, 0, sizeof(ArenaRecord::magic));
+  // The clearing reaches the file before any new bytes do: the process may be killed at any instruction, and recovery trusts records.
   std::atomic_thread_fence(std::memory_order_seq_cst);
   extents_[start] = {need, true};
   if (found != need) {
@@ -54,6 +55,7 @@ void BlockArena::Mark(uint8_t* block, uint64_t position, uint64_t nbytes) {
   record.position = position;
   record.nbytes = nbytes;
   std::memcpy(block, &record, sizeof(record));
+  // The magic bytes come last: recovery takes a record with them for complete.
   std::atomic_thread_fence(std::memory_order_seq_cst);
   std::memcpy(block, kArenaMagic, sizeof(kArenaMagic));
 }

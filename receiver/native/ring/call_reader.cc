@@ -23,6 +23,7 @@ uint32_t Ring::ReadCall(int64_t timeout_ns, hcb_call_frame* frame) {
       --callers_;
     }
     turn_taken_ = true;
+    // Before the turn's thread reads without the lock: overwriting producers must leave the cursor to it.
     holding_.store(true, std::memory_order_release);
   }
   if (TakeCall(frame)) return 1;
@@ -34,6 +35,7 @@ int32_t Ring::ReadOwnCall(const void* owner, int64_t timeout_ns, hcb_call_frame*
   const Clock::time_point deadline = Deadline(timeout_ns);
   {
     std::unique_lock<std::mutex> lock(sleep_mutex_);
+    // The call would wait for the frames before it, which this thread is delivering: an error instead of a deadlock.
     if (reader_ == std::this_thread::get_id()) return HCB_OWN_CALL_WAITS_FOR_ITSELF;
     while (turn_taken_ || !CallInFront() || OwnerInFront() != owner) {
       if (Clock::now() >= deadline) return HCB_OWN_CALL_LATER;
@@ -51,6 +53,7 @@ int32_t Ring::ReadOwnCall(const void* owner, int64_t timeout_ns, hcb_call_frame*
 void Ring::LeaveOwnTurn(const void* owner) {
   {
     std::lock_guard<std::mutex> lock(sleep_mutex_);
+    // The lock is given up before the release, which admits waiting emissions and may take long.
     if (turn_owner_ != owner) return;
   }
   if (released_here_.load(std::memory_order_relaxed) != cursor_ && Release(cursor_, 1)) AdmitWaiters();

@@ -260,7 +260,9 @@ bool Ring::Release(uint64_t position, uint64_t frames) {
   CountReleased(frames);
   const bool all = position == cursor_;
   released_here_.store(position, std::memory_order_seq_cst);  // first: see MoveInto
+  // Sequentially consistent, with `waiting_` below: either this thread sees the waiting emission, or that one sees the room.
   control_->released.store(position, std::memory_order_seq_cst);
+  // After `released`: from then on an overwriting producer may move the cursor, and must find it at the released position.
   if (all) holding_.store(false, std::memory_order_seq_cst);
   return waiting_.load(std::memory_order_seq_cst) != 0;
 }

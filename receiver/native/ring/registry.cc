@@ -23,6 +23,8 @@ std::mutex entries_mutex;  // protects insertion
 }  // namespace
 
 Ring* FindRing(int32_t device) {
+  // Without the lock: entries are only ever prepended, and live as long as the process. The acquire pairs with the release in
+  // OpenRing.
   for (Entry* entry = entries.load(std::memory_order_acquire); entry != nullptr; entry = entry->next) {
     if (entry->device == device) return entry->ring;
   }
@@ -32,6 +34,7 @@ Ring* FindRing(int32_t device) {
 Ring* OpenRing(int32_t device, const hcb_config& config, bool* made) {
   *made = false;
   if (Ring* ring = FindRing(device)) return ring;
+  // Looked up again with the lock, because another thread may have made it meanwhile.
   std::lock_guard<std::mutex> lock(entries_mutex);
   if (Ring* ring = FindRing(device)) return ring;
   std::unique_ptr<Ring> ring = Ring::Make(device, config);

@@ -123,6 +123,7 @@ class Delivery:
 
     def wait_idle(self, timeout_sec: float) -> bool:
         """Waits until all stored messages have been delivered; False if `timeout_sec` passes first."""
+        # Makes the round that is due begin at once; cleared at the end, or all later rounds would be short.
         self._hurry.set()
         try:
             with self._changed:
@@ -171,6 +172,8 @@ class Delivery:
                     turn_at = 0.0
                     with self._changed:  # `setdefault`: `grown` may have noted a later position meanwhile
                         self._grown.setdefault(key, stored)
+                # Also within a round: after a crash, what was delivered since the last save is delivered
+                # again.
                 if time.monotonic() >= save_at:
                     save_at = time.monotonic() + SAVE_SEC
                     self._save()
@@ -184,6 +187,7 @@ class Delivery:
                 self._forget_some()
             if stop:
                 self._report_incomplete()
+                # Before the errors are reported, so that a bar does not overwrite their lines.
                 bars.close_all()
                 self._raised.end()
                 return
@@ -373,6 +377,8 @@ class Delivery:
             logger.warning("%d value(s) of %s", count, reason)
         checks = self.scope.deferred.take_checks()
         report = self.scope.deferred.take()
+        # Failed checks stay in the scope: `failed_checks` is about the whole time, and the report only about
+        # new errors.
         self.scope.deferred.put_back(checks)
         if report is not None:
             self._raised.log(report)

@@ -70,6 +70,8 @@ class InProgress:
         before = self.interrupted
         deaths = before.deaths if before is not None and before[:2] == now else 0
         data: bytes = msgpack.packb((key.folder, position, deaths))
+        # The length comes last: a process that is killed in between leaves a length of 0, or a record that cannot
+        # be decoded, and no message is suspected.
         self._map[2 : 2 + len(data)] = data
         self._map[:2] = len(data).to_bytes(2, "little")
 

@@ -64,6 +64,8 @@ def _survives(action: str, path: Path, key: StreamKey, position: StreamOffset) -
 
 def main(action: str, path: Path, key: StreamKey, position: StreamOffset) -> None:
     """Reads one chunk, or only what stands before it; raises or dies if that is not possible."""
+    # Both are limits of this process alone: what killed the collector must not be able to take the machine
+    # with it.
     resource.setrlimit(resource.RLIMIT_CPU, (CPU_SEC, CPU_SEC))
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     sys.stdout = open(os.devnull, "w")  # noqa: SIM115

@@ -173,6 +173,7 @@ class NatsCollector:
 
     def _write_due(self, *, everything: bool = False) -> None:
         late = time.monotonic() - HOLD_SEC
+        # In the order of their numbers, because the store keeps a device's messages in order.
         for key, batch in sorted(self._batches.items(), key=lambda item: item[0][2]):
             if everything or batch.is_whole or batch.since < late:
                 del self._batches[key]
@@ -191,6 +192,8 @@ class NatsCollector:
         new = [unit for unit in batch.units.values() if not self._store.has(unit, again=batch.again)]
         if new:
             key, position = self._store.append(new)
+            # After the messages are stored, and before they are acknowledged: a crash in between repeats
+            # them, and `has` finds them.
             self._on_grown(key, position)
         self._replies += batch.replies
 

@@ -200,8 +200,10 @@ class NatsConnection:
         # nats-py raises errors of many kinds if the server has ended. The connection is closed either way.
         with contextlib.suppress(Exception):
             self.start(self._end()).result(REQUEST_SEC)
+        # From another thread, a loop can be told to stop in this way only.
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(REQUEST_SEC)
+        # A loop that still runs cannot be closed, and its thread is a daemon's.
         if not self._thread.is_alive():
             self._loop.close()
 

@@ -79,6 +79,7 @@ class NatsStore:
             return False
         for segment, chunk in self._chunks(unit, Kind.FRAMES):
             if chunk.first_seq <= first <= chunk.last_seq:
+                # The range of a chunk may have gaps, since each publication has the messages of one tap only.
                 block, _ = read_frames(segment, chunk)
                 if (block.seqs == np.uint64(first)).any():
                     return True
@@ -105,6 +106,7 @@ class NatsStore:
         for unit in units:
             if unit.lost is not None:
                 series.segment.lost(unit.lost)
+        # Before the caller acknowledges: an acknowledged message exists nowhere else.
         if self._store.fsync:
             series.segment.sync()
         position = series.position

@@ -106,6 +106,8 @@ class NatsStream:
     def _units(self, end: StreamOffset) -> Iterator[Publication]:
         for record in self._runs.read(end, 1 << 62):
             if isinstance(record, MessageRun):
+                # Never less than half of what the server takes, or a small `max_payload` would leave no room
+                # for frames.
                 limit = max(self._max_bytes - HEADER_BYTES, self._max_bytes // 2)
                 for unit in publications_of(self._key, record, self._runs.local_devices, limit):
                     yield from self._fitting(unit)

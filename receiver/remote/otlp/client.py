@@ -174,6 +174,7 @@ class OtlpClient:
         return self._metrics_service.ExportMetricsServiceRequest(resource_metrics=[found])
 
     def _point(self, value: float, time_ns: int, attributes: Attributes, begun_ns: int = 0) -> Any:
+        # OTLP has 64-bit signed integers only.
         fits = isinstance(value, int) and -(2**63) <= value < 2**63
         number: dict[str, Any] = {"as_int": value} if fits else {"as_double": float(value)}
         return self._metrics_messages.NumberDataPoint(
@@ -214,6 +215,7 @@ def _resource(options: OtlpOptions) -> dict[str, str | int | float | bool]:
 
 
 def _channel(grpc: Any, options: OtlpOptions) -> Any:
+    # A collector that restarts is found again within 5 s; gRPC's own pause grows to two minutes.
     settings = (("grpc.max_reconnect_backoff_ms", 5_000), ("grpc.keepalive_time_ms", 60_000))
     if not options.is_secure:
         return grpc.insecure_channel(options.address, options=settings)

@@ -129,6 +129,8 @@ class OtlpExporter(Closing):
             self._closing = self._hurry = True
             self._give_up_at = time.monotonic() + self._options.drain_sec
             self._changed.notify_all()
+        # Twice: within the drain time it ends by itself; then closing the channel cancels the request that it
+        # waits for.
         self._thread.join(self._options.drain_sec)
         self._link.close()
         self._thread.join(self._options.timeout_sec)
@@ -165,6 +167,7 @@ class OtlpExporter(Closing):
             with self._changed:
                 left = min(self._options.flush_sec, health_at - time.monotonic())
                 self._changed.wait_for(lambda: self._hurry, max(0.0, left))
+                # A full batch may be left: it goes at once, and a smaller rest waits for `flush_sec`.
                 self._hurry = len(self._queue) > self._options.batch_messages
                 batch = [
                     self._queue.popleft() for _ in range(min(len(self._queue), self._options.batch_messages))
@@ -176,6 +179,8 @@ class OtlpExporter(Closing):
                 self._send(self._link.figures_request(collect_metrics(runtime), time.time_ns()), 0)
                 health_at = time.monotonic() + self._options.health_sec
             with self._changed:
+                # Also if the batch was lost: `flush` waits until each message was tried, not until it was
+                # stored.
                 self._done += len(batch)
                 self._changed.notify_all()
                 if closing or (self._closing and time.monotonic() >= self._give_up_at):

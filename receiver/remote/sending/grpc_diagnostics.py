@@ -21,6 +21,7 @@ def _nobody(address: str, tls: bool) -> str:
 def _listens(address: str) -> bool:
     host, _, port = address.rpartition(":")
     try:
+        # At most 1 s: this runs in the sender's thread, for a text.
         with socket.create_connection((host.strip("[]"), int(port)), timeout=1.0):
             return True
     except (OSError, ValueError):

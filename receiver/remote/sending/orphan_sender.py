@@ -56,9 +56,12 @@ class OrphanSender:
         for folder in waiting:
             folder.release()
         if sender is not None:
+            # Without the lock, which the ending sender takes in `_go_on`.
             sender.stop()
 
     def _go_on(self) -> None:
+        # The lock is a Condition's, which is reentrant: a sender that ends at once calls this from its own
+        # thread, `add` with the lock held.
         with self._changed:
             self._sender = None
             while self._waiting and self._sender is None and not self._ended:

@@ -112,6 +112,7 @@ class Sender:
                     back_off.reset()
                 self._wait(back_off.next_sec())
         finally:
+            # In any case: the orphans behind this one wait for it.
             self._on_end()
 
     def _is_over(self) -> bool:
@@ -138,6 +139,8 @@ class Sender:
             with self._changed:
                 # A slice larger than the window is sent alone.
                 while self._on_way_bytes and self._on_way_bytes + len(piece.data) > self._window_bytes:
+                    # Not without limit: a broken connection brings no acknowledgement that would wake this
+                    # thread.
                     self._changed.wait(LOOK_SEC)
                     link.check()
                     if self._stop:
@@ -163,6 +166,7 @@ class Sender:
                 f"it claims to have stored {tuple(position)}, and only what is before {tuple(sent)} was sent: it is "
                 "not the collector of this stream, and nothing is deleted"
             )
+        # Without the lock: it takes the spool's, with which the writer may wait for room.
         self._source.acked(position)
         with self._changed:
             self._stored = position

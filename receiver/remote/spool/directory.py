@@ -93,6 +93,8 @@ class StreamFolder:
         with contextlib.suppress(OSError):
             for _, path in self.segments():
                 path.unlink()
+            # Last of the files, and still locked: no other process may take the folder while it is being
+            # removed.
             (self.path / LOCK).unlink()
             self.path.rmdir()
         self.release()
@@ -107,6 +109,7 @@ class StreamFolder:
 def _lock(path: Path) -> int | None:
     descriptor = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
+        # `flock` and not `lockf`: the latter's locks end when the process closes any descriptor of the file.
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(descriptor)

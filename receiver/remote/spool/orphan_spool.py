@@ -24,6 +24,7 @@ def find_orphans(spool: Path, run: str) -> list[StreamFolder]:
                 folder = StreamFolder.take(path)
                 if folder is not None:
                     found.append((begun, folder))
+    # The oldest first: their messages were emitted before those of later processes.
     return [folder for _, folder in sorted(found, key=lambda item: item[0])]
 
 

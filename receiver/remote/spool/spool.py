@@ -135,6 +135,7 @@ class Spool(LogWriter):
             self._is_closing = True
             self._changed.notify_all()
         super().close()
+        # Without the lock, since it waits for the sender, which reads with the lock.
         self.on_closed()
 
     def after_fork_in_child(self) -> None:

@@ -182,6 +182,7 @@ class StoredRuns:
         number, offset = self.position
         if not number:
             return
+        # Before the file is opened: if reading it kills the process, the next one must know where.
         self._on_chunk(self.position)
         try:
             reader = self._open(number)

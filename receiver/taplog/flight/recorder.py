@@ -103,6 +103,7 @@ class FlightRecorder:
 
     def remove(self) -> None:
         """Removes the files when the process ends normally, after it has delivered everything."""
+        # A forked child has a copy of this object, and the files are its parent's.
         if os.getpid() != self._pid:
             return
         with self._lock:

@@ -299,6 +299,7 @@ class LogWriter:
             segment.abandon()
             self._count(segment)
         first = not self._retry_at
+        # Otherwise a busy program would push the next try further away with each message.
         if not isinstance(error, _NotTried):
             self._counters.failure = _reason(error)
             self._retry_at = time.monotonic() + RETRY_SEC
@@ -340,6 +341,7 @@ class LogWriter:
     def _delete_old(self, keep_bytes: int) -> None:
         while self._own and sum(nbytes for _, nbytes in self._own) > keep_bytes:
             path, _ = self._own.pop(0)
+            # Another process may delete old segments as well, and a segment that stays does no harm.
             with contextlib.suppress(OSError):
                 path.unlink()
 
@@ -354,6 +356,7 @@ class LogWriter:
     def wait_and_flush(self, timer: threading.Thread) -> bool:
         """One round of the timer's thread; False if the thread must end."""
         with self._lock:
+            # The log was closed, or opened again with another timer.
             if self._timer is not timer:
                 return False
             left = None if self._flush_at is None else self._flush_at - time.monotonic()
