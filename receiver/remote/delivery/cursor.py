@@ -47,7 +47,6 @@ class Cursor:
         self._positions: dict[StreamKey, StreamOffset] = {}
         self._waiting: dict[StreamKey, Again] = {}
         self._done: dict[StreamKey, int] = {}
-        self._whole: set[StreamKey] = set()  # streams whose chunk after the position is read again as a whole
         self._is_saved = True
         # A file that a crash left invalid costs repeated deliveries. Raising would keep the collector from starting.
         invalid = (
@@ -84,13 +83,9 @@ class Cursor:
         """Sets the shards whose values are incomplete. All other messages before the positions were delivered."""
         since: dict[StreamKey, StreamOffset] = {}
         seqs: dict[StreamKey, dict[str, list[int]]] = {}
-        whole: set[StreamKey] = set()
         for key, (position, device, seq) in shards:
             since[key] = min(position, since.get(key, position))
             seqs.setdefault(key, {}).setdefault(device, []).append(seq)
-            if position == self._positions.get(key):  # its chunk is read again as a whole
-                whole.add(key)
-        self._whole = whole
         waiting = {key: Again(since[key], seqs[key]) for key in since}
         if waiting != self._waiting:
             self._waiting = waiting
@@ -126,8 +121,7 @@ class Cursor:
     def _entry(self, key: StreamKey) -> tuple[Any, ...]:
         waiting = self._waiting.get(key)
         since, seqs = (None, None) if waiting is None else (waiting.since, waiting.seqs)
-        done = 0 if key in self._whole else self.done(key)
-        return key.folder, self._positions[key], since, seqs, done
+        return key.folder, self._positions[key], since, seqs, self.done(key)
 
 
 def _seqs(found: dict[str, list[int]]) -> dict[str, list[int]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -73,8 +74,10 @@ class DeliveredStream:
                     return
 
     def everything(self, stored: StreamOffset) -> Iterator[Record]:
-        """Yields all new records up to `stored`."""
-        for record in self._read(stored, math.inf, lambda: False):
+        """Yields all new records up to `stored`, and what must be read again of a chunk that was delivered in part."""
+        for record in itertools.chain(
+            self._read(stored, math.inf, lambda: False), self._read_again_of_done()
+        ):
             if isinstance(record, MessageRun):
                 yield from self._parts(record)
             else:
@@ -107,6 +110,12 @@ class DeliveredStream:
         self.read_at = time.monotonic()
         self._is_open = True
         for record in self.runs.read(stored, limit_bytes, is_enough):
-            if isinstance(record, MessageRun):
-                self.at = self.runs.position, record.device
-            yield record
+            yield self._placed(record)
+
+    def _read_again_of_done(self) -> Iterator[Record]:
+        return map(self._placed, self.runs.read_again_of_done())
+
+    def _placed(self, record: Record) -> Record:
+        if isinstance(record, MessageRun):
+            self.at = self.runs.position, record.device
+        return record

@@ -160,6 +160,26 @@ class StoredRuns:
             elif self.position == at:  # the rest of the last segment is not a whole chunk yet
                 return
 
+    def read_again_of_done(self) -> Iterator[Record]:
+        """Yields those of the first `done` messages after `position` that must be read again, all of one chunk.
+
+        To be called when everything before `position` has been read. `position` and `done` do not change.
+        """
+        if self._again is None or not self.done:
+            return
+        number, offset = self.position
+        with contextlib.suppress(NotATapLogError, OSError):  # `read` reports them
+            reader = SegmentReader(self._path_of(number))
+            for item in reader.chunks(0):
+                if isinstance(item, Damage) or item.end <= offset:
+                    continue
+                self._know(reader)
+                for record in self._records(reader, item):
+                    chosen = self._chosen_again(record, before=self.done)
+                    if chosen is not None:
+                        yield chosen
+                return
+
     def skip(self, stored: StreamOffset) -> None:
         """Goes on after the chunk that is being read; after its segment if no chunk can be read there."""
         self.rest()
@@ -232,12 +252,14 @@ class StoredRuns:
                 return
             self._described[consumer_id] = described
 
-    def _chosen_again(self, record: Record) -> MessageRun | None:
+    def _chosen_again(self, record: Record, *, before: int | None = None) -> MessageRun | None:
         if self._again is None or not isinstance(record, MessageRun):
             return None
         seqs = self._again.seqs.get(record.device, ())
         # All other messages of this part were delivered before the restart.
         mask = np.isin(record.block.seqs, np.fromiter(seqs, np.uint64, len(seqs)))
+        if before is not None:
+            mask[before:] = False
         if not mask.any():
             return None
         block = record.block.chosen(mask)

@@ -67,8 +67,8 @@ def test_a_broker_is_imported_only_when_it_is_used() -> None:
     code = (
         "import sys\n"
         "from hostcallback.receiver.remote.options import Forward\n"
-        "from hostcallback.receiver.cli import _parser\n"
-        "_parser('collect').format_help()\n"
+        "from hostcallback.receiver.cli.parser import make_parser\n"
+        "make_parser('collect').format_help()\n"
         "assert Forward('nats://localhost:4222').broker.title == 'NATS server'\n"
         "unwanted = ('nats', 'grpc', 'hostcallback.receiver.remote.nats')\n"
         "assert not [name for name in sys.modules if name.startswith(unwanted)]\n"
