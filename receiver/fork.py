@@ -50,6 +50,7 @@ def _after_fork_in_child() -> None:
         for function in _functions[stage]:
             try:
                 function()
+            # The others are reset all the same. Printed, since the parent's threads may have held a log's lock.
             except Exception:
                 print("hostcallback: part of a forked child could not be reset:", file=sys.stderr)
                 traceback.print_exc()

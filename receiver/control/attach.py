@@ -47,6 +47,7 @@ def attach(runtime: Runtime, arguments: Mapping[str, Any], connection: Connectio
     Raises:
         ControlError: another process reads the rings already, or no device has a ring that a process could read.
     """
+    # DROP_NEWEST: a client that is stopped, or slow, must not hold the program up.
     rings = runtime.isolated.hand_over(None, BackPressure(policy=Policy.DROP_NEWEST))
     if rings is None:
         raise ControlError(

@@ -88,6 +88,8 @@ def _connect(pid: int, timeout_sec: float) -> socket.socket:
     except OSError as error:
         connection.close()
         raise ControlSocketError(_why_not(pid)) from error
+    # Root may talk to all processes, but a process of a third user that listens in this user's folder is a
+    # trap.
     if not may_control(peer) and os.geteuid() != 0:
         connection.close()
         raise ControlSocketError(
@@ -124,6 +126,7 @@ def processes() -> list[dict[str, Any]]:
     found = []
     for pid in sorted(sockets()):
         try:
+            # 2 s each: one stopped process must not make the whole list wait.
             with ControlClient(pid, 2.0) as client:
                 found.append(client.ask("process"))
         except ControlError:  # ended since the folder was listed, or belongs to another user

@@ -111,6 +111,7 @@ class _Accounted:
         self._clients: weakref.WeakSet[Client] = weakref.WeakSet()
 
     def figures(self, arguments: Mapping[str, Any], client: Client) -> dict[str, Any]:
+        # Once per client, since `count_taps` counts the clients.
         if client not in self._clients:
             self._clients.add(client)
             self._runtime.count_taps(True)

@@ -51,6 +51,7 @@ class ControlEndpoints:
         with self._lock:
             if self._started:
                 return
+            # Before the endpoints are opened: one that fails is logged once, not at every compilation.
             self._started = True
             path = self._followed or environment.CONTROL_FILE.read()
             if path is not None and self._file is None:

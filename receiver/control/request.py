@@ -49,6 +49,7 @@ def handle_request(handlers: Mapping[str, Handler], line: bytes, client: Client)
         return protocol.pack({"result": handler(arguments, client)})
     except OSError:  # the connection is broken, so a response could not be sent
         raise
+    # A client's mistake must not end the thread that serves all clients.
     except Exception as error:
         if not isinstance(error, HostCallbackError | ValueError):
             logger.exception("a control request failed")

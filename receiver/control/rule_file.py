@@ -40,6 +40,7 @@ def read_rules(path: Path) -> Table:
         OSError: the file cannot be read.
     """
     with path.open("rb") as file:
+        # One byte more than allowed shows that the file is too long, without reading all of it.
         data = file.read(MAX_BYTES + 1)
     if len(data) > MAX_BYTES:
         raise RuleFileError(f"{path} is longer than {MAX_BYTES} bytes, expected rules of taps: {EXAMPLE}")
@@ -108,6 +109,7 @@ class RuleFile:
     def stop(self) -> None:
         """Ends the thread and removes the file's rules."""
         self._stopped.set()
+        # It does not run if `start` raised, or in a forked child.
         if self._thread.is_alive():
             self._thread.join()
         self._switches.replace_rules(self._registry, (), FILE)

@@ -15,6 +15,7 @@ from pathlib import Path
 from hostcallback.receiver import environment, fork
 from hostcallback.receiver.errors import NativeLibraryError
 
+# Equal to the library's `hcb_abi_version`: a stale library would be called with other structures.
 ABI_VERSION = 14
 DIRECTORY = Path(__file__).parent
 

@@ -16,6 +16,7 @@ def has_color(stream: TextIO | None = None) -> bool:
     unless `TERM` is dumb. An empty variable counts as unset.
     """
     stream = sys.stdout if stream is None else stream
+    # https://no-color.org: any value but an empty one, and before FORCE_COLOR.
     if os.environ.get("NO_COLOR"):
         return False
     if os.environ.get("FORCE_COLOR"):

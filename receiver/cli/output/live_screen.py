@@ -30,6 +30,7 @@ def live_screen() -> Iterator[Show]:
             text = Text("\n".join(_fitting(lines)), no_wrap=True, overflow="crop")
             for index, line in enumerate(lines):
                 if line.startswith(("device ", "tap ")):
+                    # The text is cropped by `_fitting`, so the places count cropped lines.
                     start = sum(len(earlier[: console.width]) + 1 for earlier in lines[:index])
                     text.stylize("bold", start, start + len(line))
             live.update(text, refresh=True)

@@ -96,6 +96,7 @@ def time_text(time_ns: int) -> str:
     seconds, rest = divmod(time_ns, 10**9)
     try:
         return datetime.fromtimestamp(seconds).strftime("%Y-%m-%dT%H:%M:%S") + f".{rest // 1000:06d}"
+    # A damaged or foreign log may have any time.
     except (OverflowError, ValueError, OSError):
         return f"@{time_ns}ns"
 

@@ -42,6 +42,8 @@ def between(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
     def rates(row: dict[str, Any], earlier: dict[str, Any] | None, fields: dict[str, str]) -> dict[str, Any]:
         # A tap that was not there before has all its messages from this interval.
         return row | {
+            # A counter can fall where a process's receivers were replaced; a negative rate would only
+            # confuse.
             name: max(0.0, (row[field] - (earlier[field] if earlier else 0)) / seconds)
             for field, name in fields.items()
         }

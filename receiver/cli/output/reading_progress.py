@@ -37,6 +37,7 @@ class ReadingProgress:
         reader.watch = self._records
 
     def _records(self, selection: Selection, records: Iterator[Record]) -> Iterator[Record]:
+        # Several readers may be read in turns; the bar ends with the last one.
         self._iterations += 1
         try:
             for record in records:

@@ -94,11 +94,11 @@ HCB_EXPORT uint64_t hcb_encode_frame(const hcb_stamp* stamp, const uint8_t* pref
  * the time is over. */
 HCB_EXPORT int32_t hcb_supervise_wait(int64_t timeout_ns, hcb_event* event);
 
+/* Makes the process exit with `status` if it would exit with 0; 0 undoes that. */
+HCB_EXPORT void hcb_fail_exit(int32_t status);
 /* From now on SIGTERM writes a byte into the pipe `fd` before the current handler gets the signal; call it again to reinstall the
  * handler if another library has replaced it. Returns 1 if the current handler is the default one, which is not called: then the thread
  * that reads the pipe must end the process, after hcb_unwatch_termination. One thread at a time. */
-/* Makes the process exit with `status` if it would exit with 0; 0 undoes that. */
-HCB_EXPORT void hcb_fail_exit(int32_t status);
 HCB_EXPORT int32_t hcb_watch_termination(int32_t fd);
 /* Restores the previous handler. */
 HCB_EXPORT void hcb_unwatch_termination(void);

@@ -23,6 +23,7 @@ def as_record_writer(writer: Any) -> RecordWriter:
     Raises:
         TypeError: it has none of the methods that writers have.
     """
+    # On the class, because a mock, or a module with a catch-all, has every attribute.
     if getattr(type(writer), "takes_records", False) is True:
         own: RecordWriter = writer
         return own

@@ -41,6 +41,7 @@ class _FileWriter:
         """Opens the file, and makes its folder if there is none."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
         self._file = self._path.open(self._mode, encoding="utf-8", newline="")
+        # A later receiver with the same writer goes on with the file, and must not empty it.
         self._mode = "a"
 
     def flush(self) -> None:
@@ -129,6 +130,7 @@ class CsvWriter(_FileWriter):
             next(rows, None)
             out.writerow(columns)
             out.writerows([*row, *[""] * len(new)] for row in rows)
+        # In one step, so that a crash leaves either the old file or the new one.
         written.replace(self._path)
         self._columns = columns
         self._file = self._path.open("a", encoding="utf-8", newline="")

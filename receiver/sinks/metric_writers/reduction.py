@@ -81,6 +81,7 @@ class TapReduction:
             if metric.form != SCALAR or metric.reduce == "histogram":
                 others.append((metric, arrays))
                 continue
+            # Sums of low-precision values would lose most digits.
             values = arrays[0].astype(np.float64)
             if metric.reduce == "each" and values.shape[1] > 1:
                 names += [f"{metric.name}/{lane}" for lane in range(values.shape[1])]
@@ -113,6 +114,7 @@ class TapReduction:
     def _complete(self) -> list[MetricRecord]:
         passed = min(self._at.values())
         done = [number for number in self._windows if number < passed]
+        # A device that has ended, or is far behind, must not keep all others' values in memory.
         if len(self._windows) - len(done) > MAX_WINDOWS:
             done.append(min(self._windows))
         return [self._windows.pop(number).record(self._layout.metrics) for number in sorted({*done})]
