@@ -34,9 +34,9 @@ if TYPE_CHECKING:
     from hostcallback.api.outputs.capture import Capture, capture
     from hostcallback.api.outputs.forms import histogram, image, text
     from hostcallback.api.outputs.metrics import metrics
-    from hostcallback.api.progress.any_loop import progress
     from hostcallback.api.progress.bar import Progress
     from hostcallback.api.progress.loops import fori_loop, scan, while_loop
+    from hostcallback.api.progress.progress import progress
     from hostcallback.api.receiver import (
         OutfeedReceiver,
         error_collector,
@@ -240,7 +240,7 @@ _PLACES = {
     "otlp_exporter": "receiver.remote.otlp.exporter",
     "outfeed_receiver": "api.receiver",
     "print": "api.debug",
-    "progress": "api.progress.any_loop",
+    "progress": "api.progress.progress",
     "prometheus_collector": "receiver.runtime.prometheus:register",
     "read": "receiver.taplog.columns.log_data",
     "record": "receiver.taplog.writing.recorder",
