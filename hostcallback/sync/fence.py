@@ -55,7 +55,8 @@ class Fence:
         self._waiting = 0
         self._asked = 0
         self._answered = 0
-        self._failure: BaseException | None = None
+        # The tickets of the last answer that failed, and its error: each thread that holds one of them raises it.
+        self._failed: tuple[range, BaseException | None] = range(0), None
         self._taken = (
             0  # places taken by all fences; only the dispatch thread writes this and `_patience_sec`
         )
@@ -87,10 +88,11 @@ class Fence:
         finally:
             with self._changed:
                 self._waiting -= 1
-                failure, self._failure = self._failure, None
+                failed, failure = self._failed
                 if not self._waiting:  # `_take_all` begins no hold from now on
                     hold.end()
-        if failure is not None:
+                    self._failed = range(0), None
+        if failure is not None and ticket in failed:
             raise DispatchError("a program of the fence could not be run") from failure
         return given_up == self._given_up
 
@@ -121,8 +123,9 @@ class Fence:
         except BaseException as error:  # handed to the waiting threads, which must get an answer in any case
             failure = error
         with self._changed:
+            if failure is not None:
+                self._failed = range(self._answered + 1, ticket + 1), failure
             self._answered = ticket
-            self._failure = failure
             self._changed.notify_all()
 
     def _fence(self, device: jax.Device) -> None:
