@@ -8,6 +8,7 @@ import threading
 import time
 import weakref
 from collections import Counter, deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -176,8 +177,10 @@ class OtlpExporter(Closing):
                 closing = self._closing and not self._queue
             self._export(batch)
             if closing or time.monotonic() >= health_at:
-                self._send(self._link.figures_request(collect_metrics(runtime), time.time_ns()), 0)
                 health_at = time.monotonic() + self._options.health_sec
+                self._try_to_send(
+                    lambda: self._link.figures_request(collect_metrics(runtime), time.time_ns()), 0
+                )
             with self._changed:
                 # Also if the batch was lost: `flush` waits until each message was tried, not until it was
                 # stored.
@@ -201,9 +204,18 @@ class OtlpExporter(Closing):
                     self._lose("the message cannot be converted to a record", 1)
                     self._counters.failure = f"{tap.consumer.name}: {type(error).__name__}: {error}"
         if events:
-            self._send(self._link.events_request(events, time.time_ns()), len(events))
+            self._try_to_send(lambda: self._link.events_request(events, time.time_ns()), len(events))
         if points:
-            self._send(self._link.points_request(points), len(points))
+            self._try_to_send(lambda: self._link.points_request(points), len(points))
+
+    def _try_to_send(self, make_request: Callable[[], Any], count: int) -> None:
+        try:
+            self._send(make_request(), count)
+        except Exception as error:  # if this thread ended, all later messages would be lost without a word
+            logger.exception("an export to %s failed", self._options.endpoint)
+            with self._changed:
+                self._lose("the export failed", count)
+                self._counters.failure = f"{type(error).__name__}: {error}"
 
     def _send(self, request: Any, count: int) -> None:
         if request is None:

@@ -122,18 +122,20 @@ class CsvWriter(_FileWriter):
         self._opened().close()
         columns = [*self._columns, *new]
         written = self._path.with_name(self._path.name + ".new")
-        with (
-            self._path.open(encoding="utf-8", newline="") as source,
-            written.open("w", encoding="utf-8", newline="") as target,
-        ):
-            out, rows = csv_format.writer(target), csv_format.reader(source)
-            next(rows, None)
-            out.writerow(columns)
-            out.writerows([*row, *[""] * len(new)] for row in rows)
-        # In one step, so that a crash leaves either the old file or the new one.
-        written.replace(self._path)
-        self._columns = columns
-        self._file = self._path.open("a", encoding="utf-8", newline="")
+        try:
+            with (
+                self._path.open(encoding="utf-8", newline="") as source,
+                written.open("w", encoding="utf-8", newline="") as target,
+            ):
+                out, rows = csv_format.writer(target), csv_format.reader(source)
+                next(rows, None)
+                out.writerow(columns)
+                out.writerows([*row, *[""] * len(new)] for row in rows)
+            # In one step, so that a crash leaves either the old file or the new one.
+            written.replace(self._path)
+            self._columns = columns
+        finally:  # after a failure too: later rows are written, and the next one tries again to add the columns
+            self._file = self._path.open("a", encoding="utf-8", newline="")
 
 
 def csv(file: PathLike, *, mode: str = "w") -> CsvWriter:
