@@ -148,6 +148,18 @@ def check_sizes(root: Path = ROOT) -> list[Finding]:
     return sorted(found)
 
 
+def check_test_names(root: Path = ROOT) -> list[Finding]:
+    """The test modules whose name another one has: pytest imports them by their file name alone, and fails."""
+    first: dict[str, Path] = {}
+    found = []
+    for path in sorted((root / "tests").rglob("test_*.py")):
+        other = first.setdefault(path.name, path)
+        if other is not path:
+            text = f"{other.relative_to(root).as_posix()} has the same name: rename one"
+            found.append(Finding(path.relative_to(root), 1, text))
+    return found
+
+
 def check_prose(path: Path, root: Path = ROOT) -> list[Finding]:
     """The idioms in the prose of one file."""
     found = [Finding(path.relative_to(root), line, text) for line, text in lint_prose.idioms(path, root)]
@@ -160,7 +172,7 @@ def main(arguments: list[str]) -> int:
     files = python_files(root)
     documents = lint_prose.prose_files(root, FOLDERS)
     findings = [finding for path in files for finding in check_file(path, root)]
-    findings += check_sizes(root)
+    findings += check_sizes(root) + check_test_names(root)
     findings += [finding for path in documents for finding in check_prose(path, root)]
     for finding in findings:
         print(finding)

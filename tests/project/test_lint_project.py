@@ -101,6 +101,15 @@ def test_a_long_file_and_a_folder_of_many_modules_are_found(tmp_path: Path) -> N
     assert "receiver/native/ring/m0.cc:501: 501 lines, at most 500" in found
 
 
+def test_two_test_modules_of_one_name_are_found(tmp_path: Path) -> None:
+    for folder in ("tests/one", "tests/two"):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "test_it.py").touch()
+    assert (
+        "tests/two/test_it.py:1: tests/one/test_it.py has the same name: rename one" in lint(tmp_path).stdout
+    )
+
+
 @pytest.mark.parametrize(
     ("path", "text", "line", "idiom"),
     [
