@@ -9,6 +9,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 DEMO := $(VENV)/.installed-demo
+SITE := $(VENV)/.installed-docs
 SOURCES := setup.cfg setup.py tools/build_native.py
 NATIVE := $(wildcard receiver/native/*/*.cc receiver/native/*/*.h)
 
@@ -18,7 +19,7 @@ CALLBACK := $(addprefix tests/,taps calls checks)
 PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal --durations=20 $(if $(SLOW),,-m "not slow")
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test quick lint type check matrix bench clean fuzz soak wheel release
+.PHONY: help demo test quick lint type check docs matrix bench clean fuzz soak wheel release
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -44,6 +45,10 @@ $(INSTALLED): $(SOURCES) $(NATIVE)
 
 $(DEMO): $(SOURCES) $(NATIVE)
 	$(call install,demo,$(DEMO))
+
+$(SITE): $(INSTALLED)
+	$(BIN)/python -m pip install --quiet --editable '.[docs]'
+	@touch $(SITE)
 
 demo: $(DEMO) ## train a small classifier with taps in its compiled loop, and write loss.png
 	$(BIN)/python examples/train_digits.py
@@ -80,6 +85,9 @@ matrix: $(INSTALLED) ## run the tests on the oldest, the default and the newest 
 
 bench: $(INSTALLED) ## measure against the peers, and write docs/benchmarks.md
 	$(BIN)/python tools/bench.py
+
+docs: $(SITE) ## build the documentation site into build/site, and execute its gallery
+	$(BIN)/python -m tools.website
 
 wheel: $(INSTALLED) ## build the sdist, the wheel with the native library and the pure wheel into dist/
 	$(BIN)/python tools/releasing/wheel.py

@@ -3,7 +3,7 @@
 Every row times both sides on one machine, in turn, several rounds, and compares medians: absolute times change with the
 machine, ratios hardly. Both sides deliver the value to a Python function before the clock stops.
 
-    python tools/bench.py [--rounds N] [--messages N] [--only TEXT] [--no-write]
+    python tools/bench.py [--rounds N] [--messages N] [--only TEXT] [--no-write] [--charts]
 
 The documents take their figures from that page: see tools/document_costs.py.
 """
@@ -23,6 +23,7 @@ from time import perf_counter
 import jax
 
 from tools import document_costs
+from tools.bench import charts
 from tools.bench.row import Row, table
 from tools.bench.rows import (
     accelerate,
@@ -137,7 +138,13 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--messages", type=int, default=20_000_000, help="for the memory row")
     parser.add_argument("--only", default="", help="rows whose function name contains this")
     parser.add_argument("--no-write", action="store_true", help="print only")
+    parser.add_argument(
+        "--charts", action="store_true", help="measure nothing, draw the charts of the last run"
+    )
     args = parser.parse_args(argv)
+    if args.charts:
+        charts.redraw(REPORT)
+        return 0
     benchmarks = {**ROWS, "memory": lambda _: receiving.memory(args.messages)}
     rows: list[Row] = []
     for name, benchmark in benchmarks.items():
@@ -158,5 +165,6 @@ def main(argv: list[str] | None = None) -> int:
         gpu = GPU_REPORT.read_text(encoding="utf-8").partition(TABLE_BEGINS)[2].strip()
         text = f"{head}\n\n{EXPLANATION}\n\n{table(rows)}\n\n## On a GPU\n\n{gpu}\n\nSee [gpu.md](gpu.md).\n"
         REPORT.write_text(text, encoding="utf-8")
+        charts.redraw(REPORT)
         document_costs.main()
     return 0 if all(row.reached for row in rows) else 1

@@ -1,0 +1,107 @@
+"""The documentation site: every page is in the navigation, the gallery's examples run, charts show the table."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from checkout import ROOT
+
+sys.path.insert(0, str(ROOT))
+
+from tools import document_costs
+from tools.bench import charts
+from tools.website import gallery, pages, reference
+
+CHEAP = ("checks", "nan_hunt")
+
+
+def leaves(entries: Any) -> Iterator[str]:
+    """The files of a navigation."""
+    if isinstance(entries, str):
+        yield entries
+    else:
+        for entry in entries.values() if isinstance(entries, dict) else entries:
+            yield from leaves(entry)
+
+
+def test_every_page_is_in_the_navigation_once() -> None:
+    found = list(leaves(pages.navigation()))
+    assert len(found) == len(set(found))
+    docs = ROOT / "docs"
+    assert {str(path.relative_to(docs)) for path in docs.rglob("*.md")} <= set(found)
+
+
+def test_pages_link_to_no_file_that_the_site_lacks(tmp_path: Path) -> None:
+    pages.stage(tmp_path)
+    for page in tmp_path.rglob("*.md"):
+        links = re.findall(
+            r"(?<!`)\]\(([^)#\s]+)", re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+        )
+        missing = [link for link in links if "://" not in link and not (page.parent / link).exists()]
+        assert missing == [], page.name
+
+
+def test_the_reference_has_every_public_name_once() -> None:
+    import hostcallback
+
+    names = reference.public_names(ROOT / "hostcallback")
+    assert sorted(names) == sorted([*hostcallback.__all__, *hostcallback._NAMED_AS_BUILTINS])
+    placed = [name for section in reference.SECTIONS.values() for name in section]
+    assert len(placed) == len(set(placed))
+    assert set(placed) <= set(names)
+
+
+def test_the_gallery_has_at_least_twelve_examples_with_title_text_and_code() -> None:
+    scripts = gallery.examples()
+    assert len(scripts) >= 12
+    for script in scripts:
+        title, text = gallery.page(script, "printed", ["picture.png"])
+        assert len(title) < 60
+        assert len(script.read_text().splitlines()) <= 80, script.name
+        assert f"![{title}](picture.png)" in text
+        assert "import hostcallback as hcb" in text
+        assert text.endswith("It prints:\n\n```text\nprinted\n```\n")
+
+
+@pytest.mark.slow_variants
+@pytest.mark.parametrize("name", CHEAP)
+def test_a_cheap_example_of_the_gallery_runs(name: str, tmp_path: Path) -> None:
+    result = gallery.execute(gallery.EXAMPLES / f"{name}.py", tmp_path)
+    assert {"checks": "a row sums to 0.0", "nan_hunt": "1 infinite values"}[name] in result.output
+    assert str(tmp_path) not in result.output
+
+
+def test_an_example_that_fails_is_an_error_with_its_output(tmp_path: Path) -> None:
+    script = tmp_path / "failing.py"
+    script.write_text("print('before')\nraise ValueError('it broke')\n")
+    folder = tmp_path / "run"
+    folder.mkdir()
+    with pytest.raises(gallery.ExampleError, match=r"(?s)failing\.py ended with status 1:\nbefore.*it broke"):
+        gallery.execute(script, folder)
+
+
+def test_the_charts_show_the_figures_of_the_table() -> None:
+    costs = document_costs.read_costs(document_costs.REPORT.read_text(encoding="utf-8"))
+    page = document_costs.REPORT.read_text(encoding="utf-8")
+    for name in charts.CHARTS:
+        drawn = (ROOT / "docs" / "benchmarks" / f"{name}.svg").read_text(encoding="utf-8")
+        rows = charts.bars(name, costs)
+        assert len(rows) > 5
+        missing = [text for _, _, text in rows if f">{text}<" not in drawn]
+        assert missing == [], "run python tools/bench.py --charts"
+        assert f"(benchmarks/{name}.svg)" in page
+
+
+def test_drawing_the_charts_again_changes_nothing_in_the_page(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    report = tmp_path / "benchmarks.md"
+    before = document_costs.REPORT.read_text(encoding="utf-8")
+    report.write_text(before, encoding="utf-8")
+    charts.redraw(report)
+    assert report.read_text(encoding="utf-8") == before

@@ -1,0 +1,1 @@
+"""Builds the documentation site: stages the pages, executes the gallery, writes the reference, runs MkDocs."""
