@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from hostcallback.api.observe.places import Site
     from hostcallback.api.outputs.capture import Capture, capture
     from hostcallback.api.outputs.forms import histogram, image, text
+    from hostcallback.api.outputs.live_plot import LivePlot, live_plot
     from hostcallback.api.outputs.metrics import metrics
     from hostcallback.api.progress.bar import Progress
     from hostcallback.api.progress.loops import fori_loop, scan, while_loop
@@ -101,6 +102,7 @@ __all__ = [
     "Head",
     "HostCallbackError",
     "IncompleteValueError",
+    "LivePlot",
     "LogData",
     "LostMessagesError",
     "Message",
@@ -148,6 +150,7 @@ __all__ = [
     "image",
     "jit",
     "jsonl",
+    "live_plot",
     "log",
     "metrics",
     "observe",
@@ -184,6 +187,7 @@ _PLACES = {
     "Head": "receiver.wire.truncation:TruncatedArray",
     "HostCallbackError": "receiver.errors",
     "IncompleteValueError": "receiver.errors",
+    "LivePlot": "api.outputs.live_plot",
     "LogData": "receiver.taplog.columns.log_data",
     "LostMessagesError": "receiver.errors",
     "Message": "receiver.messages.message",
@@ -233,6 +237,7 @@ _PLACES = {
     "image": "api.outputs.forms",
     "jit": "primitives.jit",
     "jsonl": "receiver.sinks.metric_writers.files",
+    "live_plot": "api.outputs.live_plot",
     "log": "api.debug",
     "metrics": "api.outputs.metrics",
     "observe": "api.observe.observe",

@@ -109,15 +109,17 @@ def receiver_sinks(
                 f"sinks has {sink!r}, expected a callable that takes a message, or what hcb.record, hcb.forward or "
                 "hcb.otlp returns"
             )
-    return ReceiverSinks(record, options, tuple(batches), tuple(messages), _metrics_sink(writers))
+    return ReceiverSinks(record, options, tuple(batches), tuple(messages), _metrics_sink(writers, messages))
 
 
-def _metrics_sink(writers: Any) -> MetricsSink | None:
+def _metrics_sink(writers: Any, sinks: list[Any]) -> MetricsSink | None:
     if not isinstance(writers, Sequence) or isinstance(writers, str):
         raise TypeError(
             f"writers is {writers!r:.80}, expected a sequence, such as [hcb.tensorboard('runs/1'), hcb.csv('m.csv')]"
         )
-    return MetricsSink(writers) if writers else None
+    # A sink such as a live plot takes metrics as a writer does: reduced to one value per step.
+    both = [sink for sink in sinks if getattr(type(sink), "takes_records", False) and sink not in writers]
+    return MetricsSink([*writers, *both]) if writers or both else None
 
 
 def check_process(sinks: ReceiverSinks, back_pressure: BackPressure) -> None:

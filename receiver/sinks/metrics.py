@@ -34,16 +34,18 @@ class MetricWriter(Protocol):
         """Writes the numbers of one step by their names."""
 
 
-class _Metrics:
-    # Reads the step and the scalars of the messages of one tap.
+class TapScalars:
+    """Reads the step and the scalars of the messages of one tap."""
 
     def __init__(self, described: TapDescriptor) -> None:
+        """Reads the tap's description."""
         self._name = described.name
         self._unflatten = tree.unflatten_with(described.tree)
         self._kind = described.tap_kind
         self.place: StepSource | None = step_place(described)
 
     def step(self, message: Message) -> int | None:
+        """The step of a message; None if it has none."""
         place = self.place
         if place is None:
             return None
@@ -52,15 +54,26 @@ class _Metrics:
         array = message.arrays[place.array]
         return int(array) if not array.ndim and array.dtype.kind in "iu" else None
 
-    def scalars(self, message: Message) -> dict[str, float]:
+    def scalars(self, message: Message, *, means: bool = False) -> dict[str, float]:
+        """The numbers of a message by name. With `means`, arrays are there too, as the means of their elements."""
         if not self._kind.has_metrics:
             return {}
         value = by_name(self._kind, self._unflatten(message.arrays))
         return {
             name: number
             for name, leaf in named_leaves(self._name, value)
-            if (number := _number(leaf)) is not None and not name.endswith(f"/{NAME}")
+            if (number := _number(_mean(leaf) if means else leaf)) is not None
+            and not name.endswith(f"/{NAME}")
         }
+
+
+def _mean(leaf: Any) -> Any:
+    if not isinstance(leaf, np.ndarray) or not leaf.ndim or not leaf.size or leaf.dtype.kind in "cOSUM":
+        return leaf
+    try:
+        return float(leaf.astype(np.float64, copy=False).mean())
+    except (TypeError, ValueError):
+        return leaf
 
 
 def _number(leaf: Any) -> float | None:
@@ -88,14 +101,14 @@ def metrics(writer: MetricWriter) -> Sink:
     """
     lock = threading.Lock()  # protects the writer and `steps`
     steps: dict[Any, int] = {}
-    taps: dict[int, tuple[Consumer, _Metrics | None]] = {}
+    taps: dict[int, tuple[Consumer, TapScalars | None]] = {}
 
     def write(message: Message) -> None:
         consumer = message.consumer
         known = taps.get(id(consumer))
         if known is None or known[0] is not consumer:
             described = consumer.describe() if consumer.describe is not None else None
-            known = taps[id(consumer)] = consumer, _Metrics(described) if described is not None else None
+            known = taps[id(consumer)] = consumer, TapScalars(described) if described is not None else None
         tap = known[1]
         if tap is None:
             return

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -36,13 +38,37 @@ PROGRESS = """
 jax.jit(lambda: hcb.fori_loop(0, 10, lambda i, x: x + i, 0, progress="train"))().block_until_ready(); None
 """
 
+INTERRUPTED = """
+import os, signal, sys, threading
+go = threading.Event()
+def slow(value):
+    main = threading.main_thread().ident
+    def frames(frame):
+        while frame is not None:
+            yield frame.f_code.co_name
+            frame = frame.f_back
+    while "_end_cell" not in frames(sys._current_frames()[main]):
+        go.wait(0.01)
+    os.kill(os.getpid(), signal.SIGINT)
+    go.wait(30)
+    print("it went on")
+jax.jit(lambda x: hcb.tap(slow, x))(jnp.float32(1)); None
+"""
+
+STOPPED = """
+def stopped(x):
+    hcb.breakpoint()
+    return x + 1
+print(jax.jit(stopped)(jnp.float32(41)))
+"""
+
 
 @pytest.mark.native_only
 @pytest.mark.filterwarnings("ignore")  # of the client's libraries
-def test_output_is_in_the_cell_that_ran_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_output_is_in_the_cell_that_ran_the_program(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PYTHONPATH", python_path())
     page = (ROOT / "docs" / "notebooks.md").read_text()
-    (example,) = re.findall(r"```python\n(.*?)```", page, re.S)
+    example, plot = re.findall(r"```python\n(.*?)```", page, re.S)
     sources = [
         LONG_LOOP,
         "f(jnp.int32(40)); None",
@@ -51,6 +77,10 @@ def test_output_is_in_the_cell_that_ran_the_program(monkeypatch: pytest.MonkeyPa
         RAISES,
         PROGRESS,
         example,
+        f"import os; os.chdir({str(tmp_path)!r})\n{plot}",
+        INTERRUPTED,
+        "go.set()",
+        "import base64; print(base64.b64encode(plot._repr_png_()).decode())",
     ]
     cells = [nbformat.v4.new_code_cell(source) for source in sources]
     notebook = nbformat.v4.new_notebook(cells=cells)
@@ -65,3 +95,51 @@ def test_output_is_in_the_cell_that_ran_the_program(monkeypatch: pytest.MonkeyPa
     assert "train" in shown[5] + str(notebook.cells[5].outputs)
     assert "[0 1 2]" in shown[6]
     assert "disk full" not in shown[5] + shown[6]
+    # A live plot is one picture, which was replaced by its last state.
+    assert (tmp_path / "training.png").exists()
+    (picture,) = [output for output in notebook.cells[7].outputs if output.output_type == "display_data"]
+    assert picture.data["image/png"].strip() == shown[10].strip() != ""
+    assert shown[7] == ""
+    # The interrupt ends the wait, not the program.
+    assert "the wait for the taps of this cell was interrupted" in shown[8]
+    assert "it went on" not in shown[8]
+    assert "it went on" in shown[9]
+
+
+@pytest.mark.slow
+@pytest.mark.native_only
+@pytest.mark.filterwarnings("ignore")
+def test_a_breakpoint_asks_in_the_cell_and_fails_where_there_is_no_input(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from jupyter_client.manager import start_new_kernel
+
+    monkeypatch.setenv("PYTHONPATH", python_path())
+    manager, client = start_new_kernel(kernel_name="python3")
+    shown: list[str] = []
+    commands = iter(["p x", "c"])
+
+    def show(message: dict[str, Any]) -> None:
+        content = message["content"]
+        shown.append(content.get("text", "") + content.get("evalue", ""))
+
+    def execute(code: str, allow_stdin: bool) -> str:
+        shown.clear()
+        client.execute_interactive(
+            code,
+            allow_stdin=allow_stdin,
+            stdin_hook=lambda _: client.input(next(commands)),
+            output_hook=show,
+            timeout=60,
+        )
+        return "".join(shown)
+
+    try:
+        text = execute(f"import jax, jax.numpy as jnp, hostcallback as hcb\n{STOPPED}", True)
+        assert "array(41., dtype=float32)" in text
+        assert text.endswith("42.0\n")
+        assert "BreakpointError" in execute(STOPPED, False)
+        assert execute("print(1 + 1)", False).endswith("2\n")
+    finally:
+        client.stop_channels()
+        manager.shutdown_kernel(now=True)
