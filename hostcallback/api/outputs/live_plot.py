@@ -205,7 +205,7 @@ def live_plot(
 ) -> LivePlot:
     """Returns a context manager that plots values by step while the program runs: those of `hcb.metrics` and of taps.
 
-    In a notebook the plot is in the cell that enters the block, and is replaced there, by a thread of its own, which
+    In a notebook the plot is in the cell that enters the block, and is replaced there, by a separate thread, which
     takes at most a tenth of a core. Without a notebook nothing is drawn until `plot.save(path)` or `plot.figure` asks
     for it. Receiver threads only add numbers to the curves. If a receiver is open around the block, give it
     `sinks=[plot]` instead of the `with` statement.
@@ -215,7 +215,7 @@ def live_plot(
     the message; each device has a curve. Metrics are plotted as writers get them: one value per step.
 
     Args:
-        *names: names or globs (`grads/*`) of values. Each has axes of its own, which all values that match share. All
+        *names: names or globs (`grads/*`) of values. Each has separate axes, which all values that match share. All
             values by default.
         log: whether the values have a logarithmic axis, or the names among `names` whose axes are so.
         smooth: weight of the past in an exponential moving average, from 0 (none) to below 1; the values are drawn

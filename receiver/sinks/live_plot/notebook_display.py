@@ -1,4 +1,4 @@
-"""Shows an object in a cell of a notebook, and again in place at most so often, on a thread of its own."""
+"""Shows an object in a cell of a notebook, and again in place at most so often, on a separate thread."""
 
 from __future__ import annotations
 
