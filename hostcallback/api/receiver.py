@@ -48,7 +48,7 @@ from hostcallback.receiver.messages.message import Sink
 from hostcallback.receiver.remote.forwarder import Forwarder
 from hostcallback.receiver.remote.options import Forward
 from hostcallback.receiver.run_name import own_run
-from hostcallback.receiver.runtime.device_stats import DeviceStats, ShownAsSummary, summarize
+from hostcallback.receiver.runtime.device_stats import DeviceStats, ShownAsSummary, StatsRows, summarize
 from hostcallback.receiver.runtime.dispatch.scope import Scope
 from hostcallback.receiver.runtime.dispatch.scope_sinks import ScopeSinks
 from hostcallback.receiver.runtime.isolated.options import ReaderOptions
@@ -125,7 +125,7 @@ class OutfeedReceiver(ShownAsSummary):
     @property
     def stats(self) -> list[DeviceStats]:
         """A snapshot of the statistics so far, one row per device."""
-        return runtime.stats(self._scope)
+        return StatsRows(runtime.stats(self._scope))
 
     @property
     def recorder(self) -> Recorder | None:

@@ -9,6 +9,7 @@ from typing import Any
 from hostcallback import _jax_compat as compat
 from hostcallback.api.public import public
 from hostcallback.receiver.control.endpoints import endpoints
+from hostcallback.receiver.html import table
 from hostcallback.receiver.log import logger
 from hostcallback.receiver.runtime.rules.names import matching, no_such_tap, tap_names
 from hostcallback.receiver.runtime.rules.rules import Predicate, When, rule_settings, settings_text
@@ -39,6 +40,9 @@ class TapSelection:
         """Returns a text with the glob and the matching names with their rules."""
         described = [f"{name} ({text})" if text else name for name, text in self.rules.items()]
         return f"<taps[{self.pattern!r}]: {', '.join(described) or 'no tap yet'}>"
+
+    def _repr_html_(self) -> str:
+        return _table(self)
 
     @property
     def names(self) -> list[str]:
@@ -145,6 +149,21 @@ class TapSelection:
         return names
 
 
+def _table(selection: TapSelection) -> str:
+    # A row per tap, for notebooks.
+    lines: dict[str, set[str]] = {}
+    for consumer in runtime.registry.consumers():
+        lines.setdefault(consumer.name, set()).add(consumer.source_line)
+    suppressed = selection.suppressed
+    rows = []
+    for name in selection.names:
+        settings = rule_settings(runtime.rule_table.rules.of(name))
+        state = "on" if settings.pop("enabled", True) else "off"
+        where = "\n".join(sorted(lines.get(name, ())))
+        rows.append((name, where, state, settings_text(settings), f"{suppressed.get(name, 0):,}"))
+    return table(("tap", "line", "state", "rules", "suppressed"), rows)
+
+
 @public
 def control_file(path: str | os.PathLike[str] | None) -> None:
     """Reads the rules of taps from a file, and again whenever the file changes. The file need not exist yet.
@@ -197,6 +216,9 @@ class Taps:
         """Returns a text with the names and the rules."""
         said = "; ".join(f"{pattern!r}: {text}" for pattern, text in self.rules.items())
         return f"<taps: {', '.join(self.names) or 'none yet'}{'; rules: ' + said if said else ''}>"
+
+    def _repr_html_(self) -> str:
+        return _table(self["*"])
 
     @property
     def names(self) -> list[str]:

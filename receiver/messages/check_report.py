@@ -185,6 +185,9 @@ class CheckError(HostCallbackError, AssertionError):
         super().__init__(check.report() + (f"\n  {also}" if also else ""))
         self.check = check
 
+    def _repr_html_(self) -> str:
+        return preformatted(str(self))
+
 
 class FailedChecks:
     """The failed checks of one scope, with a limit. Its owner's lock protects it."""

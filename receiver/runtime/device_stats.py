@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hostcallback.receiver.html import preformatted
+from hostcallback.receiver.html import preformatted, table
 
 
 @dataclass(slots=True)
@@ -59,6 +59,9 @@ class DeviceStats:
         for name in _COUNTS:
             setattr(self, name, getattr(self, name) - getattr(other, name))
 
+    def _repr_html_(self) -> str:
+        return StatsRows([self])._repr_html_()
+
     def copy(self) -> DeviceStats:
         """Returns a copy."""
         return dataclasses.replace(self)
@@ -94,25 +97,30 @@ class ShownAsSummary:
         return preformatted(self.summary())
 
 
+HEAD = ("device", "messages", "bytes", "rate", "dropped", "failed", "time in taps")
+
+
+def _texts(row: DeviceStats) -> tuple[str, ...]:
+    return (
+        row.device, f"{row.delivered:,}", _bytes(row.delivered_bytes), f"{row.messages_per_sec:,.0f}/s",
+        f"{row.dropped:,}", f"{row.failed:,}", f"{row.tap_sec:.3f} s",
+    )  # fmt: skip
+
+
+class StatsRows(list[DeviceStats]):
+    """The rows of a receiver; a table in notebooks."""
+
+    def _repr_html_(self) -> str:
+        return table(HEAD, map(_texts, self))
+
+
 def summarize(name: str, stats: Sequence[DeviceStats]) -> str:
     """Returns a text table with one line per device that had messages."""
     title = f"receiver {name!r}" if name else "receiver"
     active = [s for s in stats if s.delivered or s.dropped or s.unknown]
     if not active:
         return f"{title}: no messages"
-    head = ("device", "messages", "bytes", "rate", "dropped", "failed", "time in taps")
-    rows = [
-        (
-            s.device,
-            f"{s.delivered:,}",
-            _bytes(s.delivered_bytes),
-            f"{s.messages_per_sec:,.0f}/s",
-            f"{s.dropped:,}",
-            f"{s.failed:,}",
-            f"{s.tap_sec:.3f} s",
-        )
-        for s in active
-    ]
+    head, rows = HEAD, [_texts(row) for row in active]
     widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
     lines = [
         "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in (head, *rows)

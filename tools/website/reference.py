@@ -14,7 +14,8 @@ SECTIONS = {
     "Receivers": ["outfeed_receiver", "OutfeedReceiver", "barrier_wait", "error_collector"],
     "Progress": ["progress", "Progress", "scan", "fori_loop", "while_loop"],
     "Metrics and data": [
-        "metrics", "histogram", "image", "text", "csv", "jsonl", "tensorboard", "capture", "read", "record",
+        "metrics", "histogram", "image", "text", "csv", "jsonl", "tensorboard", "live_plot", "capture", "read",
+        "record",
     ],
     "Checks and debugging": [
         "check", "checked", "enable_checks", "disable_checks", "watch_nonfinite", "observe", "breakpoint",

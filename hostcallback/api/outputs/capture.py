@@ -93,6 +93,9 @@ class Capture(Mapping[str, TapData]):
         """The names of the taps."""
         return f"Capture({', '.join(map(repr, self))})"
 
+    def _repr_html_(self) -> str:
+        return self.data()._repr_html_()
+
     def record_batch(self, device: str, batch: Batch, find: Find, **numbers: Any) -> None:
         """Takes a batch; see `BatchSink`."""
         self._recorder.record_batch(device, batch, find, **numbers)

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 
 from hostcallback.receiver import tap_name
 from hostcallback.receiver.errors import HostCallbackError
+from hostcallback.receiver.html import table
 from hostcallback.receiver.taplog.columns.column_batches import ColumnReader
 from hostcallback.receiver.taplog.columns.tap_data import TapData
 from hostcallback.receiver.taplog.format.layout import ALL_CONSUMERS, Kind
@@ -85,6 +86,10 @@ class LogData(Mapping[str, TapData]):
     def __repr__(self) -> str:
         """The names of the taps."""
         return f"LogData({', '.join(map(repr, self._described()))})"
+
+    def _repr_html_(self) -> str:
+        rows = [(tap.name, ", ".join(tap.kinds), "\n".join(tap.source_lines)) for tap in self.values()]
+        return table(("tap", "kind", "line"), rows)
 
 
 def read(paths: Paths, *, run: str | None = None) -> LogData:

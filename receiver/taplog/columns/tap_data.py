@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from hostcallback.receiver import html
 from hostcallback.receiver.taplog.columns import tables
 from hostcallback.receiver.taplog.columns.column_batches import ColumnBatch, ColumnReader
 from hostcallback.receiver.taplog.columns.tables import Table
@@ -19,6 +20,9 @@ from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
 
 BATCH_BYTES = 4 << 20
 """Bytes of a batch of `batches` from which on it is yielded."""
+
+SHOWN = 10
+"""Messages that a notebook shows of a tap."""
 
 
 class TapData:
@@ -55,6 +59,20 @@ class TapData:
     def __repr__(self) -> str:
         """Name and source lines."""
         return f"TapData({self.name!r}, {', '.join(self.source_lines)})"
+
+    def _repr_html_(self) -> str:
+        # The first messages: the others are not read.
+        limit = SHOWN if self._limit is None else min(SHOWN, self._limit)
+        shown = TapData(self._reader, self.name, self._described, self._selection, self._columns, limit)
+        parts = [html.preformatted(repr(self))]
+        for found in shown.tables():
+            columns = tables.to_numpy(found)
+            numbers = {name: values for name, values in columns.items() if values.ndim == 1}
+            parts.append(html.table(list(numbers), zip(*numbers.values(), strict=True)))
+            for name, values in columns.items():
+                if values.ndim > 1:
+                    parts += [html.preformatted(name), html.array(values)]
+        return "\n".join([*parts, html.preformatted(f"at most the first {SHOWN} messages")])
 
     def select(
         self,
