@@ -64,6 +64,9 @@ def pytest_report_header() -> str:
 
 def pytest_sessionstart() -> None:
     """Refuses to start without the native library: tests would run on the callback transport in its place."""
+    # `nohup` and a shell's background jobs ignore these, and so would the processes that tests signal.
+    for number in (signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(number, signal.SIG_DFL)
     if TRANSPORT == "native":
         from hostcallback.receiver.native import bindings
 
