@@ -1,7 +1,7 @@
 """A NaN hunt in the backward pass.
 
 The loss is finite, and its gradient is not: `sqrt` at 0 has an infinite derivative, and 0 times infinity is NaN. The
-report names the operation that made it, with its line, its loop's iteration, and whether it is in the backward pass.
+report names the operation that made the first value that is not finite, here the division in the derivative of `sqrt`.
 """
 
 import jax

@@ -160,6 +160,7 @@ def id_tap(
 
 
 tap = id_tap
+"""The same function as `id_tap`, by its short name."""
 
 
 @overload

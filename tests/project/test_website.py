@@ -57,6 +57,15 @@ def test_the_reference_has_every_public_name_once() -> None:
     assert set(placed) <= set(names)
 
 
+def test_examples_in_docstrings_are_code_on_the_site() -> None:
+    source = (ROOT / "hostcallback" / "api" / "tap.py").read_text(encoding="utf-8")
+    fenced = reference.with_fenced_examples(source)
+    assert fenced.count("```python\n") == source.count("Example:\n") > 0
+    assert (
+        '        ```python\n        x = hcb.id_print(x, what="activations")\n        ```\n    """\n' in fenced
+    )
+
+
 def test_the_gallery_has_at_least_twelve_examples_with_title_text_and_code() -> None:
     scripts = gallery.examples()
     assert len(scripts) >= 12

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,8 @@ SECTIONS = {
 
 OTHERS = "Types and errors"
 
+_EXAMPLE = re.compile(r"^(( *)Examples?:\n)((?:\2 {4}.*\n|\n(?=\2 {4}))+)", re.MULTILINE)
+
 
 def public_names(package: Path) -> list[str]:
     """Returns the names in `__all__` of a package, and those that `import *` leaves out, without importing it."""
@@ -37,6 +40,13 @@ def public_names(package: Path) -> list[str]:
     return names
 
 
+def with_fenced_examples(source: str) -> str:
+    """Returns a module with the code after `Example:` in its docstrings fenced, so that the site shows it as code."""
+    return _EXAMPLE.sub(
+        lambda found: f"{found[1]}{found[2]}    ```python\n{found[3]}{found[2]}    ```\n", source
+    )
+
+
 def stage(target: Path, packages: Path) -> list[Any]:
     """Writes the pages, and copies the packages as they are installed. Returns the navigation."""
     ignored = shutil.ignore_patterns("__pycache__", "native", "*.so")
@@ -44,6 +54,8 @@ def stage(target: Path, packages: Path) -> list[Any]:
     shutil.copytree(
         ROOT / "receiver", packages / "hostcallback" / "receiver", ignore=ignored, dirs_exist_ok=True
     )
+    for path in packages.rglob("*.py"):
+        path.write_text(with_fenced_examples(path.read_text(encoding="utf-8")), encoding="utf-8")
     names = public_names(ROOT / "hostcallback")
     placed = {name for section in SECTIONS.values() for name in section}
     sections = {**SECTIONS, OTHERS: sorted(set(names) - placed)}
