@@ -105,7 +105,7 @@ def bars_on_screen(text: str) -> list[str]:
 
 
 def assert_full(lines: list[str], bars: int) -> None:
-    full = [line for line in lines if re.match(r".*100%\|.*\| (\d+)/\1 ", line)]
+    full = [line for line in lines if re.match(r"100\.00%\||.*100%\|.*\| (\d+)/\1 ", line)]
     assert len(full) == bars, lines
     # tqdm keeps the row of a second bar when the first one is closed, and draws its last state a row higher: if it
     # was drawn in between, an earlier state stays below.
