@@ -172,6 +172,19 @@ def _slots_out(visitor: Visitor, equation: Any) -> _Slots:
 # ---- Calls and branches ----------------------------------------------------------------------------------------------
 
 
+def jit_like(
+    params: dict[str, Any], inside: Callable[..., tuple[Any, Any]]
+) -> Callable[..., tuple[Any, Any]]:
+    """Jits a function in the place of a jit equation: same name, options and shardings; its second result is free."""
+    inside.__name__ = inside.__qualname__ = params["name"]
+    options = compat.jit_options(params)
+    if (shardings := compat.jit_shardings(params, "in_shardings")) is not None:
+        options["in_shardings"] = shardings
+    if (shardings := compat.jit_shardings(params, "out_shardings")) is not None:
+        options["out_shardings"] = (list(shardings), None)
+    return jax.jit(inside, **options)
+
+
 def _jit(equation: Any, visitor: Visitor, values: Any, marks: Any, place: Place) -> Results:
     params, slots = equation.params, _slots_out(visitor, equation)
 
@@ -179,13 +192,7 @@ def _jit(equation: Any, visitor: Visitor, values: Any, marks: Any, place: Place)
         outs, out_marks = rewrite(params["jaxpr"], visitor, values, marks, place.inside(equation))
         return outs, slots.pack(out_marks)
 
-    inside.__name__ = inside.__qualname__ = params["name"]
-    options = compat.jit_options(params)
-    if (shardings := compat.jit_shardings(params, "in_shardings")) is not None:
-        options["in_shardings"] = shardings
-    if (shardings := compat.jit_shardings(params, "out_shardings")) is not None:
-        options["out_shardings"] = (list(shardings), None)
-    outs, packed = jax.jit(inside, **options)(*values)
+    outs, packed = jit_like(params, inside)(*values)
     return outs, slots.unpack(packed)
 
 

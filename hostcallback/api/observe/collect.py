@@ -23,6 +23,7 @@ from jax.sharding import PartitionSpec
 from hostcallback import _jax_compat as compat
 from hostcallback.api.observe.plan import Plan
 from hostcallback.api.observe.report import send_cotangent
+from hostcallback.primitives.jaxpr_rewriter import jit_like
 
 Records = dict[str, Any]
 """What was measured, by label."""
@@ -94,17 +95,10 @@ class Collector:
     def jit(self, equation: Any, plans: list[Plan], values: Sequence[Any]) -> tuple[list[Any], Records]:
         params = equation.params
 
-        def inside(*values: Any) -> Any:
+        def inside(*values: Any) -> tuple[list[Any], Records]:
             return self.evaluate(params["jaxpr"], plans[0], values)
 
-        inside.__name__ = inside.__qualname__ = params["name"]
-        options = compat.jit_options(params)
-        if (shardings := compat.jit_shardings(params, "in_shardings")) is not None:
-            options["in_shardings"] = shardings
-        if (shardings := compat.jit_shardings(params, "out_shardings")) is not None:
-            options["out_shardings"] = (list(shardings), None)
-        outs, records = jax.jit(inside, **options)(*values)
-        return outs, records
+        return jit_like(params, inside)(*values)
 
     def cond(self, equation: Any, plans: list[Plan], values: Sequence[Any]) -> tuple[list[Any], Records]:
         pairs = list(zip(equation.params["branches"], plans, strict=True))
