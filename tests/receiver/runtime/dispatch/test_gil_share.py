@@ -105,17 +105,18 @@ def test_the_switch_interval_is_short_while_a_receiver_delivers_and_as_before_af
 
 @pytest.mark.parametrize("interval", [10e-6, 100e-6, 1e-3])
 def test_an_interval_that_the_user_sets_meanwhile_stays(interval: float) -> None:
-    found = []
+    found: list[float] = []
 
     def tap(value: Any) -> None:
-        if value == 4_000:
-            found.append(sys.getswitchinterval())
+        # Any one message may come in a batch so small that it is delivered without a change.
+        if not found and sys.getswitchinterval() == pytest.approx(INTERVAL_SEC, abs=1.1e-6):
+            found.append(value)
             sys.setswitchinterval(interval)
 
     tapped(tap, 5_000)(jnp.float32(0))
     hcb.barrier_wait()
     no_receiver_delivers()
-    assert found == pytest.approx([INTERVAL_SEC], abs=1.1e-6)
+    assert found
     assert sys.getswitchinterval() == pytest.approx(interval, abs=1.1e-6)
 
 
