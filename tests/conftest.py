@@ -13,9 +13,34 @@ import os
 import signal
 import sys
 from collections import Counter
+from importlib.metadata import version
 from pathlib import Path
 
 DEVICES = 4
+
+QUICK_COMPILATION = {
+    # Half of the time of these tests is compilation, of programs that run once. XLA's own fusion emitters, of jaxlib
+    # up to 0.10, take most of it.
+    "xla_cpu_use_fusion_emitters": "false",
+    "xla_backend_optimization_level": "0",
+}
+"""Flags of XLA with which programs compile in half the time. Slow tests and HOSTCALLBACK_TEST_COMPILATION=full compile
+as users' programs do; so does the whole suite on JAX's newest version, apart from LLVM's level."""
+
+
+def quick_compilation() -> list[str]:
+    """The flags of `QUICK_COMPILATION` that this jaxlib knows (it aborts at others), and that are not set already."""
+    if os.environ.get("HOSTCALLBACK_TEST_COMPILATION") == "full":
+        return []
+    # jaxlib 0.11 has no other emitters.
+    known = [
+        flag
+        for flag in QUICK_COMPILATION
+        if "fusion" not in flag or tuple(map(int, version("jaxlib").split(".")[:2])) <= (0, 10)
+    ]
+    given = os.environ.get("XLA_FLAGS", "")
+    return [f"--{flag}={QUICK_COMPILATION[flag]}" for flag in known if flag not in given]
+
 
 # JAX reads these when it is first imported; subprocesses that tests start inherit them.
 if "jax" in sys.modules:
@@ -28,6 +53,7 @@ os.environ["XLA_FLAGS"] = " ".join(
     [
         *(f for f in os.environ.get("XLA_FLAGS", "").split() if "device_count" not in f),
         f"--xla_force_host_platform_device_count={DEVICES}",
+        *quick_compilation(),
     ]
 )
 
@@ -57,8 +83,6 @@ hypothesis.settings.load_profile("hostcallback")
 
 def pytest_report_header() -> str:
     """Prints the transport and the JAX version of the run, above the first test."""
-    from importlib.metadata import version
-
     return f"hostcallback: {TRANSPORT} transport, jax {version('jax')}, {DEVICES} CPU devices"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 from collections.abc import Sequence
 from typing import NoReturn
 
@@ -16,6 +17,8 @@ from hostcallback.receiver.terminal import printable
 USAGE, INTERRUPTED, BROKEN_PIPE = 2, 130, 141
 """Exit statuses, besides FAILED: wrong arguments, and a shell's statuses for a process that a signal ended."""
 
+AGAIN_SEC = 0.01
+"""Seconds after which a Ctrl-C that Python has dropped is repeated."""
 
 __all__ = ["BROKEN_PIPE", "COMMANDS", "FAILED", "INTERRUPTED", "USAGE", "CommandError", "main", "script"]
 
@@ -63,8 +66,18 @@ def _one_line(error: Exception) -> str:
     return printable(str(error) or type(error).__name__)
 
 
+def _interrupt_again(unraisable: sys.UnraisableHookArgs) -> None:
+    # Python drops an exception that is raised in a destructor or a weak reference's callback, also that of Ctrl-C.
+    # A moment later the main thread is most likely elsewhere; if not, this is called again.
+    if issubclass(unraisable.exc_type, KeyboardInterrupt):
+        threading.Timer(AGAIN_SEC, os.kill, [os.getpid(), signal.SIGINT]).start()
+    else:
+        sys.__unraisablehook__(unraisable)
+
+
 def script() -> NoReturn:
     """Entry point of the console script."""
+    sys.unraisablehook = _interrupt_again
     if sys.stdout is None:  # closed by the parent process: writes fail, as in any program
         sys.stdout = open(os.open(os.devnull, os.O_RDONLY), "w")  # noqa: SIM115
     if hasattr(signal, "SIGTERM"):

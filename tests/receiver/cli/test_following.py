@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -16,7 +18,7 @@ import numpy as np
 import pytest
 from test_reading import LOSS, Program, objects
 
-from hcb_command import hcb, start
+from hcb_command import environment, hcb, start
 from hostcallback.receiver.taplog.writing.recorder import record
 
 
@@ -147,3 +149,44 @@ def test_tail_reports_damage_and_goes_on(tmp_path: Path) -> None:
             assert tail.take(2) == [5, 6]
             assert tail.process.stderr is not None
             assert "damaged: no chunk starts here" in tail.process.stderr.readline()
+
+
+DROPPED = """
+import signal, sys, time
+from hostcallback.receiver.cli import script
+from hostcallback.receiver.cli.commands import tail
+
+class Interrupted:
+    def __del__(self):
+        signal.raise_signal(signal.SIGINT)
+        raise AssertionError("the signal's exception ends this function")
+
+class Time:
+    turns = 0
+    def sleep(self, seconds):
+        self.turns += 1
+        if self.turns < 3:
+            Interrupted()
+        time.sleep(seconds)
+
+tail.time = Time()
+sys.argv = ["hcb", "tail", "-f", "log"]
+script()
+"""
+
+
+def test_an_interrupt_that_python_drops_is_repeated(tmp_path: Path) -> None:
+    with record(tmp_path / "log") as recorder:
+        emit(Program(recorder), 3)
+    command = [sys.executable, "-c", DROPPED]
+    result = subprocess.run(
+        command,
+        cwd=tmp_path,
+        env=environment(tmp_path),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (result.returncode, result.stderr) == (130, "")
+    assert len(result.stdout.splitlines()) == 3
