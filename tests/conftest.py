@@ -24,20 +24,16 @@ QUICK_COMPILATION = {
     "xla_cpu_use_fusion_emitters": "false",
     "xla_backend_optimization_level": "0",
 }
-"""Flags of XLA with which programs compile in half the time. Slow tests and HOSTCALLBACK_TEST_COMPILATION=full compile
-as users' programs do; so does the whole suite on JAX's newest version, apart from LLVM's level."""
+"""Flags of XLA with which programs compile in half the time. HOSTCALLBACK_TEST_COMPILATION=full compiles them as users'
+programs are: `tools/matrix.py` does, and one run of `.ci/run` with the default JAX."""
 
 
 def quick_compilation() -> list[str]:
     """The flags of `QUICK_COMPILATION` that this jaxlib knows (it aborts at others), and that are not set already."""
     if os.environ.get("HOSTCALLBACK_TEST_COMPILATION") == "full":
         return []
-    # jaxlib 0.11 has no other emitters.
-    known = [
-        flag
-        for flag in QUICK_COMPILATION
-        if "fusion" not in flag or tuple(map(int, version("jaxlib").split(".")[:2])) <= (0, 10)
-    ]
+    is_old = tuple(map(int, version("jaxlib").split(".")[:2])) <= (0, 10)
+    known = [flag for flag in QUICK_COMPILATION if is_old or "fusion" not in flag]
     given = os.environ.get("XLA_FLAGS", "")
     return [f"--{flag}={QUICK_COMPILATION[flag]}" for flag in known if flag not in given]
 

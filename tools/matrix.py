@@ -225,7 +225,11 @@ def run_tests(pair: Pair, wheel: Path, pytest_arguments: Sequence[str]) -> None:
         command = [python, "-P", "-m", "pytest", "-q", "-n", "2", "--dist", "worksteal", "-m", "not slow"]
         everything = transport == "native" and pair.interpreter.version != sys.version_info[:2]
         command += pytest_arguments or ([] if everything else [f"tests/{room}" for room in ROOMS])
-        environment = {"HOSTCALLBACK_TRANSPORT": transport, "PYTHONSAFEPATH": "1"}
+        environment = {
+            "HOSTCALLBACK_TRANSPORT": transport,
+            "HOSTCALLBACK_TEST_COMPILATION": "full",
+            "PYTHONSAFEPATH": "1",
+        }
         try:
             pair.results[transport] = run(command, **environment).strip("=+ ")
         except subprocess.CalledProcessError as error:
