@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import command_server
 from checkout import ROOT
 
 PROGRAM = Path(__file__).with_name("controlled_program.py")
@@ -34,9 +35,9 @@ class Controlled:
         found: dict[str, Any] = ast.literal_eval(self.process.stdout.readline())
         return found
 
-    def hcb(self, *arguments: Any, **options: Any) -> subprocess.CompletedProcess[str]:
+    def hcb(self, *arguments: Any) -> subprocess.CompletedProcess[str]:
         """Runs the command in a separate process, without JAX."""
-        return hcb(*arguments, environment=self.environment, **options)
+        return hcb(*arguments, environment=self.environment)
 
     def kill(self) -> None:
         """Ends it at once, with nothing tidied up."""
@@ -44,13 +45,10 @@ class Controlled:
         self.process.wait(30)
 
 
-def hcb(
-    *arguments: Any, environment: dict[str, str] | None = None, **options: Any
-) -> subprocess.CompletedProcess[str]:
-    """The `hcb` command."""
-    line = [sys.executable, "-m", "hostcallback.receiver.cli", *map(str, arguments)]
-    return subprocess.run(
-        line, capture_output=True, text=True, timeout=60, check=False, env=environment, cwd=ROOT, **options
+def hcb(*arguments: Any, environment: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    """The `hcb` command, without JAX."""
+    return command_server.run(
+        [str(argument) for argument in arguments], ROOT, environment or {**os.environ}, 60
     )
 
 

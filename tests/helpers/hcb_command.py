@@ -7,32 +7,26 @@ import subprocess
 import sys
 from pathlib import Path
 
+import command_server
 from checkout import python_path
-
-# The tests detect an import of JAX: a package of that name that cannot be imported is first on the path.
-REFUSE = "raise ImportError('hcb must work without JAX')\n"
 
 
 def environment(folder: Path, **variables: str) -> dict[str, str]:
     """Environment of a process without JAX; `folder` holds the package that refuses the import."""
-    refused = folder / "no_jax"
-    for name in ("jax", "jaxlib"):
-        (refused / name).mkdir(parents=True, exist_ok=True)
-        (refused / name / "__init__.py").write_text(REFUSE)
-    return {**os.environ, "PYTHONPATH": python_path(refused), "TZ": "UTC", **variables}
+    path = python_path(command_server.refuse_jax(folder / "no_jax"))
+    return {**os.environ, "PYTHONPATH": path, "TZ": "UTC", **variables}
 
 
 def hcb(folder: Path, *arguments: str | Path, **variables: str) -> subprocess.CompletedProcess[str]:
     """Runs the command in `folder`. It never prints a traceback."""
-    result = subprocess.run(
-        [sys.executable, "-m", "hostcallback.receiver.cli", *map(str, arguments)],
-        cwd=folder,
-        env=environment(folder, **variables),
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    env = environment(folder, **variables)
+    command = [sys.executable, "-m", "hostcallback.receiver.cli", *map(str, arguments)]
+    if variables:  # Python itself reads some of them when it starts
+        result = subprocess.run(
+            command, cwd=folder, env=env, capture_output=True, text=True, timeout=60, check=False
+        )
+    else:
+        result = command_server.run([str(argument) for argument in arguments], folder, env, 60)
     assert "Traceback" not in result.stderr, result.stderr
     return result
 
