@@ -86,7 +86,7 @@ def test_without_the_package_the_error_has_the_pip_command(tmp_path: Path) -> No
     refused = tmp_path / "no_jax" / "argcomplete.py"
     refused.parent.mkdir()
     refused.write_text("raise ImportError")
-    result = hcb(tmp_path, "completion", "bash", TERM="dumb")  # with variables, in a process of its own
+    result = hcb(tmp_path, "completion", "bash", TERM="dumb")  # a variable: in a separate process
     assert result.returncode == 1
     assert result.stderr == (
         "hcb: completion needs the package argcomplete: pip install 'hostcallback[completion]'\n"
