@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 import selectors
 import socket
 import threading
@@ -23,6 +22,7 @@ from hostcallback.receiver.control.socket_path import (
     may_control,
     peer_of,
     remove_stale,
+    unpublished_name,
 )
 from hostcallback.receiver.log import logger
 
@@ -183,7 +183,7 @@ def _listen(path: Path) -> socket.socket:
     # has ended, and remove it.
     if os.path.lexists(path) and not is_own_socket(path):
         raise ControlSocketError(f"{path} is not a socket of this user: remove it")
-    unpublished = path.with_name(f".{os.getpid()}-{secrets.token_hex(3)}")
+    unpublished = unpublished_name(path.parent)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         listener.bind(str(unpublished))

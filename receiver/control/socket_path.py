@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import os
 import re
+import secrets
 import socket
 import stat
 import struct
@@ -184,7 +185,19 @@ def remove_stale(folder: Path) -> None:
         # A socket that is not yet published may belong to a process that is about to listen.
         if found["unpublished"] and is_alive(int(found["unpublished"])):
             continue
-        path.unlink(missing_ok=True)
+        # A process that did not get the lock may have put its socket there since: the answer is that of the file moved.
+        removed = unpublished_name(folder)
+        with contextlib.suppress(FileNotFoundError):
+            path.rename(removed)
+            if answers(removed):
+                removed.rename(path)
+            else:
+                removed.unlink()
+
+
+def unpublished_name(folder: Path) -> Path:
+    """A new name for a socket of this process that clients do not look for; removed by others when the process ends."""
+    return folder / f".{os.getpid()}-{secrets.token_hex(3)}"
 
 
 def is_own_socket(path: Path) -> bool:

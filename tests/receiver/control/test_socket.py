@@ -19,6 +19,7 @@ import pytest
 
 import hostcallback as hcb
 from controlled import ROOT, controlled
+from hostcallback.receiver.control import socket_path
 from hostcallback.receiver.control.client import ControlClient, processes
 from hostcallback.receiver.control.endpoints import endpoints
 from hostcallback.receiver.control.errors import ControlError, ControlSocketError, NoSuchTapError
@@ -368,6 +369,37 @@ def test_a_folder_that_another_could_have_made_is_refused(
     assert endpoints.socket_path is None
     assert f"cannot reach this process: {folder}" in caplog.text
     assert snapshot(tmp_path) == before
+
+
+def test_a_socket_that_takes_a_stale_ones_place_meanwhile_stays(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder.mkdir(parents=True, mode=0o700)
+    path = folder / "123.sock"
+
+    def listener() -> socket.socket:
+        found = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        found.bind(str(path))
+        found.listen()
+        return found
+
+    listener().close()  # its file stays
+    started: list[socket.socket] = []
+    answers = socket_path.answers
+
+    def answers_before_the_other_starts(asked: Path) -> bool:
+        answer = answers(asked)
+        if not started:
+            path.unlink()
+            started.append(listener())
+        return answer
+
+    monkeypatch.setattr(socket_path, "answers", answers_before_the_other_starts)
+    socket_path.remove_stale(folder)
+    raw(path).close()
+    started[0].close()
+    socket_path.remove_stale(folder)
+    assert list(folder.iterdir()) == []
 
 
 STARTS = """
