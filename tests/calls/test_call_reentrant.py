@@ -53,6 +53,7 @@ def test_a_host_function_uses_jax_on_the_device_that_waits(jit: Jit) -> None:
         np.testing.assert_allclose(f(jax.device_put(x, device)), 2 * expected(x), rtol=1e-3)
 
 
+@pytest.mark.slow_variants
 @pytest.mark.parametrize("jit", COMPILED)
 def test_all_devices_at_once_with_16_mib_each(jit: Jit) -> None:
     def host(x: Any, device: Any) -> Any:

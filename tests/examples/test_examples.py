@@ -165,6 +165,7 @@ def test_documented_example_runs_and_prints_as_documented(tmp_path: Path, code: 
     assert result.stdout.splitlines() == re.findall(r"# prints: (.*)", code)
 
 
+@pytest.mark.slow
 def test_the_observing_example_prints_a_table_of_activations_and_gradients_for_each_step(
     tmp_path: Path,
 ) -> None:

@@ -33,7 +33,6 @@ OPTIONS = ["record", "forward", "flight", "process"]
 FAST = {
     (signal.SIGTERM, "slow", "record"),
     (signal.SIGKILL, "burst", "flight"),
-    (signal.SIGINT, "slow", "forward"),
 }
 CASES = [
     pytest.param(

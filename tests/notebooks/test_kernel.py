@@ -63,6 +63,7 @@ print(jax.jit(stopped)(jnp.float32(41)))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.native_only
 @pytest.mark.filterwarnings("ignore")  # of the client's libraries
 def test_output_is_in_the_cell_that_ran_the_program(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -55,6 +55,7 @@ def spooled(collector: CollectorProcess) -> list[StreamKey]:
     ]
 
 
+@pytest.mark.slow
 def test_messages_the_other_process_delivers_are_forwarded(collector: CollectorProcess) -> None:
     done = run(collector, "plain", 2000)
     assert done.returncode == 0, done.stderr
