@@ -10,6 +10,8 @@ from hostcallback._jax_compat.callbacks import (
     call_when_run as call_when_run,
     custom_call_with_results as custom_call_with_results,
     dispatch_synchronously as dispatch_synchronously,
+    lower_function as lower_function,
+    pure_call as pure_call,
     python_callback_with_results as python_callback_with_results,
 )
 from hostcallback._jax_compat.configuration import (

@@ -12,7 +12,7 @@ from jax._src import (
     core as _core,  # ShapedArray
     ffi as _ffi,  # ffi_batching_rule
 )
-from jax._src.interpreters import mlir as _mlir  # custom_call, aval_to_ir_type
+from jax._src.interpreters import mlir as _mlir  # custom_call, aval_to_ir_type, lower_fun
 from jax._src.lib.mlir import ir as _ir  # types of lowered values
 from jax._src.lib.mlir.dialects import hlo as _hlo  # TokenType, convert
 
@@ -50,6 +50,35 @@ def custom_call_with_results(
     context.run_on_every_device(op, [_core.ShapedArray((), np.dtype(np.bool_)), *results])
     token_out, *outs = op.results
     return token_out, outs
+
+
+def pure_call(
+    context: LoweringContext,
+    name: str,
+    operands: Sequence[Any],
+    results: Sequence[Any],
+    attributes: dict[str, Any],
+) -> list[Any]:
+    """Emits a typed-FFI call without side effects on row-major operands; its row-major results have these avals."""
+    ranks = [len(_ir.RankedTensorType(operand.type).shape) for operand in operands]
+    op = _mlir.custom_call(
+        name,
+        result_types=[_ir_type(context, aval) for aval in results],
+        operands=list(operands),
+        has_side_effect=False,
+        api_version=4,
+        backend_config={key: _mlir.ir_attribute(value) for key, value in attributes.items()},
+        operand_layouts=[tuple(range(rank - 1, -1, -1)) for rank in ranks],
+        result_layouts=[tuple(range(aval.ndim - 1, -1, -1)) for aval in results],
+    )
+    context.run_on_every_device(op, results)
+    return list(op.results)
+
+
+def lower_function(context: LoweringContext, function: Callable[..., Any], operands: Sequence[Any]) -> Any:
+    """Lowers what a function of arrays that returns a list of them traces to, in place of the equation."""
+    to_rule: Any = _mlir.lower_fun
+    return to_rule(function, multiple_results=True)(context.raw, *operands)
 
 
 def python_callback_with_results(

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+import jax
 from jax._src import (
     ad_checkpoint as _ad_checkpoint,  # remat_p
     core as _core,  # eval_jaxpr, subjaxprs, Var: not in jax.extend.core; Primitive
     sharding_impls as _sharding_impls,  # UnspecifiedValue
 )
 from jax._src.interpreters import (
-    ad as _ad,  # Zero.from_primal_value
+    ad as _ad,  # Zero
     batching as _batching,  # batch_jaxpr2
     partial_eval as _pe,  # convert_constvars_jaxpr, close_jaxpr
 )
@@ -97,8 +98,8 @@ batch_jaxpr: Any = _batching.batch_jaxpr2
 
 def zero_tangent(primal: Any) -> Any:
     """A symbolic zero for the tangent of a value."""
-    zero: Any = _ad.Zero  # whose annotations know no class methods
-    return zero.from_primal_value(primal)
+    aval: Any = jax.typeof(primal)
+    return _ad.Zero(aval.to_tangent_aval())
 
 
 def wrap_scan_hoisting(wrapper: Callable[[Any], Any]) -> None:

@@ -11,6 +11,7 @@ import hostcallback.lowering.clock
 import hostcallback.lowering.custom_partitioning
 import hostcallback.lowering.discharge
 import hostcallback.lowering.pallas
+import hostcallback.lowering.reductions
 import hostcallback.lowering.tap
 import hostcallback.primitives.experimental_rules
 import hostcallback.receiver.runtime.interactive

@@ -16,7 +16,7 @@ from hostcallback.receiver import environment, fork
 from hostcallback.receiver.errors import NativeLibraryError
 
 # Equal to the library's `hcb_abi_version`: a stale library would be called with other structures.
-ABI_VERSION = 14
+ABI_VERSION = 15
 DIRECTORY = Path(__file__).parent
 
 BATCH_FRAMES = 1024
@@ -247,6 +247,8 @@ _FUNCTIONS = {
     "hcb_call_host": (c_void_p, (c_void_p,)),
     "hcb_hold": (c_void_p, (c_void_p,)),
     "hcb_clock": (c_void_p, (c_void_p,)),
+    "hcb_not_finite": (c_void_p, (c_void_p,)),
+    "hcb_statistics": (c_void_p, (c_void_p,)),
     "hcb_set_host_threads": (None, (POINTER(HostThreads),)),
     "hcb_ring_set_host_call": (None, (c_void_p, HostCall)),
     "hcb_own_call_read": (c_int32, (c_void_p, c_void_p, c_int64, POINTER(CallFrame))),

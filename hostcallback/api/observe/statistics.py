@@ -10,12 +10,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from hostcallback.primitives import reductions
 from hostcallback.tracing.source_line import user_source_line
 
 HISTOGRAM_EXPONENTS = range(-40, 24)
 """The bins of `histogram`: bin i counts magnitudes from 2**(i - 40) up to twice that; the outer bins have the rest."""
 
-DEFAULT = ("mean", "std", "min", "max", "norm", "zeros", "nonfinite")
+DEFAULT = reductions.STATISTICS
 STATISTICS = (*DEFAULT, "histogram")
 
 
@@ -62,33 +63,8 @@ def measure(value: Any, names: tuple[str, ...] | None) -> Any:
         value = jnp.abs(value)
     if value.dtype not in (np.float32, np.float64):
         value = value.astype(np.float32)
-    mean = _mean(value) if "mean" in names or "std" in names else None
-    return OrderedDict((name, _statistic(name, value, mean)) for name in names)
-
-
-def _statistic(name: str, value: Any, mean: Any) -> Any:
-    if name == "mean":
-        return mean.astype(np.float32)
-    if name == "std":
-        return jnp.sqrt(_mean(jnp.square(value - mean))).astype(np.float32)
-    if name == "norm":
-        return jnp.sqrt(_sum(jnp.square(value))).astype(np.float32)
-    if name == "zeros":
-        return (_sum((value == 0).astype(np.float32)) / value.size).astype(np.float32)
-    if name == "nonfinite":
-        return (_sum((~jnp.isfinite(value)).astype(np.float32)) / value.size).astype(np.float32)
-    if name == "histogram":
-        return _histogram(value)
-    return (jnp.min(value) if name == "min" else jnp.max(value)).astype(np.float32)
-
-
-def _sum(value: Any) -> Any:
-    # The first axes alone first: XLA's code for the CPU has vector instructions only for that order.
-    return jnp.sum(jnp.sum(value, axis=tuple(range(value.ndim - 1)))) if value.ndim > 1 else jnp.sum(value)
-
-
-def _mean(value: Any) -> Any:
-    return _sum(value) / value.size
+    measured = reductions.statistics(value) if set(names) & set(DEFAULT) else {}
+    return OrderedDict((name, measured[name] if name in measured else _histogram(value)) for name in names)
 
 
 def _histogram(value: Any) -> Any:

@@ -28,6 +28,12 @@ HCB_EXPORT struct XLA_FFI_Error* hcb_hold(struct XLA_FFI_CallFrame* call_frame);
 /* Reads a clock. The result is a uint32[2]: microseconds, which wrap around, and the least number of microseconds between
  * two readings that costs little. The operand changes from reading to reading. Platform CPU. */
 HCB_EXPORT struct XLA_FFI_Error* hcb_clock(struct XLA_FFI_CallFrame* call_frame);
+/* Whether arrays of floating-point or complex numbers have elements that are not finite. The attribute `groups`, an int32
+ * array, has for each operand the index of its element of the result, a bool[n]. Platform CPU. */
+HCB_EXPORT struct XLA_FFI_Error* hcb_not_finite(struct XLA_FFI_CallFrame* call_frame);
+/* Seven statistics of an array of float32 or float64 that has elements, as float32 scalars: mean, std, min, max, norm,
+ * fraction of zeros, fraction of elements that are not finite. Platform CPU. */
+HCB_EXPORT struct XLA_FFI_Error* hcb_statistics(struct XLA_FFI_CallFrame* call_frame);
 
 #ifdef __cplusplus
 }

@@ -13,7 +13,7 @@ from checkout import ROOT
 
 SOURCES = ROOT / "receiver" / "native"
 
-ROOMS = ("types", "third_party", "os", "wire", "rules", "gpu", "ring", "handlers", "exports")
+ROOMS = ("types", "third_party", "os", "wire", "rules", "gpu", "ring", "handlers", "reductions", "exports")
 """From the bottom up: a file includes only files of the same folder and of earlier folders."""
 
 INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.MULTILINE)

@@ -1,4 +1,4 @@
-"""The benchmark of `observe`: statistics of 50 layers of an MLP, compared with the unwatched training step."""
+"""The benchmarks of `observe`: statistics of 50 layers of an MLP, compared with the unwatched training step."""
 
 from __future__ import annotations
 
@@ -36,17 +36,23 @@ def _per_step(step: Callable[..., Any], arguments: tuple[Any, ...], steps: int =
     return (perf_counter() - start) / steps * 1e3
 
 
-def observed_step(rounds: int) -> Row:
-    """A training step with seven statistics of each of 50 layers' activations in one message."""
+def observed_step(rounds: int) -> list[Row]:
+    """A training step with seven statistics of each of 50 layers in one message: of activations, of cotangents."""
     keys = jax.random.split(jax.random.key(0), LAYERS)
     weights = [jax.random.normal(key, (WIDTH, WIDTH)) * (2 / WIDTH) ** 0.5 for key in keys]
     arguments = (weights, jax.random.normal(jax.random.key(1), (BATCH, WIDTH)))
-    plain = jax.jit(_train_step)
-    observed = jax.jit(hcb.observe(_train_step, where="layer_*", tap_func=lambda values: None))
     run = partial(_per_step, arguments=arguments)
-    row = compare(
-        "a training step of an MLP under `observe`, statistics of 50 layers", "ms/step",
-        partial(run, observed), partial(run, plain), "the unwatched step", 1.15, rounds,
-    )  # fmt: skip
+    plain, rows = jax.jit(_train_step), []
+    names = {"output": "statistics of 50 layers", "grad": "of the cotangents of 50 layers"}
+    for what_of, name in names.items():
+        observed = jax.jit(
+            hcb.observe(_train_step, where="layer_*", what_of=what_of, tap_func=lambda values: None)
+        )
+        rows.append(
+            compare(
+                f"a training step of an MLP under `observe`, {name}", "ms/step",
+                partial(run, observed), partial(run, plain), "the unwatched step", 1.15, rounds,
+            )
+        )  # fmt: skip
     hcb.barrier_wait()
-    return row
+    return rows

@@ -1,0 +1,176 @@
+// The XLA FFI handler that measures an array: its statistics, in one pass over the memory.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "handlers/call_frame.h"
+#include "handlers/ffi_handlers.h"
+#include "reductions/widths.h"
+
+namespace hcb {
+namespace {
+
+constexpr uint64_t kPart = 4096;  // elements that the level-1 cache still holds when they are read again
+enum Statistic { kMean, kStd, kMin, kMax, kNorm, kZeros, kNonfinite, kStatistics };
+
+template <typename T>
+struct Format;
+template <>
+struct Format<float> {
+  using Bits = uint32_t;
+  static constexpr Bits kNotFinite = 0xff000000;  // of the bits, shifted left by one
+};
+template <>
+struct Format<double> {
+  using Bits = uint64_t;
+  static constexpr Bits kNotFinite = 0xffe0000000000000;
+};
+
+// Of the parts so far. The deviation is combined from part to part as by Chan, Golub and LeVeque (1979).
+struct Totals {
+  double count = 0, sum = 0, mean = 0, squares = 0;  // `squares` of the deviations from the mean
+  double low = std::numeric_limits<double>::infinity(), high = -std::numeric_limits<double>::infinity();
+  uint64_t zeros = 0, nonfinite = 0;
+  bool has_nan = false;
+
+  void Add(double n, double part_sum, double part_squares) {
+    const double delta = part_sum / n - mean;
+    squares += part_squares + delta * delta * count * n / (count + n);
+    count += n;
+    sum += part_sum;
+    mean += delta * n / count;
+  }
+};
+
+template <typename T>
+void CountNotFinite(const T* data, uint64_t n, Totals* totals) {
+  for (uint64_t i = 0; i < n; ++i) {
+    totals->nonfinite += !std::isfinite(data[i]);
+    totals->has_nan = totals->has_nan || std::isnan(data[i]);
+  }
+}
+
+template <typename T, int kBytes>
+HCB_LOOP void MeasurePart(const T* data, uint64_t n, Totals* totals) {
+  using Bits = typename Format<T>::Bits;
+  using Vector = typename Vectors<T, kBytes>::Type;
+  using BitVector = typename Vectors<Bits, kBytes>::Type;
+  constexpr int kLanes = kBytes / sizeof(T), kUnrolled = 2;
+  constexpr T kInfinity = std::numeric_limits<T>::infinity();
+  Vector sum[kUnrolled], low[kUnrolled], high[kUnrolled];
+  BitVector zeros[kUnrolled], largest[kUnrolled];
+  for (int j = 0; j < kUnrolled; ++j) {
+    sum[j] = Vector{};
+    low[j] = Vector{} + kInfinity;
+    high[j] = Vector{} - kInfinity;
+    zeros[j] = largest[j] = BitVector{};
+  }
+  uint64_t i = 0;
+  for (; i + kUnrolled * kLanes <= n; i += kUnrolled * kLanes) {
+    for (int j = 0; j < kUnrolled; ++j) {
+      Vector x;
+      BitVector bits;
+      std::memcpy(&x, data + i + j * kLanes, kBytes);
+      std::memcpy(&bits, &x, kBytes);
+      bits <<= 1;
+      sum[j] += x;
+      low[j] = x < low[j] ? x : low[j];
+      high[j] = x > high[j] ? x : high[j];
+      zeros[j] -= (BitVector)(x == Vector{});
+      largest[j] = bits > largest[j] ? bits : largest[j];
+    }
+  }
+  double part_sum = 0, part_low = kInfinity, part_high = -kInfinity;
+  Bits most = 0;
+  for (int j = 0; j < kUnrolled; ++j) {
+    for (int lane = 0; lane < kLanes; ++lane) {
+      part_sum += sum[j][lane];
+      part_low = std::min<double>(part_low, low[j][lane]);
+      part_high = std::max<double>(part_high, high[j][lane]);
+      totals->zeros += zeros[j][lane];
+      most = std::max<Bits>(most, largest[j][lane]);
+    }
+  }
+  for (uint64_t k = i; k < n; ++k) {
+    Bits bits;
+    std::memcpy(&bits, data + k, sizeof(bits));
+    part_sum += data[k];
+    part_low = std::min<double>(part_low, data[k]);
+    part_high = std::max<double>(part_high, data[k]);
+    totals->zeros += data[k] == 0;
+    most = std::max<Bits>(most, static_cast<Bits>(bits << 1));
+  }
+  totals->low = std::min(totals->low, part_low);
+  totals->high = std::max(totals->high, part_high);
+  if (most >= Format<T>::kNotFinite) CountNotFinite(data, n, totals);
+
+  const T mean = static_cast<T>(part_sum / static_cast<double>(n));
+  Vector squares[kUnrolled];
+  for (Vector& one : squares) one = Vector{};
+  for (i = 0; i + kUnrolled * kLanes <= n; i += kUnrolled * kLanes) {
+    for (int j = 0; j < kUnrolled; ++j) {
+      Vector x;
+      std::memcpy(&x, data + i + j * kLanes, kBytes);
+      x -= mean;
+      squares[j] += x * x;
+    }
+  }
+  double part_squares = 0;
+  for (const Vector& one : squares) {
+    for (int lane = 0; lane < kLanes; ++lane) part_squares += one[lane];
+  }
+  for (; i < n; ++i) part_squares += (data[i] - mean) * (data[i] - mean);
+  totals->Add(static_cast<double>(n), part_sum, part_squares);
+}
+
+template <typename T, int kBytes>
+HCB_LOOP void MeasureParts(const T* data, uint64_t n, Totals* totals) {
+  for (uint64_t i = 0; i < n; i += kPart) MeasurePart<T, kBytes>(data + i, std::min(kPart, n - i), totals);
+}
+
+HCB_FOR_EACH_WIDTH(void, Measure, (const T* data, uint64_t n, Totals* totals), MeasureParts, (data, n, totals))
+
+// As the reductions of JAX: NaN spreads; infinite values have no deviation.
+void Finish(const Totals& totals, float* out) {
+  const double nan = std::numeric_limits<double>::quiet_NaN();
+  const double count = totals.count;
+  double norm = std::sqrt(totals.squares + totals.mean * totals.mean * count);
+  if (totals.nonfinite != 0) norm = totals.has_nan ? nan : std::numeric_limits<double>::infinity();
+  out[kMean] = static_cast<float>(totals.sum / count);
+  out[kStd] = static_cast<float>(totals.nonfinite != 0 ? nan : std::sqrt(totals.squares / count));
+  out[kMin] = static_cast<float>(totals.has_nan ? nan : totals.low);
+  out[kMax] = static_cast<float>(totals.has_nan ? nan : totals.high);
+  out[kNorm] = static_cast<float>(norm);
+  out[kZeros] = static_cast<float>(static_cast<double>(totals.zeros) / count);
+  out[kNonfinite] = static_cast<float>(static_cast<double>(totals.nonfinite) / count);
+}
+
+XLA_FFI_Error* MeasureOperand(const XLA_FFI_CallFrame& frame) {
+  const XLA_FFI_Buffer* const value =
+      frame.args.size == 1 ? static_cast<const XLA_FFI_Buffer*>(frame.args.args[0]) : nullptr;
+  Totals totals;
+  if (value != nullptr && value->dtype == XLA_FFI_DataType_F32) {
+    Measure<float>(static_cast<const float*>(value->data), Elements(*value), &totals);
+  } else if (value != nullptr && value->dtype == XLA_FFI_DataType_F64) {
+    Measure<double>(static_cast<const double*>(value->data), Elements(*value), &totals);
+  } else {
+    return MakeError(frame.api, XLA_FFI_Error_Code_INVALID_ARGUMENT,
+                     "hostcallback: statistics are of one array of float32 or float64");
+  }
+  float out[kStatistics];
+  Finish(totals, out);
+  for (int64_t i = 0; i < std::min<int64_t>(frame.rets.size, kStatistics); ++i) {
+    std::memcpy(static_cast<const XLA_FFI_Buffer*>(frame.rets.rets[i])->data, &out[i], sizeof(float));
+  }
+  return nullptr;
+}
+
+}  // namespace
+}  // namespace hcb
+
+extern "C" XLA_FFI_Error* hcb_statistics(XLA_FFI_CallFrame* call_frame) {
+  if (call_frame->extension_start != nullptr && hcb::AnswerMetadataQuery(call_frame)) return nullptr;
+  if (call_frame->stage != XLA_FFI_ExecutionStage_EXECUTE) return nullptr;
+  return hcb::MeasureOperand(*call_frame);
+}
