@@ -24,6 +24,7 @@ COMMANDS: dict[str, str] = {
     "ctl": "set rules for the taps of a running process: every n-th, a rate, truncated arrays, off and on",
     "run": "run a script whose jax.debug.print, jax.debug.callback and io_callback go through hostcallback",
     "top": "show rates, bytes, queues, time, drops and errors of the taps of a running process",
+    "ui": "show live taps, errors, devices and runs on a page in a browser",
     "completion": "print the script that completes hcb in a shell: bash, zsh, fish or tcsh",
     "help": "show the help of a command",
 }

@@ -94,10 +94,11 @@ class ColumnBatch(NamedTuple):
         return sum(array.nbytes for array in (self.steps, self.times_ns, self.seqs, *self.values))
 
 
-class _Layouts:
-    # How the arrays of a tap become columns: by tap and metadata.
+class Layouts:
+    """How the arrays of a tap become columns: by tap and metadata."""
 
     def __init__(self) -> None:
+        """No tap is known yet."""
         self._known: dict[Any, tuple[tuple[Column, ...], list[list[int]]]] = {}
 
     def of(self, described: TapDescriptor | None, arrays: Sequence[tuple[tuple[int, ...], Any]]) -> Any:
@@ -132,7 +133,7 @@ class ColumnReader:
         """`reader` has the log open."""
         self._reader = reader
         self._decoder = Decoder()
-        self._layouts = _Layouts()
+        self._layouts = Layouts()
         self._processes: dict[Writer, int] = {writer: n for n, writer in enumerate(reader.writers)}
 
     def batches(
@@ -183,7 +184,7 @@ class ColumnReader:
                 continue
             where = np.flatnonzero(block.consumer_ids == consumer_id) if len(block.consumers) > 1 else None
             places = np.arange(len(block)) if where is None else where
-            for alike in _alike(block, places):
+            for alike in alike_groups(block, places):
                 plan = self._plan(block, alike) if described is not None or consumer_id == WHOLE_ID else None
                 if plan is None:
                     yield from self._one_by_one(run, alike, wants, decoder)
@@ -198,7 +199,7 @@ class ColumnReader:
                         continue
                     shapes = [(shape, dtype) for shape, dtype, _, _ in plan.entries[own:]]
                     columns, orders = self._layouts.of(tap, shapes)
-                    values = _values(_views(block, same, plan)[own:], columns, orders)
+                    values = _values(array_views(block, same, plan)[own:], columns, orders)
                     if 2 * sum(array.nbytes for array in values) < block.data.nbytes:
                         values = tuple(array.copy() for array in values)  # views would keep the whole block
                     yield ColumnBatch(
@@ -211,7 +212,7 @@ class ColumnReader:
     ) -> Iterator[tuple[Array, TapDescriptor | None]]:
         # Messages of exported programs carry their tap's descriptor as the first array: those of each descriptor.
         # None for one that is not valid.
-        descriptions = np.ascontiguousarray(_views(block, places, plan)[0])
+        descriptions = np.ascontiguousarray(array_views(block, places, plan)[0])
         while len(places):
             same = (descriptions == descriptions[0]).reshape(len(places), -1).all(axis=1)
             try:
@@ -311,8 +312,8 @@ class _Assembler:
             )
 
 
-def _alike(block: FrameBlock, places: Array) -> Iterator[Array]:
-    # The places of messages with equal metadata, group by group.
+def alike_groups(block: FrameBlock, places: Array) -> Iterator[Array]:
+    """Yields the places of messages with equal metadata, group by group."""
     while len(places):
         first = int(places[0])
         meta_bytes, payload_bytes = block.meta_bytes[first], block.payload_bytes[first]
@@ -345,8 +346,8 @@ def _stride(offsets: Array) -> int:
     return step if step > 0 and (np.diff(offsets) == step).all() else 0
 
 
-def _views(block: FrameBlock, places: Array, plan: Plan) -> list[Array]:
-    # The arrays of alike messages, each of shape (messages, *shape).
+def array_views(block: FrameBlock, places: Array, plan: Plan) -> list[Array]:
+    """The arrays of alike messages, each of shape (messages, *shape)."""
     offsets, count = block.offsets[places], len(places)
     stride = _stride(offsets)
     if stride:

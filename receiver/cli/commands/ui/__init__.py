@@ -1,0 +1,105 @@
+"""`hcb ui`: shows live taps, errors, devices and runs on a page in a browser."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import webbrowser
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hostcallback.receiver.cli import CommandError
+
+if TYPE_CHECKING:
+    from hostcallback.receiver.ui.server.serving import Listening
+
+EXAMPLES = """\
+The page is served on this machine alone, and only to who has the address that is printed: it contains a random
+token. To look at it from another machine, forward the port: ssh -L 8000:127.0.0.1:8000 HOST.
+"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments."""
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = EXAMPLES
+    add = parser.add_argument
+    add("source", nargs="+", metavar="LOG", help="folders with tap logs, or segments of them, which may grow")
+    add_serving(parser)
+
+
+def add_serving(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments about the server."""
+    group = parser.add_argument_group("the server")
+    add = group.add_argument
+    add("--host", default="127.0.0.1", metavar="ADDR", help="address to listen at (default 127.0.0.1)")
+    add("--port", type=int, default=0, metavar="N", help="port (default: any free one)")
+    add(
+        "--allow-host", action="append", default=[], metavar="NAME", help="a name of this machine in browsers"
+    )
+    add(
+        "--token-file",
+        metavar="FILE",
+        help="the token is the first line of this file (default: a random one)",
+    )
+    add("--tls-cert", metavar="FILE", help="the server's certificate, PEM")
+    add("--tls-key", metavar="FILE", help="its key")
+    add("--insecure", action="store_true", help="listen beyond this machine without TLS")
+    add("--no-browser", action="store_true", help="do not open a browser")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Runs the command."""
+    try:
+        import uvicorn  # noqa: F401
+        from starlette.applications import Starlette  # noqa: F401
+    except ImportError as error:
+        raise CommandError(
+            f"hcb ui needs the packages starlette and uvicorn: pip install 'hostcallback[ui]' ({error})"
+        ) from error
+    from hostcallback.receiver.ui.index.log_index import LogIndex
+    from hostcallback.receiver.ui.server.page_data import PageData
+    from hostcallback.receiver.ui.server.serving import UiServer
+
+    listening = _listening(arguments)
+    data = PageData(LogIndex(arguments.source), arguments.source)
+    try:
+        server = UiServer(data, listening)
+    except BaseException:
+        data.close()
+        raise
+
+    def tell() -> None:
+        print(server.address, flush=True)
+        if not arguments.no_browser and sys.stdout.isatty():
+            webbrowser.open(server.address)
+
+    server.run(tell)
+    return 0
+
+
+def _listening(arguments: argparse.Namespace) -> Listening:
+    from hostcallback.receiver.ui.server.serving import Listening, is_loopback
+
+    if (arguments.tls_cert is None) != (arguments.tls_key is None):
+        raise CommandError("--tls-cert and --tls-key belong together: give both, or none")
+    if arguments.tls_cert is None and not arguments.insecure and not is_loopback(arguments.host):
+        raise CommandError(
+            f"--host {arguments.host} is reached from other machines: give --tls-cert and --tls-key, or --insecure"
+        )
+    token = "" if arguments.token_file is None else _token(arguments.token_file)
+    return Listening(
+        arguments.host,
+        arguments.port,
+        tuple(arguments.allow_host),
+        token,
+        arguments.tls_cert,
+        arguments.tls_key,
+    )
+
+
+def _token(file: str) -> str:
+    token = Path(file).read_text(encoding="utf-8").partition("\n")[0].strip()
+    if len(token) < 16:
+        raise CommandError(f"{file}: the token has {len(token)} characters, expected at least 16")
+    return token

@@ -1,0 +1,212 @@
+"""Splits blocks of messages by tap and leaf: buckets of scalars, and counts of what is no scalar."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from hostcallback.receiver.sinks.exported import SHARDS_ID, WHOLE_ID
+from hostcallback.receiver.taplog.columns.column_batches import Column, Layouts, alike_groups, array_views
+from hostcallback.receiver.taplog.columns.tables import kept_columns
+from hostcallback.receiver.taplog.format.block import FrameBlock
+from hostcallback.receiver.taplog.format.errors import Damage
+from hostcallback.receiver.taplog.format.layout import NO_STEP
+from hostcallback.receiver.taplog.reading.logged_message import LoggedMessage, RunDecoder
+from hostcallback.receiver.taplog.reading.merge import MessageRun
+from hostcallback.receiver.taplog.render.leaves import leaf_names
+from hostcallback.receiver.ui.index import buckets
+from hostcallback.receiver.ui.index.taps import LANES, Tap, TapTable, kind_of
+from hostcallback.receiver.wire import Decoder, Flags, WireError
+from hostcallback.receiver.wire.dtypes import Array
+from hostcallback.receiver.wire.plan import Plan
+from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
+
+_TRUNCATED = np.uint64(int(Flags.TRUNCATED))
+
+MAX_KNOWN = 4096
+"""Layouts of which the leaves are remembered."""
+
+Leaves = list[tuple[int, Tap]]
+"""The shown leaves of a message: index of the array, and the row."""
+
+
+class Taker(Protocol):
+    """What takes the parts of a block."""
+
+    def scalar(self, tap: Tap, rows: Array, values: Array, steps: Array, times: Array) -> None:
+        """Takes messages of a scalar: as buckets, and with the arrays of `buckets.of_messages`."""
+
+    def other(self, tap: Tap, count: int) -> None:
+        """Takes the number of messages of what is no scalar."""
+
+    def check(self, run: MessageRun, described: TapDescriptor, places: Array) -> None:
+        """Takes the failures of a check: their places in the run's block."""
+
+
+class _Group(NamedTuple):
+    # Messages of one layout, those of a tap next to each other.
+    views: Sequence[Array]
+    shapes: tuple[Any, ...]
+    ids: Array
+    starts: Array
+    steps: Array
+    times: Array
+
+
+class BlockReader:
+    """Reads blocks, and remembers the leaves of taps. One thread."""
+
+    def __init__(self, taps: TapTable) -> None:
+        """`taps` gets the rows of new leaves."""
+        self._taps = taps
+        self._layouts = Layouts()
+        self._decoder = Decoder()
+        self._runs = RunDecoder()
+        self._leaves: dict[Any, dict[int, Leaves]] = {}
+
+    def read(
+        self, run: MessageRun, run_name: str, taker: Taker, *, per_bucket: int = buckets.MESSAGES
+    ) -> None:
+        """Hands the parts of a run, which has to be a whole block, to `taker`."""
+        block = run.block
+        single = (block.flags & _TRUNCATED) != 0
+        left = np.ones(len(block), np.bool_)
+        for consumer_id in block.consumers:
+            described = run.described.get(consumer_id)
+            in_parts = described is not None and described.shards is not None
+            if consumer_id in (WHOLE_ID, SHARDS_ID) or in_parts:
+                single |= block.consumer_ids == np.uint64(consumer_id)
+            elif described is not None and described.tap_kind.is_check:
+                mine = block.consumer_ids == np.uint64(consumer_id)
+                taker.check(run, described, np.flatnonzero(mine))
+                left &= ~mine
+        for places in alike_groups(block, np.flatnonzero(left & ~single)):
+            if not self._alike(run, run_name, places, taker, per_bucket):
+                single[places] = True
+        for place in np.flatnonzero(left & single).tolist():
+            for logged in self._runs.messages(run._replace(start=place, stop=place + 1)):
+                if not isinstance(logged, Damage):
+                    self._one(run, run_name, logged, place, taker)
+
+    def _alike(self, run: MessageRun, run_name: str, places: Array, taker: Taker, per_bucket: int) -> bool:
+        # Returns False if these messages have to be decoded one by one.
+        block = run.block
+        plan = self._plan(block, places)
+        if plan is None:
+            return False
+        group = self._group(run, places, plan)
+        known = self._leaves_of(run.writer.process, group.shapes)
+        stops = [*group.starts[1:].tolist(), len(group.ids)]
+        slices = []
+        for start, stop in zip(group.starts.tolist(), stops, strict=True):
+            consumer_id = int(group.ids[start])
+            leaves = known.get(consumer_id)
+            if leaves is None:
+                leaves = self._new_leaves(run.described.get(consumer_id), run_name, group.shapes)
+                if run.described.get(consumer_id) is not None:
+                    known[consumer_id] = leaves
+            slices.append((start, stop, leaves))
+        self._deliver(group, slices, taker, per_bucket)
+        return True
+
+    def _deliver(
+        self, group: _Group, slices: list[tuple[int, int, Leaves]], taker: Taker, per_bucket: int
+    ) -> None:
+        inside = np.arange(len(group.ids)) - np.repeat(
+            group.starts, np.diff(np.append(group.starts, len(group.ids)))
+        )
+        first = np.flatnonzero(inside % per_bucket == 0)
+        made: dict[int, tuple[Array, Array]] = {}
+        bounds = np.searchsorted(first, [*group.starts.tolist(), len(group.ids)]).tolist()
+        for number, (start, stop, leaves) in enumerate(slices):
+            for index, tap in leaves:
+                if tap.kind != "scalar":
+                    taker.other(tap, stop - start)
+                    continue
+                if index not in made:
+                    values = group.views[index].reshape(len(group.ids), -1).astype(np.float64)
+                    made[index] = values, buckets.of_messages(values, group.steps, group.times, first)
+                values, rows = made[index]
+                part = slice(start, stop)
+                taker.scalar(
+                    tap, rows[bounds[number] : bounds[number + 1]], values[part], group.steps[part],
+                    group.times[part],
+                )  # fmt: skip
+
+    def _plan(self, block: FrameBlock, places: Array) -> Plan | None:
+        try:
+            plan = self._decoder.plan(block.data, int(block.offsets[places[0]]))
+        except WireError:
+            return None
+        fits = plan.stackable and plan.payload_bytes == int(block.payload_bytes[places[0]])
+        return plan if fits else None
+
+    def _group(self, run: MessageRun, places: Array, plan: Plan) -> _Group:
+        block = run.block
+        ids = block.consumer_ids[places]
+        if (ids == ids[0]).all():
+            starts = np.zeros(1, np.int64)
+        else:
+            order = np.argsort(ids, kind="stable")
+            places, ids = places[order], ids[order]
+            starts = np.append(0, np.flatnonzero(ids[1:] != ids[:-1]) + 1)
+        shapes = tuple((shape, dtype) for shape, dtype, _, _ in plan.entries)
+        steps = run.steps[places].astype(np.float64)
+        return _Group(
+            array_views(block, places, plan), shapes, ids, starts, steps, block.times_ns[places] / 1e9
+        )
+
+    def _leaves_of(self, process: str, shapes: tuple[Any, ...]) -> dict[int, Leaves]:
+        if len(self._leaves) > MAX_KNOWN:
+            self._leaves.clear()
+        return self._leaves.setdefault((process, shapes), {})
+
+    def _new_leaves(
+        self, described: TapDescriptor | None, run_name: str, shapes: Sequence[tuple[Any, Any]]
+    ) -> Leaves:
+        if described is None:
+            return []
+        kind = described.tap_kind
+        columns, _ = self._layouts.of(described, shapes)
+        found: Leaves = []
+        if kind.is_text or kind.prints:
+            tap = self._taps.of(run_name, described.name, "", "text", described.source_line)
+            found += [] if tap is None else [(-1, tap)]
+        if kind.has_metrics:
+            for place in kept_columns(columns) or range(len(columns)):
+                tap = self._row(run_name, described, columns[place])
+                found += [] if tap is None else [(place, tap)]
+        return found
+
+    def _row(self, run_name: str, described: TapDescriptor, column: Column) -> Tap | None:
+        shown = kind_of(described, column)
+        return self._taps.of(run_name, described.name, column.name, shown, described.source_line)
+
+    def _one(self, run: MessageRun, run_name: str, logged: LoggedMessage, place: int, taker: Taker) -> None:
+        described = logged.tap.described
+        if described is None:
+            return
+        if described.tap_kind.is_check:
+            taker.check(run, described, np.array([place]))
+            return
+        arrays = [np.asarray(array) for array in logged.message.arrays]
+        names = leaf_names(logged.tap, len(arrays))
+        kind = described.tap_kind
+        if kind.is_text or kind.prints:
+            text = self._taps.of(run_name, described.name, "", "text", described.source_line)
+            if text is not None:
+                taker.other(text, 1)
+        steps = np.array([float(NO_STEP) if logged.step is None else float(logged.step)])
+        times = np.array([logged.message.time_ns / 1e9])
+        for name, value in zip(names, arrays, strict=False) if kind.has_metrics else ():
+            tap = self._row(run_name, described, Column(name, value.dtype, (), value.shape))
+            if tap is None:
+                continue
+            if tap.kind != "scalar" or not 0 < value.size <= LANES or value.dtype.kind not in "biufV":
+                taker.other(tap, 1)
+                continue
+            values = value.reshape(1, -1).astype(np.float64)
+            rows = buckets.of_messages(values, steps, times, np.zeros(1, np.int64))
+            taker.scalar(tap, rows, values, steps, times)

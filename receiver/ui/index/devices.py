@@ -1,0 +1,121 @@
+"""Counts of messages by run, process and device."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, deque
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from hostcallback.receiver.taplog.format.errors import Lost
+from hostcallback.receiver.taplog.reading.merge import MessageRun
+from hostcallback.receiver.taplog.reading.segment_reader import Writer
+from hostcallback.receiver.taplog.render.json_message import process_text
+from hostcallback.receiver.terminal import printable
+
+MAX_DEVICES = 4096
+MAX_TAPS = 200
+"""Taps of a device that are counted by name."""
+
+RECENT_NS = 10 * 10**9
+"""The rate of a device is that of its last ten seconds."""
+
+
+@dataclass(slots=True)
+class Device:
+    """What is known of one device of one process."""
+
+    run: str
+    process: str
+    device: str
+    messages: int = 0
+    first_ns: int = 2**63 - 1
+    last_ns: int = 0
+    drops: int = 0
+    taps: Counter[str] = field(default_factory=Counter)
+    recent: deque[tuple[int, int]] = field(default_factory=deque)
+
+    def rate(self) -> float:
+        """Messages per second: of the last ten seconds of its messages."""
+        if len(self.recent) < 2:
+            return 0.0
+        span = (self.recent[-1][0] - self.recent[0][0]) * 1e-9
+        return sum(count for _, count in list(self.recent)[1:]) / span if span > 0 else 0.0
+
+    def as_dict(self) -> dict[str, Any]:
+        """Describes it for the page."""
+        last = self.last_ns / 1e9 if self.messages else None
+        return {
+            "run": self.run,
+            "process": self.process,
+            "device": printable(self.device),
+            "rate": self.rate(),
+            "messages": self.messages,
+            "queue_bytes": None,
+            "backlog": None,
+            "drops": self.drops,
+            "stalls": 0,
+            "seconds_in_taps": None,
+            "last_message": last,
+            "silent_sec": None if last is None else max(0.0, time.time() - last),
+            "taps": [
+                {"name": printable(name), "messages": count, "seconds": None}
+                for name, count in self.taps.most_common(50)
+            ],
+        }
+
+
+class DeviceTable:
+    """All devices that sent messages."""
+
+    def __init__(self) -> None:
+        """There are none yet."""
+        self._devices: dict[tuple[str, str, str], Device] = {}
+
+    def add(self, run_name: str, run: MessageRun) -> None:
+        """Counts the messages of a block."""
+        device = self._of(run_name, run.writer, run.device)
+        if device is None:
+            return
+        times = run.block.times_ns
+        low, high = int(times.min()), int(times.max())
+        device.messages += len(times)
+        device.first_ns, device.last_ns = min(device.first_ns, low), max(device.last_ns, high)
+        if not device.recent or high >= device.recent[-1][0]:
+            if not device.recent:
+                device.recent.append((low, 0))
+            device.recent.append((high, len(times)))
+            while len(device.recent) > 2 and device.recent[0][0] < high - RECENT_NS:
+                device.recent.popleft()
+        ids, counts = np.unique(run.block.consumer_ids, return_counts=True)
+        for consumer_id, count in zip(ids.tolist(), counts.tolist(), strict=True):
+            described = run.described.get(consumer_id)
+            if described is not None and (described.name in device.taps or len(device.taps) < MAX_TAPS):
+                device.taps[described.name] += count
+
+    def lost(self, run_name: str, writer: Writer, lost: Lost) -> None:
+        """Counts messages that were lost."""
+        device = self._of(run_name, writer, lost.device)
+        if device is not None:
+            device.drops += max(0, lost.messages)
+
+    def as_dicts(self) -> list[dict[str, Any]]:
+        """Describes the devices for the page."""
+        return [device.as_dict() for device in self._devices.values()]
+
+    def last_by_run(self) -> dict[str, float]:
+        """Unix time in seconds of the last message of each run."""
+        found: dict[str, float] = {}
+        for device in self._devices.values():
+            if device.messages:
+                found[device.run] = max(found.get(device.run, 0.0), device.last_ns / 1e9)
+        return found
+
+    def _of(self, run_name: str, writer: Writer, device: str) -> Device | None:
+        key = run_name, writer.process, device
+        found = self._devices.get(key)
+        if found is None and len(self._devices) < MAX_DEVICES:
+            found = self._devices[key] = Device(run_name, process_text(writer), device)
+        return found

@@ -1,0 +1,152 @@
+"""Finds the segments of logs that grow, and their new chunks."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from hostcallback.receiver.taplog.format.errors import CutOffLogError, Damage, NotATapLogError
+from hostcallback.receiver.taplog.format.layout import CHUNK_HEADER_BYTES, decode_chunk_header
+from hostcallback.receiver.taplog.format.segment_name import segments_of
+from hostcallback.receiver.taplog.reading.chunk_reader import Chunk
+from hostcallback.receiver.taplog.reading.segment_reader import SegmentReader, Writer
+from hostcallback.receiver.wire.errors import UnsupportedVersionError
+from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
+
+MAX_PROBLEMS = 100
+"""Files that are no logs, and damaged parts, of which the texts are kept."""
+
+
+@dataclass(slots=True)
+class Segment:
+    """A segment as far as it was looked at. A file for `read_frames`: opened for each read, so that none stay open.
+
+    Attributes:
+        number: its place among all segments.
+        path: of the file.
+        writer: the process that wrote it.
+        created_ns: when it was begun, Unix nanoseconds.
+        reader: it, while it is still written; None once all its chunks are known.
+        offset: end of the chunks that were yielded.
+        nbytes: length of the file at the last look.
+        devices: names by stream.
+        consumers: numbers in the chunks' masks and descriptors, by consumer id.
+    """
+
+    number: int
+    path: Path
+    writer: Writer
+    created_ns: int
+    reader: SegmentReader | None
+    offset: int = 0
+    nbytes: int = -1
+    devices: dict[int, str] = field(default_factory=dict)
+    consumers: dict[int, tuple[int, TapDescriptor]] = field(default_factory=dict)
+
+    def read_at(self, offset: int, nbytes: int) -> bytes:
+        """Reads bytes of the file; fewer at its end."""
+        with self.path.open("rb", buffering=0) as file:
+            size = os.fstat(file.fileno()).st_size
+            return os.pread(file.fileno(), min(nbytes, max(0, size - offset)), offset)
+
+    def chunk_at(self, offset: int) -> Chunk | None:
+        """Reads a chunk's header once more; None if the file has changed."""
+        header = decode_chunk_header(self.read_at(offset, CHUNK_HEADER_BYTES), offset)
+        return None if header is None else Chunk.of(header, self.path.stat().st_size)
+
+
+class LogFiles:
+    """The segments in some folders and files, with those that appear later. One thread.
+
+    Attributes:
+        segments: all segments, in the order in which they were found.
+        problems: texts about files that are no logs, and about damaged parts; at most `MAX_PROBLEMS`.
+    """
+
+    def __init__(self, paths: Sequence[str | os.PathLike[str]]) -> None:
+        """Reads nothing yet.
+
+        Raises:
+            OSError: a path does not exist.
+        """
+        self._paths = [Path(path) for path in paths]
+        for path in self._paths:
+            path.stat()
+        self._known: dict[Path, Segment | None] = {}
+        self.segments: list[Segment] = []
+        self.problems: list[str] = []
+
+    @property
+    def has_open_segments(self) -> bool:
+        """Whether a segment has no end yet: its process writes it, or was killed."""
+        return any(segment.reader is not None for segment in self.segments)
+
+    def new_chunks(self) -> Iterator[tuple[Segment, Chunk]]:
+        """Yields the chunks that came since the last call, those of a segment in order."""
+        for path in self._paths:
+            try:
+                found = segments_of(path)
+            except NotATapLogError:  # a folder without logs so far
+                continue
+            except OSError as error:
+                self.note(str(error))
+                continue
+            for item in found:
+                if item not in self._known:
+                    self._open(item)
+        for segment in self.segments:
+            if segment.reader is not None:
+                yield from self._new_in(segment, segment.reader)
+
+    def note(self, problem: str) -> None:
+        """Remembers a problem for the page."""
+        if len(self.problems) < MAX_PROBLEMS and problem not in self.problems:
+            self.problems.append(problem)
+
+    def _open(self, path: Path) -> None:
+        try:
+            reader = SegmentReader(path)
+        except (CutOffLogError, FileNotFoundError):
+            return  # its header is still written, or it was deleted: look again later
+        except (NotATapLogError, UnsupportedVersionError, OSError) as error:
+            self._known[path] = None
+            self.note(str(error))
+            return
+        created = reader.info.get("created_ns")
+        segment = Segment(
+            len(self.segments), path, reader.writer, created if type(created) is int else 0, reader
+        )
+        self._known[path] = segment
+        self.segments.append(segment)
+
+    def _new_in(self, segment: Segment, reader: SegmentReader) -> Iterator[tuple[Segment, Chunk]]:
+        try:
+            nbytes = reader.nbytes
+            if nbytes == segment.nbytes:
+                return
+            closed = reader.is_closed()
+            found: list[Chunk] = []
+            for item in reader.chunks(segment.offset):
+                if isinstance(item, Damage):
+                    if item.torn:
+                        break
+                    segment.offset = item.offset + item.nbytes
+                    self.note(str(item))
+                elif item.is_torn:
+                    break
+                else:
+                    segment.offset = item.end
+                    found.append(item)
+        except OSError as error:
+            self.note(str(error))
+            segment.reader = None
+            return
+        segment.nbytes = nbytes
+        segment.devices, segment.consumers = reader.devices, reader.consumers
+        for chunk in found:
+            yield segment, chunk
+        if closed:
+            segment.reader = None
+            reader.close()

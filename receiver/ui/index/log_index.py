@@ -1,0 +1,268 @@
+"""The index of the messages of logs: filled chunk by chunk by one thread, asked by others."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from hostcallback.receiver.liveness import is_alive
+from hostcallback.receiver.taplog.format.errors import Damage
+from hostcallback.receiver.taplog.format.layout import ALL_CONSUMERS, NO_STEP, Kind
+from hostcallback.receiver.taplog.format.step_columns import StepColumns
+from hostcallback.receiver.taplog.reading.chunk_reader import Chunk, read_frames
+from hostcallback.receiver.taplog.reading.merge import MessageRun
+from hostcallback.receiver.taplog.reading.segment_reader import Writer
+from hostcallback.receiver.ui.index.block_reader import BlockReader, Taker
+from hostcallback.receiver.ui.index.chunk_table import ChunkTable
+from hostcallback.receiver.ui.index.devices import DeviceTable
+from hostcallback.receiver.ui.index.failures import Failures
+from hostcallback.receiver.ui.index.fair_lock import FairLock
+from hostcallback.receiver.ui.index.log_files import LogFiles, Segment
+from hostcallback.receiver.ui.index.taps import Tap, TapTable
+from hostcallback.receiver.wire.dtypes import Array
+from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
+
+QUIET_SEC = 30.0
+"""A segment of another machine without an end, to which nothing was added for so long, counts as ended."""
+
+
+class Origin(NamedTuple):
+    """The messages of a chunk, read from the log.
+
+    Attributes:
+        number: of the chunk.
+        run_name: name of the run.
+        run: its messages.
+    """
+
+    number: int
+    run_name: str
+    run: MessageRun
+
+
+class _WriterState(NamedTuple):
+    # What is known of a process: its taps, its steps, and failures that were left out, by device.
+    described: dict[int, TapDescriptor]
+    steps: StepColumns
+    folded: dict[str, dict[int, int]]
+
+
+class LogIndex:
+    """The index. One thread calls `look` and `read_some`; any thread asks, under `lock`.
+
+    Attributes:
+        lock: protects all that is below.
+        files: the segments.
+        taps: the rows of taps.
+        chunks: the chunks of messages.
+        failures: failed checks, losses and damage.
+        devices: counts by process and device.
+        messages: messages that were read, by run.
+        texts: messages with texts that were read.
+        version: grows with each change.
+    """
+
+    def __init__(self, paths: Sequence[str | os.PathLike[str]]) -> None:
+        """Reads nothing yet.
+
+        Raises:
+            OSError: a path does not exist.
+        """
+        self.lock = FairLock()
+        self.files = LogFiles(paths)
+        self.taps = TapTable()
+        self.chunks = ChunkTable()
+        self.failures = Failures()
+        self.devices = DeviceTable()
+        self.messages: dict[str, int] = {}
+        self.texts = 0
+        self.version = 0
+        self._pending: deque[int] = deque()
+        self._writers: dict[Writer, _WriterState] = {}
+        self._reader = BlockReader(self.taps)
+        self._current = 0
+
+    @property
+    def pending(self) -> int:
+        """Chunks that were found and not read yet."""
+        return len(self._pending)
+
+    def look(self) -> None:
+        """Looks for new segments and chunks."""
+        with self.lock:
+            new: list[int] = []
+            for segment, chunk in self.files.new_chunks():
+                if chunk.kind is Kind.FRAMES:
+                    new.append(self.chunks.add(segment.number, chunk))
+                elif chunk.kind in (Kind.LOST, Kind.FOLDED):
+                    self._note(segment, chunk)
+            self._pending.extend(_coarse_first(new))
+
+    def read_some(self, budget_sec: float) -> bool:
+        """Reads found chunks for about that long. Returns whether some are left."""
+        ends = time.monotonic() + budget_sec
+        while self._pending and time.monotonic() < ends:
+            with self.lock:
+                number = self._pending.popleft()
+                origin = self.read_chunk(number)
+                if origin is not None:
+                    self._take(origin)
+                self.version += 1
+            self.lock.let_others()
+        return bool(self._pending)
+
+    def read_chunk(self, number: int) -> Origin | None:
+        """Reads a chunk from the log; None if it is no longer there. Under `lock`."""
+        segment_number, offset = self.chunks.place(number)
+        segment = self.files.segments[segment_number]
+        try:
+            chunk = segment.chunk_at(offset)
+            if chunk is None:
+                return None
+            block, damage = read_frames(segment, chunk)
+        except OSError as error:  # its writer deletes old segments
+            self.files.note(str(error))
+            return None
+        if damage is not None and not damage.torn:
+            self.files.note(str(damage))
+        if not len(block):
+            return None
+        state = self._state(segment)
+        device = segment.devices.get(chunk.stream, "")
+        steps = (
+            np.full(len(block), chunk.min_step, np.int64)
+            if chunk.min_step == chunk.max_step
+            else state.steps.of(block, chunk.step_before)
+        )
+        run = MessageRun(
+            segment.writer, device, block, steps, 0, len(block), state.folded.setdefault(device, {}),
+            state.described, segment.path,
+        )  # fmt: skip
+        return Origin(number, run_of(segment), run)
+
+    def with_tap(self, tap: Tap, numbers: Array) -> Array:
+        """Returns those of some chunks that may have messages of a tap, by run and by the masks in their headers."""
+        with self.lock:
+            segments = self.chunks.column("segment")[numbers]
+            masks = self.chunks.consumers()[numbers]
+            wanted = np.zeros(len(self.files.segments), np.uint64)
+            for segment in self.files.segments:
+                if run_of(segment) != tap.run:
+                    continue
+                mask = 0
+                for number, described in segment.consumers.values():
+                    mask |= (described.name == tap.name) << (number & 63)
+                wanted[segment.number] = mask
+        found: Array = numbers[((masks & wanted[segments]) != 0) | (masks == np.uint64(ALL_CONSUMERS))]
+        return found
+
+    def read_again(self, number: int, taker: Taker) -> None:
+        """Reads a chunk once more, message by message, into `taker`."""
+        with self.lock:
+            origin = self.read_chunk(number)
+            if origin is not None:
+                self._reader.read(origin.run, origin.run_name, taker, per_bucket=1)
+
+    def live_runs(self) -> set[str]:
+        """Names of the runs to which a process may still add messages."""
+        return {run_of(segment) for segment in self.files.segments if _is_live(segment)}
+
+    # The parts of a chunk, see `block_reader.Taker`.
+
+    def scalar(self, tap: Tap, rows: Array, values: Array, steps: Array, times: Array) -> None:
+        """Takes messages of a scalar."""
+        tap.count += len(values)
+        if tap.buckets.has_steps and (steps == NO_STEP).any():
+            tap.buckets.has_steps = False
+        tap.buckets.add(rows, self.taps.most_buckets)
+        if times[-1] >= tap.last_time:
+            tap.last, tap.last_time = float(values[-1, -1]), float(times[-1])
+        if not np.isfinite(values).all():
+            tap.note_nonfinite(values, steps, times)
+
+    def other(self, tap: Tap, count: int) -> None:
+        """Takes messages of what is no scalar."""
+        tap.count += count
+        if tap.chunks and tap.chunks[-1] == self._current:
+            tap.counts[-1] += count
+        else:
+            tap.chunks.append(self._current)
+            tap.counts.append(count)
+        if tap.kind == "text":
+            self._count_texts(count)
+
+    def check(self, run: MessageRun, described: TapDescriptor, places: Array) -> None:
+        """Takes failures of a check."""
+        self.failures.checked(run, described, places)
+        self._count_texts(len(places))
+
+    def _count_texts(self, count: int) -> None:
+        self.chunks.add_texts(self._current, count)
+        self.texts += count
+
+    def _take(self, origin: Origin) -> None:
+        self._current = origin.number
+        run = origin.run
+        count = len(run.block)
+        self.messages[origin.run_name] = self.messages.get(origin.run_name, 0) + count
+        self.devices.add(origin.run_name, run)
+        self._reader.read(run, origin.run_name, self)
+
+    def _note(self, segment: Segment, chunk: Chunk) -> None:
+        reader = segment.reader
+        if reader is None:
+            return
+        if chunk.kind is Kind.LOST:
+            lost = reader.lost_in(chunk)
+            if isinstance(lost, Damage):
+                self.files.note(str(lost))
+            else:
+                self.failures.lost(segment.writer, lost)
+                self.devices.lost(run_of(segment), segment.writer, lost)
+            return
+        folded = reader.folded_in(chunk)
+        if not isinstance(folded, Damage):
+            device = segment.devices.get(chunk.stream, "")
+            known = self._state(segment).folded.setdefault(device, {})
+            known.update(folded)
+
+    def _state(self, segment: Segment) -> _WriterState:
+        state = self._writers.get(segment.writer)
+        if state is None:
+            described: dict[int, TapDescriptor] = {}
+            state = self._writers[segment.writer] = _WriterState(described, StepColumns(described.get), {})
+        for consumer_id, (_, described_tap) in segment.consumers.items():
+            state.described.setdefault(consumer_id, described_tap)
+        return state
+
+
+def run_of(segment: Segment) -> str:
+    """Name of the run of a segment; of earlier versions, which named none, the folder's name."""
+    return segment.writer.run or segment.path.parent.name or "log"
+
+
+def _is_live(segment: Segment) -> bool:
+    if segment.reader is None:
+        return False
+    if segment.writer.host == os.uname().nodename:
+        return is_alive(segment.writer.pid)
+    try:
+        return time.time() - segment.path.stat().st_mtime < QUIET_SEC
+    except OSError:
+        return False
+
+
+def _coarse_first(numbers: Iterable[int]) -> list[int]:
+    # Every 1,024th chunk first, then those between: the first chart shows the whole log, coarsely.
+    given = list(numbers)
+    order: list[int] = []
+    step = 1024
+    while step > 1:
+        order += given[::step] if step == 1024 else given[step :: 2 * step]
+        step //= 2
+    return order + given[1::2] if len(given) > 1 else given

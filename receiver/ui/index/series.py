@@ -1,0 +1,146 @@
+"""Answers for charts: a scalar between two bounds, reduced to a number of points."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from hostcallback.receiver.taplog.format.layout import NO_STEP
+from hostcallback.receiver.ui.index import buckets
+from hostcallback.receiver.ui.index.buckets import COUNT, LAST_STEP, LAST_TIME, MAX, MIN, STEP, SUM, TIME
+from hostcallback.receiver.ui.index.log_index import LogIndex
+from hostcallback.receiver.ui.index.taps import Tap
+from hostcallback.receiver.wire.dtypes import Array
+
+AXES = "step", "time", "message"
+
+DETAIL_CHUNKS = 96
+"""Chunks that are read from the log for one chart; beyond, the chart is of summaries."""
+
+MAX_POINTS = 10_000
+
+
+class _Detail:
+    # Collects the messages of one tap from chunks that are read again.
+
+    def __init__(self, tap: Tap) -> None:
+        self.tap = tap
+        self.rows: list[Array] = []
+
+    def scalar(self, tap: Tap, rows: Array, values: Array, steps: Array, times: Array) -> None:
+        if tap is self.tap:
+            self.rows.append(rows)
+
+    def other(self, tap: Tap, count: int) -> None:
+        pass
+
+    def check(self, run: Any, described: Any, places: Array) -> None:
+        pass
+
+
+def chart(
+    index: LogIndex, tap: Tap, points: int, low: float | None, high: float | None, axis: str | None
+) -> dict[str, Any]:
+    """Describes a scalar for the page.
+
+    Args:
+        index: has the tap.
+        tap: a scalar.
+        points: largest number of points.
+        low: first x; None for the tap's first.
+        high: last x; None for the tap's last.
+        axis: one of `AXES`; None for steps where all messages have one.
+    """
+    with index.lock:
+        rows, by_step = tap.buckets.rows.copy(), tap.buckets.has_steps
+        nonfinite, count = list(tap.nonfinite), tap.count
+    axis = axis or ("step" if by_step else "message")
+    if axis == "step" and not by_step:
+        axis = "message"
+    x0, x1 = _bounds(rows, axis)
+    order = np.argsort(x0, kind="stable")
+    rows, x0, x1 = rows[order], x0[order], x1[order]
+    whole = (float(x0[0]), float(x1.max())) if len(rows) else (None, None)
+    inside = np.ones(len(rows), np.bool_)
+    if low is not None:
+        inside &= x1 >= low
+    if high is not None:
+        inside &= x0 <= high
+    rows, x0, x1 = rows[inside], x0[inside], x1[inside]
+    is_zoomed_in = len(rows) < points and rows[:, COUNT].sum() > len(rows)
+    if axis != "message" and is_zoomed_in:
+        detail = _read_detail(index, tap, float(x0.min()), float(x1.max()), axis == "step")
+        if detail is not None:
+            rows = detail
+            x0, x1 = _bounds(rows, axis)
+            order = np.argsort(x0, kind="stable")
+            rows, x0 = rows[order], x0[order]
+            keep = np.ones(len(rows), np.bool_)
+            keep &= x0 >= (-np.inf if low is None else low)
+            keep &= x0 <= (np.inf if high is None else high)
+            rows, x0 = rows[keep], x0[keep]
+    shown, x = _reduced(rows, x0, points)
+    has_value = shown[:, COUNT] > 0
+    is_reduced = len(shown) < len(rows)
+    shown, x = shown[has_value], x[has_value]
+    exact = not is_reduced and bool((shown[:, MIN] == shown[:, MAX]).all())
+    return {
+        "tap": tap.number,
+        "axis": axis,
+        "x": x.tolist(),
+        "min": shown[:, MIN].tolist(),
+        "max": shown[:, MAX].tolist(),
+        "mean": (shown[:, SUM] / np.maximum(shown[:, COUNT], 1)).tolist(),
+        "count": count,
+        "exact": exact,
+        "first": whole[0],
+        "last": whole[1],
+        "nonfinite": [[at, text] for at, text in nonfinite],
+    }
+
+
+def _bounds(rows: Array, axis: str) -> tuple[Array, Array]:
+    # The smallest and largest x of each bucket.
+    if axis == "step":
+        return rows[:, STEP], rows[:, LAST_STEP]
+    if axis == "time":
+        return rows[:, TIME], rows[:, LAST_TIME]
+    order = np.argsort(rows[:, TIME], kind="stable")
+    after = np.cumsum(rows[order, COUNT])
+    first = np.empty(len(rows))
+    last = np.empty(len(rows))
+    first[order], last[order] = after - rows[order, COUNT], after - 1
+    return first, np.maximum(first, last)
+
+
+def _reduced(rows: Array, x: Array, points: int) -> tuple[Array, Array]:
+    # At most that many buckets, of even width, and the x of each: the middle of its messages.
+    if len(rows) <= points:
+        return rows, x
+    low, high = float(x[0]), float(x[-1])
+    width = (high - low) / points or 1.0
+    cells = np.minimum(((x - low) / width).astype(np.int64), points - 1)
+    starts = np.append(0, np.flatnonzero(cells[1:] != cells[:-1]) + 1)
+    return buckets.merged(rows, starts), np.add.reduceat(x, starts) / np.diff(np.append(starts, len(x)))
+
+
+def _read_detail(index: LogIndex, tap: Tap, low: float, high: float, by_step: bool) -> Array | None:
+    # The single messages of the tap; None if they are in too many chunks.
+    with index.lock:
+        numbers = index.chunks.within(low, high, by_step=by_step)
+        numbers = numbers[numbers < len(index.chunks)]
+    numbers = index.with_tap(tap, numbers)
+    if len(numbers) > DETAIL_CHUNKS:
+        return None
+    found = _Detail(tap)
+    for number in numbers.tolist():
+        index.read_again(number, found)
+    if not found.rows:
+        return None
+    rows = np.concatenate(found.rows)
+    column = STEP if by_step else TIME
+    if by_step:
+        rows = rows[rows[:, STEP] != float(NO_STEP)]
+    inside: Array = rows[(rows[:, column] >= low) & (rows[:, column] <= high)]
+    return inside

@@ -1,0 +1,137 @@
+"""The table of the taps that the page shows: a row per run, tap and leaf."""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from hostcallback.receiver.taplog.columns.column_batches import Column
+from hostcallback.receiver.terminal import printable
+from hostcallback.receiver.ui.index.buckets import Buckets
+from hostcallback.receiver.wire.dtypes import Array
+from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
+
+MAX_TAPS = 50_000
+"""Rows beyond these are counted, not kept."""
+
+MAX_BUCKETS = 1_000_000
+"""Buckets of all scalars together; 64 bytes each."""
+
+MOST_OF_ONE, FEWEST_OF_ONE = 1 << 17, 64
+"""Bounds of the number of buckets of one scalar."""
+
+MAX_NONFINITE = 100
+"""Values of a scalar that are not finite, of which the places are kept."""
+
+LANES = 1024
+"""A number under vmap with more lanes is shown as an array."""
+
+HISTOGRAM_SIZE = 32
+"""Arrays of at least that many numbers are shown as histograms over time."""
+
+
+@dataclass(slots=True)
+class Tap:
+    """One leaf of one tap of one run.
+
+    Attributes:
+        number: its id for the page.
+        run: name of the run.
+        name: of the tap.
+        leaf: the leaf's path; empty if the value is one leaf.
+        kind: "scalar", "histogram", "image", "array" or "text".
+        place: source line of the tap.
+        count: messages so far.
+        last: last value of a scalar, and its time in Unix seconds.
+        buckets: summary of a scalar.
+        nonfinite: (step or time, value) of the first values that are not finite.
+        chunks: of what is no scalar: the number of each chunk with messages, ...
+        counts: ... and how many messages it has.
+    """
+
+    number: int
+    run: str
+    name: str
+    leaf: str
+    kind: str
+    place: str
+    count: int = 0
+    last: float | None = None
+    last_time: float = 0.0
+    buckets: Buckets = field(default_factory=Buckets)
+    nonfinite: list[tuple[float, str]] = field(default_factory=list)
+    chunks: array[int] = field(default_factory=lambda: array("q"))
+    counts: array[int] = field(default_factory=lambda: array("q"))
+
+    def as_dict(self) -> dict[str, Any]:
+        """Describes it for the page."""
+        last = self.last if self.last is not None and np.isfinite(self.last) else None
+        return {
+            "id": self.number,
+            "run": self.run,
+            "name": printable(self.name),
+            "field": printable(self.leaf),
+            "kind": self.kind,
+            "count": self.count,
+            "place": printable(self.place),
+            "unit_x": "step" if self.buckets.has_steps else "message",
+            "last": last,
+            "enabled": None,
+        }
+
+    def note_nonfinite(self, values: Array, steps: Array, times: Array) -> None:
+        """Remembers the places of values that are not finite; shapes as in `of_messages`."""
+        room = MAX_NONFINITE - len(self.nonfinite)
+        if room <= 0:
+            return
+        where = np.flatnonzero(~np.isfinite(values).all(axis=1))[:room]
+        for place in where.tolist():
+            (bad, *_) = values[place][~np.isfinite(values[place])]
+            text = "nan" if np.isnan(bad) else "inf" if bad > 0 else "-inf"
+            x = steps[place] if self.buckets.has_steps else times[place]
+            self.nonfinite.append((float(x), text))
+
+
+class TapTable:
+    """All taps. Only the thread that fills the index adds to it."""
+
+    def __init__(self) -> None:
+        """There are none yet."""
+        self.rows: list[Tap] = []
+        self.total = 0
+        self._by_key: dict[tuple[str, str, str, str, bool], Tap | None] = {}
+
+    def of(self, run: str, name: str, leaf: str, kind: str, place: str) -> Tap | None:
+        """The row of a leaf, which is made if there is none; None if there are too many."""
+        # A tap that prints has a row for its text, and one for each leaf.
+        key = run, name, leaf, place, kind == "text"
+        if key in self._by_key:
+            return self._by_key[key]
+        self.total += 1
+        if len(self.rows) >= MAX_TAPS:
+            return None
+        tap = self._by_key[key] = Tap(len(self.rows), run, name, leaf, kind, place)
+        self.rows.append(tap)
+        return tap
+
+    @property
+    def most_buckets(self) -> int:
+        """How many buckets one scalar may have now."""
+        return max(FEWEST_OF_ONE, min(MOST_OF_ONE, MAX_BUCKETS // max(1, len(self.rows))))
+
+
+def kind_of(described: TapDescriptor | None, column: Column) -> str:
+    """How a leaf is shown."""
+    if not (np.issubdtype(column.dtype, np.number) or column.dtype.kind in "bV"):
+        return "array"
+    size = int(np.prod(column.shape, dtype=np.int64)) * int(np.prod(column.lanes, dtype=np.int64))
+    if not column.shape and size <= LANES:
+        return "scalar"
+    shape = column.shape
+    color = len(shape) == 3 and shape[-1] in (1, 3, 4)
+    if (len(shape) == 2 or color) and column.dtype == np.uint8 and min(shape[:2]) >= 4:
+        return "image"
+    return "histogram" if size >= HISTOGRAM_SIZE else "array"

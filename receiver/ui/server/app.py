@@ -1,0 +1,147 @@
+"""The paths of the server, see docs/design/ui.md."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import FileResponse, JSONResponse, Response, StreamingResponse
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+
+from hostcallback.receiver.errors import HostCallbackError
+from hostcallback.receiver.ui.index.series import AXES, MAX_POINTS
+from hostcallback.receiver.ui.server.page_data import MAX_CHARTS, PageData
+from hostcallback.receiver.ui.server.queries import (
+    BadRequestError,
+    UnknownError,
+    choice,
+    number,
+    numbers,
+    text,
+    whole,
+)
+
+PAGE = Path(__file__).parent.parent / "page"
+
+MAX_TAPS = 2000
+"""Taps that an overview lists if the request names no limit."""
+
+MAX_WATCHED = 256
+EVENT_SEC = 0.5
+ALIVE_SEC = 10.0
+"""Seconds between the comments that keep a stream of events open."""
+
+MAX_STREAMS = 32
+"""Streams of events at a time."""
+
+
+def make_app(data: PageData) -> Starlette:
+    """Makes the application, without its protection."""
+    streams = _Streams(data)
+
+    def overview(request: Request) -> Any:
+        query = request.query_params
+        return data.overview(text(query, "filter"), whole(query, "limit", MAX_TAPS, 0, 20_000))
+
+    def series(request: Request) -> Any:
+        query = request.query_params
+        return data.series(
+            numbers(query, "tap", MAX_CHARTS),
+            whole(query, "points", 800, 2, MAX_POINTS),
+            number(query, "from"),
+            number(query, "to"),
+            choice(query, "axis", AXES),
+        )
+
+    answers: dict[str, Callable[[Request], Any]] = {
+        "/api/overview": overview,
+        "/api/series": series,
+        "/api/errors": lambda request: data.errors(),
+        "/api/devices": lambda request: data.devices(),
+    }
+    routes = [
+        Route("/", lambda request: FileResponse(PAGE / "index.html")),
+        *(Route(path, _json(answer)) for path, answer in answers.items()),
+        Route("/api/events", streams.events),
+        Route("/api/{rest:path}", _json(_no_such_path)),
+        Mount("/", StaticFiles(directory=PAGE)),
+    ]
+    return Starlette(routes=routes)
+
+
+def _no_such_path(request: Request) -> Any:
+    raise UnknownError(f"there is no {request.url.path[:200]!r}: docs/design/ui.md lists the paths")
+
+
+def _json(answer: Callable[[Request], Any]) -> Callable[[Request], Response]:
+    # Starlette runs plain functions in threads.
+    def respond(request: Request) -> Response:
+        try:
+            found = answer(request)
+        except UnknownError as error:
+            return JSONResponse({"error": str(error)}, 404)
+        except BadRequestError as error:
+            return JSONResponse({"error": str(error)}, 400)
+        except HostCallbackError as error:
+            return JSONResponse({"error": str(error)}, 502)
+        return JSONResponse(found)
+
+    return respond
+
+
+class _Streams:
+    # Server-sent events: each open page is told what has changed, at most twice a second.
+
+    def __init__(self, data: PageData) -> None:
+        self._data = data
+        self._open = 0
+
+    async def events(self, request: Request) -> Response:
+        try:
+            watched = numbers(request.query_params, "watch", MAX_WATCHED)
+        except BadRequestError as error:
+            return JSONResponse({"error": str(error)}, 400)
+        if self._open >= MAX_STREAMS:
+            problem = f"{self._open} pages are open, expected at most {MAX_STREAMS}: close some"
+            return JSONResponse({"error": problem}, 503)
+        return StreamingResponse(self._stream(request, watched), media_type="text/event-stream")
+
+    async def _stream(self, request: Request, watched: list[int]) -> AsyncIterator[str]:
+        self._open += 1
+        before: dict[str, Any] = {}
+        silent = 0.0
+        try:
+            with self._data.filler.watched():
+                yield "retry: 1000\n\n"
+                while not await request.is_disconnected():
+                    found = await asyncio.to_thread(self._data.changes, watched)
+                    told, before = changed(before, found), found
+                    silent += EVENT_SEC
+                    if told:
+                        silent = 0.0
+                        yield f"event: change\ndata: {json.dumps(told)}\n\n"
+                    elif silent >= ALIVE_SEC:
+                        silent = 0.0
+                        yield ": alive\n\n"
+                    await asyncio.sleep(EVENT_SEC)
+        finally:
+            self._open -= 1
+
+
+def changed(before: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
+    """What an event tells: all of it if something is new, with the taps that are; empty if nothing is."""
+    if before == found:
+        return {}
+    known = {item[0]: item for item in before.get("taps", [])}
+    return {
+        **found,
+        "overview": before.get("overview") != found["overview"],
+        "devices": before.get("devices") != found["devices"],
+        "taps": [item for item in found["taps"] if known.get(item[0]) != item],
+    }

@@ -1,0 +1,164 @@
+"""What the page shows, as data for JSON: the answers to its requests."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from hostcallback.receiver.terminal import printable
+from hostcallback.receiver.ui.index.log_files import Segment
+from hostcallback.receiver.ui.index.log_index import LogIndex, run_of
+from hostcallback.receiver.ui.index.series import chart
+from hostcallback.receiver.ui.index.taps import Tap
+from hostcallback.receiver.ui.server.filling import Filler
+from hostcallback.receiver.ui.server.queries import UnknownError
+
+MAX_CHARTS = 64
+"""Taps in one request for charts."""
+
+
+class PageData:
+    """Answers about logs. Any thread.
+
+    Attributes:
+        control: whether the page may set rules.
+        filler: fills the index.
+        index: of the logs.
+    """
+
+    def __init__(self, index: LogIndex, names: Sequence[str], *, control: bool = False) -> None:
+        """Starts to read `index`; `names` are those of the logs for the page."""
+        self.control = control
+        self.index = index
+        self.filler = Filler(index)
+        self._names = names
+        self._lock = threading.Lock()
+
+    def close(self) -> None:
+        """Stops reading."""
+        self.filler.close()
+
+    def overview(self, pattern: str, limit: int) -> dict[str, Any]:
+        """The sources, the runs, and the taps whose name contains or fits `pattern`."""
+        self.filler.refresh()
+        index = self.index
+        with index.lock:
+            live = index.live_runs()
+            rows = [tap for tap in index.taps.rows if _fits(tap, pattern)] if pattern else index.taps.rows
+            taps = [tap.as_dict() for tap in rows[:limit]]
+            total = len(rows) if pattern else max(len(rows), index.taps.total)
+            runs = self._runs(live)
+            errors, losses = index.failures.count, index.failures.losses
+            sources = [self._log_source(name, bool(live)) for name in self._names]
+        return {
+            "version": _version(),
+            "control": self.control,
+            "sources": sources,
+            "runs": runs,
+            "taps": taps,
+            "taps_total": total,
+            "errors": errors,
+            "losses": losses,
+        }
+
+    def series(
+        self, numbers: Sequence[int], points: int, low: float | None, high: float | None, axis: str | None
+    ) -> dict[str, Any]:
+        """Charts of scalars."""
+        self.filler.refresh()
+        taps = [self.tap(number) for number in numbers]
+        return {"series": [chart(self.index, tap, points, low, high, axis) for tap in taps]}
+
+    def tap(self, number: int) -> Tap:
+        """The tap with that id.
+
+        Raises:
+            UnknownError: there is none.
+        """
+        rows = self.index.taps.rows
+        if not 0 <= number < len(rows):
+            raise UnknownError(f"no tap has the id {number}: /api/overview lists the taps")
+        return rows[number]
+
+    def errors(self) -> dict[str, Any]:
+        """The groups of failures."""
+        self.filler.refresh()
+        with self.index.lock:
+            return {"groups": self.index.failures.as_dicts()}
+
+    def devices(self) -> dict[str, Any]:
+        """The devices."""
+        self.filler.refresh()
+        with self.index.lock:
+            return {"devices": self.index.devices.as_dicts()}
+
+    def changes(self, watched: Sequence[int]) -> dict[str, Any]:
+        """What an open page has to know twice a second; its taps are `watched`."""
+        index = self.index
+        rows = index.taps.rows
+        with index.lock:
+            return {
+                "overview": [len(rows), index.version, index.pending],
+                "taps": [
+                    [number, rows[number].count, rows[number].as_dict()["last"]]
+                    for number in watched
+                    if number < len(rows)
+                ],
+                "texts": index.texts,
+                "errors": index.failures.count,
+                "devices": index.version,
+                "source": "live" if index.live_runs() else "ended",
+            }
+
+    def _runs(self, live: set[str]) -> list[dict[str, Any]]:
+        found: dict[str, list[Segment]] = {}
+        for segment in self.index.files.segments:
+            found.setdefault(run_of(segment), []).append(segment)
+        devices = self.index.devices.last_by_run()
+        return [
+            {
+                "id": run,
+                "name": printable(run),
+                "started": min(segment.created_ns for segment in segments) / 1e9 or None,
+                "last": devices.get(run),
+                "live": run in live,
+                "messages": self.index.messages.get(run, 0),
+            }
+            for run, segments in found.items()
+        ]
+
+    def _log_source(self, name: str, is_live: bool) -> dict[str, Any]:
+        index = self.index
+        said = []
+        if index.pending:
+            said.append(f"reading: {index.pending} of {len(index.chunks)} parts are left")
+        if not index.files.segments:
+            said.append("no messages so far")
+        if index.files.problems:
+            more = len(index.files.problems) - 1
+            said.append(index.files.problems[0] + (f" (and {more} more)" if more else ""))
+        if index.taps.total > len(index.taps.rows):
+            said.append(f"{index.taps.total - len(index.taps.rows)} taps are left out: there are too many")
+        return {
+            "kind": "log",
+            "name": printable(name),
+            "state": "live" if is_live else "ended",
+            "message": printable("; ".join(said)),
+        }
+
+
+def _fits(tap: Tap, pattern: str) -> bool:
+    name = f"{tap.name}/{tap.leaf}" if tap.leaf else tap.name
+    if any(character in pattern for character in "*?["):
+        return fnmatchcase(name, pattern) or fnmatchcase(tap.name, pattern)
+    return pattern.lower() in name.lower()
+
+
+def _version() -> str:
+    try:
+        return version("hostcallback")
+    except PackageNotFoundError:
+        return ""

@@ -1,0 +1,143 @@
+"""Runs the server: its sockets, its addresses, and its end."""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import socket
+import threading
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Any
+
+import uvicorn
+
+from hostcallback.receiver.errors import HostCallbackError
+from hostcallback.receiver.ui.server.access import Access, new_token
+from hostcallback.receiver.ui.server.app import make_app
+from hostcallback.receiver.ui.server.page_data import PageData
+
+STOP_SEC = 2
+
+
+class ListenError(HostCallbackError):
+    """The server cannot listen at its address."""
+
+
+@dataclass(frozen=True, slots=True)
+class Listening:
+    """How the server is reached.
+
+    Attributes:
+        host: address to listen at.
+        port: port; 0 for any free one.
+        hosts: further names by which browsers may address it.
+        token: what clients have to present; empty for a random one.
+        tls_cert: file of its certificate, PEM; None for http.
+        tls_key: file of the certificate's key.
+        framed: whether pages of this machine, such as notebooks, may show it in a frame.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 0
+    hosts: Collection[str] = ()
+    token: str = ""
+    tls_cert: str | None = None
+    tls_key: str | None = None
+    framed: bool = False
+
+
+class UiServer:
+    """A server of the page. `run` blocks; `start` runs it in a thread.
+
+    Attributes:
+        address: where browsers open the page, with the token.
+    """
+
+    def __init__(self, data: PageData, listening: Listening) -> None:
+        """Listens.
+
+        Raises:
+            ListenError: the address cannot be used.
+        """
+        self._data = data
+        self._socket = _listen(listening.host, listening.port)
+        port = self._socket.getsockname()[1]
+        token = listening.token or new_token()
+        is_local = is_loopback(listening.host)
+        is_any = listening.host in ("", "0.0.0.0", "::")
+        shown = socket.gethostname() if is_any else listening.host
+        name = f"[{shown}]" if ":" in shown else shown
+        tls = listening.tls_cert is not None
+        self.address = f"{'https' if tls else 'http'}://{name}:{port}/?token={token}"
+        app = Access(
+            make_app(data), token, hosts=[*listening.hosts, shown], is_open=not is_local, tls=tls,
+            framed=listening.framed,
+        )  # fmt: skip
+        config = uvicorn.Config(
+            app, log_level="warning", access_log=False, server_header=False, date_header=False, lifespan="off",
+            ws="none", timeout_graceful_shutdown=STOP_SEC, ssl_certfile=listening.tls_cert,
+            ssl_keyfile=listening.tls_key, limit_concurrency=256,
+        )  # fmt: skip
+        self._server = _Server(config)
+        self._thread: threading.Thread | None = None
+
+    def run(self, told: Callable[[], Any] = lambda: None) -> None:
+        """Serves until Ctrl-C or SIGTERM; calls `told` before."""
+        told()
+        try:
+            self._server.run(sockets=[self._socket])
+        finally:
+            self._end()
+
+    def start(self) -> None:
+        """Serves in a daemon thread of this process."""
+        self._thread = threading.Thread(target=self._serve, name="hostcallback-ui-server", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Ends a server that `start` started."""
+        self._server.should_exit = True
+        if self._thread is not None:
+            self._thread.join(STOP_SEC + 3.0)
+            if self._thread.is_alive():
+                self._server.force_exit = True
+                self._thread.join(STOP_SEC)
+        self._end()
+
+    def _serve(self) -> None:
+        self._server.handles_signals = False
+        self._server.run(sockets=[self._socket])
+
+    def _end(self) -> None:
+        self._data.close()
+        self._socket.close()
+
+
+class _Server(uvicorn.Server):
+    handles_signals = True
+
+    def capture_signals(self) -> Any:
+        # A thread that is not the main one cannot handle signals.
+        return super().capture_signals() if self.handles_signals else contextlib.nullcontext()
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches an address."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    try:
+        found = socket.getaddrinfo(host or "0.0.0.0", port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        listener = socket.socket(found[0][0], socket.SOCK_STREAM)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(found[0][4])
+        listener.listen(128)
+        listener.set_inheritable(False)
+    except (OSError, OverflowError) as error:
+        raise ListenError(f"cannot listen at {host}:{port}: {error}; --port 0 takes any free port") from error
+    return listener

@@ -1,0 +1,65 @@
+"""Real logs, and servers of the page over them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import hostcallback as hcb
+
+pytest.importorskip("starlette", reason="the page needs hostcallback[ui]")
+httpx = pytest.importorskip("httpx", reason="these tests need httpx")
+
+from hostcallback.receiver.ui.index.log_index import LogIndex  # noqa: E402
+from hostcallback.receiver.ui.server.page_data import PageData  # noqa: E402
+from hostcallback.receiver.ui.server.serving import Listening, UiServer  # noqa: E402
+
+STEPS = 500
+
+
+@jax.jit
+def train(start: Any) -> Any:
+    """Prints a loss, formats a text, sends a vector; the check fails at step 7, and the loss of step 9 is NaN."""
+
+    def step(number: Any, x: Any) -> Any:
+        loss = jnp.where(number == 9, jnp.nan, 1.0 / (1.0 + x))
+        hcb.id_print({"step": number, "loss": loss}, name="train")
+        hcb.print("at {x}", x=x)
+        hcb.id_print({"step": number, "w": jnp.arange(64.0) * x}, name="weights")
+        hcb.check(number != 7, "seven came, x is {x}", x=x)
+        return x + 1.0
+
+    return jax.lax.fori_loop(0, STEPS, step, start)
+
+
+@pytest.fixture(scope="session")
+def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The log of a run of `train`."""
+    folder = tmp_path_factory.mktemp("ui") / "taps"
+    with hcb.outfeed_receiver(record=folder, sinks=[lambda message: None], on_error="warn"):
+        train(jnp.float32(0)).block_until_ready()
+    return folder
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[..., Any]]:
+    """Serves logs; returns a client that has the token, and whose attribute `address` is that of the page."""
+    closing: list[Any] = []
+
+    def start(*logs: Path, **options: Any) -> Any:
+        server = UiServer(PageData(LogIndex(logs), [str(log) for log in logs]), Listening(**options))
+        server.start()
+        client = httpx.Client(base_url=server.address.partition("?")[0], timeout=20)
+        client.address = server.address
+        client.headers["Authorization"] = f"Bearer {server.address.partition('token=')[2]}"
+        closing.extend((client, server))
+        return client
+
+    yield start
+    for item in closing:
+        item.close()
