@@ -94,9 +94,10 @@ def test_train_digits_prints_plots_and_sums_up(tmp_path: Path) -> None:
     assert summary["dropped"] == "0"
     assert {"device", "bytes", "rate", "time in taps"} <= set(summary)
 
-    plain, tapped, cost = lines[-3:]
-    seconds = [float(re.search(r" ([\d.]+) s ", line)[1]) for line in (plain, tapped)]  # type: ignore[index]
-    assert re.match(r"training without taps .* us a step", plain)
+    plain, returned, tapped, cost = lines[-4:]
+    seconds = [float(re.search(r" ([\d.]+) s ", line)[1]) for line in (returned, tapped)]  # type: ignore[index]
+    assert re.match(r"training without metrics .* us a step", plain)
+    assert re.match(r"training that returns its metrics .* us a step", returned)
     assert re.match(r"training with its taps .* us a step", tapped)
     percent = re.match(r"what the taps cost +([+-][\d.]+)% .* us a step", cost)
     assert percent
