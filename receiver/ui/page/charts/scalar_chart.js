@@ -1,0 +1,298 @@
+/** One chart of scalars: a line for each run, with the range of what was decimated behind it. */
+
+import uPlot from "../vendor/uPlot.esm.js";
+import { color, faded } from "../core/colors.js";
+import { element, foreign } from "../core/dom.js";
+import { clock, number, short } from "../core/format.js";
+import { smoothed } from "./smoothing.js";
+
+/**
+ * @typedef {{label: string, color: string, series: import("../core/types.js").Series}} Line
+ * @typedef {{axis: string, smooth: number, log: boolean}} Look
+ * @typedef {[number, number]} Range
+ */
+
+const FONT = "12px system-ui, sans-serif";
+const MARK = 5;
+
+/** The chart; `host` gives its size. */
+export class ScalarChart {
+  /**
+   * @param {HTMLElement} host
+   * @param {(range: Range|null) => void} onZoom a range was chosen, or all (null)
+   */
+  constructor(host, onZoom) {
+    this.host = host;
+    this.onZoom = onZoom;
+    /** @type {Line[]} */
+    this.lines = [];
+    /** @type {Look} */
+    this.look = { axis: "step", smooth: 0, log: false };
+    /** @type {Range|null} */
+    this.view = null;
+    /** @type {any} */
+    this.plot = null;
+    this.shape = "";
+    this.tip = element("div", { class: "tip", role: "status", hidden: true });
+    this.sizes = new ResizeObserver(() => this.resize());
+    this.sizes.observe(host);
+    host.addEventListener("keydown", (event) => this.onKey(event));
+    host.addEventListener("blur", () => (this.tip.hidden = true));
+  }
+
+  /**
+   * Draws.
+   * @param {Line[]} lines
+   * @param {Look} look
+   * @param {Range|null} view
+   */
+  show(lines, look, view) {
+    [this.lines, this.look, this.view] = [lines, look, view];
+    const shape = JSON.stringify([
+      look.axis, look.log, look.smooth > 0, color("text"), lines.map((line) => [line.label, line.color, isBanded(line)]),
+    ]);
+    if (this.plot && shape === this.shape) {
+      this.plot.setData(this.data(), true);
+      return;
+    }
+    this.plot?.destroy();
+    this.shape = shape;
+    this.plot = new uPlot(this.options(), this.data(), this.host);
+    this.plot.over.append(this.tip);
+    this.plot.over.addEventListener("mouseleave", () => (this.tip.hidden = true));
+  }
+
+  destroy() {
+    this.sizes.disconnect();
+    this.plot?.destroy();
+    this.plot = null;
+  }
+
+  resize() {
+    const { clientWidth: width, clientHeight: height } = this.host;
+    if (this.plot && width && (width !== this.plot.width || height !== this.plot.height)) {
+      this.plot.setSize({ width, height });
+    }
+  }
+
+  /** The columns of a line: shown, raw below a smoothed one, and the edges of the band. @param {Line} line */
+  columns(line) {
+    const { mean, min, max } = line.series;
+    const columns = [smoothed(mean, this.look.smooth)];
+    if (this.look.smooth > 0) columns.push(mean);
+    if (isBanded(line)) columns.push(max, min);
+    return this.look.log ? columns.map((column) => column.map(positive)) : columns;
+  }
+
+  /** @returns {any} */
+  data() {
+    const tables = this.lines.map((line) => [line.series.x, ...this.columns(line)]);
+    if (tables.length === 0) return [[]];
+    return tables.length === 1 ? tables[0] : uPlot.join(/** @type {any} */ (tables));
+  }
+
+  /** @returns {any} what uPlot takes */
+  options() {
+    const series = [{}];
+    const bands = [];
+    for (const line of this.lines) {
+      const faint = { stroke: faded(line.color, 0.3), width: 1, points: { show: false } };
+      series.push(/** @type {any} */ ({ stroke: line.color, width: 1.75, points: { size: 5 } }));
+      if (this.look.smooth > 0) series.push(/** @type {any} */ (faint));
+      if (isBanded(line)) {
+        const edge = /** @type {any} */ ({ stroke: faded(line.color, 0), width: 0, points: { show: false } });
+        series.push(edge, edge);
+        bands.push({ series: [series.length - 2, series.length - 1], fill: faded(line.color, 0.18) });
+      }
+    }
+    return {
+      width: this.host.clientWidth || 300, height: this.host.clientHeight || 200,
+      legend: { show: false }, padding: [8, 10, 0, 0], series, bands,
+      scales: { x: { time: this.look.axis === "time", range: this.range() }, y: { distr: this.look.log ? 3 : 1 } },
+      axes: [this.axis(false), this.axis(true)],
+      cursor: this.cursor(),
+      hooks: { setCursor: [() => this.hover()], setSelect: [() => this.select()], draw: [() => this.markNonfinite()] },
+    };
+  }
+
+  range() {
+    return (/** @type {any} */ _plot, /** @type {number} */ min, /** @type {number} */ max) => {
+      if (this.view) return this.view;
+      return min === max ? [min - 1, max + 1] : [min, max];
+    };
+  }
+
+  /** @param {boolean} vertical */
+  axis(vertical) {
+    const grid = { stroke: color("grid"), width: 1 };
+    const ticks = { stroke: color("grid"), width: 1, size: 4 };
+    const made = { stroke: color("muted"), font: FONT, grid, ticks, size: vertical ? 48 : 28, gap: 4 };
+    const isTime = !vertical && this.look.axis === "time";
+    const values = (/** @type {any} */ _plot, /** @type {(number|null)[]} */ splits) =>
+      splits.map((value) => (value === null ? "" : short(value)));
+    return isTime ? { ...made, space: 70 } : { ...made, values, space: vertical ? 34 : 60 };
+  }
+
+  cursor() {
+    return {
+      y: false,
+      drag: { x: true, y: false, setScale: false, dist: 4 },
+      points: { size: 7 },
+      dataIdx: nearestDefined,
+      bind: {
+        dblclick: () => () => {
+          this.onZoom(null);
+          return null;
+        },
+      },
+    };
+  }
+
+  select() {
+    const { left, width } = this.plot.select;
+    if (width < 4) return;
+    const range = /** @type {Range} */ ([this.plot.posToVal(left, "x"), this.plot.posToVal(left + width, "x")]);
+    this.plot.setSelect({ left: 0, width: 0, top: 0, height: 0 }, false);
+    this.onZoom(range);
+  }
+
+  /** Zooms around the cursor, or the middle. @param {number} factor below 1 shows less */
+  zoomBy(factor) {
+    if (!this.plot) return;
+    const { min, max } = this.plot.scales.x;
+    const left = this.plot.cursor.left;
+    const at = left > 0 ? this.plot.posToVal(left, "x") : (min + max) / 2;
+    if (min === null || max === null) return;
+    this.onZoom([at - (at - min) * factor, at + (max - at) * factor]);
+  }
+
+  /** @param {number} share of the width, to the right if positive */
+  moveBy(share) {
+    const { min, max } = this.plot.scales.x;
+    const by = (max - min) * share;
+    this.onZoom([min + by, max + by]);
+  }
+
+  /** @param {KeyboardEvent} event */
+  onKey(event) {
+    if (!this.plot || event.ctrlKey || event.metaKey || event.altKey) return;
+    const width = this.plot.over.clientWidth;
+    const left = this.plot.cursor.left > 0 ? this.plot.cursor.left : width / 2;
+    const by = Math.max(width / 60, 1);
+    /** @type {Record<string, () => void>} */
+    const keys = {
+      ArrowLeft: () => (event.shiftKey ? this.moveBy(-0.2) : this.point(Math.max(left - by, 1))),
+      ArrowRight: () => (event.shiftKey ? this.moveBy(0.2) : this.point(Math.min(left + by, width - 1))),
+      "+": () => this.zoomBy(0.5),
+      "=": () => this.zoomBy(0.5),
+      "-": () => this.zoomBy(2),
+      "0": () => this.onZoom(null),
+      Escape: () => (this.tip.hidden ? this.onZoom(null) : (this.tip.hidden = true)),
+    };
+    if (!keys[event.key]) return;
+    keys[event.key]();
+    event.preventDefault();
+  }
+
+  /** @param {number} left */
+  point(left) {
+    this.plot.setCursor({ left, top: this.plot.over.clientHeight / 2 });
+  }
+
+  hover() {
+    const left = this.plot?.cursor.left ?? -1;
+    if (left < 0 || !this.lines.length) {
+      this.tip.hidden = true;
+      return;
+    }
+    const at = this.plot.posToVal(left, "x");
+    const rows = this.lines.map((line) => tipRow(line, at, this.look.smooth)).filter((row) => row !== null);
+    if (!rows.length) return;
+    const nearest = rows.reduce((best, row) => (Math.abs(row.x - at) < Math.abs(best.x - at) ? row : best)).x;
+    const head = this.look.axis === "time" ? clock(nearest) : `${this.look.axis} ${number(nearest)}`;
+    this.tip.replaceChildren(element("div", { class: "tip-head" }, head), ...rows.map((row) => row.made));
+    this.tip.hidden = false;
+    const space = this.plot.over.clientWidth;
+    const width = this.tip.offsetWidth;
+    const x = left + 14 + width > space ? Math.max(left - width - 14, Math.min(0, space - width)) : left + 14;
+    this.tip.style.transform = `translate(${Math.round(x)}px, 4px)`;
+  }
+
+  markNonfinite() {
+    const { ctx, bbox } = this.plot;
+    ctx.save();
+    ctx.fillStyle = color("error");
+    const size = MARK * devicePixelRatio;
+    for (const line of this.lines) {
+      for (const [x] of line.series.nonfinite) {
+        const left = this.plot.valToPos(x, "x", true);
+        if (left < bbox.left - 1 || left > bbox.left + bbox.width + 1) continue;
+        const foot = bbox.top + bbox.height;
+        ctx.beginPath();
+        ctx.moveTo(left, foot - 2 * size);
+        ctx.lineTo(left - size, foot);
+        ctx.lineTo(left + size, foot);
+        ctx.fill();
+      }
+    }
+    ctx.restore();
+  }
+}
+
+/** @param {Line} line */
+function isBanded(line) {
+  return !line.series.exact;
+}
+
+/** @param {number|null} value */
+function positive(value) {
+  return value !== null && value > 0 ? value : null;
+}
+
+/**
+ * The nearest point of this series: where runs have other steps, the joined table has holes.
+ * @param {any} plot
+ * @param {number} index
+ * @param {number} closest
+ */
+function nearestDefined(plot, index, closest) {
+  const values = plot.data[index];
+  for (let away = 0; away < 64; away++) {
+    if (values[closest - away] !== undefined && values[closest - away] !== null) return closest - away;
+    if (values[closest + away] !== undefined && values[closest + away] !== null) return closest + away;
+  }
+  return null;
+}
+
+/**
+ * @param {Line} line
+ * @param {number} at
+ * @param {number} smooth
+ */
+function tipRow(line, at, smooth) {
+  const { x, mean, min, max, exact } = line.series;
+  const index = nearestIndex(x, at);
+  if (index < 0) return null;
+  const range = exact || min[index] === max[index] ? "" : ` (${number(min[index])} to ${number(max[index])})`;
+  const value = smooth > 0 ? smoothed(mean, smooth)[index] : mean[index];
+  const raw = smooth > 0 ? `, raw ${number(mean[index])}` : "";
+  const swatch = element("span", { class: "swatch" });
+  swatch.style.background = line.color;
+  const made = element("div", { class: "tip-row" }, swatch, foreign(line.label, "tip-name"), " ",
+    element("b", {}, number(value)), `${raw}${range}`);
+  return { x: x[index], made };
+}
+
+/**
+ * @param {number[]} sorted
+ * @param {number} at
+ */
+export function nearestIndex(sorted, at) {
+  let [low, high] = [0, sorted.length - 1];
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (sorted[middle] < at) low = middle + 1;
+    else high = middle;
+  }
+  return low > 0 && at - sorted[low - 1] < sorted[low] - at ? low - 1 : high;
+}

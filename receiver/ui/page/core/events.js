@@ -1,0 +1,69 @@
+/** The stream of changes from the server, which is opened again when it is lost. */
+
+/** @typedef {import("./types.js").Change} Change */
+
+const FIRST_WAIT_MS = 500;
+const LONGEST_WAIT_MS = 5000;
+const WATCHED_AT_MOST = 256;
+
+/** One stream at a time; `watch` changes the taps whose counts it carries. */
+export class ChangeStream {
+  /**
+   * @param {(change: Change) => void} onChange
+   * @param {(connected: boolean, again: boolean) => void} onState `again`: the stream was there before, and was lost
+   */
+  constructor(onChange, onState) {
+    this.onChange = onChange;
+    this.onState = onState;
+    /** @type {EventSource|null} */
+    this.source = null;
+    this.wait = FIRST_WAIT_MS;
+    this.watched = "";
+    this.lost = false;
+    /** @type {ReturnType<typeof setTimeout>|undefined} */
+    this.timer = undefined;
+  }
+
+  /**
+   * Names the taps to hear about. A stream that names others replaces the current one.
+   * @param {number[]} taps
+   */
+  watch(taps) {
+    const watched = taps.slice(0, WATCHED_AT_MOST).sort((a, b) => a - b).join(",");
+    if (watched === this.watched && this.source) return;
+    this.watched = watched;
+    if (!this.lost) this.open();
+  }
+
+  open() {
+    clearTimeout(this.timer);
+    this.close();
+    const source = new EventSource(this.watched ? `api/events?watch=${this.watched}` : "api/events");
+    this.source = source;
+    source.addEventListener("open", () => {
+      const again = this.lost;
+      this.wait = FIRST_WAIT_MS;
+      this.lost = false;
+      this.onState(true, again);
+    });
+    source.addEventListener("change", (event) => {
+      if (source === this.source) this.onChange(JSON.parse(/** @type {MessageEvent} */ (event).data));
+    });
+    source.addEventListener("error", () => {
+      if (source === this.source) this.retry();
+    });
+  }
+
+  retry() {
+    this.close();
+    this.lost = true;
+    this.onState(false, false);
+    this.timer = setTimeout(() => this.open(), this.wait);
+    this.wait = Math.min(this.wait * 2, LONGEST_WAIT_MS);
+  }
+
+  close() {
+    this.source?.close();
+    this.source = null;
+  }
+}

@@ -1,0 +1,35 @@
+/**
+ * The types of the server's answers, for the type checker; docs/design/ui.md describes them.
+ *
+ * @typedef {{kind: "log"|"process"|"collector", name: string, state: "live"|"ended"|"lost", message: string}} Source
+ * @typedef {{id: string, name: string, started: number|null, last: number|null, live: boolean, messages: number}} Run
+ * @typedef {"scalar"|"histogram"|"image"|"array"|"text"} TapKind
+ * @typedef {{id: number, run: string, name: string, field: string, kind: TapKind, count: number, place: string,
+ *   unit_x: "step"|"message", last: number|string|null, enabled: boolean|null}} Tap
+ * @typedef {{version: string, control: boolean, sources: Source[], runs: Run[], taps: Tap[], taps_total: number,
+ *   errors: number, losses: number}} Overview
+ * @typedef {{tap: number, x: number[], min: (number|null)[], max: (number|null)[], mean: (number|null)[], count: number,
+ *   exact: boolean, first: number|null, last: number|null, nonfinite: [number, string][]}} Series
+ * @typedef {{x: number[], edges: number[], counts: number[][]}} HeatmapData
+ * @typedef {{mean: number|null, std: number|null, min: number|null, max: number|null, zeros: number|null,
+ *   nonfinite: number|null}} Stats
+ * @typedef {{step: number|null, dtype: string, shape: number[], stats: Stats, values: any, image: string|null,
+ *   count: number}} ArrayData
+ * @typedef {{cursor: string, run: string, time: number|null, process: string, device: string, step: number|null, tap: string,
+ *   place: string, text: string}} TextLine
+ * @typedef {{lines: TextLine[], more: boolean, total: number}} TextPage
+ * @typedef {{time: number|null, step: number|null}} Moment
+ * @typedef {{id: string, kind: string, title: string, place: string, source: [number, string][]|null, count: number,
+ *   per: {process: string, device: string, count: number}[], first: Moment, last: Moment, values: string,
+ *   traceback: string|null}} ErrorGroup
+ * @typedef {{run: string, process: string, device: string, rate: number|null, queue_bytes: number|null, backlog: number|null,
+ *   drops: number|null, stalls: number|null, seconds_in_taps: number|null, last_message: number|null, silent_sec: number|null,
+ *   taps: {name: string, messages: number|null, seconds: number|null}[]}} Device
+ * @typedef {{name: string, compared: number, differing: number, first_step: number|null, max_abs: number|null, x: number[],
+ *   difference: (number|null)[]}} TapDifference
+ * @typedef {{equal: boolean, first: {tap: string, step: number|null, place: string, left: any, right: any}|null,
+ *   taps: TapDifference[], notes: string[]}} Difference
+ * @typedef {{overview?: boolean, taps?: [number, number, number|null][], texts?: number, errors?: number, devices?: boolean,
+ *   source?: string}} Change
+ */
+export {};

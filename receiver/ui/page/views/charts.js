@@ -1,0 +1,311 @@
+/** The charts: a card for each tap, drawn while it is on the screen. */
+
+import { Card } from "../charts/card.js";
+import { ask, send } from "../core/api.js";
+import { onScheme } from "../core/colors.js";
+import { byId, element, emptyState, fill } from "../core/dom.js";
+import { count } from "../core/format.js";
+import { debounced, throttled, visibility } from "../core/frames.js";
+import { settings, state } from "../core/state.js";
+
+/**
+ * @typedef {import("../core/types.js").Tap} Tap
+ * @typedef {import("../core/types.js").Series} Series
+ * @typedef {{overviewNeeded: () => void, watch: (taps: number[]) => void, failed: (error: unknown) => void, saved: () => void}} Page
+ */
+
+const CARDS_AT_ONCE = 60;
+const REFRESH_MS = 500;
+const SLOW_REFRESH_MS = 2000;
+const TAPS_IN_A_REQUEST = 48;
+const PIXELS_IN_A_POINT = 1;
+
+/** The tab "Charts". */
+export class Charts {
+  /** @param {Page} page */
+  constructor(page) {
+    this.page = page;
+    this.grid = byId("cards", HTMLElement);
+    this.more = byId("more-cards", HTMLElement);
+    this.shown = CARDS_AT_ONCE;
+    this.active = false;
+    /** @type {Map<string, Card>} */
+    this.cards = new Map();
+    /** @type {WeakMap<Element, Card>} */
+    this.byElement = new WeakMap();
+    this.seen = visibility((target, visible) => this.onVisible(target, visible));
+    this.refresh = throttled(() => this.load(), REFRESH_MS);
+    this.refreshSlow = throttled(() => this.loadSlow(), SLOW_REFRESH_MS);
+    this.watchSoon = debounced(() => this.watch(), 200);
+    this.controls();
+    onScheme(() => this.redraw());
+  }
+
+  controls() {
+    const filter = byId("filter", HTMLInputElement);
+    const smooth = byId("smooth", HTMLInputElement);
+    const log = byId("log", HTMLInputElement);
+    const axis = byId("axis", HTMLSelectElement);
+    const told = byId("smooth-value", HTMLElement);
+    filter.value = settings.filter;
+    smooth.value = String(settings.smooth);
+    told.textContent = settings.smooth.toFixed(2);
+    log.checked = settings.log;
+    axis.value = settings.axis;
+    const ask = debounced(() => this.page.overviewNeeded(), 200);
+    filter.addEventListener("input", () => {
+      settings.filter = filter.value.trim();
+      this.shown = CARDS_AT_ONCE;
+      this.page.saved();
+      ask();
+    });
+    smooth.addEventListener("input", () => {
+      settings.smooth = Number(smooth.value);
+      told.textContent = settings.smooth.toFixed(2);
+      this.page.saved();
+      this.redraw();
+    });
+    log.addEventListener("change", () => {
+      settings.log = log.checked;
+      this.page.saved();
+      this.redraw();
+    });
+    axis.addEventListener("change", () => {
+      settings.axis = axis.value;
+      this.page.saved();
+      this.cards.forEach((card) => card.zoom(null));
+    });
+  }
+
+  /** The tab is shown, or is not. @param {boolean} active */
+  setActive(active) {
+    this.active = active;
+    this.watchSoon();
+    if (active) this.refreshAll();
+  }
+
+  /** The overview was read. */
+  update() {
+    const groups = grouped(state.overview.taps);
+    const keys = [...groups.keys()].slice(0, this.shown);
+    for (const [key, card] of this.cards) {
+      if (!keys.includes(key)) this.remove(key, card);
+    }
+    keys.forEach((key, i) => this.place(key, /** @type {Tap[]} */ (groups.get(key)), i));
+    this.fillMore(groups.size);
+    this.watchSoon();
+  }
+
+  /**
+   * @param {string} key
+   * @param {Tap[]} taps
+   * @param {number} index
+   */
+  place(key, taps, index) {
+    let card = this.cards.get(key);
+    if (card) {
+      const grown = card.taps.length !== taps.length;
+      card.update(taps);
+      if (grown) this.changed(card);
+    } else {
+      card = new Card(key, taps, { changed: (one) => this.changed(one), toggle: (tap, enabled) => this.toggle(tap, enabled) });
+      this.cards.set(key, card);
+      this.byElement.set(card.element, card);
+      this.seen.observe(card.element);
+    }
+    if (this.grid.children[index] !== card.element) this.grid.insertBefore(card.element, this.grid.children[index] ?? null);
+  }
+
+  /**
+   * @param {string} key
+   * @param {Card} card
+   */
+  remove(key, card) {
+    this.seen.unobserve(card.element);
+    card.destroy();
+    this.cards.delete(key);
+  }
+
+  /** @param {number} groups */
+  fillMore(groups) {
+    const { taps, taps_total: total } = state.overview;
+    const rest = groups - Math.min(groups, this.shown);
+    const unsent = total - taps.length;
+    fill(this.more,
+      rest > 0 && element("button", { type: "button", "data-key": "more", onclick: () => this.showMore() }, `Show ${count(Math.min(rest, CARDS_AT_ONCE))} more of ${count(rest)}`),
+      unsent > 0 && element("p", { class: "hint" }, `${count(taps.length)} of ${count(total)} taps are listed. Narrow the filter to find others.`),
+      groups === 0 && state.loaded && this.nothing());
+  }
+
+  showMore() {
+    this.shown += CARDS_AT_ONCE;
+    this.update();
+  }
+
+  nothing() {
+    if (settings.filter) {
+      return emptyState("No tap matches the filter", `No tap has “${settings.filter.slice(0, 80)}” in its name. Change the filter, or clear it.`);
+    }
+    if (state.overview.taps.length) return emptyState("Only texts so far", "The taps of this source print text: see the tab Texts.");
+    return emptyState("No charts yet", "Nothing has been recorded. A chart appears here with the first number that a program sends: ",
+      element("code", {}, "hcb.metrics({\"loss\": loss}, step=i)"), " in a jitted function.");
+  }
+
+  /**
+   * @param {Element} target
+   * @param {boolean} visible
+   */
+  onVisible(target, visible) {
+    const card = this.byElement.get(target);
+    if (!card || card.visible === visible) return;
+    card.setVisible(visible);
+    this.watchSoon();
+  }
+
+  watch() {
+    const cards = this.active ? [...this.cards.values()].filter((card) => card.visible) : [];
+    this.page.watch(cards.flatMap((card) => card.shownTaps().map((tap) => tap.id)));
+  }
+
+  /** @param {Card} card */
+  changed(card) {
+    card.stale = true;
+    if (card.kind === "scalar") this.refresh();
+    else this.refreshSlow();
+  }
+
+  /** The counts of watched taps. @param {[number, number, number|null][]} changes */
+  onChange(changes) {
+    const news = new Map(changes.map(([id, amount, last]) => [id, { amount, last }]));
+    for (const card of this.cards.values()) {
+      let grown = false;
+      for (const tap of card.taps) {
+        const found = news.get(tap.id);
+        if (!found || found.amount === tap.count) continue;
+        [tap.count, tap.last] = [found.amount, found.last];
+        grown = true;
+      }
+      if (grown && (card.at < 0 || card.kind === "scalar")) this.changed(card);
+    }
+  }
+
+  refreshAll() {
+    for (const card of this.cards.values()) card.stale = true;
+    this.refresh();
+    this.refreshSlow();
+  }
+
+  redraw() {
+    for (const card of this.cards.values()) {
+      card.update(card.taps);
+      card.draw();
+    }
+  }
+
+  /** Cards on the screen that wait for data. @param {boolean} scalars */
+  waiting(scalars) {
+    if (!this.active || document.hidden) return [];
+    return [...this.cards.values()].filter((card) => card.visible && card.stale && (card.kind === "scalar") === scalars);
+  }
+
+  async load() {
+    const cards = this.waiting(true);
+    if (!cards.length) return false;
+    const whole = cards.filter((card) => !card.view);
+    for (const card of cards) card.stale = false;
+    try {
+      for (const some of chunks(whole)) await this.loadSeries(some, null);
+      for (const card of cards) {
+        if (card.view) await this.loadSeries([card], card.view);
+      }
+    } catch (error) {
+      cards.forEach((card) => (card.stale = true));
+      this.page.failed(error);
+    }
+  }
+
+  /**
+   * @param {Card[]} cards
+   * @param {[number, number]|null} view
+   */
+  async loadSeries(cards, view) {
+    const taps = cards.flatMap((card) => card.shownTaps().map((tap) => tap.id));
+    if (!taps.length) return;
+    const width = Math.max(...cards.map((card) => card.width));
+    const points = Math.min(Math.max(Math.ceil(width / PIXELS_IN_A_POINT / 100) * 100, 200), 2000);
+    const margin = view ? (view[1] - view[0]) * 0.01 : 0;
+    const range = view ? { from: view[0] - margin, to: view[1] + margin } : {};
+    const answer = await ask("series", { tap: taps, points, axis: settings.axis, ...range });
+    const found = new Map(answer.series.map((/** @type {Series} */ series) => [series.tap, series]));
+    for (const card of cards) {
+      if (card.view !== view) continue; // zoomed meanwhile: another answer is under way
+      card.takeSeries(card.taps.flatMap((tap) => found.get(tap.id) ?? []));
+    }
+  }
+
+  async loadSlow() {
+    const cards = this.waiting(false);
+    if (!cards.length) return false;
+    for (const card of cards) {
+      card.stale = false;
+      const [tap] = card.taps;
+      try {
+        const isHistogram = card.kind === "histogram";
+        card.takeData(isHistogram ? await ask("heatmap", { tap: tap.id, columns: 200 }) : await ask("array", { tap: tap.id, at: card.at }));
+      } catch (error) {
+        this.page.failed(error);
+      }
+    }
+  }
+
+  /**
+   * @param {Tap} tap
+   * @param {boolean} enabled
+   */
+  async toggle(tap, enabled) {
+    try {
+      await send("rules", { tap: tap.name, run: tap.run, enabled });
+      tap.enabled = enabled;
+      this.cards.forEach((card) => card.taps.includes(tap) && card.update(card.taps));
+    } catch (error) {
+      this.page.failed(error);
+    }
+    this.page.overviewNeeded();
+  }
+}
+
+/**
+ * The taps of each card: scalars of all runs together.
+ * @param {Tap[]} taps
+ */
+function grouped(taps) {
+  /** @type {Map<string, Tap[]>} */
+  const groups = new Map();
+  for (const tap of taps) {
+    if (tap.kind === "text") continue;
+    const key = JSON.stringify([tap.name, tap.field, tap.kind, tap.kind === "scalar" ? "" : tap.run]);
+    const group = groups.get(key);
+    if (group) group.push(tap);
+    else groups.set(key, [tap]);
+  }
+  return groups;
+}
+
+/**
+ * Cards in groups of a request.
+ * @param {Card[]} cards
+ */
+function chunks(cards) {
+  /** @type {Card[][]} */
+  const made = [];
+  let size = TAPS_IN_A_REQUEST;
+  for (const card of cards) {
+    if (size + card.taps.length > TAPS_IN_A_REQUEST) {
+      made.push([]);
+      size = 0;
+    }
+    made[made.length - 1].push(card);
+    size += card.taps.length;
+  }
+  return made;
+}

@@ -1,0 +1,129 @@
+/** The rules of taps: switch them on and off, limit their rate, send less of their arrays. */
+
+import { send } from "../core/api.js";
+import { byId, element, emptyState, fill, foreign, shortened } from "../core/dom.js";
+import { count } from "../core/format.js";
+import { state } from "../core/state.js";
+
+/** @typedef {import("../core/types.js").Tap} Tap */
+
+const ROWS = 200;
+
+/** The tab "Control". */
+export class Control {
+  /** @param {{failed: (error: unknown) => void, overviewNeeded: () => void, say: (text: string) => void}} page */
+  constructor(page) {
+    this.page = page;
+    this.allowed = byId("control-allowed", HTMLElement);
+    this.refused = byId("control-refused", HTMLElement);
+    this.form = byId("rule-form", HTMLFormElement);
+    this.list = byId("rule-list", HTMLElement);
+    this.applied = byId("rule-applied", HTMLElement);
+    this.form.addEventListener("submit", (event) => {
+      event.preventDefault();
+      void this.apply();
+    });
+  }
+
+  /** @param {boolean} active */
+  setActive(active) {
+    if (active) this.update();
+  }
+
+  /** The overview was read. */
+  update() {
+    const { control, runs } = state.overview;
+    this.allowed.hidden = !control;
+    this.refused.hidden = control;
+    if (!control) {
+      fill(this.refused, emptyState("This page is read-only", "To switch taps from here, start the page of a running process or a collector with ", element("code", {}, "hcb ui --control"), "."));
+      return;
+    }
+    const select = byId("rule-run", HTMLSelectElement);
+    const chosen = select.value;
+    fill(select, element("option", { value: "" }, "all runs"), runs.map((run) => element("option", { value: run.id }, shortened(run.name, 80))));
+    select.value = runs.some((run) => run.id === chosen) ? chosen : "";
+    this.rows();
+  }
+
+  rows() {
+    /** @type {Map<string, Tap[]>} */
+    const byName = new Map();
+    for (const tap of state.overview.taps) {
+      byName.set(tap.name, [...(byName.get(tap.name) ?? []), tap]);
+    }
+    const names = [...byName];
+    if (!names.length) {
+      fill(this.list, emptyState("No taps yet", "A tap can be switched here from its first message on. A rule above also holds for taps that come later."));
+      return;
+    }
+    fill(this.list, element("ul", { class: "rules" }, names.slice(0, ROWS).map(([name, taps]) => this.row(name, taps))),
+      names.length > ROWS && element("p", { class: "hint" }, `The first ${count(ROWS)} of ${count(names.length)} names. The form above takes any name, and patterns such as layer_*.`));
+  }
+
+  /**
+   * @param {string} name
+   * @param {Tap[]} taps
+   */
+  row(name, taps) {
+    const enabled = taps.some((tap) => tap.enabled !== false);
+    return element("li", {}, element("span", { class: "rule-name" }, foreign(name), element("span", { class: "place" }, foreign(taps[0].place))),
+      element("span", { class: "number muted" }, count(taps.reduce((sum, tap) => sum + tap.count, 0)), " messages"),
+      element("button", { type: "button", class: "plain", "data-key": `fill ${name}`, onclick: () => this.prefill(name) }, "Limit…"),
+      element("button", { type: "button", class: "switch", role: "switch", "aria-checked": String(enabled), "aria-label": `${shortened(name, 200)} sends`,
+        "data-key": `switch ${name}`, onclick: () => this.send({ tap: name, run: null, enabled: !enabled }) }, enabled ? "on" : "off"));
+  }
+
+  /** @param {string} name */
+  prefill(name) {
+    byId("rule-tap", HTMLInputElement).value = name;
+    byId("rule-rate", HTMLInputElement).focus();
+  }
+
+  async apply() {
+    const value = (/** @type {string} */ id) => /** @type {HTMLInputElement} */ (document.getElementById(id)).value.trim();
+    const amount = (/** @type {string} */ id) => (value(id) === "" ? null : Number(value(id)));
+    const enabled = { on: true, off: false }[value("rule-enabled")] ?? null;
+    const rule = { tap: value("rule-tap"), run: value("rule-run") || null, enabled, rate: amount("rule-rate"), truncate: amount("rule-truncate") };
+    if (enabled === null && rule.rate === null && rule.truncate === null) {
+      this.applied.textContent = "The rule changes nothing yet: choose on or off, a rate, or a number of elements.";
+      return;
+    }
+    await this.send(rule);
+  }
+
+  /** @param {Record<string, any>} rule */
+  async send(rule) {
+    try {
+      const { applied } = await send("rules", { run: null, enabled: null, rate: null, truncate: null, ...rule });
+      this.applied.textContent = `Applied to “${shortened(rule.tap, 80)}”: ${told(rule)}.`;
+      this.page.say(`${told(rule)}: ${shortened(rule.tap, 80)}`);
+      if (rule.enabled !== null && rule.enabled !== undefined) this.mark(rule, applied);
+    } catch (error) {
+      this.applied.textContent = error instanceof Error ? error.message : String(error);
+    }
+    this.page.overviewNeeded();
+  }
+
+  /**
+   * Shows the switch as it will be, until the overview says so.
+   * @param {Record<string, any>} rule
+   * @param {unknown} applied
+   */
+  mark(rule, applied) {
+    if (!Array.isArray(applied)) return;
+    for (const tap of state.overview.taps) {
+      if (tap.name === rule.tap && (rule.run === null || tap.run === rule.run)) tap.enabled = rule.enabled;
+    }
+    this.rows();
+  }
+}
+
+/** @param {Record<string, any>} rule */
+function told(rule) {
+  const parts = [];
+  if (typeof rule.enabled === "boolean") parts.push(rule.enabled ? "switched on" : "switched off");
+  if (typeof rule.rate === "number") parts.push(`at most ${count(rule.rate)} messages a second`);
+  if (typeof rule.truncate === "number") parts.push(`the first ${count(rule.truncate)} elements`);
+  return parts.join(", ");
+}

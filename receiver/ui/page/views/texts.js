@@ -1,0 +1,175 @@
+/** The texts that taps printed, as a stream that can be searched. */
+
+import { ask } from "../core/api.js";
+import { runColor } from "../core/colors.js";
+import { byId, element, emptyState, fill, foreign, shortened } from "../core/dom.js";
+import { clock, count, number } from "../core/format.js";
+import { debounced, throttled } from "../core/frames.js";
+import { runIndex, runName, state } from "../core/state.js";
+
+/** @typedef {import("../core/types.js").TextLine} TextLine */
+
+const LINES = 200;
+const KEPT = 2000;
+const REFRESH_MS = 500;
+
+/** The tab "Texts". New lines come at the end; the list keeps the newest 2,000, more are loaded on request. */
+export class Texts {
+  /** @param {{failed: (error: unknown) => void}} page */
+  constructor(page) {
+    this.page = page;
+    this.list = byId("text-list", HTMLElement);
+    this.scroller = byId("text-scroller", HTMLElement);
+    this.older = byId("older", HTMLButtonElement);
+    this.follow = byId("follow", HTMLInputElement);
+    this.told = byId("text-count", HTMLElement);
+    this.search = byId("text-search", HTMLInputElement);
+    this.run = byId("text-run", HTMLSelectElement);
+    this.active = false;
+    this.total = -1;
+    /** Counts the questions, so that a late answer to an earlier one is left out. */
+    this.asked = 0;
+    /** @type {string|null} */
+    this.first = null;
+    /** @type {string|null} */
+    this.last = null;
+    const again = debounced(() => this.restart(), 250);
+    this.search.addEventListener("input", again);
+    this.run.addEventListener("change", again);
+    this.older.addEventListener("click", () => void this.loadOlder());
+    this.follow.addEventListener("change", () => this.toEnd());
+    this.scroller.addEventListener("scroll", () => this.onScroll(), { passive: true });
+    this.refresh = throttled(() => this.loadNewer(), REFRESH_MS);
+  }
+
+  /** @param {boolean} active */
+  setActive(active) {
+    this.active = active;
+    if (!active) return;
+    if (this.last === null) void this.restart();
+    else this.refresh();
+  }
+
+  /** The overview was read. */
+  update() {
+    const chosen = this.run.value;
+    const options = state.overview.runs.map((run) => element("option", { value: run.id }, shortened(run.name, 80)));
+    fill(this.run, element("option", { value: "" }, "all runs"), options);
+    this.run.value = state.overview.runs.some((run) => run.id === chosen) ? chosen : "";
+  }
+
+  /** @param {number} total of all texts, from the stream of changes */
+  onTotal(total) {
+    if (total === this.total) return;
+    this.total = total;
+    if (this.active) this.refresh();
+  }
+
+  question() {
+    return { q: this.search.value, run: this.run.value, limit: LINES };
+  }
+
+  async restart() {
+    const number = ++this.asked;
+    try {
+      const page = await ask("texts", this.question());
+      if (number !== this.asked) return;
+      [this.first, this.last] = [null, null];
+      this.list.replaceChildren();
+      this.take(page.lines, false);
+      this.older.hidden = !page.more;
+      this.total = page.total;
+      this.tell();
+      if (!page.lines.length) this.nothing();
+      this.toEnd();
+    } catch (error) {
+      if (this.last === null) fill(this.list, emptyState("No texts", error instanceof Error ? error.message : String(error)));
+      this.page.failed(error);
+    }
+  }
+
+  async loadNewer() {
+    if (this.last === null) return this.restart();
+    const number = this.asked;
+    try {
+      const page = await ask("texts", { ...this.question(), after: this.last });
+      if (number !== this.asked) return;
+      this.take(page.lines, false);
+      this.total = page.total;
+      this.tell();
+      if (this.follow.checked && page.lines.length) this.toEnd();
+    } catch (error) {
+      this.page.failed(error);
+    }
+  }
+
+  async loadOlder() {
+    const number = this.asked;
+    try {
+      const page = await ask("texts", { ...this.question(), before: this.first });
+      if (number !== this.asked) return;
+      const height = this.scroller.scrollHeight;
+      this.follow.checked = false;
+      this.take(page.lines, true);
+      this.older.hidden = !page.more;
+      this.scroller.scrollTop += this.scroller.scrollHeight - height;
+    } catch (error) {
+      this.page.failed(error);
+    }
+  }
+
+  /**
+   * @param {TextLine[]} lines
+   * @param {boolean} before
+   */
+  take(lines, before) {
+    if (!lines.length) return;
+    this.list.querySelector(".empty")?.remove();
+    const made = lines.map(row);
+    if (before) this.list.prepend(...made);
+    else this.list.append(...made);
+    if (before || this.first === null) this.first = lines[0].cursor;
+    if (!before) this.last = lines[lines.length - 1].cursor;
+    while (!before && this.list.childElementCount > KEPT) this.dropFirst();
+  }
+
+  dropFirst() {
+    this.list.firstElementChild?.remove();
+    this.first = this.list.firstElementChild?.getAttribute("data-cursor") ?? null;
+    this.older.hidden = false;
+  }
+
+  nothing() {
+    const isSearch = this.search.value || this.run.value;
+    fill(this.list, isSearch
+      ? emptyState("No text matches", "Change the search, or clear it.")
+      : emptyState("No texts yet", "Texts that taps print appear here: ", element("code", {}, "hcb.id_print(x)"), " in a jitted function prints one."));
+  }
+
+  tell() {
+    this.told.textContent = `${count(this.total)} ${this.total === 1 ? "text" : "texts"} in all`;
+  }
+
+  toEnd() {
+    if (this.follow.checked) this.scroller.scrollTop = this.scroller.scrollHeight;
+  }
+
+  onScroll() {
+    const left = this.scroller.scrollHeight - this.scroller.scrollTop - this.scroller.clientHeight;
+    if (left > 80 && this.follow.checked) this.follow.checked = false;
+    else if (left < 4 && !this.follow.checked) this.follow.checked = true;
+  }
+}
+
+/** @param {TextLine} line */
+function row(line) {
+  const swatch = element("span", { class: "swatch", title: runName(line.run) });
+  swatch.style.background = runColor(runIndex(line.run));
+  return element("li", { class: "text-row", "data-cursor": line.cursor },
+    element("div", { class: "text-meta" }, swatch,
+      element("time", {}, clock(line.time)),
+      element("span", { class: "text-step" }, line.step === null ? "" : `step ${number(line.step)}`),
+      element("span", { class: "text-sender" }, foreign(line.process), " ", foreign(line.device)),
+      element("span", { class: "place", title: line.tap }, foreign(line.place || line.tap))),
+    element("pre", { class: "text-body", dir: "auto" }, shortened(line.text, 8000)));
+}
