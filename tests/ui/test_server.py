@@ -80,3 +80,32 @@ def test_events_tell_what_has_changed(log: Path, serve: Serve) -> None:
     with client.stream("GET", "/api/events", params={"watch": tap["id"]}) as stream:
         data = next(line for line in stream.iter_lines() if line.startswith("data:"))
     assert f"[[{tap['id']}, 500, " in data
+
+
+def test_texts_come_from_the_last_one_backwards_and_can_be_searched(log: Path, serve: Serve) -> None:
+    client = serve(log)
+    found = client.get("/api/texts", params={"limit": 30}).json()
+    assert found["total"] == 1501
+    assert [line["text"] for line in found["lines"] if line["text"].startswith("at ")][-1] == "at 499.0"
+    earlier = client.get("/api/texts", params={"limit": 30, "before": found["next"]}).json()
+    assert earlier["lines"][-1]["time"] <= found["lines"][0]["time"]
+    both = [line["cursor"] for line in earlier["lines"] + found["lines"]]
+    assert len(set(both)) == 60
+    again = client.get("/api/texts", params={"limit": 30, "after": earlier["lines"][-1]["cursor"]}).json()
+    assert [line["cursor"] for line in again["lines"]] == both[30:]
+    (error,) = client.get("/api/texts", params={"q": "SEVEN CAME"}).json()["lines"]
+    assert (error["level"], error["device"], error["place"].count("conftest.py:")) == ("error", "cpu:0", 1)
+
+
+def test_arrays_have_statistics_and_histograms_over_the_steps(log: Path, serve: Serve) -> None:
+    client = serve(log)
+    tap = tap_of(client, "weights", "histogram")
+    last = client.get("/api/array", params={"tap": tap["id"]}).json()
+    assert (last["step"], last["shape"], last["count"]) == (499, [64], 500)
+    assert (last["stats"]["max"], last["values"][1]) == (63 * 499, 499)
+    assert client.get("/api/array", params={"tap": tap["id"], "at": 3}).json()["step"] == 3
+    drawn = client.get("/api/heatmap", params={"tap": tap["id"], "columns": 10}).json()
+    assert (len(drawn["x"]), drawn["x"][0], drawn["x"][-1]) == (10, 0, 499)
+    assert all(sum(counts) == 64 for counts in drawn["counts"])
+    zoomed = client.get("/api/heatmap", params={"tap": tap["id"], "from": 100, "to": 104}).json()
+    assert zoomed["x"] == [100, 101, 102, 103, 104]

@@ -145,6 +145,12 @@ class LogIndex:
         )  # fmt: skip
         return Origin(number, run_of(segment), run)
 
+    def of_run(self, run_name: str) -> Array:
+        """For each chunk, whether it is of a run. Under `lock`."""
+        segments = np.array([run_of(segment) == run_name for segment in self.files.segments], np.bool_)
+        found: Array = segments[self.chunks.column("segment")]
+        return found
+
     def with_tap(self, tap: Tap, numbers: Array) -> Array:
         """Returns those of some chunks that may have messages of a tap, by run and by the masks in their headers."""
         with self.lock:

@@ -68,23 +68,17 @@ def chart(
     if high is not None:
         inside &= x0 <= high
     rows, x0, x1 = rows[inside], x0[inside], x1[inside]
-    is_zoomed_in = len(rows) < points and rows[:, COUNT].sum() > len(rows)
-    if axis != "message" and is_zoomed_in:
-        detail = _read_detail(index, tap, float(x0.min()), float(x1.max()), axis == "step")
-        if detail is not None:
-            rows = detail
-            x0, x1 = _bounds(rows, axis)
-            order = np.argsort(x0, kind="stable")
-            rows, x0 = rows[order], x0[order]
-            keep = np.ones(len(rows), np.bool_)
-            keep &= x0 >= (-np.inf if low is None else low)
-            keep &= x0 <= (np.inf if high is None else high)
-            rows, x0 = rows[keep], x0[keep]
+    if len(rows) and len(rows) < points and rows[:, COUNT].sum() > len(rows):
+        rows, x0 = _detailed(index, tap, rows, x0, x1, axis)
+        keep = np.ones(len(rows), np.bool_)
+        keep &= x0 >= (-np.inf if low is None else low)
+        keep &= x0 <= (np.inf if high is None else high)
+        rows, x0 = rows[keep], x0[keep]
     shown, x = _reduced(rows, x0, points)
     has_value = shown[:, COUNT] > 0
     is_reduced = len(shown) < len(rows)
     shown, x = shown[has_value], x[has_value]
-    exact = not is_reduced and bool((shown[:, MIN] == shown[:, MAX]).all())
+    exact = not is_reduced and bool((shown[:, COUNT] == 1).all())
     return {
         "tap": tap.number,
         "axis": axis,
@@ -114,6 +108,20 @@ def _bounds(rows: Array, axis: str) -> tuple[Array, Array]:
     return first, np.maximum(first, last)
 
 
+def _detailed(index: LogIndex, tap: Tap, rows: Array, x0: Array, x1: Array, axis: str) -> tuple[Array, Array]:
+    # The single messages of these buckets, and the x of each; the buckets if the messages are in too many chunks.
+    if axis == "step":
+        detail = _read_detail(index, tap, float(x0.min()), float(x1.max()), by_step=True)
+    else:
+        low, high = float(rows[:, TIME].min()), float(rows[:, LAST_TIME].max())
+        detail = _read_detail(index, tap, low, high, by_step=False)
+    if detail is None:
+        return rows, x0
+    column = STEP if axis == "step" else TIME
+    detail = detail[np.argsort(detail[:, column], kind="stable")]
+    return detail, detail[:, column] if axis != "message" else x0.min() + np.arange(len(detail))
+
+
 def _reduced(rows: Array, x: Array, points: int) -> tuple[Array, Array]:
     # At most that many buckets, of even width, and the x of each: the middle of its messages.
     if len(rows) <= points:
@@ -125,7 +133,7 @@ def _reduced(rows: Array, x: Array, points: int) -> tuple[Array, Array]:
     return buckets.merged(rows, starts), np.add.reduceat(x, starts) / np.diff(np.append(starts, len(x)))
 
 
-def _read_detail(index: LogIndex, tap: Tap, low: float, high: float, by_step: bool) -> Array | None:
+def _read_detail(index: LogIndex, tap: Tap, low: float, high: float, *, by_step: bool) -> Array | None:
     # The single messages of the tap; None if they are in too many chunks.
     with index.lock:
         numbers = index.chunks.within(low, high, by_step=by_step)

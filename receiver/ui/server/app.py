@@ -16,13 +16,16 @@ from starlette.staticfiles import StaticFiles
 
 from hostcallback.receiver.errors import HostCallbackError
 from hostcallback.receiver.ui.index.series import AXES, MAX_POINTS
+from hostcallback.receiver.ui.index.texts import LEVELS, Wanted
 from hostcallback.receiver.ui.server.page_data import MAX_CHARTS, PageData
 from hostcallback.receiver.ui.server.queries import (
     BadRequestError,
     UnknownError,
     choice,
+    cursor,
     number,
     numbers,
+    one_tap,
     text,
     whole,
 )
@@ -32,6 +35,8 @@ PAGE = Path(__file__).parent.parent / "page"
 MAX_TAPS = 2000
 """Taps that an overview lists if the request names no limit."""
 
+MAX_LINES = 1000
+MAX_COLUMNS = 500
 MAX_WATCHED = 256
 EVENT_SEC = 0.5
 ALIVE_SEC = 10.0
@@ -59,9 +64,29 @@ def make_app(data: PageData) -> Starlette:
             choice(query, "axis", AXES),
         )
 
+    def texts(request: Request) -> Any:
+        query = request.query_params
+        wanted = Wanted(
+            text(query, "q"), text(query, "run"), choice(query, "level", LEVELS), cursor(query, "before"),
+            cursor(query, "after"), whole(query, "limit", 200, 1, MAX_LINES),
+        )  # fmt: skip
+        return data.texts(wanted)
+
+    def array(request: Request) -> Any:
+        query = request.query_params
+        return data.array(one_tap(query), whole(query, "at", -1, -(2**53), 2**53))
+
+    def heatmap(request: Request) -> Any:
+        query = request.query_params
+        columns = whole(query, "columns", 200, 1, MAX_COLUMNS)
+        return data.heatmap(one_tap(query), columns, number(query, "from"), number(query, "to"))
+
     answers: dict[str, Callable[[Request], Any]] = {
         "/api/overview": overview,
         "/api/series": series,
+        "/api/texts": texts,
+        "/api/array": array,
+        "/api/heatmap": heatmap,
         "/api/errors": lambda request: data.errors(),
         "/api/devices": lambda request: data.devices(),
     }

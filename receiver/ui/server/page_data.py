@@ -9,10 +9,12 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from hostcallback.receiver.terminal import printable
+from hostcallback.receiver.ui.index.arrays import array, heatmap
 from hostcallback.receiver.ui.index.log_files import Segment
 from hostcallback.receiver.ui.index.log_index import LogIndex, run_of
 from hostcallback.receiver.ui.index.series import chart
 from hostcallback.receiver.ui.index.taps import Tap
+from hostcallback.receiver.ui.index.texts import Wanted, lines
 from hostcallback.receiver.ui.server.filling import Filler
 from hostcallback.receiver.ui.server.queries import UnknownError
 
@@ -82,6 +84,21 @@ class PageData:
         if not 0 <= number < len(rows):
             raise UnknownError(f"no tap has the id {number}: /api/overview lists the taps")
         return rows[number]
+
+    def texts(self, wanted: Wanted) -> dict[str, Any]:
+        """A page of texts."""
+        self.filler.refresh()
+        return lines(self.index, wanted)
+
+    def array(self, number: int, at: int) -> dict[str, Any]:
+        """One message of a tap that is no scalar."""
+        self.filler.refresh()
+        return array(self.index, self.tap(number), at)
+
+    def heatmap(self, number: int, columns: int, low: float | None, high: float | None) -> dict[str, Any]:
+        """Histograms of a tap over time."""
+        self.filler.refresh()
+        return heatmap(self.index, self.tap(number), columns, low, high)
 
     def errors(self) -> dict[str, Any]:
         """The groups of failures."""

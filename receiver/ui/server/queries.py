@@ -7,6 +7,7 @@ import math
 from starlette.datastructures import QueryParams
 
 from hostcallback.receiver.errors import HostCallbackError
+from hostcallback.receiver.ui.index.texts import Cursor
 
 MAX_TEXT = 1000
 """Characters of a text in a query."""
@@ -77,3 +78,20 @@ def numbers(query: QueryParams, name: str, most: int, *, separator: str = ",") -
     if not all(part.isascii() and part.isdecimal() and len(part) < 16 for part in given):
         raise BadRequestError(f"{name} is {given[0][:50]!r}, expected ids of taps, which are whole numbers")
     return [int(part) for part in given]
+
+
+def one_tap(query: QueryParams) -> int:
+    """The id of the tap that the request is about."""
+    found = numbers(query, "tap", 1)
+    if not found:
+        raise BadRequestError("tap is missing, expected the id of a tap, as in ?tap=0")
+    return found[0]
+
+
+def cursor(query: QueryParams, name: str) -> Cursor | None:
+    """The place of a line of text; None if it is not given."""
+    found = query.get(name)
+    try:
+        return Cursor.parse(found) if found else None
+    except ValueError as error:
+        raise BadRequestError(f"{name}: {error}") from None
