@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from hostcallback.api.barrier import barrier_wait
     from hostcallback.api.breakpoint import breakpoint as breakpoint
     from hostcallback.api.call import call
+    from hostcallback.api.capsule.capsule import capsule
     from hostcallback.api.check import check, disable_checks, enable_checks
     from hostcallback.api.checked import checked
     from hostcallback.api.debug import callback, log, print as print
@@ -134,6 +135,7 @@ __all__ = [
     "bind",
     "call",
     "callback",
+    "capsule",
     "capture",
     "check",
     "checked",
@@ -220,6 +222,7 @@ _PLACES = {
     "breakpoint": "api.breakpoint",
     "call": "api.call",
     "callback": "api.debug",
+    "capsule": "api.capsule.capsule",
     "capture": "api.outputs.capture",
     "check": "api.check",
     "checked": "api.checked",

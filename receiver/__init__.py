@@ -10,6 +10,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from hostcallback.receiver.capsule.file_format import CapsuleError
+    from hostcallback.receiver.capsule.reading import Capsule
     from hostcallback.receiver.messages.message import Message, Sink
     from hostcallback.receiver.remote.otlp.exporter import otlp_exporter
     from hostcallback.receiver.replayer.replay import replay
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
     from hostcallback.receiver.wire.pytree import Node, Opaque
 
 __all__ = [
+    "Capsule",
+    "CapsuleError",
     "JsonlWriter",
     "LogReader",
     "Message",
@@ -33,6 +37,8 @@ __all__ = [
 ]
 
 _MODULES = {
+    "Capsule": "capsule.reading",
+    "CapsuleError": "capsule.file_format",
     "JsonlWriter": "sinks.metrics",
     "LogReader": "taplog.reading.reader",
     "Message": "messages.message",

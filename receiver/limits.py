@@ -147,3 +147,12 @@ FILE_BYTES: Final = _limit("FILE_BYTES", 1 << 20, "bytes of a small file: rules,
 SOURCE_BYTES: Final = _limit(
     "SOURCE_BYTES", 1 << 22, "bytes of a Python file of which a described check shows a line"
 )
+CAPSULE_MEMBERS: Final = _limit(
+    "CAPSULE_MEMBERS", 100_000, "members of a capsule, and inputs and shards that it lists"
+)
+CAPSULE_MANIFEST_BYTES: Final = _limit("CAPSULE_MANIFEST_BYTES", 1 << 26, "bytes of a capsule's manifest")
+CAPSULE_MEMBER_BYTES: Final = _limit(
+    "CAPSULE_MEMBER_BYTES", 1 << 31, "bytes of a capsule's program; inputs are mapped, and may be larger"
+)
+CAPSULE_TEXT_BYTES: Final = _limit("CAPSULE_TEXT_BYTES", 1 << 26, "bytes of a capsule's report and messages")
+CAPSULE_DIMENSIONS: Final = _limit("CAPSULE_DIMENSIONS", 64, "dimensions of an input of a capsule")

@@ -96,6 +96,7 @@ def _wait_for_taps(names: Iterable[str] | None, deadline: float | None, stall_se
     # A stalled tap can block a computation without end, so this checks the receivers while computations run.
     inflight.wait(deadline, lambda: runtime.check_stalled(stall_sec))
     runtime.wait_delivered(names, deadline=deadline, stall_sec=stall_sec)
+    unsettled.settle_delivered(deadline)
     bars.close_all()
     effect_dispatch.forget_failures()
     if names is None:

@@ -203,7 +203,7 @@ def split_leaves(
             static.append((index, leaf))
         elif array.dtype == jax.dtypes.float0:
             static.append((index, _float0_zeros(array.shape)))
-        elif _is_key(array):
+        elif is_key(array):
             arrays.append(jax.random.key_data(array))
             keys.append(KeyLeaf(index, jax.random.key_impl(array), arrays[-1].ndim - array.ndim))
         else:
@@ -230,7 +230,7 @@ def _array_of(leaf: Any) -> Any:
     if isinstance(leaf, jax.Array | jax.core.Tracer):
         dtype = getattr(leaf, "dtype", None)
         extended = dtype is None or jax.dtypes.issubdtype(dtype, jax.dtypes.extended)
-        if extended and not _is_key(leaf):
+        if extended and not is_key(leaf):
             raise _CannotBeSent(
                 f"of type {jax.typeof(leaf)}, which has no bytes to send: tap the arrays from which it was made"
             )
@@ -255,7 +255,7 @@ def _array_of(leaf: Any) -> Any:
     return jnp.asarray(leaf)
 
 
-def _is_key(leaf: Any) -> bool:
+def is_key(leaf: Any) -> bool:
     dtype = getattr(leaf, "dtype", None)
     return dtype is not None and bool(jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key))
 
@@ -263,7 +263,7 @@ def _is_key(leaf: Any) -> bool:
 def _stays_itself(leaf: Any) -> bool:
     if isinstance(leaf, np.generic):  # numpy.float64 is a subclass of float
         return False
-    return isinstance(leaf, (*_NUMBERS, jax.Ref)) or _is_key(leaf)
+    return isinstance(leaf, (*_NUMBERS, jax.Ref)) or is_key(leaf)
 
 
 @functools.lru_cache(maxsize=256)

@@ -22,6 +22,7 @@ COMMANDS: dict[str, str] = {
     "collect": "receive the messages that many processes forward, store them, and show them",
     "recover": "show the last messages of killed processes, from a flight recorder",
     "ctl": "set rules for the taps of a running process: every n-th, a rate, truncated arrays, off and on",
+    "reproduce": "run a step that failed once more, from a failure capsule",
     "run": "run a script whose jax.debug.print, jax.debug.callback and io_callback go through hostcallback",
     "top": "show rates, bytes, queues, time, drops and errors of the taps of a running process",
     "ui": "show live taps, errors, devices and runs on a page in a browser",

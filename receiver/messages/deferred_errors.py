@@ -98,6 +98,9 @@ class DeferredErrors:
         """Counts a check that failed `count` times, and reports it at once if `on_error` demands that."""
         with self._lock:
             group = self._checks.add(consumer, failed, device, count)
+        if group is not None:
+            for notice in _listeners:
+                notice(group)
         if group is None:  # not the first failure of its line: that one was reported
             return
         if self.on_error is OnError.WARN:
@@ -175,6 +178,8 @@ class DeferredErrors:
                 self._failures.append(failure)
             else:
                 self._suppressed[failure.source_line] += 1
+        for notice in _listeners:
+            notice(failure)
         if first and self.on_error in (OnError.RAISE_SOON, OnError.ABORT):
             self._raise_soon()
         if first:
@@ -275,6 +280,22 @@ _urgent_watchers: list[Callable[[], None]] = []
 def watch_urgent(tell: Callable[[], None]) -> None:
     """Calls `tell`, on a receiver thread, whenever an object is added to `raise_soon_queue`."""
     _urgent_watchers.append(tell)
+
+
+_listeners: list[Callable[[FailedCheck | TapFailure], None]] = []
+
+
+def listen(notice: Callable[[FailedCheck | TapFailure], None]) -> None:
+    """Calls `notice` with each exception of a tap function, and with the first failure of each check. Receiver threads.
+
+    The call is in the thread that delivered the message, before the device's next message is delivered.
+    """
+    _listeners.append(notice)
+
+
+def ignore(notice: Callable[[FailedCheck | TapFailure], None]) -> None:
+    """Ends `listen`."""
+    _listeners.remove(notice)
 
 
 _failure_watchers: list[Callable[[], None]] = []

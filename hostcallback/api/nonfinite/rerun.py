@@ -57,6 +57,7 @@ class Rerun:
         *,
         inputs: bool,
         static: tuple[tuple[int, ...], tuple[str, ...]],
+        found: Callable[[Any, Any], None] | None = None,
     ) -> None:
         """Makes the step.
 
@@ -65,7 +66,9 @@ class Rerun:
             selects: whether to check an operation of a second run.
             inputs: whether to check the arguments of a second run.
             static: numbers and names of the arguments that the step's jit does not trace.
+            found: called with the arguments of a call before it is run again.
         """
+        self._found = found
         self._fun = fun
         self._selects = selects
         self._inputs = inputs
@@ -153,6 +156,8 @@ class Rerun:
             self._always = failed
         # Later steps only pass on what a step has made, so the first of a row of failed calls is run again.
         if self._is_failing and not was_failing:
+            if self._found is not None:
+                self._found(call.args, call.kwargs)
             note = self._run_again(call, new)
             if note:
                 self._report_results(call, new, note)

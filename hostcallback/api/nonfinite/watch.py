@@ -19,6 +19,9 @@ R = TypeVar("R")
 
 Mode = Literal["rerun", "every"]
 
+RERUN = "__hostcallback_rerun__"
+"""Attribute of a function that is watched by its results."""
+
 
 @public
 def watch_nonfinite(
@@ -89,6 +92,8 @@ def watch_nonfinite(
             value = instrumented(fun, args, kwargs, Watcher(selects), inputs=inputs)
         return value
 
+    if rerun is not None:
+        watched.__dict__[RERUN] = rerun
     return watched
 
 

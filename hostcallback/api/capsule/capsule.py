@@ -1,0 +1,294 @@
+"""`capsule`: keeps the inputs of a step's calls until their messages are delivered; writes those of one that failed."""
+
+from __future__ import annotations
+
+import collections
+import functools
+import os
+import re
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ParamSpec, TypeVar, cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from hostcallback import _jax_compat as compat
+from hostcallback.api.capsule.about import about_this_process, last_messages
+from hostcallback.api.capsule.program import FlatCall
+from hostcallback.api.nonfinite.instrument import instrumented
+from hostcallback.api.nonfinite.rerun import Rerun
+from hostcallback.api.nonfinite.watch import RERUN
+from hostcallback.api.nonfinite.watcher import Watcher
+from hostcallback.api.public import public
+from hostcallback.api.tap import id_tap
+from hostcallback.lifecycle import unsettled
+from hostcallback.receiver.capsule.file_format import MESSAGES, PROGRAM, REPORT, SUFFIX, Failure
+from hostcallback.receiver.capsule.writing import CapsuleWriter
+from hostcallback.receiver.errors import TapFailure
+from hostcallback.receiver.log import logger
+from hostcallback.receiver.messages import deferred_errors
+from hostcallback.receiver.messages.check_report import FailedCheck
+from hostcallback.receiver.runtime.runtime import runtime
+from hostcallback.receiver.sinks.nonfinite import NonFiniteError
+from hostcallback.tracing.source_line import user_source_line
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+MAX_BYTES = 1 << 30
+KEEP = 32
+
+_POLL_SEC = 0.0005
+
+
+@dataclass(frozen=True)
+class _Call:
+    number: int
+    args: Any
+    kwargs: Any
+
+
+@public
+def capsule(
+    step: Callable[P, R],
+    directory: str | os.PathLike[str] = "capsules",
+    *,
+    nonfinite: bool = False,
+    keep: int = KEEP,
+    max_bytes: int = MAX_BYTES,
+    max_capsules: int = 3,
+) -> Callable[P, R]:
+    """Returns `step` such that a call of it that fails leaves a file with which the failure can be seen again.
+
+    A call fails if a check in it fails (`hcb.check`, `hcb.checked`), if a tap function raises, or, with
+    `nonfinite=True`, if its results have a NaN or an infinite value. The file, a *capsule*, has the program with its
+    taps and checks, the inputs of that call, the report, versions and devices, and, if the receiver records, the last
+    messages. `hcb reproduce FILE` runs it on any machine with JAX; docs/capsules.md describes it.
+
+    The capsule is written by the next call of the step, by `hcb.barrier_wait` or by the receiver's end, whichever is
+    first, and is on the disk when its path is logged. It is not written if the process is killed before that.
+
+    The inputs of a call are kept until its messages are delivered, so donated arguments are not donated, and a call
+    waits if `keep` calls have undelivered messages. On several devices the failing call is the last that any device
+    had begun.
+
+    Args:
+        step: a function of pytrees, jitted or not; it is compiled by `jax.jit`.
+        directory: folder of the capsules, made when it is needed.
+        nonfinite: whether to test the results of each call, as `hcb.watch_nonfinite(mode="rerun")` does.
+        keep: number of calls whose inputs are kept, at least 1.
+        max_bytes: largest number of bytes of inputs in a capsule; larger inputs are left out, the largest first.
+        max_capsules: number of capsules that the step writes.
+
+    Returns:
+        A function with the signature of `step`, for calls outside of traces; in a trace it is `step`. Any thread.
+
+    Raises:
+        TypeError: `step` is not a function, or is watched by `hcb.watch_nonfinite` already.
+        ValueError: a number is out of range.
+
+    Example:
+        step = hcb.capsule(jax.jit(train_step), "capsules", nonfinite=True)
+    """
+    if not callable(step):
+        raise TypeError(f"hcb.capsule takes a function, got {type(step).__name__} {step!r}: capsule(step)(x)")
+    if hasattr(step, RERUN):
+        raise TypeError(
+            "hcb.capsule got a step that hcb.watch_nonfinite watches: give it the step itself, and nonfinite=True, at "
+            f"{user_source_line()}"
+        )
+    for name, value in (("keep", keep), ("max_bytes", max_bytes), ("max_capsules", max_capsules)):
+        if type(value) is not int or value < 1:
+            raise ValueError(f"{name} is {value!r}, expected a whole number of at least 1")
+    steps = CapsuleStep(
+        step, Path(directory), nonfinite=nonfinite, keep=keep, max_bytes=max_bytes, max_capsules=max_capsules
+    )
+
+    @functools.wraps(step)
+    def kept(*args: P.args, **kwargs: P.kwargs) -> R:
+        if not compat.outside_traces() or runtime.serves(threading.current_thread()):
+            return step(*args, **kwargs)
+        return cast(R, steps(args, kwargs))
+
+    return kept
+
+
+class CapsuleStep:
+    """A step whose failing calls are written. Any thread may call it; capsules are written in the caller's thread."""
+
+    def __init__(
+        self,
+        step: Callable[..., Any],
+        directory: Path,
+        *,
+        nonfinite: bool,
+        keep: int,
+        max_bytes: int,
+        max_capsules: int,
+    ) -> None:
+        """Makes the step; see `capsule`."""
+        self._step = step
+        self._directory = directory
+        self._keep = keep
+        self._max_bytes = max_bytes
+        self._left = max_capsules
+        self._name = str(getattr(step, "__name__", "step"))
+        self._line = user_source_line()
+        self._static = compat.static_arguments(step) or ((), ())
+        self._lock = threading.RLock()  # protects the calls, in the callers' threads
+        self._calls = 0
+        self._kept: collections.deque[_Call] = collections.deque()
+        self._rerun_of: _Call | None = None  # the call whose results have a NaN
+        # The receivers' threads change these three, each by one operation that needs no lock.
+        self._begun: dict[int, int] = {}  # by receiver thread, the number of its last call
+        self._last_begun = -1
+        self._noticed: collections.deque[tuple[_Call, FailedCheck | TapFailure]] = collections.deque()
+        argnums, argnames = self._static
+        options: Any = {
+            "static_argnums": tuple(n + 1 if n >= 0 else n for n in argnums),
+            "static_argnames": argnames,
+        }
+        self._run: Callable[..., Any] = jax.jit(self._marked, **options)
+        if nonfinite:
+            static = (options["static_argnums"], argnames)
+            rerun = Rerun(
+                self._marked, lambda operation: True, inputs=True, static=static, found=self._found_nonfinite
+            )
+            self._run = lambda number, *args, **kwargs: rerun((number, *args), kwargs)
+        deferred_errors.listen(self._notice)
+
+    # ---- Calls -------------------------------------------------------------------------------------------------------
+
+    def __call__(self, args: Any, kwargs: Any) -> Any:
+        """Runs the step, once the inputs of an earlier call need not be kept any more."""
+        with self._lock:
+            self._write_noticed()
+            self._forget_delivered()
+            args, kwargs = _without_numpy((args, kwargs))
+            call = _Call(self._calls, args, kwargs)
+            self._calls += 1
+            self._kept.append(call)
+            out = self._run(jnp.int32(call.number), *args, **kwargs)
+        unsettled.add_after_delivery(self._settle)
+        return out
+
+    def _marked(self, number: Any, *args: Any, **kwargs: Any) -> Any:
+        id_tap(self._begin, number, name=f"capsule:{self._name}", processes="all")
+        return self._step(*args, **kwargs)
+
+    def _begin(self, number: Any) -> None:
+        self._begun[threading.get_ident()] = self._last_begun = int(number)
+
+    def _forget_delivered(self) -> None:
+        # The messages of a call are delivered once those of a later one are: programs of a device run in order.
+        while self._kept and (self._kept[0].number < self._last_begun or len(self._kept) >= self._keep):
+            if self._kept[0].number < self._last_begun or not runtime.receivers():
+                self._kept.popleft()
+                continue
+            time.sleep(_POLL_SEC)
+            self._write_noticed()
+
+    def _settle(self, deadline: float | None) -> None:
+        with self._lock:
+            self._write_noticed()
+            self._kept.clear()
+
+    # ---- Failures ----------------------------------------------------------------------------------------------------
+
+    def _notice(self, failure: FailedCheck | TapFailure) -> None:
+        # Receiver threads. The call is looked up now, while its inputs are kept.
+        if _is_nonfinite(failure):
+            if self._rerun_of is not None:
+                self._noticed.append((self._rerun_of, failure))
+                self._rerun_of = None
+            return
+        number = self._begun.get(threading.get_ident(), self._last_begun)
+        for call in tuple(self._kept):
+            if call.number == number:
+                self._noticed.append((call, failure))
+                return
+
+    def _found_nonfinite(self, args: Any, kwargs: Any) -> None:
+        number, *rest = args
+        self._rerun_of = _Call(int(number), tuple(rest), kwargs)
+
+    def _write_noticed(self) -> None:
+        while self._noticed:
+            call, failure = self._noticed.popleft()
+            if self._left:
+                self._left -= 1
+                self._write(call, failure)
+
+    def _write(self, call: _Call, failure: FailedCheck | TapFailure) -> None:
+        name = re.sub(r"\W+", "_", self._name)
+        path = self._directory / f"{name}-{call.number}-{os.getpid()}{SUFFIX}"
+        try:
+            self._write_to(path, call, failure)
+        except Exception:  # the program goes on, and its failure is reported anyhow
+            logger.exception("the capsule %s of call %d of %s could not be written", path, call.number, name)
+            return
+        logger.error(
+            "call %d of %s failed (%s); its program and inputs are in a capsule: hcb reproduce %s",
+            call.number, self._name, described(failure).text, path,
+        )  # fmt: skip
+
+    def _write_to(self, path: Path, call: _Call, failure: FailedCheck | TapFailure) -> None:
+        step: Callable[..., Any] = self._step
+        if _is_nonfinite(failure):
+            step = self._watched
+        flat = FlatCall(step, call.args, call.kwargs, self._static)
+        writer = CapsuleWriter(path, self._max_bytes)
+        try:
+            try:
+                writer.add(PROGRAM, flat.export())
+            except OSError:
+                raise
+            except Exception as error:
+                writer.left_out.append(f"the program: jax.export refuses it: {type(error).__name__}: {error}")
+            writer.add_inputs(flat.inputs())
+            writer.add(REPORT, _report(failure).encode())
+            messages, why_not = last_messages(runtime)
+            if messages:
+                writer.add(MESSAGES, messages.encode())
+            else:
+                writer.left_out.append(f"the last messages: {why_not}")
+            about = {"name": self._name, "call": call.number, "line": str(self._line), **about_this_process()}
+            writer.finish(about, described(failure))
+        finally:
+            writer.discard()
+
+    def _watched(self, *args: Any, **kwargs: Any) -> Any:
+        return instrumented(self._step, args, kwargs, Watcher(lambda operation: True), inputs=True)
+
+
+def described(failure: FailedCheck | TapFailure) -> Failure:
+    """What a capsule says about a failure."""
+    if isinstance(failure, TapFailure):
+        error = failure.exception
+        text = f"{type(error).__name__}: {error}"
+        return Failure("tap exception", failure.tap, failure.source_line, text, failure.device)
+    kind = "nonfinite" if _is_nonfinite(failure) else "check"
+    return Failure(
+        kind, failure.name, failure.source_line, failure.explanation.text, str(failure.first.device)
+    )
+
+
+def _is_nonfinite(failure: FailedCheck | TapFailure) -> bool:
+    error = failure.explanation.error if isinstance(failure, FailedCheck) else None
+    return error is not None and issubclass(error, NonFiniteError)
+
+
+def _report(failure: FailedCheck | TapFailure) -> str:
+    if isinstance(failure, FailedCheck):
+        return failure.report()
+    return f"{described(failure).text}\n  raised by {failure.describe()}"
+
+
+def _without_numpy(tree: Any) -> Any:
+    # Their owner may fill them again before they are written.
+    return jax.tree.map(lambda leaf: np.array(leaf) if type(leaf) is np.ndarray else leaf, tree)

@@ -1,0 +1,142 @@
+"""Writes a capsule: whole or not at all, also if the process dies meanwhile."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import zipfile
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hostcallback.receiver.capsule.file_format import FORMAT, INPUT, MANIFEST, Failure, Input, Shard
+from hostcallback.receiver.permissions import PRIVATE
+
+Fetch = Callable[[], np.ndarray[Any, Any]]
+"""Returns the elements of a shard, when they are to be written: one shard at a time is in memory."""
+
+WRITE_BYTES = 4 << 20
+
+
+class CapsuleWriter:
+    """Writes one capsule; a context manager. The file has its name once the block has ended without an exception.
+
+    Attributes:
+        path: of the file.
+        left_out: what is not in the capsule, and why, for its manifest.
+    """
+
+    def __init__(self, path: Path, max_bytes: int) -> None:
+        """Creates a file beside `path`, which only this user can read.
+
+        Args:
+            path: of the capsule; a file that exists is replaced.
+            max_bytes: largest number of bytes of inputs; those beyond it are left out, the largest first.
+
+        Raises:
+            OSError: the file cannot be created.
+        """
+        self.path = path
+        self.left_out: list[str] = []
+        self._max_bytes = max_bytes
+        self._inputs: list[Input] = []
+        PRIVATE.make_folder(path.parent)
+        self._partial = path.with_name(f".{path.name}.{os.getpid()}")
+        self._partial.unlink(missing_ok=True)
+        self._file = os.fdopen(PRIVATE.create(self._partial, os.O_RDWR), "w+b")
+        self._zip = zipfile.ZipFile(self._file, "w", zipfile.ZIP_STORED)
+
+    def add(self, name: str, data: bytes) -> None:
+        """Adds a member.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        self._zip.writestr(_info(name), data)
+
+    def add_inputs(self, inputs: Iterable[tuple[Input, list[tuple[Shard, Fetch]]]]) -> None:
+        """Adds the inputs, whose shards are fetched one by one.
+
+        Raises:
+            OSError: they cannot be written.
+        """
+        given = list(inputs)
+        kept = self._fitting([_nbytes(entry, shards) for entry, shards in given])
+        number = 0
+        for (entry, shards), is_kept in zip(given, kept, strict=True):
+            written = []
+            for shard, fetch in shards:
+                member = INPUT.format(number) if is_kept else ""
+                if is_kept:
+                    self._add_array(member, fetch())
+                written.append(dataclasses.replace(shard, member=member))
+                number += 1
+            reason = (
+                "" if is_kept else f"the inputs kept are limited to {self._max_bytes:,} bytes (max_bytes=)"
+            )
+            if reason:
+                self.left_out.append(f"{entry.path} ({_nbytes(entry, shards):,} bytes): {reason}")
+            self._inputs.append(dataclasses.replace(entry, shards=tuple(written), left_out=reason))
+
+    def _fitting(self, sizes: list[int]) -> list[bool]:
+        # The smallest first, so that as many inputs as possible are there.
+        kept, total = [False] * len(sizes), 0
+        for position in sorted(range(len(sizes)), key=sizes.__getitem__):
+            total += sizes[position]
+            kept[position] = total <= self._max_bytes
+        return kept
+
+    def _add_array(self, member: str, array: np.ndarray[Any, Any]) -> None:
+        flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        with self._zip.open(_info(member), "w", force_zip64=True) as file:
+            for begin in range(0, len(flat), WRITE_BYTES):
+                file.write(flat[begin : begin + WRITE_BYTES].data)
+
+    def finish(self, about: dict[str, Any], failure: Failure) -> None:
+        """Adds the manifest, and gives the file its name once it is on the disk.
+
+        Args:
+            about: plain data for the manifest: names, versions, devices.
+            failure: what failed.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        manifest = {
+            "format": FORMAT,
+            **about,
+            "failure": dataclasses.asdict(failure),
+            "inputs": [dataclasses.asdict(entry) for entry in self._inputs],
+            "left_out": self.left_out,
+        }
+        self.add(MANIFEST, json.dumps(manifest, indent=1).encode())
+        self._zip.close()
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._file.close()
+        self._partial.rename(self.path)
+        folder = os.open(self.path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)  # the name too
+        finally:
+            os.close(folder)
+
+    def discard(self) -> None:
+        """Removes the unfinished file. Does nothing after `finish`."""
+        self._file.close()
+        self._partial.unlink(missing_ok=True)
+
+
+def _info(name: str) -> zipfile.ZipInfo:
+    return zipfile.ZipInfo(name)  # of the year 1980: equal capsules are equal files
+
+
+def _nbytes(entry: Input, shards: list[tuple[Shard, Fetch]]) -> int:
+    from hostcallback.receiver.wire.dtypes import BY_NAME
+
+    return (
+        sum(int(np.prod(shard.shape, dtype=np.int64)) for shard, _ in shards) * BY_NAME[entry.dtype].itemsize
+    )

@@ -1,0 +1,138 @@
+"""`hcb reproduce`: runs the step that failed, from a capsule. Needs JAX."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from hostcallback.receiver.capsule.devices import prepare_devices
+from hostcallback.receiver.capsule.reading import Capsule
+from hostcallback.receiver.cli import CommandError
+from hostcallback.receiver.terminal import printable
+
+FAILED, OTHER_VALUES, NOT_REPRODUCED = 2, 3, 1
+"""Exit statuses. As of `hcb diff`: 0 the same, 1 different, 2 an error."""
+
+EXAMPLES = """\
+examples:
+  hcb reproduce capsules/step-17-4242.hcb             run the call that failed, and compare
+  hcb reproduce --show capsules/step-17-4242.hcb      what it is, without running it and without JAX
+  hcb reproduce --python again.py FILE                write a script with the inputs loaded, to edit
+  hcb reproduce --bind loss=train:check_loss FILE     call a function for the tap called loss
+
+exit status: 0 the same failure, 3 the same check or tap with other values, 1 not reproduced, 2 an error
+"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments."""
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = EXAMPLES
+    parser.add_argument("capsule", metavar="FILE", help="a capsule that hcb.capsule wrote")
+    group = parser.add_mutually_exclusive_group()
+    group.add_argument(
+        "--show", action="store_true", help="show the report, the inputs and the versions; run nothing"
+    )
+    group.add_argument("--python", metavar="OUT", help="write a script that runs it, to be edited")
+    parser.add_argument(
+        "--bind",
+        action="append",
+        default=[],
+        metavar="NAME=MODULE:FUNCTION",
+        help="call this function for the taps of a name; imports the module",
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Runs the command.
+
+    Raises:
+        CommandError: JAX is missing, or an argument is wrong.
+    """
+    capsule = Capsule(arguments.capsule)
+    if arguments.show:
+        _show(capsule)
+        return 0
+    try:
+        reproduce: Any = _module("reproduce", capsule)
+    except ImportError as error:
+        raise CommandError(
+            f"hcb reproduce runs a program of JAX, and it cannot be imported: {error}. Without JAX: --show"
+        ) from None
+    if arguments.python:
+        Path(arguments.python).write_text(_module("script", capsule).script_of(capsule))
+        print(f"wrote {arguments.python}")
+        return 0
+    return _reproduce(capsule, reproduce, _bindings(arguments.bind, reproduce))
+
+
+def _module(name: str, capsule: Capsule) -> Any:
+    prepare_devices(capsule)
+    return importlib.import_module(f"hostcallback.api.capsule.{name}")
+
+
+def _bindings(given: list[str], reproduce: Any) -> dict[str, Callable[..., Any]]:
+    found = {}
+    for text in given:
+        name, separator, function = text.partition("=")
+        if not separator or ":" not in function:
+            raise CommandError(f"--bind {text}: expected NAME=MODULE:FUNCTION, such as loss=train:check_loss")
+        try:
+            found[name] = reproduce.function_of(function)
+        except ValueError as error:
+            raise CommandError(f"--bind {text}: {error}") from None
+    return found
+
+
+def _show(capsule: Capsule) -> None:
+    failure, about = capsule.failure, capsule.about
+    lines = [
+        f"call {capsule.call} of {capsule.name} failed: {failure.kind} {failure.name} on {failure.device}",
+        "",
+    ]
+    lines += [*capsule.report.splitlines(), ""]
+    for title in ("versions", "platform", "system", "environment"):
+        value = about.get(title)
+        if isinstance(value, dict):
+            value = ", ".join(f"{key} {entry}" for key, entry in value.items())
+        if value:
+            lines.append(f"{title}: {value}")
+    devices = about.get("devices")
+    lines.append(f"devices: {len(devices) if isinstance(devices, list) else 0}")
+    lines.append(f"inputs: {len(capsule.inputs)}")
+    for entry in capsule.inputs:
+        shards = f" in {len(entry.shards)} shards" if len(entry.shards) > 1 else ""
+        gone = f"; LEFT OUT: {entry.left_out}" if entry.left_out else ""
+        lines.append(f"  {entry.path}: {entry.dtype}{list(entry.shape)}{shards}{gone}")
+    lines.append(f"messages before the failure: {len(capsule.messages)}")
+    lines += [f"left out: {text}" for text in capsule.left_out]
+    for line in lines:
+        print(printable(line))
+
+
+def _reproduce(capsule: Capsule, reproduce: Any, bindings: dict[str, Callable[..., Any]]) -> int:
+    expected = capsule.failure
+    result = reproduce.reproduce(capsule, bindings)
+    for report in result.reports:
+        for line in report.splitlines():
+            print(printable(line))
+    place = f"{expected.kind} {expected.name} at {expected.source_line}"
+    if result.same is not None:
+        how = "" if result.is_exact else f", with other values: {result.same.text}; it was: {expected.text}"
+        print(printable(f"reproduced: {place}{how}"))
+        return 0 if result.is_exact else OTHER_VALUES
+    if result.got is not None:
+        print(printable(f"the tap {expected.name} got {result.got!r}"))
+        print(
+            printable(
+                f"its function is not in the capsule, so its exception was not seen: {expected.text}. Bind it: "
+                f"--bind {expected.name}=MODULE:FUNCTION"
+            )
+        )
+        return NOT_REPRODUCED
+    others = f"; what failed: {', '.join(f.source_line for f in result.found)}" if result.found else ""
+    print(printable(f"not reproduced: {place}: {expected.text}{others}"))
+    return NOT_REPRODUCED
