@@ -186,6 +186,7 @@ class TapFailure:
         seq: the message's sequence number on that device.
         transforms: the transformations applied to the tap, in the format that tap functions get.
         kwargs: the tap's keyword arguments.
+        run_id: the launch of the program, equal on all its devices; 0 on the callback transport.
 
     Example:
         hcb.tap(lambda value: 1 / 0, x, name="loss")
@@ -202,6 +203,7 @@ class TapFailure:
     seq: int
     transforms: tuple[tuple[str, dict[str, Any]], ...] = ()
     kwargs: Mapping[str, Any] = field(default_factory=dict)
+    run_id: int = 0
 
     def describe(self) -> str:
         """Returns one line with the tap, its source line, device, sequence number, transforms and kwargs."""

@@ -24,13 +24,13 @@ QUICK_COMPILATION = {
     "xla_cpu_use_fusion_emitters": "false",
     "xla_backend_optimization_level": "0",
 }
-"""Flags of XLA with which programs compile in half the time. HOSTCALLBACK_TEST_COMPILATION=full compiles them as users'
+"""Flags of XLA with which programs compile in half the time. TEST_COMPILATION=full compiles them as users'
 programs are: `tools/matrix.py` does, and one run of `.ci/run` with the default JAX."""
 
 
 def quick_compilation() -> list[str]:
     """The flags of `QUICK_COMPILATION` that this jaxlib knows (it aborts at others), and that are not set already."""
-    if os.environ.get("HOSTCALLBACK_TEST_COMPILATION") == "full":
+    if os.environ.get("TEST_COMPILATION") == "full":
         return []
     is_old = tuple(map(int, version("jaxlib").split(".")[:2])) <= (0, 10)
     known = [flag for flag in QUICK_COMPILATION if is_old or "fusion" not in flag]

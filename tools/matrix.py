@@ -227,7 +227,7 @@ def run_tests(pair: Pair, wheel: Path, pytest_arguments: Sequence[str]) -> None:
         command += pytest_arguments or ([] if everything else [f"tests/{room}" for room in ROOMS])
         environment = {
             "HOSTCALLBACK_TRANSPORT": transport,
-            "HOSTCALLBACK_TEST_COMPILATION": "full",
+            "TEST_COMPILATION": "full",
             "PYTHONSAFEPATH": "1",
         }
         try:

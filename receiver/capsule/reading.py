@@ -192,7 +192,7 @@ class Capsule:
         data = np.memmap(self.path, np.uint8, "r", offset, info.file_size)
         checksum = 0
         for begin in range(0, info.file_size, CHECK_BYTES):
-            checksum = zlib.crc32(memoryview(data[begin : begin + CHECK_BYTES]), checksum)
+            checksum = zlib.crc32(data[begin : begin + CHECK_BYTES].data, checksum)
         if checksum != info.CRC:
             raise CapsuleError(f"{self.path}: {entry.path} is damaged: its checksum is wrong")
         return data.view(dtype).reshape(shard.shape)

@@ -30,7 +30,7 @@ class CapsuleWriter:
     """
 
     def __init__(self, path: Path, max_bytes: int) -> None:
-        """Creates a file beside `path`, which only this user can read.
+        """Creates a file in the folder of `path`, which only this user can read.
 
         Args:
             path: of the capsule; a file that exists is replaced.

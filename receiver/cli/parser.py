@@ -29,13 +29,18 @@ COMMANDS: dict[str, str] = {
     "completion": "print the script that completes hcb in a shell: bash, zsh, fish or tcsh",
     "help": "show the help of a command",
 }
-"""The commands in the order of the help: the module in `commands/`, and its summary.
+"""The commands in the order of the help: the module in `commands/` or `with_jax/`, and its summary.
 
 A command's module has `configure(parser)`, which adds its arguments, and `run(arguments)`, which returns the exit
 status; and `FAILED` if its status for errors is not 1.
 """
 
-DESCRIPTION = "Reads tap logs and flight recorders, and controls taps of running programs. Works without JAX."
+WITH_JAX = {"reproduce", "run"}
+
+DESCRIPTION = (
+    "Reads tap logs and flight recorders, and controls taps of running programs. "
+    "Only run and reproduce need JAX."
+)
 FAILED = 1
 
 
@@ -68,7 +73,8 @@ def make_parser(*chosen: str | None) -> Parser:
     for name, summary in COMMANDS.items():
         added = commands.add_parser(name, help=summary, description=summary)
         if name in chosen:
-            module = importlib.import_module(f"hostcallback.receiver.cli.commands.{name}")
+            room = "with_jax" if name in WITH_JAX else "commands"
+            module = importlib.import_module(f"hostcallback.receiver.cli.{room}.{name}")
             module.configure(added)
             added.set_defaults(command=added, run=module.run, failed=getattr(module, "FAILED", FAILED))
     return parser

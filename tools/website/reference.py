@@ -19,7 +19,7 @@ SECTIONS = {
         "record",
     ],
     "Checks and debugging": [
-        "check", "checked", "enable_checks", "disable_checks", "watch_nonfinite", "observe", "breakpoint",
+        "check", "checked", "enable_checks", "disable_checks", "watch_nonfinite", "observe", "capsule", "breakpoint",
     ],
     "Control": ["taps", "control_file", "accelerate", "jit"],
     "Many processes and monitoring": ["forward", "otlp", "otlp_exporter", "prometheus_collector"],

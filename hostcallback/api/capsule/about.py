@@ -35,14 +35,18 @@ def about_this_process() -> dict[str, Any]:
         "devices": [{"id": device.id, "kind": device.device_kind} for device in devices],
         "process": {"index": jax.process_index(), "count": jax.process_count()},
         "system": platform.platform(),
-        "x64": bool(jax.config.read("jax_enable_x64")),
-        "matmul_precision": str(jax.config.read("jax_default_matmul_precision") or ""),
+        "x64": bool(_setting("jax_enable_x64")),
+        "matmul_precision": str(_setting("jax_default_matmul_precision") or ""),
         "environment": {
             name: value
             for name, value in sorted(os.environ.items())
             if name.startswith(VARIABLES) and not redaction.is_credential(name) and "://" not in value
         },
     }
+
+
+def _setting(name: str) -> Any:
+    return getattr(jax.config, name)  # without a type in JAX's annotations
 
 
 def _versions() -> dict[str, str]:

@@ -21,27 +21,36 @@ from hostcallback import _jax_compat as compat
 from hostcallback.api.capsule.about import about_this_process, last_messages
 from hostcallback.api.capsule.program import FlatCall
 from hostcallback.api.nonfinite.instrument import instrumented
-from hostcallback.api.nonfinite.rerun import Rerun
+from hostcallback.api.nonfinite.rerun import Rerun, is_on_several
 from hostcallback.api.nonfinite.watch import RERUN
 from hostcallback.api.nonfinite.watcher import Watcher
 from hostcallback.api.public import public
-from hostcallback.api.tap import id_tap
 from hostcallback.lifecycle import unsettled
+from hostcallback.primitives.bind import bind_tap
 from hostcallback.receiver.capsule.file_format import MESSAGES, PROGRAM, REPORT, SUFFIX, Failure
 from hostcallback.receiver.capsule.writing import CapsuleWriter
 from hostcallback.receiver.errors import TapFailure
 from hostcallback.receiver.log import logger
 from hostcallback.receiver.messages import deferred_errors
 from hostcallback.receiver.messages.check_report import FailedCheck
+from hostcallback.receiver.messages.message import Message, Sink
 from hostcallback.receiver.runtime.runtime import runtime
+from hostcallback.receiver.sinks.factory import Binding
 from hostcallback.receiver.sinks.nonfinite import NonFiniteError
 from hostcallback.tracing.source_line import user_source_line
+from hostcallback.tracing.tap_options import TapOptions
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 MAX_BYTES = 1 << 30
 KEEP = 32
+
+BEHIND = 4
+"""Number of calls by which a device may be behind another one: the inputs of so many more are kept."""
+
+RUNS = 256
+"""Number of launches whose calls are known."""
 
 _POLL_SEC = 0.0005
 
@@ -74,8 +83,8 @@ def capsule(
     first, and is on the disk when its path is logged. It is not written if the process is killed before that.
 
     The inputs of a call are kept until its messages are delivered, so donated arguments are not donated, and a call
-    waits if `keep` calls have undelivered messages. On several devices the failing call is the last that any device
-    had begun.
+    waits if `keep` calls have undelivered messages. Without launch
+    numbers (the callback transport), a failure belongs to the last call that the device had begun.
 
     Args:
         step: a function of pytrees, jitted or not; it is compiled by `jax.jit`.
@@ -140,14 +149,16 @@ class CapsuleStep:
         self._name = str(getattr(step, "__name__", "step"))
         self._line = user_source_line()
         self._static = compat.static_arguments(step) or ((), ())
+        self._margin = 0  # number of calls by which a device may be behind another
         self._lock = threading.RLock()  # protects the calls, in the callers' threads
         self._calls = 0
         self._kept: collections.deque[_Call] = collections.deque()
         self._rerun_of: _Call | None = None  # the call whose results have a NaN
         # The receivers' threads change these three, each by one operation that needs no lock.
         self._begun: dict[int, int] = {}  # by receiver thread, the number of its last call
+        self._runs: dict[int, int] = {}  # by launch, the number of the call
         self._last_begun = -1
-        self._noticed: collections.deque[tuple[_Call, FailedCheck | TapFailure]] = collections.deque()
+        self._noticed: collections.deque[tuple[_Call | int, FailedCheck | TapFailure]] = collections.deque()
         argnums, argnames = self._static
         options: Any = {
             "static_argnums": tuple(n + 1 if n >= 0 else n for n in argnums),
@@ -170,6 +181,8 @@ class CapsuleStep:
             self._write_noticed()
             self._forget_delivered()
             args, kwargs = _without_numpy((args, kwargs))
+            if not self._calls and is_on_several((args, kwargs)):
+                self._margin = BEHIND
             call = _Call(self._calls, args, kwargs)
             self._calls += 1
             self._kept.append(call)
@@ -178,20 +191,36 @@ class CapsuleStep:
         return out
 
     def _marked(self, number: Any, *args: Any, **kwargs: Any) -> Any:
-        id_tap(self._begin, number, name=f"capsule:{self._name}", processes="all")
+        options = TapOptions(f"capsule:{self._name}", processes="all")
+        bind_tap(
+            number,
+            (),
+            {},
+            Binding(self._begin, calls=_with_message),
+            identity=(self._begin,),
+            options=options,
+        )
         return self._step(*args, **kwargs)
 
-    def _begin(self, number: Any) -> None:
-        self._begun[threading.get_ident()] = self._last_begun = int(number)
+    def _begin(self, message: Message) -> None:
+        number = int(message.arrays[0])
+        self._begun[threading.get_ident()] = self._last_begun = number
+        if message.run_id:  # on the callback transport there is none
+            self._runs[message.run_id] = number
+            while len(self._runs) > RUNS:
+                self._runs.pop(next(iter(self._runs)), None)
 
     def _forget_delivered(self) -> None:
         # The messages of a call are delivered once those of a later one are: programs of a device run in order.
-        while self._kept and (self._kept[0].number < self._last_begun or len(self._kept) >= self._keep):
-            if self._kept[0].number < self._last_begun or not runtime.receivers():
+        while self._kept and (self._is_over(self._kept[0]) or len(self._kept) >= self._keep):
+            if self._is_over(self._kept[0]) or not runtime.receivers():
                 self._kept.popleft()
                 continue
             time.sleep(_POLL_SEC)
             self._write_noticed()
+
+    def _is_over(self, call: _Call) -> bool:
+        return call.number < self._last_begun - self._margin
 
     def _settle(self, deadline: float | None) -> None:
         with self._lock:
@@ -207,11 +236,12 @@ class CapsuleStep:
                 self._noticed.append((self._rerun_of, failure))
                 self._rerun_of = None
             return
-        number = self._begun.get(threading.get_ident(), self._last_begun)
-        for call in tuple(self._kept):
-            if call.number == number:
-                self._noticed.append((call, failure))
-                return
+        run = failure.first.run_id if isinstance(failure, FailedCheck) else failure.run_id
+        number = self._runs.get(run) if run else self._begun.get(threading.get_ident(), self._last_begun)
+        if number is not None:
+            self._noticed.extend((call, failure) for call in tuple(self._kept) if call.number == number)
+        elif self._margin:  # another device's thread has not delivered the number of the call yet
+            self._noticed.append((run, failure))
 
     def _found_nonfinite(self, args: Any, kwargs: Any) -> None:
         number, *rest = args
@@ -220,6 +250,12 @@ class CapsuleStep:
     def _write_noticed(self) -> None:
         while self._noticed:
             call, failure = self._noticed.popleft()
+            if isinstance(call, int):  # a launch; of another program if it is not known by now
+                number = self._runs.get(call)
+                found = next((kept for kept in self._kept if kept.number == number), None)
+                if found is None:
+                    continue
+                call = found
             if self._left:
                 self._left -= 1
                 self._write(call, failure)
@@ -264,6 +300,10 @@ class CapsuleStep:
 
     def _watched(self, *args: Any, **kwargs: Any) -> Any:
         return instrumented(self._step, args, kwargs, Watcher(lambda operation: True), inputs=True)
+
+
+def _with_message(func: Callable[..., Any], *_: Any, **options: Any) -> Sink:
+    return func
 
 
 def described(failure: FailedCheck | TapFailure) -> Failure:

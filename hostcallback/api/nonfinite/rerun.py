@@ -98,7 +98,7 @@ class Rerun:
             ):
                 self._settle(self._pending.popleft())
             if not self._calls:
-                self._on_several = _is_on_several((args, kwargs))
+                self._on_several = is_on_several((args, kwargs))
                 bytes_each = sum(getattr(leaf, "nbytes", 0) for leaf in jax.tree.leaves((args, kwargs)))
                 self._kept = max(KEPT_CALLS, min(MORE_CALLS, KEPT_BYTES // max(1, bytes_each)))
             out, failed = self._tested(*args, **kwargs)
@@ -233,7 +233,8 @@ def _copied(tree: Any) -> Any:
     return tree
 
 
-def _is_on_several(tree: Any) -> bool:
+def is_on_several(tree: Any) -> bool:
+    """Whether an array is partitioned over devices, or on several."""
     return any(
         len(leaf.sharding.device_set) > 1 for leaf in jax.tree.leaves(tree) if isinstance(leaf, jax.Array)
     )

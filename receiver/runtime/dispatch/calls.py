@@ -180,6 +180,7 @@ class Calls:
                 call.message.seq,
                 consumer.transforms,
                 consumer.kwargs,
+                call.message.run_id,
             )
             call.scope.deferred.add_failure(failure)
             told = "".join(traceback.format_exception(error))

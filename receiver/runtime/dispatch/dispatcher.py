@@ -203,7 +203,7 @@ class Dispatcher:
                 self.scope.deferred.add_check(consumer, failed, self._device_name, 1 + folded)
             except BaseException as error:  # a failing tap must not stop the stream
                 stats.failed += count or 1
-                self._defer(error, consumer, seq)
+                self._defer(error, consumer, seq, run_id)
             stats.delivered += count or 1
             stats.last_time_ns = time_ns
         self.current = None
@@ -221,7 +221,7 @@ class Dispatcher:
     def _lose(self, error: WireError) -> None:
         self.scope.deferred.add_lost(f"undecodable frame on {self._device_name}: {error}", 1)
 
-    def _defer(self, error: BaseException, consumer: Consumer, seq: int) -> None:
+    def _defer(self, error: BaseException, consumer: Consumer, seq: int, run_id: int) -> None:
         self.scope.deferred.add_failure(
             TapFailure(
                 error,
@@ -231,5 +231,6 @@ class Dispatcher:
                 seq,
                 consumer.transforms,
                 consumer.kwargs,
+                run_id,
             )
         )

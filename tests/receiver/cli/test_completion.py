@@ -64,7 +64,7 @@ def test_bash_completes_commands_options_values_files_and_names_of_a_log(tmp_pat
         "hcb stats log --name lo", "hcb cat log --run al", "hcb cat missing --name ",
     )  # fmt: skip
     assert {"cat", "collect", "help", "completion"} <= commands
-    assert command == {"replay", "recover"}
+    assert command == {"replay", "recover", "reproduce"}
     assert option == {"--json"}
     assert value == {"parquet"}
     assert file == {"log/"}

@@ -1,0 +1,1 @@
+"""The commands that run programs of JAX; the others work without it."""

@@ -1,0 +1,288 @@
+"""Capsules of steps that fail: by a check, a tap function, a NaN; what they hold, and running them again."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+import hostcallback as hcb
+from checkout import ROOT
+from hostcallback.api.capsule.reproduce import Reproduction, arrays_of, reproduce
+from hostcallback.receiver import Capsule
+from hostcallback.receiver.cli import main
+
+# Programs with taps are exported on the native transport only.
+native = pytest.mark.native_only
+
+
+@pytest.fixture(autouse=True)
+def nothing_deferred() -> Iterator[None]:
+    yield
+    try:
+        hcb.barrier_wait()
+    except hcb.TapFunctionException as error:
+        pytest.fail(f"left behind: {error}")
+
+
+def run(step: Any, *calls: tuple[Any, ...], **options: Any) -> list[Any]:
+    """Calls a step; the failures are expected."""
+    with pytest.raises(hcb.TapFunctionException), hcb.outfeed_receiver(**options):
+        results = [step(*call) for call in calls]
+    return results
+
+
+def only(folder: Path) -> Capsule:
+    (path,) = folder.glob("*.hcb")
+    assert not list(folder.glob(".*"))
+    return Capsule(path)
+
+
+def layer(params: dict[str, Any], x: Any) -> Any:
+    return jnp.tanh(x @ params["w"] + params["b"])
+
+
+def train(params: dict[str, Any], x: Any, rate: float) -> tuple[dict[str, Any], Any]:
+    """A step of a small network, whose loss is checked."""
+
+    def loss_of(params: dict[str, Any]) -> Any:
+        loss = (layer(params, x) ** 2).mean()
+        hcb.check(loss < 0.9, "the loss is {}", loss)
+        return loss
+
+    loss, grads = jax.value_and_grad(loss_of)(params)
+    return jax.tree.map(lambda p, g: p + rate * g, params, grads), loss
+
+
+PARAMS = {"w": jnp.full((4, 4), 0.1), "b": jnp.zeros(4)}
+
+
+def batches(count: int) -> list[np.ndarray[Any, Any]]:
+    return [np.full((3, 4), 0.5 + 2 * i, np.float32) for i in range(count)]
+
+
+@native
+def test_the_first_call_that_fails_a_check_is_seen_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    step = hcb.capsule(jax.jit(train, donate_argnums=0), tmp_path)
+    expected = [(PARAMS, batch, 0.01) for batch in batches(6)]
+    with caplog.at_level(logging.ERROR):
+        results = run(step, *expected)
+    losses = [float(loss) for _, loss in results]
+    first = next(i for i, loss in enumerate(losses) if loss >= 0.9)
+    assert 0 < first < 5
+    capsule = only(tmp_path)
+    assert (capsule.name, capsule.call, capsule.failure.kind) == ("train", first, "check")
+    assert "the loss is 0.9" in capsule.failure.text
+    assert f"hcb reproduce {capsule.path}" in caplog.text
+    assert [entry.path for entry in capsule.inputs] == ["args[0]['b']", "args[0]['w']", "args[1]", "args[2]"]
+    np.testing.assert_array_equal(capsule.array(capsule.inputs[2]), batches(6)[first])
+    assert "test_capsule.py" in capsule.report
+    assert capsule.about["versions"]["jax"] == jax.__version__
+    again = reproduce(capsule)
+    assert again.is_exact
+    assert again.same == capsule.failure
+    assert float(again.results[-1]) == losses[first]
+
+
+def test_numpy_arguments_that_are_filled_again_are_those_of_the_call(tmp_path: Path) -> None:
+    step = hcb.capsule(jax.jit(train), tmp_path)
+    batch = np.zeros((3, 4), np.float32)
+
+    def filled(value: float) -> Any:
+        batch[:] = value
+        return batch
+
+    run(lambda value: step(PARAMS, filled(value), 0.01), (1,), (30,), (2,), (3,))
+    capsule = only(tmp_path)
+    assert capsule.call == 1
+    assert np.all(capsule.array(capsule.inputs[2]) == 30)
+
+
+def refuse_seven(value: Any) -> None:
+    if value == 7:
+        raise ValueError("seven is refused")
+
+
+def tapped(x: Any, key: Any, *, scale: int) -> Any:
+    noise = jax.random.uniform(key, x.shape)
+    hcb.tap(refuse_seven, x[0], name="first")
+    return (x + noise) * scale
+
+
+@native
+def test_a_tap_that_raises(tmp_path: Path) -> None:
+    step = hcb.capsule(jax.jit(tapped, static_argnames="scale"), tmp_path)
+    key = jax.random.key(3)
+    calls = [(jnp.full(2, float(n)), key) for n in range(9)]
+    with pytest.raises(hcb.TapFunctionException), hcb.outfeed_receiver(record=tmp_path / "log"):
+        results = [step(*call, scale=2) for call in calls]
+    capsule = only(tmp_path)
+    assert (capsule.call, capsule.failure.kind) == (7, "tap exception")
+    assert capsule.failure.text == "ValueError: seven is refused"
+    assert any('"first"' in line for line in capsule.messages)
+    again = reproduce(capsule)  # this process has the tap's function
+    assert again.is_exact
+    np.testing.assert_array_equal(again.results[0], results[7])
+
+
+IN_ANOTHER_PROCESS = """
+import sys
+from hostcallback.receiver.cli import main
+tap, check, module = sys.argv[1:]
+for arguments in ([tap], [tap, "--bind", f"first={module}:refuse_seven"], [check], [check, "--python", "again.py"]):
+    print("status", main(["reproduce", *arguments]), flush=True)
+exec(open("again.py").read())
+"""
+
+
+@native
+def test_another_process_sees_the_same_failures(tmp_path: Path) -> None:
+    tap = hcb.capsule(jax.jit(tapped, static_argnames="scale"), tmp_path / "tap")
+    with pytest.raises(hcb.TapFunctionException), hcb.outfeed_receiver():
+        tap(jnp.full(2, 7.0), jax.random.key(3), scale=2)
+    run(hcb.capsule(jax.jit(train), tmp_path / "check"), (PARAMS, np.full((3, 4), 9, np.float32), 0.01))
+    files = [str(only(tmp_path / name).path) for name in ("tap", "check")]
+    (tmp_path / "consumers.py").write_text(
+        "def refuse_seven(value):\n    if value == 7:\n        raise ValueError('seven is refused')\n"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", IN_ANOTHER_PROCESS, *files, "consumers"], cwd=tmp_path, capture_output=True, text=True,
+        timeout=120, check=False, env={**os.environ, "PYTHONPATH": str(ROOT), "XLA_FLAGS": ""},
+    )  # fmt: skip
+    lines = result.stdout.splitlines()
+    assert [line for line in lines if line.startswith("status")] == [
+        "status 1",
+        "status 0",
+        "status 0",
+        "status 0",
+    ]
+    assert any("the tap first got array(7., dtype=float32)" in line for line in lines), result.stderr
+    assert sum(line.startswith("reproduced: ") for line in lines) == 2
+    assert "CheckError: the loss is 0.9" in result.stderr, "the script ends with the failure"
+
+
+def attend(params: Any, x: Any) -> Any:
+    scores = x @ params["q"] @ (x @ params["k"]).T
+    with jax.named_scope("softmax"):
+        weights = jnp.exp(scores) / jnp.exp(scores).sum(-1, keepdims=True)
+    return (weights @ x).sum()
+
+
+def attention_step(params: Any, x: Any) -> Any:
+    loss, grads = jax.value_and_grad(attend)(params, x)
+    return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads), loss
+
+
+@native
+def test_a_nan_is_found_in_the_operation_that_made_it(tmp_path: Path) -> None:
+    params = {"q": jnp.eye(4), "k": jnp.eye(4)}
+    step = hcb.capsule(jax.jit(attention_step), tmp_path, nonfinite=True)
+    xs = [np.full((5, 4), size, np.float32) for size in (0.1, 1.0, 60.0, 70.0)]
+    run(step, *[(params, x) for x in xs])
+    capsule = only(tmp_path)
+    assert (capsule.call, capsule.failure.kind) == (2, "nonfinite")
+    assert "exp" in capsule.failure.text
+    again: Reproduction = reproduce(capsule)
+    assert again.same is not None
+    assert again.same.source_line == capsule.failure.source_line
+
+
+@native
+def test_inputs_on_several_devices_are_kept_by_shard(tmp_path: Path) -> None:
+    mesh = Mesh(np.array(jax.devices()).reshape(2, 2), ("data", "model"))
+    x = jax.device_put(
+        np.arange(32, dtype=np.float32).reshape(4, 8), NamedSharding(mesh, PartitionSpec("data", "model"))
+    )
+    rows = jax.device_put(np.arange(4, dtype=np.int8), NamedSharding(mesh, PartitionSpec(("model", "data"))))
+
+    def checked(x: Any, rows: Any) -> Any:
+        hcb.check(x.sum() < 100, "the sum is {}", x.sum())
+        return x * rows[:, None]
+
+    step = hcb.capsule(jax.jit(checked), tmp_path)
+    (result,) = run(step, (x, rows))
+    capsule = only(tmp_path)
+    assert [len(entry.shards) for entry in capsule.inputs] == [4, 4]
+    found = arrays_of(capsule)
+    assert found[0].sharding.spec == x.sharding.spec
+    np.testing.assert_array_equal(found[0], x)
+    np.testing.assert_array_equal(found[1], rows)
+    again = reproduce(capsule)
+    assert again.is_exact
+    np.testing.assert_array_equal(again.results[0], result)
+
+
+@native
+def test_what_is_too_large_is_left_out_and_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    step = hcb.capsule(jax.jit(train), tmp_path, max_bytes=70)
+    run(step, (PARAMS, np.full((3, 4), 9, np.float32), 0.01))
+    capsule = only(tmp_path)
+    kept = {entry.path: not entry.left_out for entry in capsule.inputs}
+    assert kept == {"args[0]['b']": True, "args[0]['w']": False, "args[1]": True, "args[2]": True}
+    assert any("args[0]['w'] (64 bytes)" in text for text in capsule.left_out)
+    assert main(["reproduce", str(capsule.path)]) == 2
+    assert "args[0]['w']: the inputs kept are limited to 70 bytes (max_bytes=)" in capsys.readouterr().err
+    assert main(["reproduce", "--show", str(capsule.path)]) == 0
+    assert "LEFT OUT" in capsys.readouterr().out
+
+
+def test_a_program_that_cannot_be_exported_leaves_its_inputs(tmp_path: Path) -> None:
+    def step(x: Any) -> Any:
+        jax.debug.callback(lambda value: None, x)
+        hcb.check(x < 1, "x is {}", x)
+        return x
+
+    run(hcb.capsule(jax.jit(step), tmp_path), (jnp.float32(2),))
+    capsule = only(tmp_path)
+    assert float(capsule.array(capsule.inputs[0])) == 2
+    (why,) = [text for text in capsule.left_out if text.startswith("the program")]
+    with pytest.raises(hcb.receiver.CapsuleError, match=r"jax\.export refuses it"):
+        reproduce(capsule)
+    assert "jax.export refuses it" in why
+
+
+def test_calls_wait_while_the_inputs_of_many_are_kept(tmp_path: Path) -> None:
+    step = hcb.capsule(jax.jit(lambda x: hcb.tap(lambda value: None, x) + 1), tmp_path, keep=2)
+    with hcb.outfeed_receiver():
+        x = jnp.float32(0)
+        for _ in range(50):
+            x = step(x)
+    assert float(x) == 50
+    assert not list(tmp_path.iterdir())
+
+
+def test_within_a_trace_it_is_the_step(tmp_path: Path) -> None:
+    step = hcb.capsule(train, tmp_path)
+    outer = jax.jit(lambda x: step(PARAMS, x, 0.01)[1])
+    assert float(outer(jnp.ones((3, 4)))) == float(train(PARAMS, jnp.ones((3, 4)), 0.01)[1])
+    hcb.barrier_wait()
+
+
+def test_few_capsules_are_written_however_many_calls_fail(tmp_path: Path) -> None:
+    def step(x: Any) -> Any:
+        hcb.tap(lambda value: 1 / 0, x)
+        return x
+
+    run(hcb.capsule(jax.jit(step), tmp_path, max_capsules=2), *[(jnp.float32(n),) for n in range(8)])
+    assert sorted(Capsule(path).call for path in tmp_path.iterdir()) == [0, 1]
+
+
+def test_misuse_is_named() -> None:
+    with pytest.raises(TypeError, match=r"takes a function, got int 3"):
+        hcb.capsule(3)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="give it the step itself, and nonfinite=True"):
+        hcb.capsule(hcb.watch_nonfinite(jax.jit(train)))
+    with pytest.raises(ValueError, match="keep is 0, expected a whole number of at least 1"):
+        hcb.capsule(train, keep=0)
