@@ -47,7 +47,7 @@ MAX_BYTES = 1 << 30
 KEEP = 32
 
 BEHIND = 4
-"""Number of calls by which a device may be behind another one: the inputs of so many more are kept."""
+"""Number of calls by which a device may be behind another one: their inputs are kept too."""
 
 RUNS = 256
 """Number of launches whose calls are known."""
