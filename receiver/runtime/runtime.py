@@ -31,6 +31,10 @@ from hostcallback.receiver.sinks.exported import ExportedTaps, exported_tap
 from hostcallback.receiver.sinks.sharding.sinks import waiting_threads
 from hostcallback.receiver.sources.source import Source
 from hostcallback.receiver.taplog.flight.recorder import FlightRecorder
+from hostcallback.receiver.taplog.writing.recorder import Recorder
+
+MAX_LOGS = 16
+"""Tap logs of this process that are remembered."""
 
 POLL_SEC = 0.05
 """Seconds between checks for a stalled tap while a thread waits. Progress wakes the thread at once."""
@@ -45,6 +49,7 @@ class Runtime:
         exported: the consumers of exported programs.
         default_scope: accounts for devices that no scoped receiver has claimed.
         rule_table: the rules of taps, and the checks that are off.
+        logs: folders of the last tap logs that this process recorded.
         flight: keeps the rings in files; None until `record_flight`.
     """
 
@@ -65,6 +70,7 @@ class Runtime:
         self.flight: FlightRecorder | None = None
         self._totals = Totals()
         self._observers: tuple[ScopeSinks, ...] = ()
+        self.logs: list[str] = []
         self._accounting = 0  # number of clients that read the counters of each tap
         self.registry = Registry()
         # Shares the lock and the table: a ring that is handed over must not be claimed or started meanwhile.
@@ -96,6 +102,11 @@ class Runtime:
                 receiver.observe(self._observers)
                 logger.debug("receiver of %s started", name)
             return receiver
+
+    def note_log(self, directory: str | os.PathLike[str]) -> None:
+        """Remembers the folder of a tap log that this process records, for those who look at it from outside."""
+        path = os.path.abspath(directory)
+        self.logs = [*[known for known in self.logs if known != path], path][-MAX_LOGS:]
 
     def record_flight(self, directory: str | os.PathLike[str]) -> None:
         """Keeps the rings of all devices, now and later, in files in `directory`. A second call does nothing.
@@ -167,6 +178,9 @@ class Runtime:
 
     def note_rules(self, *recorders: TakesRuleNotes | None) -> list[RuleNotes]:
         """Notes the rules of taps in the logs of some recorders; the caller ends the notes."""
+        for recorder in recorders:
+            if isinstance(recorder, Recorder):
+                self.note_log(recorder.directory)
         return [RuleNotes(self.rule_table, self.registry, recorder) for recorder in recorders if recorder]
 
     def stats(self, scope: Scope) -> list[DeviceStats]:

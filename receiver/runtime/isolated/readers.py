@@ -41,6 +41,7 @@ class ReaderProcesses:
 
     Attributes:
         processes: the reader processes that run.
+        logs: folders of the tap logs that reader processes record, or recorded.
         adopted: by device, the receivers in this process of rings that were taken back from a reader process.
     """
 
@@ -61,6 +62,7 @@ class ReaderProcesses:
         """
         self.processes: list[Reader] = []
         self.adopted: dict[str, DeviceReceiver] = {}
+        self.logs: list[str] = []
         self._registry = registry
         self._receivers = receivers
         self._scope_of = scope_of
@@ -103,6 +105,7 @@ class ReaderProcesses:
         if rings is None:
             return None
         try:
+            self.logs += [options.record] if options.record is not None else []
             process = ReceiverProcess(rings, self._registry, scope, options=options, on_death=on_death)
         except BaseException:
             self._give_back(rings.names)

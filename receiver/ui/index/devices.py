@@ -30,6 +30,8 @@ class Device:
     run: str
     process: str
     device: str
+    host: str = ""
+    pid: int = 0
     messages: int = 0
     first_ns: int = 2**63 - 1
     last_ns: int = 0
@@ -101,9 +103,9 @@ class DeviceTable:
         if device is not None:
             device.drops += max(0, lost.messages)
 
-    def as_dicts(self) -> list[dict[str, Any]]:
-        """Describes the devices for the page."""
-        return [device.as_dict() for device in self._devices.values()]
+    def all(self) -> list[Device]:
+        """The devices."""
+        return list(self._devices.values())
 
     def last_by_run(self) -> dict[str, float]:
         """Unix time in seconds of the last message of each run."""
@@ -117,5 +119,7 @@ class DeviceTable:
         key = run_name, writer.process, device
         found = self._devices.get(key)
         if found is None and len(self._devices) < MAX_DEVICES:
-            found = self._devices[key] = Device(run_name, process_text(writer), device)
+            found = self._devices[key] = Device(
+                run_name, process_text(writer), device, writer.host, writer.pid
+            )
         return found

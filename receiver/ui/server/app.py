@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route
@@ -20,6 +21,7 @@ from hostcallback.receiver.ui.index.texts import LEVELS, Wanted
 from hostcallback.receiver.ui.server.page_data import MAX_CHARTS, PageData
 from hostcallback.receiver.ui.server.queries import (
     BadRequestError,
+    NoControlError,
     UnknownError,
     choice,
     cursor,
@@ -29,6 +31,7 @@ from hostcallback.receiver.ui.server.queries import (
     text,
     whole,
 )
+from hostcallback.receiver.ui.server.rules import MAX_BODY, parse
 
 PAGE = Path(__file__).parent.parent / "page"
 
@@ -90,10 +93,20 @@ def make_app(data: PageData) -> Starlette:
         "/api/errors": lambda request: data.errors(),
         "/api/devices": lambda request: data.devices(),
     }
+
+    async def rules(request: Request) -> Response:
+        body = b""
+        async for part in request.stream():
+            body += part
+            if len(body) > MAX_BODY:
+                return JSONResponse({"error": f"the body is longer than {MAX_BODY} bytes"}, 413)
+        return await run_in_threadpool(_json(lambda request: data.set_rules(parse(body))), request)
+
     routes = [
         Route("/", lambda request: FileResponse(PAGE / "index.html")),
         *(Route(path, _json(answer)) for path, answer in answers.items()),
         Route("/api/events", streams.events),
+        Route("/api/rules", rules, methods=["POST"]),
         Route("/api/{rest:path}", _json(_no_such_path)),
         Mount("/", StaticFiles(directory=PAGE)),
     ]
@@ -113,6 +126,8 @@ def _json(answer: Callable[[Request], Any]) -> Callable[[Request], Response]:
             return JSONResponse({"error": str(error)}, 404)
         except BadRequestError as error:
             return JSONResponse({"error": str(error)}, 400)
+        except NoControlError as error:
+            return JSONResponse({"error": str(error)}, 403)
         except HostCallbackError as error:
             return JSONResponse({"error": str(error)}, 502)
         return JSONResponse(found)

@@ -15,8 +15,11 @@ from hostcallback.receiver.ui.index.log_index import LogIndex, run_of
 from hostcallback.receiver.ui.index.series import chart
 from hostcallback.receiver.ui.index.taps import Tap
 from hostcallback.receiver.ui.index.texts import Wanted, lines
+from hostcallback.receiver.ui.live.processes import LiveProcesses
 from hostcallback.receiver.ui.server.filling import Filler
-from hostcallback.receiver.ui.server.queries import UnknownError
+from hostcallback.receiver.ui.server.live_data import devices, take_taps
+from hostcallback.receiver.ui.server.queries import NoControlError, UnknownError
+from hostcallback.receiver.ui.server.rules import RuleRequest
 
 MAX_CHARTS = 64
 """Taps in one request for charts."""
@@ -29,32 +32,48 @@ class PageData:
         control: whether the page may set rules.
         filler: fills the index.
         index: of the logs.
+        live: running processes.
     """
 
-    def __init__(self, index: LogIndex, names: Sequence[str], *, control: bool = False) -> None:
-        """Starts to read `index`; `names` are those of the logs for the page."""
+    def __init__(
+        self,
+        index: LogIndex,
+        names: Sequence[str],
+        *,
+        live: LiveProcesses | None = None,
+        control: bool = False,
+    ) -> None:
+        """Starts to read `index`; `names` are those of its logs for the page, `live` are running processes."""
         self.control = control
+        self.live = live or LiveProcesses()
         self.index = index
         self.filler = Filler(index)
         self._names = names
         self._lock = threading.Lock()
 
     def close(self) -> None:
-        """Stops reading."""
+        """Stops reading, and closes the connections to processes."""
         self.filler.close()
+        self.live.close()
+
+    def _refresh(self) -> None:
+        self.filler.refresh()
+        self.live.refresh()
 
     def overview(self, pattern: str, limit: int) -> dict[str, Any]:
         """The sources, the runs, and the taps whose name contains or fits `pattern`."""
-        self.filler.refresh()
+        self._refresh()
         index = self.index
         with index.lock:
             live = index.live_runs()
+            enabled = take_taps(index, self.live)
             rows = [tap for tap in index.taps.rows if _fits(tap, pattern)] if pattern else index.taps.rows
-            taps = [tap.as_dict() for tap in rows[:limit]]
+            taps = [tap.as_dict() | {"enabled": enabled.get((tap.name, tap.place))} for tap in rows[:limit]]
             total = len(rows) if pattern else max(len(rows), index.taps.total)
             runs = self._runs(live)
             errors, losses = index.failures.count, index.failures.losses
             sources = [self._log_source(name, bool(live)) for name in self._names]
+            sources += self.live.sources()
         return {
             "version": _version(),
             "control": self.control,
@@ -102,18 +121,34 @@ class PageData:
 
     def errors(self) -> dict[str, Any]:
         """The groups of failures."""
-        self.filler.refresh()
+        self._refresh()
         with self.index.lock:
+            take_taps(self.index, self.live)
             return {"groups": self.index.failures.as_dicts()}
 
     def devices(self) -> dict[str, Any]:
         """The devices."""
-        self.filler.refresh()
+        self._refresh()
         with self.index.lock:
-            return {"devices": self.index.devices.as_dicts()}
+            return {"devices": devices(self.index, self.live)}
+
+    def set_rules(self, wanted: RuleRequest) -> dict[str, Any]:
+        """Sets rules of taps in the running processes.
+
+        Raises:
+            NoControlError: this server was started without --control.
+            HostCallbackError: no process could set them.
+        """
+        if not self.control:
+            raise NoControlError("the page may only look: start hcb ui with --control to set rules from it")
+        if not self.live:
+            raise NoControlError("no running process is shown: give its PID, or a collector with --from")
+        names = self.live.set_rules(wanted.pattern, wanted.settings, wanted.run, reset=wanted.reset)
+        return {"applied": [printable(name) for name in names]}
 
     def changes(self, watched: Sequence[int]) -> dict[str, Any]:
         """What an open page has to know twice a second; its taps are `watched`."""
+        self.live.refresh()
         index = self.index
         rows = index.taps.rows
         with index.lock:
@@ -126,7 +161,7 @@ class PageData:
                 ],
                 "texts": index.texts,
                 "errors": index.failures.count,
-                "devices": index.version,
+                "devices": [index.version, self.live.version],
                 "source": "live" if index.live_runs() else "ended",
             }
 

@@ -17,6 +17,10 @@ class BadRequestError(HostCallbackError):
     """A request has a parameter that cannot be used; the text says which, and what was expected."""
 
 
+class NoControlError(HostCallbackError):
+    """Rules cannot be set here; the text says why, and how they could."""
+
+
 class UnknownError(HostCallbackError):
     """A request is for something that does not exist."""
 

@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hostcallback.receiver.cli import CommandError
+from hostcallback.receiver.cli.arguments.collector import reaching
 
 if TYPE_CHECKING:
+    from hostcallback.receiver.ui.live.source import LiveSource
     from hostcallback.receiver.ui.server.serving import Listening
 
 EXAMPLES = """\
@@ -24,8 +26,25 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = EXAMPLES
     add = parser.add_argument
-    add("source", nargs="+", metavar="LOG", help="folders with tap logs, or segments of them, which may grow")
+    add(
+        "source", nargs="*", metavar="LOG|PID",
+        help="folders with tap logs, or segments of them, which may grow; ids of running processes (`hcb ctl` lists "
+        "them), which are shown with the logs that they record",
+    )  # fmt: skip
+    add("--control", action="store_true", help="let the page set rules: switch taps, rates, truncation")
     add_serving(parser)
+    group = parser.add_argument_group("or the processes that forward to a collector")
+    group.add_argument("--from", dest="collector", metavar="HOST:PORT", help="the collector")
+    group.add_argument("--run", dest="of_run", default="*", metavar="RUN", help="of this run, or a pattern")
+    group.add_argument("--from-ca", metavar="FILE", help="certificates that verify the collector's")
+    group.add_argument("--from-cert", metavar="FILE", help="this client's certificate")
+    group.add_argument(
+        "--from-key", metavar="FILE", help="its key (the token is read from HOSTCALLBACK_TOKEN)"
+    )
+    group.add_argument(
+        "--from-insecure", action="store_true", help="send the token to another machine also without TLS"
+    )
+    parser.set_defaults(parser=parser)
 
 
 def add_serving(parser: argparse.ArgumentParser) -> None:
@@ -58,11 +77,24 @@ def run(arguments: argparse.Namespace) -> int:
             f"hcb ui needs the packages starlette and uvicorn: pip install 'hostcallback[ui]' ({error})"
         ) from error
     from hostcallback.receiver.ui.index.log_index import LogIndex
+    from hostcallback.receiver.ui.live.processes import LiveProcesses
     from hostcallback.receiver.ui.server.page_data import PageData
     from hostcallback.receiver.ui.server.serving import UiServer
 
+    if not arguments.source and not arguments.collector:
+        arguments.parser.error(
+            "give a LOG, the PID of a running process, or a collector with --from HOST:PORT"
+        )
     listening = _listening(arguments)
-    data = PageData(LogIndex(arguments.source), arguments.source)
+    sources = _live(arguments)
+    live = LiveProcesses(sources)
+    try:
+        logs = [item for item in arguments.source if not _is_pid(item)]
+        copies = [log for source in sources for log in source.logs()]
+        data = PageData(LogIndex([*logs, *copies]), logs, live=live, control=arguments.control)
+    except BaseException:
+        live.close()
+        raise
     try:
         server = UiServer(data, listening)
     except BaseException:
@@ -76,6 +108,34 @@ def run(arguments: argparse.Namespace) -> int:
 
     server.run(tell)
     return 0
+
+
+def _live(arguments: argparse.Namespace) -> list[LiveSource]:
+    found: list[LiveSource] = []
+    try:
+        for item in filter(_is_pid, arguments.source):
+            from hostcallback.receiver.ui.live.process import ProcessSource
+
+            found.append(ProcessSource(int(item)))
+        if arguments.collector is not None:
+            from hostcallback.receiver.ui.live.collector import (
+                CollectorSource,
+            )  # here: grpc takes long to import
+
+            reached = argparse.Namespace(
+                tls_ca=arguments.from_ca, tls_cert=arguments.from_cert, tls_key=arguments.from_key,
+                insecure=arguments.from_insecure,
+            )  # fmt: skip
+            found.append(CollectorSource(reaching(arguments.collector, reached), arguments.of_run))
+    except BaseException:
+        for source in found:
+            source.close()
+        raise
+    return found
+
+
+def _is_pid(item: str) -> bool:
+    return item.isascii() and item.isdecimal() and not Path(item).exists()
 
 
 def _listening(arguments: argparse.Namespace) -> Listening:

@@ -1,0 +1,46 @@
+"""A program that taps until its standard input ends: `python live_program.py LOG [COLLECTOR SPOOL]`."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+import hostcallback as hcb
+
+
+@jax.jit
+def step(number: Any) -> Any:
+    """Sends a loss, and a number whose tap function raises at first."""
+    hcb.id_tap(lambda value: None, {"step": number, "loss": 1.0 / (1.0 + number)}, name="loss")
+    hcb.id_tap(fail_once, number, name="unlucky")
+    return number + 1
+
+
+def fail_once(number: Any) -> None:
+    """A tap function with a bug."""
+    if number == 0:
+        raise ValueError("a planted bug")
+
+
+def main() -> None:
+    """Steps every few milliseconds."""
+    ended = threading.Event()
+    threading.Thread(target=lambda: (sys.stdin.read(), ended.set()), daemon=True).start()
+    log, *collector = sys.argv[1:]
+    options: dict[str, Any] = {"forward": hcb.Forward(collector[0], spool=collector[1])} if collector else {}
+    if log != "-":
+        options["record"] = log
+    number = jnp.int32(0)
+    with hcb.outfeed_receiver(on_error="warn", **options):
+        number = step(number).block_until_ready()
+        print("ready", flush=True)
+        while not ended.wait(0.005):
+            number = step(number)
+
+
+if __name__ == "__main__":
+    main()

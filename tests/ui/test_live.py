@@ -1,0 +1,136 @@
+"""The page shows and controls running processes, by their control sockets and through a collector."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from checkout import ROOT
+from hostcallback.receiver.errors import HostCallbackError
+
+Serve = Callable[..., Any]
+
+PROGRAM = Path(__file__).with_name("live_program.py")
+
+
+@contextmanager
+def running(folder: Path, *arguments: Any) -> Iterator[subprocess.Popen[str]]:
+    """A process that taps; its control socket is in `folder`."""
+    process = subprocess.Popen(
+        [sys.executable, str(PROGRAM), *map(str, arguments)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env={
+            **os.environ,
+            "PYTHONPATH": str(ROOT),
+            "JAX_PLATFORMS": "cpu",
+            "HOSTCALLBACK_CONTROL_DIR": str(folder),
+        },
+    )
+    with process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n"
+            yield process
+        finally:
+            process.kill()
+
+
+@contextmanager
+def hcb_ui(*arguments: Any, **variables: Any) -> Iterator[httpx.Client]:
+    """`hcb ui` as a command of its own process, and a client with its token."""
+    command = [sys.executable, "-m", "hostcallback.receiver.cli", "ui", "--no-browser", *map(str, arguments)]
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        **{key: str(value) for key, value in variables.items()},
+    }
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
+    with server:
+        try:
+            assert server.stdout is not None
+            base, _, token = server.stdout.readline().strip().partition("/?token=")
+            headers = {"Authorization": f"Bearer {token}"}
+            with httpx.Client(base_url=base, headers=headers, timeout=20) as client:
+                yield client
+        finally:
+            server.terminate()
+            assert server.wait(20) in (0, -15)
+
+
+def until(ask: Callable[[], Any], wanted: Callable[[Any], bool]) -> Any:
+    """Asks until the answer is as wanted: each question takes the server's half second at most."""
+    ends = time.monotonic() + 20
+    while not wanted(found := ask()):
+        assert time.monotonic() < ends, found
+    return found
+
+
+def test_a_process_is_shown_with_its_log_and_controlled(tmp_path: Path) -> None:
+    control = tmp_path / "sockets"
+    with (
+        running(control, tmp_path / "log") as process,
+        hcb_ui(process.pid, "--control", HOSTCALLBACK_CONTROL_DIR=control) as client,
+    ):
+
+        def loss() -> Any:
+            taps = client.get("/api/overview", params={"filter": "loss"}).raise_for_status().json()["taps"]
+            (found,) = [tap for tap in taps if tap["name"] == "loss"] or [None]
+            return found
+
+        shown = until(
+            loss, lambda tap: tap is not None and tap["kind"] == "scalar" and tap["enabled"] is True
+        )
+        until(loss, lambda tap: tap["count"] > shown["count"])  # the log is followed
+        overview = client.get("/api/overview").json()
+        assert {source["kind"]: source["state"] for source in overview["sources"]} == {"process": "live"}
+        assert [run["live"] for run in overview["runs"]] == [True]
+        device = until(
+            lambda: client.get("/api/devices").json()["devices"][0],
+            lambda device: device["seconds_in_taps"] is not None and device["rate"] > 0,
+        )
+        assert device["device"] == "cpu:0"
+        answer = client.post("/api/rules", json={"tap": "loss", "run": None, "enabled": False, "rate": None})
+        assert answer.json() == {"applied": ["loss"]}
+        off = until(loss, lambda tap: tap["enabled"] is False)
+        last = until(
+            lambda: (loss()["count"], loss()["count"]), lambda counts: counts[0] == counts[1] >= off["count"]
+        )
+        assert client.post("/api/rules", json={"tap": "loss", "enabled": True}).status_code == 200
+        until(loss, lambda tap: tap["count"] > last[0])
+        nothing = client.post("/api/rules", json={"tap": "los?s*x", "enabled": True})
+        assert (nothing.status_code, "los?s*x" in nothing.json()["error"]) == (502, True)
+        evil = client.post(
+            "/api/rules", json={"tap": "*", "enabled": False}, headers={"Origin": "http://evil.example"}
+        )
+        assert evil.status_code == 403
+        process.kill()
+        ended = until(
+            lambda: client.get("/api/overview").json(), lambda found: found["sources"][0]["state"] == "lost"
+        )
+        assert f"process {process.pid}" in ended["sources"][0]["message"]
+        assert [run["live"] for run in ended["runs"]] == [False]
+
+
+def test_rules_need_control_and_a_process(log: Path, serve: Serve) -> None:
+    answer = serve(log).post("/api/rules", json={"tap": "*", "enabled": False})
+    assert answer.status_code == 403
+    assert "--control" in answer.json()["error"]
+
+
+def test_a_process_that_does_not_exist_is_an_error_of_the_command() -> None:
+    from hostcallback.receiver.ui.live.process import ProcessSource
+
+    with pytest.raises(HostCallbackError, match="no process 4194305"):
+        ProcessSource(4194305)
