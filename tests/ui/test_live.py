@@ -49,7 +49,7 @@ def running(folder: Path, *arguments: Any) -> Iterator[subprocess.Popen[str]]:
 
 @contextmanager
 def hcb_ui(*arguments: Any, **variables: Any) -> Iterator[httpx.Client]:
-    """`hcb ui` as a command of its own process, and a client with its token."""
+    """The command `hcb ui`, and a client with its token."""
     command = [sys.executable, "-m", "hostcallback.receiver.cli", "ui", "--no-browser", *map(str, arguments)]
     environment = {
         **os.environ,
