@@ -35,9 +35,11 @@ HCB_LOOP bool AnyNotFiniteOf(const uint8_t* data, uint64_t nbytes) {
   constexpr bool kUpperHalves = Format::kKept == 0;
   Vector kept, largest[kUnrolled];
   for (int i = 0; i < static_cast<int>(kBytes / sizeof(Word)); ++i) kept[i] = i % 2 ? ~Word{0} : Format::kKept;
+#pragma GCC unroll 4
   for (Vector& one : largest) one = Vector{};
   uint64_t at = 0;
   for (; at + kStep <= nbytes; at += kStep) {
+#pragma GCC unroll 4
     for (int i = 0; i < kUnrolled; ++i) {
       Vector x;
       std::memcpy(&x, data + at + i * kBytes, kBytes);
@@ -47,6 +49,7 @@ HCB_LOOP bool AnyNotFiniteOf(const uint8_t* data, uint64_t nbytes) {
     }
   }
   Word most = 0;
+#pragma GCC unroll 4
   for (const Vector& one : largest) {
     for (int i = 0; i < static_cast<int>(kBytes / sizeof(Word)); ++i) most = one[i] > most ? one[i] : most;
   }

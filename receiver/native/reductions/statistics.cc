@@ -60,6 +60,7 @@ HCB_LOOP void MeasurePart(const T* data, uint64_t n, Totals* totals) {
   constexpr T kInfinity = std::numeric_limits<T>::infinity();
   Vector sum[kUnrolled], low[kUnrolled], high[kUnrolled];
   BitVector zeros[kUnrolled], largest[kUnrolled];
+#pragma GCC unroll 4
   for (int j = 0; j < kUnrolled; ++j) {
     sum[j] = Vector{};
     low[j] = Vector{} + kInfinity;
@@ -68,6 +69,7 @@ HCB_LOOP void MeasurePart(const T* data, uint64_t n, Totals* totals) {
   }
   uint64_t i = 0;
   for (; i + kUnrolled * kLanes <= n; i += kUnrolled * kLanes) {
+#pragma GCC unroll 4
     for (int j = 0; j < kUnrolled; ++j) {
       Vector x;
       BitVector bits;
@@ -83,6 +85,7 @@ HCB_LOOP void MeasurePart(const T* data, uint64_t n, Totals* totals) {
   }
   double part_sum = 0, part_low = kInfinity, part_high = -kInfinity;
   Bits most = 0;
+#pragma GCC unroll 4
   for (int j = 0; j < kUnrolled; ++j) {
     for (int lane = 0; lane < kLanes; ++lane) {
       part_sum += sum[j][lane];
@@ -107,8 +110,10 @@ HCB_LOOP void MeasurePart(const T* data, uint64_t n, Totals* totals) {
 
   const T mean = static_cast<T>(part_sum / static_cast<double>(n));
   Vector squares[kUnrolled];
+#pragma GCC unroll 4
   for (Vector& one : squares) one = Vector{};
   for (i = 0; i + kUnrolled * kLanes <= n; i += kUnrolled * kLanes) {
+#pragma GCC unroll 4
     for (int j = 0; j < kUnrolled; ++j) {
       Vector x;
       std::memcpy(&x, data + i + j * kLanes, kBytes);
@@ -117,6 +122,7 @@ HCB_LOOP void MeasurePart(const T* data, uint64_t n, Totals* totals) {
     }
   }
   double part_squares = 0;
+#pragma GCC unroll 4
   for (const Vector& one : squares) {
     for (int lane = 0; lane < kLanes; ++lane) part_squares += one[lane];
   }
