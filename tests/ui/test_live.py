@@ -15,6 +15,7 @@ import httpx
 import pytest
 
 from checkout import ROOT
+from collecting import CollectorProcess
 from hostcallback.receiver.errors import HostCallbackError
 
 Serve = Callable[..., Any]
@@ -134,3 +135,31 @@ def test_a_process_that_does_not_exist_is_an_error_of_the_command() -> None:
 
     with pytest.raises(HostCallbackError, match="no process 4194305"):
         ProcessSource(4194305)
+
+
+def test_the_processes_of_a_collector_are_shown_and_controlled(tmp_path: Path) -> None:
+    collector = CollectorProcess(tmp_path)
+    try:
+        with (
+            running(tmp_path / "sockets", "-", collector.address, tmp_path / "spool"),
+            hcb_ui("--from", collector.address, "--control") as client,
+        ):
+            found = until(
+                lambda: client.get("/api/overview").json(),
+                lambda found: any(tap["kind"] == "scalar" and tap["enabled"] for tap in found["taps"]),
+            )
+            assert [(source["kind"], source["state"]) for source in found["sources"]] == [
+                ("collector", "live")
+            ]
+            answer = client.post(
+                "/api/rules", json={"tap": "loss", "run": found["runs"][0]["id"], "enabled": False}
+            )
+            assert answer.json() == {"applied": ["loss"]}
+            until(
+                lambda: client.get("/api/overview", params={"filter": "loss"}).json()["taps"],
+                lambda taps: taps[0]["enabled"] is False,
+            )
+            devices = client.get("/api/devices").json()["devices"]
+            assert {device["device"]: device["seconds_in_taps"] for device in devices}["cpu:0"] is not None
+    finally:
+        collector.stop()

@@ -6,6 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+
+import hostcallback as hcb
+
 Serve = Callable[..., Any]
 
 
@@ -109,3 +114,39 @@ def test_arrays_have_statistics_and_histograms_over_the_steps(log: Path, serve: 
     assert all(sum(counts) == 64 for counts in drawn["counts"])
     zoomed = client.get("/api/heatmap", params={"tap": tap["id"], "from": 100, "to": 104}).json()
     assert zoomed["x"] == [100, 101, 102, 103, 104]
+
+
+@jax.jit
+def descend(start: Any, planted: Any) -> Any:
+    """Sends 50 losses; those from step 30 on are `planted` larger."""
+
+    def step(number: Any, x: Any) -> Any:
+        hcb.id_tap(ignore, {"step": number, "loss": x + jnp.where(number >= 30, planted, 0.0)}, name="loss")
+        hcb.id_tap(ignore, {"step": number, "same": x}, name="same")
+        return x * 0.5
+
+    return jax.lax.fori_loop(0, 50, step, start)
+
+
+def ignore(value: Any) -> None:
+    """A tap function."""
+
+
+def test_two_runs_are_compared_and_shown_side_by_side(tmp_path: Path, serve: Serve) -> None:
+    for name, planted in (("one", 0.0), ("two", 0.25)):
+        with hcb.outfeed_receiver(sinks=[hcb.record(tmp_path, run=name)]):
+            descend(jnp.float32(1), jnp.float32(planted)).block_until_ready()
+    client = serve(tmp_path)
+    overview = client.get("/api/overview").json()
+    assert {run["id"] for run in overview["runs"]} == {"one", "two"}
+    assert sorted(tap["run"] for tap in overview["taps"] if tap["field"] == "loss") == ["one", "two"]
+    found = client.get("/api/diff", params={"left": "one", "right": "two"}).json()
+    assert (found["equal"], found["first"]["tap"], found["first"]["step"]) == (False, "loss", 30)
+    loss, same = found["taps"]
+    assert (loss["compared"], loss["differing"], loss["first_step"]) == (50, 20, 30)
+    assert abs(loss["max_abs"] - 0.25) < 1e-6
+    assert loss["x"] == [*range(30, 50)]
+    assert (same["compared"], same["differing"]) == (50, 0)
+    assert client.get("/api/diff", params={"left": "one", "right": "one"}).json()["equal"]
+    assert client.get("/api/diff", params={"left": "one", "right": "two", "atol": 1}).json()["equal"]
+    assert client.get("/api/diff", params={"left": "one", "right": "three"}).status_code == 404

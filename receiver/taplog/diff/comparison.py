@@ -47,6 +47,7 @@ class Outcome:
 
     Attributes:
         compared: number of compared pairs.
+        by_tap: the same by the tap's name.
         passed_over: messages whose counterpart was lost, as a log notes, or was folded.
         unaligned: devices whose rest could not be compared, with the messages after the gap: they differ, or belong to
             different taps, so the number of missing messages may be wrong.
@@ -54,6 +55,7 @@ class Outcome:
     """
 
     compared: int = 0
+    by_tap: Counter[str] = field(default_factory=Counter)
     passed_over: int = 0
     unaligned: list[tuple[DeviceKey, Unaligned]] = field(default_factory=list)
     more: Counter[tuple[bool, TapKey]] = field(default_factory=Counter)
@@ -135,6 +137,7 @@ class Comparison:
                         return
                 if wants:
                     self.outcome.compared += 1
+                    self.outcome.by_tap[item.a.message.consumer.name] += 1
                     if found is not None:
                         yield Difference(device, item.position, item.a, item.b, found)
         finally:

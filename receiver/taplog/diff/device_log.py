@@ -10,7 +10,7 @@ from hostcallback.receiver.taplog.format.errors import Damage, Lost
 from hostcallback.receiver.taplog.format.layout import ALL_CONSUMERS, Kind
 from hostcallback.receiver.taplog.reading.chunk_reader import Chunk
 from hostcallback.receiver.taplog.reading.logged_message import LoggedMessage
-from hostcallback.receiver.taplog.reading.reader import LogReader
+from hostcallback.receiver.taplog.reading.reader import LogReader, Paths
 from hostcallback.receiver.taplog.reading.segment_reader import SegmentReader, Writer
 from hostcallback.receiver.taplog.reading.selection import Selection
 
@@ -52,11 +52,11 @@ class ComparedLog:
         damaged: damaged parts found so far.
     """
 
-    def __init__(self, path: str, *, ignore_lines: bool, run: str | None = None) -> None:
+    def __init__(self, path: Paths, *, ignore_lines: bool, run: str | None = None) -> None:
         """Scans the log.
 
         Args:
-            path: a folder with a log, or a segment.
+            path: a folder with a log, a segment, or several of them.
             ignore_lines: taps of one name are one tap, even if their source lines differ.
             run: see `LogReader`.
 

@@ -97,7 +97,7 @@ class BlockReader:
         if plan is None:
             return False
         group = self._group(run, places, plan)
-        known = self._leaves_of(run.writer.process, group.shapes)
+        known = self._leaves_of((run.writer.process, run_name), group.shapes)
         stops = [*group.starts[1:].tolist(), len(group.ids)]
         slices = []
         for start, stop in zip(group.starts.tolist(), stops, strict=True):
@@ -158,7 +158,7 @@ class BlockReader:
             array_views(block, places, plan), shapes, ids, starts, steps, block.times_ns[places] / 1e9
         )
 
-    def _leaves_of(self, process: str, shapes: tuple[Any, ...]) -> dict[int, Leaves]:
+    def _leaves_of(self, process: tuple[str, str], shapes: tuple[Any, ...]) -> dict[int, Leaves]:
         if len(self._leaves) > MAX_KNOWN:
             self._leaves.clear()
         return self._leaves.setdefault((process, shapes), {})

@@ -16,6 +16,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from hostcallback.receiver.errors import HostCallbackError
+from hostcallback.receiver.taplog.diff.arrays import Tolerance
 from hostcallback.receiver.ui.index.series import AXES, MAX_POINTS
 from hostcallback.receiver.ui.index.texts import LEVELS, Wanted
 from hostcallback.receiver.ui.server.page_data import MAX_CHARTS, PageData
@@ -84,12 +85,18 @@ def make_app(data: PageData) -> Starlette:
         columns = whole(query, "columns", 200, 1, MAX_COLUMNS)
         return data.heatmap(one_tap(query), columns, number(query, "from"), number(query, "to"))
 
+    def difference(request: Request) -> Any:
+        query = request.query_params
+        tolerance = Tolerance(abs(number(query, "rtol") or 0.0), abs(number(query, "atol") or 0.0))
+        return data.difference(text(query, "left"), text(query, "right"), tolerance)
+
     answers: dict[str, Callable[[Request], Any]] = {
         "/api/overview": overview,
         "/api/series": series,
         "/api/texts": texts,
         "/api/array": array,
         "/api/heatmap": heatmap,
+        "/api/diff": difference,
         "/api/errors": lambda request: data.errors(),
         "/api/devices": lambda request: data.devices(),
     }

@@ -8,8 +8,10 @@ from fnmatch import fnmatchcase
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
+from hostcallback.receiver.taplog.diff.arrays import Tolerance
 from hostcallback.receiver.terminal import printable
 from hostcallback.receiver.ui.index.arrays import array, heatmap
+from hostcallback.receiver.ui.index.difference import difference
 from hostcallback.receiver.ui.index.log_files import Segment
 from hostcallback.receiver.ui.index.log_index import LogIndex, run_of
 from hostcallback.receiver.ui.index.series import chart
@@ -125,6 +127,17 @@ class PageData:
         with self.index.lock:
             take_taps(self.index, self.live)
             return {"groups": self.index.failures.as_dicts()}
+
+    def difference(self, left: str, right: str, tolerance: Tolerance) -> dict[str, Any]:
+        """The difference of two runs; one comparison at a time."""
+        self._refresh()
+        with self.index.lock:
+            runs = {run_of(segment) for segment in self.index.files.segments}
+        for run in (left, right):
+            if run not in runs:
+                raise UnknownError(f"no run is called {run[:100]!r}: /api/overview lists the runs")
+        with self._lock:
+            return difference(self.index, left, right, tolerance)
 
     def devices(self) -> dict[str, Any]:
         """The devices."""

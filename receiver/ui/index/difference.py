@@ -1,0 +1,156 @@
+"""The difference of two runs for the page: where they first part, and how far each tap is off."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from hostcallback.receiver.sinks.print import place_text
+from hostcallback.receiver.taplog.diff.arrays import Tolerance
+from hostcallback.receiver.taplog.diff.comparison import Comparison, Difference
+from hostcallback.receiver.taplog.diff.device_log import ComparedLog
+from hostcallback.receiver.taplog.reading.merge import Record
+from hostcallback.receiver.taplog.reading.selection import Selection
+from hostcallback.receiver.taplog.render.json_value import short_text
+from hostcallback.receiver.terminal import printable
+from hostcallback.receiver.ui.index.log_index import LogIndex, run_of
+from hostcallback.receiver.wire.dtypes import Array
+
+BUDGET_SEC = 20.0
+"""A comparison that takes longer ends with what it has found."""
+
+MAX_TAPS = 500
+MAX_POINTS = 2000
+"""Differences of a tap that are drawn."""
+
+VALUE_CHARS = 300
+
+
+class _OverBudgetError(Exception):
+    pass
+
+
+@dataclass(slots=True)
+class _TapDifference:
+    # The differences of one tap.
+    differing: int = 0
+    first_step: int | None = None
+    max_abs: float | None = None
+    x: list[float] = field(default_factory=list)
+    difference: list[float] = field(default_factory=list)
+
+    def add(self, found: Difference) -> None:
+        self.differing += 1
+        step = found.logged.step
+        if step is not None and (self.first_step is None or step < self.first_step):
+            self.first_step = step
+        sizes = [leaf.found.max_absolute for leaf in found.found.leaves]
+        size = max((float(each) for each in sizes if np.isfinite(each)), default=None)
+        if size is None:
+            return
+        self.max_abs = size if self.max_abs is None else max(self.max_abs, size)
+        if len(self.x) < MAX_POINTS:
+            self.x.append(float(self.differing if step is None else step))
+            self.difference.append(size)
+
+
+def difference(index: LogIndex, left: str, right: str, tolerance: Tolerance) -> dict[str, Any]:
+    """Compares the messages of two runs, tap by tap and regardless of source lines.
+
+    Raises:
+        TapLogError: a log cannot be read.
+    """
+    ends = time.monotonic() + BUDGET_SEC
+    with index.lock:
+        paths = [[s.path for s in index.files.segments if run_of(s) == name] for name in (left, right)]
+    a, b = (ComparedLog(part, ignore_lines=True) for part in paths)
+
+    def within_budget(selection: Selection, records: Iterator[Record]) -> Iterator[Record]:
+        for record in records:
+            if time.monotonic() > ends:
+                raise _OverBudgetError
+            yield record
+
+    a.reader.watch = b.reader.watch = within_budget
+    comparison = Comparison(a, b, tolerance, Selection())
+    taps: dict[str, _TapDifference] = {}
+    first: Difference | None = None
+    notes: list[str] = []
+    try:
+        for found in comparison.all():
+            name = found.logged.message.consumer.name
+            if name in taps or len(taps) < MAX_TAPS:
+                taps.setdefault(name, _TapDifference()).add(found)
+            if first is None or found.logged.message.time_ns < first.logged.message.time_ns:
+                first = found
+    except _OverBudgetError:
+        notes.append(f"only the beginning was compared: the comparison took more than {BUDGET_SEC:g} s")
+    notes += _notes(comparison)
+    return {
+        "equal": not taps and not notes,
+        "first": None if first is None else _first(first),
+        "taps": _taps(comparison, taps),
+        "notes": [printable(note) for note in notes],
+    }
+
+
+def _taps(comparison: Comparison, taps: dict[str, _TapDifference]) -> list[dict[str, Any]]:
+    compared = comparison.outcome.by_tap
+    names = sorted({*taps, *list(compared)[:MAX_TAPS]}, key=lambda name: (name not in taps, name))
+    none = _TapDifference()
+    return [
+        {
+            "name": printable(name),
+            "compared": compared[name],
+            "differing": taps.get(name, none).differing,
+            "first_step": taps.get(name, none).first_step,
+            "max_abs": taps.get(name, none).max_abs,
+            "x": taps.get(name, none).x,
+            "difference": taps.get(name, none).difference,
+        }
+        for name in names
+    ]
+
+
+def _first(found: Difference) -> dict[str, Any]:
+    consumer = found.logged.message.consumer
+    leaf = found.found.leaves[0] if found.found.leaves else None
+    places = [text for place in found.logged.message.shard_index or () if (text := place_text(place))]
+    return {
+        "tap": printable(consumer.name),
+        "step": found.logged.step,
+        "place": printable(consumer.source_line),
+        "device": printable(" ".join([found.device.device, *places])),
+        "text": printable(found.found.text)[:VALUE_CHARS],
+        "left": _side(found.a is not None, None if leaf is None else leaf.a),
+        "right": _side(found.b is not None, None if leaf is None else leaf.b),
+    }
+
+
+def _side(exists: bool, array: Array | None) -> str:
+    if not exists:
+        return "(no message)"
+    return "" if array is None else short_text(array, VALUE_CHARS)
+
+
+def _notes(comparison: Comparison) -> list[str]:
+    outcome = comparison.outcome
+    notes = [
+        f"{device.device} of process {device.process}: not compared to the end, because earlier messages were lost"
+        for device, _ in outcome.unaligned[:20]
+    ]
+    if outcome.passed_over:
+        notes.append(
+            f"{outcome.passed_over:,} message(s) not compared: their counterparts were dropped, damaged or folded"
+        )
+    for (in_left, key), count in list(outcome.more.items())[:20]:
+        notes.append(
+            f"{count:,} more message(s) of {key[0]} only in the {'left' if in_left else 'right'} run"
+        )
+    if not outcome.compared:
+        notes.append("no message of one run has a counterpart in the other")
+    return notes
