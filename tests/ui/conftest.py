@@ -15,9 +15,7 @@ import hostcallback as hcb
 pytest.importorskip("starlette", reason="the page needs hostcallback[ui]")
 httpx = pytest.importorskip("httpx", reason="these tests need httpx")
 
-from hostcallback.receiver.ui.index.log_index import LogIndex  # noqa: E402
-from hostcallback.receiver.ui.server.page_data import PageData  # noqa: E402
-from hostcallback.receiver.ui.server.serving import Listening, UiServer  # noqa: E402
+from hostcallback.receiver.ui.server.serving import Listening, serve_logs  # noqa: E402
 
 STEPS = 500
 
@@ -52,8 +50,7 @@ def serve() -> Iterator[Callable[..., Any]]:
     closing: list[Any] = []
 
     def start(*logs: Path, **options: Any) -> Any:
-        server = UiServer(PageData(LogIndex(logs), [str(log) for log in logs]), Listening(**options))
-        server.start()
+        server = serve_logs(logs, Listening(**options))
         client = httpx.Client(base_url=server.address.partition("?")[0], timeout=20)
         client.address = server.address
         client.headers["Authorization"] = f"Bearer {server.address.partition('token=')[2]}"

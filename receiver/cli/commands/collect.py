@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from hostcallback.receiver.remote.collector.services import CollectingService
     from hostcallback.receiver.remote.collector.store import Store
     from hostcallback.receiver.remote.delivery.delivery import Delivery
+    from hostcallback.receiver.ui.server.serving import UiServer
 
 PATIENCE_SEC = 0.5
 """Seconds after which a collector that ends tells that it still delivers messages."""
@@ -83,6 +84,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
         default=300.0,
         metavar="SEC",
         help="a process far ahead waits until those behind have sent nothing for SEC seconds (default 300)",
+    )
+    add("--ui", action="store_true", help="also show the stored messages on a page for browsers, see hcb ui")
+    add(
+        "--ui-port",
+        type=int,
+        default=0,
+        metavar="N",
+        help="port of the page on this machine (default: any free one)",
     )
     add("--fsync", action="store_true", help="acknowledge messages only when they are on the disk")
     group = parser.add_argument_group("access")
@@ -146,12 +155,26 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.listen is not None:
             services.append(listen(store, delivery))
 
+        if arguments.ui:
+            stack.callback(_show_page(arguments.log, arguments.ui_port).close)
+
         def tell(service: CollectingService) -> None:
             print(f"hcb: collecting {service.where} into {arguments.log}", file=sys.stderr, flush=True)
 
         run_until_told(services, tell)
         _finish(delivery)
     return 0
+
+
+def _show_page(log: str, port: int) -> UiServer:
+    from hostcallback.receiver.cli.commands.ui import needs_packages
+
+    needs_packages()
+    from hostcallback.receiver.ui.server.serving import Listening, serve_logs
+
+    server = serve_logs([log], Listening(port=port))
+    print(f"hcb: the page is at {server.address}", file=sys.stderr, flush=True)
+    return server
 
 
 def _finish(delivery: Delivery) -> None:

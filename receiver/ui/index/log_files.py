@@ -15,6 +15,9 @@ from hostcallback.receiver.taplog.reading.segment_reader import SegmentReader, W
 from hostcallback.receiver.wire.errors import UnsupportedVersionError
 from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
 
+MAX_FOLDERS = 1000
+"""Folders in a given one that are looked at."""
+
 MAX_PROBLEMS = 100
 """Files that are no logs, and damaged parts, of which the texts are kept."""
 
@@ -86,19 +89,29 @@ class LogFiles:
     def new_chunks(self) -> Iterator[tuple[Segment, Chunk]]:
         """Yields the chunks that came since the last call, those of a segment in order."""
         for path in self._paths:
-            try:
-                found = segments_of(path)
-            except NotATapLogError:  # a folder without logs so far
-                continue
-            except OSError as error:
-                self.note(str(error))
-                continue
-            for item in found:
-                if item not in self._known:
-                    self._open(item)
+            for folder in self._folders(path):
+                try:
+                    found = segments_of(folder)
+                except NotATapLogError:  # a folder without logs so far
+                    continue
+                except OSError as error:
+                    self.note(str(error))
+                    continue
+                for item in found:
+                    if item not in self._known:
+                        self._open(item)
         for segment in self.segments:
             if segment.reader is not None:
                 yield from self._new_in(segment, segment.reader)
+
+    def _folders(self, path: Path) -> list[Path]:
+        # The path, and the folders in it: a collector, and who keeps several runs, has a folder for each.
+        try:
+            with os.scandir(path) as entries:
+                inner = [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]
+        except OSError:  # a segment, or no longer there
+            return [path]
+        return [path, *map(Path, sorted(inner)[:MAX_FOLDERS])]
 
     def note(self, problem: str) -> None:
         """Remembers a problem for the page."""

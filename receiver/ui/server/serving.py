@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
+import os
 import socket
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import uvicorn
 
 from hostcallback.receiver.errors import HostCallbackError
+from hostcallback.receiver.ui.index.log_index import LogIndex
 from hostcallback.receiver.ui.server.access import Access, new_token
 from hostcallback.receiver.ui.server.app import make_app
 from hostcallback.receiver.ui.server.page_data import PageData
@@ -141,3 +143,20 @@ def _listen(host: str, port: int) -> socket.socket:
     except (OSError, OverflowError) as error:
         raise ListenError(f"cannot listen at {host}:{port}: {error}; --port 0 takes any free port") from error
     return listener
+
+
+def serve_logs(paths: Sequence[str | os.PathLike[str]], listening: Listening) -> UiServer:
+    """Serves tap logs in a thread of this process, until `close`.
+
+    Raises:
+        ListenError: the address cannot be used.
+        OSError: a path does not exist.
+    """
+    data = PageData(LogIndex(paths), [os.fspath(path) for path in paths])
+    try:
+        server = UiServer(data, listening)
+    except BaseException:
+        data.close()
+        raise
+    server.start()
+    return server

@@ -67,8 +67,12 @@ def add_serving(parser: argparse.ArgumentParser) -> None:
     add("--no-browser", action="store_true", help="do not open a browser")
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Runs the command."""
+def needs_packages() -> None:
+    """Looks for the packages of the server.
+
+    Raises:
+        CommandError: one is missing; the text says how to install it.
+    """
     try:
         import uvicorn  # noqa: F401
         from starlette.applications import Starlette  # noqa: F401
@@ -76,6 +80,11 @@ def run(arguments: argparse.Namespace) -> int:
         raise CommandError(
             f"hcb ui needs the packages starlette and uvicorn: pip install 'hostcallback[ui]' ({error})"
         ) from error
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Runs the command."""
+    needs_packages()
     from hostcallback.receiver.ui.index.log_index import LogIndex
     from hostcallback.receiver.ui.live.processes import LiveProcesses
     from hostcallback.receiver.ui.server.page_data import PageData

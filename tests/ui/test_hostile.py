@@ -1,0 +1,139 @@
+"""The server stays up and bounded whatever logs contain and clients send."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+import hostcallback as hcb
+from hostcallback.receiver.ui.index import taps
+
+Serve = Callable[..., Any]
+
+HOSTILE_NAMES = "<script>alert(1)</script>", "\u202etxt.exe", "a\x1b[31m\n\x00b", "n" * 600
+
+
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [
+        ("/api/series?tap=999999", 404),
+        ("/api/series?tap=-1", 400),
+        ("/api/series?tap=" + "1," * 100, 400),
+        ("/api/series?tap=0&from=nan", 400),
+        ("/api/series?tap=0&from=1e999", 400),
+        ("/api/series?tap=0&points=x", 400),
+        ("/api/series?tap=0&axis=moon", 400),
+        ("/api/array", 400),
+        ("/api/array?tap=0&at=99999999999999999999999", 200),
+        ("/api/texts?before=1.2", 400),
+        ("/api/texts?before=1.2.%F0%9D%9F%99", 400),
+        ("/api/texts?limit=-5", 200),
+        ("/api/texts?q=" + "x" * 2000, 400),
+        ("/api/overview?filter=" + "%5B" * 900, 200),
+        ("/api/overview?limit=99999999999", 200),
+        ("/api/overview?" + "x" * 40_000, 200),
+        ("/api/diff?left=no&right=no", 404),
+        ("/api/nothing", 404),
+        ("/../../etc/passwd", 404),
+        ("/%2e%2e/%2e%2e/__init__.py", 404),
+        ("/api/events?watch=x", 400),
+    ],
+)
+def test_bad_requests_are_answered_with_an_error(log: Path, serve: Serve, path: str, status: int) -> None:
+    answer = serve(log).get(path)
+    assert answer.status_code == status
+    if status == 400:
+        assert "expected" in answer.json()["error"]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"[]", b"{}", b'{"tap": 1}', b'{"tap": "*"}', b'{"tap": "*", "rate": "x"}', b'{"tap": "*", "when": 1}',
+     b'{"tap": "*", "enabled": 3}', b'{"tap": "*", "rate": 1e999}', b"[" * 50_000, b'{"tap": "' + b"[" * 9000 + b'"}'],
+)  # fmt: skip
+def test_bad_rules_are_refused(log: Path, serve: Serve, body: bytes) -> None:
+    answer = serve(log).post("/api/rules", content=body)
+    assert answer.status_code == 400
+
+
+def test_a_long_body_is_refused_before_it_is_read(log: Path, serve: Serve) -> None:
+    assert serve(log).post("/api/rules", content=b"x" * 1_000_000).status_code == 413
+
+
+def test_a_post_of_another_page_is_refused_even_with_the_cookie(log: Path, serve: Serve) -> None:
+    client = serve(log)
+    token = client.headers.pop("Authorization").partition(" ")[2]
+    client.get("/", params={"token": token})
+    rule = {"tap": "*", "enabled": False}
+    assert (
+        "--control"
+        in client.post("/api/rules", json=rule, headers={"Origin": str(client.base_url).rstrip("/")}).text
+    )
+    for origin in ("http://evil.example", "null", str(client.base_url).rstrip("/") + "0"):
+        answer = client.post("/api/rules", json=rule, headers={"Origin": origin})
+        assert (answer.status_code, "not from the page" in answer.json()["error"]) == (403, True)
+    assert client.post("/api/rules", json=rule).status_code == 403
+    assert client.post("/api/overview").status_code in (403, 405)
+
+
+def test_names_and_texts_are_escaped_and_paths_in_logs_are_not_opened(tmp_path: Path, serve: Serve) -> None:
+    with hcb.outfeed_receiver(record=tmp_path):
+
+        @jax.jit
+        def emit(x: Any) -> Any:
+            for name in HOSTILE_NAMES:
+                hcb.id_tap(ignore, x, name=name)
+            hcb.print("\x1b]0;title\x07 {x}", x=x)
+            return x
+
+        emit(np.float32(1)).block_until_ready()
+    client = serve(tmp_path)
+    found = client.get("/api/overview")
+    names = [tap["name"] for tap in found.json()["taps"]]
+    assert HOSTILE_NAMES[0] in names  # the page shows it as text
+    assert all(name.isprintable() for name in names)
+    assert "\\x1b]0;title" in client.get("/api/texts").json()["lines"][-1]["text"]
+    assert found.headers["content-type"] == "application/json"
+    assert found.headers["x-content-type-options"] == "nosniff"
+
+
+def ignore(value: Any) -> None:
+    """A tap function."""
+
+
+@pytest.mark.parametrize("kept", [0, 10, 63, 64, 5000, 0.5, 0.999])
+def test_a_cut_off_log_is_shown_as_far_as_it_goes(
+    log: Path, serve: Serve, tmp_path: Path, kept: float
+) -> None:
+    (segment,) = log.iterdir()
+    data = segment.read_bytes()
+    (tmp_path / segment.name).write_bytes(data[: int(kept * len(data)) if isinstance(kept, float) else kept])
+    found = serve(tmp_path).get("/api/overview").json()
+    assert [source["kind"] for source in found["sources"]] == ["log"]
+    if kept == 0.999:
+        assert found["runs"][0]["messages"] > 1000
+
+
+def test_damaged_bytes_are_told_and_the_rest_is_shown(log: Path, serve: Serve, tmp_path: Path) -> None:
+    (segment,) = log.iterdir()
+    data = np.frombuffer(segment.read_bytes(), np.uint8).copy()
+    data[len(data) // 2 : len(data) // 2 + 300] ^= 0x5A
+    (tmp_path / segment.name).write_bytes(data.tobytes())
+    (tmp_path / "other.hcblog").write_bytes(b"\x89PNG\r\n\x1a\n" * 100)
+    found = serve(tmp_path).get("/api/overview").json()
+    assert found["sources"][0]["message"]
+    assert found["runs"][0]["messages"] > 500
+
+
+def test_more_taps_than_are_kept_are_counted(
+    log: Path, serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(taps, "MAX_TAPS", 3)
+    found = serve(log).get("/api/overview").json()
+    assert (len(found["taps"]), found["taps_total"] > 3) == (3, True)
+    assert "too many" in found["sources"][0]["message"]
