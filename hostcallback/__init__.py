@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from hostcallback.api.outputs.forms import histogram, image, text
     from hostcallback.api.outputs.live_plot import LivePlot, live_plot
     from hostcallback.api.outputs.metrics import metrics
+    from hostcallback.api.outputs.page import Ui, ui
     from hostcallback.api.progress.bar import Progress
     from hostcallback.api.progress.loops import fori_loop, scan, while_loop
     from hostcallback.api.progress.progress import progress
@@ -126,6 +127,7 @@ __all__ = [
     "TapSelection",
     "TapTimeoutError",
     "TruncatedArray",
+    "Ui",
     "UnboundConsumerError",
     "UnknownConsumerError",
     "UnknownTapError",
@@ -168,6 +170,7 @@ __all__ = [
     "taps",
     "tensorboard",
     "text",
+    "ui",
     "unbind",
     "watch_nonfinite",
     "while_loop",
@@ -213,6 +216,7 @@ _PLACES = {
     "TapSelection": "api.taps",
     "TapTimeoutError": "receiver.errors",
     "TruncatedArray": "receiver.wire.truncation",
+    "Ui": "api.outputs.page",
     "UnboundConsumerError": "receiver.errors",
     "UnknownConsumerError": "receiver.errors",
     "WriterStats": "receiver.sinks.metric_writers.writer_thread",
@@ -257,6 +261,7 @@ _PLACES = {
     "taps": "api.taps",
     "tensorboard": "receiver.sinks.metric_writers.tensorboard",
     "text": "api.outputs.forms",
+    "ui": "api.outputs.page",
     "unbind": "api.export",
     "watch_nonfinite": "api.nonfinite.watch",
     "while_loop": "api.progress.loops",

@@ -16,7 +16,7 @@ SECTIONS = {
     "Progress": ["progress", "Progress", "scan", "fori_loop", "while_loop"],
     "Metrics and data": [
         "metrics", "histogram", "image", "text", "csv", "jsonl", "tensorboard", "live_plot", "capture", "read",
-        "record",
+        "record", "ui",
     ],
     "Checks and debugging": [
         "check", "checked", "enable_checks", "disable_checks", "watch_nonfinite", "observe", "capsule", "breakpoint",

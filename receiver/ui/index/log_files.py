@@ -81,6 +81,13 @@ class LogFiles:
         self.segments: list[Segment] = []
         self.problems: list[str] = []
 
+    def add(self, path: Path) -> bool:
+        """Adds a folder or file that may appear later; returns whether it is new."""
+        if path in self._paths or len(self._paths) >= MAX_FOLDERS:
+            return False
+        self._paths.append(path)
+        return True
+
     @property
     def has_open_segments(self) -> bool:
         """Whether a segment has no end yet: its process writes it, or was killed."""

@@ -11,6 +11,7 @@ from hostcallback.receiver.control.errors import ControlError, ControlSocketErro
 from hostcallback.receiver.ui.live.source import LiveProcess, is_process
 
 ANSWER_SEC = 3.0
+MAX_LOGS = 64
 
 
 class ProcessSource:
@@ -33,7 +34,7 @@ class ProcessSource:
         self._client: ControlClient | None = None
         about = self._connected().ask("process")
         self.name = f"{pid}: {str(about['command'])[:200]}"
-        self._logs = [Path(log) for log in about.get("logs", ()) if isinstance(log, str)]
+        self._logs = _logs(about)
 
     def logs(self) -> list[Path]:
         """Folders with the tap logs of the process."""
@@ -44,6 +45,7 @@ class ProcessSource:
         found = self._told("figures")
         if not is_process(found):
             raise ControlError(f"process {self._pid} answered with something else than its metrics")
+        self._logs = _logs(found["process"])
         return [LiveProcess(str(found["process"]["host"]), self._pid, "", found)]
 
     def set_rules(self, pattern: str, settings: Mapping[str, Any], run: str, *, reset: bool) -> list[str]:
@@ -72,3 +74,8 @@ class ProcessSource:
         except ControlSocketError:
             self.rest()
             raise
+
+
+def _logs(about: Mapping[str, Any]) -> list[Path]:
+    found = about.get("logs")
+    return [Path(log) for log in found[:MAX_LOGS] if isinstance(log, str)] if isinstance(found, list) else []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from hostcallback.receiver.errors import HostCallbackError
@@ -69,6 +70,11 @@ class LiveProcesses:
         """The processes that answered last."""
         with self._lock:
             return self._processes()
+
+    def logs(self) -> list[Path]:
+        """Folders with logs of the processes, as far as they are known."""
+        with self._lock:
+            return [log for source in self._sources for log in source.logs()]
 
     def rate(self, process: LiveProcess, device: str) -> float:
         """Messages per second of a device since the answer before the last one."""

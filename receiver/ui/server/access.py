@@ -56,6 +56,7 @@ class Access:
         self._hosts = {"localhost", "127.0.0.1", "::1", *(name.lower() for name in hosts)}
         self._is_open = is_open
         self._scheme = "https" if tls else "http"
+        self._framed = framed
         local = "http://localhost:* http://127.0.0.1:* https://localhost:* https://127.0.0.1:*"
         self._policy = POLICY.format(frames=f"'self' {local}" if framed else "'none'")
 
@@ -94,9 +95,17 @@ class Access:
             found.set_cookie(
                 cookie, self.token, httponly=True, samesite="strict", secure=self._scheme == "https", path="/"
             )
+            if self._framed:
+                # In a frame of a page of another site. Only browsers that take the attributes store it.
+                found.headers.append(
+                    "set-cookie",
+                    f"{cookie}_frame={self.token}; HttpOnly; Secure; SameSite=None; Partitioned; Path=/",
+                )
             return found
         by_header = self._is_bearer(headers)
-        if not by_header and not self._is_token(_cookie(headers.get("cookie", ""), cookie)):
+        cookies = [cookie, f"{cookie}_frame"] if self._framed else [cookie]
+        has_cookie = any(self._is_token(_cookie(headers.get("cookie", ""), name)) for name in cookies)
+        if not by_header and not has_cookie:
             problem = "no valid token came with this request: open the address that hcb ui printed"
             return PlainTextResponse(f"{problem}\n", 401) if _is_start(scope) else _error(401, problem)
         if scope["method"] not in ("GET", "HEAD") and not self._is_same_origin(headers, host, by_header):

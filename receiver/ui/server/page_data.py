@@ -61,6 +61,9 @@ class PageData:
     def _refresh(self) -> None:
         self.filler.refresh()
         self.live.refresh()
+        for log in self.live.logs():
+            with self.index.lock:
+                self.index.files.add(log)
 
     def overview(self, pattern: str, limit: int) -> dict[str, Any]:
         """The sources, the runs, and the taps whose name contains or fits `pattern`."""

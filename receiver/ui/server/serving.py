@@ -97,6 +97,10 @@ class UiServer:
         self._thread = threading.Thread(target=self._serve, name="hostcallback-ui-server", daemon=True)
         self._thread.start()
 
+    def stop(self) -> None:
+        """Lets `run` return soon. Any thread."""
+        self._server.should_exit = True
+
     def close(self) -> None:
         """Ends a server that `start` started."""
         self._server.should_exit = True

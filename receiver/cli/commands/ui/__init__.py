@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import threading
 import webbrowser
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,7 +14,7 @@ from hostcallback.receiver.cli.arguments.collector import reaching
 
 if TYPE_CHECKING:
     from hostcallback.receiver.ui.live.source import LiveSource
-    from hostcallback.receiver.ui.server.serving import Listening
+    from hostcallback.receiver.ui.server.serving import Listening, UiServer
 
 EXAMPLES = """\
 The page is served on this machine alone, and only to who has the address that is printed: it contains a random
@@ -64,6 +65,16 @@ def add_serving(parser: argparse.ArgumentParser) -> None:
     add("--tls-cert", metavar="FILE", help="the server's certificate, PEM")
     add("--tls-key", metavar="FILE", help="its key")
     add("--insecure", action="store_true", help="listen beyond this machine without TLS")
+    add(
+        "--framed",
+        action="store_true",
+        help="let pages of this machine, such as notebooks, show it in a frame",
+    )
+    add(
+        "--until-eof",
+        action="store_true",
+        help="end when the standard input does, as with the program that started it",
+    )
     add("--no-browser", action="store_true", help="do not open a browser")
 
 
@@ -110,6 +121,9 @@ def run(arguments: argparse.Namespace) -> int:
         data.close()
         raise
 
+    if arguments.until_eof:
+        threading.Thread(target=_stop_at_eof, args=(server,), daemon=True).start()
+
     def tell() -> None:
         print(server.address, flush=True)
         if not arguments.no_browser and sys.stdout.isatty():
@@ -117,6 +131,11 @@ def run(arguments: argparse.Namespace) -> int:
 
     server.run(tell)
     return 0
+
+
+def _stop_at_eof(server: UiServer) -> None:
+    sys.stdin.read()
+    server.stop()
 
 
 def _live(arguments: argparse.Namespace) -> list[LiveSource]:
@@ -164,6 +183,7 @@ def _listening(arguments: argparse.Namespace) -> Listening:
         token,
         arguments.tls_cert,
         arguments.tls_key,
+        arguments.framed,
     )
 
 
