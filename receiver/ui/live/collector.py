@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hostcallback.receiver.control.errors import ControlError
-from hostcallback.receiver.remote.control.client import CollectorControl
 from hostcallback.receiver.remote.errors import TransportError
-from hostcallback.receiver.remote.follow_client import ANSWER_SEC, RemoteLog
 from hostcallback.receiver.remote.options import Forward
 from hostcallback.receiver.ui.live.source import LiveProcess, is_process
+
+if TYPE_CHECKING:
+    from hostcallback.receiver.remote.control.client import CollectorControl
 
 ASK_SEC = 2.0
 
@@ -32,6 +33,11 @@ class CollectorSource:
         Raises:
             TransportError: the collector cannot be reached, or refuses.
         """
+        from hostcallback.receiver.remote.follow_client import (  # here, because grpc takes long to import
+            ANSWER_SEC,
+            RemoteLog,
+        )
+
         self.name = options.address
         self._options, self._runs = options, runs
         self._control: CollectorControl | None = None
@@ -69,7 +75,7 @@ class CollectorSource:
 
     def set_rules(self, pattern: str, settings: Mapping[str, Any], run: str, *, reset: bool) -> list[str]:
         """Sets rules of the taps of all processes of a run, also of those that start later."""
-        with CollectorControl(self._options, run or self._runs) as control:
+        with self._new(run or self._runs) as control:
             answers = control.ask(
                 "rules", seconds=ASK_SEC, pattern=pattern, settings=dict(settings), reset=reset
             )
@@ -92,5 +98,10 @@ class CollectorSource:
 
     def _asked(self) -> CollectorControl:
         if self._control is None:
-            self._control = CollectorControl(self._options, self._runs)
+            self._control = self._new(self._runs)
         return self._control
+
+    def _new(self, runs: str) -> CollectorControl:
+        from hostcallback.receiver.remote.control.client import CollectorControl
+
+        return CollectorControl(self._options, runs)
