@@ -11,10 +11,11 @@ FORMAT = 1
 
 SUFFIX = ".hcb"
 
-MANIFEST, PROGRAM, WATCHED, REPORT, MESSAGES = (
-    "manifest.json", "program.jaxexport", "operations.jaxexport", "report.txt", "messages.jsonl",
-)  # fmt: skip
-"""Members: what the capsule is, the step, the step with a tap at each operation, the failure, the last messages."""
+MANIFEST, PROGRAM, REPORT, MESSAGES = "manifest.json", "program.jaxexport", "report.txt", "messages.jsonl"
+"""Members: what the capsule is, the step, the report of the failure, the last messages before it."""
+
+WATCHED, PROMOTED = "operations.jaxexport", "operations64.jaxexport"
+"""Members: the step with a digest of each operation's result, and the same in 64 bits."""
 
 INPUT = "inputs/{}.bin"
 """The elements of an input or of one shard of it, in C order, little-endian."""

@@ -27,7 +27,15 @@ from hostcallback.api.nonfinite.watcher import Watcher
 from hostcallback.api.public import public
 from hostcallback.lifecycle import unsettled
 from hostcallback.primitives.bind import bind_tap
-from hostcallback.receiver.capsule.file_format import MESSAGES, PROGRAM, REPORT, SUFFIX, Failure
+from hostcallback.receiver.capsule.file_format import (
+    MESSAGES,
+    PROGRAM,
+    PROMOTED,
+    REPORT,
+    SUFFIX,
+    WATCHED,
+    Failure,
+)
 from hostcallback.receiver.capsule.writing import CapsuleWriter
 from hostcallback.receiver.errors import TapFailure
 from hostcallback.receiver.log import logger
@@ -274,18 +282,18 @@ class CapsuleStep:
         )  # fmt: skip
 
     def _write_to(self, path: Path, call: _Call, failure: FailedCheck | TapFailure) -> None:
-        step: Callable[..., Any] = self._step
-        if _is_nonfinite(failure):
-            step = self._watched
-        flat = FlatCall(step, call.args, call.kwargs, self._static)
+        flat = FlatCall(self._step, call.args, call.kwargs, self._static)
+        failing = flat
+        if _is_nonfinite(failure):  # the program must show where: it has a check of each operation
+            failing = FlatCall(self._watched, call.args, call.kwargs, self._static)
         writer = CapsuleWriter(path, self._max_bytes)
         try:
-            try:
-                writer.add(PROGRAM, flat.export())
-            except OSError:
-                raise
-            except Exception as error:
-                writer.left_out.append(f"the program: jax.export refuses it: {type(error).__name__}: {error}")
+            for member, what, export in (
+                (PROGRAM, "the program", failing.export),
+                (WATCHED, "the program for --bisect", flat.export_digests),
+                (PROMOTED, "the program for --bisect float64", flat.export_digests_promoted),
+            ):
+                self._add_program(writer, member, what, export)
             writer.add_inputs(flat.inputs())
             writer.add(REPORT, _report(failure).encode())
             messages, why_not = last_messages(runtime)
@@ -297,6 +305,16 @@ class CapsuleStep:
             writer.finish(about, described(failure))
         finally:
             writer.discard()
+
+    def _add_program(
+        self, writer: CapsuleWriter, member: str, what: str, export: Callable[[], bytes]
+    ) -> None:
+        try:
+            data = export()
+        except Exception as error:
+            writer.left_out.append(f"{what}: jax.export refuses it: {type(error).__name__}: {error}")
+        else:
+            writer.add(member, data)
 
     def _watched(self, *args: Any, **kwargs: Any) -> Any:
         return instrumented(self._step, args, kwargs, Watcher(lambda operation: True), inputs=True)

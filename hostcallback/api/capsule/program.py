@@ -11,6 +11,7 @@ import jax
 import jax.export
 import numpy as np
 
+from hostcallback.api.capsule.digests import digested
 from hostcallback.api.export import export_checks
 from hostcallback.receiver.capsule.file_format import Input, Shard
 from hostcallback.receiver.capsule.writing import Fetch
@@ -73,13 +74,40 @@ class FlatCall:
         Raises:
             Exception: `jax.export` refuses it, because it has callbacks, for example.
         """
-        return bytes(
-            jax.export.export(jax.jit(self), disabled_checks=export_checks())(*self.arrays).serialize()
-        )
+        return _exported(self, self.arrays)
+
+    def export_digests(self) -> bytes:
+        """Returns the program with a digest of each operation's result in place of its taps; see `digests`.
+
+        Raises:
+            Exception: `jax.export` refuses it, or it uses the results of callbacks.
+        """
+        return _exported(lambda *arrays: digested(self, arrays), self.arrays)
+
+    def export_digests_promoted(self) -> bytes:
+        """Returns the same in 64 bits. Floating-point and complex inputs are promoted; constants are not.
+
+        Raises:
+            Exception: as above, or the step does not take such arrays.
+        """
+        with jax.enable_x64(True):
+            return _exported(lambda *arrays: digested(self, arrays), [_promoted(a) for a in self.arrays])
 
     def inputs(self) -> list[tuple[Input, list[tuple[Shard, Fetch]]]]:
         """Returns the arrays, with functions that fetch their shards from the devices."""
         return [_input(path, array) for path, array in zip(self.paths, self.arrays, strict=True)]
+
+
+def _exported(function: Callable[..., Any], arrays: list[Any]) -> bytes:
+    return bytes(jax.export.export(jax.jit(function), disabled_checks=export_checks())(*arrays).serialize())
+
+
+def _promoted(array: Any) -> Any:
+    dtype = jax.dtypes.result_type(array)
+    wide = {"f": np.float64, "c": np.complex128, "V": np.float64}.get(np.dtype(dtype).kind)
+    if isinstance(array, bool | int | float | complex) or wide is None:
+        return array
+    return np.asarray(array).astype(wide)
 
 
 def _input(path: str, array: Any) -> tuple[Input, list[tuple[Shard, Fetch]]]:

@@ -59,7 +59,9 @@ def load(capsule: Capsule, program: str = PROGRAM) -> jax.export.Exported:
     """
     if not capsule.has(program):
         why = next((text for text in capsule.left_out if text.startswith("the program")), "it was left out")
-        raise CapsuleError(f"{capsule.path} has no program: {why}. Its inputs can be read: receiver.Capsule")
+        raise CapsuleError(
+            f"{capsule.path} has no {program}: {why}. Its inputs can be read: receiver.Capsule"
+        )
     data = bytearray(capsule.member(program))
     try:
         exported = jax.export.deserialize(data)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import code
 import importlib
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from hostcallback.receiver.capsule.devices import prepare_devices
+from hostcallback.receiver.capsule.devices import MOST_DEVICES, prepare_devices
 from hostcallback.receiver.capsule.reading import Capsule
 from hostcallback.receiver.cli import CommandError
 from hostcallback.receiver.terminal import printable
@@ -21,6 +23,9 @@ examples:
   hcb reproduce capsules/step-17-4242.hcb             run the call that failed, and compare
   hcb reproduce --show capsules/step-17-4242.hcb      what it is, without running it and without JAX
   hcb reproduce --python again.py FILE                write a script with the inputs loaded, to edit
+  hcb reproduce --bisect FILE                         find the first operation that differs in 64 bits
+  hcb reproduce --bisect /other/venv/bin/python FILE  ... that differs with that Python's JAX
+  hcb reproduce --breakpoint FILE                     ... and open a Python prompt after the failure
   hcb reproduce --bind loss=train:check_loss FILE     call a function for the tap called loss
 
 exit status: 0 the same failure, 3 the same check or tap with other values, 1 not reproduced, 2 an error
@@ -36,6 +41,20 @@ def configure(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--show", action="store_true", help="show the report, the inputs and the versions; run nothing"
     )
+    group.add_argument(
+        "--bisect",
+        nargs="?",
+        const="float64",
+        metavar="SIDE",
+        help="find the first operation that differs in 64 bits (float64, the default), on another device (device:1), "
+        "or with another JAX (the path of its Python)",
+    )
+    group.add_argument(
+        "--breakpoint",
+        action="store_true",
+        help="run it, then open a Python prompt with its inputs, results and failures",
+    )
+    group.add_argument("--digests", help=argparse.SUPPRESS)
     group.add_argument("--python", metavar="OUT", help="write a script that runs it, to be edited")
     parser.add_argument(
         "--bind",
@@ -62,15 +81,41 @@ def run(arguments: argparse.Namespace) -> int:
         raise CommandError(
             f"hcb reproduce runs a program of JAX, and it cannot be imported: {error}. Without JAX: --show"
         ) from None
+    if arguments.digests:
+        _module("bisect", capsule).write_digests(capsule, arguments.digests)
+        return 0
+    if arguments.bisect:
+        return _bisect(capsule, arguments.bisect)
     if arguments.python:
         Path(arguments.python).write_text(_module("script", capsule).script_of(capsule))
         print(f"wrote {arguments.python}")
         return 0
-    return _reproduce(capsule, reproduce, _bindings(arguments.bind, reproduce))
+    return _reproduce(capsule, reproduce, _bindings(arguments.bind, reproduce), prompt=arguments.breakpoint)
 
 
-def _module(name: str, capsule: Capsule) -> Any:
-    prepare_devices(capsule)
+def _bisect(capsule: Capsule, against: str) -> int:
+    bisect: Any = _module("bisect", capsule, against)
+    found, compared, missing = bisect.bisect(capsule, against)
+    apart = f", {missing} operations of the first run only" if missing else ""
+    if found is None:
+        print(f"no operation differs: {compared} compared{apart}")
+        return 0
+    iterations = f", iteration {', '.join(map(str, found.left.iterations))}" if found.left.iterations else ""
+    print(printable(f"the first operation that differs: {found.left.name}{iterations}"))
+    names = ("min", "max", "mean", "rms", "first elements")
+    for title, digest in (("here", found.left), (against, found.right)):
+        values = [*digest.stats[:4], list(digest.stats[4:])]
+        shown = ", ".join(f"{name} {value}" for name, value in zip(names, values, strict=True))
+        print(printable(f"  {title}: {shown}"))
+    finite = math.isfinite(found.relative)
+    how = f"by {found.relative:.2g} of its magnitude" if finite else "one of them is not finite"
+    print(f"  {how}; {compared} operations before it are the same{apart}")
+    return NOT_REPRODUCED
+
+
+def _module(name: str, capsule: Capsule, against: str = "") -> Any:
+    number = against.removeprefix("device:")
+    prepare_devices(capsule, min(int(number), MOST_DEVICES) + 1 if number.isdecimal() else 1)
     return importlib.import_module(f"hostcallback.api.capsule.{name}")
 
 
@@ -113,9 +158,25 @@ def _show(capsule: Capsule) -> None:
         print(printable(line))
 
 
-def _reproduce(capsule: Capsule, reproduce: Any, bindings: dict[str, Callable[..., Any]]) -> int:
-    expected = capsule.failure
+def _reproduce(
+    capsule: Capsule, reproduce: Any, bindings: dict[str, Callable[..., Any]], *, prompt: bool
+) -> int:
     result = reproduce.reproduce(capsule, bindings)
+    status = _report(capsule, result)
+    if prompt:
+        names = {
+            "capsule": capsule,
+            "inputs": dict(zip([e.path for e in capsule.inputs], reproduce.arrays_of(capsule), strict=True)),
+            "program": reproduce.load(capsule),
+            "results": result.results,
+            "failures": result.found,
+        }
+        code.interact(f"names: {', '.join(names)}; end with Ctrl-D", local=names, exitmsg="")
+    return status
+
+
+def _report(capsule: Capsule, result: Any) -> int:
+    expected = capsule.failure
     for report in result.reports:
         for line in report.splitlines():
             print(printable(line))

@@ -1,0 +1,120 @@
+"""`hcb reproduce --bisect`: the first operation at which two runs of a failing step part."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import hostcallback as hcb
+from hostcallback.api.capsule.bisect import Digest, digests, first_divergence
+from hostcallback.receiver import Capsule
+from hostcallback.receiver.cli import main
+
+pytestmark = pytest.mark.native_only
+
+
+def recurrent(w: Any, xs: Any) -> Any:
+    def advance(state: Any, x: Any) -> Any:
+        with jax.named_scope("cell"):
+            state = jnp.tanh(state @ w + x)
+        return state, (state**2).sum()
+
+    _, energies = lax.scan(advance, jnp.zeros(4), xs)
+    return jnp.log1p(jnp.exp(energies.sum() * 20))  # overflows in 32 bits
+
+
+def step(w: Any, xs: Any) -> Any:
+    loss, gradient = jax.value_and_grad(recurrent)(w, xs)
+    hcb.check(jnp.isfinite(loss), "the loss is {}", loss)
+    return w - gradient, loss
+
+
+@pytest.fixture(scope="module")
+def capsule(tmp_path_factory: pytest.TempPathFactory) -> Capsule:
+    folder = tmp_path_factory.mktemp("capsules")
+    with pytest.raises(hcb.TapFunctionException), hcb.outfeed_receiver():
+        hcb.capsule(jax.jit(step), folder)(jnp.eye(4), np.ones((6, 4), np.float32))
+    (path,) = folder.glob("*.hcb")
+    return Capsule(path)
+
+
+def test_the_operation_that_overflows_in_32_bits_is_named(
+    capsule: Capsule, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["reproduce", "--bisect", "--", str(capsule.path)]) == 1
+    first, here, other, how = capsys.readouterr().out.splitlines()
+    assert first.startswith("the first operation that differs: exp [] at ")
+    assert "test_bisect.py" in first
+    assert "max inf" in here
+    assert other.startswith("  float64: min ")
+    assert "one of them is not finite" in how
+
+
+def test_devices_and_interpreters_with_the_same_jax_agree(
+    capsule: Capsule, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for other in ("device:1", sys.executable):
+        assert main(["reproduce", "--bisect", other, str(capsule.path)]) == 0
+        assert capsys.readouterr().out.startswith("no operation differs: ")
+    assert main(["reproduce", "--bisect", "device:77", str(capsule.path)]) == 2
+    assert "this process has the devices 0 to 3" in capsys.readouterr().err
+    assert main(["reproduce", "--bisect", "/no/python", str(capsule.path)]) == 2
+    assert "/no/python" in capsys.readouterr().err
+
+
+def test_digests_are_those_of_the_values_in_program_order(capsule: Capsule) -> None:
+    found = digests(capsule)
+    cells = [d for d in found if d.name.startswith("tanh") and "scope cell" in d.name]
+    assert [d.iterations for d in cells] == [(i,) for i in range(6)]
+    state, expected = np.zeros(4, np.float32), []
+    for _ in range(6):
+        state = np.tanh(state @ np.eye(4, dtype=np.float32) + 1)
+        expected.append([state.min(), state.max(), state.mean(), np.sqrt((state**2).mean()), *state])
+    np.testing.assert_allclose([d.stats for d in cells], expected, rtol=1e-5)
+    assert len({d.hash for d in cells}) == 6
+    names = [d.name for d in found]
+    assert names.index(cells[0].name) < next(i for i, name in enumerate(names) if name.startswith("exp"))
+    assert any("(backward)" in name for name in names)
+
+
+def test_a_difference_is_found_where_it_is() -> None:
+    left = [Digest(f"op{i}", (), 0, i, (0.0, 1.0, 0.5, 0.7)) for i in range(5)]
+    assert first_divergence(left, left, 0.0) == (None, 5, 0)
+    other_bits = [*left[:3], replace(left[3], hash=99), left[4]]
+    found, compared, missing = first_divergence(left, other_bits, 0.0)
+    assert found is not None
+    assert (found.left.name, compared, missing) == ("op3", 3, 0)
+    assert first_divergence(left, other_bits, 1e-3)[0] is None
+    other_mean = [left[0], replace(left[1], stats=(0.0, 1.0, 0.6, 0.7)), *left[3:]]
+    found, compared, missing = first_divergence(left, other_mean, 1e-3)
+    assert found is not None
+    assert (found.left.name, round(found.relative, 3)) == ("op1", 0.1)
+    assert first_divergence(left, other_mean, 0.5)[1:] == (4, 1)
+    with_nan = [replace(left[0], stats=(float("nan"),) * 4), *left[1:]]
+    assert first_divergence(with_nan, with_nan, 1e-3)[0] is None
+    assert first_divergence(left, with_nan, 1e-3)[0] is not None
+
+
+def test_the_prompt_has_inputs_and_results(
+    capsule: Capsule, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = iter(["print('inputs', sorted(inputs))", "print('loss', float(results[-1]), failures[0].text)"])
+
+    def read(prompt: str = "") -> str:
+        line = next(lines, None)
+        if line is None:
+            raise EOFError
+        return line
+
+    monkeypatch.setattr("builtins.input", read)
+    assert main(["reproduce", "--breakpoint", str(capsule.path)]) == 0
+    out = capsys.readouterr().out
+    assert "inputs ['args[0]', 'args[1]']" in out
+    assert "loss inf the loss is inf" in out
