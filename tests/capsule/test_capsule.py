@@ -148,6 +148,7 @@ exec(open("again.py").read())
 
 
 @native
+@pytest.mark.slow
 def test_another_process_sees_the_same_failures(tmp_path: Path) -> None:
     tap = hcb.capsule(jax.jit(tapped, static_argnames="scale"), tmp_path / "tap")
     with pytest.raises(hcb.TapFunctionException), hcb.outfeed_receiver():

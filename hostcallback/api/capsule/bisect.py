@@ -136,7 +136,8 @@ def _relative(left: Sequence[float], right: Sequence[float]) -> float:
     if alike.all():
         return 0.0
     scale = max(float(np.max(np.abs(a[:2]))), float(np.max(np.abs(b[:2]))))
-    difference = float(np.max(np.abs(np.where(alike, 0.0, a - b))))
+    with np.errstate(invalid="ignore"):  # infinite values
+        difference = float(np.max(np.abs(np.where(alike, 0.0, a - b))))
     return difference / scale if scale else difference
 
 
