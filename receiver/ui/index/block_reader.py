@@ -35,14 +35,34 @@ Leaves = list[tuple[int, Tap]]
 class Taker(Protocol):
     """What takes the parts of a block."""
 
-    def scalar(self, tap: Tap, rows: Array, values: Array, steps: Array, times: Array) -> None:
-        """Takes messages of a scalar: as buckets, and with the arrays of `buckets.of_messages`."""
+    def scalar(self, tap: Tap, part: ScalarPart) -> None:
+        """Takes messages of a scalar."""
 
     def other(self, tap: Tap, count: int) -> None:
         """Takes the number of messages of what is no scalar."""
 
     def check(self, run: MessageRun, described: TapDescriptor, places: Array) -> None:
         """Takes the failures of a check: their places in the run's block."""
+
+
+class ScalarPart(NamedTuple):
+    """Messages of a scalar.
+
+    Attributes:
+        rows: as buckets.
+        values: see `buckets.of_messages`.
+        steps: see there.
+        times: see there.
+        has_steps: whether all of them, and of the messages around them, have a step.
+        is_finite: whether all these values are finite.
+    """
+
+    rows: Array
+    values: Array
+    steps: Array
+    times: Array
+    has_steps: bool
+    is_finite: bool
 
 
 class _Group(NamedTuple):
@@ -118,7 +138,8 @@ class BlockReader:
             group.starts, np.diff(np.append(group.starts, len(group.ids)))
         )
         first = np.flatnonzero(inside % per_bucket == 0)
-        made: dict[int, tuple[Array, Array]] = {}
+        made: dict[int, tuple[Array, Array, bool]] = {}
+        has_steps = not (group.steps == NO_STEP).any()
         bounds = np.searchsorted(first, [*group.starts.tolist(), len(group.ids)]).tolist()
         for number, (start, stop, leaves) in enumerate(slices):
             for index, tap in leaves:
@@ -127,13 +148,15 @@ class BlockReader:
                     continue
                 if index not in made:
                     values = group.views[index].reshape(len(group.ids), -1).astype(np.float64)
-                    made[index] = values, buckets.of_messages(values, group.steps, group.times, first)
-                values, rows = made[index]
+                    rows = buckets.of_messages(values, group.steps, group.times, first)
+                    made[index] = values, rows, bool(np.isfinite(values).all())
+                values, rows, is_finite = made[index]
                 part = slice(start, stop)
-                taker.scalar(
-                    tap, rows[bounds[number] : bounds[number + 1]], values[part], group.steps[part],
-                    group.times[part],
+                mine = ScalarPart(
+                    rows[bounds[number] : bounds[number + 1]], values[part], group.steps[part],
+                    group.times[part], has_steps, is_finite,
                 )  # fmt: skip
+                taker.scalar(tap, mine)
 
     def _plan(self, block: FrameBlock, places: Array) -> Plan | None:
         try:
@@ -209,4 +232,5 @@ class BlockReader:
                 continue
             values = value.reshape(1, -1).astype(np.float64)
             rows = buckets.of_messages(values, steps, times, np.zeros(1, np.int64))
-            taker.scalar(tap, rows, values, steps, times)
+            finite = bool(np.isfinite(values).all())
+            taker.scalar(tap, ScalarPart(rows, values, steps, times, logged.step is not None, finite))

@@ -24,7 +24,9 @@ MAX_PROBLEMS = 100
 
 @dataclass(slots=True)
 class Segment:
-    """A segment as far as it was looked at. A file for `read_frames`: opened for each read, so that none stay open.
+    """A segment as far as it was looked at, as a file for `read_frames`.
+
+    A complete one is opened for each read, so that few files stay open.
 
     Attributes:
         number: its place among all segments.
@@ -50,6 +52,8 @@ class Segment:
 
     def read_at(self, offset: int, nbytes: int) -> bytes:
         """Reads bytes of the file; fewer at its end."""
+        if self.reader is not None:
+            return self.reader.read_at(offset, nbytes)
         with self.path.open("rb", buffering=0) as file:
             size = os.fstat(file.fileno()).st_size
             return os.pread(file.fileno(), min(nbytes, max(0, size - offset)), offset)

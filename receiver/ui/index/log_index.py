@@ -6,7 +6,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -17,7 +17,8 @@ from hostcallback.receiver.taplog.format.step_columns import StepColumns
 from hostcallback.receiver.taplog.reading.chunk_reader import Chunk, read_frames
 from hostcallback.receiver.taplog.reading.merge import MessageRun
 from hostcallback.receiver.taplog.reading.segment_reader import Writer
-from hostcallback.receiver.ui.index.block_reader import BlockReader, Taker
+from hostcallback.receiver.ui.index import buckets
+from hostcallback.receiver.ui.index.block_reader import BlockReader, ScalarPart, Taker
 from hostcallback.receiver.ui.index.chunk_table import ChunkTable
 from hostcallback.receiver.ui.index.devices import DeviceTable
 from hostcallback.receiver.ui.index.failures import Failures
@@ -27,8 +28,16 @@ from hostcallback.receiver.ui.index.taps import Tap, TapTable
 from hostcallback.receiver.wire.dtypes import Array
 from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
 
+MAX_HEADERS = 16_384
+"""Headers of chunks that are kept until the chunks are read; others are read again."""
+
+SINGLE_MESSAGES = 200_000
+"""The first messages of a run have a bucket each, so that short runs are shown message by message."""
+
 QUIET_SEC = 30.0
 """A segment of another machine without an end, to which nothing was added for so long, counts as ended."""
+
+_T = TypeVar("_T")
 
 
 class Origin(NamedTuple):
@@ -82,7 +91,7 @@ class LogIndex:
         self.messages: dict[str, int] = {}
         self.texts = 0
         self.version = 0
-        self._pending: deque[int] = deque()
+        self._pending: deque[tuple[int, Chunk | None]] = deque()
         self._writers: dict[Writer, _WriterState] = {}
         self._reader = BlockReader(self.taps)
         self._current = 0
@@ -95,10 +104,11 @@ class LogIndex:
     def look(self) -> None:
         """Looks for new segments and chunks."""
         with self.lock:
-            new: list[int] = []
+            new: list[tuple[int, Chunk | None]] = []
             for segment, chunk in self.files.new_chunks():
                 if chunk.kind is Kind.FRAMES:
-                    new.append(self.chunks.add(segment.number, chunk))
+                    number = self.chunks.add(segment.number, chunk)
+                    new.append((number, chunk if len(new) < MAX_HEADERS else None))
                 elif chunk.kind in (Kind.LOST, Kind.FOLDED):
                     self._note(segment, chunk)
             self._pending.extend(_coarse_first(new))
@@ -108,20 +118,20 @@ class LogIndex:
         ends = time.monotonic() + budget_sec
         while self._pending and time.monotonic() < ends:
             with self.lock:
-                number = self._pending.popleft()
-                origin = self.read_chunk(number)
+                number, chunk = self._pending.popleft()
+                origin = self.read_chunk(number, chunk)
                 if origin is not None:
                     self._take(origin)
                 self.version += 1
             self.lock.let_others()
         return bool(self._pending)
 
-    def read_chunk(self, number: int) -> Origin | None:
-        """Reads a chunk from the log; None if it is no longer there. Under `lock`."""
+    def read_chunk(self, number: int, chunk: Chunk | None = None) -> Origin | None:
+        """Reads a chunk from the log, of which the header may be known; None if it is no longer there. Under `lock`."""
         segment_number, offset = self.chunks.place(number)
         segment = self.files.segments[segment_number]
         try:
-            chunk = segment.chunk_at(offset)
+            chunk = chunk or segment.chunk_at(offset)
             if chunk is None:
                 return None
             block, damage = read_frames(segment, chunk)
@@ -180,16 +190,16 @@ class LogIndex:
 
     # The parts of a chunk, see `block_reader.Taker`.
 
-    def scalar(self, tap: Tap, rows: Array, values: Array, steps: Array, times: Array) -> None:
+    def scalar(self, tap: Tap, part: ScalarPart) -> None:
         """Takes messages of a scalar."""
-        tap.count += len(values)
-        if tap.buckets.has_steps and (steps == NO_STEP).any():
+        tap.count += len(part.values)
+        if not part.has_steps and tap.buckets.has_steps and (part.steps == NO_STEP).any():
             tap.buckets.has_steps = False
-        tap.buckets.add(rows, self.taps.most_buckets)
-        if times[-1] >= tap.last_time:
-            tap.last, tap.last_time = float(values[-1, -1]), float(times[-1])
-        if not np.isfinite(values).all():
-            tap.note_nonfinite(values, steps, times)
+        tap.buckets.add(part.rows, self.taps.most_buckets)
+        if (last := part.times.item(-1)) >= tap.last_time:
+            tap.last, tap.last_time = part.values.item(-1), last
+        if not part.is_finite:
+            tap.note_nonfinite(part.values, part.steps, part.times)
 
     def other(self, tap: Tap, count: int) -> None:
         """Takes messages of what is no scalar."""
@@ -217,7 +227,8 @@ class LogIndex:
         count = len(run.block)
         self.messages[origin.run_name] = self.messages.get(origin.run_name, 0) + count
         self.devices.add(origin.run_name, run)
-        self._reader.read(run, origin.run_name, self)
+        per_bucket = 1 if self.messages[origin.run_name] <= SINGLE_MESSAGES else buckets.MESSAGES
+        self._reader.read(run, origin.run_name, self, per_bucket=per_bucket)
 
     def _note(self, segment: Segment, chunk: Chunk) -> None:
         reader = segment.reader
@@ -263,10 +274,10 @@ def _is_live(segment: Segment) -> bool:
         return False
 
 
-def _coarse_first(numbers: Iterable[int]) -> list[int]:
+def _coarse_first(numbers: Iterable[_T]) -> list[_T]:
     # Every 1,024th chunk first, then those between: the first chart shows the whole log, coarsely.
     given = list(numbers)
-    order: list[int] = []
+    order: list[_T] = []
     step = 1024
     while step > 1:
         order += given[::step] if step == 1024 else given[step :: 2 * step]

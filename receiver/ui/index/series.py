@@ -8,6 +8,7 @@ import numpy as np
 
 from hostcallback.receiver.taplog.format.layout import NO_STEP
 from hostcallback.receiver.ui.index import buckets
+from hostcallback.receiver.ui.index.block_reader import ScalarPart
 from hostcallback.receiver.ui.index.buckets import COUNT, LAST_STEP, LAST_TIME, MAX, MIN, STEP, SUM, TIME
 from hostcallback.receiver.ui.index.log_index import LogIndex
 from hostcallback.receiver.ui.index.taps import Tap
@@ -28,9 +29,9 @@ class _Detail:
         self.tap = tap
         self.rows: list[Array] = []
 
-    def scalar(self, tap: Tap, rows: Array, values: Array, steps: Array, times: Array) -> None:
+    def scalar(self, tap: Tap, part: ScalarPart) -> None:
         if tap is self.tap:
-            self.rows.append(rows)
+            self.rows.append(part.rows)
 
     def other(self, tap: Tap, count: int) -> None:
         pass
@@ -68,7 +69,8 @@ def chart(
     if high is not None:
         inside &= x0 <= high
     rows, x0, x1 = rows[inside], x0[inside], x1[inside]
-    if len(rows) and len(rows) < points and rows[:, COUNT].sum() > len(rows):
+    is_zoomed = low is not None or high is not None
+    if is_zoomed and len(rows) and len(rows) < points and rows[:, COUNT].sum() > len(rows):
         rows, x0 = _detailed(index, tap, rows, x0, x1, axis)
         keep = np.ones(len(rows), np.bool_)
         keep &= x0 >= (-np.inf if low is None else low)

@@ -99,8 +99,15 @@ class TapTable:
     """All taps. Only the thread that fills the index adds to it."""
 
     def __init__(self) -> None:
-        """There are none yet."""
+        """There are none yet.
+
+        Attributes:
+            rows: the taps.
+            total: number of taps, with those that are left out.
+            most_buckets: how many buckets one scalar may have now.
+        """
         self.rows: list[Tap] = []
+        self.most_buckets = MOST_OF_ONE
         self.total = 0
         self._by_key: dict[tuple[str, str, str, str, bool], Tap | None] = {}
 
@@ -115,12 +122,8 @@ class TapTable:
             return None
         tap = self._by_key[key] = Tap(len(self.rows), run, name, leaf, kind, place)
         self.rows.append(tap)
+        self.most_buckets = max(FEWEST_OF_ONE, min(MOST_OF_ONE, MAX_BUCKETS // len(self.rows)))
         return tap
-
-    @property
-    def most_buckets(self) -> int:
-        """How many buckets one scalar may have now."""
-        return max(FEWEST_OF_ONE, min(MOST_OF_ONE, MAX_BUCKETS // max(1, len(self.rows))))
 
 
 def kind_of(described: TapDescriptor | None, column: Column) -> str:

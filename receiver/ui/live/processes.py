@@ -66,6 +66,11 @@ class LiveProcesses:
             if self._timer is None and self._sources:
                 self._start_timer()
 
+    @property
+    def state(self) -> int:
+        """Changes with the number of processes, and of sources that cannot be reached."""
+        return len(self._problems) * 100_000 + len(self._processes())
+
     def processes(self) -> list[LiveProcess]:
         """The processes that answered last."""
         with self._lock:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from importlib.metadata import PackageNotFoundError, version
@@ -22,6 +23,9 @@ from hostcallback.receiver.ui.server.filling import Filler
 from hostcallback.receiver.ui.server.live_data import devices, take_taps
 from hostcallback.receiver.ui.server.queries import NoControlError, UnknownError
 from hostcallback.receiver.ui.server.rules import RuleRequest
+
+OVERVIEW_SEC = 3.0
+"""Seconds between the events that tell of a new overview, while only counts change."""
 
 MAX_CHARTS = 64
 """Taps in one request for charts."""
@@ -51,7 +55,9 @@ class PageData:
         self.index = index
         self.filler = Filler(index)
         self._names = names
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # one comparison at a time
+        self._told: tuple[int, ...] = ()
+        self._told_at = float("-inf")
 
     def close(self) -> None:
         """Stops reading, and closes the connections to processes."""
@@ -168,8 +174,15 @@ class PageData:
         index = self.index
         rows = index.taps.rows
         with index.lock:
+            live = index.live_runs()
             return {
-                "overview": [len(rows), index.version, index.pending],
+                "overview": [
+                    len(rows),
+                    len(index.files.segments),
+                    sorted(live),
+                    bool(index.pending),
+                    self._seldom(),
+                ],
                 "taps": [
                     [number, rows[number].count, rows[number].as_dict()["last"]]
                     for number in watched
@@ -178,8 +191,15 @@ class PageData:
                 "texts": index.texts,
                 "errors": index.failures.count,
                 "devices": [index.version, self.live.version],
-                "source": "live" if index.live_runs() else "ended",
+                "source": "live" if live else "ended",
             }
+
+    def _seldom(self) -> tuple[int, ...]:
+        # The counts of the overview, which change with each message, are told every few seconds.
+        if time.monotonic() - self._told_at >= OVERVIEW_SEC:
+            self._told_at = time.monotonic()
+            self._told = self.index.version, len(self.index.files.problems), self.live.state
+        return self._told
 
     def _runs(self, live: set[str]) -> list[dict[str, Any]]:
         found: dict[str, list[Segment]] = {}
