@@ -109,6 +109,8 @@ def test_a_program_for_another_process_needs_no_handler() -> None:
     exported = export.export(jax.jit(lambda x: statistics(x)["mean"]), platforms=["cpu", "cuda"])(jnp.ones(3))
     assert "hostcallback_statistics" not in exported.mlir_module()
     assert exported.call(jnp.arange(3.0)) == 1
+    on_gpu = jax.jit(lambda x: not_finite([x], [0])).trace(jnp.ones(3)).lower(lowering_platforms=("cuda",))
+    assert "custom_call @hostcallback" not in on_gpu.as_text()
 
 
 @pytest.mark.native_only
