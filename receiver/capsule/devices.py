@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from hostcallback.receiver.capsule.file_format import CapsuleError
+from hostcallback.receiver.capsule.file_format import CapsuleError, shown
 from hostcallback.receiver.capsule.reading import Capsule
 
 MOST_DEVICES = 4096
@@ -26,8 +26,9 @@ def prepare_devices(capsule: Capsule, at_least: int = 1) -> None:
     process = capsule.about.get("process")
     if isinstance(process, dict) and process.get("count", 1) != 1:
         raise CapsuleError(
-            f"{capsule.path}: the program ran in {process.get('count')} processes, and the capsule has the shards of "
-            f"process {process.get('index')}: its inputs can be read (receiver.Capsule), and it cannot be run here"
+            f"{capsule.path}: the program ran in {shown(process.get('count'))} processes, and the capsule has the "
+            f"shards of process {shown(process.get('index'))}: its inputs can be read (receiver.Capsule), and it "
+            "cannot be run here"
         )
     devices = capsule.about.get("devices")
     count = max(at_least, min(len(devices), MOST_DEVICES) if isinstance(devices, list) else 1)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import reprlib
 from dataclasses import dataclass
+from typing import Any
 
 from hostcallback.receiver.errors import HostCallbackError
 
@@ -89,3 +91,12 @@ class Failure:
     source_line: str
     text: str
     device: str
+
+
+def shown(value: Any) -> str:
+    """Returns a value of a manifest, which may be deep or large, as a short text."""
+    return _SHOWN.repr(value)
+
+
+_SHOWN = reprlib.Repr()
+_SHOWN.maxstring = 80

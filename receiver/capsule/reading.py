@@ -5,15 +5,13 @@ from __future__ import annotations
 import json
 import math
 import os
-import struct
-import zipfile
-import zlib
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from hostcallback.receiver import limits
+from hostcallback.receiver.capsule.archive import Archive
 from hostcallback.receiver.capsule.file_format import (
     FORMAT,
     MANIFEST,
@@ -23,11 +21,9 @@ from hostcallback.receiver.capsule.file_format import (
     Failure,
     Input,
     Shard,
+    shown,
 )
 from hostcallback.receiver.wire.dtypes import BY_NAME, dtype_of
-
-_LOCAL_HEADER = struct.Struct("<4s5H3L2H")
-CHECK_BYTES = 16 << 20
 
 
 class Capsule:
@@ -55,12 +51,7 @@ class Capsule:
             OSError: the file cannot be read.
         """
         self.path = Path(path)
-        self._nbytes = self.path.stat().st_size
-        try:
-            with zipfile.ZipFile(self.path) as file:
-                self._members = {info.filename: info for info in self._checked(file.infolist())}
-        except (zipfile.BadZipFile, EOFError, struct.error, ValueError, NotImplementedError) as error:
-            raise CapsuleError(f"{self.path}: not a capsule, or cut off: {error}") from None
+        self._archive = Archive(self.path)
         manifest = self._manifest()
         try:
             self.name = _text(manifest, "name")
@@ -75,23 +66,13 @@ class Capsule:
             if not isinstance(entries, list) or len(entries) > limits.CAPSULE_MEMBERS:
                 raise ValueError("the list of inputs")
             self.inputs = [self._input(entry) for entry in entries]
-            self.left_out = [str(text) for text in manifest["left_out"]]
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            self.left_out = list(_texts(manifest["left_out"]))
+        except KeyError as error:
+            raise CapsuleError(f"{self.path}: the manifest is damaged: it has no {error}") from None
+        except (TypeError, ValueError, AttributeError) as error:
             raise CapsuleError(f"{self.path}: the manifest is damaged: {error}") from None
         known = ("format", "name", "call", "failure", "inputs", "left_out")
         self.about: dict[str, Any] = {key: value for key, value in manifest.items() if key not in known}
-
-    def _checked(self, members: list[zipfile.ZipInfo]) -> list[zipfile.ZipInfo]:
-        if len(members) > limits.CAPSULE_MEMBERS:
-            raise ValueError(f"{len(members)} members, expected at most {limits.CAPSULE_MEMBERS}")
-        total = 0
-        for info in members:
-            if info.compress_type != zipfile.ZIP_STORED or info.compress_size != info.file_size:
-                raise ValueError(f"the member {info.filename[:80]!r} is compressed")
-            total += info.file_size
-        if total > self._nbytes or len({info.filename for info in members}) < len(members):
-            raise ValueError("its members overlap")
-        return members
 
     def _manifest(self) -> dict[str, Any]:
         data = self.member(MANIFEST, limits.CAPSULE_MANIFEST_BYTES)
@@ -99,8 +80,10 @@ class Capsule:
             manifest = json.loads(data)
         except (ValueError, RecursionError):
             raise CapsuleError(f"{self.path}: the manifest is no JSON") from None
-        if not isinstance(manifest, dict) or not isinstance(manifest.get("format"), int):
+        if not isinstance(manifest, dict) or type(manifest.get("format")) is not int:
             raise CapsuleError(f"{self.path}: the manifest has no format number")
+        if manifest["format"] < 1:
+            raise CapsuleError(f"{self.path}: the manifest is damaged: format {manifest['format']}")
         if manifest["format"] > FORMAT:
             raise CapsuleError(
                 f"{self.path}: the capsule has format {manifest['format']}, and this version of hostcallback reads "
@@ -112,7 +95,7 @@ class Capsule:
         shape = _dimensions(entry["shape"])
         dtype = _text(entry, "dtype")
         if dtype not in BY_NAME:
-            raise ValueError(f"the dtype {dtype[:80]!r}")
+            raise ValueError(f"the dtype {shown(dtype)}")
         if not isinstance(entry["shards"], list) or len(entry["shards"]) > limits.CAPSULE_MEMBERS:
             raise ValueError("the list of shards")
         shards = tuple(
@@ -121,8 +104,10 @@ class Capsule:
         )
         for shard in shards:
             self._check_shard(shard, shape, BY_NAME[dtype].itemsize)
-        mesh = tuple((str(name), _size(size)) for name, size in entry["mesh"])
-        spec = tuple(tuple(str(name) for name in names) for names in entry["spec"])
+        if sum(math.prod(shard.shape) for shard in shards) > math.prod(shape):
+            raise ValueError("the shards of an input overlap")
+        mesh = tuple((_texts([name])[0], _size(size)) for name, size in entry["mesh"])
+        spec = tuple(_texts(names) for names in entry["spec"])
         return Input(_text(entry, "path"), dtype, shape, shards, mesh, spec, _text(entry, "left_out"))
 
     def _check_shard(self, shard: Shard, shape: tuple[int, ...], itemsize: int) -> None:
@@ -131,13 +116,12 @@ class Capsule:
             raise ValueError("a shard is outside of its array")
         if not shard.member:
             return
-        info = self._members.get(shard.member)
-        if info is None or info.file_size != math.prod(shard.shape) * itemsize:
-            raise ValueError(f"the member {shard.member[:80]!r} does not have its array's size")
+        if self._archive.nbytes(shard.member) != math.prod(shard.shape) * itemsize:
+            raise ValueError(f"the member {shown(shard.member)} does not have its array's size")
 
     def has(self, member: str) -> bool:
         """Whether the capsule has a member."""
-        return member in self._members
+        return member in self._archive
 
     def member(self, name: str, most: int = limits.CAPSULE_MEMBER_BYTES) -> bytes:
         """Returns a member.
@@ -146,16 +130,7 @@ class Capsule:
             CapsuleError: it is missing, larger than `most` bytes, or damaged.
             OSError: the file cannot be read.
         """
-        info = self._members.get(name)
-        if info is None:
-            raise CapsuleError(f"{self.path}: the capsule has no {name}")
-        if info.file_size > most:
-            raise CapsuleError(f"{self.path}: {name} has {info.file_size:,} bytes, expected at most {most:,}")
-        try:
-            with zipfile.ZipFile(self.path) as file:
-                return file.read(info)
-        except (zipfile.BadZipFile, EOFError, struct.error) as error:
-            raise CapsuleError(f"{self.path}: {name} is damaged: {error}") from None
+        return self._archive.read(name, most)
 
     def array(self, entry: Input, shard: Shard | None = None) -> np.ndarray[Any, Any]:
         """Maps the elements of an input, or of one shard of it, into memory; read-only.
@@ -176,26 +151,11 @@ class Capsule:
             shard = entry.shards[0]
         if not shard.member:
             raise CapsuleError(f"{self.path}: {entry.path} is not in the capsule: {entry.left_out}")
-        info = self._members[shard.member]
-        with self.path.open("rb") as file:
-            file.seek(info.header_offset)
-            header = file.read(_LOCAL_HEADER.size)
-        if len(header) < _LOCAL_HEADER.size or header[:4] != b"PK\x03\x04":
-            raise CapsuleError(f"{self.path}: {shard.member} is damaged")
-        *_, name_bytes, extra_bytes = _LOCAL_HEADER.unpack(header)
-        offset = info.header_offset + _LOCAL_HEADER.size + name_bytes + extra_bytes
-        if offset + info.file_size > self._nbytes:
-            raise CapsuleError(f"{self.path}: {shard.member} is cut off")
-        dtype = dtype_of(BY_NAME[entry.dtype].code)
-        if not info.file_size:
-            return np.zeros(shard.shape, dtype)
-        data = np.memmap(self.path, np.uint8, "r", offset, info.file_size)
-        checksum = 0
-        for begin in range(0, info.file_size, CHECK_BYTES):
-            checksum = zlib.crc32(data[begin : begin + CHECK_BYTES].data, checksum)
-        if checksum != info.CRC:
-            raise CapsuleError(f"{self.path}: {entry.path} is damaged: its checksum is wrong")
-        return data.view(dtype).reshape(shard.shape)
+        data = self._archive.mapped(shard.member, entry.path)
+        try:
+            return data.view(dtype_of(BY_NAME[entry.dtype].code)).reshape(shard.shape)
+        except (ValueError, ImportError) as error:  # NumPy has a largest number of dimensions and of elements
+            raise CapsuleError(f"{self.path}: {entry.path} cannot be an array: {error}") from None
 
     @property
     def report(self) -> str:
@@ -212,9 +172,16 @@ class Capsule:
 
 
 def _text(entry: dict[str, Any], key: str) -> str:
-    if not isinstance(entry[key], str):
-        raise ValueError(f"{key} is {str(entry[key])[:80]}, expected a text")
-    return str(entry[key])
+    return _texts([entry[key]])[0]
+
+
+def _texts(values: Any) -> tuple[str, ...]:
+    if not isinstance(values, list):
+        raise ValueError(f"{shown(values)}, expected a list of texts")
+    for value in values:
+        if not isinstance(value, str):
+            raise ValueError(f"{shown(value)}, expected a text")
+    return tuple(values)
 
 
 def _number(entry: dict[str, Any], key: str) -> int:
@@ -223,11 +190,11 @@ def _number(entry: dict[str, Any], key: str) -> int:
 
 def _size(value: Any) -> int:
     if type(value) is not int or not 0 <= value < 1 << 62:
-        raise ValueError(f"{str(value)[:80]}, expected a whole number")
+        raise ValueError(f"{shown(value)}, expected a whole number")
     return value
 
 
 def _dimensions(values: Any) -> tuple[int, ...]:
     if not isinstance(values, list) or len(values) > limits.CAPSULE_DIMENSIONS:
-        raise ValueError(f"the shape {str(values)[:80]}")
+        raise ValueError(f"the shape {shown(values)}")
     return tuple(_size(value) for value in values)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import math
 import os
 import sys
 import traceback
@@ -19,7 +20,7 @@ from hostcallback.api.capsule.capsule import described
 from hostcallback.api.capsule.program import placed
 from hostcallback.api.export import bind
 from hostcallback.api.receiver import outfeed_receiver
-from hostcallback.receiver.capsule.file_format import PROGRAM, CapsuleError, Failure
+from hostcallback.receiver.capsule.file_format import PROGRAM, CapsuleError, Failure, Input
 from hostcallback.receiver.capsule.reading import Capsule
 from hostcallback.receiver.errors import TapFailure, TapFunctionException
 from hostcallback.receiver.messages import deferred_errors
@@ -66,10 +67,11 @@ def load(capsule: Capsule, program: str = PROGRAM) -> jax.export.Exported:
     try:
         exported = jax.export.deserialize(data)
     except Exception as error:
-        made = capsule.about.get("versions", {})
+        made = capsule.about.get("versions")
+        wrote = str(made.get("jax", "?"))[:80] if isinstance(made, dict) else "?"
         raise CapsuleError(
-            f"{capsule.path}: JAX {jax.__version__} cannot read the program, which JAX {made.get('jax', '?')} wrote: "
-            f"{type(error).__name__}: {error}. JAX reads programs of versions up to six months older"
+            f"{capsule.path}: JAX {jax.__version__} cannot read the program, which JAX {wrote} wrote: "
+            f"{_first_line(error)}. JAX reads programs of versions up to six months older"
         ) from None
     if len(exported.in_avals) != len(capsule.inputs):
         raise CapsuleError(
@@ -97,7 +99,24 @@ def arrays_of(capsule: Capsule) -> list[Any]:
             f"{capsule.path}: the program ran on {most} devices, and there are {len(jax.devices())}: on a CPU set "
             f"XLA_FLAGS=--xla_force_host_platform_device_count={most}"
         )
-    return [placed(entry, functools.partial(capsule.array, entry)) for entry in capsule.inputs]
+    return [_placed(capsule, entry) for entry in capsule.inputs]
+
+
+def _placed(capsule: Capsule, entry: Input) -> Any:
+    has, whole = sum(math.prod(shard.shape) for shard in entry.shards), math.prod(entry.shape)
+    if not entry.shards or has != whole:
+        raise CapsuleError(f"{capsule.path}: {entry.path} has {has:,} of its {whole:,} elements")
+    try:
+        return placed(entry, functools.partial(capsule.array, entry))
+    except (CapsuleError, OSError, MemoryError):
+        raise
+    except Exception as error:  # a mesh or dtype that JAX does not have
+        raise CapsuleError(f"{capsule.path}: {entry.path} cannot be made: {_first_line(error)}") from None
+
+
+def _first_line(error: Exception) -> str:
+    text = str(error).strip().split("\n")[0]
+    return f"{type(error).__name__}: {text[:500]}"
 
 
 def _devices_of(mesh: tuple[tuple[str, int], ...]) -> int:
@@ -136,6 +155,11 @@ def reproduce(capsule: Capsule, bindings: Mapping[str, Callable[..., Any]] | Non
             barrier_wait()
     except TapFunctionException:
         pass  # `found` has them, and what nothing is bound to is no failure
+    except Exception as error:
+        if not found:  # `on_error="abort"` and breakpoints end a program too
+            raise CapsuleError(
+                f"{capsule.path}: the program does not run here: {_first_line(error)}"
+            ) from None
     finally:
         deferred_errors.ignore(notice)
     return _compared(capsule.failure, found, last, results)

@@ -62,5 +62,5 @@ def script_of(capsule: Capsule) -> str:
 
 def _comment(text: str) -> str:
     # On one line, and without what would end a docstring.
-    shown = text.encode("unicode_escape").decode("ascii")
-    return shown.replace('"', "'")[:2000]
+    shown = text[:1000].encode("unicode_escape").decode("ascii")
+    return shown.replace('"', "'")

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hostcallback.receiver.capsule.devices import MOST_DEVICES, prepare_devices
+from hostcallback.receiver.capsule.file_format import shown
 from hostcallback.receiver.capsule.reading import Capsule
 from hostcallback.receiver.cli import CommandError
 from hostcallback.receiver.terminal import printable
@@ -87,7 +88,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.bisect:
         return _bisect(capsule, arguments.bisect)
     if arguments.python:
-        Path(arguments.python).write_text(_module("script", capsule).script_of(capsule))
+        Path(arguments.python).write_text(_module("script", capsule).script_of(capsule), encoding="utf-8")
         print(f"wrote {arguments.python}")
         return 0
     return _reproduce(capsule, reproduce, _bindings(arguments.bind, reproduce), prompt=arguments.breakpoint)
@@ -142,9 +143,9 @@ def _show(capsule: Capsule) -> None:
     for title in ("versions", "platform", "system", "environment"):
         value = about.get(title)
         if isinstance(value, dict):
-            value = ", ".join(f"{key} {entry}" for key, entry in value.items())
+            value = ", ".join(f"{key} {_plain(entry)}" for key, entry in value.items())
         if value:
-            lines.append(f"{title}: {value}")
+            lines.append(f"{title}: {_plain(value)}")
     devices = about.get("devices")
     lines.append(f"devices: {len(devices) if isinstance(devices, list) else 0}")
     lines.append(f"inputs: {len(capsule.inputs)}")
@@ -156,6 +157,10 @@ def _show(capsule: Capsule) -> None:
     lines += [f"left out: {text}" for text in capsule.left_out]
     for line in lines:
         print(printable(line))
+
+
+def _plain(value: Any) -> str:
+    return value if isinstance(value, str) else shown(value)
 
 
 def _reproduce(
