@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,10 +15,14 @@ from hostcallback.receiver.taplog.reading.merge import MessageRun
 from hostcallback.receiver.taplog.reading.segment_reader import Writer
 from hostcallback.receiver.taplog.render.json_message import process_text
 from hostcallback.receiver.terminal import printable
+from hostcallback.receiver.wire.dtypes import Array
 
 MAX_DEVICES = 4096
 MAX_TAPS = 200
 """Taps of a device that are counted by name."""
+
+FEW = 256
+"""Fewer messages are counted without numpy."""
 
 RECENT_NS = 10 * 10**9
 """The rate of a device is that of its last ten seconds."""
@@ -69,6 +74,13 @@ class Device:
         }
 
 
+def _counts(ids: Array) -> Iterable[tuple[int, int]]:
+    if len(ids) <= FEW:
+        return Counter(ids.tolist()).items()
+    found, counts = np.unique(ids, return_counts=True)
+    return zip(found.tolist(), counts.tolist(), strict=True)
+
+
 class DeviceTable:
     """All devices that sent messages."""
 
@@ -91,8 +103,7 @@ class DeviceTable:
             device.recent.append((high, len(times)))
             while len(device.recent) > 2 and device.recent[0][0] < high - RECENT_NS:
                 device.recent.popleft()
-        ids, counts = np.unique(run.block.consumer_ids, return_counts=True)
-        for consumer_id, count in zip(ids.tolist(), counts.tolist(), strict=True):
+        for consumer_id, count in _counts(run.block.consumer_ids):
             described = run.described.get(consumer_id)
             if described is not None and (described.name in device.taps or len(device.taps) < MAX_TAPS):
                 device.taps[described.name] += count

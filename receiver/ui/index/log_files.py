@@ -36,6 +36,7 @@ class Segment:
         reader: it, while it is still written; None once all its chunks are known.
         offset: end of the chunks that were yielded.
         nbytes: length of the file at the last look.
+        noted: number of the consumers that the index knows.
         devices: names by stream.
         consumers: numbers in the chunks' masks and descriptors, by consumer id.
     """
@@ -47,6 +48,7 @@ class Segment:
     reader: SegmentReader | None
     offset: int = 0
     nbytes: int = -1
+    noted: int = 0
     devices: dict[int, str] = field(default_factory=dict)
     consumers: dict[int, tuple[int, TapDescriptor]] = field(default_factory=dict)
 

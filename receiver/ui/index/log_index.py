@@ -253,8 +253,10 @@ class LogIndex:
         if state is None:
             described: dict[int, TapDescriptor] = {}
             state = self._writers[segment.writer] = _WriterState(described, StepColumns(described.get), {})
-        for consumer_id, (_, described_tap) in segment.consumers.items():
-            state.described.setdefault(consumer_id, described_tap)
+        if segment.noted < len(segment.consumers):
+            for consumer_id, (_, described_tap) in segment.consumers.items():
+                state.described.setdefault(consumer_id, described_tap)
+            segment.noted = len(segment.consumers)
         return state
 
 
