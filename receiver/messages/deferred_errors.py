@@ -282,7 +282,8 @@ def watch_urgent(tell: Callable[[], None]) -> None:
     _urgent_watchers.append(tell)
 
 
-_listeners: list[Callable[[FailedCheck | TapFailure], None]] = []
+_listeners_lock = threading.RLock()  # a finalizer, which may run anywhere, calls `ignore`
+_listeners: tuple[Callable[[FailedCheck | TapFailure], None], ...] = ()
 
 
 def listen(notice: Callable[[FailedCheck | TapFailure], None]) -> None:
@@ -290,12 +291,16 @@ def listen(notice: Callable[[FailedCheck | TapFailure], None]) -> None:
 
     The call is in the thread that delivered the message, before the device's next message is delivered.
     """
-    _listeners.append(notice)
+    global _listeners
+    with _listeners_lock:
+        _listeners += (notice,)
 
 
 def ignore(notice: Callable[[FailedCheck | TapFailure], None]) -> None:
     """Ends `listen`."""
-    _listeners.remove(notice)
+    global _listeners
+    with _listeners_lock:
+        _listeners = tuple(other for other in _listeners if other is not notice)
 
 
 _failure_watchers: list[Callable[[], None]] = []

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import subprocess
 import sys
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,7 @@ from checkout import ROOT
 from hostcallback.api.capsule.reproduce import Reproduction, arrays_of, reproduce
 from hostcallback.receiver import Capsule
 from hostcallback.receiver.cli import main
+from hostcallback.receiver.messages import deferred_errors
 
 # Programs with taps are exported on the native transport only.
 native = pytest.mark.native_only
@@ -248,7 +251,7 @@ def test_a_program_that_cannot_be_exported_leaves_its_inputs(tmp_path: Path) -> 
     run(hcb.capsule(jax.jit(step), tmp_path), (jnp.float32(2),))
     capsule = only(tmp_path)
     assert float(capsule.array(capsule.inputs[0])) == 2
-    (why,) = [text for text in capsule.left_out if text.startswith("the program")]
+    (why,) = [text for text in capsule.left_out if text.startswith("the program:")]
     with pytest.raises(hcb.receiver.CapsuleError, match=r"jax\.export refuses it"):
         reproduce(capsule)
     assert "jax.export refuses it" in why
@@ -262,6 +265,43 @@ def test_calls_wait_while_the_inputs_of_many_are_kept(tmp_path: Path) -> None:
             x = step(x)
     assert float(x) == 50
     assert not list(tmp_path.iterdir())
+
+
+def test_the_step_goes_on_if_the_tap_of_its_numbers_is_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("hostcallback.api.capsule.capsule.WAIT_SEC", 0.01)
+    step = hcb.capsule(jax.jit(lambda x: x + 1), tmp_path, keep=2)
+    x = jnp.float32(0)
+    hcb.taps["*"].disable()
+    try:
+        with hcb.outfeed_receiver():
+            for _ in range(8):
+                x = step(x)
+    finally:
+        hcb.taps["*"].enable()
+    assert float(x) == 8
+    assert caplog.text.count("are not kept any longer") == 1
+
+
+def test_a_step_that_nobody_uses_is_freed(tmp_path: Path) -> None:
+    class Function:
+        def __call__(self, x: Any) -> Any:
+            return x + 1
+
+    function = Function()
+    before = deferred_errors._listeners
+    step = hcb.capsule(function, tmp_path)
+    step(jnp.float32(0))
+    hcb.barrier_wait()
+    assert len(deferred_errors._listeners) == len(before) + 1
+    freed = weakref.ref(function)
+    del function, step
+    jax.clear_caches()
+    hcb.barrier_wait()
+    gc.collect()
+    assert freed() is None
+    assert set(deferred_errors._listeners) <= set(before)
 
 
 def test_within_a_trace_it_is_the_step(tmp_path: Path) -> None:

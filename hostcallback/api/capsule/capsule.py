@@ -8,6 +8,7 @@ import os
 import re
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,6 +61,9 @@ BEHIND = 4
 RUNS = 256
 """Number of launches whose calls are known."""
 
+WAIT_SEC = 10.0
+"""Seconds for which a call waits while the inputs of too many calls are kept."""
+
 _POLL_SEC = 0.0005
 
 
@@ -91,7 +95,7 @@ def capsule(
     first, and is on the disk when its path is logged. It is not written if the process is killed before that.
 
     The inputs of a call are kept until its messages are delivered, so donated arguments are not donated, and a call
-    waits if `keep` calls have undelivered messages. Without launch
+    waits, up to 10 s, if `keep` calls have undelivered messages. Without launch
     numbers (the callback transport), a failure belongs to the last call that the device had begun.
 
     Args:
@@ -157,6 +161,7 @@ class CapsuleStep:
         self._name = str(getattr(step, "__name__", "step"))
         self._line = user_source_line()
         self._static = compat.static_arguments(step) or ((), ())
+        self._has_given_up = False
         self._margin = 0  # number of calls by which a device may be behind another
         self._lock = threading.RLock()  # protects the calls, in the callers' threads
         self._calls = 0
@@ -179,7 +184,16 @@ class CapsuleStep:
                 self._marked, lambda operation: True, inputs=True, static=static, found=self._found_nonfinite
             )
             self._run = lambda number, *args, **kwargs: rerun((number, *args), kwargs)
-        deferred_errors.listen(self._notice)
+        # The listeners must not keep the step, and with it the user's function.
+        method = weakref.WeakMethod(self._notice)
+
+        def notice(failure: FailedCheck | TapFailure) -> None:
+            own = method()
+            if own is not None:
+                own(failure)
+
+        deferred_errors.listen(notice)
+        weakref.finalize(self, deferred_errors.ignore, notice)
 
     # ---- Calls -------------------------------------------------------------------------------------------------------
 
@@ -220,12 +234,22 @@ class CapsuleStep:
 
     def _forget_delivered(self) -> None:
         # The messages of a call are delivered once those of a later one are: programs of a device run in order.
+        deadline = time.monotonic() + WAIT_SEC
         while self._kept and (self._is_over(self._kept[0]) or len(self._kept) >= self._keep):
-            if self._is_over(self._kept[0]) or not runtime.receivers():
-                self._kept.popleft()
-                continue
-            time.sleep(_POLL_SEC)
-            self._write_noticed()
+            if not self._is_over(self._kept[0]):
+                if time.monotonic() < deadline:
+                    time.sleep(_POLL_SEC)
+                    self._write_noticed()
+                    continue
+                # A tap function takes long, or the tap of the numbers is switched off: the program must go on.
+                if not self._has_given_up:
+                    self._has_given_up = True
+                    logger.warning(
+                        "hcb.capsule(%s): the messages of %d calls are not delivered after %g s, so the inputs of call "
+                        "%d are not kept any longer: a failure of such a call leaves no capsule (keep=%d)",
+                        self._name, len(self._kept), WAIT_SEC, self._kept[0].number, self._keep,
+                    )  # fmt: skip
+            self._kept.popleft()
 
     def _is_over(self, call: _Call) -> bool:
         return call.number < self._last_begun - self._margin
@@ -233,7 +257,7 @@ class CapsuleStep:
     def _settle(self, deadline: float | None) -> None:
         with self._lock:
             self._write_noticed()
-            self._kept.clear()
+            self._kept = collections.deque(c for c in self._kept if c.number > self._last_begun)
 
     # ---- Failures ----------------------------------------------------------------------------------------------------
 
@@ -277,7 +301,7 @@ class CapsuleStep:
             logger.exception("the capsule %s of call %d of %s could not be written", path, call.number, name)
             return
         logger.error(
-            "call %d of %s failed (%s); its program and inputs are in a capsule: hcb reproduce %s",
+            "call %d of %s failed (%s). To see it again: hcb reproduce %s",
             call.number, self._name, described(failure).text, path,
         )  # fmt: skip
 

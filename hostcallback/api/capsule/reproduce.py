@@ -145,7 +145,7 @@ def reproduce(capsule: Capsule, bindings: Mapping[str, Callable[..., Any]] | Non
         last[message.consumer.name] = message.consumer.unflatten(message.arrays)
 
     found: list[FailedCheck | TapFailure] = []
-    notice = found.append
+    notice = found.append  # one object: each access makes another
     deferred_errors.listen(notice)
     results: list[Any] = []
     try:
