@@ -299,4 +299,4 @@ def _change_jax() -> None:
 
 
 refuse_second_copy(__file__)
-once_jax_is_imported(_change_jax)
+once_jax_is_imported(_change_jax, needs="hostcallback._jax_compat")

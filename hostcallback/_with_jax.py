@@ -10,32 +10,39 @@ from types import ModuleType
 from typing import Any
 
 
-def once_jax_is_imported(function: Callable[[], object]) -> None:
-    """Calls `function` now if JAX is imported, else at the end of its import, which then raises its exceptions."""
+def once_jax_is_imported(function: Callable[[], object], needs: str) -> None:
+    """Calls `function` now if JAX is imported, else at the end of its import, which then raises its exceptions.
+
+    `needs` is a module that imports JAX and that `function` needs. If JAX is imported by that module, `function` is
+    called at the end of that module's import, because the module is incomplete before.
+    """
     if "jax" in sys.modules:
         function()
     else:
-        sys.meta_path.insert(0, _JaxFinder(function))
+        sys.meta_path.insert(0, _JaxFinder(function, needs))
 
 
 class _JaxFinder(MetaPathFinder):
     # Finds jax through the other finders. It stays until jax is executed, because some programs only look jax up.
 
-    def __init__(self, function: Callable[[], object]) -> None:
+    def __init__(self, function: Callable[[], object], needs: str) -> None:
         self._function = function
+        self._needs = needs
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        if name != "jax":
+        if name not in ("jax", self._needs):
             return None
         others = (finder.find_spec(name, path, target) for finder in sys.meta_path if finder is not self)
         spec = next(filter(None, others), None)
         if spec is not None and spec.loader is not None:
-            spec.loader = _JaxLoader(spec.loader, self._after)
+            spec.loader = _JaxLoader(spec.loader, lambda: self._after(name))
         return spec
 
-    def _after(self) -> None:
+    def _after(self, name: str) -> None:
+        if name == "jax" and self._needs in sys.modules:  # it imports JAX, and is incomplete
+            return
         if self in sys.meta_path:
             sys.meta_path.remove(self)
             self._function()

@@ -5,3 +5,5 @@ exits. No Python runs when a tapped program is dispatched, so nothing here is ca
 without fast dispatch `effect_dispatch` follows JAX's own dispatch of effects. docs/design/threads.md lists the
 threads.
 """
+
+import jax  # noqa: F401 - first, because its import imports modules of this package

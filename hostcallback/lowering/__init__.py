@@ -5,3 +5,5 @@ the prefix and the arrays. A compiled program holds a lease on each of its consu
 tap effect is discharged: docs/design/fast-dispatch.md; how taps of partitioned programs work:
 docs/design/sharded-taps.md.
 """
+
+import jax  # noqa: F401 - first, because its import imports modules of this package

@@ -4,3 +4,5 @@ All taps share one primitive, whose rules do not know the purpose of a tap: prin
 their sinks only. Some rules of JAX for loops and checkpoints lose or repeat effects; `control_flow` replaces them.
 docs/design/primitives.md has the reasons, docs/transformations.md the resulting messages.
 """
+
+import jax  # noqa: F401 - first, because its import imports modules of this package

@@ -5,3 +5,5 @@ out that they have ended: sentinels in a thread's execution stream (`streams`), 
 device (`fence`), and the live arrays. A separate thread dispatches them, because a dispatch that finds no place
 cannot be interrupted. docs/design/barrier.md has the reasons.
 """
+
+import jax  # noqa: F401 - first, because its import imports modules of this package

@@ -1,0 +1,68 @@
+"""Each module can be the first that a program imports."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from checkout import ROOT
+
+EACH_FIRST = """
+import importlib, os, sys
+import jaxlib.xla_client, msgpack, numpy, scipy.linalg, scipy.special  # once, not in each child
+
+assert "jax" not in sys.modules
+for module in sys.argv[1:]:
+    child = os.fork()
+    if not child:
+        try:
+            importlib.import_module(module)
+            if "jax" in sys.modules:
+                assert "hostcallback.lowering.discharge" in sys.modules, "JAX was not changed"
+        except ModuleNotFoundError as error:
+            if error.name.startswith("hostcallback"):
+                print(module, repr(error), flush=True)
+        except BaseException as error:
+            print(module, repr(error), flush=True)
+        os._exit(0)
+    os.waitpid(child, 0)
+"""
+"""Prints the modules that cannot be imported first. A package that is not installed is not their fault."""
+
+
+def failed(*modules: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", EACH_FIRST, *modules],
+        capture_output=True, text=True, timeout=500, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def modules_of(package: str, folder: Path) -> list[str]:
+    found = []
+    for path in sorted(folder.rglob("*.py")):
+        parts = path.relative_to(folder).with_suffix("").parts
+        if parts[-1] != "__main__" and not (package == "hostcallback" and parts[0] == "receiver"):
+            found.append(".".join([package, *(part for part in parts if part != "__init__")]))
+    return found
+
+
+def test_the_modules_around_the_change_to_jax_can_be_imported_first() -> None:
+    assert not failed(
+        "hostcallback._jax_compat", "hostcallback.lifecycle.raise_soon", "hostcallback.primitives.effects"
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("package", "folder", "at_least"),
+    [("hostcallback", "hostcallback", 100), ("hostcallback.receiver", "receiver", 250)],
+)
+def test_each_module_can_be_imported_first(package: str, folder: str, at_least: int) -> None:
+    modules = modules_of(package, ROOT / folder)
+    assert len(modules) >= at_least
+    assert not failed(*modules)
