@@ -200,20 +200,21 @@ class LogWriter:
                 segment.sync()
         except BaseException as error:
             self._failed(error)
+            lost = len(block) + sum(count for _, count in folded)
             self._note_lost(
                 Lost(
                     device,
                     int(block.seqs[0]),
                     int(block.seqs[-1]),
-                    len(block) + sum(count for _, count in folded),
+                    lost,
                     block.data.size,
                     time.time_ns(),
                     f"the log could not be written: {_reason(error)}",
                 )
             )
-            self._counters.lost_messages += len(block)
+            self._counters.lost_messages += lost
             self._counters.lost_bytes += block.data.size
-            self._counters.lost_by_device[device] += len(block)
+            self._counters.lost_by_device[device] += lost
             if not isinstance(
                 error, OSError | MemoryError
             ):  # such as an interrupt, which the caller must see

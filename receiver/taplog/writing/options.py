@@ -66,7 +66,7 @@ class LogCounters:
     Attributes:
         messages: written messages.
         nbytes: of all segments so far, deleted ones included.
-        lost_messages: messages that could not be written.
+        lost_messages: messages that could not be written, with the failures of checks that were folded into them.
         lost_bytes: their bytes.
         lost_by_device: lost messages by the device's name.
         failure: the last error; empty if there was none.

@@ -275,6 +275,18 @@ def test_unwritable_messages_are_counted_and_noted_when_there_is_room_again(
     assert "recording works again" in said[1]
 
 
+def test_failures_that_were_folded_into_lost_messages_are_lost_too(tmp_path: Path) -> None:
+    with log_in(tmp_path) as log:
+        log.append("cpu:0", losses(0, 10), at_once=True)
+        (path,) = tmp_path.iterdir()
+        with files_no_longer_than(path.stat().st_size + 100):
+            log.record("cpu:0", lambda room: (losses(10, 5), [(12, 7), (14, 100)], True))
+        assert log.counters.lost_messages == 5 + 107
+        assert log.counters.lost_by_device == {"cpu:0": 5 + 107}
+    _, lost, _ = read(tmp_path)
+    assert [note.lost.messages for note in lost] == [5 + 107]
+
+
 def test_a_folder_that_is_gone_loses_messages_and_nothing_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
