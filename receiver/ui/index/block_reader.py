@@ -25,6 +25,9 @@ from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
 
 _TRUNCATED = np.uint64(int(Flags.TRUNCATED))
 
+MAX_CONSUMERS = 65_536
+"""Taps of which the leaves of a layout are remembered."""
+
 MAX_KNOWN = 4096
 """Layouts of which the leaves are remembered."""
 
@@ -125,7 +128,7 @@ class BlockReader:
             leaves = known.get(consumer_id)
             if leaves is None:
                 leaves = self._new_leaves(run.described.get(consumer_id), run_name, group.shapes)
-                if run.described.get(consumer_id) is not None:
+                if run.described.get(consumer_id) is not None and len(known) < MAX_CONSUMERS:
                     known[consumer_id] = leaves
             slices.append((start, stop, leaves))
         self._deliver(group, slices, taker, per_bucket)

@@ -36,9 +36,9 @@ class Segment:
         reader: it, while it is still written; None once all its chunks are known.
         offset: end of the chunks that were yielded.
         nbytes: length of the file at the last look.
-        noted: number of the consumers that the index knows.
         devices: names by stream.
-        consumers: numbers in the chunks' masks and descriptors, by consumer id.
+        consumers: numbers in the chunks' masks and descriptors, by consumer id; empty once the index has them.
+        numbers: the numbers alone.
     """
 
     number: int
@@ -48,9 +48,9 @@ class Segment:
     reader: SegmentReader | None
     offset: int = 0
     nbytes: int = -1
-    noted: int = 0
     devices: dict[int, str] = field(default_factory=dict)
     consumers: dict[int, tuple[int, TapDescriptor]] = field(default_factory=dict)
+    numbers: dict[int, int] = field(default_factory=dict)
 
     def read_at(self, offset: int, nbytes: int) -> bytes:
         """Reads bytes of the file; fewer at its end."""

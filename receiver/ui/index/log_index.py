@@ -31,6 +31,9 @@ from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
 MAX_HEADERS = 16_384
 """Headers of chunks that are kept until the chunks are read; others are read again."""
 
+MAX_DESCRIBED = 65_536
+"""Taps of a process of which the descriptors are kept; messages of others are counted only."""
+
 SINGLE_MESSAGES = 200_000
 """The first messages of a run have a bucket each, so that short runs are shown message by message."""
 
@@ -95,6 +98,7 @@ class LogIndex:
         self._writers: dict[Writer, _WriterState] = {}
         self._reader = BlockReader(self.taps)
         self._current = 0
+        self._numbers: dict[int, dict[int, int]] = {}
 
     @property
     def pending(self) -> int:
@@ -111,6 +115,9 @@ class LogIndex:
                     new.append((number, chunk if len(new) < MAX_HEADERS else None))
                 elif chunk.kind in (Kind.LOST, Kind.FOLDED):
                     self._note(segment, chunk)
+            for segment in self.files.segments:
+                if segment.consumers:
+                    self._take_consumers(segment)
             self._pending.extend(_coarse_first(new))
 
     def read_some(self, budget_sec: float) -> bool:
@@ -167,15 +174,23 @@ class LogIndex:
             segments = self.chunks.column("segment")[numbers]
             masks = self.chunks.consumers()[numbers]
             wanted = np.zeros(len(self.files.segments), np.uint64)
+            found_masks: dict[tuple[int, Writer], int] = {}
             for segment in self.files.segments:
                 if run_of(segment) != tap.run:
                     continue
-                mask = 0
-                for number, described in segment.consumers.values():
-                    mask |= (described.name == tap.name) << (number & 63)
-                wanted[segment.number] = mask
+                key = id(segment.numbers), segment.writer
+                if key not in found_masks:
+                    found_masks[key] = self._mask(segment, tap)
+                wanted[segment.number] = found_masks[key]
         found: Array = numbers[((masks & wanted[segments]) != 0) | (masks == np.uint64(ALL_CONSUMERS))]
         return found
+
+    def _mask(self, segment: Segment, tap: Tap) -> int:
+        described, mask = self._state(segment).described, 0
+        for consumer_id, number in segment.numbers.items():
+            known = described.get(consumer_id)
+            mask |= (known is not None and known.name == tap.name) << (number & 63)
+        return mask
 
     def read_again(self, number: int, taker: Taker) -> None:
         """Reads a chunk once more, message by message, into `taker`."""
@@ -253,11 +268,20 @@ class LogIndex:
         if state is None:
             described: dict[int, TapDescriptor] = {}
             state = self._writers[segment.writer] = _WriterState(described, StepColumns(described.get), {})
-        if segment.noted < len(segment.consumers):
-            for consumer_id, (_, described_tap) in segment.consumers.items():
-                state.described.setdefault(consumer_id, described_tap)
-            segment.noted = len(segment.consumers)
         return state
+
+    def _take_consumers(self, segment: Segment) -> None:
+        # Descriptors are kept once per process, and equal numbers once: segments repeat them.
+        if len(segment.numbers) < len(segment.consumers):
+            state = self._state(segment)
+            for consumer_id, (_, described) in segment.consumers.items():
+                if len(state.described) < MAX_DESCRIBED:
+                    state.described.setdefault(consumer_id, described)
+            numbers = {consumer_id: number for consumer_id, (number, _) in segment.consumers.items()}
+            known = self._numbers.setdefault(len(numbers), numbers)
+            segment.numbers = known if known == numbers else numbers
+        if segment.reader is None:
+            segment.consumers = {}
 
 
 def run_of(segment: Segment) -> str:
