@@ -1,7 +1,7 @@
 /** A card of the charts: one tap, of all runs for scalars, of one run for everything else. */
 
 import { runColor } from "../core/colors.js";
-import { element, fill, foreign } from "../core/dom.js";
+import { element, fill, foreign, sourcePlace } from "../core/dom.js";
 import { count, number, plural } from "../core/format.js";
 import { draw, forget } from "../core/frames.js";
 import { icon } from "../core/icons.js";
@@ -89,7 +89,7 @@ export class Card {
     this.taps = taps;
     const [tap] = taps;
     fill(this.head, element("h3", {}, foreign(tap.name), tap.field && element("span", { class: "field" }, foreign(tap.field))),
-      element("span", { class: "place" }, foreign(tap.place)));
+      sourcePlace(tap.place));
     const runs = this.shownTaps();
     this.element.hidden = runs.length === 0;
     this.fillActions();

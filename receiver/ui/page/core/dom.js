@@ -75,6 +75,15 @@ export function foreign(text, className = "") {
 }
 
 /**
+ * A place in a source file, `/folder/train.py:31 (step)`, as `train.py:31`; all of it is the tooltip.
+ * @param {string} text
+ */
+export function sourcePlace(text) {
+  const found = text.match(/^(?:.*[/\\])?([^/\\]*:\d+)(?: \(.*\))?$/);
+  return element("span", { class: "place", title: shortened(text, 2000) }, element("bdi", {}, shortened(found ? found[1] : text, 120)));
+}
+
+/**
  * @param {string} text
  * @param {number} most
  */

@@ -17,7 +17,7 @@
  *   count: number}} ArrayData
  * @typedef {{cursor: string, run: string, time: number|null, process: string, device: string, step: number|null, tap: string,
  *   place: string, text: string}} TextLine
- * @typedef {{lines: TextLine[], more: boolean, total: number}} TextPage
+ * @typedef {{lines: TextLine[], more: boolean, next?: string|null, total: number}} TextPage
  * @typedef {{time: number|null, step: number|null}} Moment
  * @typedef {{id: string, kind: string, title: string, place: string, source: [number, string][]|null, count: number,
  *   per: {process: string, device: string, count: number}[], first: Moment, last: Moment, values: string,

@@ -1,7 +1,7 @@
 /** The rules of taps: switch them on and off, limit their rate, send less of their arrays. */
 
 import { send } from "../core/api.js";
-import { byId, element, emptyState, fill, foreign, shortened } from "../core/dom.js";
+import { byId, element, emptyState, fill, foreign, shortened, sourcePlace } from "../core/dom.js";
 import { count } from "../core/format.js";
 import { state } from "../core/state.js";
 
@@ -67,7 +67,7 @@ export class Control {
    */
   row(name, taps) {
     const enabled = taps.some((tap) => tap.enabled !== false);
-    return element("li", {}, element("span", { class: "rule-name" }, foreign(name), element("span", { class: "place" }, foreign(taps[0].place))),
+    return element("li", {}, element("span", { class: "rule-name" }, foreign(name), sourcePlace(taps[0].place)),
       element("span", { class: "number muted" }, count(taps.reduce((sum, tap) => sum + tap.count, 0)), " messages"),
       element("button", { type: "button", class: "plain", "data-key": `fill ${name}`, onclick: () => this.prefill(name) }, "Limit…"),
       element("button", { type: "button", class: "switch", role: "switch", "aria-checked": String(enabled), "aria-label": `${shortened(name, 200)} sends`,

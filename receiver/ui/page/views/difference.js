@@ -3,7 +3,7 @@
 import { ScalarChart } from "../charts/scalar_chart.js";
 import { ask } from "../core/api.js";
 import { color, heat, onScheme } from "../core/colors.js";
-import { byId, element, emptyState, fill, foreign, shortened } from "../core/dom.js";
+import { byId, element, emptyState, fill, foreign, shortened, sourcePlace } from "../core/dom.js";
 import { count, number } from "../core/format.js";
 import { state } from "../core/state.js";
 
@@ -127,7 +127,7 @@ function verdict(found) {
   const { tap, step, place, left, right } = found.first;
   return element("div", { class: "verdict" },
     element("p", {}, "The runs first part ", step !== null && "at ", step !== null && element("b", {}, `step ${number(step)}`), " in ",
-      element("b", {}, foreign(tap)), Boolean(place) && ", ", Boolean(place) && foreign(place, "place")),
+      element("b", {}, foreign(tap)), Boolean(place) && ", ", Boolean(place) && sourcePlace(place)),
     element("dl", {}, element("div", {}, element("dt", {}, "left"), element("dd", {}, shortened(String(left), 400))),
       element("div", {}, element("dt", {}, "right"), element("dd", {}, shortened(String(right), 400)))));
 }

@@ -1,7 +1,7 @@
 /** The errors: a card for each group, with the source lines around its tap. */
 
 import { ask } from "../core/api.js";
-import { byId, element, emptyState, fill, foreign, shortened } from "../core/dom.js";
+import { byId, element, emptyState, fill, foreign, shortened, sourcePlace } from "../core/dom.js";
 import { ago, clock, count, number, plural } from "../core/format.js";
 import { throttled } from "../core/frames.js";
 
@@ -92,11 +92,17 @@ function card(group, open) {
     element("header", {},
       element("div", { class: "error-title" }, element("span", { class: "badge" }, NAMES[group.kind] ?? group.kind), heading),
       element("span", { class: "times" }, element("b", {}, count(group.count)), group.count === 1 ? " time" : " times")),
-    element("p", { class: "error-when" }, element("span", { class: "place" }, foreign(group.place)),
+    element("p", { class: "error-when" }, sourcePlace(group.place), inFunction(group.place),
       element("span", {}, "first ", moment(group.first)), group.count > 1 && element("span", {}, "last ", moment(group.last))),
     element("div", { class: "error-body" },
       element("div", { class: "error-main" }, source(group), values(group), traceback(group, open)),
       senders(group)));
+}
+
+/** The function in which the tap is. @param {string} place */
+function inFunction(place) {
+  const found = place.match(/ \((.*)\)$/);
+  return found && element("span", {}, "in ", foreign(found[1].replaceAll("<locals>.", "")));
 }
 
 /** @param {Moment} when */
@@ -109,7 +115,7 @@ function moment(when) {
 /** @param {ErrorGroup} group */
 function source(group) {
   if (!group.source?.length) return null;
-  const line = Number(group.place.match(/:(\d+)$/)?.[1] ?? NaN);
+  const line = Number(group.place.match(/:(\d+)(?: \(.*\))?$/)?.[1] ?? NaN);
   return element("pre", { class: "source", tabindex: "0", "aria-label": `source lines around ${group.place}` },
     group.source.map(([at, text]) => element("span", { class: at === line ? "line marked" : "line" },
       element("span", { class: "line-number" }, at), element("span", { class: "line-text" }, shortened(text, 400)))));

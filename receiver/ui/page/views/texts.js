@@ -2,12 +2,15 @@
 
 import { ask } from "../core/api.js";
 import { runColor } from "../core/colors.js";
-import { byId, element, emptyState, fill, foreign, shortened } from "../core/dom.js";
+import { byId, element, emptyState, fill, foreign, shortened, sourcePlace } from "../core/dom.js";
 import { clock, count, number } from "../core/format.js";
 import { debounced, throttled } from "../core/frames.js";
 import { runIndex, runName, state } from "../core/state.js";
 
-/** @typedef {import("../core/types.js").TextLine} TextLine */
+/**
+ * @typedef {import("../core/types.js").TextLine} TextLine
+ * @typedef {import("../core/types.js").TextPage} TextPage
+ */
 
 const LINES = 200;
 const KEPT = 2000;
@@ -77,7 +80,7 @@ export class Texts {
       [this.first, this.last] = [null, null];
       this.list.replaceChildren();
       this.take(page.lines, false);
-      this.older.hidden = !page.more;
+      this.takeCursor(page);
       this.total = page.total;
       this.tell();
       if (!page.lines.length) this.nothing();
@@ -111,7 +114,7 @@ export class Texts {
       const height = this.scroller.scrollHeight;
       this.follow.checked = false;
       this.take(page.lines, true);
-      this.older.hidden = !page.more;
+      this.takeCursor(page);
       this.scroller.scrollTop += this.scroller.scrollHeight - height;
     } catch (error) {
       this.page.failed(error);
@@ -131,6 +134,12 @@ export class Texts {
     if (before || this.first === null) this.first = lines[0].cursor;
     if (!before) this.last = lines[lines.length - 1].cursor;
     while (!before && this.list.childElementCount > KEPT) this.dropFirst();
+  }
+
+  /** Where earlier texts go on: a search may have looked at many lines to find a few. @param {TextPage} page */
+  takeCursor(page) {
+    this.older.hidden = !page.more;
+    this.first = page.next ?? this.first;
   }
 
   dropFirst() {
@@ -170,6 +179,6 @@ function row(line) {
       element("time", {}, clock(line.time)),
       element("span", { class: "text-step" }, line.step === null ? "" : `step ${number(line.step)}`),
       element("span", { class: "text-sender" }, foreign(line.process), " ", foreign(line.device)),
-      element("span", { class: "place", title: line.tap }, foreign(line.place || line.tap))),
+      sourcePlace(line.place || line.tap)),
     element("pre", { class: "text-body", dir: "auto" }, shortened(line.text, 8000)));
 }

@@ -1,0 +1,170 @@
+"""What the page shows of real logs, in Chromium."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from test_server import descend
+
+import hostcallback as hcb
+
+pytestmark = pytest.mark.slow
+
+Visit = Callable[..., Any]
+HOSTILE = "<script>alert(1)</script>", "\u202etxt.exe", "n" * 600, "<img src=x onerror=alert(2)>", "__proto__"
+
+
+def recorded(folder: Path, names: tuple[str, ...]) -> Path:
+    """The log of a program that sends a number once by each tap."""
+
+    @jax.jit
+    def emit(x: Any) -> Any:
+        for name in names:
+            hcb.id_tap(lambda value: None, x, name=name)
+        hcb.print("<b>{x}</b>", x=x)
+        return x
+
+    with hcb.outfeed_receiver(record=folder):
+        emit(np.float32(1)).block_until_ready()
+    return folder
+
+
+def test_errors_come_first_with_the_planted_line(visit: Visit, serve: Any, log: Path) -> None:
+    page = visit(serve(log).address)
+    assert page.get_by_role("tab", name=re.compile("^Errors")).get_attribute("aria-selected") == "true"
+    card = page.get_by_role("article").filter(has_text="seven came")
+    card.wait_for()
+    assert 'hcb.check(number != 7, "seven came' in card.locator(".source .marked").inner_text()
+    assert "step 7" in card.inner_text()
+    assert "token" not in page.url
+
+
+def test_a_zoom_loads_detail_and_a_double_click_shows_all(visit: Visit, serve: Any, log: Path) -> None:
+    page = visit(serve(log).address, "Charts", viewport={"width": 600, "height": 800})
+    card = page.get_by_role("article", name="train loss")
+    plot = card.locator(".u-over")
+    plot.wait_for()
+    assert "not finite, the first: nan at 9" in card.inner_text()
+    box = plot.bounding_box()
+    with page.expect_response(lambda answer: "/api/series" in answer.url and "from=" in answer.url) as zoomed:
+        page.mouse.move(box["x"] + 20, box["y"] + 50)
+        page.mouse.down()
+        page.mouse.move(box["x"] + 60, box["y"] + 60, steps=4)
+        page.mouse.up()
+    (series,) = zoomed.value.json()["series"]
+    assert series["exact"]
+    assert 0 < series["x"][0] < series["x"][-1] < 150
+    card.get_by_text("Every message is a point.").wait_for()
+    page.mouse.move(box["x"] + 40, box["y"] + 50)
+    tip = card.locator(".tip")
+    tip.wait_for()
+    assert re.match(r"step \d+\n", tip.inner_text())
+    with page.expect_response(lambda answer: "/api/series" in answer.url and "from=" not in answer.url):
+        plot.dblclick()
+    assert card.get_by_role("button", name="Show all").count() == 0
+
+
+def test_the_keyboard_reaches_tabs_charts_and_their_values(visit: Visit, serve: Any, log: Path) -> None:
+    page = visit(serve(log).address, "Charts")
+    page.get_by_role("tab", name="Charts").press("ArrowRight")
+    page.get_by_role("log", name="Texts").wait_for()
+    page.get_by_role("tab", name="Texts").press("ArrowLeft")
+    chart = page.get_by_role("article", name="train loss").get_by_role("application")
+    chart.locator(".u-over").wait_for()
+    chart.focus()
+    chart.press("ArrowRight")
+    chart.locator(".tip").wait_for()
+    with page.expect_response(lambda answer: "/api/series" in answer.url and "from=" in answer.url):
+        chart.press("+")
+    assert page.evaluate("document.activeElement.className").startswith("plot")
+
+
+def test_texts_are_searched(visit: Visit, serve: Any, expect: Any, log: Path) -> None:
+    page = visit(serve(log).address, "Texts")
+    rows = page.locator(".text-row")
+    rows.last.wait_for()
+    assert "499" in rows.last.inner_text()
+    page.get_by_label("Search").fill("at 123")
+    expect(rows).to_have_count(1)
+    assert "at 123.0" in rows.first.inner_text()
+    page.get_by_label("Search").fill("not there at all")
+    page.get_by_role("heading", name="No text matches").wait_for()
+
+
+def test_two_runs_are_overlaid_and_compared(visit: Visit, serve: Any, tmp_path: Path) -> None:
+    for run, planted in (("one", 0.0), ("two", 0.25)):
+        with hcb.outfeed_receiver(sinks=[hcb.record(tmp_path, run=run)]):
+            descend(jnp.float32(0), jnp.float32(planted)).block_until_ready()
+    page = visit(serve(tmp_path).address, "Charts")
+    card = page.get_by_role("article", name="loss loss")
+    card.locator(".u-over").wait_for()
+    assert card.locator(".legend-item").count() == 2
+    shown = page.get_by_role("group", name="Runs that are shown").get_by_role("button")
+    shown.nth(1).wait_for()
+    shown.nth(0).click()
+    assert shown.nth(0).get_attribute("aria-pressed") == "false"
+    page.get_by_role("tab", name="Compare").click()
+    verdict = page.locator(".verdict")
+    verdict.wait_for()
+    assert "step 30 in loss" in verdict.inner_text()
+    assert "20 of 50 differ" in page.get_by_role("button", name=re.compile("^loss")).inner_text()
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_a_log_with_nothing_says_what_to_do_next(
+    visit: Visit, serve: Any, empty_log: Path, width: int
+) -> None:
+    page = visit(serve(empty_log).address, viewport={"width": width, "height": 800}, color_scheme="dark")
+    page.get_by_role("heading", name="No charts yet").wait_for()
+    for tab, text in (
+        ("Errors", "No errors"), ("Texts", "No texts yet"), ("Devices", "No devices yet"),
+        ("Compare", "One run is not enough"), ("Control", "This page is read-only"),
+    ):  # fmt: skip
+        page.get_by_role("tab", name=tab).click()
+        page.get_by_role("heading", name=text).wait_for()
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+def test_one_message_is_a_point(visit: Visit, serve: Any, tmp_path: Path) -> None:
+    page = visit(serve(recorded(tmp_path / "one", ("only",))).address)
+    card = page.get_by_role("article", name="only")
+    card.locator(".u-over").wait_for()
+    assert card.locator(".legend b").inner_text() == "1"
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_hostile_names_stay_text_and_inside_the_page(
+    visit: Visit, serve: Any, tmp_path: Path, width: int
+) -> None:
+    page = visit(serve(recorded(tmp_path / "log", HOSTILE)).address, viewport={"width": width, "height": 900})
+    page.get_by_role("heading", name=HOSTILE[0]).wait_for()
+    page.get_by_role("heading", name=HOSTILE[4]).wait_for()
+    assert page.locator("main script, main img").count() == 0
+    for tab in ("Charts", "Texts", "Devices", "Control"):
+        page.get_by_role("tab", name=tab).click()
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    page.get_by_role("tab", name="Texts").click()
+    page.locator(".text-body", has_text="<b>1.0</b>").wait_for()
+
+
+def test_a_million_names_are_listed_in_part(visit: Visit, serve: Any, expect: Any, log: Path) -> None:
+    def many(route: Any) -> None:  # as many as the server lists of a million
+        overview = route.fetch().json()
+        tap = next(tap for tap in overview["taps"] if tap["kind"] == "scalar")
+        overview["taps"] = [{**tap, "id": tap["id"], "name": f"layer_{i}"} for i in range(2000)]
+        route.fulfill(body=json.dumps({**overview, "taps_total": 1_000_000}), content_type="application/json")
+
+    page = visit(serve(log).address, "Charts", prepare=lambda page: page.route("**/api/overview*", many))
+    page.get_by_text("2,000 of 1,000,000 taps are listed").wait_for()
+    assert page.get_by_role("article").count() == 60
+    page.get_by_role("button", name="Show 60 more").click()
+    expect(page.get_by_role("article")).to_have_count(120)
+    assert page.locator(".u-over").count() < 40  # what is far below the screen is not drawn
