@@ -139,11 +139,12 @@ def is_loopback(host: str) -> bool:
 def _listen(host: str, port: int) -> socket.socket:
     try:
         found = socket.getaddrinfo(host or "0.0.0.0", port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        listener = socket.socket(found[0][0], socket.SOCK_STREAM)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(found[0][4])
-        listener.listen(128)
-        listener.set_inheritable(False)
+        with contextlib.ExitStack() as on_failure:
+            listener = on_failure.enter_context(socket.socket(found[0][0], socket.SOCK_STREAM))
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(found[0][4])
+            listener.listen(128)
+            on_failure.pop_all()
     except (OSError, OverflowError) as error:
         raise ListenError(f"cannot listen at {host}:{port}: {error}; --port 0 takes any free port") from error
     return listener

@@ -1,0 +1,86 @@
+"""The command `hcb ui` says in one line why it cannot serve, and serves by TLS beyond this machine."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from certificates import Authority
+from hostcallback.receiver.cli import main
+
+Serve = Callable[..., Any]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["--host", "0.0.0.0"], "--host 0.0.0.0 is reached from other machines"),
+        (["--tls-cert", "cert.pem"], "--tls-cert and --tls-key belong together"),
+        (["nowhere"], "nowhere: No such file or directory"),
+        (["4194305"], "no process 4194305 exists"),
+    ],
+)
+def test_wrong_arguments_are_one_line(
+    log: Path, arguments: list[str], problem: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["ui", "--no-browser", str(log), *arguments]) == 1
+    errors = capsys.readouterr().err
+    assert problem in errors
+    assert errors.count("\n") == 1
+
+
+def test_a_source_is_needed(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["ui"])
+    assert "give a LOG, the PID of a running process, or a collector" in capsys.readouterr().err
+
+
+def test_short_tokens_and_ports_in_use_are_refused(
+    log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    token = tmp_path / "token"
+    token.write_text("short\n")
+    assert main(["ui", "--no-browser", str(log), "--token-file", str(token)]) == 1
+    assert "the token has 5 characters, expected at least 16" in capsys.readouterr().err
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        assert main(["ui", "--no-browser", str(log), "--port", str(taken.getsockname()[1])]) == 1
+    assert "--port 0 takes any free port" in capsys.readouterr().err
+
+
+def test_missing_packages_come_with_the_install_hint(
+    log: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    assert main(["ui", "--no-browser", str(log)]) == 1
+    assert "pip install 'hostcallback[ui]'" in capsys.readouterr().err
+
+
+def test_beyond_this_machine_it_serves_by_tls_to_names_that_were_given(
+    log: Path, serve: Serve, tmp_path: Path
+) -> None:
+    authority = Authority(tmp_path / "tls")
+    certificate, key = authority.sign("page")
+    served = serve(
+        log,
+        host="0.0.0.0",
+        tls_cert=str(certificate),
+        tls_key=str(key),
+        hosts=("train.example",),
+        token="t" * 32,
+    )
+    port = served.base_url.port
+    trusted = ssl.create_default_context(cafile=str(authority.certificate))
+    with httpx.Client(base_url=f"https://localhost:{port}", verify=trusted) as client:
+        opened = client.get("/", params={"token": "t" * 32})
+        assert "Secure" in opened.headers["set-cookie"]
+        assert client.get("/api/overview").json()["errors"] == 1
+        for host, status in (("train.example", 200), ("10.1.2.3:80", 200), ("evil.example", 421)):
+            headers = {"Host": host, "Authorization": f"Bearer {'t' * 32}"}
+            assert client.get("/api/overview", headers=headers).status_code == status
