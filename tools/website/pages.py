@@ -13,7 +13,7 @@ DOCS = ROOT / "docs"
 SECTIONS = {
     "Start": ["tutorial", "questions", "examples", "comparison", "limits"],
     "How-to guides": [
-        "progress", "metrics", "data", "checks", "observe", "capsules", "notebooks", "pytest",
+        "progress", "metrics", "data", "checks", "observe", "capsules", "ui", "notebooks", "pytest",
         "accelerate", "control", "tap-log", "diff", "convert",
         "flight-recorder", "isolated-receivers", "forwarding", "scaling", "nats", "otlp", "migrating",
     ],

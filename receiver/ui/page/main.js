@@ -130,9 +130,9 @@ function showErrors(total) {
   const badge = byId("error-count", HTMLElement);
   badge.hidden = total === 0;
   badge.textContent = count(total);
-  badge.setAttribute("aria-label", plural(total, "error group"));
+  badge.setAttribute("aria-label", plural(total, "error"));
   if (errorsSeen !== null && total > errorsSeen && tab !== "errors") {
-    page.say(`A new error: ${plural(total, "group")} in the tab Errors.`);
+    page.say(`A new error: ${plural(total, "error")} in the tab Errors.`);
     badge.classList.add("new");
   }
   errorsSeen = total;

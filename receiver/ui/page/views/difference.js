@@ -108,7 +108,7 @@ export class Compare {
       button.setAttribute("aria-pressed", String(button.getAttribute("data-key") === `strip ${tap.name}`)));
     const host = element("div", { class: "plot scalar", tabindex: "0", role: "application", "aria-label": `difference of ${shortened(tap.name, 200)}` });
     fill(byId("difference-detail", HTMLElement), element("article", { class: "card wide" },
-      element("header", {}, element("div", { class: "card-title" }, element("h3", {}, foreign(tap.name)), element("span", { class: "place" }, "right minus left")),
+      element("header", {}, element("div", { class: "card-title" }, element("h3", {}, foreign(tap.name)), element("span", { class: "place" }, "absolute difference")),
         element("span", { class: "muted" }, "largest difference ", element("b", {}, number(tap.max_abs)))), host));
     const chart = new ScalarChart(host, (view) => chart.show(lines, look, view));
     const values = tap.difference;

@@ -1,0 +1,94 @@
+"""Writes the pictures of docs/ui.md: `python -m tools.page_pictures`. Needs the extra `browser`, and Chromium."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from playwright.sync_api import sync_playwright
+
+import hostcallback as hcb
+from hostcallback.receiver.ui.server.serving import Listening, serve_logs
+
+IMAGES = Path(__file__).resolve().parents[1] / "docs" / "images"
+STEPS = 3000
+
+PICTURES = (
+    # name, tab, color scheme, width, height, scale
+    ("ui-errors", "Errors", "light", 1200, 620, 1),
+    ("ui-charts", "Charts", "dark", 1200, 700, 1),
+    ("ui-compare", "Compare", "light", 1200, 760, 1),
+    ("ui-phone", "Charts", "light", 390, 760, 2),
+)
+
+
+@jax.jit
+def train(rate: Any, key: Any) -> Any:
+    """Descends to a noisy minimum; its gradient is too large now and then."""
+
+    def step(number: Any, state: Any) -> Any:
+        weights, key = state
+        key, sub = jax.random.split(key)
+        noise = jax.random.normal(sub, weights.shape)
+        gradient = weights + 0.6 * noise * (1 + 6 * (number % 997 == 500))
+        norm = jnp.linalg.norm(gradient)
+        loss = 0.5 * jnp.mean(weights**2) + 0.02 * jnp.abs(noise[0])
+        hcb.metrics({"loss": loss, "gradient": norm}, step=number)
+        hcb.check(norm < 30.0, "the norm of the gradient is {norm}", norm=norm)
+        hcb.id_tap(ignore, {"step": number, "weights": weights}, name="layer_1")
+        return weights - rate * gradient, key
+
+    return jax.lax.fori_loop(0, STEPS, step, (4.0 * jnp.linspace(-1, 2, 64), key))
+
+
+def ignore(value: Any) -> None:
+    """A tap function: the log is what is looked at."""
+
+
+def record(folder: Path) -> None:
+    """Records two runs that differ in their rate."""
+    for run, rate in (("rate-0.002", 0.002), ("rate-0.004", 0.004)):
+        with hcb.outfeed_receiver(sinks=[hcb.record(folder, run=run)], on_error="warn"):
+            jax.block_until_ready(train(jnp.float32(rate), jax.random.key(7)))
+
+
+def main() -> None:
+    """Records, serves the log, and takes the pictures."""
+    folder = Path(tempfile.mkdtemp())
+    os.chdir(folder)
+    record(folder / "runs")
+    server = serve_logs(["runs"], Listening())
+    try:
+        with sync_playwright() as playwright:
+            program = shutil.which("chromium") or shutil.which("google-chrome")
+            browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
+            for picture in PICTURES:
+                take(browser, server.address, *picture)
+            browser.close()
+    finally:
+        server.close()
+        shutil.rmtree(folder)
+
+
+def take(
+    browser: Any, address: str, name: str, tab: str, scheme: str, width: int, height: int, scale: int
+) -> None:
+    """Writes one picture, once what it shows has been drawn."""
+    size = {"width": width, "height": height}
+    context = browser.new_context(viewport=size, color_scheme=scheme, device_scale_factor=scale)
+    page = context.new_page()
+    page.goto(address)
+    page.get_by_role("tab", name=tab).click()
+    page.locator("section:not([hidden]) :is(canvas, .source)").first.wait_for()
+    page.wait_for_timeout(2500)  # the slower cards
+    page.screenshot(path=IMAGES / f"{name}.png")
+    context.close()
+
+
+if __name__ == "__main__":
+    main()
