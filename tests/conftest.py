@@ -96,6 +96,10 @@ def pytest_sessionstart() -> None:
 @pytest.hookimpl(tryfirst=True)  # before `-m` chooses by marker
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leaves the tests of the native transport, and those without any transport, out of a run on the other one."""
+    if os.environ.get("TEST_COMPILATION") != "full":
+        left_out = [item for item in items if item.get_closest_marker("users_compilation")]
+        items[:] = [item for item in items if item not in left_out]
+        config.hook.pytest_deselected(items=left_out)
     native = TRANSPORT == "native"
     numbers: Counter[str] = Counter()
     for item in items:

@@ -60,6 +60,7 @@ def test_results_and_gradients_are_the_same_to_the_bit(f: Callable[[Any], Any]) 
     assert_same(watch(jax.grad(f))(X), gradient, ulps=0)
 
 
+@pytest.mark.users_compilation
 @pytest.mark.slow
 @pytest.mark.parametrize("f", PROGRAMS, ids=["recurrent", "network", "loop"])
 def test_compiled_results_and_gradients_are_the_same_and_nothing_is_sent(f: Callable[[Any], Any]) -> None:
