@@ -12,11 +12,6 @@ import pytest
 
 import hostcallback as hcb
 
-pytest.importorskip("starlette", reason="the page needs hostcallback[ui]")
-httpx = pytest.importorskip("httpx", reason="these tests need httpx")
-
-from hostcallback.receiver.ui.server.serving import Listening, serve_logs  # noqa: E402
-
 STEPS = 500
 
 
@@ -47,6 +42,10 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def serve() -> Iterator[Callable[..., Any]]:
     """Serves logs; returns a client that has the token, and whose attribute `address` is that of the page."""
+    httpx = pytest.importorskip("httpx", reason="these tests need httpx")
+    pytest.importorskip("starlette", reason="the page needs hostcallback[ui]")
+    from hostcallback.receiver.ui.server.serving import Listening, serve_logs
+
     closing: list[Any] = []
 
     def start(*logs: Path, **options: Any) -> Any:

@@ -9,11 +9,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from certificates import Authority
 from hostcallback.receiver.cli import main
+
+httpx = pytest.importorskip("httpx", reason="these tests need httpx")
+pytest.importorskip("starlette", reason="the page needs hostcallback[ui]")
 
 Serve = Callable[..., Any]
 

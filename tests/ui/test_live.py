@@ -11,12 +11,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from checkout import ROOT
 from collecting import CollectorProcess
 from hostcallback.receiver.errors import HostCallbackError
+
+httpx = pytest.importorskip("httpx", reason="these tests need httpx")
+pytest.importorskip("starlette", reason="the page needs hostcallback[ui]")
 
 Serve = Callable[..., Any]
 
@@ -49,7 +51,7 @@ def running(folder: Path, *arguments: Any) -> Iterator[subprocess.Popen[str]]:
 
 
 @contextmanager
-def hcb_ui(*arguments: Any, **variables: Any) -> Iterator[httpx.Client]:
+def hcb_ui(*arguments: Any, **variables: Any) -> Iterator[Any]:
     """The command `hcb ui`, and a client with its token."""
     command = [sys.executable, "-m", "hostcallback.receiver.cli", "ui", "--no-browser", *map(str, arguments)]
     environment = {
