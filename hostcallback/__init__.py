@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from hostcallback.api.check import check, disable_checks, enable_checks
     from hostcallback.api.checked import checked
     from hostcallback.api.debug import callback, log, print as print
+    from hostcallback.api.error_collector import error_collector
     from hostcallback.api.export import bind, export_checks, unbind
     from hostcallback.api.nonfinite.operation import Operation
     from hostcallback.api.nonfinite.watch import watch_nonfinite
@@ -42,7 +43,6 @@ if TYPE_CHECKING:
     from hostcallback.api.progress.progress import progress
     from hostcallback.api.receiver import (
         OutfeedReceiver,
-        error_collector,
         outfeed_receiver,
     )
     from hostcallback.api.receiver_options import MetricsWarning, RecordingWarning
@@ -234,7 +234,7 @@ _PLACES = {
     "csv": "receiver.sinks.metric_writers.files",
     "disable_checks": "api.check",
     "enable_checks": "api.check",
-    "error_collector": "api.receiver",
+    "error_collector": "api.error_collector",
     "export_checks": "api.export",
     "fori_loop": "api.progress.loops",
     "forward": "receiver.remote.options",

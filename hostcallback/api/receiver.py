@@ -1,4 +1,4 @@
-"""`outfeed_receiver` and `error_collector`: count and report the taps of a part of the program, such as a loop."""
+"""`outfeed_receiver`: counts and reports the taps of a part of the program, such as a loop."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Sequence
 from time import perf_counter
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import jax
 
@@ -23,6 +23,7 @@ from hostcallback.api.receiver_options import (
     ReceiverSinks,
     RecordingWarning,
     RecordTo,
+    capsule_folder,
     check_numbers,
     check_process,
     error_policy,
@@ -365,6 +366,8 @@ def outfeed_receiver(
     max_errors: int = MAX_KEPT,
     back_pressure: BackPressure | str = Policy.BLOCK,
     on_error: OnError | str = OnError.DEFER,
+    on_failure: Literal["capsule"] | None = None,
+    capsules: str | os.PathLike[str] | None = None,
     record: RecordTo | None = None,
     flight_recorder: str | os.PathLike[str] | None = None,
     process: bool = False,
@@ -402,6 +405,12 @@ def outfeed_receiver(
             instead). On several devices, "abort" ends the program on each device at its next failing check or other
             tap. Exceptions of tap functions follow the same policy, except that "abort" raises them as "raise_soon"
             does; the first one of each tap is always logged at once.
+        on_failure: "capsule": the first failed check, NaN or exception of each source line, at most three, leaves a
+            file in the folder `capsules`, at once, with the report, versions, devices, and, if the receiver records,
+            the last messages; `hcb reproduce --show FILE` shows it. A step in `hcb.capsule` writes its failures itself,
+            and then the program and its inputs are in the file, with which it can be run again.
+        capsules: the folder of `on_failure="capsule"`; "capsules" by default. It is made when it is needed.
+
         record: short form of `sinks=[hcb.record(folder)]`. A folder: all messages are recorded there, in a tap log
             that `hcb cat` and `hostcallback.receiver.replay` read without this program. Or a recorder of
             `hcb.record(folder, ...)`, which has options and may be used again.
@@ -438,8 +447,8 @@ def outfeed_receiver(
     Raises:
         TypeError: `record` is neither a path nor a recorder, `forward` is not an address, or `sinks` is not a sequence
             of callables.
-        ValueError: `devices` and `backends` are both given, a backend is unknown or has no devices here, or another
-            argument is out of range.
+        ValueError: `devices` and `backends` are both given, a backend is unknown or has no devices here, `on_failure`
+            is unknown or combined with `process`, or another argument is out of range.
         DeviceClaimedError: (on entering) another open receiver has one of the devices.
         OSError: (on entering) `record` or `flight_recorder` is given, and the folder cannot be written.
         HostCallbackError: (on entering) `forward` is given, and the spool cannot be written.
@@ -456,45 +465,18 @@ def outfeed_receiver(
         back_pressure = BackPressure(policy=back_pressure)
     on_error = error_policy(on_error)
     taking = receiver_sinks(record, forward, spool, sinks, writers)
+    folder = capsule_folder(on_failure, capsules)
     if process:
-        check_process(taking, back_pressure)
+        check_process(taking, back_pressure, folder)
     if on_error is OnError.ABORT:
         effect_dispatch.expect_failures()
     if on_error in (OnError.RAISE_SOON, OnError.ABORT):
         raise_soon.prepare()
     scope = Scope(receiver_name, max_errors, back_pressure, on_error)
+    if folder is not None:
+        from hostcallback.api.failures.failures import FailureCapsules
+
+        scope.deferred.unclaimed = FailureCapsules(folder, receiver_name, str(user_source_line()))
     return OutfeedReceiver(
         scope, choose_devices(backends, devices), timeout_sec, taking, flight_recorder, process
     )
-
-
-@public
-def error_collector(
-    *,
-    on_error: OnError | str = OnError.DEFER,
-    max_errors: int = MAX_KEPT,
-    timeout_sec: float = 10.0,
-    devices: Sequence[jax.Device] | None = None,
-) -> OutfeedReceiver:
-    """Returns a context manager that collects the failed checks of a part of the program; see `outfeed_receiver`.
-
-    Args:
-        on_error: action for failed checks; see `outfeed_receiver`.
-        max_errors: number of lines with failed checks that are reported separately; failures beyond them are counted.
-        timeout_sec: see `outfeed_receiver`.
-        devices: devices of this process to collect from; all by default.
-
-    Raises:
-        ValueError: an argument is out of range.
-        DeviceClaimedError: (on entering) another open receiver or collector has one of the devices.
-        TapFunctionException: (on leaving) has one `CheckError` per line, the first failure first.
-
-    Example:
-        with hcb.error_collector() as errors:
-            train()
-            print(errors.failed_checks)
-    """
-    return outfeed_receiver(
-        receiver_name="error collector", on_error=on_error, max_errors=max_errors, timeout_sec=timeout_sec,
-        devices=devices,
-    )  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from hostcallback.receiver.host_function import refuse_async
@@ -122,12 +123,34 @@ def _metrics_sink(writers: Any, sinks: list[Any]) -> MetricsSink | None:
     return MetricsSink([*writers, *both]) if writers or both else None
 
 
-def check_process(sinks: ReceiverSinks, back_pressure: BackPressure) -> None:
+def capsule_folder(on_failure: Any, capsules: Any) -> Path | None:
+    """Returns the folder of `on_failure="capsule"`; None if failures leave no capsules.
+
+    Raises:
+        TypeError: `capsules` is no path.
+        ValueError: `on_failure` is unknown, or `capsules` is given without it.
+    """
+    if on_failure not in (None, "capsule"):
+        raise ValueError(f"on_failure is {on_failure!r:.80}, expected 'capsule', or None for no capsules")
+    if capsules is None:
+        return Path("capsules") if on_failure else None
+    if not isinstance(capsules, str | os.PathLike):
+        raise TypeError(f"capsules is a {type(capsules).__name__}, expected the path of a folder")
+    if on_failure is None:
+        raise ValueError(f"capsules is {capsules!r}, and on_failure is None: give on_failure='capsule' too")
+    return Path(capsules)
+
+
+def check_process(sinks: ReceiverSinks, back_pressure: BackPressure, capsules: Path | None = None) -> None:
     """Checks the options of a receiver with `process=True`.
 
     Raises:
         ValueError: one of them cannot be combined with it.
     """
+    if capsules is not None:
+        raise ValueError(
+            "process=True finds failed checks in another process, which writes no capsules: give one of the two"
+        )
     if isinstance(sinks.record, Recorder):
         raise ValueError("process=True records in another process: give record= the path of a folder")
     if back_pressure.admission.steps & Step.OVERWRITE_OLDEST:

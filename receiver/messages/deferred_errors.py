@@ -78,6 +78,8 @@ class DeferredErrors:
                 every policy, and its caller logs them.
         """
         self.on_error = on_error
+        self.unclaimed: Callable[[FailedCheck | TapFailure], None] | None = None
+        """Called as those of `listen` are, with failures for which none of them returns True. It must not raise."""
         self._lock = threading.RLock()  # protects everything below; signal handlers may wait for taps
         self._max_kept = max_kept
         self._failures: list[TapFailure] = []
@@ -99,14 +101,18 @@ class DeferredErrors:
         with self._lock:
             group = self._checks.add(consumer, failed, device, count)
         if group is not None:
-            for notice in _listeners:
-                notice(group)
+            self._tell(group)
         if group is None:  # not the first failure of its line: that one was reported
             return
         if self.on_error is OnError.WARN:
             _log(group)
         elif self.on_error is OnError.RAISE_SOON:
             self._raise_soon()
+
+    def _tell(self, failure: FailedCheck | TapFailure) -> None:
+        claims = [notice(failure) for notice in _listeners]
+        if self.unclaimed is not None and not any(claims):
+            self.unclaimed(failure)
 
     def _raise_soon(self) -> None:
         raise_soon_queue.append(self)
@@ -178,8 +184,7 @@ class DeferredErrors:
                 self._failures.append(failure)
             else:
                 self._suppressed[failure.source_line] += 1
-        for notice in _listeners:
-            notice(failure)
+        self._tell(failure)
         if first and self.on_error in (OnError.RAISE_SOON, OnError.ABORT):
             self._raise_soon()
         if first:
@@ -282,11 +287,14 @@ def watch_urgent(tell: Callable[[], None]) -> None:
     _urgent_watchers.append(tell)
 
 
+Notice = Callable[[FailedCheck | TapFailure], bool | None]
+"""Gets a failure; returns whether it belongs to the listener."""
+
 _listeners_lock = threading.RLock()  # a finalizer, which may run anywhere, calls `ignore`
-_listeners: tuple[Callable[[FailedCheck | TapFailure], None], ...] = ()
+_listeners: tuple[Notice, ...] = ()
 
 
-def listen(notice: Callable[[FailedCheck | TapFailure], None]) -> None:
+def listen(notice: Notice) -> None:
     """Calls `notice` with each exception of a tap function, and with the first failure of each check. Receiver threads.
 
     The call is in the thread that delivered the message, before the device's next message is delivered.
@@ -296,7 +304,7 @@ def listen(notice: Callable[[FailedCheck | TapFailure], None]) -> None:
         _listeners += (notice,)
 
 
-def ignore(notice: Callable[[FailedCheck | TapFailure], None]) -> None:
+def ignore(notice: Notice) -> None:
     """Ends `listen`."""
     global _listeners
     with _listeners_lock:

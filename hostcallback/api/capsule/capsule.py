@@ -5,7 +5,6 @@ from __future__ import annotations
 import collections
 import functools
 import os
-import re
 import threading
 import time
 import weakref
@@ -19,8 +18,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from hostcallback import _jax_compat as compat
-from hostcallback.api.capsule.about import about_this_process, last_messages
 from hostcallback.api.capsule.program import FlatCall
+from hostcallback.api.failures.about import about_this_process
+from hostcallback.api.failures.failures import add_report, capsule_path, described, is_nonfinite
 from hostcallback.api.nonfinite.instrument import instrumented
 from hostcallback.api.nonfinite.rerun import Rerun, is_on_several
 from hostcallback.api.nonfinite.watch import RERUN
@@ -29,13 +29,9 @@ from hostcallback.api.public import public
 from hostcallback.lifecycle import unsettled
 from hostcallback.primitives.bind import bind_tap
 from hostcallback.receiver.capsule.file_format import (
-    MESSAGES,
     PROGRAM,
     PROMOTED,
-    REPORT,
-    SUFFIX,
     WATCHED,
-    Failure,
 )
 from hostcallback.receiver.capsule.writing import CapsuleWriter
 from hostcallback.receiver.errors import TapFailure
@@ -45,7 +41,6 @@ from hostcallback.receiver.messages.check_report import FailedCheck
 from hostcallback.receiver.messages.message import Message, Sink
 from hostcallback.receiver.runtime.runtime import runtime
 from hostcallback.receiver.sinks.factory import Binding
-from hostcallback.receiver.sinks.nonfinite import NonFiniteError
 from hostcallback.tracing.source_line import user_source_line
 from hostcallback.tracing.tap_options import TapOptions
 
@@ -158,6 +153,7 @@ class CapsuleStep:
         self._keep = keep
         self._max_bytes = max_bytes
         self._left = max_capsules
+        self._written: set[int] = set()  # numbers of the calls that have capsules
         self._name = str(getattr(step, "__name__", "step"))
         self._line = user_source_line()
         self._static = compat.static_arguments(step) or ((), ())
@@ -187,10 +183,9 @@ class CapsuleStep:
         # The listeners must not keep the step, and with it the user's function.
         method = weakref.WeakMethod(self._notice)
 
-        def notice(failure: FailedCheck | TapFailure) -> None:
-            own = method()
-            if own is not None:
-                own(failure)
+        def notice(failure: FailedCheck | TapFailure) -> bool:
+            step = method()
+            return step is not None and step(failure)
 
         deferred_errors.listen(notice)
         weakref.finalize(self, deferred_errors.ignore, notice)
@@ -261,19 +256,22 @@ class CapsuleStep:
 
     # ---- Failures ----------------------------------------------------------------------------------------------------
 
-    def _notice(self, failure: FailedCheck | TapFailure) -> None:
-        # Receiver threads. The call is looked up now, while its inputs are kept.
-        if _is_nonfinite(failure):
-            if self._rerun_of is not None:
-                self._noticed.append((self._rerun_of, failure))
-                self._rerun_of = None
-            return
+    def _notice(self, failure: FailedCheck | TapFailure) -> bool:
+        # Receiver threads. The call is looked up now, while its inputs are kept. Returns whether it is this step's.
+        if is_nonfinite(failure):
+            call, self._rerun_of = self._rerun_of, None
+            if call is not None:
+                self._noticed.append((call, failure))
+            return call is not None
         run = failure.first.run_id if isinstance(failure, FailedCheck) else failure.run_id
         number = self._runs.get(run) if run else self._begun.get(threading.get_ident(), self._last_begun)
         if number is not None:
-            self._noticed.extend((call, failure) for call in tuple(self._kept) if call.number == number)
-        elif self._margin:  # another device's thread has not delivered the number of the call yet
+            found = [(call, failure) for call in tuple(self._kept) if call.number == number]
+            self._noticed.extend(found)
+            return bool(found)
+        if self._margin:  # another device's thread has not delivered the number of the call yet
             self._noticed.append((run, failure))
+        return False
 
     def _found_nonfinite(self, args: Any, kwargs: Any) -> None:
         number, *rest = args
@@ -288,17 +286,19 @@ class CapsuleStep:
                 if found is None:
                     continue
                 call = found
-            if self._left:
+            if self._left and call.number not in self._written:  # a call may fail in several places
                 self._left -= 1
+                self._written.add(call.number)
                 self._write(call, failure)
 
     def _write(self, call: _Call, failure: FailedCheck | TapFailure) -> None:
-        name = re.sub(r"\W+", "_", self._name)
-        path = self._directory / f"{name}-{call.number}-{os.getpid()}{SUFFIX}"
+        path = capsule_path(self._directory, self._name, call.number)
         try:
             self._write_to(path, call, failure)
         except Exception:  # the program goes on, and its failure is reported anyhow
-            logger.exception("the capsule %s of call %d of %s could not be written", path, call.number, name)
+            logger.exception(
+                "the capsule %s of call %d of %s could not be written", path, call.number, self._name
+            )
             return
         logger.error(
             "call %d of %s failed (%s). To see it again: hcb reproduce %s",
@@ -308,7 +308,7 @@ class CapsuleStep:
     def _write_to(self, path: Path, call: _Call, failure: FailedCheck | TapFailure) -> None:
         flat = FlatCall(self._step, call.args, call.kwargs, self._static)
         failing = flat
-        if _is_nonfinite(failure):  # the program must show where: it has a check of each operation
+        if is_nonfinite(failure):  # the program must show where: it has a check of each operation
             failing = FlatCall(self._watched, call.args, call.kwargs, self._static)
         writer = CapsuleWriter(path, self._max_bytes)
         try:
@@ -319,12 +319,7 @@ class CapsuleStep:
             ):
                 self._add_program(writer, member, what, export)
             writer.add_inputs(flat.inputs())
-            writer.add(REPORT, _report(failure).encode())
-            messages, why_not = last_messages(runtime)
-            if messages:
-                writer.add(MESSAGES, messages.encode())
-            else:
-                writer.left_out.append(f"the last messages: {why_not}")
+            add_report(writer, failure)
             about = {"name": self._name, "call": call.number, "line": str(self._line), **about_this_process()}
             writer.finish(about, described(failure))
         finally:
@@ -346,29 +341,6 @@ class CapsuleStep:
 
 def _with_message(func: Callable[..., Any], *_: Any, **options: Any) -> Sink:
     return func
-
-
-def described(failure: FailedCheck | TapFailure) -> Failure:
-    """What a capsule says about a failure."""
-    if isinstance(failure, TapFailure):
-        error = failure.exception
-        text = f"{type(error).__name__}: {error}"
-        return Failure("tap exception", failure.tap, failure.source_line, text, failure.device)
-    kind = "nonfinite" if _is_nonfinite(failure) else "check"
-    return Failure(
-        kind, failure.name, failure.source_line, failure.explanation.text, str(failure.first.device)
-    )
-
-
-def _is_nonfinite(failure: FailedCheck | TapFailure) -> bool:
-    error = failure.explanation.error if isinstance(failure, FailedCheck) else None
-    return error is not None and issubclass(error, NonFiniteError)
-
-
-def _report(failure: FailedCheck | TapFailure) -> str:
-    if isinstance(failure, FailedCheck):
-        return failure.report()
-    return f"{described(failure).text}\n  raised by {failure.describe()}"
 
 
 def _without_numpy(tree: Any) -> Any:

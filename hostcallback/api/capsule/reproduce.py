@@ -16,9 +16,9 @@ import jax
 import jax.export
 
 from hostcallback.api.barrier import barrier_wait
-from hostcallback.api.capsule.capsule import described
 from hostcallback.api.capsule.program import placed
 from hostcallback.api.export import bind
+from hostcallback.api.failures.failures import described
 from hostcallback.api.receiver import outfeed_receiver
 from hostcallback.receiver.capsule.file_format import PROGRAM, CapsuleError, Failure, Input
 from hostcallback.receiver.capsule.reading import Capsule

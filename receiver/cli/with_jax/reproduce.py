@@ -135,10 +135,9 @@ def _bindings(given: list[str], reproduce: Any) -> dict[str, Callable[..., Any]]
 
 def _show(capsule: Capsule) -> None:
     failure, about = capsule.failure, capsule.about
-    lines = [
-        f"call {capsule.call} of {capsule.name} failed: {failure.kind} {failure.name} on {failure.device}",
-        "",
-    ]
+    # The receiver's capsules are not of a call.
+    of = f"call {capsule.call} of {capsule.name}" if about.get("of") != "receiver" else f"in {capsule.name}"
+    lines = [f"{of} failed: {failure.kind} {failure.name} on {failure.device}", ""]
     lines += [*capsule.report.splitlines(), ""]
     for title in ("versions", "platform", "system", "environment"):
         value = about.get(title)

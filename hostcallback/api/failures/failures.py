@@ -1,0 +1,131 @@
+"""Failures that leave capsules: what a capsule says about them, and capsules of those that belong to no known step."""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+from pathlib import Path
+
+import jax
+
+from hostcallback.api.failures.about import about_this_process, last_messages
+from hostcallback.receiver.capsule.file_format import MESSAGES, REPORT, SUFFIX, Failure
+from hostcallback.receiver.capsule.writing import CapsuleWriter
+from hostcallback.receiver.errors import TapFailure
+from hostcallback.receiver.log import logger
+from hostcallback.receiver.messages.check_report import FailedCheck
+from hostcallback.receiver.runtime.runtime import runtime
+from hostcallback.receiver.sinks.nonfinite import NonFiniteError
+
+MOST = 3
+"""Number of capsules that a receiver writes."""
+
+NO_STEP = "no step is known: wrap it, step = hcb.capsule(step), and the capsule has them"
+
+
+class FailureCapsules:
+    """Writes a capsule with the report of the first failure of each line, at once. Receiver threads.
+
+    The program and its inputs are not in it, because the receiver does not have them.
+    """
+
+    def __init__(self, directory: Path, name: str, line: str) -> None:
+        """Writes nothing yet.
+
+        Args:
+            directory: folder of the capsules, made when it is needed.
+            name: of the receiver.
+            line: where the receiver was made.
+        """
+        self._directory = directory
+        self._name = name or "receiver"
+        self._line = line
+        self._lock = threading.Lock()  # protects the set, from the devices' threads
+        self._lines: set[tuple[str, str]] = set()
+
+    def __call__(self, failure: FailedCheck | TapFailure) -> None:
+        """Writes the capsule of a failure if it is its line's first one. Does not raise."""
+        found = described(failure)
+        with self._lock:
+            line = (found.kind, found.source_line)
+            if line in self._lines or len(self._lines) == MOST:
+                return
+            self._lines.add(line)
+            number = len(self._lines) - 1
+        path = capsule_path(self._directory, self._name, number)
+        try:
+            self._write(path, failure, found)
+        except Exception:  # the program goes on, and its failure is reported anyhow
+            logger.exception("the capsule %s of %s could not be written", path, found.name)
+            return
+        logger.error(
+            "%s %s failed (%s); its report is in a capsule: hcb reproduce --show %s",
+            found.kind, found.name, found.text, path,
+        )  # fmt: skip
+
+    def _write(self, path: Path, failure: FailedCheck | TapFailure, found: Failure) -> None:
+        writer = CapsuleWriter(path, 0)
+        try:
+            writer.left_out += [f"the program: {NO_STEP}", f"the inputs: {NO_STEP}"]
+            add_report(writer, failure)
+            about = {"name": self._name, "call": 0, "of": "receiver", "line": self._line}
+            writer.finish({**about, **about_this_process()}, found)
+        finally:
+            writer.discard()
+
+
+def add_report(writer: CapsuleWriter, failure: FailedCheck | TapFailure) -> None:
+    """Adds the report of a failure and the last messages, or why there are none.
+
+    Raises:
+        OSError: they cannot be written.
+    """
+    writer.add(REPORT, report_of(failure).encode())
+    messages, why_not = last_messages(runtime)
+    if messages:
+        writer.add(MESSAGES, messages.encode())
+    else:
+        writer.left_out.append(f"the last messages: {why_not}")
+
+
+def capsule_path(directory: Path, name: str, number: int) -> Path:
+    """Returns a path for a new capsule, which no other process of the program chooses.
+
+    Args:
+        directory: its folder.
+        name: of the step or the receiver.
+        number: of the call or the failure.
+    """
+    index = f"-p{jax.process_index()}" if jax.process_count() > 1 else ""
+    stem = "{}-{}{}-{}".format(re.sub(r"\W+", "_", name), number, index, os.getpid())
+    path, copy = directory / f"{stem}{SUFFIX}", 1
+    while path.exists():  # of an earlier process with this id, such as one before the restart of a container
+        copy += 1
+        path = directory / f"{stem}-{copy}{SUFFIX}"
+    return path
+
+
+def described(failure: FailedCheck | TapFailure) -> Failure:
+    """What a capsule says about a failure."""
+    if isinstance(failure, TapFailure):
+        error = failure.exception
+        text = f"{type(error).__name__}: {error}"
+        return Failure("tap exception", failure.tap, failure.source_line, text, failure.device)
+    kind = "nonfinite" if is_nonfinite(failure) else "check"
+    return Failure(
+        kind, failure.name, failure.source_line, failure.explanation.text, str(failure.first.device)
+    )
+
+
+def is_nonfinite(failure: FailedCheck | TapFailure) -> bool:
+    """Whether an operation had a NaN or an infinite value."""
+    error = failure.explanation.error if isinstance(failure, FailedCheck) else None
+    return error is not None and issubclass(error, NonFiniteError)
+
+
+def report_of(failure: FailedCheck | TapFailure) -> str:
+    """The report, as the program's user gets it."""
+    if isinstance(failure, FailedCheck):
+        return failure.report()
+    return f"{described(failure).text}\n  raised by {failure.describe()}"
