@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 import socket
 import ssl
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +14,7 @@ from typing import Any
 import pytest
 
 from certificates import Authority
+from checkout import ROOT
 from hostcallback.receiver.cli import main
 
 httpx = pytest.importorskip("httpx", reason="these tests need httpx")
@@ -54,6 +57,21 @@ def test_short_tokens_and_ports_in_use_are_refused(
     with socket.create_server(("127.0.0.1", 0)) as taken:
         assert main(["ui", "--no-browser", str(log), "--port", str(taken.getsockname()[1])]) == 1
     assert "--port 0 takes any free port" in capsys.readouterr().err
+
+
+def test_ctrl_c_with_an_open_page_prints_nothing(log: Path) -> None:
+    command = [sys.executable, "-m", "hostcallback.receiver.cli", "ui", "--no-browser", str(log)]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT
+    ) as server:
+        assert server.stdout is not None
+        address, _, token = server.stdout.readline().strip().partition("?token=")
+        headers = {"Authorization": f"Bearer {token}"}
+        with httpx.stream("GET", f"{address}api/events", headers=headers, timeout=30) as events:
+            assert next(events.iter_lines()).startswith("retry")
+            server.send_signal(signal.SIGINT)
+            _, error = server.communicate(timeout=30)
+    assert (server.returncode, error) == (130, "")
 
 
 def test_missing_packages_come_with_the_install_hint(

@@ -166,7 +166,7 @@ class _Streams:
         try:
             with self._data.filler.watched():
                 yield "retry: 1000\n\n"
-                while not await request.is_disconnected():
+                while not self._data.is_ending() and not await request.is_disconnected():
                     found = await asyncio.to_thread(self._data.changes, watched)
                     told, before = changed(before, found), found
                     silent += EVENT_SEC

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -39,6 +39,7 @@ class PageData:
         filler: fills the index.
         index: of the logs.
         live: running processes.
+        is_ending: whether the server ends: streams of events end with it.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class PageData:
         self.live = live or LiveProcesses()
         self.index = index
         self.filler = Filler(index)
+        self.is_ending: Callable[[], bool] = lambda: False
         self._names = names
         self._lock = threading.Lock()  # one comparison at a time
         self._told: tuple[int, ...] = ()

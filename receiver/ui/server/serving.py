@@ -82,6 +82,7 @@ class UiServer:
             ssl_keyfile=listening.tls_key, limit_concurrency=256,
         )  # fmt: skip
         self._server = _Server(config)
+        data.is_ending = lambda: self._server.should_exit  # streams of events end by themselves
         self._thread: threading.Thread | None = None
 
     def run(self, told: Callable[[], Any] = lambda: None) -> None:
