@@ -58,6 +58,7 @@ def test_the_modules_around_the_change_to_jax_can_be_imported_first() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)  # each child imports JAX
 @pytest.mark.parametrize(
     ("package", "folder", "at_least"),
     [("hostcallback", "hostcallback", 100), ("hostcallback.receiver", "receiver", 250)],
