@@ -199,6 +199,7 @@ def test_a_nan_is_found_in_the_operation_that_made_it(tmp_path: Path) -> None:
     assert (capsule.call, capsule.failure.kind) == (2, "nonfinite")
     assert "exp" in capsule.failure.text
     again: Reproduction = reproduce(capsule)
+    assert again.is_exact
     assert again.same is not None
     assert again.same.source_line == capsule.failure.source_line
 

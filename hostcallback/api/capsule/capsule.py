@@ -179,6 +179,7 @@ class CapsuleStep:
             rerun = Rerun(
                 self._marked, lambda operation: True, inputs=True, static=static, found=self._found_nonfinite
             )
+            rerun.name = self._name
             self._run = lambda number, *args, **kwargs: rerun((number, *args), kwargs)
         # The listeners must not keep the step, and with it the user's function.
         method = weakref.WeakMethod(self._notice)

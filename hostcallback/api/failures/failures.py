@@ -112,10 +112,10 @@ def described(failure: FailedCheck | TapFailure) -> Failure:
         error = failure.exception
         text = f"{type(error).__name__}: {error}"
         return Failure("tap exception", failure.tap, failure.source_line, text, failure.device)
-    kind = "nonfinite" if is_nonfinite(failure) else "check"
-    return Failure(
-        kind, failure.name, failure.source_line, failure.explanation.text, str(failure.first.device)
-    )
+    kind, text = ("nonfinite" if is_nonfinite(failure) else "check"), failure.explanation.text
+    if kind == "nonfinite":  # the second run of a call says of which; a capsule has its number
+        text = re.sub(r", call \d+ of [^,]*$", "", text)
+    return Failure(kind, failure.name, failure.source_line, text, str(failure.first.device))
 
 
 def is_nonfinite(failure: FailedCheck | TapFailure) -> bool:

@@ -50,6 +50,9 @@ class Rerun:
     """A step that is watched by its results. Any thread may call it; a second run is in the thread that finds it due.
 
     The inputs of a call are kept until its verdict is in, so the step's donated arguments are not donated.
+
+    Attributes:
+        name: of the step, for reports.
     """
 
     def __init__(
@@ -74,7 +77,7 @@ class Rerun:
         self._fun = fun
         self._selects = selects
         self._inputs = inputs
-        self._name = str(getattr(fun, "__name__", "the step"))
+        self.name = str(getattr(fun, "__name__", "the step"))
         self._line = user_source_line()
         self._lock = threading.RLock()  # protects all that follows
         self._pending: collections.deque[_Call] = collections.deque()
@@ -123,7 +126,7 @@ class Rerun:
                 while deadline is not None and not _is_in(self._pending[0]):
                     if perf_counter() > deadline:
                         raise TapTimeoutError(
-                            f"call {self._pending[0].number} of {self._name} was still running when the time was up: "
+                            f"call {self._pending[0].number} of {self.name} was still running when the time was up: "
                             "give more time (timeout_sec=)"
                         )
                     sleep(_POLL_SEC)
@@ -175,7 +178,7 @@ class Rerun:
         except NotRepeatableError as error:
             return f"the call was not run again, because that would repeat {error}. Use mode='every'"
         except Exception as error:
-            logger.exception("the second run of call %d of %s failed", call.number, self._name)
+            logger.exception("the second run of call %d of %s failed", call.number, self.name)
             return f"the second run of the call failed: {type(error).__name__}: {error}"
         if (failed & new).any():
             return ""
@@ -201,7 +204,7 @@ class Rerun:
 
     def _run_second(self, checked: bool, number: Any, *args: Any, **kwargs: Any) -> Any:
         selects = self._selects if checked else lambda operation: False
-        watcher = Watcher(selects, self._name)
+        watcher = Watcher(selects, self.name)
         inputs = self._inputs and checked
         results = instrumented(
             self._fun, args, kwargs, watcher, inputs=inputs, iterations=[number], line=self._line
@@ -216,7 +219,7 @@ class Rerun:
                 path, leaf = group[0]
                 more = f" or {len(group) - 1} others of its shape" if len(group) > 1 else ""
                 name = f"result{jax.tree_util.keystr(path)}{more}"
-                operation = Operation(name, self._line, "", leaf.shape, leaf.dtype, False, self._name)
+                operation = Operation(name, self._line, "", leaf.shape, leaf.dtype, False, self.name)
                 counts, number = (np.int32(0), np.int32(0)), np.int32(call.number)
                 report([operation], [np.bool_(True)], [counts], [number], cotangent=False, note=note)
 
