@@ -63,7 +63,9 @@ def test_the_modules_around_the_change_to_jax_can_be_imported_first() -> None:
     ("package", "folder", "at_least"),
     [("hostcallback", "hostcallback", 100), ("hostcallback.receiver", "receiver", 250)],
 )
-def test_each_module_can_be_imported_first(package: str, folder: str, at_least: int) -> None:
+def test_modules_of_each_room_can_be_imported_first(package: str, folder: str, at_least: int) -> None:
     modules = modules_of(package, ROOT / folder)
     assert len(modules) >= at_least
+    if package == "hostcallback":  # each imports JAX, which takes a second: a third of them, from each room
+        modules = modules[::3]
     assert not failed(*modules)
