@@ -27,6 +27,7 @@ class CapsuleError(HostCallbackError):
     """A file is no capsule that can be read: damaged, cut off, of a later version, or larger than its limits.
 
     Example:
+        pathlib.Path("step-17.hcb").write_text("something else")
         try:
             receiver.Capsule("step-17.hcb")
         except receiver.CapsuleError as error:

@@ -39,8 +39,9 @@ class Capsule:
         about: the rest of the manifest: versions, devices, environment, time.
 
     Example:
-        capsule = receiver.Capsule("capsules/train_step-17.hcb")
-        print(capsule.failure.text, capsule.inputs[0].path)
+        for path in pathlib.Path("capsules").glob("*.hcb"):
+            capsule = receiver.Capsule(path)
+            print(capsule.failure.text, [entry.path for entry in capsule.inputs])
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:

@@ -66,7 +66,8 @@ def emit(folder: Path, option: str, moment: str) -> None:
             elif is_slow:
                 break
         if moment == "slow":
-            pause.wait(0.3)
+            for _ in range(30):  # on a busy machine longer, as long as 30 turns of a thread take there
+                pause.wait(0.01)
             (folder / "now").touch()
             pause.wait(60)
         (folder / "now").touch()
