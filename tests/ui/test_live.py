@@ -45,6 +45,8 @@ def running(folder: Path, *arguments: Any) -> Iterator[subprocess.Popen[str]]:
         try:
             assert process.stdout is not None
             assert process.stdout.readline() == "ready\n"
+            # A thread makes the control socket after the first tap.
+            until(lambda: list(folder.rglob(f"{process.pid}.sock")), bool)
             yield process
         finally:
             process.kill()
