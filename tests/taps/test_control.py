@@ -30,8 +30,8 @@ def test_taps_are_switched_by_glob_without_recompiling(jit: Jit) -> None:
 
     def f(x: Any) -> Any:
         traced.append(x)
-        hcb.id_tap(loss, x, name="layer1/loss")
-        hcb.id_tap(grad, x, name="layer1/grad")
+        hcb.id_tap(loss, x, name="stratum1/loss")
+        hcb.id_tap(grad, x, name="stratum1/grad")
         return hcb.id_tap(other, x, name="other") + 1
 
     program = jit(f)
@@ -44,9 +44,9 @@ def test_taps_are_switched_by_glob_without_recompiling(jit: Jit) -> None:
 
     assert deliver() == [1, 1, 1]
     compiled = len(traced)
-    assert hcb.taps["layer*"].disable() == ["layer1/grad", "layer1/loss"]
+    assert hcb.taps["stratum*"].disable() == ["stratum1/grad", "stratum1/loss"]
     assert deliver() == [0, 0, 1]
-    assert hcb.taps["layer?/loss"].enable() == ["layer1/loss"], "the later switch wins"
+    assert hcb.taps["stratum?/loss"].enable() == ["stratum1/loss"], "the later switch wins"
     assert deliver() == [1, 0, 1]
     hcb.taps["*"].disable()
     assert deliver() == [0, 0, 0]
