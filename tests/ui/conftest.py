@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,13 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with hcb.outfeed_receiver(record=folder, sinks=[lambda message: None], on_error="warn"):
         train(jnp.float32(0)).block_until_ready()
     return folder
+
+
+@pytest.fixture
+def sockets() -> Iterator[Path]:
+    """A folder for control sockets. Not below `tmp_path`: the names of sockets are limited to 107 bytes."""
+    with tempfile.TemporaryDirectory() as short:
+        yield Path(short)
 
 
 @pytest.fixture

@@ -82,11 +82,10 @@ def until(ask: Callable[[], Any], wanted: Callable[[Any], bool]) -> Any:
     return found
 
 
-def test_a_process_is_shown_with_its_log_and_controlled(tmp_path: Path) -> None:
-    control = tmp_path / "sockets"
+def test_a_process_is_shown_with_its_log_and_controlled(sockets: Path, tmp_path: Path) -> None:
     with (
-        running(control, tmp_path / "log") as process,
-        hcb_ui(process.pid, "--control", HOSTCALLBACK_CONTROL_DIR=control) as client,
+        running(sockets, tmp_path / "log") as process,
+        hcb_ui(process.pid, "--control", HOSTCALLBACK_CONTROL_DIR=sockets) as client,
     ):
 
         def loss() -> Any:
@@ -141,11 +140,11 @@ def test_a_process_that_does_not_exist_is_an_error_of_the_command() -> None:
         ProcessSource(4194305)
 
 
-def test_the_processes_of_a_collector_are_shown_and_controlled(tmp_path: Path) -> None:
+def test_the_processes_of_a_collector_are_shown_and_controlled(sockets: Path, tmp_path: Path) -> None:
     collector = CollectorProcess(tmp_path, "--ui")
     try:
         with (
-            running(tmp_path / "sockets", "-", collector.address, tmp_path / "spool"),
+            running(sockets, "-", collector.address, tmp_path / "spool"),
             hcb_ui("--from", collector.address, "--control") as client,
         ):
             found = until(

@@ -22,9 +22,8 @@ def address_of(client: Any) -> str:
 
 
 def test_two_tabs_follow_a_program_and_one_switches_its_tap_off(
-    visit: Visit, expect: Any, tmp_path: Path
+    sockets: Path, visit: Visit, expect: Any, tmp_path: Path
 ) -> None:
-    sockets = tmp_path / "sockets"
     with (
         running(sockets, tmp_path / "log") as process,
         hcb_ui(process.pid, "--control", HOSTCALLBACK_CONTROL_DIR=sockets) as client,
