@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import signal
@@ -81,6 +82,17 @@ def make_service(
     return made
 
 
+def _first(events: queue.SimpleQueue[bool]) -> bool:
+    # Looks again and again: a signal that another thread of the process received does not wake this one, in which
+    # Python runs the handlers.
+    while True:
+        with contextlib.suppress(queue.Empty):
+            return events.get(timeout=LOOK_SEC)
+
+
+LOOK_SEC = 0.2
+
+
 def run_until_told(
     services: Sequence[CollectingService], on_ready: Callable[[CollectingService], None]
 ) -> None:
@@ -110,7 +122,7 @@ def run_until_told(
             threading.Thread(
                 target=serve, args=(service,), name="hostcallback-collector", daemon=True
             ).start()
-        running = len(services) - (not events.get())
+        running = len(services) - (not _first(events))
         for service in services:
             service.end()
         deadline = time.monotonic() + END_SEC
