@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypeVar, cast
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from hostcallback import _jax_compat as compat
@@ -204,7 +203,7 @@ class CapsuleStep:
             call = _Call(self._calls, args, kwargs)
             self._calls += 1
             self._kept.append(call)
-            out = self._run(jnp.int32(call.number), *args, **kwargs)
+            out = self._run(np.int32(call.number), *args, **kwargs)
         unsettled.add_after_delivery(self._settle)
         return out
 

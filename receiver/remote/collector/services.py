@@ -17,6 +17,9 @@ from hostcallback.receiver.remote import brokers
 from hostcallback.receiver.remote.collector.store import Store
 from hostcallback.receiver.remote.streams import StreamKey, StreamOffset
 
+LOOK_SEC = 0.2
+"""Seconds after which the main thread looks whether a signal has come."""
+
 END_SEC = 30.0
 """How long a service may take to end."""
 
@@ -88,9 +91,6 @@ def _first(events: queue.SimpleQueue[bool]) -> bool:
     while True:
         with contextlib.suppress(queue.Empty):
             return events.get(timeout=LOOK_SEC)
-
-
-LOOK_SEC = 0.2
 
 
 def run_until_told(

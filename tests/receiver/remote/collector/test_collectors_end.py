@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
 
+from checkout import ROOT
 from collecting import WAIT_SEC, CollectorProcess, Emitter, forwarder, only, stored, wait_for
 
 COUNT = 300
@@ -112,3 +115,36 @@ def test_a_consumer_that_raises_each_time_disturbs_no_other(tmp_path: Path) -> N
     assert "step 0" in raised[0]
     assert len(collector.errors) < 200, len(collector.errors)
     assert only(stored(collector.log)[0]) == list(range(3_000))
+
+
+OF_ANOTHER_THREAD = """
+import signal, sys, threading
+from hostcallback.receiver.remote.collector.services import run_until_told
+
+class Service:
+    def __init__(self):
+        self.told = threading.Event()
+    def serve(self, on_ready):
+        on_ready()
+        self.told.wait()
+    def end(self):
+        self.told.set()
+
+threading.Thread(target=sys.stdin.read, daemon=True).start()  # the only thread that the system can give the signal
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+run_until_told([Service()], lambda service: print("ready", flush=True))
+"""
+
+
+def test_a_signal_that_another_thread_receives_ends_it() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", OF_ANOTHER_THREAD],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0
