@@ -22,6 +22,15 @@ policy = any
 commonName = supplied
 """
 
+# Python 3.13 verifies strictly (ssl.VERIFY_X509_STRICT).
+_EXTENSIONS = """
+subjectAltName = DNS:{host}
+basicConstraints = critical, CA:false
+keyUsage = critical, digitalSignature
+subjectKeyIdentifier = hash
+authorityKeyIdentifier = keyid
+"""
+
 
 class Authority:
     """Signs certificates; its own is `ca.pem` in its folder."""
@@ -31,7 +40,7 @@ class Authority:
         self.folder = folder
         self._run(
             "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-keyout", "ca.key",
-            "-out", "ca.pem", "-days", "2", "-subj", "/CN=authority",
+            "-out", "ca.pem", "-days", "2", "-subj", "/CN=authority", "-addext", "keyUsage=critical,keyCertSign,cRLSign",
         )  # fmt: skip
 
     @property
@@ -42,7 +51,7 @@ class Authority:
         self, name: str, host: str = "localhost", *, first_day: int = -1, last_day: int = 2
     ) -> tuple[Path, Path]:
         """A certificate for a host, and its key; good from and to these days, counted from today."""
-        (self.folder / f"{name}.ext").write_text(f"subjectAltName=DNS:{host}\n")
+        (self.folder / f"{name}.ext").write_text(_EXTENSIONS.format(host=host))
         (self.folder / "ca.cnf").write_text(_CONFIGURATION)
         (self.folder / "index").touch()
         self._run(
