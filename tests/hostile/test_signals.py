@@ -31,7 +31,7 @@ SIGNALS = [signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP]
 MOMENTS = ["before", "burst", "slow", "closing"]
 OPTIONS = ["record", "forward", "flight", "process"]
 FAST = {
-    (signal.SIGTERM, "slow", "record"),
+    (signal.SIGTERM, "burst", "record"),
     (signal.SIGKILL, "burst", "flight"),
 }
 CASES = [

@@ -101,6 +101,7 @@ def test_recorded_logs_are_read_without_jax(tmp_path: Path) -> None:
     assert found.stdout.splitlines() == [f"['state', 'train'] {LOSS}", "[]"]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads the memory of a process from /proc")
 def test_a_log_larger_than_the_memory_of_its_reader_is_read_in_parts(tmp_path: Path) -> None:
     steps, length = 640, 64 << 10

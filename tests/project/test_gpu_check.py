@@ -23,6 +23,7 @@ def run(*command: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_without_a_gpu_it_reports_that_and_exits_with_a_separate_status() -> None:
     done = run(str(TOOLS / "gpu_check.py"))
     assert done.returncode == 3, done.stderr

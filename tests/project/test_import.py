@@ -119,7 +119,7 @@ ORDERS = [
 ]
 
 
-@pytest.mark.slow_variants
+@pytest.mark.slow
 @pytest.mark.parametrize("imports", ORDERS)
 def test_taps_are_dispatched_fast_whichever_is_imported_first(imports: str) -> None:
     out = python(INSTALLED.format(imports=imports))

@@ -84,7 +84,7 @@ def test_missing_interpreters_are_named(
     assert f"MISSING: no Python newer than {interpreters[1]} " in said
 
 
-@pytest.mark.slow_variants
+@pytest.mark.slow
 @pytest.mark.parametrize("breaks", [None, "pip", "pytest"])
 def test_a_failing_pair_is_in_the_table_and_in_the_exit_status(
     matrix: ModuleType,

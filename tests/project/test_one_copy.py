@@ -63,6 +63,7 @@ def test_a_copy_after_a_purge_is_refused(before: str) -> None:
     run(f"{BEFORE[before]}\npurge()\nrefused()")
 
 
+@pytest.mark.slow
 def test_the_first_copy_goes_on(tmp_path: Path) -> None:
     run("use()\nfirst = {n: m for n, m in sys.modules.items() if 'hostcallback' in n}\npurge()\nrefused()\n"
         "sys.modules.update(first)\nuse()")  # fmt: skip

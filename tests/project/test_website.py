@@ -107,6 +107,7 @@ def test_the_charts_show_the_figures_of_the_table() -> None:
         assert f"(benchmarks/{name}.svg)" in page
 
 
+@pytest.mark.slow
 def test_drawing_the_charts_again_changes_nothing_in_the_page(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     report = tmp_path / "benchmarks.md"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -47,23 +48,35 @@ def sockets() -> Iterator[Path]:
         yield Path(short)
 
 
-@pytest.fixture
-def serve() -> Iterator[Callable[..., Any]]:
-    """Serves logs; returns a client that has the token, and whose attribute `address` is that of the page."""
+@contextlib.contextmanager
+def _serving() -> Iterator[Callable[..., Any]]:
     httpx = pytest.importorskip("httpx", reason="these tests need httpx")
     pytest.importorskip("starlette", reason="the page needs hostcallback[ui]")
     from hostcallback.receiver.ui.server.serving import Listening, serve_logs
 
-    closing: list[Any] = []
+    with contextlib.ExitStack() as closing:
 
-    def start(*logs: Path, **options: Any) -> Any:
-        server = serve_logs(logs, Listening(**options))
-        client = httpx.Client(base_url=server.address.partition("?")[0], timeout=20)
-        client.address = server.address
-        client.headers["Authorization"] = f"Bearer {server.address.partition('token=')[2]}"
-        closing.extend((client, server))
-        return client
+        def start(*logs: Path, **options: Any) -> Any:
+            server = closing.enter_context(contextlib.closing(serve_logs(logs, Listening(**options))))
+            client = closing.enter_context(
+                httpx.Client(base_url=server.address.partition("?")[0], timeout=20)
+            )
+            client.address = server.address
+            client.headers["Authorization"] = f"Bearer {server.address.partition('token=')[2]}"
+            return client
 
-    yield start
-    for item in closing:
-        item.close()
+        yield start
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[..., Any]]:
+    """Serves logs; returns a client that has the token, and whose attribute `address` is that of the page."""
+    with _serving() as start:
+        yield start
+
+
+@pytest.fixture(scope="module")
+def client(log: Path) -> Iterator[Any]:
+    """A client of one server over `log`, for the tests of a module that change nothing in it."""
+    with _serving() as start:
+        yield start(log)

@@ -44,8 +44,8 @@ HOSTILE_NAMES = "<script>alert(1)</script>", "\u202etxt.exe", "a\x1b[31m\n\x00b"
         ("/api/events?watch=x", 400),
     ],
 )
-def test_bad_requests_are_answered_with_an_error(log: Path, serve: Serve, path: str, status: int) -> None:
-    answer = serve(log).get(path)
+def test_bad_requests_are_answered_with_an_error(client: Any, path: str, status: int) -> None:
+    answer = client.get(path)
     assert answer.status_code == status
     if status == 400:
         assert "expected" in answer.json()["error"]
@@ -56,13 +56,13 @@ def test_bad_requests_are_answered_with_an_error(log: Path, serve: Serve, path: 
     [b"", b"[]", b"{}", b'{"tap": 1}', b'{"tap": "*"}', b'{"tap": "*", "rate": "x"}', b'{"tap": "*", "when": 1}',
      b'{"tap": "*", "enabled": 3}', b'{"tap": "*", "rate": 1e999}', b"[" * 50_000, b'{"tap": "' + b"[" * 9000 + b'"}'],
 )  # fmt: skip
-def test_bad_rules_are_refused(log: Path, serve: Serve, body: bytes) -> None:
-    answer = serve(log).post("/api/rules", content=body)
+def test_bad_rules_are_refused(client: Any, body: bytes) -> None:
+    answer = client.post("/api/rules", content=body)
     assert answer.status_code == 400
 
 
-def test_a_long_body_is_refused_before_it_is_read(log: Path, serve: Serve) -> None:
-    assert serve(log).post("/api/rules", content=b"x" * 1_000_000).status_code == 413
+def test_a_long_body_is_refused_before_it_is_read(client: Any) -> None:
+    assert client.post("/api/rules", content=b"x" * 1_000_000).status_code == 413
 
 
 def test_a_post_of_another_page_is_refused_even_with_the_cookie(log: Path, serve: Serve) -> None:

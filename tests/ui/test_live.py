@@ -140,6 +140,7 @@ def test_a_process_that_does_not_exist_is_an_error_of_the_command() -> None:
         ProcessSource(4194305)
 
 
+@pytest.mark.slow
 def test_the_processes_of_a_collector_are_shown_and_controlled(sockets: Path, tmp_path: Path) -> None:
     collector = CollectorProcess(tmp_path, "--ui")
     try:

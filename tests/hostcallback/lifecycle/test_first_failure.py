@@ -152,7 +152,7 @@ for _ in range(20):
 """
 
 
-@pytest.mark.slow_variants
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("end", "switch", "status"),
     [

@@ -87,6 +87,7 @@ def test_the_cell_of_ipython_shows_a_failure_once(tmp_path: Path) -> None:
     assert "2 raised" in cells[4]
 
 
+@pytest.mark.slow
 def test_a_program_that_is_not_interactive_shows_nothing_before_its_end() -> None:
     done = subprocess.run(
         [sys.executable, "-c", SETUP + "import sys; assert not hasattr(sys, 'ps1')"],

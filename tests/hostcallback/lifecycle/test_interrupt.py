@@ -146,6 +146,7 @@ def test_a_tap_that_does_not_return_keeps_nobody(tmp_path: Path, kinds: list[str
     assert outcome.status == -signal.SIGINT
 
 
+@pytest.mark.slow
 def test_a_second_interrupt_ends_at_once_and_all_is_recorded(tmp_path: Path) -> None:
     outcome = interrupted(tmp_path, "loop", "record", again=True)
     assert "not delivered: " in check(outcome)

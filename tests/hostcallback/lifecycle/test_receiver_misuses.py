@@ -132,6 +132,7 @@ def test_the_last_of_an_abort_on_the_screen_is_the_check_and_not_jaxs_error() ->
     assert "with argument 0 = -1.0" in text
 
 
+@pytest.mark.slow
 def test_quitting_a_breakpoint_is_reported_once() -> None:
     program = """
 import io, jax, hostcallback as hcb

@@ -54,6 +54,7 @@ def test_convert(to: str, tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "no_jax", "out"]
 
 
+@pytest.mark.slow
 def test_the_reader_of_the_output_may_stop(tmp_path: Path) -> None:
     write(tmp_path / "a", steps=20_000)
     with start(tmp_path, "convert", "a", "--to", "jsonl", "-o", "-") as process:

@@ -122,6 +122,7 @@ def test_a_killed_terminal_leaves_everything_to_the_program(program: subprocess.
     assert set(numbers([*program.before, *here])) | set(there) == set(range(count))  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
 def test_the_terminal_outlives_a_killed_program(program: subprocess.Popen[str]) -> None:
     client = attach(program)
     assert client.stdout is not None

@@ -297,6 +297,7 @@ def test_malformed_descriptions_are_not_remembered(process: Process) -> None:
 # Any thread
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("few", "impatient_threads")
 def test_rebinding_while_messages_flow_loses_and_doubles_nothing(process: Process) -> None:
     recorders = [Recorder() for _ in range(3)]

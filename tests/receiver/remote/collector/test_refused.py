@@ -235,6 +235,7 @@ def test_the_collector_goes_on_for_everybody_else(collector: CollectorProcess, t
     assert collector.process.poll() is None
 
 
+@pytest.mark.slow
 def test_tokens_decide_about_writing_runs(tmp_path: Path) -> None:
     tokens = tmp_path / "tokens"
     tokens.write_text("# who\nall-of-them\nonly-mine mine mine-*\n")

@@ -40,7 +40,8 @@ class Authority:
         self.folder = folder
         self._run(
             "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-keyout", "ca.key",
-            "-out", "ca.pem", "-days", "2", "-subj", "/CN=authority", "-addext", "keyUsage=critical,keyCertSign,cRLSign",
+            "-out", "ca.pem", "-days", "2", "-subj", "/CN=authority",
+            "-addext", "keyUsage=critical,keyCertSign,cRLSign",
         )  # fmt: skip
 
     @property

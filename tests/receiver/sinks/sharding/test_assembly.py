@@ -58,6 +58,7 @@ def test_values_come_once_whole_and_in_order_and_the_others_are_counted_once(tol
         assert message.shard_index is None
 
 
+@pytest.mark.slow
 @given(stories())
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_the_same_when_every_device_has_its_thread(impatient_threads: None, told: Any) -> None:

@@ -50,7 +50,7 @@ def watch_most(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
 
 
 @pytest.mark.usefixtures("small", "impatient_threads")
-@pytest.mark.parametrize("devices", [2, 4])
+@pytest.mark.parametrize("devices", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_devices_ahead_wait_and_nothing_is_lost(devices: int, monkeypatch: pytest.MonkeyPatch) -> None:
     program = scalar_program(devices)
     launches = [(1, 400), *((run_id, 1) for run_id in range(2, 200)), (1000, 400)]
