@@ -137,7 +137,7 @@ def test_a_forked_child_that_leaves_the_block_lets_the_reader_be() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("number", range(10))
+@pytest.mark.parametrize("number", range(4))
 def test_either_process_killed_many_times(number: int) -> None:
     test_the_program_goes_on_when_the_reader_dies()
     test_the_reader_delivers_the_messages_of_a_killed_program("program dies emitting")

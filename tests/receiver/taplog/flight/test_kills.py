@@ -89,12 +89,12 @@ def test_messages_of_a_killed_process(tmp_path: Path, capacity: int, nbytes: int
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_hundreds_of_kills(tmp_path: Path) -> None:
+def test_kills_at_random_moments(tmp_path: Path) -> None:
     seed = random.randrange(1 << 30)
     print(f"seed {seed}")
     random_ = random.Random(seed)
     checked = 0
-    for number in range(200):
+    for number in range(80):
         capacity = random_.choice([1 << 12, 1 << 16, 1 << 20])
         nbytes = random_.choice([8, 16, 200, 900])
         contents = kill_one(
@@ -104,4 +104,4 @@ def test_hundreds_of_kills(tmp_path: Path) -> None:
         if contents.frames:
             check(contents, capacity, nbytes)
             checked += 1
-    assert checked > 120
+    assert checked > 48

@@ -54,7 +54,7 @@ def kill_at_random(folder: Path, compress: bool, rng: random.Random) -> dict[int
 @pytest.mark.slow
 def test_nothing_that_was_written_is_lost_by_a_kill(tmp_path: Path, compress: bool) -> None:
     rng = random.Random(5)
-    for number in range(40):
+    for number in range(16):
         folder = tmp_path / f"{number}"
         written = kill_at_random(folder, compress, rng)
         messages, lost, damaged = read(folder)
