@@ -12,6 +12,7 @@ from typing import Any
 
 from hostcallback.receiver.control.errors import ControlError, NoSuchTapError
 from hostcallback.receiver.control.request import Client, Handler
+from hostcallback.receiver.messages.failure_history import failure_history
 from hostcallback.receiver.messages.message import Consumer
 from hostcallback.receiver.redaction import command_line
 from hostcallback.receiver.runtime.device_receiver import DeviceReceiver
@@ -116,7 +117,8 @@ class _Accounted:
             self._clients.add(client)
             self._runtime.count_taps(True)
             client.on_close.append(lambda: self._leave(client))
-        return figures(self._runtime)
+        found = figures(self._runtime)
+        return found | {"failures": failure_history.as_dicts()} if arguments.get("failures") else found
 
     def _leave(self, client: Client) -> None:
         self._clients.discard(client)

@@ -60,6 +60,11 @@ class Explanation(NamedTuple):
     error: type[CheckError] | None = None
     details: Mapping[str, Any] = {}
 
+    def summary(self) -> str:
+        """What failed besides the text, on one line: the failed elements, the values, the problem."""
+        values = ", ".join(f"{name} = {text}" for name, text in self.values.items())
+        return "; ".join(filter(None, (self.where, values, self.problem)))
+
 
 class Explains(Protocol):
     """The sink of a check, which can explain a failure from its message."""
@@ -238,7 +243,7 @@ class FailedChecks:
         """Adds the failures of another object, which were collected before this one's."""
         self._beyond += earlier._beyond
         for key, group in earlier._groups.items():
-            later = self._groups.get(key)
+            group, later = _copy(group), self._groups.get(key)
             if later is not None:
                 group.count += later.count
                 group.by_device += later.by_device

@@ -21,6 +21,7 @@ from hostcallback.receiver.errors import (
 )
 from hostcallback.receiver.log import logger
 from hostcallback.receiver.messages.check_report import CheckFailed, FailedCheck, FailedChecks
+from hostcallback.receiver.messages.failure_history import failure_history
 from hostcallback.receiver.messages.failure_log import FailureLog
 from hostcallback.receiver.messages.failure_report import Deferred, headline, report_of
 from hostcallback.receiver.messages.message import Consumer
@@ -98,6 +99,7 @@ class DeferredErrors:
 
     def add_check(self, consumer: Consumer, failed: CheckFailed, device: str, count: int = 1) -> None:
         """Counts a check that failed `count` times, and reports it at once if `on_error` demands that."""
+        failure_history.add_check(consumer, failed, device, count)
         with self._lock:
             group = self._checks.add(consumer, failed, device, count)
         if group is not None:
@@ -172,6 +174,7 @@ class DeferredErrors:
                 self._incomplete[f"{failure.tap} at {failure.source_line}"] += error.count
             return
         error.__traceback__ = _without_receiver_frames(error.__traceback__)
+        failure_history.add_exception(failure)
         # Logging runs user code (handlers), so it must not hold the lock.
         if self._log is not None:
             self._log.add(failure)
@@ -211,6 +214,7 @@ class DeferredErrors:
 
     def merge(self, found: Deferred) -> None:
         """Adds the errors that another process exported."""
+        failure_history.merge(found)
         with self._lock:
             room = max(0, self._max_kept - len(self._failures))
             self._failures += found.failures[:room]

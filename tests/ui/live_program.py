@@ -14,16 +14,17 @@ import hostcallback as hcb
 
 @jax.jit
 def step(number: Any) -> Any:
-    """Sends a loss, and a number whose tap function raises at first."""
+    """Sends a loss, a number whose tap function raises at first, and fails a check once."""
     hcb.id_tap(lambda value: None, {"step": number, "loss": 1.0 / (1.0 + number)}, name="loss")
     hcb.id_tap(fail_once, number, name="unlucky")
+    hcb.check(number != 2, "two came: {n}", n=number)
     return number + 1
 
 
 def fail_once(number: Any) -> None:
     """A tap function with a bug."""
-    if number == 0:
-        raise ValueError("a planted bug")
+    if number < 2:
+        raise ValueError(f"a planted\x1b bug of {number}")
 
 
 def main() -> None:

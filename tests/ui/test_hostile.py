@@ -12,6 +12,7 @@ import pytest
 
 import hostcallback as hcb
 from hostcallback.receiver.ui.index import taps
+from hostcallback.receiver.ui.live.failures import live_failures
 
 Serve = Callable[..., Any]
 
@@ -128,6 +129,21 @@ def test_damaged_bytes_are_told_and_the_rest_is_shown(log: Path, serve: Serve, t
     found = serve(tmp_path).get("/api/overview").json()
     assert found["sources"][0]["message"]
     assert found["runs"][0]["messages"] > 500
+
+
+def test_what_a_process_tells_of_its_failures_is_checked_and_bounded() -> None:
+    good: dict[str, Any] = {
+        "kind": "check", "name": "n" * 9000, "source_line": "a.py:1", "title": "t" * 9000, "values": "",
+        "traceback": "\x1b[31m\nline" * 9000, "by_device": {str(n): 1 for n in range(9000)}, "first": 1.0, "last": 2,
+    }  # fmt: skip
+    wrong = [{"kind": "x"}, {"title": None}, {"by_device": {"cpu:0": -1}}, {"by_device": {"cpu:0": True}},
+             {"by_device": []}, {"first": float("nan")}, {"last": "now"}]  # fmt: skip
+    told = [7, None, {}, *[good | change for change in wrong], good, *[good] * 1000]
+    found = list(live_failures(told))
+    assert len(found) == 200 - 3 - len(wrong)
+    assert (len(found[0].name), len(found[0].title), len(found[0].by_device)) == (1000, 1000, 256)
+    assert "\x1b" not in found[0].traceback
+    assert list(live_failures({"kind": "check"})) == []
 
 
 def test_more_taps_than_are_kept_are_counted(

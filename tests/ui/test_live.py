@@ -100,6 +100,10 @@ def test_a_process_is_shown_with_its_log_and_controlled(sockets: Path, tmp_path:
         overview = client.get("/api/overview").json()
         assert {source["kind"]: source["state"] for source in overview["sources"]} == {"process": "live"}
         assert [run["live"] for run in overview["runs"]] == [True]
+        # The check is in the log, too, and counts once.
+        groups = {group["kind"]: group for group in client.get("/api/errors").json()["groups"]}
+        assert [groups[kind]["count"] for kind in ("check", "tap exception")] == [1, 2]
+        assert len(groups["check"]["per"]) == 1
         device = until(
             lambda: client.get("/api/devices").json()["devices"][0],
             lambda device: device["seconds_in_taps"] is not None and device["rate"] > 0,
@@ -125,6 +129,27 @@ def test_a_process_is_shown_with_its_log_and_controlled(sockets: Path, tmp_path:
             lambda found: found["sources"][0]["state"] == "lost" and not found["runs"][0]["live"],
         )
         assert f"process {process.pid}" in ended["sources"][0]["message"]
+
+
+def test_errors_of_a_process_without_a_log_have_texts_and_lines(sockets: Path) -> None:
+    with (
+        running(sockets, "-") as process,
+        hcb_ui(process.pid, HOSTCALLBACK_CONTROL_DIR=sockets) as client,
+    ):
+        found = until(lambda: client.get("/api/errors").json()["groups"], lambda groups: len(groups) == 2)
+        overview = client.get("/api/overview").json()
+        assert (overview["error_kinds"], overview["errors"]) == (2, 3)
+    check, raised = sorted(found, key=lambda group: group["kind"])
+    assert (check["kind"], check["title"], check["values"]) == ("check", "two came: 2", "n = 2")
+    assert raised["kind"] == "tap exception"
+    assert (raised["title"], raised["count"]) == ("ValueError: a planted\\x1b bug of 0", 2)
+    assert raised["values"] == "the last: ValueError: a planted\\x1b bug of 1"
+    assert 'raise ValueError(f"a planted' in raised["traceback"]
+    assert "\x1b" not in raised["traceback"]
+    assert any("hcb.id_tap(fail_once" in text for _, text in raised["source"])
+    (sender,) = raised["per"]
+    assert (sender["process"].endswith(f":{process.pid}"), sender["device"]) == (True, "cpu:0")
+    assert raised["first"]["time"] <= raised["last"]["time"]
 
 
 def test_rules_need_control_and_a_process(log: Path, serve: Serve) -> None:
@@ -163,6 +188,9 @@ def test_the_processes_of_a_collector_are_shown_and_controlled(sockets: Path, tm
                 lambda: client.get("/api/overview", params={"filter": "loss"}).json()["taps"],
                 lambda taps: taps[0]["enabled"] is False,
             )
+            groups = client.get("/api/errors").json()["groups"]
+            (raised,) = [group for group in groups if group["kind"] == "tap exception"]
+            assert raised["title"] == "ValueError: a planted\\x1b bug of 0"
             devices = client.get("/api/devices").json()["devices"]
             assert {device["device"]: device["seconds_in_taps"] for device in devices}["cpu:0"] is not None
         # Its own page has the stored messages, also after the process has ended.

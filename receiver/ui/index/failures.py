@@ -1,15 +1,11 @@
-"""Failed checks, NaN reports and losses, grouped by source line."""
+"""Failed checks, exceptions, NaN reports and losses, grouped by source line."""
 
 from __future__ import annotations
 
-import re
-from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
-from hostcallback.receiver.messages.call_site import DescribedFrame
-from hostcallback.receiver.messages.check_report import Explanation
+from hostcallback.receiver.messages.check_report import CheckFailed, Explanation
+from hostcallback.receiver.messages.deferred_errors import DelegatedFailure, MultipleFailures
 from hostcallback.receiver.sinks.factory import own_sink
 from hostcallback.receiver.taplog.format.errors import Damage, Lost
 from hostcallback.receiver.taplog.reading.logged_message import LoggedMessage, RunDecoder
@@ -17,89 +13,21 @@ from hostcallback.receiver.taplog.reading.merge import MessageRun
 from hostcallback.receiver.taplog.reading.segment_reader import Writer
 from hostcallback.receiver.taplog.render.json_message import process_text
 from hostcallback.receiver.terminal import printable
+from hostcallback.receiver.ui.index.failure_group import Group, Occurrence, frame_of
+from hostcallback.receiver.ui.live.failures import LiveFailure
 from hostcallback.receiver.wire.dtypes import Array
 from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
 
 MAX_GROUPS = 500
 """Lines with failures that are shown; further ones are counted."""
 
-MAX_PLACES = 256
-"""Processes and devices of a group that are counted apart."""
+MAX_NAMES = 4096
+"""Processes with logs of which the names are known."""
 
-AROUND = 4
-"""Lines of the source that are shown before and after the line."""
+MAX_DECODED = 256
+"""NaN reports of one block of messages that are decoded; further ones count for the line of the watched program."""
 
-LINE_CHARS = 300
 VALUES_CHARS = 1000
-
-
-@dataclass(slots=True)
-class Occurrence:
-    """When something failed: Unix time in seconds and step, where they are known."""
-
-    time: float | None
-    step: int | None
-
-
-@dataclass(slots=True)
-class Group:
-    """The failures of one kind on one line."""
-
-    number: int
-    kind: str
-    title: str
-    place: str
-    values: str = ""
-    traceback: str | None = None
-    frame: tuple[str, int] | None = None
-    count: int = 0
-    per: Counter[tuple[str, str]] = field(default_factory=Counter)
-    first: Occurrence = field(default_factory=lambda: Occurrence(None, None))
-    last: Occurrence = field(default_factory=lambda: Occurrence(None, None))
-
-    def add(self, process: str, device: str, count: int, at: Occurrence) -> bool:
-        """Counts failures that came at a time; returns whether they are the earliest so far."""
-        self.count += count
-        key = process, device
-        if key in self.per or len(self.per) < MAX_PLACES:
-            self.per[key] += count
-        time = at.time or 0.0
-        is_first = self.first.time is None or time < self.first.time
-        if is_first:
-            self.first = at
-        if self.last.time is None or time >= self.last.time:
-            self.last = at
-        return is_first
-
-    def as_dict(self) -> dict[str, Any]:
-        """Describes it for the page; reads the lines of the source."""
-        return {
-            "id": str(self.number),
-            "kind": self.kind,
-            "title": printable(self.title),
-            "place": printable(self.place),
-            "source": self._source(),
-            "count": self.count,
-            "per": [
-                {"process": process, "device": printable(device), "count": count}
-                for (process, device), count in self.per.most_common()
-            ],
-            "first": {"time": self.first.time, "step": self.first.step},
-            "last": {"time": self.last.time, "step": self.last.step},
-            "values": printable(self.values),
-            "traceback": self.traceback,
-        }
-
-    def _source(self) -> list[list[Any]] | None:
-        if self.frame is None:
-            return None
-        file, line = self.frame
-        described = DescribedFrame(file, line, "")
-        if line < 1 or not described.source_text(line):
-            return None
-        lines = range(max(1, line - AROUND), line + AROUND + 1)
-        found = [(number, described.source_text(number)) for number in lines]
-        return [[number, _code(text)] for number, text in found if text]
 
 
 class Failures:
@@ -109,54 +37,98 @@ class Failures:
         """There are none yet."""
         self._groups: dict[tuple[str, str, str], Group] = {}
         self._decoder = RunDecoder()
-        self.count = 0
         self.losses = 0
-        self.by_device: Counter[tuple[str, str]] = Counter()
+        self._logged = 0
+        self._names: dict[tuple[str, int], str] = {}
+
+    @property
+    def count(self) -> int:
+        """How often checks, tap functions and watched operations have failed."""
+        told = (group.unlogged(self._names).total() for group in self._groups.values() if group.live)
+        return self._logged + sum(told)
+
+    @property
+    def kinds(self) -> int:
+        """How many different failures that were: groups without those of losses."""
+        return sum(group.kind != "loss" for group in self._groups.values())
 
     def as_dicts(self) -> list[dict[str, Any]]:
         """Describes the groups for the page: failures before losses, then those with the latest failure first."""
-        order = sorted(self._groups.values(), key=lambda group: -(group.last.time or 0.0))
-        return [group.as_dict() for group in sorted(order, key=lambda group: group.kind == "loss")]
+        order = sorted(self._groups.values(), key=lambda group: (group.kind == "loss", -group.last_time))
+        return [group.as_dict(self._names) for group in order]
 
     def checked(self, run: MessageRun, described: TapDescriptor, places: Array) -> None:
         """Counts failures of a check. Only the first of a block is decoded, and only if it is the group's first."""
-        kind = "nonfinite" if described.kind == "nonfinite" else "check"
+        if described.kind == "nonfinite":
+            self._operations(run, described, places)
+            return
         folded = sum(run.folded.pop(seq, 0) for seq in run.block.seqs[places].tolist()) if run.folded else 0
-        group = self._of(kind, described.source_line, described.name, lambda: described.name)
+        group = self._of("check", described.source_line, described.name, described.name)
         count = len(places) + folded
-        self.count += count
+        self._logged += count
         if group is None:
             return
         first, last = self._at(run, int(places[0])), self._at(run, int(places[-1]))
-        process = process_text(run.writer)
+        process = self._process(run.writer)
         if group.add(process, run.device, count - 1, first):
             self._explain(group, run, described, int(places[0]))
         group.add(process, run.device, 1, last)
 
+    def _operations(self, run: MessageRun, described: TapDescriptor, places: Array) -> None:
+        # Each message tells of the operations of a program that made values that are not finite, each at its line.
+        for place in places[:MAX_DECODED].tolist():
+            found = self._failed_operations(run, described, place)
+            for name, line, explained in found:
+                self._count_operation(run, place, name, line, explained)
+            if not found:
+                self._count_operation(run, place, described.name, described.source_line, None)
+        for place in places[MAX_DECODED:].tolist():
+            self._count_operation(run, place, described.name, described.source_line, None)
+
+    def _count_operation(
+        self, run: MessageRun, place: int, name: str, line: str, explained: Explanation | None
+    ) -> None:
+        self._logged += 1
+        group = self._of("nonfinite", line, name, name)
+        if group is not None:
+            is_first = group.add(self._process(run.writer), run.device, 1, self._at(run, place))
+            if is_first and explained is not None:
+                _describe(group, explained)
+
+    def _failed_operations(
+        self, run: MessageRun, described: TapDescriptor, place: int
+    ) -> list[tuple[str, str, Explanation]]:
+        for logged in self._decoder.messages(run._replace(start=place, stop=place + 1)):
+            if not isinstance(logged, Damage):
+                return _operations_of(described, logged)
+        return []
+
     def lost(self, writer: Writer, lost: Lost) -> None:
         """Counts lost messages."""
         self.losses += max(1, lost.messages)
-        group = self._of("loss", "", lost.reason, lambda: f"messages lost: {lost.reason}")
+        group = self._of("loss", "", lost.reason, f"messages lost: {lost.reason}")
         if group is not None:
             at = Occurrence(lost.time_ns / 1e9, None)
             group.add(process_text(writer), lost.device, max(1, lost.messages), at)
 
-    def tap_exceptions(self, name: str, place: str, process: str, count: int, time: float) -> None:
-        """Sets how often a tap's function has raised in a live process."""
-        title = f"the function of the tap {name} raised"
-        group = self._of("tap exception", place, name, lambda: title)
+    def take_live(self, process: tuple[str, int], found: LiveFailure) -> None:
+        """Takes what a running process, a host and process id, tells of its failures on one line since it began."""
+        group = self._of(found.kind, found.source_line, found.name, found.title)
         if group is not None:
-            more = count - group.per[process, ""]
-            if more > 0:
-                group.add(process, "", more, Occurrence(time, None))
-                self.count += more
+            group.take_live(process, found)
 
-    def _of(self, kind: str, place: str, name: str, title: Callable[[], str]) -> Group | None:
+    def _of(self, kind: str, place: str, name: str, title: str) -> Group | None:
         key = kind, place, name
         found = self._groups.get(key)
         if found is None and len(self._groups) < MAX_GROUPS:
-            found = self._groups[key] = Group(len(self._groups), kind, title(), place, frame=_frame(place))
+            found = self._groups[key] = Group(len(self._groups), kind, title, place, frame=frame_of(place))
         return found
+
+    def _process(self, writer: Writer) -> str:
+        text = process_text(writer)
+        if len(self._names) < MAX_NAMES:
+            self._names[writer.host, writer.pid] = text
+        return text
 
     @staticmethod
     def _at(run: MessageRun, place: int) -> Occurrence:
@@ -180,21 +152,28 @@ def _explanation(described: TapDescriptor, logged: LoggedMessage) -> Explanation
         return None
 
 
+def _operations_of(described: TapDescriptor, logged: LoggedMessage) -> list[tuple[str, str, Explanation]]:
+    # The name, the source line and the explanation of each; nothing of a message that does not fit its descriptor.
+    try:
+        sink = own_sink(described)
+        if sink is not None:
+            sink(logged.message)
+    except MultipleFailures as failures:
+        told = [error for error in failures.exceptions if isinstance(error, DelegatedFailure)]
+        return [
+            (each.consumer.name, each.consumer.source_line, each.error.sink.explain(logged.message))
+            for each in told
+            if isinstance(each.error, CheckFailed)
+        ]
+    except Exception:
+        return []
+    return []
+
+
 def _describe(group: Group, explained: Explanation) -> None:
     group.title = explained.text[:VALUES_CHARS] or group.title
-    values = ", ".join(f"{name} = {text}" for name, text in explained.values.items())
-    group.values = "; ".join(filter(None, (explained.where, values, explained.problem)))[:VALUES_CHARS]
+    group.values = explained.summary()[:VALUES_CHARS]
     if explained.places and explained.places[0].stack:
         frames = explained.places[0].stack
         group.frame = frames[0].file, frames[0].line
         group.traceback = "\n".join(printable(str(frame).split("\n", 1)[0]) for frame in frames[:50])
-
-
-def _frame(place: str) -> tuple[str, int] | None:
-    found = re.match(r"(.+):(\d{1,9})(?: |$)", place)
-    return None if found is None else (found[1], int(found[2]))
-
-
-def _code(text: str) -> str:
-    # Tabs and spaces of the beginning stay.
-    return printable(text.rstrip("\r\n").replace("\t", "    "))[:LINE_CHARS]

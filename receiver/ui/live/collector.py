@@ -59,7 +59,7 @@ class CollectorSource:
         if not self._can_control:
             return []
         try:
-            told = self._asked().ask("figures", seconds=ASK_SEC).told
+            told = self._asked().ask("figures", seconds=ASK_SEC, failures=True).told
         except (
             ControlError,
             TransportError,

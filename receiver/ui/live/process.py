@@ -42,7 +42,7 @@ class ProcessSource:
 
     def ask(self) -> list[LiveProcess]:
         """Asks for its metrics; the process counts its taps from the first time on."""
-        found = self._told("figures")
+        found = self._told("figures", failures=True)
         if not is_process(found):
             raise ControlError(f"process {self._pid} answered with something else than its metrics")
         self._logs = _logs(found["process"])

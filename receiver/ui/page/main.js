@@ -11,7 +11,7 @@ import { Charts } from "./views/charts.js";
 import { Control } from "./views/control.js";
 import { Compare } from "./views/difference.js";
 import { Devices } from "./views/devices.js";
-import { Errors } from "./views/errors.js";
+import { Errors, toldErrors } from "./views/errors.js";
 import { Texts } from "./views/texts.js";
 
 /** @typedef {import("./core/types.js").Change} Change */
@@ -22,7 +22,7 @@ const RUNS_AS_BUTTONS = 12;
 let tab = readAddress();
 /** @type {ReturnType<typeof setTimeout>|undefined} */
 let hideBanner;
-/** @type {number|null} */
+/** How many different errors, and how often they occurred. @type {[number, number]|null} */
 let errorsSeen = null;
 
 const refreshOverview = throttled(loadOverview, OVERVIEW_MS);
@@ -82,7 +82,7 @@ async function loadOverview() {
   state.loaded = true;
   trouble(null);
   showHead();
-  showErrors(state.overview.errors);
+  showErrors([state.overview.error_kinds, state.overview.errors]);
   charts.update();
   texts.update();
   for (const key of ["compare", "control"]) {
@@ -125,17 +125,20 @@ function toggleRun(run) {
   charts.redraw();
 }
 
-/** @param {number} total */
-function showErrors(total) {
+/** The badge counts different errors, its tooltip how often they occurred. @param {[number, number]} counts */
+function showErrors(counts) {
+  const [kinds, times] = counts;
   const badge = byId("error-count", HTMLElement);
-  badge.hidden = total === 0;
-  badge.textContent = count(total);
-  badge.setAttribute("aria-label", plural(total, "error"));
-  if (errorsSeen !== null && total > errorsSeen && tab !== "errors") {
-    page.say(`A new error: ${plural(total, "error")} in the tab Errors.`);
+  const told = toldErrors(kinds, times);
+  badge.hidden = kinds === 0;
+  badge.textContent = count(kinds);
+  badge.setAttribute("aria-label", told);
+  badge.title = told;
+  if (errorsSeen !== null && kinds > errorsSeen[0] && tab !== "errors") {
+    page.say(`A new error: ${told} in the tab Errors.`);
     badge.classList.add("new");
   }
-  errorsSeen = total;
+  errorsSeen = counts;
 }
 
 /** @param {Change} change */
@@ -143,7 +146,7 @@ function onChange(change) {
   if (change.overview) refreshOverview();
   if (change.taps?.length) charts.onChange(change.taps);
   if (change.texts !== undefined) texts.onTotal(change.texts);
-  if (change.errors !== undefined && change.errors !== errorsSeen) showErrors(change.errors);
+  if (change.errors !== undefined && change.errors.join() !== errorsSeen?.join()) showErrors(change.errors);
   if (change.errors !== undefined) errors.onChange();
   if (change.devices) /** @type {Devices} */ (views.devices).onChange();
 }

@@ -7,6 +7,7 @@ from typing import Any
 from hostcallback.receiver.terminal import printable
 from hostcallback.receiver.ui.index.devices import Device
 from hostcallback.receiver.ui.index.log_index import LogIndex
+from hostcallback.receiver.ui.live.failures import live_failures
 from hostcallback.receiver.ui.live.processes import LiveProcesses
 from hostcallback.receiver.ui.live.source import LiveProcess
 
@@ -15,7 +16,7 @@ TAPS = 50
 
 
 def take_taps(index: LogIndex, live: LiveProcesses) -> dict[tuple[str, str], bool]:
-    """Notes taps and exceptions of running processes in the index; returns whether each tap is on, by name and line.
+    """Notes taps of running processes in the index; returns whether each tap is on, by name and line.
 
     Called under the index's lock.
     """
@@ -31,12 +32,14 @@ def take_taps(index: LogIndex, live: LiveProcesses) -> dict[tuple[str, str], boo
                 )
                 if row is not None and not row.chunks:
                     row.count = max(row.count, int(tap["messages"]))
-            if tap["failed"] and not tap.get("check"):
-                index.failures.tap_exceptions(
-                    tap["name"], tap["source_line"], f"{process.host}:{process.pid}", int(tap["failed"]),
-                    float(process.figures["time"]),
-                )  # fmt: skip
     return enabled
+
+
+def take_failures(index: LogIndex, live: LiveProcesses) -> None:
+    """Notes what running processes tell of their failures in the index. Called under the index's lock."""
+    for process in live.processes():
+        for failure in live_failures(process.figures.get("failures")):
+            index.failures.take_live((process.host, process.pid), failure)
 
 
 def devices(index: LogIndex, live: LiveProcesses) -> list[dict[str, Any]]:

@@ -20,7 +20,7 @@ from hostcallback.receiver.ui.index.taps import Tap
 from hostcallback.receiver.ui.index.texts import Wanted, lines
 from hostcallback.receiver.ui.live.processes import LiveProcesses
 from hostcallback.receiver.ui.server.filling import Filler
-from hostcallback.receiver.ui.server.live_data import devices, take_taps
+from hostcallback.receiver.ui.server.live_data import devices, take_failures, take_taps
 from hostcallback.receiver.ui.server.queries import NoControlError, UnknownError
 from hostcallback.receiver.ui.server.rules import RuleRequest
 
@@ -59,6 +59,7 @@ class PageData:
         self._names = names
         self._lock = threading.Lock()  # one comparison at a time
         self._told: tuple[int, ...] = ()
+        self._taken = 0
         self._told_at = float("-inf")
 
     def close(self) -> None:
@@ -80,11 +81,13 @@ class PageData:
         with index.lock:
             live = index.live_runs()
             enabled = take_taps(index, self.live)
+            self._take_failures()
             rows = [tap for tap in index.taps.rows if _fits(tap, pattern)] if pattern else index.taps.rows
             taps = [tap.as_dict() | {"enabled": enabled.get((tap.name, tap.place))} for tap in rows[:limit]]
             total = len(rows) if pattern else max(len(rows), index.taps.total)
             runs = self._runs(live)
-            errors, losses = index.failures.count, index.failures.losses
+            failures = index.failures
+            errors, kinds, losses = failures.count, failures.kinds, failures.losses
             sources = [self._log_source(name, bool(live)) for name in self._names]
             sources += self.live.sources()
         return {
@@ -95,6 +98,7 @@ class PageData:
             "taps": taps,
             "taps_total": total,
             "errors": errors,
+            "error_kinds": kinds,
             "losses": losses,
         }
 
@@ -136,7 +140,7 @@ class PageData:
         """The groups of failures."""
         self._refresh()
         with self.index.lock:
-            take_taps(self.index, self.live)
+            self._take_failures()
             return {"groups": self.index.failures.as_dicts()}
 
     def difference(self, left: str, right: str, tolerance: Tolerance) -> dict[str, Any]:
@@ -177,6 +181,7 @@ class PageData:
         rows = index.taps.rows
         with index.lock:
             live = index.live_runs()
+            self._take_failures()
             return {
                 "overview": [
                     len(rows),
@@ -191,10 +196,16 @@ class PageData:
                     if number < len(rows)
                 ],
                 "texts": index.texts,
-                "errors": index.failures.count,
+                "errors": [index.failures.kinds, index.failures.count],
                 "devices": [index.version, self.live.version],
                 "source": "live" if live else "ended",
             }
+
+    def _take_failures(self) -> None:
+        # Under the index's lock. Once for each answer of the processes.
+        if self.live.version != self._taken:
+            self._taken = self.live.version
+            take_failures(self.index, self.live)
 
     def _seldom(self) -> tuple[int, ...]:
         # The counts of the overview, which change with each message, are told every few seconds.

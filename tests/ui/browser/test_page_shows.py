@@ -45,6 +45,9 @@ def test_errors_come_first_with_the_planted_line(visit: Visit, serve: Any, log: 
     assert 'hcb.check(number != 7, "seven came' in card.locator(".source .marked").inner_text()
     assert "step 7" in card.inner_text()
     assert "token" not in page.url
+    told = "1 different error, which occurred 1 time"
+    assert page.locator("#error-count").get_attribute("aria-label") == told
+    page.get_by_text(told).wait_for()
 
 
 def test_a_zoom_loads_detail_and_a_double_click_shows_all(visit: Visit, serve: Any, log: Path) -> None:

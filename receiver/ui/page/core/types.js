@@ -7,7 +7,7 @@
  * @typedef {{id: number, run: string, name: string, field: string, kind: TapKind, count: number, place: string,
  *   unit_x: "step"|"message", last: number|string|null, enabled: boolean|null}} Tap
  * @typedef {{version: string, control: boolean, sources: Source[], runs: Run[], taps: Tap[], taps_total: number,
- *   errors: number, losses: number}} Overview
+ *   errors: number, error_kinds: number, losses: number}} Overview
  * @typedef {{tap: number, x: number[], min: (number|null)[], max: (number|null)[], mean: (number|null)[], count: number,
  *   exact: boolean, first: number|null, last: number|null, nonfinite: [number, string][]}} Series
  * @typedef {{x: number[], edges: number[], counts: number[][]}} HeatmapData
@@ -29,7 +29,7 @@
  *   difference: (number|null)[]}} TapDifference
  * @typedef {{equal: boolean, first: {tap: string, step: number|null, place: string, left: any, right: any}|null,
  *   taps: TapDifference[], notes: string[]}} Difference
- * @typedef {{overview?: boolean, taps?: [number, number, number|null][], texts?: number, errors?: number, devices?: boolean,
+ * @typedef {{overview?: boolean, taps?: [number, number, number|null][], texts?: number, errors?: [number, number], devices?: boolean,
  *   source?: string}} Change
  */
 export {};

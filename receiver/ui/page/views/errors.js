@@ -22,6 +22,7 @@ export class Errors {
   constructor(page) {
     this.page = page;
     this.list = byId("error-list", HTMLElement);
+    this.summary = byId("error-summary", HTMLElement);
     this.active = false;
     /** What was drawn; what is the same is not drawn again, so that a selection and open details stay. */
     this.drawn = new Map();
@@ -50,11 +51,13 @@ export class Errors {
   show(groups) {
     if (!groups.length) {
       this.drawn.clear();
+      this.summary.textContent = "";
       fill(this.list, emptyState("No errors", "Failed checks, exceptions in tap functions, values that are not finite and lost messages appear here, grouped by source line. ",
         element("code", {}, "hcb.check(x >= 0, \"x is {}\", x)"), " adds a check to a jitted function."));
       return;
     }
     this.list.querySelector(".empty")?.remove();
+    this.summary.textContent = summary(groups);
     const ids = new Set(groups.map((group) => group.id));
     for (const [id, drawn] of this.drawn) {
       if (!ids.has(id)) {
@@ -80,6 +83,22 @@ export class Errors {
     const { made } = this.drawn.get(group.id);
     if (this.list.children[index] !== made) this.list.insertBefore(made, this.list.children[index] ?? null);
   }
+}
+
+/**
+ * @param {number} kinds
+ * @param {number} times
+ */
+export function toldErrors(kinds, times) {
+  return `${plural(kinds, "different error")}, which occurred ${plural(times, "time")}`;
+}
+
+/** @param {ErrorGroup[]} groups */
+function summary(groups) {
+  const times = (/** @type {ErrorGroup[]} */ some) => some.reduce((sum, group) => sum + group.count, 0);
+  const failures = groups.filter((group) => group.kind !== "loss");
+  const lost = times(groups.filter((group) => group.kind === "loss"));
+  return [failures.length && toldErrors(failures.length, times(failures)), lost && plural(lost, "lost message")].filter(Boolean).join("; ");
 }
 
 /**
