@@ -44,13 +44,20 @@ def chromium() -> Iterator[Any]:
 def visit(chromium: Any, serve: Any) -> Iterator[Callable[..., Any]]:
     """Opens an address in a new browser context; the page's `problems` are empty at the end of the test.
 
-    With `loses_server`, requests that do not reach the server are no problem. Pages close before servers (`serve`).
+    With `loses_server`, requests that do not reach the server are no problem. `frames` is the address of a page that
+    it shows in a frame. Errors on the console that contain `refuses` are expected. Pages close before servers.
     """
     contexts: list[Any] = []
     problems: list[str] = []
 
     def open_page(
-        address: str, tab: str = "", loses_server: bool = False, prepare: Any = None, **options: Any
+        address: str,
+        tab: str = "",
+        loses_server: bool = False,
+        prepare: Any = None,
+        frames: str = "",
+        refuses: str = "",
+        **options: Any,
     ) -> Any:
         options = {"viewport": {"width": 1280, "height": 800}, **options}
         context = chromium.new_context(**options)
@@ -58,14 +65,18 @@ def visit(chromium: Any, serve: Any) -> Iterator[Callable[..., Any]]:
         contexts.append(context)
 
         def on_console(message: Any) -> None:
-            if message.type == "error" and not (loses_server and REFUSED in message.text):
+            if (
+                message.type == "error"
+                and not (loses_server and REFUSED in message.text)
+                and not (refuses and refuses in message.text)
+            ):
                 problems.append(message.text)
 
         page = context.new_page()
         page.on("console", on_console)
         page.on("pageerror", lambda error: problems.append(str(error)))
-        base = address.partition("?")[0]
-        page.on("request", lambda request: check_origin(request.url, base, problems))
+        bases = tuple(each.partition("?")[0] for each in (address, frames) if each)
+        page.on("request", lambda request: check_origin(request.url, bases, problems))
         if prepare is not None:
             prepare(page)
         page.goto(address)
@@ -79,9 +90,9 @@ def visit(chromium: Any, serve: Any) -> Iterator[Callable[..., Any]]:
     assert problems == []
 
 
-def check_origin(url: str, base: str, problems: list[str]) -> None:
+def check_origin(url: str, bases: tuple[str, ...], problems: list[str]) -> None:
     """The page asks its own server for everything."""
-    if not url.startswith((base, "data:", "blob:")):
+    if not url.startswith((*bases, "data:", "blob:")):
         problems.append(f"a request to {url}")
 
 
