@@ -22,7 +22,7 @@ NOTEBOOKS = "localhost", "127.0.0.1"
 
 @contextmanager
 def notebook(host: str, cell: str) -> Iterator[str]:
-    """Serves what a cell shows as a page of its own; yields its address."""
+    """Serves what a cell shows as a page; yields its address."""
     document = f"<!doctype html><meta charset=utf-8><link rel=icon href='data:,'><title>notebook</title>{cell}".encode()
 
     class Handler(http.server.BaseHTTPRequestHandler):
