@@ -150,6 +150,8 @@ def test_more_taps_than_are_kept_are_counted(
     log: Path, serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(taps, "MAX_TAPS", 3)
-    found = serve(log).get("/api/overview").json()
-    assert (len(found["taps"]), found["taps_total"] > 3) == (3, True)
-    assert "too many" in found["sources"][0]["message"]
+    client = serve(log)
+    found = client.get("/api/overview").json()
+    assert (len(found["taps"]), found["taps_left_out"]) == (3, 3)
+    assert found["taps_total"] == 6
+    assert "3 taps are left out" in found["sources"][0]["message"]

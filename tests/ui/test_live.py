@@ -68,15 +68,16 @@ def hcb_ui(*arguments: Any, **variables: Any) -> Iterator[Any]:
             base, _, token = server.stdout.readline().strip().partition("/?token=")
             headers = {"Authorization": f"Bearer {token}"}
             with httpx.Client(base_url=base, headers=headers, timeout=20) as client:
+                client.server_pid = server.pid  # type: ignore[attr-defined]
                 yield client
         finally:
             server.terminate()
             assert server.wait(20) in (0, -15)
 
 
-def until(ask: Callable[[], Any], wanted: Callable[[Any], bool]) -> Any:
+def until(ask: Callable[[], Any], wanted: Callable[[Any], bool], seconds: float = 20) -> Any:
     """Asks until the answer is as wanted: each question takes the server's half second at most."""
-    ends = time.monotonic() + 20
+    ends = time.monotonic() + seconds
     while not wanted(found := ask()):
         assert time.monotonic() < ends, found
     return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,6 +32,9 @@ SCAN_BYTES = 1 << 20
 
 REASON_CHARS = 1000
 """Longer reasons for which messages were lost are cut."""
+
+
+Unpack = Callable[[bytes], TapDescriptor | None]
 
 
 class Writer(NamedTuple):
@@ -64,8 +67,12 @@ class SegmentReader:
         close: closes the file; called automatically when the reader is garbage-collected.
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(self, path: str | os.PathLike[str], unpack: Unpack = TapDescriptor.unpack) -> None:
         """Opens the file.
+
+        Args:
+            path: of the file.
+            unpack: reads the bytes of a descriptor; None leaves it out.
 
         Raises:
             NotATapLogError: it is not a segment, or its beginning is incomplete.
@@ -73,6 +80,7 @@ class SegmentReader:
             OSError: it cannot be read.
         """
         self.path = Path(path)
+        self._unpack = unpack
         self._fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
         self.close = weakref.finalize(self, os.close, self._fd)
         try:
@@ -272,7 +280,9 @@ class SegmentReader:
                 else:
                     if len(self._consumers) >= limits.DESCRIPTIONS:
                         raise ValueError(f"more than {limits.DESCRIPTIONS} descriptions")
-                    described = TapDescriptor.unpack(item["consumer"])
+                    described = self._unpack(item["consumer"])
+                    if described is None:
+                        continue
                     self._consumers[described.consumer_id] = int(item["number"]), described
         except (ValueError, TypeError, KeyError, OverflowError, msgpack.UnpackException) as error:
             return chunk.damage(self.path, f"descriptors of taps are invalid ({error})")

@@ -241,7 +241,9 @@ class LogWriter:
     def _rotate_if_due(self) -> None:
         segment = self._segment
         if segment is None or (
-            segment.nbytes < self._segment_bytes and time.monotonic() - self._begun < self.options.segment_sec
+            segment.nbytes < self._segment_bytes
+            and time.monotonic() - self._begun < self.options.segment_sec
+            and not segment.has_many_taps
         ):
             return
         # Messages of other devices that came before belong into this segment.

@@ -107,6 +107,7 @@ class SegmentWriter:
         self._headers: list[bytes] = []
         self._streams: dict[str, int] = {}
         self._consumers: dict[int, int] = {}
+        self._described_bytes = 0
         self._fd = permissions.create(self.path, os.O_WRONLY)
         try:
             own = segment_info(number, time.time_ns(), process_index, job, run)
@@ -121,6 +122,14 @@ class SegmentWriter:
     def is_empty(self) -> bool:
         """Whether it has no chunks."""
         return not self._headers
+
+    @property
+    def has_many_taps(self) -> bool:
+        """Whether it has half of the descriptors that readers take of one segment."""
+        return (
+            len(self._consumers) >= limits.DESCRIPTIONS // 2
+            or self._described_bytes >= limits.DESCRIPTIONS_BYTES // 2
+        )
 
     def describe(self, *described: TapDescriptor) -> None:
         """Writes descriptors that are not in the file, before the consumers' first frames.
@@ -275,6 +284,7 @@ class SegmentWriter:
             parts += chunk
         self._write(parts)
         self._headers += headers
+        self._described_bytes += sum(len(data) for kind, data, _ in chunks if kind is Kind.DESCRIPTIONS)
 
     def _chunk(self, kind: Kind, data: Any, offset: int, fields: dict[str, int]) -> tuple[bytes, list[Any]]:
         raw_bytes = memoryview(data).nbytes

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from hostcallback.receiver.taplog.format.errors import CutOffLogError, Damage, N
 from hostcallback.receiver.taplog.format.layout import CHUNK_HEADER_BYTES, decode_chunk_header
 from hostcallback.receiver.taplog.format.segment_name import segments_of
 from hostcallback.receiver.taplog.reading.chunk_reader import Chunk
-from hostcallback.receiver.taplog.reading.segment_reader import SegmentReader, Writer
+from hostcallback.receiver.taplog.reading.segment_reader import SegmentReader, Unpack, Writer
 from hostcallback.receiver.wire.errors import UnsupportedVersionError
 from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
 
@@ -36,6 +36,7 @@ class Segment:
         reader: it, while it is still written; None once all its chunks are known.
         offset: end of the chunks that were yielded.
         nbytes: length of the file at the last look.
+        is_complete: whether it had its end then.
         devices: names by stream.
         consumers: numbers in the chunks' masks and descriptors, by consumer id; empty once the index has them.
         numbers: the numbers alone.
@@ -48,6 +49,7 @@ class Segment:
     reader: SegmentReader | None
     offset: int = 0
     nbytes: int = -1
+    is_complete: bool = False
     devices: dict[int, str] = field(default_factory=dict)
     consumers: dict[int, tuple[int, TapDescriptor]] = field(default_factory=dict)
     numbers: dict[int, int] = field(default_factory=dict)
@@ -74,13 +76,16 @@ class LogFiles:
         problems: texts about files that are no logs, and about damaged parts; at most `MAX_PROBLEMS`.
     """
 
-    def __init__(self, paths: Sequence[str | os.PathLike[str]]) -> None:
-        """Reads nothing yet.
+    def __init__(
+        self, paths: Sequence[str | os.PathLike[str]], unpack: Unpack = TapDescriptor.unpack
+    ) -> None:
+        """Reads nothing yet; `unpack` reads descriptors, see `SegmentReader`.
 
         Raises:
             OSError: a path does not exist.
         """
         self._paths = [Path(path) for path in paths]
+        self._unpack = unpack
         for path in self._paths:
             path.stat()
         self._known: dict[Path, Segment | None] = {}
@@ -99,8 +104,8 @@ class LogFiles:
         """Whether a segment has no end yet: its process writes it, or was killed."""
         return any(segment.reader is not None for segment in self.segments)
 
-    def new_chunks(self) -> Iterator[tuple[Segment, Chunk]]:
-        """Yields the chunks that came since the last call, those of a segment in order."""
+    def find(self) -> None:
+        """Looks for new segments."""
         for path in self._paths:
             for folder in self._folders(path):
                 try:
@@ -113,9 +118,6 @@ class LogFiles:
                 for item in found:
                     if item not in self._known:
                         self._open(item)
-        for segment in self.segments:
-            if segment.reader is not None:
-                yield from self._new_in(segment, segment.reader)
 
     def _folders(self, path: Path) -> list[Path]:
         # The path, and the folders in it: a collector, and who keeps several runs, has a folder for each.
@@ -133,7 +135,7 @@ class LogFiles:
 
     def _open(self, path: Path) -> None:
         try:
-            reader = SegmentReader(path)
+            reader = SegmentReader(path, self._unpack)
         except (CutOffLogError, FileNotFoundError):
             return  # its header is still written, or it was deleted: look again later
         except (NotATapLogError, UnsupportedVersionError, OSError) as error:
@@ -147,13 +149,16 @@ class LogFiles:
         self._known[path] = segment
         self.segments.append(segment)
 
-    def _new_in(self, segment: Segment, reader: SegmentReader) -> Iterator[tuple[Segment, Chunk]]:
+    def new_chunks(self, segment: Segment) -> list[Chunk]:
+        """Returns the chunks that came to a segment since the last call, in order."""
+        reader, found = segment.reader, []
+        if reader is None:
+            return []
         try:
             nbytes = reader.nbytes
             if nbytes == segment.nbytes:
-                return
+                return []
             closed = reader.is_closed()
-            found: list[Chunk] = []
             for item in reader.chunks(segment.offset):
                 if isinstance(item, Damage):
                     if item.torn:
@@ -168,11 +173,14 @@ class LogFiles:
         except OSError as error:
             self.note(str(error))
             segment.reader = None
-            return
-        segment.nbytes = nbytes
+            return []
+        segment.nbytes, segment.is_complete = nbytes, closed
         segment.devices, segment.consumers = reader.devices, reader.consumers
-        for chunk in found:
-            yield segment, chunk
-        if closed:
+        return found
+
+    def close_complete(self, segment: Segment) -> None:
+        """Closes a segment that is complete, after its chunks have been taken."""
+        reader = segment.reader
+        if reader is not None and segment.is_complete:
             segment.reader = None
             reader.close()

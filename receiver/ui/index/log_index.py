@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections import deque
@@ -24,15 +25,15 @@ from hostcallback.receiver.ui.index.devices import DeviceTable
 from hostcallback.receiver.ui.index.failures import Failures
 from hostcallback.receiver.ui.index.fair_lock import FairLock
 from hostcallback.receiver.ui.index.log_files import LogFiles, Segment
-from hostcallback.receiver.ui.index.taps import Tap, TapTable
+from hostcallback.receiver.ui.index.taps import MAX_TAPS, Tap, TapTable
 from hostcallback.receiver.wire.dtypes import Array
 from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
 
 MAX_HEADERS = 16_384
 """Headers of chunks that are kept until the chunks are read; others are read again."""
 
-MAX_DESCRIBED = 65_536
-"""Taps of a process of which the descriptors are kept; messages of others are counted only."""
+MAX_DESCRIBED = MAX_TAPS
+"""Taps of which the descriptors are kept; messages of others are counted only."""
 
 SINGLE_MESSAGES = 200_000
 """The first messages of a run have a bucket each, so that short runs are shown message by message."""
@@ -77,6 +78,7 @@ class LogIndex:
         messages: messages that were read, by run.
         texts: messages with texts that were read.
         version: grows with each change.
+        is_looking: whether not all segments have been looked at so far.
     """
 
     def __init__(self, paths: Sequence[str | os.PathLike[str]]) -> None:
@@ -86,8 +88,9 @@ class LogIndex:
             OSError: a path does not exist.
         """
         self.lock = FairLock()
-        self.files = LogFiles(paths)
+        self.files = LogFiles(paths, self._unpack)
         self.taps = TapTable()
+        self.is_looking = False
         self.chunks = ChunkTable()
         self.failures = Failures()
         self.devices = DeviceTable()
@@ -99,26 +102,52 @@ class LogIndex:
         self._reader = BlockReader(self.taps)
         self._current = 0
         self._numbers: dict[int, dict[int, int]] = {}
+        self._descriptors: dict[bytes, TapDescriptor] = {}
+        self._look_at = 0
 
     @property
     def pending(self) -> int:
         """Chunks that were found and not read yet."""
         return len(self._pending)
 
-    def look(self) -> None:
-        """Looks for new segments and chunks."""
+    def look(self, budget_sec: float = math.inf) -> None:
+        """Looks for new segments and chunks, for about that long; the next call goes on (`is_looking`)."""
+        ends = time.monotonic() + budget_sec
+        new: list[tuple[int, Chunk | None]] = []
+        if not self.is_looking:
+            with self.lock:
+                self.files.find()
+            self._look_at, self.is_looking = 0, True
+        while self._look_at < len(self.files.segments) and time.monotonic() < ends:
+            segment = self.files.segments[self._look_at]
+            self._look_at += 1
+            if segment.reader is not None:
+                with self.lock:
+                    self._look_into(segment, new)
+                self.lock.let_others()
         with self.lock:
-            new: list[tuple[int, Chunk | None]] = []
-            for segment, chunk in self.files.new_chunks():
-                if chunk.kind is Kind.FRAMES:
-                    number = self.chunks.add(segment.number, chunk)
-                    new.append((number, chunk if len(new) < MAX_HEADERS else None))
-                elif chunk.kind in (Kind.LOST, Kind.FOLDED):
-                    self._note(segment, chunk)
-            for segment in self.files.segments:
-                if segment.consumers:
-                    self._take_consumers(segment)
+            self.is_looking = self._look_at < len(self.files.segments)
             self._pending.extend(_coarse_first(new))
+
+    def _look_into(self, segment: Segment, new: list[tuple[int, Chunk | None]]) -> None:
+        for chunk in self.files.new_chunks(segment):
+            if chunk.kind is Kind.FRAMES:
+                number = self.chunks.add(segment.number, chunk)
+                new.append((number, chunk if len(new) < MAX_HEADERS else None))
+            elif chunk.kind in (Kind.LOST, Kind.FOLDED):
+                self._note(segment, chunk)
+        self.files.close_complete(segment)
+        if segment.consumers:
+            self._take_consumers(segment)
+
+    def _unpack(self, data: bytes) -> TapDescriptor | None:
+        # Segments and processes repeat descriptors: equal ones are kept once, and those that are too many counted.
+        found = self._descriptors.get(data)
+        if found is None and len(self._descriptors) < MAX_DESCRIBED:
+            found = self._descriptors[data] = TapDescriptor.unpack(data)
+        if found is None:
+            self.taps.left_out.add(data)
+        return found
 
     def read_some(self, budget_sec: float) -> bool:
         """Reads found chunks for about that long. Returns whether some are left."""

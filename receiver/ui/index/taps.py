@@ -11,6 +11,7 @@ import numpy as np
 from hostcallback.receiver.taplog.columns.column_batches import Column
 from hostcallback.receiver.terminal import printable
 from hostcallback.receiver.ui.index.buckets import Buckets
+from hostcallback.receiver.ui.index.distinct import DistinctCounter
 from hostcallback.receiver.wire.dtypes import Array
 from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
 
@@ -103,12 +104,12 @@ class TapTable:
 
         Attributes:
             rows: the taps.
-            total: number of taps, with those that are left out.
+            left_out: the taps that are too many.
             most_buckets: how many buckets one scalar may have now.
         """
         self.rows: list[Tap] = []
         self.most_buckets = MOST_OF_ONE
-        self.total = 0
+        self.left_out = DistinctCounter()
         self._by_key: dict[tuple[str, str, str, str, bool], Tap | None] = {}
 
     def of(self, run: str, name: str, leaf: str, kind: str, place: str) -> Tap | None:
@@ -117,8 +118,8 @@ class TapTable:
         key = run, name, leaf, place, kind == "text"
         if key in self._by_key:
             return self._by_key[key]
-        self.total += 1
         if len(self.rows) >= MAX_TAPS:
+            self.left_out.add(key)
             return None
         tap = self._by_key[key] = Tap(len(self.rows), run, name, leaf, kind, place)
         self.rows.append(tap)

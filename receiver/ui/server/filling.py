@@ -17,6 +17,10 @@ FIRST_SEC = 0.25
 """Seconds after which the reading of a log is far enough for a first chart."""
 
 
+LOOK_SEC = 1.0
+"""Seconds for which logs with many files are looked at before what was found is read."""
+
+
 class Filler:
     """Fills an index. Without open pages and requests it does nothing, except for reading what it has found.
 
@@ -70,12 +74,14 @@ class Filler:
             with self._changed:
                 if self._closed:
                     return
-                if not self._wanted and not self.index.pending:
+                if not self._wanted and not self.index.pending and not self.index.is_looking:
                     self._changed.wait(INTERVAL_SEC if self._watchers else None)
                     if not self._wanted and not self._watchers:
                         continue
                 looks = not self._closed and (
-                    self._wanted or time.monotonic() - self._looked_at >= INTERVAL_SEC
+                    self._wanted
+                    or self.index.is_looking
+                    or time.monotonic() - self._looked_at >= INTERVAL_SEC
                 )
                 self._wanted = False
             self._work(looks)
@@ -83,7 +89,7 @@ class Filler:
     def _work(self, looks: bool) -> None:
         try:
             if looks:
-                self.index.look()
+                self.index.look(LOOK_SEC)
             self.index.read_some(FIRST_SEC)
         except Exception:  # a bug, or a hostile log: the page stays up with what was read
             logger.exception("the page's index could not take a part of the log")

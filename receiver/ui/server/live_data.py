@@ -21,8 +21,9 @@ def take_taps(index: LogIndex, live: LiveProcesses) -> dict[tuple[str, str], boo
     Called under the index's lock.
     """
     enabled: dict[tuple[str, str], bool] = {}
-    logged = {(tap.name, tap.place) for tap in index.taps.rows}
-    for process in live.processes():
+    processes = live.processes()
+    logged = {(tap.name, tap.place) for tap in index.taps.rows} if processes else set()
+    for process in processes:
         for tap in process.figures["taps"]:
             key = tap["name"], tap["source_line"]
             enabled[key] = enabled.get(key, True) and bool(tap.get("enabled", True))

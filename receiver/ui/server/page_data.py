@@ -84,7 +84,7 @@ class PageData:
             self._take_failures()
             rows = [tap for tap in index.taps.rows if _fits(tap, pattern)] if pattern else index.taps.rows
             taps = [tap.as_dict() | {"enabled": enabled.get((tap.name, tap.place))} for tap in rows[:limit]]
-            total = len(rows) if pattern else max(len(rows), index.taps.total)
+            left_out = index.taps.left_out.count
             runs = self._runs(live)
             failures = index.failures
             errors, kinds, losses = failures.count, failures.kinds, failures.losses
@@ -96,7 +96,8 @@ class PageData:
             "sources": sources,
             "runs": runs,
             "taps": taps,
-            "taps_total": total,
+            "taps_total": len(rows) + (0 if pattern else left_out),
+            "taps_left_out": left_out,
             "errors": errors,
             "error_kinds": kinds,
             "losses": losses,
@@ -187,7 +188,7 @@ class PageData:
                     len(rows),
                     len(index.files.segments),
                     sorted(live),
-                    bool(index.pending),
+                    bool(index.pending or index.is_looking),
                     self._seldom(),
                 ],
                 "taps": [
@@ -234,15 +235,18 @@ class PageData:
     def _log_source(self, name: str, is_live: bool) -> dict[str, Any]:
         index = self.index
         said = []
-        if index.pending:
+        if index.is_looking:
+            said.append("reading: not all files have been looked at")
+        elif index.pending:
             said.append(f"reading: {index.pending} of {len(index.chunks)} parts are left")
-        if not index.files.segments:
+        elif not index.files.segments:
             said.append("no messages so far")
         if index.files.problems:
             more = len(index.files.problems) - 1
             said.append(index.files.problems[0] + (f" (and {more} more)" if more else ""))
-        if index.taps.total > len(index.taps.rows):
-            said.append(f"{index.taps.total - len(index.taps.rows)} taps are left out: there are too many")
+        if index.taps.left_out.count:
+            kept = f"the page keeps the first {len(index.taps.rows):,}"
+            said.append(f"about {index.taps.left_out.count:,} taps are left out: {kept}")
         return {
             "kind": "log",
             "name": printable(name),

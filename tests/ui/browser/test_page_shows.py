@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -12,9 +11,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from many_taps import write_many
 from test_server import descend
 
 import hostcallback as hcb
+from hostcallback.receiver.ui.index import log_index, taps
 
 pytestmark = pytest.mark.slow
 
@@ -158,16 +159,18 @@ def test_hostile_names_stay_text_and_inside_the_page(
     page.locator(".text-body", has_text="<b>1.0</b>").wait_for()
 
 
-def test_a_million_names_are_listed_in_part(visit: Visit, serve: Any, expect: Any, log: Path) -> None:
-    def many(route: Any) -> None:  # as many as the server lists of a million
-        overview = route.fetch().json()
-        tap = next(tap for tap in overview["taps"] if tap["kind"] == "scalar")
-        overview["taps"] = [{**tap, "id": tap["id"], "name": f"layer_{i}"} for i in range(2000)]
-        route.fulfill(body=json.dumps({**overview, "taps_total": 1_000_000}), content_type="application/json")
-
-    page = visit(serve(log).address, "Charts", prepare=lambda page: page.route("**/api/overview*", many))
-    page.get_by_text("2,000 of 1,000,000 taps are listed").wait_for()
+def test_more_taps_than_are_kept_are_listed_in_part(
+    visit: Visit, serve: Any, expect: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(taps, "MAX_TAPS", 3_000)
+    monkeypatch.setattr(log_index, "MAX_DESCRIBED", 3_000)
+    write_many(tmp_path, 5_000)
+    page = visit(serve(tmp_path).address, "Charts")
+    page.get_by_text("2,000 of 3,000 taps are listed").wait_for()
+    page.get_by_text(re.compile(r"About [\d,]+ further taps are left out")).wait_for()
     assert page.get_by_role("article").count() == 60
     page.get_by_role("button", name="Show 60 more").click()
     expect(page.get_by_role("article")).to_have_count(120)
     assert page.locator(".u-over").count() < 40  # what is far below the screen is not drawn
+    page.get_by_label("Filter").fill("layer_2999")
+    expect(page.get_by_role("article")).to_have_count(1)

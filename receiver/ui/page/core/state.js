@@ -5,7 +5,7 @@
 
 /** @type {Overview} */
 export const NOTHING = {
-  version: "", control: false, sources: [], runs: [], taps: [], taps_total: 0, errors: 0, error_kinds: 0, losses: 0,
+  version: "", control: false, sources: [], runs: [], taps: [], taps_total: 0, taps_left_out: 0, errors: 0, error_kinds: 0, losses: 0,
 };
 
 /** The settings of charts; they are in the URL, so that a reload and a copied link show the same. */

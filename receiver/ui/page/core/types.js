@@ -6,7 +6,7 @@
  * @typedef {"scalar"|"histogram"|"image"|"array"|"text"} TapKind
  * @typedef {{id: number, run: string, name: string, field: string, kind: TapKind, count: number, place: string,
  *   unit_x: "step"|"message", last: number|string|null, enabled: boolean|null}} Tap
- * @typedef {{version: string, control: boolean, sources: Source[], runs: Run[], taps: Tap[], taps_total: number,
+ * @typedef {{version: string, control: boolean, sources: Source[], runs: Run[], taps: Tap[], taps_total: number, taps_left_out: number,
  *   errors: number, error_kinds: number, losses: number}} Overview
  * @typedef {{tap: number, x: number[], min: (number|null)[], max: (number|null)[], mean: (number|null)[], count: number,
  *   exact: boolean, first: number|null, last: number|null, nonfinite: [number, string][]}} Series

@@ -128,12 +128,14 @@ export class Charts {
 
   /** @param {number} groups */
   fillMore(groups) {
-    const { taps, taps_total: total } = state.overview;
+    const { taps, taps_total: total, taps_left_out: leftOut } = state.overview;
     const rest = groups - Math.min(groups, this.shown);
-    const unsent = total - taps.length;
+    const known = total - (settings.filter ? 0 : leftOut);
+    const unsent = known - taps.length;
     fill(this.more,
       rest > 0 && element("button", { type: "button", "data-key": "more", onclick: () => this.showMore() }, `Show ${count(Math.min(rest, CARDS_AT_ONCE))} more of ${count(rest)}`),
-      unsent > 0 && element("p", { class: "hint" }, `${count(taps.length)} of ${count(total)} taps are listed. Narrow the filter to find others.`),
+      unsent > 0 && element("p", { class: "hint" }, `${count(taps.length)} of ${count(known)} taps are listed. Narrow the filter to find others.`),
+      leftOut > 0 && element("p", { class: "hint" }, `About ${count(leftOut)} further taps are left out: there are too many. hcb cat and hcb convert have all of them.`),
       groups === 0 && state.loaded && this.nothing());
   }
 

@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 
 from checkout import HELPERS
+from hostcallback.receiver import limits
 from hostcallback.receiver.taplog.format.segment_name import segment_name
 from hostcallback.receiver.taplog.reading.reader import LogReader
 from hostcallback.receiver.taplog.reading.selection import Selection
@@ -67,6 +68,20 @@ def test_many_messages_and_urgent_ones_are_written_at_once(tmp_path: Path) -> No
         log.append("cpu:1", losses(2, 1))
         log.flush()
         assert len(read(tmp_path)[0]) == 3 + 5 + log_options.FLUSH_BYTES // 192
+
+
+def test_a_segment_has_no_more_taps_than_readers_take(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "DESCRIPTIONS", 8)
+    with log_in(tmp_path) as log:
+        for number in range(20):
+            tap = replace(LOSS, name=f"tap_{number}", consumer_id=1000 + number)
+            log.describe(tap)
+            log.append("cpu:0", block_of(frame(tap, np.float32(1), np.int32(1), seq=number)), at_once=True)
+    messages, lost, damaged = read(tmp_path)
+    assert (len(list(tmp_path.iterdir())), lost, damaged) == (5, [], [])
+    assert [message.tap.described.name for message in messages] == [f"tap_{number}" for number in range(20)]
 
 
 def test_segments_have_the_wanted_length_and_each_can_be_read_separately(tmp_path: Path) -> None:
