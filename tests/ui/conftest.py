@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -38,6 +39,30 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("ui") / "taps"
     with hcb.outfeed_receiver(record=folder, sinks=[lambda message: None], on_error="warn"):
         train(jnp.float32(0)).block_until_ready()
+    return folder
+
+
+@jax.jit
+def tell(number: Any) -> Any:
+    """Prints, logs a note and a warning; the check fails at step 2."""
+    hcb.id_tap(lambda value: None, {"step": number}, name="steps")
+    hcb.print("printed {n}", n=number)
+    hcb.log("noted {n}", n=number)
+    hcb.log(level=logging.WARNING)("warned {n}", n=number)
+    hcb.check(number != 2, "failed {n}", n=number)
+    return number + 1
+
+
+@pytest.fixture(scope="session")
+def told(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The log of `tell`: of steps 0 to 4 on the first device, and of steps 10 to 14 on the second."""
+    folder = tmp_path_factory.mktemp("told") / "taps"
+    with hcb.outfeed_receiver(record=folder, on_error="warn"):
+        for device, first in zip(jax.devices()[:2], (0, 10), strict=True):
+            number = jax.device_put(jnp.int32(first), device)
+            for _ in range(5):
+                number = tell(number)
+            number.block_until_ready()
     return folder
 
 

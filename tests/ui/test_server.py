@@ -118,7 +118,37 @@ def test_texts_come_from_the_last_one_backwards_and_can_be_searched(log: Path, s
     again = client.get("/api/texts", params={"limit": 30, "after": earlier["lines"][-1]["cursor"]}).json()
     assert [line["cursor"] for line in again["lines"]] == both[30:]
     (error,) = client.get("/api/texts", params={"q": "SEVEN CAME"}).json()["lines"]
-    assert (error["level"], error["device"], error["place"].count("conftest.py:")) == ("error", "cpu:0", 1)
+    assert (error["level"], error["device"], error["place"].count("conftest.py:")) == ("check", "cpu:0", 1)
+
+
+def test_texts_are_filtered_by_kind_sender_step_and_source_line(told: Path, serve: Serve) -> None:
+    client = serve(told)
+
+    def texts(**query: Any) -> list[str]:
+        return [
+            line["text"] for line in client.get("/api/texts", params=query).raise_for_status().json()["lines"]
+        ]
+
+    (printed, *_) = client.get("/api/texts", params={"show": "print"}).json()["lines"]
+    assert (printed["text"], printed["level"]) == ("printed 0", "print")
+    assert len(texts()) == 31
+    assert len(texts(show="print")) == 10
+    assert len(texts(show="log")) == 20
+    assert len(texts(show="warning")) == 11
+    assert texts(show="error") == ["check failed: failed 2"]
+    assert texts(show="progress") == []
+    assert texts(show="log", device=printed["device"], **{"from": 3}) == [
+        "noted 3",
+        "warned 3",
+        "noted 4",
+        "warned 4",
+    ]
+    assert texts(show="print", process=printed["process"], to=1) == ["printed 0", "printed 1"]
+    assert texts(process="another") == []
+    place, line = printed["place"].partition(" ")[0].rsplit("/", 1)[-1].split(":")
+    assert len(texts(place=f"{place}:{line}")) == 10
+    assert texts(place=f"{place}:{line[:-1]}") == []  # line 4 is not line 42
+    assert client.get("/api/texts", params={"show": "moon"}).status_code == 400
 
 
 def test_arrays_have_statistics_and_histograms_over_the_steps(log: Path, serve: Serve) -> None:

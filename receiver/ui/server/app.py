@@ -18,7 +18,6 @@ from starlette.staticfiles import StaticFiles
 from hostcallback.receiver.errors import HostCallbackError
 from hostcallback.receiver.taplog.diff.arrays import Tolerance
 from hostcallback.receiver.ui.index.series import AXES, MAX_POINTS
-from hostcallback.receiver.ui.index.texts import LEVELS, Wanted
 from hostcallback.receiver.ui.server.page_data import MAX_CHARTS, PageData
 from hostcallback.receiver.ui.server.queries import (
     BadRequestError,
@@ -33,6 +32,8 @@ from hostcallback.receiver.ui.server.queries import (
     whole,
 )
 from hostcallback.receiver.ui.server.rules import MAX_BODY, parse
+from hostcallback.receiver.ui.texts.stream import Wanted
+from hostcallback.receiver.ui.texts.text_filter import SHOWN, TextFilter
 
 PAGE = Path(__file__).parent.parent / "page"
 
@@ -70,10 +71,13 @@ def make_app(data: PageData) -> Starlette:
 
     def texts(request: Request) -> Any:
         query = request.query_params
-        wanted = Wanted(
-            text(query, "q"), text(query, "run"), choice(query, "level", LEVELS), cursor(query, "before"),
-            cursor(query, "after"), whole(query, "limit", 200, 1, MAX_LINES),
+        chosen = TextFilter(
+            text(query, "q"), text(query, "run"), choice(query, "show", SHOWN), text(query, "process"),
+            text(query, "device"), text(query, "place"), number(query, "from"), number(query, "to"),
         )  # fmt: skip
+        wanted = Wanted(
+            chosen, cursor(query, "before"), cursor(query, "after"), whole(query, "limit", 200, 1, MAX_LINES)
+        )
         return data.texts(wanted)
 
     def array(request: Request) -> Any:

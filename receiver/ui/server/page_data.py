@@ -17,12 +17,12 @@ from hostcallback.receiver.ui.index.log_files import Segment
 from hostcallback.receiver.ui.index.log_index import LogIndex, run_of
 from hostcallback.receiver.ui.index.series import chart
 from hostcallback.receiver.ui.index.taps import Tap
-from hostcallback.receiver.ui.index.texts import Wanted, lines
 from hostcallback.receiver.ui.live.processes import LiveProcesses
 from hostcallback.receiver.ui.server.filling import Filler
 from hostcallback.receiver.ui.server.live_data import devices, take_failures, take_taps
 from hostcallback.receiver.ui.server.queries import NoControlError, UnknownError
 from hostcallback.receiver.ui.server.rules import RuleRequest
+from hostcallback.receiver.ui.texts.stream import Wanted, lines
 
 OVERVIEW_SEC = 3.0
 """Seconds between the events that tell of a new overview, while only counts change."""

@@ -7,7 +7,7 @@ import math
 from starlette.datastructures import QueryParams
 
 from hostcallback.receiver.errors import HostCallbackError
-from hostcallback.receiver.ui.index.texts import Cursor
+from hostcallback.receiver.ui.texts.stream import Cursor
 
 MAX_TEXT = 1000
 """Characters of a text in a query."""

@@ -103,6 +103,32 @@ def test_texts_are_searched(visit: Visit, serve: Any, expect: Any, log: Path) ->
     page.get_by_role("heading", name="No text matches").wait_for()
 
 
+def test_texts_are_filtered_by_kind_device_step_and_source_line(
+    visit: Visit, serve: Any, expect: Any, told: Path
+) -> None:
+    page = visit(serve(told).address, "Texts")
+    rows = page.locator(".text-row")
+    expect(rows).to_have_count(31)
+    assert "cpu:1" in rows.last.inner_text()
+    page.locator("#text-show").select_option("warnings, errors and failures")
+    expect(rows).to_have_count(11)
+    assert page.locator(".text-level.warning").count() == 10
+    assert page.locator(".text-level.bad").inner_text() == "failed check"
+    page.locator("#text-device").select_option("cpu:0")
+    expect(rows).to_have_count(6)
+    page.get_by_label("From step").fill("3")
+    expect(rows).to_have_count(2)
+    page.get_by_role("button", name="Clear the filters").click()
+    expect(rows).to_have_count(31)
+    rows.filter(has_text="printed 12").get_by_role(
+        "button", name=re.compile("Show the texts of conftest.py")
+    ).click()
+    expect(rows).to_have_count(10)
+    assert re.match(r"conftest.py:\d+$", page.locator("#text-place").input_value())
+    page.get_by_label("Search").fill("printed 1")
+    expect(rows).to_have_count(6)
+
+
 def test_two_runs_are_overlaid_and_compared(visit: Visit, serve: Any, tmp_path: Path) -> None:
     for run, planted in (("one", 0.0), ("two", 0.25)):
         with hcb.outfeed_receiver(sinks=[hcb.record(tmp_path, run=run)]):

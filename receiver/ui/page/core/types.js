@@ -16,7 +16,7 @@
  * @typedef {{step: number|null, dtype: string, shape: number[], stats: Stats, values: any, image: string|null,
  *   count: number}} ArrayData
  * @typedef {{cursor: string, run: string, time: number|null, process: string, device: string, step: number|null, tap: string,
- *   place: string, text: string}} TextLine
+ *   place: string, level: string, text: string}} TextLine
  * @typedef {{lines: TextLine[], more: boolean, next?: string|null, total: number}} TextPage
  * @typedef {{time: number|null, step: number|null}} Moment
  * @typedef {{id: string, kind: string, title: string, place: string, source: [number, string][]|null, count: number,

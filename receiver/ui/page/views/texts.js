@@ -10,6 +10,7 @@ import { runIndex, runName, state } from "../core/state.js";
 /**
  * @typedef {import("../core/types.js").TextLine} TextLine
  * @typedef {import("../core/types.js").TextPage} TextPage
+ * @typedef {import("../core/types.js").Device} Device
  */
 
 const LINES = 200;
@@ -28,6 +29,14 @@ export class Texts {
     this.told = byId("text-count", HTMLElement);
     this.search = byId("text-search", HTMLInputElement);
     this.run = byId("text-run", HTMLSelectElement);
+    this.show = byId("text-show", HTMLSelectElement);
+    this.process = byId("text-process", HTMLSelectElement);
+    this.device = byId("text-device", HTMLSelectElement);
+    this.place = byId("text-place", HTMLInputElement);
+    this.from = byId("text-from", HTMLInputElement);
+    this.to = byId("text-to", HTMLInputElement);
+    this.clear = byId("text-clear", HTMLButtonElement);
+    this.filters = [this.search, this.run, this.show, this.process, this.device, this.place, this.from, this.to];
     this.active = false;
     this.total = -1;
     /** Counts the questions, so that a late answer to an earlier one is left out. */
@@ -37,8 +46,9 @@ export class Texts {
     /** @type {string|null} */
     this.last = null;
     const again = debounced(() => this.restart(), 250);
-    this.search.addEventListener("input", again);
-    this.run.addEventListener("change", again);
+    for (const filter of this.filters) filter.addEventListener(filter instanceof HTMLSelectElement ? "change" : "input", again);
+    this.clear.addEventListener("click", () => this.clearFilters());
+    this.list.addEventListener("click", (event) => this.onPlace(event));
     this.older.addEventListener("click", () => void this.loadOlder());
     this.follow.addEventListener("change", () => this.toEnd());
     this.scroller.addEventListener("scroll", () => this.onScroll(), { passive: true });
@@ -49,16 +59,39 @@ export class Texts {
   setActive(active) {
     this.active = active;
     if (!active) return;
+    void this.loadSenders();
     if (this.last === null) void this.restart();
     else this.refresh();
   }
 
   /** The overview was read. */
   update() {
-    const chosen = this.run.value;
-    const options = state.overview.runs.map((run) => element("option", { value: run.id }, shortened(run.name, 80)));
-    fill(this.run, element("option", { value: "" }, "all runs"), options);
-    this.run.value = state.overview.runs.some((run) => run.id === chosen) ? chosen : "";
+    choices(this.run, "all runs", state.overview.runs.map((run) => [run.id, run.name]));
+  }
+
+  async loadSenders() {
+    try {
+      const { devices } = await ask("devices");
+      const names = (/** @type {"process"|"device"} */ key) => [...new Set(devices.map((/** @type {Device} */ device) => device[key]))].sort();
+      choices(this.process, "all processes", names("process").map((name) => [name, name]));
+      choices(this.device, "all devices", names("device").map((name) => [name, name]));
+    } catch (error) {
+      this.page.failed(error);
+    }
+  }
+
+  clearFilters() {
+    for (const filter of this.filters) filter.value = "";
+    this.search.focus();
+    void this.restart();
+  }
+
+  /** A click on the source line of a text shows the texts of that line. @param {MouseEvent} event */
+  onPlace(event) {
+    const place = event.target instanceof Element && event.target.closest("[data-place]");
+    if (!place) return;
+    this.place.value = String(place.getAttribute("data-place"));
+    void this.restart();
   }
 
   /** @param {number} total of all texts, from the stream of changes */
@@ -69,11 +102,13 @@ export class Texts {
   }
 
   question() {
-    return { q: this.search.value, run: this.run.value, limit: LINES };
+    return { q: this.search.value, run: this.run.value, show: this.show.value, process: this.process.value, device: this.device.value,
+      place: this.place.value.trim(), from: this.from.value, to: this.to.value, limit: LINES };
   }
 
   async restart() {
     const number = ++this.asked;
+    this.clear.hidden = !this.isFiltered();
     try {
       const page = await ask("texts", this.question());
       if (number !== this.asked) return;
@@ -148,10 +183,13 @@ export class Texts {
     this.older.hidden = false;
   }
 
+  isFiltered() {
+    return this.filters.some((filter) => filter.value.trim() !== "");
+  }
+
   nothing() {
-    const isSearch = this.search.value || this.run.value;
-    fill(this.list, isSearch
-      ? emptyState("No text matches", "Change the search, or clear it.")
+    fill(this.list, this.isFiltered()
+      ? emptyState("No text matches", "Change the search and the filters, or clear them.")
       : emptyState("No texts yet", "Texts that taps print appear here: ", element("code", {}, "hcb.id_print(x)"), " in a jitted function prints one."));
   }
 
@@ -170,6 +208,32 @@ export class Texts {
   }
 }
 
+/**
+ * Fills a selection, and keeps what is chosen.
+ * @param {HTMLSelectElement} select
+ * @param {string} all
+ * @param {[string, string][]} options values and names
+ */
+function choices(select, all, options) {
+  const chosen = select.value;
+  fill(select, element("option", { value: "" }, all), options.map(([value, name]) => element("option", { value }, shortened(name, 80))));
+  select.value = options.some(([value]) => value === chosen) ? chosen : "";
+}
+
+/** What a text is, where it was not just printed. @param {string} level */
+function badge(level) {
+  if (level === "print") return null;
+  const names = /** @type {Record<string, string>} */ ({ check: "failed check", nonfinite: "not finite" });
+  return element("span", { class: `badge text-level ${/^(check|nonfinite|error|critical)$/.test(level) ? "bad" : level}` }, names[level] ?? level);
+}
+
+/** The source line of a text, as a button that shows the texts of that line. @param {TextLine} line */
+function place(line) {
+  const made = sourcePlace(line.place || line.tap);
+  if (!line.place) return made;
+  return element("button", { type: "button", class: "plain", "data-place": made.textContent, "aria-label": `Show the texts of ${made.textContent}` }, made);
+}
+
 /** @param {TextLine} line */
 function row(line) {
   const swatch = element("span", { class: "swatch", title: runName(line.run) });
@@ -179,6 +243,6 @@ function row(line) {
       element("time", {}, clock(line.time)),
       element("span", { class: "text-step" }, line.step === null ? "" : `step ${number(line.step)}`),
       element("span", { class: "text-sender" }, foreign(line.process), " ", foreign(line.device)),
-      sourcePlace(line.place || line.tap)),
-    element("pre", { class: "text-body", dir: "auto" }, shortened(line.text, 8000)));
+      place(line)),
+    element("pre", { class: "text-body", dir: "auto" }, badge(line.level), shortened(line.text, 8000)));
 }

@@ -16,14 +16,13 @@ from hostcallback.receiver.taplog.render.json_value import short_text
 from hostcallback.receiver.taplog.render.text import message_text
 from hostcallback.receiver.terminal import printable
 from hostcallback.receiver.ui.index.log_index import LogIndex, Origin
+from hostcallback.receiver.ui.texts.text_filter import TextFilter, level_of
 from hostcallback.receiver.wire.dtypes import Array
 
 BUDGET_SEC = 1.0
 """A search that takes longer returns what it has found, and where it may be continued."""
 
 LINE_CHARS = 2000
-
-LEVELS = "info", "error"
 
 
 class Cursor(NamedTuple):
@@ -55,17 +54,13 @@ class Wanted(NamedTuple):
     """Which lines are wanted.
 
     Attributes:
-        search: text that a line or its tap's name contains, in any case; empty for all.
-        run: name of the run; empty for all.
-        level: one of `LEVELS`; None for all.
+        filter: what they have to be like.
         before: the lines before this one; None for the last ones.
         after: the lines after this one, in place of those before one.
         limit: number of lines.
     """
 
-    search: str = ""
-    run: str = ""
-    level: str | None = None
+    filter: TextFilter = TextFilter()
     before: Cursor | None = None
     after: Cursor | None = None
     limit: int = 200
@@ -111,8 +106,12 @@ def _chunks(index: LogIndex, wanted: Wanted, forward: bool) -> tuple[list[int], 
         texts = index.chunks.column("texts")
         least, most = index.chunks.column("min_time"), index.chunks.column("max_time")
         chosen = texts > 0
-        if wanted.run:
-            chosen &= index.of_run(wanted.run)
+        if wanted.filter.run:
+            chosen &= index.of_run(wanted.filter.run)
+        if wanted.filter.has_steps:
+            within = np.zeros(len(chosen), np.bool_)
+            within[index.chunks.within(*wanted.filter.steps, by_step=True)] = True
+            chosen &= within
     if wanted.before is not None:
         chosen &= least <= wanted.before.time_ns
     if wanted.after is not None:
@@ -128,9 +127,11 @@ def _in_chunk(
 ) -> Iterator[tuple[Cursor, dict[str, Any]]]:
     with index.lock:
         origin = index.read_chunk(number)
-    if origin is None:
+    if origin is None or not wanted.filter.allows_sender(
+        process_text(origin.run.writer), printable(origin.run.device)
+    ):
         return
-    places = _text_places(origin)
+    places = _text_places(origin, wanted.filter)
     times = origin.run.block.times_ns[places]
     order = np.argsort(times if forward else -times, kind="stable")
     decoder = RunDecoder()
@@ -142,15 +143,17 @@ def _in_chunk(
         if wanted.after is not None and not cursor > wanted.after:
             continue
         for logged in decoder.messages(origin.run._replace(start=place, stop=place + 1)):
-            line = None if isinstance(logged, Damage) else line_of(origin.run_name, logged, str(cursor))
-            if line is not None and _is_wanted(line, wanted):
+            line = None
+            if not isinstance(logged, Damage) and _is_of_wanted_tap(logged, wanted.filter):
+                line = line_of(origin.run_name, logged, str(cursor))
+            if line is not None and wanted.filter.allows_line(line):
                 count += 1
                 yield cursor, line
         if count >= wanted.limit:
             return
 
 
-def _text_places(origin: Origin) -> Array:
+def _text_places(origin: Origin, wanted: TextFilter) -> Array:
     # Messages of taps with texts, and those that only decoding can tell.
     run = origin.run
     ids = [
@@ -160,16 +163,15 @@ def _text_places(origin: Origin) -> Array:
         or (
             (described := run.described.get(consumer_id)) is not None
             and (described.tap_kind.is_text or described.tap_kind.prints)
+            and wanted.allows_tap(described)
         )
     ]
     return np.flatnonzero(np.isin(run.block.consumer_ids, np.array(ids, np.uint64)))
 
 
-def _is_wanted(line: dict[str, Any], wanted: Wanted) -> bool:
-    if wanted.level is not None and line["level"] != wanted.level:
-        return False
-    search = wanted.search.casefold()
-    return not search or search in line["text"].casefold() or search in line["tap"].casefold()
+def _is_of_wanted_tap(logged: LoggedMessage, wanted: TextFilter) -> bool:
+    # Of exported programs, only decoding tells the tap.
+    return logged.tap.described is not None and wanted.allows_tap(logged.tap.described)
 
 
 def line_of(run_name: str, logged: LoggedMessage, cursor: str) -> dict[str, Any] | None:
@@ -193,6 +195,6 @@ def line_of(run_name: str, logged: LoggedMessage, cursor: str) -> dict[str, Any]
         "step": logged.step,
         "tap": printable(described.name),
         "place": printable(described.source_line),
-        "level": "error" if described.tap_kind.is_check else "info",
+        "level": level_of(described),
         "text": printable(text)[:LINE_CHARS],
     }
