@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from test_live import until
 
 import hostcallback as hcb
 
@@ -104,6 +105,20 @@ def test_events_tell_what_has_changed(log: Path, serve: Serve) -> None:
     with client.stream("GET", "/api/events", params={"watch": tap["id"]}) as stream:
         data = next(line for line in stream.iter_lines() if line.startswith("data:"))
     assert f"[[{tap['id']}, 500, " in data
+
+
+def test_only_the_log_that_grows_is_live(log: Path, serve: Serve, tmp_path: Path) -> None:
+    def states(client: Any) -> list[str]:
+        return [source["state"] for source in client.get("/api/overview").json()["sources"]]
+
+    with hcb.outfeed_receiver(record=tmp_path):
+        descend(jnp.float32(1), jnp.float32(0)).block_until_ready()
+        hcb.barrier_wait()
+        both = serve(log, tmp_path)
+        assert states(both) == ["ended", "live"]
+    # At the first answer, and while a page is open.
+    assert states(serve(tmp_path)) == ["ended"]
+    until(lambda: states(both), lambda found: found == ["ended", "ended"])
 
 
 def test_texts_come_from_the_last_one_backwards_and_can_be_searched(log: Path, serve: Serve) -> None:

@@ -36,7 +36,7 @@ class Segment:
         reader: it, while it is still written; None once all its chunks are known.
         offset: end of the chunks that were yielded.
         nbytes: length of the file at the last look.
-        is_complete: whether it had its end then.
+        is_complete: whether it had its end when it was opened, or then.
         devices: names by stream.
         consumers: numbers in the chunks' masks and descriptors, by consumer id; empty once the index has them.
         numbers: the numbers alone.
@@ -146,6 +146,7 @@ class LogFiles:
         segment = Segment(
             len(self.segments), path, reader.writer, created if type(created) is int else 0, reader
         )
+        segment.is_complete = reader.is_closed()
         self._known[path] = segment
         self.segments.append(segment)
 

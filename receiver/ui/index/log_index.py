@@ -228,9 +228,9 @@ class LogIndex:
             if origin is not None:
                 self._reader.read(origin.run, origin.run_name, taker, per_bucket=1)
 
-    def live_runs(self) -> set[str]:
-        """Names of the runs to which a process may still add messages."""
-        return {run_of(segment) for segment in self.files.segments if _is_live(segment)}
+    def live_segments(self) -> list[Segment]:
+        """The segments to which a process may still add messages."""
+        return [segment for segment in self.files.segments if _is_live(segment)]
 
     # The parts of a chunk, see `block_reader.Taker`.
 
@@ -319,7 +319,7 @@ def run_of(segment: Segment) -> str:
 
 
 def _is_live(segment: Segment) -> bool:
-    if segment.reader is None:
+    if segment.reader is None or segment.is_complete:
         return False
     if segment.writer.host == os.uname().nodename:
         return is_alive(segment.writer.pid)

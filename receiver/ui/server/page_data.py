@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
 from hostcallback.receiver.taplog.diff.arrays import Tolerance
@@ -79,7 +80,8 @@ class PageData:
         self._refresh()
         index = self.index
         with index.lock:
-            live = index.live_runs()
+            growing = index.live_segments()
+            live = set(map(run_of, growing))
             enabled = take_taps(index, self.live)
             self._take_failures()
             rows = [tap for tap in index.taps.rows if _fits(tap, pattern)] if pattern else index.taps.rows
@@ -88,7 +90,7 @@ class PageData:
             runs = self._runs(live)
             failures = index.failures
             errors, kinds, losses = failures.count, failures.kinds, failures.losses
-            sources = [self._log_source(name, bool(live)) for name in self._names]
+            sources = [self._log_source(name, growing) for name in self._names]
             sources += self.live.sources()
         return {
             "version": _version(),
@@ -181,7 +183,7 @@ class PageData:
         index = self.index
         rows = index.taps.rows
         with index.lock:
-            live = index.live_runs()
+            live = set(map(run_of, index.live_segments()))
             self._take_failures()
             return {
                 "overview": [
@@ -232,9 +234,10 @@ class PageData:
             for run, segments in found.items()
         ]
 
-    def _log_source(self, name: str, is_live: bool) -> dict[str, Any]:
+    def _log_source(self, name: str, growing: Sequence[Segment]) -> dict[str, Any]:
         index = self.index
         said = []
+        is_live = any(Path(name) in (segment.path, *segment.path.parents) for segment in growing)
         if index.is_looking:
             said.append("reading: not all files have been looked at")
         elif index.pending:
