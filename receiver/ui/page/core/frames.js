@@ -61,6 +61,7 @@ export function throttled(task, pauseMs) {
   let busy = false;
   const loop = async () => {
     busy = true;
+    await null; // so that the first run has all that is wanted at the same time
     while (wanted) {
       wanted = false;
       const start = performance.now();

@@ -17,6 +17,7 @@ import { settings, state } from "../core/state.js";
 const CARDS_AT_ONCE = 60;
 const REFRESH_MS = 500;
 const SLOW_REFRESH_MS = 2000;
+const ASKED_MS = 100;
 const TAPS_IN_A_REQUEST = 48;
 const PIXELS_IN_A_POINT = 1;
 
@@ -35,7 +36,9 @@ export class Charts {
     this.byElement = new WeakMap();
     this.seen = visibility((target, visible) => this.onVisible(target, visible));
     this.refresh = throttled(() => this.load(), REFRESH_MS);
+    /** Arrays and heat maps follow the program slowly, and the reader at once. */
     this.refreshSlow = throttled(() => this.loadSlow(), SLOW_REFRESH_MS);
+    this.refreshAsked = throttled(() => this.loadSlow(), ASKED_MS);
     this.watchSoon = debounced(() => this.watch(), 200);
     this.controls();
     onScheme(() => this.redraw());
@@ -106,9 +109,9 @@ export class Charts {
     if (card) {
       const grown = card.taps.length !== taps.length;
       card.update(taps);
-      if (grown) this.changed(card);
+      if (grown) this.changed(card, true);
     } else {
-      card = new Card(key, taps, { changed: (one) => this.changed(one), toggle: (tap, enabled) => this.toggle(tap, enabled) });
+      card = new Card(key, taps, { changed: (one) => this.changed(one, true), toggle: (tap, enabled) => this.toggle(tap, enabled) });
       this.cards.set(key, card);
       this.byElement.set(card.element, card);
       this.seen.observe(card.element);
@@ -169,10 +172,14 @@ export class Charts {
     this.page.watch(cards.flatMap((card) => card.shownTaps().map((tap) => tap.id)));
   }
 
-  /** @param {Card} card */
-  changed(card) {
+  /**
+   * @param {Card} card
+   * @param {boolean} asked whether the reader waits for it
+   */
+  changed(card, asked) {
     card.stale = true;
     if (card.kind === "scalar") this.refresh();
+    else if (asked) this.refreshAsked();
     else this.refreshSlow();
   }
 
@@ -187,14 +194,14 @@ export class Charts {
         [tap.count, tap.last] = [found.amount, found.last];
         grown = true;
       }
-      if (grown && (card.at < 0 || card.kind === "scalar")) this.changed(card);
+      if (grown && (card.at < 0 || card.kind === "scalar")) this.changed(card, false);
     }
   }
 
   refreshAll() {
     for (const card of this.cards.values()) card.stale = true;
     this.refresh();
-    this.refreshSlow();
+    this.refreshAsked();
   }
 
   redraw() {
