@@ -89,10 +89,13 @@ export class Heatmap {
     }
     context.textBaseline = "top";
     const places = width > 260 ? [0, 0.25, 0.5, 0.75, 1] : [0, 1];
-    for (const share of places) {
-      context.textAlign = share === 0 ? "left" : share === 1 ? "right" : "center";
-      const at = data.x[Math.round(share * (data.x.length - 1))];
-      context.fillText(short(at), LEFT + width * share, TOP + height + 8);
+    const last = data.x.length - 1;
+    const wide = width / data.x.length;
+    for (const i of new Set(places.map((share) => Math.round(share * last)))) {
+      const fits = wide > 60; // below its column; else within the area
+      context.textAlign = fits ? "center" : i === 0 ? "left" : i === last ? "right" : "center";
+      const inside = i === 0 ? 0 : i === last ? width : (i + 0.5) * wide;
+      context.fillText(short(data.x[i]), LEFT + (fits ? (i + 0.5) * wide : inside), TOP + height + 8);
     }
   }
 
