@@ -53,6 +53,19 @@ export function fill(parent, ...children) {
 }
 
 /**
+ * Fills a selection, and keeps what is chosen; returns whether that is still there. Otherwise the first one is chosen.
+ * @param {HTMLSelectElement} select
+ * @param {[string, string][]} options values and names
+ */
+export function choices(select, options) {
+  const chosen = select.value;
+  fill(select, options.map(([value, name]) => element("option", { value }, shortened(name, 80))));
+  const isThere = options.some(([value]) => value === chosen);
+  select.value = isThere ? chosen : (options[0]?.[0] ?? "");
+  return isThere;
+}
+
+/**
  * The element of index.html with this id.
  * @template {HTMLElement} T
  * @param {string} id

@@ -74,6 +74,15 @@ export function ago(unixSec) {
   return sec < 2 ? "now" : `${duration(Math.round(sec))} ago`;
 }
 
+const FAILURES = /** @type {Record<string, string>} */ ({
+  check: "failed check", "tap exception": "exception in a tap function", nonfinite: "not finite", loss: "messages lost",
+});
+
+/** What the server's name of a kind of failure means; other names stay. @param {string} kind */
+export function failureName(kind) {
+  return FAILURES[kind] ?? kind;
+}
+
 /**
  * @param {number} amount
  * @param {string} one

@@ -53,3 +53,9 @@ export function writeAddress(tab) {
   const text = query.toString();
   history.replaceState(null, "", `#${tab}${text ? `?${text}` : ""}`);
 }
+
+/** The runs for a selection, after one for all of them. @param {string} [all] @returns {[string, string][]} */
+export function runChoices(all) {
+  const runs = state.overview.runs.map((run) => /** @type {[string, string]} */ ([run.id, run.name]));
+  return all ? [["", all], ...runs] : runs;
+}

@@ -1,9 +1,9 @@
 /** The rules of taps: switch them on and off, limit their rate, send less of their arrays. */
 
 import { send } from "../core/api.js";
-import { byId, element, emptyState, fill, foreign, shortened, sourcePlace } from "../core/dom.js";
+import { byId, choices, element, emptyState, fill, foreign, shortened, sourcePlace } from "../core/dom.js";
 import { count } from "../core/format.js";
-import { state } from "../core/state.js";
+import { runChoices, state } from "../core/state.js";
 
 /** @typedef {import("../core/types.js").Tap} Tap */
 
@@ -32,17 +32,14 @@ export class Control {
 
   /** The overview was read. */
   update() {
-    const { control, runs } = state.overview;
+    const { control } = state.overview;
     this.allowed.hidden = !control;
     this.refused.hidden = control;
     if (!control) {
       fill(this.refused, emptyState("This page is read-only", "To switch taps from here, start the page of a running process or a collector with ", element("code", {}, "hcb ui --control"), "."));
       return;
     }
-    const select = byId("rule-run", HTMLSelectElement);
-    const chosen = select.value;
-    fill(select, element("option", { value: "" }, "all runs"), runs.map((run) => element("option", { value: run.id }, shortened(run.name, 80))));
-    select.value = runs.some((run) => run.id === chosen) ? chosen : "";
+    choices(byId("rule-run", HTMLSelectElement), runChoices("all runs"));
     this.rows();
   }
 

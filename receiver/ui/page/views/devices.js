@@ -1,48 +1,31 @@
 /** The devices and processes: rates, queues, losses, time in taps, and who is silent. */
 
-import { ask } from "../core/api.js";
 import { runColor } from "../core/colors.js";
 import { byId, element, emptyState, fill, foreign } from "../core/dom.js";
 import { bytes, count, duration, short } from "../core/format.js";
-import { throttled } from "../core/frames.js";
+import { LiveView } from "../core/live_view.js";
 import { runIndex, runName, state } from "../core/state.js";
 
 /** @typedef {import("../core/types.js").Device} Device */
 
-const REFRESH_MS = 1000;
 const SILENT_SEC = 10;
 
 /** The tab "Devices". */
-export class Devices {
+export class Devices extends LiveView {
   /** @param {{failed: (error: unknown) => void}} page */
   constructor(page) {
-    this.page = page;
+    super("devices", page);
     this.body = byId("device-body", HTMLElement);
-    this.active = false;
     /** @type {Set<string>} */
     this.open = new Set();
     /** @type {Device[]} */
     this.devices = [];
-    this.refresh = throttled(() => this.load(), REFRESH_MS);
   }
 
-  /** @param {boolean} active */
-  setActive(active) {
-    this.active = active;
-    if (active) this.refresh();
-  }
-
-  onChange() {
-    if (this.active) this.refresh();
-  }
-
-  async load() {
-    try {
-      this.devices = (await ask("devices")).devices;
-      this.show();
-    } catch (error) {
-      this.page.failed(error);
-    }
+  /** @param {{devices: Device[]}} answer */
+  take({ devices }) {
+    this.devices = devices;
+    this.show();
   }
 
   show() {

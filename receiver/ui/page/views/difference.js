@@ -3,9 +3,9 @@
 import { ScalarChart } from "../charts/scalar_chart.js";
 import { ask } from "../core/api.js";
 import { color, heat, onScheme } from "../core/colors.js";
-import { byId, element, emptyState, fill, foreign, shortened, sourcePlace } from "../core/dom.js";
+import { byId, choices, element, emptyState, fill, foreign, shortened, sourcePlace } from "../core/dom.js";
 import { count, number } from "../core/format.js";
-import { state } from "../core/state.js";
+import { runChoices, state } from "../core/state.js";
 
 /**
  * @typedef {import("../core/types.js").Difference} Difference
@@ -46,13 +46,8 @@ export class Compare {
   /** The overview was read. */
   update() {
     const { runs } = state.overview;
-    const [left, right] = [this.left.value, this.right.value];
-    const has = (/** @type {string} */ id) => runs.some((run) => run.id === id);
-    for (const select of [this.left, this.right]) {
-      fill(select, runs.map((run) => element("option", { value: run.id }, shortened(run.name, 80))));
-    }
-    this.left.value = has(left) ? left : (runs[0]?.id ?? "");
-    this.right.value = has(right) ? right : (runs[1]?.id ?? runs[0]?.id ?? "");
+    choices(this.left, runChoices());
+    if (!choices(this.right, runChoices()) && runs.length > 1) this.right.value = runs[1].id;
     this.form.hidden = runs.length < 2;
     if (runs.length < 2) {
       fill(this.result, emptyState("One run is not enough to compare", "Open the page over two runs, or over a folder with both: ", element("code", {}, "hcb ui runs/first runs/second"), "."));

@@ -1,54 +1,29 @@
 /** The errors: a card for each group, with the source lines around its tap. */
 
-import { ask } from "../core/api.js";
 import { byId, element, emptyState, fill, foreign, shortened, sourcePlace } from "../core/dom.js";
-import { ago, clock, count, number, plural } from "../core/format.js";
-import { throttled } from "../core/frames.js";
+import { ago, clock, count, failureName, number, plural } from "../core/format.js";
+import { LiveView } from "../core/live_view.js";
 
 /**
  * @typedef {import("../core/types.js").ErrorGroup} ErrorGroup
  * @typedef {import("../core/types.js").Moment} Moment
  */
 
-const REFRESH_MS = 1000;
 const SENDERS_SHOWN = 8;
-const NAMES = /** @type {Record<string, string>} */ ({
-  check: "failed check", "tap exception": "exception in a tap function", nonfinite: "not finite", loss: "messages lost",
-});
 
 /** The tab "Errors". */
-export class Errors {
+export class Errors extends LiveView {
   /** @param {{failed: (error: unknown) => void}} page */
   constructor(page) {
-    this.page = page;
+    super("errors", page);
     this.list = byId("error-list", HTMLElement);
     this.summary = byId("error-summary", HTMLElement);
-    this.active = false;
     /** What was drawn; what is the same is not drawn again, so that a selection and open details stay. */
     this.drawn = new Map();
-    this.refresh = throttled(() => this.load(), REFRESH_MS);
   }
 
-  /** @param {boolean} active */
-  setActive(active) {
-    this.active = active;
-    if (active) this.refresh();
-  }
-
-  onChange() {
-    if (this.active) this.refresh();
-  }
-
-  async load() {
-    try {
-      this.show((await ask("errors")).groups);
-    } catch (error) {
-      this.page.failed(error);
-    }
-  }
-
-  /** @param {ErrorGroup[]} groups */
-  show(groups) {
+  /** @param {{groups: ErrorGroup[]}} answer */
+  take({ groups }) {
     if (!groups.length) {
       this.drawn.clear();
       this.summary.textContent = "";
@@ -109,7 +84,7 @@ function card(group, open) {
   const heading = element("h3", {}, foreign(group.title.split("\n")[0]));
   return element("article", { class: `error-card ${group.kind === "loss" ? "loss" : ""}`, "aria-label": shortened(group.title, 200) },
     element("header", {},
-      element("div", { class: "error-title" }, element("span", { class: "badge" }, NAMES[group.kind] ?? group.kind), heading),
+      element("div", { class: "error-title" }, element("span", { class: "badge" }, failureName(group.kind)), heading),
       element("span", { class: "times" }, element("b", {}, count(group.count)), group.count === 1 ? " time" : " times")),
     element("p", { class: "error-when" }, sourcePlace(group.place), inFunction(group.place),
       element("span", {}, "first ", moment(group.first)), group.count > 1 && element("span", {}, "last ", moment(group.last))),

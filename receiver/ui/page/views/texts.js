@@ -2,10 +2,10 @@
 
 import { ask } from "../core/api.js";
 import { runColor } from "../core/colors.js";
-import { byId, element, emptyState, fill, foreign, shortened, sourcePlace } from "../core/dom.js";
-import { clock, count, number } from "../core/format.js";
+import { byId, choices, element, emptyState, fill, foreign, shortened, sourcePlace } from "../core/dom.js";
+import { clock, count, failureName, number } from "../core/format.js";
 import { debounced, throttled } from "../core/frames.js";
-import { runIndex, runName, state } from "../core/state.js";
+import { runChoices, runIndex, runName } from "../core/state.js";
 
 /**
  * @typedef {import("../core/types.js").TextLine} TextLine
@@ -66,15 +66,15 @@ export class Texts {
 
   /** The overview was read. */
   update() {
-    choices(this.run, "all runs", state.overview.runs.map((run) => [run.id, run.name]));
+    choices(this.run, runChoices("all runs"));
   }
 
   async loadSenders() {
     try {
       const { devices } = await ask("devices");
-      const names = (/** @type {"process"|"device"} */ key) => [...new Set(devices.map((/** @type {Device} */ device) => device[key]))].sort();
-      choices(this.process, "all processes", names("process").map((name) => [name, name]));
-      choices(this.device, "all devices", names("device").map((name) => [name, name]));
+      const names = (/** @type {"process"|"device"} */ key) => [...new Set(devices.map((/** @type {Device} */ device) => device[key]))].sort().map((name) => /** @type {[string, string]} */ ([name, name]));
+      choices(this.process, [["", "all processes"], ...names("process")]);
+      choices(this.device, [["", "all devices"], ...names("device")]);
     } catch (error) {
       this.page.failed(error);
     }
@@ -208,23 +208,10 @@ export class Texts {
   }
 }
 
-/**
- * Fills a selection, and keeps what is chosen.
- * @param {HTMLSelectElement} select
- * @param {string} all
- * @param {[string, string][]} options values and names
- */
-function choices(select, all, options) {
-  const chosen = select.value;
-  fill(select, element("option", { value: "" }, all), options.map(([value, name]) => element("option", { value }, shortened(name, 80))));
-  select.value = options.some(([value]) => value === chosen) ? chosen : "";
-}
-
 /** What a text is, where it was not just printed. @param {string} level */
 function badge(level) {
   if (level === "print") return null;
-  const names = /** @type {Record<string, string>} */ ({ check: "failed check", nonfinite: "not finite" });
-  return element("span", { class: `badge text-level ${/^(check|nonfinite|error|critical)$/.test(level) ? "bad" : level}` }, names[level] ?? level);
+  return element("span", { class: `badge text-level ${/^(check|nonfinite|error|critical)$/.test(level) ? "bad" : level}` }, failureName(level));
 }
 
 /** The source line of a text, as a button that shows the texts of that line. @param {TextLine} line */
