@@ -38,6 +38,9 @@ MAX_DESCRIBED = MAX_TAPS
 SINGLE_MESSAGES = 200_000
 """The first messages of a run have a bucket each, so that short runs are shown message by message."""
 
+ALIVE_SEC = 1.0
+"""For so long a process counts as alive, or as ended, before that is looked at again."""
+
 QUIET_SEC = 30.0
 """A segment of another machine without an end, to which nothing was added for so long, counts as ended."""
 
@@ -104,6 +107,8 @@ class LogIndex:
         self._numbers: dict[int, dict[int, int]] = {}
         self._descriptors: dict[bytes, TapDescriptor] = {}
         self._look_at = 0
+        self._alive: dict[int, bool] = {}
+        self._alive_at = 0.0
 
     @property
     def pending(self) -> int:
@@ -229,8 +234,24 @@ class LogIndex:
                 self._reader.read(origin.run, origin.run_name, taker, per_bucket=1)
 
     def live_segments(self) -> list[Segment]:
-        """The segments to which a process may still add messages."""
-        return [segment for segment in self.files.segments if _is_live(segment)]
+        """The segments to which a process may still add messages. Under `lock`."""
+        if time.monotonic() - self._alive_at > ALIVE_SEC:
+            self._alive_at = time.monotonic()
+            self._alive.clear()
+        return [segment for segment in self.files.segments if self._is_live(segment)]
+
+    def _is_live(self, segment: Segment) -> bool:
+        if segment.reader is None or segment.is_complete:
+            return False
+        pid = segment.writer.pid
+        if segment.writer.host == os.uname().nodename:
+            if pid not in self._alive:
+                self._alive[pid] = is_alive(pid)
+            return self._alive[pid]
+        try:
+            return time.time() - segment.path.stat().st_mtime < QUIET_SEC
+        except OSError:
+            return False
 
     # The parts of a chunk, see `block_reader.Taker`.
 
@@ -316,17 +337,6 @@ class LogIndex:
 def run_of(segment: Segment) -> str:
     """Name of the run of a segment; of earlier versions, which named none, the folder's name."""
     return segment.writer.run or segment.path.parent.name or "log"
-
-
-def _is_live(segment: Segment) -> bool:
-    if segment.reader is None or segment.is_complete:
-        return False
-    if segment.writer.host == os.uname().nodename:
-        return is_alive(segment.writer.pid)
-    try:
-        return time.time() - segment.path.stat().st_mtime < QUIET_SEC
-    except OSError:
-        return False
 
 
 def _coarse_first(numbers: Iterable[_T]) -> list[_T]:
