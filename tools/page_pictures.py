@@ -53,7 +53,7 @@ def ignore(value: Any) -> None:
 def record(folder: Path) -> None:
     """Records two runs that differ in their rate."""
     for run, rate in (("rate-0.002", 0.002), ("rate-0.004", 0.004)):
-        with hcb.outfeed_receiver(sinks=[hcb.record(folder, run=run)], on_error="warn"):
+        with hcb.record(folder, run=run) as recorder, hcb.outfeed_receiver(sinks=[recorder], on_error="warn"):
             jax.block_until_ready(train(jnp.float32(rate), jax.random.key(7)))
 
 
