@@ -48,11 +48,13 @@ from hostcallback._jax_compat.effects import (
 )
 from hostcallback._jax_compat.jaxprs import (
     INLINE_CALLS as INLINE_CALLS,
+    Arguments as Arguments,
     Primitive as Primitive,
     Var as Var,
     batch_jaxpr as batch_jaxpr,
     bind_equation as bind_equation,
     constants_to_inputs as constants_to_inputs,
+    donated_arguments as donated_arguments,
     equations_of as equations_of,
     eval_jaxpr as eval_jaxpr,
     jit_options as jit_options,
@@ -116,6 +118,7 @@ from hostcallback._jax_compat.takeover import (
     callback_primitive as callback_primitive,
     check_callback_params as check_callback_params,
     debug_logger as debug_logger,
+    is_debug_effect as is_debug_effect,
     is_ordered_debug_effect as is_ordered_debug_effect,
     own_bind as own_bind,
     replace_bind as replace_bind,

@@ -7,7 +7,7 @@ from typing import Any
 
 from jax._src import (
     callback as _callback,  # io_callback_p, _FlatCallback
-    debugging as _debugging,  # debug_callback_p, debug_print_p
+    debugging as _debugging,  # debug_callback_p, debug_print_p, their effects
     effects as _effects,  # ordered_effects
 )
 
@@ -72,6 +72,11 @@ def own_bind(primitive: Any) -> Callable[..., Any]:
 def is_ordered_debug_effect(effect: Any) -> bool:
     """Whether a debug callback with this effect keeps program order."""
     return bool(_effects.ordered_effects.contains(effect))
+
+
+def is_debug_effect(effect: Any) -> bool:
+    """Whether an effect is that of `jax.debug.callback` or `jax.debug.print`."""
+    return isinstance(effect, (_debugging.DebugEffect, _debugging.OrderedDebugEffect))
 
 
 def callback_parts(flat: Any) -> tuple[Callable[..., Any], Any, dict[int, Any]]:

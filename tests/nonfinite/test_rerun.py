@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,6 +16,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 from watching import errors_of, line_of
 
 import hostcallback as hcb
+from hostcallback.api.nonfinite.kept_calls import KeptCalls
 
 ONES = jnp.ones(4)
 
@@ -26,7 +28,7 @@ def with_zero_at(call: int, number: int = 6) -> Iterator[Any]:
 
 
 def run_of(step: Any, call: int = 3, number: int = 6) -> None:
-    w = ONES
+    w = ONES + 0  # the step may take its memory
     for x in with_zero_at(call, number):
         w, *_ = step(w, x)
 
@@ -98,6 +100,63 @@ def test_donated_arguments_are_kept_until_the_verdict() -> None:
     step = hcb.watch_nonfinite(jax.jit(log_step, donate_argnums=0))
     (error,) = errors_of(lambda: run_of(step))
     assert (error.primitive, error.call, error.reproduced) == ("log", 3, True)
+
+
+@pytest.mark.parametrize(
+    ("call", "donate"), [(17, ()), (64, (0,)), (63, (0, 1)), (1, (0,)), (0, (0, 1)), (70, ())], ids=str
+)
+def test_a_call_of_a_long_run_is_found(call: int, donate: tuple[int, ...]) -> None:
+    def fun(state: Any, x: Any, *, scale: float) -> Any:
+        w, key = state
+        return (w * 1.25 - jnp.log(x) * scale, jax.random.split(key)[0]), x + w.sum()
+
+    step = hcb.watch_nonfinite(jax.jit(fun, donate_argnums=donate))
+    state = ONES + 0, jax.random.key(1)
+
+    def run() -> None:
+        nonlocal state
+        for x in with_zero_at(call, 72):
+            given = state
+            state, _ = step(state, x, scale=0.5)
+            assert given[0].is_deleted() == bool(donate)
+
+    errors = errors_of(run)
+    assert [(error.primitive, error.call, error.reproduced) for error in errors][:1] == [("log", call, True)]
+
+
+def test_the_arguments_of_every_call_are_made_again_to_the_bit() -> None:
+    def fun(state: Any, x: Any) -> Any:
+        return {"w": [jnp.sin(state["w"][0] * 3) + x]}
+
+    for donated in (((), ()), ((0,), ("state",))):
+        step = jax.jit(fun, donate_argnums=donated[0])
+        kept = KeptCalls(*donated)
+        kept.note_results(jax.eval_shape(fun, {"w": [ONES]}, ONES))
+        state, calls, seen = {"w": [ONES + 0]}, [], []
+        for number in range(150):
+            if number == 100:  # their owner changes them in place
+                state["w"][0] = ONES * 0.1
+            goes_on = kept.goes_on((state, ONES))
+            assert goes_on == (number not in (0, 64, 100))
+            inputs, args, kwargs = kept.begin((state, ONES * number), {}, goes_on=goes_on)
+            seen.append(np.asarray(state["w"][0]).copy())
+            state = step(*args, **kwargs)
+            calls.append(kept.end(number, inputs, state, goes_on=goes_on))
+        for call in calls[::7] + calls[98:103]:
+            (again, x), _ = kept.arguments(call, step)
+            assert np.array_equal(again["w"][0], seen[call.number])
+            assert x[0] == call.number
+
+
+def test_after_a_barrier_nothing_is_kept() -> None:
+    step = hcb.watch_nonfinite(jax.jit(lambda w, x: (w + jnp.log(x), None)))
+    w = jnp.ones(4)
+    first = weakref.ref(w)
+    for x in with_zero_at(-1, 5):
+        w, _ = step(w, x)
+    assert first() is not None
+    hcb.barrier_wait()
+    assert first() is None
 
 
 def test_arguments_that_another_program_took() -> None:

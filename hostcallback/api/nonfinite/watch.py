@@ -81,7 +81,10 @@ def watch_nonfinite(
     static = compat.static_arguments(fun)
     if mode is None and static is not None:
         mode = "rerun"
-    rerun = Rerun(fun, selects, inputs=inputs, static=static or ((), ())) if mode == "rerun" else None
+    rerun = None
+    if mode == "rerun":
+        donated = compat.donated_arguments(fun)
+        rerun = Rerun(fun, selects, inputs=inputs, static=static or ((), ()), donated=donated)
 
     @functools.wraps(fun)
     def watched(*args: P.args, **kwargs: P.kwargs) -> R:

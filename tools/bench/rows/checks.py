@@ -309,6 +309,15 @@ def watched_steps(rounds: int) -> list[Row]:
             )
         )  # fmt: skip
     step, arguments = cases[0][1], cases[0][2]
+    copies = partial(jax.tree.map, lambda leaf: leaf.copy() if isinstance(leaf, jax.Array) else leaf)
+    donating = jax.jit(step, donate_argnums=(0, 1))
+    rows.append(
+        compare(
+            "the same, with its state donated", "us/step",
+            lambda watched=hcb.watch_nonfinite(donating): _in_a_row(watched, copies(arguments), cases[0][3]),
+            lambda: _in_a_row(donating, copies(arguments), cases[0][3]), "the unwatched step", None, rounds,
+        )
+    )  # fmt: skip
 
     def epoch(scan: Callable[..., Any]) -> Callable[[], float]:
         run = jax.jit(lambda state: scan(lambda state, _: (step(*state), None), state, jnp.arange(320))[0])
