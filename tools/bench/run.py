@@ -27,6 +27,7 @@ from tools.bench import charts
 from tools.bench.row import Row, table
 from tools.bench.rows import (
     accelerate,
+    capsules,
     checks,
     compiling,
     dispatch,
@@ -115,6 +116,9 @@ ROWS: dict[str, Callable[[int], Rows]] = {
     "observed_step": observing.observed_step,
     "watched_steps": checks.watched_steps,
     "watched_failure": checks.watched_failure,
+    "capsule_written": capsules.capsule_written,
+    "capsule_step": capsules.capsule_step,
+    "capsule_of_a_failure": capsules.capsule_of_a_failure,
 }
 """Benchmark functions by name, given the number of rounds. `memory`, which is given messages instead, comes last."""
 
