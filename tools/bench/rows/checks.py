@@ -311,10 +311,11 @@ def watched_steps(rounds: int) -> list[Row]:
     step, arguments = cases[0][1], cases[0][2]
     copies = partial(jax.tree.map, lambda leaf: leaf.copy() if isinstance(leaf, jax.Array) else leaf)
     donating = jax.jit(step, donate_argnums=(0, 1))
+    watched_donating = hcb.watch_nonfinite(donating)
     rows.append(
         compare(
             "the same, with its state donated", "us/step",
-            lambda watched=hcb.watch_nonfinite(donating): _in_a_row(watched, copies(arguments), cases[0][3]),
+            lambda: _in_a_row(watched_donating, copies(arguments), cases[0][3]),
             lambda: _in_a_row(donating, copies(arguments), cases[0][3]), "the unwatched step", None, rounds,
         )
     )  # fmt: skip
