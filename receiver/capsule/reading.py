@@ -153,6 +153,12 @@ class Capsule:
         if not shard.member:
             raise CapsuleError(f"{self.path}: {entry.path} is not in the capsule: {entry.left_out}")
         data = self._archive.mapped(shard.member, entry.path)
+        if (
+            entry.dtype == "bool" and data.size and data.max() > 1
+        ):  # such a byte is undefined for NumPy and XLA
+            raise CapsuleError(
+                f"{self.path}: {entry.path} is damaged: a bool has the byte {data.max()}, expected 0 or 1"
+            )
         try:
             return data.view(dtype_of(BY_NAME[entry.dtype].code)).reshape(shard.shape)
         except (ValueError, ImportError) as error:  # NumPy has a largest number of dimensions and of elements

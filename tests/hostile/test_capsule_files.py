@@ -440,3 +440,19 @@ def test_a_script_runs_no_text_of_the_capsule(text: str, tmp_path: Path) -> None
     assert ast.dump(original) == expected
     original.body[0] = tree.body[0]
     assert ast.dump(tree) == ast.dump(original), "texts are in the docstring and in comments only"
+
+
+@pytest.mark.parametrize("byte", [0, 1, 2, 255])
+def test_a_bool_is_0_or_1(tmp_path: Path, byte: int) -> None:
+    writer, path = CapsuleWriter(tmp_path / "bool.hcb", 1 << 30), tmp_path / "bool.hcb"
+    crafted = np.array([1, byte, 0], np.uint8)
+    writer.add_inputs([(Input("args[0]", "bool", (3,), ()), [(Shard("", 0, (0,), (3,)), lambda: crafted)])])
+    writer.finish({"name": "train", "call": 3}, Failure("check", "x", "a.py:1 (f)", "x is 7", "cpu:0"))
+    capsule = Capsule(path)
+    if byte > 1:
+        with pytest.raises(
+            CapsuleError, match=rf"args\[0\] is damaged: a bool has the byte {byte}, expected 0 or 1"
+        ):
+            capsule.array(capsule.inputs[0])
+    else:
+        np.testing.assert_array_equal(capsule.array(capsule.inputs[0]), crafted.astype(bool))

@@ -27,7 +27,6 @@ from tools.bench import charts
 from tools.bench.row import Row, table
 from tools.bench.rows import (
     accelerate,
-    capsules,
     checks,
     compiling,
     dispatch,
@@ -44,6 +43,7 @@ from tools.bench.rows import (
     scan,
     training,
 )
+from tools.bench.rows.failures import capsules
 from tools.bench.rows.remote import forwarding, many_clients, nats_and_otlp
 from tools.gpu.check import REPORT as GPU_REPORT, TABLE_BEGINS
 

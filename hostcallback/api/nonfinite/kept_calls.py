@@ -20,10 +20,10 @@ import numpy as np
 from hostcallback import _jax_compat as compat
 
 CALLS = 16
-"""A row has so many calls: they are run again at most, to make the arguments of a later one."""
+"""Number of calls of a row: at most these are run again, to make the arguments of a later one."""
 
 MORE_CALLS = 64
-"""A row has so many if the arguments that are kept whole are small."""
+"""Number of calls of a row if the arguments that are kept whole are small."""
 
 SMALL_BYTES = 1 << 20
 """What calls got from elsewhere may have this many bytes, or as many as the arguments that are kept whole."""
@@ -75,7 +75,7 @@ class Call(NamedTuple):
 
 
 class KeptCalls:
-    """Makes `Call`s, and their arguments again. A call is kept as long as somebody refers to it. Not thread-safe.
+    """Makes `Call`s, and their arguments again. A call is kept as long as there is a reference to it. Not thread-safe.
 
     Attributes:
         first_bytes: bytes of the arguments of the first call.
@@ -116,7 +116,7 @@ class KeptCalls:
     ) -> tuple[Inputs, tuple[Any, ...], dict[str, Any]]:
         """Returns what to keep of a call, and the arguments with which to run it.
 
-        NumPy arrays are copied, because their owner may fill them anew.
+        NumPy arrays are copied, because their owner may fill them again.
         """
         to_keep, to_run = [], []
         for position, arg in enumerate(args):
@@ -192,7 +192,7 @@ class KeptCalls:
 
 
 def owned(tree: Any) -> Any:
-    """What its owner cannot change: NumPy arrays are copied, dicts and lists made anew."""
+    """What its owner cannot change: NumPy arrays are copied, dicts and lists are copied."""
     if type(tree) is compat.ArrayImpl:
         return tree
     structure: Any

@@ -23,7 +23,7 @@ MIB = 128
 
 
 def capsule_written(rounds: int) -> Row:
-    """A capsule with an input of 128 MiB; the peer writes the same bytes to a file beside it and syncs it."""
+    """A capsule with an input of 128 MiB; the peer writes the same bytes to a file in the same folder and syncs it."""
     array = np.random.default_rng(0).integers(0, 255, MIB << 20, np.uint8)
     shard = Shard("", 0, (0,), array.shape)
     entry = Input("args[0]", "uint8", array.shape, (shard,), (), (), "")

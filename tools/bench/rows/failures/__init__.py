@@ -1,0 +1,1 @@
+"""Rows about files that a failed step leaves."""
