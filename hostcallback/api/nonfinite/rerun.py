@@ -26,7 +26,7 @@ from hostcallback.receiver.log import logger
 from hostcallback.tracing.source_line import user_source_line
 
 ROWS = 2
-"""Number of rows of calls that are kept while their verdicts are not in; another row waits for the first (`kept_calls`)."""
+"""Rows of calls that are kept while their verdicts are not in; another row waits for the first (`kept_calls`)."""
 
 ROWS_BYTES = 1 << 20
 """Up to `MORE_ROWS` rows are kept if they have fewer bytes than this together.
