@@ -1,7 +1,7 @@
 """A capsule of one version of Python and JAX is reproduced by another, where JAX's export promises it.
 
-HOSTCALLBACK_TEST_PYTHONS names the other interpreters, as PATH names folders; each has hostcallback installed. `.ci/run`
-gives those of the matrix.
+HOSTCALLBACK_TEST_PYTHONS names the other interpreters, as PATH names folders; each has hostcallback installed. CI gives
+those of the matrix.
 """
 
 from __future__ import annotations
