@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -123,3 +124,13 @@ def test_the_prompt_has_inputs_and_results(
     out = capsys.readouterr().out
     assert "inputs ['args[0]', 'args[1]']" in out
     assert "loss inf the loss is inf" in out
+    stopped = out[out.index("stopped at operation") :].splitlines()
+    line = next(
+        n for n, text in enumerate(Path(__file__).read_text().splitlines(), 1) if "hcb.check(" in text
+    )
+    place = next(n for n, text in enumerate(stopped) if text.startswith("->"))
+    assert f": tap [] at {__file__}:{line} (step)" in stopped[place]
+    assert "       value 0" in stopped[place + 1]
+    before = out[out.index("the first result that is not finite:") :].splitlines()
+    assert ": exp [] at " in before[1]
+    assert before[2] == "       value inf"

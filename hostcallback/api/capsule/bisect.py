@@ -20,7 +20,7 @@ from hostcallback.api.barrier import barrier_wait
 from hostcallback.api.capsule.digests import TAP
 from hostcallback.api.capsule.reproduce import arrays_of, load
 from hostcallback.api.export import bind, unbind
-from hostcallback.receiver.capsule.file_format import PROMOTED, WATCHED, CapsuleError
+from hostcallback.receiver.capsule.file_format import PROMOTED, WATCHED, CapsuleError, Failure
 from hostcallback.receiver.capsule.reading import Capsule
 
 TOLERANCE = 1e-3
@@ -99,6 +99,24 @@ def digests(capsule: Capsule, program: str = WATCHED, device: Any = None) -> lis
     finally:
         unbind(TAP)
     return found
+
+
+def place_of_failure(operations: Sequence[Digest], failure: Failure) -> int | None:
+    """The operation at which a step failed: its number in program order, or None if it is not known.
+
+    Args:
+        operations: the digests of the step's run.
+        failure: of the capsule.
+    """
+    line = failure.source_line.partition(" (")[0]
+    here = [number for number, digest in enumerate(operations) if f" at {line} (" in digest.name]
+    if failure.kind == "nonfinite":
+        bad = [n for n, digest in enumerate(operations) if not np.isfinite(digest.stats).all()]
+        return next((n for n in bad if n in here), bad[0] if bad else None)
+    taps = [n for n in here if operations[n].name.startswith("tap ")]
+    if failure.kind == "check":  # the predicate of the one that failed is false
+        taps = [n for n in taps if operations[n].stats[0] == 0.0]
+    return taps[0] if taps else None
 
 
 def first_divergence(

@@ -11,13 +11,16 @@ from pathlib import Path
 from typing import Any
 
 from hostcallback.receiver.capsule.devices import MOST_DEVICES, prepare_devices
-from hostcallback.receiver.capsule.file_format import shown
+from hostcallback.receiver.capsule.file_format import CapsuleError, shown
 from hostcallback.receiver.capsule.reading import Capsule
 from hostcallback.receiver.cli import CommandError
 from hostcallback.receiver.terminal import printable
 
 FAILED, OTHER_VALUES, NOT_REPRODUCED = 2, 3, 1
 """Exit statuses. As of `hcb diff`: 0 the same, 1 different, 2 an error."""
+
+OPERATIONS_BEFORE = 4
+"""Number of operations that --breakpoint shows before the one that failed."""
 
 EXAMPLES = """\
 examples:
@@ -26,7 +29,7 @@ examples:
   hcb reproduce --python again.py FILE                write a script with the inputs loaded, to edit
   hcb reproduce --bisect FILE                         find the first operation that differs in 64 bits
   hcb reproduce --bisect /other/venv/bin/python FILE  ... that differs with that Python's JAX
-  hcb reproduce --breakpoint FILE                     ... and open a Python prompt after the failure
+  hcb reproduce --breakpoint FILE                     run it, and open a Python prompt at the operation that failed
   hcb reproduce --bind loss=train:check_loss FILE     call a function for the tap called loss
 
 exit status: 0 the same failure, 3 the same check or tap with other values, 1 not reproduced, 2 an error
@@ -53,7 +56,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--breakpoint",
         action="store_true",
-        help="run it, then open a Python prompt with its inputs, results and failures",
+        help="run it, show the operation that failed and those before it with the statistics of their results, and "
+        "open a Python prompt with the step's inputs, results, failures and operations",
     )
     group.add_argument("--digests", help=argparse.SUPPRESS)
     group.add_argument("--python", metavar="OUT", help="write a script that runs it, to be edited")
@@ -168,15 +172,51 @@ def _reproduce(
     result = reproduce.reproduce(capsule, bindings)
     status = _report(capsule, result)
     if prompt:
+        operations, stopped_at = _operations(capsule)
         names = {
             "capsule": capsule,
             "inputs": dict(zip([e.path for e in capsule.inputs], reproduce.arrays_of(capsule), strict=True)),
             "program": reproduce.load(capsule),
             "results": result.results,
             "failures": result.found,
+            "operations": operations,
+            "stopped_at": stopped_at,
         }
         code.interact(f"names: {', '.join(names)}; end with Ctrl-D", local=names, exitmsg="")
     return status
+
+
+def _operations(capsule: Capsule) -> tuple[list[Any], int | None]:
+    """The operations of the step in program order, and the number of the one that failed; prints those around it."""
+    bisect: Any = _module("bisect", capsule)
+    try:
+        operations = bisect.digests(capsule)
+    except CapsuleError as error:
+        print(printable(f"the step's operations are not known: {error}"))
+        return [], None
+    place = bisect.place_of_failure(operations, capsule.failure)
+    if place is not None:
+        bad = (n for n in range(place) if not all(map(math.isfinite, operations[n].stats)))
+        first_bad = next(bad, place)
+        if first_bad < place:
+            print("the first result that is not finite:")
+            _print_operation(operations, first_bad, "  ")
+        print(f"stopped at operation {place} of {len(operations)}:")
+        for number in range(max(0, place - OPERATIONS_BEFORE), place + 1):
+            _print_operation(operations, number, "->" if number == place else "  ")
+    return operations, place
+
+
+def _print_operation(operations: list[Any], number: int, mark: str) -> None:
+    digest = operations[number]
+    low, high, mean, _, *first = digest.stats
+    iterations = f", iteration {', '.join(map(str, digest.iterations))}" if digest.iterations else ""
+    values = f"value {mean:g}"
+    if " [] " not in digest.name:
+        elements = ", ".join(f"{x:g}" for x in first)
+        values = f"min {low:g}, max {high:g}, mean {mean:g}, first elements {elements}"
+    print(printable(f"{mark} {number}: {digest.name}{iterations}"))
+    print(printable(f"       {values}"))
 
 
 def _report(capsule: Capsule, result: Any) -> int:
