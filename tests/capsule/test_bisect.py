@@ -49,7 +49,7 @@ def capsule(tmp_path_factory: pytest.TempPathFactory) -> Capsule:
 def test_the_operation_that_overflows_in_32_bits_is_named(
     capsule: Capsule, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["reproduce", "--bisect", "--", str(capsule.path)]) == 1
+    assert main(["reproduce", str(capsule.path), "--bisect"]) == 1
     first, here, other, how = capsys.readouterr().out.splitlines()
     assert first.startswith("the first operation that differs: exp [] at ")
     assert "test_bisect.py" in first
@@ -106,6 +106,12 @@ def test_a_difference_is_found_where_it_is() -> None:
     with_nan = [replace(left[0], stats=(float("nan"),) * 4), *left[1:]]
     assert first_divergence(with_nan, with_nan, 1e-3)[0] is None
     assert first_divergence(left, with_nan, 1e-3)[0] is not None
+    for rest, differs in ((1.0000001, False), (1.1, True), (float("nan"), True)):
+        here, other = (
+            [replace(left[0], hash=i, stats=(float("nan"),) * 4 + (x, 0.5))]
+            for i, x in enumerate((1.0, rest))
+        )
+        assert (first_divergence(here, other, 1e-3)[0] is not None) == differs
 
 
 def test_the_prompt_has_inputs_and_results(

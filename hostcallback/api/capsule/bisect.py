@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import tempfile
@@ -153,7 +154,9 @@ def _relative(left: Sequence[float], right: Sequence[float]) -> float:
     alike = (a == b) | (np.isnan(a) & np.isnan(b))
     if alike.all():
         return 0.0
-    scale = max(float(np.max(np.abs(a[:2]))), float(np.max(np.abs(b[:2]))))
+    scale = float(np.max(np.abs([a[:2], b[:2]])))
+    if math.isnan(scale):  # an array with a NaN has no smallest and largest element
+        scale = float(np.nanmax(np.abs([a, b])))
     with np.errstate(invalid="ignore"):  # infinite values
         difference = float(np.max(np.abs(np.where(alike, 0.0, a - b))))
     return difference / scale if scale else difference

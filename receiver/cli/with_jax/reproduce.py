@@ -25,12 +25,12 @@ OPERATIONS_BEFORE = 4
 EXAMPLES = """\
 examples:
   hcb reproduce capsules/step-17-4242.hcb             run the call that failed, and compare
-  hcb reproduce --show capsules/step-17-4242.hcb      what it is, without running it and without JAX
-  hcb reproduce --python again.py FILE                write a script with the inputs loaded, to edit
-  hcb reproduce --bisect FILE                         find the first operation that differs in 64 bits
-  hcb reproduce --bisect /other/venv/bin/python FILE  ... that differs with that Python's JAX
-  hcb reproduce --breakpoint FILE                     run it, and open a Python prompt at the operation that failed
-  hcb reproduce --bind loss=train:check_loss FILE     call a function for the tap called loss
+  hcb reproduce FILE --show                           what it is, without running it and without JAX
+  hcb reproduce FILE --python again.py                write a script with the inputs loaded, to edit
+  hcb reproduce FILE --bisect                         find the first operation that differs in 64 bits
+  hcb reproduce FILE --bisect /other/venv/bin/python  ... that differs with that Python's JAX
+  hcb reproduce FILE --breakpoint                     run it, and open a Python prompt at the operation that failed
+  hcb reproduce FILE --bind loss=train:check_loss     call a function for the tap called loss
 
 exit status: 0 the same failure, 3 the same check or tap with other values, 1 not reproduced, 2 an error
 """
@@ -51,7 +51,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         const="float64",
         metavar="SIDE",
         help="find the first operation that differs in 64 bits (float64, the default), on another device (device:1), "
-        "or with another JAX (the path of its Python)",
+        "or with another JAX (the path of its Python). FILE comes before it",
     )
     group.add_argument(
         "--breakpoint",
