@@ -43,7 +43,7 @@ CASES = [
 
 
 FLIGHT_HOLDS = 20_000
-"""A flight recording of 4 MiB holds more of these messages, of 192 bytes, before it overwrites the first."""
+"""A flight recording (8 MiB) holds more of these messages before it overwrites the first."""
 
 
 class Parent:
