@@ -59,6 +59,7 @@ def python(*arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[str
     )
 
 
+@pytest.mark.slow
 def test_a_script_runs_as_by_python_and_its_callbacks_are_taken_over(script: Path, tmp_path: Path) -> None:
     alone = python(script, "a", "--verbose", "-m", cwd=tmp_path)
     ours = python(

@@ -53,6 +53,7 @@ def run_in_one_process(programs: dict[str, str], folder: Path) -> None:
         assert printed[name].splitlines() == re.findall(r"# prints: (.*)", code), name
 
 
+@pytest.mark.slow
 def test_the_five_steps_of_the_tutorial_run_and_print_what_they_say(tmp_path: Path) -> None:
     steps = re.findall(r"^## (\d)\. .*?```python\n(.*?)```", TUTORIAL.read_text(), re.MULTILINE | re.DOTALL)
     assert [number for number, _ in steps] == ["1", "2", "3", "4", "5"]

@@ -34,6 +34,7 @@ def numbers(folder: Path) -> list[int]:
     return [int(record.message.arrays[0]) for record in records if isinstance(record, LoggedMessage)]
 
 
+@pytest.mark.slow
 def test_what_is_emitted_while_sigterm_flushes_is_in_the_log_and_in_the_spool(tmp_path: Path) -> None:
     ended = run("flushing", tmp_path)
     assert ended.returncode == -signal.SIGTERM, ended.stderr
@@ -44,6 +45,7 @@ def test_what_is_emitted_while_sigterm_flushes_is_in_the_log_and_in_the_spool(tm
     assert "no space left" in ended.stderr
 
 
+@pytest.mark.slow
 def test_sigterm_ends_a_process_that_python_is_ending(tmp_path: Path) -> None:
     ended = run("ending", tmp_path)
     assert ended.returncode == -signal.SIGTERM, ended.stderr

@@ -170,6 +170,7 @@ def test_bind_documents_its_arguments(arguments: tuple[Any, ...], message: str) 
         hcb.bind(*arguments)
 
 
+@pytest.mark.slow
 def test_python_callbacks_are_not_exported() -> None:
     program = """if True:
         import jax, hostcallback as hcb

@@ -132,6 +132,7 @@ def test_a_process_is_shown_with_its_log_and_controlled(sockets: Path, tmp_path:
         assert f"process {process.pid}" in ended["sources"][0]["message"]
 
 
+@pytest.mark.slow
 def test_errors_of_a_process_without_a_log_have_texts_and_lines(sockets: Path) -> None:
     with (
         running(sockets, "-") as process,

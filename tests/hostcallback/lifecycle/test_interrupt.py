@@ -184,6 +184,7 @@ def test_a_program_that_waits_for_its_taps_is_interrupted(tmp_path: Path) -> Non
     check(outcome, within_sec=4.0)
 
 
+@pytest.mark.slow
 def test_prints_into_a_closed_pipe_end_with_one_line() -> None:
     program = """
 import jax, hostcallback as hcb

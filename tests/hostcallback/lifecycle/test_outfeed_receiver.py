@@ -226,6 +226,7 @@ def test_a_receiver_object_can_be_entered_again() -> None:
     assert len(rec) == 20
 
 
+@pytest.mark.slow
 def test_no_message_escapes_at_the_borders_of_scopes() -> None:
     total = 0
     stop = threading.Event()

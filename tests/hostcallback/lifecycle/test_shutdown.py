@@ -62,6 +62,7 @@ def test_other_threads_computations_are_delivered_at_exit() -> None:
     assert got(result) == list(range(20))
 
 
+@pytest.mark.slow
 def test_an_uncaught_exception_loses_nothing() -> None:
     result = run("for i in range(20): f(i)\nraise ValueError('in the program')")
     assert result.returncode == 1
@@ -193,6 +194,7 @@ def test_a_forked_child_can_use_a_new_receiver() -> None:
     assert "exit 0" in result.stdout
 
 
+@pytest.mark.slow
 def test_importing_and_not_tapping_starts_nothing() -> None:
     result = run("print('threads', threading.active_count())")
     assert "threads 1" in result.stdout

@@ -102,6 +102,7 @@ def test_a_function_with_several_signatures_is_waited_for_under_each() -> None:
     assert len(rec) == 4
 
 
+@pytest.mark.slow
 @pytest.mark.native_only  # a computation with Python callbacks is over when its call returns
 @pytest.mark.parametrize("jit", JITS)
 def test_barrier_reports_a_computation_that_outlasts_the_limit(jit: Any) -> None:

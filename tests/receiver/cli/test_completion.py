@@ -54,6 +54,7 @@ def completed(folder: Path, *lines: str) -> list[set[str]]:
     return [{word.strip() for word in line.split("|") if word} for line in asked.stdout.splitlines()]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
 def test_bash_completes_commands_options_values_files_and_names_of_a_log(tmp_path: Path) -> None:
     with hostcallback.outfeed_receiver(record=tmp_path / "log"):

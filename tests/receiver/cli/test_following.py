@@ -88,6 +88,7 @@ def following(folder: Path, *arguments: str) -> Iterator[Following]:
             stream.close()
 
 
+@pytest.mark.slow
 def test_tail_follows_a_log_through_its_segments(tmp_path: Path) -> None:
     with record(tmp_path / "log", segment_bytes=3_000) as recorder:
         program = Program(recorder)
@@ -113,6 +114,7 @@ def test_tail_waits_for_the_first_process_and_follows_later_ones(tmp_path: Path)
             assert tail.take(5) == [0, 1, 2, 3, 4]
 
 
+@pytest.mark.slow
 def test_tail_waits_for_the_rest_of_a_half_written_message(tmp_path: Path) -> None:
     with record(tmp_path / "whole") as recorder:
         program = Program(recorder)

@@ -117,6 +117,7 @@ def test_arbitrary_bytes_are_a_description_or_refused(data: bytes) -> None:
 FIELDS = st.sampled_from(list(msgpack.unpackb(TAP.pack().tobytes())))
 
 
+@pytest.mark.slow
 @given(st.dictionaries(FIELDS, PLAIN, min_size=1), st.lists(st.integers(-2, 2), max_size=8))
 def test_descriptions_from_the_wire_are_not_trusted(changes: dict[str, Any], numbers: list[int]) -> None:
     process = Process()

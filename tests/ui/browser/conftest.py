@@ -101,6 +101,7 @@ def expect(chromium: Any) -> Any:
     """Playwright's assertions, which wait. (The page's content policy refuses its `wait_for_function` with a text.)"""
     from playwright.sync_api import expect
 
+    expect.set_options(timeout=20_000)
     return expect
 
 

@@ -38,25 +38,27 @@ def recorded(folder: Path, names: tuple[str, ...]) -> Path:
     return folder
 
 
-def test_errors_come_first_with_the_planted_line(visit: Visit, serve: Any, log: Path) -> None:
+def test_errors_come_first_with_the_planted_line(visit: Visit, serve: Any, expect: Any, log: Path) -> None:
     page = visit(serve(log).address)
-    assert page.get_by_role("tab", name=re.compile("^Errors")).get_attribute("aria-selected") == "true"
+    expect(page.get_by_role("tab", name=re.compile("^Errors"))).to_have_attribute("aria-selected", "true")
     card = page.get_by_role("article").filter(has_text="seven came")
     card.wait_for()
     assert 'hcb.check(number != 7, "seven came' in card.locator(".source .marked").inner_text()
     assert "step 7" in card.inner_text()
     assert "token" not in page.url
     told = "1 different error, which occurred 1 time"
-    assert page.locator("#error-count").get_attribute("aria-label") == told
+    expect(page.locator("#error-count")).to_have_attribute("aria-label", told)
     page.get_by_text(told).wait_for()
 
 
-def test_a_zoom_loads_detail_and_a_double_click_shows_all(visit: Visit, serve: Any, log: Path) -> None:
+def test_a_zoom_loads_detail_and_a_double_click_shows_all(
+    visit: Visit, serve: Any, expect: Any, log: Path
+) -> None:
     page = visit(serve(log).address, "Charts", viewport={"width": 600, "height": 800})
     card = page.get_by_role("article", name="train loss")
     plot = card.locator(".u-over")
     plot.wait_for()
-    assert "not finite, the first: nan at 9" in card.inner_text()
+    expect(card).to_contain_text("not finite, the first: nan at 9")
     box = plot.bounding_box()
     with page.expect_response(lambda answer: "/api/series" in answer.url and "from=" in answer.url) as zoomed:
         page.mouse.move(box["x"] + 20, box["y"] + 50)
@@ -73,7 +75,7 @@ def test_a_zoom_loads_detail_and_a_double_click_shows_all(visit: Visit, serve: A
     assert re.match(r"step \d+\n", tip.inner_text())
     with page.expect_response(lambda answer: "/api/series" in answer.url and "from=" not in answer.url):
         plot.dblclick()
-    assert card.get_by_role("button", name="Show all").count() == 0
+    expect(card.get_by_role("button", name="Show all")).to_have_count(0)
 
 
 def test_the_keyboard_reaches_tabs_charts_and_their_values(visit: Visit, serve: Any, log: Path) -> None:
@@ -95,10 +97,10 @@ def test_texts_are_searched(visit: Visit, serve: Any, expect: Any, log: Path) ->
     page = visit(serve(log).address, "Texts")
     rows = page.locator(".text-row")
     rows.last.wait_for()
-    assert "499" in rows.last.inner_text()
+    expect(rows.last).to_contain_text("499")
     page.get_by_label("Search").fill("at 123")
     expect(rows).to_have_count(1)
-    assert "at 123.0" in rows.first.inner_text()
+    expect(rows.first).to_contain_text("at 123.0")
     page.get_by_label("Search").fill("not there at all")
     page.get_by_role("heading", name="No text matches").wait_for()
 
@@ -109,11 +111,11 @@ def test_texts_are_filtered_by_kind_device_step_and_source_line(
     page = visit(serve(told).address, "Texts")
     rows = page.locator(".text-row")
     expect(rows).to_have_count(31)
-    assert "cpu:1" in rows.last.inner_text()
+    expect(rows.last).to_contain_text("cpu:1")
     page.locator("#text-show").select_option("warnings, errors and failures")
     expect(rows).to_have_count(11)
-    assert page.locator(".text-level.warning").count() == 10
-    assert page.locator(".text-level.bad").inner_text() == "failed check"
+    expect(page.locator(".text-level.warning")).to_have_count(10)
+    expect(page.locator(".text-level.bad")).to_have_text("failed check")
     page.locator("#text-device").select_option("cpu:0")
     expect(rows).to_have_count(6)
     page.get_by_label("From step").fill("3")
@@ -129,23 +131,23 @@ def test_texts_are_filtered_by_kind_device_step_and_source_line(
     expect(rows).to_have_count(6)
 
 
-def test_two_runs_are_overlaid_and_compared(visit: Visit, serve: Any, tmp_path: Path) -> None:
+def test_two_runs_are_overlaid_and_compared(visit: Visit, serve: Any, expect: Any, tmp_path: Path) -> None:
     for run, planted in (("one", 0.0), ("two", 0.25)):
         with hcb.outfeed_receiver(sinks=[hcb.record(tmp_path, run=run)]):
             descend(jnp.float32(0), jnp.float32(planted)).block_until_ready()
     page = visit(serve(tmp_path).address, "Charts")
     card = page.get_by_role("article", name="loss loss")
     card.locator(".u-over").wait_for()
-    assert card.locator(".legend-item").count() == 2
+    expect(card.locator(".legend-item")).to_have_count(2)
     shown = page.get_by_role("group", name="Runs that are shown").get_by_role("button")
     shown.nth(1).wait_for()
     shown.nth(0).click()
-    assert shown.nth(0).get_attribute("aria-pressed") == "false"
+    expect(shown.nth(0)).to_have_attribute("aria-pressed", "false")
     page.get_by_role("tab", name="Compare").click()
     verdict = page.locator(".verdict")
     verdict.wait_for()
-    assert "step 30 in loss" in verdict.inner_text()
-    assert "20 of 50 differ" in page.get_by_role("button", name=re.compile("^loss")).inner_text()
+    expect(verdict).to_contain_text("step 30 in loss")
+    expect(page.get_by_role("button", name=re.compile("^loss"))).to_contain_text("20 of 50 differ")
 
 
 @pytest.mark.parametrize("width", [1280, 390])
@@ -163,11 +165,11 @@ def test_a_log_with_nothing_says_what_to_do_next(
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
-def test_one_message_is_a_point(visit: Visit, serve: Any, tmp_path: Path) -> None:
+def test_one_message_is_a_point(visit: Visit, serve: Any, expect: Any, tmp_path: Path) -> None:
     page = visit(serve(recorded(tmp_path / "one", ("only",))).address)
     card = page.get_by_role("article", name="only")
     card.locator(".u-over").wait_for()
-    assert card.locator(".legend b").inner_text() == "1"
+    expect(card.locator(".legend b")).to_have_text("1")
 
 
 @pytest.mark.parametrize("width", [1280, 390])
@@ -194,7 +196,7 @@ def test_more_taps_than_are_kept_are_listed_in_part(
     page = visit(serve(tmp_path).address, "Charts")
     page.get_by_text("2,000 of 3,000 taps are listed").wait_for()
     page.get_by_text(re.compile(r"About [\d,]+ further taps are left out")).wait_for()
-    assert page.get_by_role("article").count() == 60
+    expect(page.get_by_role("article")).to_have_count(60)
     page.get_by_role("button", name="Show 60 more").click()
     expect(page.get_by_role("article")).to_have_count(120)
     assert page.locator(".u-over").count() < 40  # what is far below the screen is not drawn

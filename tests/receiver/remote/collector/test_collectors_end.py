@@ -105,6 +105,7 @@ def test_the_second_time_it_ends_at_once_and_goes_on_there_when_it_is_started_ag
     assert only(stored(collector.log)[0]) == list(range(COUNT))
 
 
+@pytest.mark.slow
 def test_a_consumer_that_raises_each_time_disturbs_no_other(tmp_path: Path) -> None:
     with collector_with(tmp_path, RAISING) as collector:
         emit(collector, tmp_path, 3_000)

@@ -49,6 +49,7 @@ class Tail:
             return self.process.stderr.read()
 
 
+@pytest.mark.slow
 def test_the_last_and_later_messages_of_all_processes(tmp_path: Path) -> None:
     with CollectorProcess(tmp_path, "--quiet") as collector:
         with forwarder(collector.address, tmp_path / "a", process_index=0, spool_bytes=1 << 17) as first:

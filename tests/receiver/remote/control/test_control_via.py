@@ -382,6 +382,7 @@ def test_over_tls(everywhere: Everywhere, tmp_path: Path) -> None:
     check_sends(process, 10)
 
 
+@pytest.mark.slow
 def test_beyond_this_machine_permission_to_control_is_required(
     everywhere: Everywhere, tmp_path: Path
 ) -> None:

@@ -75,6 +75,7 @@ def test_a_living_processes_spool_is_left_alone(tmp_path: Path) -> None:
     assert sorted(map(len, found.values())) == [5, 6]
 
 
+@pytest.mark.slow
 def test_spools_of_another_run_are_left_alone(tmp_path: Path) -> None:
     spool = tmp_path / "spool"
     with CollectorProcess(tmp_path, "--quiet") as collector:

@@ -96,6 +96,7 @@ def test_a_forked_child_does_not_write_into_its_parents_file(
     assert len(messages) == 2 * STEPS
 
 
+@pytest.mark.slow
 def test_the_readable_output(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     fly("kill", tmp_path)
     assert main(["recover", str(tmp_path), "--name", "state", "--last", "2"]) == 0
