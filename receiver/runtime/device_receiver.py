@@ -274,7 +274,9 @@ class DeviceReceiver:
         # The thread must live on: a dead receiver blocks its device. The batch is released for the same
         # reason.
         except MemoryError as error:
-            self._dispatcher.lose(f"no memory for messages of {self.name}: {error}", batch.count)
+            reason = f"no memory for messages of {self.name}: {error}"
+            self._dispatcher.lose(reason, batch.count)
+            self.calls.fail_unread(batch, f"hostcallback: {reason}")
             batch.release()
             return
         # Decoded arrays are copies, so slow taps do not keep the memory of the ring.

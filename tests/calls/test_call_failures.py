@@ -15,6 +15,7 @@ from jax.sharding import Mesh, PartitionSpec
 
 import hostcallback as hcb
 from hostcallback.receiver.native import bindings as native_library
+from hostcallback.receiver.runtime.dispatch.dispatcher import Dispatcher
 from hostcallback.receiver.runtime.runtime import runtime
 from transforming import COMPILED, JITS, PROGRAM_FAILED, Jit
 
@@ -299,3 +300,34 @@ def test_nothing_is_left_behind(transport: str) -> None:
         assert not any(receiver.scope._calls.values())
         if transport == "native":
             assert native_library.load().hcb_call_count(receiver.source.device) == 0
+
+
+def test_a_call_for_which_there_is_no_memory_fails_and_the_next_is_made(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def calls(x: Any) -> Any:
+        return lax.scan(lambda c, _: (hcb.call(np.sqrt, c, result_shape=c) + 2, None), x, length=5)[0]
+
+    mesh, spec = Mesh(np.array(jax.devices()), ("i",)), PartitionSpec("i")
+    f = jax.jit(jax.shard_map(calls, mesh=mesh, in_specs=spec, out_specs=spec))  # XLA's threads run it
+    x = np.arange(len(jax.devices()), dtype=np.float32)
+    ready = np.asarray(f(x))
+    decode = Dispatcher.decode
+    left = 0
+
+    def short(dispatcher: Dispatcher, batch: Any) -> Any:
+        nonlocal left
+        left -= 1
+        if left == 0:
+            raise MemoryError("planted")
+        return decode(dispatcher, batch)
+
+    monkeypatch.setattr(Dispatcher, "decode", short)
+    for at in 1, 12:
+        left = at
+        with pytest.raises(PROGRAM_FAILED):
+            f(x).block_until_ready()
+        assert left <= 0
+        np.testing.assert_array_equal(f(x), ready)
+    assert "no memory for messages of" in str([*deferred().exceptions])
+    assert all(receiver.queued() == 0 for receiver in runtime.receivers())

@@ -19,7 +19,7 @@ from hostcallback.receiver.runtime.dispatch.scope import Scope
 from hostcallback.receiver.sources.queue import QueueSource
 from hostcallback.receiver.sources.ring import RingSource
 from hostcallback.receiver.sources.source import Batch
-from hostcallback.receiver.wire import ALIGNMENT, decode_header
+from hostcallback.receiver.wire import ALIGNMENT, Flags, decode_header
 from hostcallback.receiver.wire.dtypes import Array
 
 IDLE_SEC = 10.0
@@ -106,6 +106,9 @@ class Calls:
 
     def refuse(self, seq: int, consumer_id: int) -> None:
         """Fails the program that waits for the reply to a message without a consumer."""
+
+    def fail_unread(self, batch: Batch, reason: str) -> None:
+        """Fails the programs that wait for the replies to messages of a batch that cannot be decoded."""
 
     def running(self) -> list[int]:
         """Returns the sequence numbers of the calls whose host functions run."""
@@ -221,6 +224,13 @@ class CallThreads(Calls):
     def refuse(self, seq: int, consumer_id: int) -> None:
         """See `Calls`."""
         self._source.fail(seq, _unknown(consumer_id))
+
+    def fail_unread(self, batch: Batch, reason: str) -> None:
+        """See `Calls`."""
+        for memory, offset, _ in batch.frames:
+            header = decode_header(memory, offset)
+            if header.flags & Flags.CALL:
+                self._source.fail(header.seq, reason)
 
     def _call_here(self, own: int, resumed: bool) -> bool:
         # Runs the host function for a program that runs on this thread and has emitted the call `own`. An interrupt
