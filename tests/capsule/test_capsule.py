@@ -285,7 +285,7 @@ def test_the_step_goes_on_if_the_tap_of_its_numbers_is_off(
     assert caplog.text.count("are not kept any longer") == 1
 
 
-def test_a_step_that_nobody_uses_is_freed(tmp_path: Path) -> None:
+def test_an_unused_step_is_freed(tmp_path: Path) -> None:
     class Function:
         def __call__(self, x: Any) -> Any:
             return x + 1

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import sys
+import weakref
 from pathlib import Path
 
 import jax
@@ -61,6 +63,25 @@ def test_it_is_a_sink_and_a_writer_of_another_receiver() -> None:
     with hcb.outfeed_receiver(), pytest.raises(hcb.DeviceClaimedError) as caught, both:
         pass
     assert any("sinks=[hcb.live_plot(...)]" in note for note in caught.value.__notes__)
+
+
+def test_a_plot_that_is_kept_keeps_no_tap_functions() -> None:
+    class Tap:
+        def __call__(self, value: object) -> None:
+            pass
+
+    def emit(tap: Tap) -> None:
+        jax.jit(lambda x: hcb.id_tap(tap, x, name="loss"))(jnp.float32(1))
+
+    taps = [Tap()]
+    freed = weakref.ref(taps[0])
+    with hcb.live_plot("loss") as plot:
+        emit(taps.pop())
+    jax.clear_caches()
+    hcb.barrier_wait()
+    gc.collect()
+    assert freed() is None
+    assert _lines(plot, 0) == {"loss": [[0, 1]]}
 
 
 def test_a_name_without_values_is_reported_with_those_that_had_some(caplog: pytest.LogCaptureFixture) -> None:

@@ -8,12 +8,10 @@ import tempfile
 import weakref
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any, ClassVar
 
+from hostcallback.api.outputs.own_receiver import OwnReceiver
 from hostcallback.api.public import public
-from hostcallback.api.receiver import OutfeedReceiver, outfeed_receiver
-from hostcallback.receiver.errors import DeviceClaimedError
 from hostcallback.receiver.messages.registry import Find
 from hostcallback.receiver.sources.source import Batch
 from hostcallback.receiver.taplog.columns.log_data import LogData, read
@@ -24,7 +22,7 @@ SHARED_MEMORY = Path("/dev/shm")
 RUN = "capture"
 
 
-class Capture(Mapping[str, TapData]):
+class Capture(OwnReceiver, Mapping[str, TapData]):
     """The taps that were captured, by name: see `hcb.read` for what it gives. Made by `capture`.
 
     A batch sink, too: `outfeed_receiver(sinks=[captured])`. Messages are in shared memory (`/dev/shm`) if there is
@@ -36,38 +34,17 @@ class Capture(Mapping[str, TapData]):
         print(captured["loss"].to_numpy())
     """
 
+    receiver_name: ClassVar[str] = "capture"
+    hint_if_claimed: ClassVar[str] = (
+        "Or capture through that receiver: outfeed_receiver(sinks=[taps := hcb.capture()])"
+    )
+
     def __init__(self) -> None:
         """Makes the folder in memory."""
         memory = SHARED_MEMORY if os.access(SHARED_MEMORY, os.W_OK) else None
         self._folder = tempfile.mkdtemp(prefix="hostcallback-capture-", dir=memory)
         self._remove = weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
         self._recorder: Recorder = record(self._folder, run=RUN)
-        self._receiver: OutfeedReceiver | None = None
-
-    def __enter__(self) -> Self:
-        """Opens a receiver for all devices, which captures.
-
-        Raises:
-            DeviceClaimedError: another receiver is open: give it `sinks=[hcb.capture()]`.
-        """
-        self._receiver = outfeed_receiver(receiver_name="capture", sinks=[self])
-        try:
-            self._receiver.__enter__()
-        except DeviceClaimedError as error:
-            self._receiver = None
-            error.add_note(
-                "Or capture through that receiver: outfeed_receiver(sinks=[taps := hcb.capture()])"
-            )
-            raise
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
-    ) -> None:
-        """Waits for all messages of the block. Raises the exceptions of tap functions, as a receiver does."""
-        receiver, self._receiver = self._receiver, None
-        if receiver is not None:
-            receiver.__exit__(kind, error, tb)
 
     def close(self) -> None:
         """Frees the memory now."""

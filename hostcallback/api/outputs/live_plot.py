@@ -7,13 +7,11 @@ import math
 import os
 import threading
 from collections.abc import Sequence
-from types import TracebackType
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
+from hostcallback.api.outputs.own_receiver import OwnReceiver
 from hostcallback.api.public import public
-from hostcallback.api.receiver import OutfeedReceiver, outfeed_receiver
 from hostcallback.receiver import tap_name
-from hostcallback.receiver.errors import DeviceClaimedError
 from hostcallback.receiver.log import logger
 from hostcallback.receiver.messages.message import Consumer, Message
 from hostcallback.receiver.sinks.live_plot import drawing
@@ -30,7 +28,7 @@ MAX_OTHERS = 100
 """Names that did not match, kept for the warning about a name without values."""
 
 
-class LivePlot:
+class LivePlot(OwnReceiver):
     """Curves of named values. Made by `live_plot`. Any thread.
 
     A context manager, a sink (`outfeed_receiver(sinks=[plot])`, for all taps) and a writer of metrics
@@ -44,6 +42,10 @@ class LivePlot:
 
     takes_records: ClassVar[bool] = True
     name: ClassVar[str] = "live_plot"
+    receiver_name: ClassVar[str] = "live_plot"
+    hint_if_claimed: ClassVar[str] = (
+        "Or plot through that receiver: outfeed_receiver(sinks=[hcb.live_plot(...)])"
+    )
 
     def __init__(
         self, names: tuple[str, ...], log: tuple[str, ...], smooth: float, max_points: int, every_sec: float
@@ -57,34 +59,10 @@ class LivePlot:
         self._others: set[str] = set()
         self._left_out = False
         self._display: NotebookDisplay | None = None
-        self._receiver: OutfeedReceiver | None = None
 
     def __repr__(self) -> str:
         """The names and the number of values."""
         return f"<live_plot {', '.join(self._names)}: {sum(c.count for c in self._curves.values()):,} values>"
-
-    def __enter__(self) -> Self:
-        """Opens a receiver for all devices, whose taps and metrics are plotted.
-
-        Raises:
-            DeviceClaimedError: another receiver is open: give it `sinks=[plot]`.
-        """
-        self._receiver = outfeed_receiver(receiver_name="live_plot", sinks=[self])
-        try:
-            self._receiver.__enter__()
-        except DeviceClaimedError as error:
-            self._receiver = None
-            error.add_note("Or plot through that receiver: outfeed_receiver(sinks=[hcb.live_plot(...)])")
-            raise
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
-    ) -> None:
-        """Waits for all messages of the block, and shows the last state. Raises what a receiver raises."""
-        receiver, self._receiver = self._receiver, None
-        if receiver is not None:
-            receiver.__exit__(kind, error, tb)
 
     @property
     def figure(self) -> Any:
@@ -123,6 +101,8 @@ class LivePlot:
 
     def close(self) -> None:
         """Shows the last state; see `RecordWriter`."""
+        with self._lock:
+            self._taps.clear()  # with their functions
         display, self._display = self._display, None
         if display is not None:
             display.close()

@@ -146,6 +146,9 @@ def test_a_signal_that_another_thread_receives_ends_it() -> None:
         cwd=ROOT,
     ) as process:
         assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n"
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(20) == 0
+        try:
+            assert process.stdout.readline() == "ready\n"
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(20) == 0
+        finally:
+            process.kill()
