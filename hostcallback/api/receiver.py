@@ -31,6 +31,7 @@ from hostcallback.api.receiver_options import (
 )
 from hostcallback.lifecycle import effect_dispatch, monitoring, raise_soon, receivers as transport
 from hostcallback.lifecycle.devices import choose_devices
+from hostcallback.lifecycle.flush_at_termination import end_flushing, flush_at_termination
 from hostcallback.lifecycle.forwarding import (
     ForwardingWarning,
     end_forwarding,
@@ -40,7 +41,6 @@ from hostcallback.lifecycle.forwarding import (
 )
 from hostcallback.lifecycle.interruption import GRACE_SEC, InterruptedWait, is_interrupt, tell_loss
 from hostcallback.lifecycle.process_group import job, process_index
-from hostcallback.lifecycle.flush_at_termination import end_flushing, flush_at_termination
 from hostcallback.receiver.errors import TapTimeoutError
 from hostcallback.receiver.log import logger
 from hostcallback.receiver.messages.check_report import FailedCheck

@@ -5,8 +5,8 @@ from __future__ import annotations
 import jax
 
 from hostcallback.lifecycle import receivers as transport
-from hostcallback.lifecycle.process_group import job, process_index
 from hostcallback.lifecycle.flush_at_termination import end_flushing, flush_at_termination
+from hostcallback.lifecycle.process_group import job, process_index
 from hostcallback.receiver.remote.forwarder import Forwarder
 from hostcallback.receiver.remote.options import Forward
 from hostcallback.receiver.runtime.isolated.reader_process import ReceiverProcess
