@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import subprocess
 import sys
 from pathlib import Path
@@ -105,8 +106,28 @@ def test_the_header_is_plain_c(tmp_path):
     assert done.returncode == 0, done.stderr
 
 
-def run_under_load(program, tmp_path, sanitizer, library_sources=(), count=2000):
-    """Compiles a stress program with the library's sources, and runs it with a library of other sources."""
+@pytest.fixture(scope="session")
+def library_objects(tmp_path_factory, worker_id):
+    """Compiles the library's sources with flags. All processes that run tests share the objects."""
+    shared = tmp_path_factory.getbasetemp()
+    shared = shared if worker_id == "master" else shared.parent
+
+    def compiled(flags):
+        folder = shared / "-".join(["objects", *flags]).replace("=", "").replace(",", "")
+        folder.mkdir(exist_ok=True)
+        with (folder / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not (folder / "done").exists():
+                for number, source in enumerate(SOURCES.rglob("*.cc")):
+                    compile_program([source], folder / f"{number}.o", "-c", *flags)
+                (folder / "done").touch()
+        return sorted(folder.glob("*.o"))
+
+    return compiled
+
+
+def run_under_load(library_objects, program, tmp_path, sanitizer, library_sources=(), count=2000):
+    """Links a stress program with the library's objects, and runs it with a library of other sources."""
     flags = ["-O1", "-pthread", *([f"-fsanitize={sanitizer}"] if sanitizer else [])]
     empty = tmp_path / "empty.cc"
     empty.write_text("int main() {}\n")
@@ -116,7 +137,7 @@ def run_under_load(program, tmp_path, sanitizer, library_sources=(), count=2000)
     except subprocess.CalledProcessError:
         pytest.skip(f"the sanitizer {sanitizer!r} does not work here")
     stress = tmp_path / "stress"
-    compile_program([*SOURCES.rglob("*.cc"), Path(__file__).parent / program], stress, *flags)
+    compile_program([*library_objects(flags), Path(__file__).parent / program], stress, *flags)
     arguments = [stress, str(count), tmp_path / "file"]
     if library_sources:
         arguments[-1] = tmp_path / "library.so"
@@ -133,22 +154,22 @@ def run_under_load(program, tmp_path, sanitizer, library_sources=(), count=2000)
 @pytest.mark.parametrize(
     "program", ["ring/ring_stress.cc", "handlers/call_stress.cc", "rules/rule_stress.cc"]
 )
-def test_rings_calls_and_rules_hold_under_load(tmp_path, program, sanitizer):
-    run_under_load(program, tmp_path, sanitizer)
+def test_rings_calls_and_rules_hold_under_load(library_objects, tmp_path, program, sanitizer):
+    run_under_load(library_objects, program, tmp_path, sanitizer)
 
 
 @needs_compiler
 @pytest.mark.slow
 @pytest.mark.parametrize("sanitizer", ["", "thread", "address,undefined"])
-def test_gpu_rings_hold_under_load(tmp_path, sanitizer):
-    run_under_load("gpu/gpu_stress.cc", tmp_path, sanitizer, DRIVER_SOURCES)
+def test_gpu_rings_hold_under_load(library_objects, tmp_path, sanitizer):
+    run_under_load(library_objects, "gpu/gpu_stress.cc", tmp_path, sanitizer, DRIVER_SOURCES)
 
 
 @needs_compiler
 @pytest.mark.slow
 @pytest.mark.parametrize("sanitizer", ["", "address,undefined"])
-def test_a_reader_survives_what_others_do_to_a_shared_ring(tmp_path, sanitizer):
-    run_under_load("ring/shared_ring_mutations.cc", tmp_path, sanitizer, count=20_000)
+def test_a_reader_survives_what_others_do_to_a_shared_ring(library_objects, tmp_path, sanitizer):
+    run_under_load(library_objects, "ring/shared_ring_mutations.cc", tmp_path, sanitizer, count=20_000)
 
 
 def test_a_missing_library_is_named_with_the_cure(tmp_path):
