@@ -60,7 +60,17 @@ TRANSPORT = os.environ.get("HOSTCALLBACK_TRANSPORT") or "native"
 
 # Codecs, logs, assembling, forwarding of recorded data, documents, packaging: tests without any transport.
 TESTS = Path(__file__).parent
-WITHOUT_TRANSPORT = {TESTS / "receiver", TESTS / "project"}
+# Folders and files.
+WITHOUT_TRANSPORT = {
+    TESTS / room
+    for room in (
+        "receiver",
+        "project",
+        "ui/browser",
+        "hostile/test_bombs.py",
+        "hostcallback/test_import_order.py",
+    )
+}
 WITH_TRANSPORT = {
     TESTS / "receiver" / room for room in ("control", "runtime", "taplog/flight", "taplog/recording")
 }
@@ -121,7 +131,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return
 
     def runs_natively_only(item: pytest.Item) -> bool:
-        parents = {*item.path.parents}
+        parents = {item.path, *item.path.parents}
         without = parents.intersection(WITHOUT_TRANSPORT) and not parents.intersection(WITH_TRANSPORT)
         return bool(item.get_closest_marker("native_only") or without)
 
