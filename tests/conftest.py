@@ -62,14 +62,11 @@ TRANSPORT = os.environ.get("HOSTCALLBACK_TRANSPORT") or "native"
 TESTS = Path(__file__).parent
 # Folders and files.
 WITHOUT_TRANSPORT = {
-    TESTS / room
-    for room in (
-        "receiver",
-        "project",
-        "ui/browser",
-        "hostile/test_bombs.py",
-        "hostcallback/test_import_order.py",
-    )
+    TESTS / "receiver",
+    TESTS / "project",
+    TESTS / "ui" / "browser",
+    TESTS / "hostile" / "test_bombs.py",
+    TESTS / "hostcallback" / "test_import_order.py",
 }
 WITH_TRANSPORT = {
     TESTS / "receiver" / room for room in ("control", "runtime", "taplog/flight", "taplog/recording")

@@ -49,6 +49,7 @@ def test_different_items_are_counted_in_bounded_memory() -> None:
 
 @pytest.mark.slow
 @pytest.mark.alone
+@pytest.mark.timeout(500)  # writing them takes a minute
 def test_a_million_names_are_answered_in_seconds_and_300_mebibytes(tmp_path: Path) -> None:
     # In another process: the memory of the server is that of a process without JAX, and of this one.
     writer = [sys.executable, str(Path(__file__).with_name("many_taps.py")), str(tmp_path), "1000000"]
