@@ -200,6 +200,7 @@ def test_the_environment_begins_it_at_import(value: str, primitive: str) -> None
     assert not result.stderr
 
 
+@pytest.mark.slow
 def test_the_environment_can_turn_it_on() -> None:
     result = python(PROGRAM, HOSTCALLBACK_ACCELERATE="verbose")
     assert "hostcallback: taken over: jax.debug.print at <string>:3" in result.stderr

@@ -213,6 +213,7 @@ def test_rules_in_a_collectors_folder() -> None:
                 RuleStore.decoded(data)
 
 
+@pytest.mark.slow
 def test_a_collector_stays_up_and_serves_a_good_client(tmp_path: Path) -> None:
     choose = random.Random(7)
     names = {

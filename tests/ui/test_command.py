@@ -59,6 +59,7 @@ def test_short_tokens_and_ports_in_use_are_refused(
     assert "--port 0 takes any free port" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_ctrl_c_with_an_open_page_prints_nothing(log: Path) -> None:
     command = [sys.executable, "-m", "hostcallback.receiver.cli", "ui", "--no-browser", str(log)]
     with subprocess.Popen(

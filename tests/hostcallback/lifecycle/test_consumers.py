@@ -71,6 +71,7 @@ def test_ids_are_equal_in_every_process() -> None:
     assert first == second
 
 
+@pytest.mark.slow
 @pytest.mark.native_only
 def test_different_taps_have_different_ids_and_equal_taps_share_one() -> None:
     ids = ids_in(

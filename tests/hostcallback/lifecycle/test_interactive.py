@@ -74,6 +74,7 @@ def read_until(leader: int, end: str) -> str:
     return text
 
 
+@pytest.mark.slow
 def test_the_cell_of_ipython_shows_a_failure_once(tmp_path: Path) -> None:
     pytest.importorskip("IPython")
     done = subprocess.run(

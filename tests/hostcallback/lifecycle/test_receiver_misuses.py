@@ -57,6 +57,7 @@ def test_a_type_error_of_the_function_itself_is_left_alone() -> None:
     assert jax.jit(lambda x: hcb.tap(lambda value, **more: None, x, anything=3))(1.0) == 1
 
 
+@pytest.mark.slow
 def test_a_receiver_that_is_never_entered_says_so(caplog: pytest.LogCaptureFixture) -> None:
     hcb.outfeed_receiver(receiver_name="lost")
     gc.collect()

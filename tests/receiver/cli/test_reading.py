@@ -242,6 +242,7 @@ def test_texts_cannot_command_the_terminal(tmp_path: Path) -> None:
         assert result.returncode == 0
 
 
+@pytest.mark.slow
 def test_an_output_that_cannot_hold_a_text_gets_it_escaped(tmp_path: Path) -> None:
     with record(tmp_path / "log") as recorder:
         Program(recorder).emit(replace(LOSS, name="verlüst"), np.float32(1), np.int32(1))

@@ -46,6 +46,7 @@ def test_a_table_of_devices_and_taps(process: Controlled) -> None:
     assert int(grad.split()[1].removesuffix("/s").replace(",", "")) > 0
 
 
+@pytest.mark.slow
 def test_json_of_several_intervals(process: Controlled) -> None:
     line = [
         sys.executable,
@@ -74,6 +75,7 @@ def test_json_of_several_intervals(process: Controlled) -> None:
         assert (shown["devices"][0]["dropped"], taps["loss"]["failed"]) == (0, 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("with_rich", [True, False])
 def test_on_a_terminal_it_goes_on_until_it_is_interrupted(process: Controlled, with_rich: bool) -> None:
     if with_rich:

@@ -80,6 +80,7 @@ def numbers(lines: list[str]) -> list[int]:
     return [int(line.split()[1]) for line in lines if line.startswith("line ")]
 
 
+@pytest.mark.slow
 def test_a_terminal_takes_over_and_gives_back(program: subprocess.Popen[str], tmp_path: Path) -> None:
     client = attach(program, "--record", str(tmp_path))
     assert client.stdout is not None

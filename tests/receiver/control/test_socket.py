@@ -419,6 +419,7 @@ for round in range(int(sys.argv[1])):
 """
 
 
+@pytest.mark.slow
 def test_processes_that_start_together_all_answer(folder: Path) -> None:
     count, rounds = 12, 25
     running = [

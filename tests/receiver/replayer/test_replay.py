@@ -167,6 +167,7 @@ def test_containers_and_objects_of_the_program_have_stand_ins(tmp_path: Path) ->
     assert got == [Node("m.Model", (np.array(1.0), Opaque("<function f>")))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("speed", [1.0, 4.0])
 def test_the_original_timing_is_kept(tmp_path: Path, speed: float) -> None:
     gaps = (0.0, 0.3, 0.3, 0.5, 0.9)

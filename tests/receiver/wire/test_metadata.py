@@ -69,6 +69,7 @@ json_like = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(json_like | st.lists(st.tuples(json_like, json_like)))
 def test_msgpack_of_something_else_decodes_or_raises(value: Any) -> None:
     metadata = msgpack.packb(value)

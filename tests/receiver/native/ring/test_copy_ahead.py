@@ -76,6 +76,7 @@ def test_nothing_behind_the_end_of_a_stream_is_copied_before_the_reader_is_there
     assert payloads(ring.source.copy_ahead()) == [number(1)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", [Policy.BLOCK, Policy.OVERWRITE_OLDEST, Policy.DROP_NEWEST])
 def test_copies_and_reads_of_a_busy_ring_agree(make_ring: Callable[..., Any], policy: Policy) -> None:
     ring = make_ring(policy=policy)

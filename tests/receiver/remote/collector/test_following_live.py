@@ -109,6 +109,7 @@ def test_a_newer_version_of_the_protocol_is_refused(tmp_path: Path) -> None:
         collector.stop()
 
 
+@pytest.mark.slow
 def test_there_must_be_something_to_read(tmp_path: Path) -> None:
     for arguments in ([], ["log", "--from", "localhost:1"], ["--from", "nowhere"]):
         ended = subprocess.run(

@@ -62,6 +62,7 @@ def test_both_sides_check_each_others_certificates(tmp_path: Path, caplog: pytes
     assert not (collector.log / "run").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("host", "days", "why"),
     [
@@ -108,6 +109,7 @@ def test_token_files_that_others_read_and_halves_of_pairs_are_refused(
         assert said in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_two_collectors_do_not_share_a_folder(tmp_path: Path) -> None:
     with CollectorProcess(tmp_path, "--quiet") as collector:
         with pytest.raises(AssertionError, match="another collector"):

@@ -344,6 +344,7 @@ def test_figures_of_all_processes(everywhere: Everywhere) -> None:
     assert run("top").returncode == run("top", one.pid, "--via", collector.address).returncode == 2
 
 
+@pytest.mark.slow
 def test_figures_are_counted_while_a_client_watches(everywhere: Everywhere) -> None:
     collector = everywhere.collect()
     program = hostcallback.jit(lambda x: hostcallback.id_tap(lambda value: None, x, name="looked at"))

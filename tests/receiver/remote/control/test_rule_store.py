@@ -93,6 +93,7 @@ def test_nonsense_is_not_kept(run: Any, pattern: Any, settings: dict[str, Any]) 
         RuleStore().with_setting(run, pattern, settings)
 
 
+@pytest.mark.slow
 def test_the_number_of_kept_rules_is_bounded() -> None:
     kept = RuleStore()
     with pytest.raises(ValueError, match="remove some with --reset"):  # noqa: PT012

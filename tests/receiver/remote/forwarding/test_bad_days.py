@@ -15,6 +15,7 @@ from collecting import LOSS, CollectorProcess, Emitter, forwarder, only, stored,
 from hostcallback.receiver.taplog.reading.reader import LogReader
 
 
+@pytest.mark.slow
 def test_a_stalled_collector_gets_everything_when_it_goes_on(tmp_path: Path) -> None:
     with CollectorProcess(tmp_path, "--quiet") as collector:
         recorder = forwarder(collector.address, tmp_path / "spool", window_bytes=1 << 16, drain_sec=90)
@@ -60,6 +61,7 @@ def test_a_full_disk_at_the_collector_loses_nothing(tmp_path: Path) -> None:
     assert not lost
 
 
+@pytest.mark.slow
 def test_a_full_disk_at_the_process_is_counted_and_noted(tmp_path: Path) -> None:
     with CollectorProcess(tmp_path, "--quiet") as collector:
         before = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -83,6 +85,7 @@ def test_a_full_disk_at_the_process_is_counted_and_noted(tmp_path: Path) -> None
     assert any("File too large" in note.reason for note in lost)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hours", [-30, 30])
 def test_clocks_that_are_wrong_change_no_order(
     tmp_path: Path, hours: int, monkeypatch: pytest.MonkeyPatch

@@ -114,6 +114,7 @@ def test_another_grpc_service_is_not_asked_again(tmp_path: Path, caplog: pytest.
     assert "is not forwarded any more" in text
 
 
+@pytest.mark.slow
 def test_tls_where_there_is_none_and_none_where_there_is(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -127,6 +128,7 @@ def test_tls_where_there_is_none_and_none_where_there_is(
         assert "it may require TLS (give tls_ca)" in text
 
 
+@pytest.mark.slow
 def test_a_collector_and_a_process_of_different_protocols(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -190,6 +192,7 @@ def test_files_that_are_not_certificates_are_found_before_any_file_is_made(
     assert "not certificates of authorities" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_two_processes_of_one_number_are_distinguished(tmp_path: Path) -> None:
     with CollectorProcess(tmp_path, "--print-all") as collector:
         with (

@@ -222,6 +222,7 @@ def test_headers_are_sent(collector: OtlpCollector) -> None:
     assert collector.headers["authorization"] == "Bearer abc"
 
 
+@pytest.mark.slow
 def test_tls_is_spoken_and_the_certificate_is_checked(tmp_path: Path) -> None:
     key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
     command = "openssl req -x509 -newkey rsa:2048 -nodes -subj /CN=localhost -days 2"

@@ -144,6 +144,7 @@ def test_a_dropped_shard_costs_its_value_only(store: Store, open_delivery: Open)
     assert taken.numbers() == [number for number in range(200) if number != 50]
 
 
+@pytest.mark.slow
 def test_another_run_has_separate_run_ids(store: Store, open_delivery: Open) -> None:
     delivery, taken = open_delivery(patience_sec=0.3)
     for life in range(2):

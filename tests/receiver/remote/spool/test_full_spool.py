@@ -90,6 +90,7 @@ def test_blocking_waits_for_room_and_loses_no_message(tmp_path: Path) -> None:
     assert not lost
 
 
+@pytest.mark.slow
 def test_one_message_larger_than_the_spool_is_forwarded(tmp_path: Path) -> None:
     big = np.arange(3 << 20, dtype=np.uint8)
     with CollectorProcess(tmp_path, "--quiet") as collector:

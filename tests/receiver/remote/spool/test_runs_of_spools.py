@@ -21,6 +21,7 @@ def a_program(monkeypatch: pytest.MonkeyPatch) -> str:
     return run_name.own_run()
 
 
+@pytest.mark.slow
 def test_the_leftovers_of_a_run_are_sent_by_that_run_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
