@@ -139,10 +139,10 @@ class ReceiverProcess:
         if not gone:
             self._link.send("end", drain_sec=drain_sec)
             with self._changed:
-                self._changed.wait_for(lambda: self._gone, end_sec)
+                gone = self._changed.wait_for(lambda: self._gone, end_sec)
         self._link.close()
         try:
-            self._process.wait(end_sec)
+            self._process.wait(end_sec if gone else INTERRUPTED_SEC)  # one that does not answer may be stuck
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
