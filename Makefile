@@ -18,6 +18,9 @@ NATIVE := $(wildcard receiver/native/*/*.cc receiver/native/*/*.h)
 CALLBACK := $(addprefix tests/,taps calls checks)
 PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal --durations=20 $(if $(SLOW),,-m "not slow")
 
+# Hundreds of tests start Python, which would compile JAX each time. Empty is off.
+export PYTHONDONTWRITEBYTECODE :=
+
 .DEFAULT_GOAL := help
 .PHONY: help demo test quick lint type check docs matrix bench clean fuzz soak wheel release
 
