@@ -24,13 +24,10 @@ if TYPE_CHECKING:
     from hostcallback.api.breakpoint import breakpoint as breakpoint
     from hostcallback.api.call import call
     from hostcallback.api.capsule.capsule import capsule
-    from hostcallback.api.check import check, disable_checks, enable_checks
-    from hostcallback.api.checked import checked
+    from hostcallback.api.check import check, checked, disable_checks, enable_checks
     from hostcallback.api.debug import callback, log, print as print
     from hostcallback.api.error_collector import error_collector
     from hostcallback.api.export import bind, export_checks, unbind
-    from hostcallback.api.nonfinite.operation import Operation
-    from hostcallback.api.nonfinite.watch import watch_nonfinite
     from hostcallback.api.observe.observe import observe
     from hostcallback.api.observe.places import Site
     from hostcallback.api.outputs.capture import Capture, capture
@@ -48,6 +45,8 @@ if TYPE_CHECKING:
     from hostcallback.api.receiver_options import MetricsWarning, RecordingWarning
     from hostcallback.api.tap import id_print, id_tap, tap
     from hostcallback.api.taps import TapSelection, control_file, taps
+    from hostcallback.api.watch.report import Operation
+    from hostcallback.api.watch.watch import watch_nonfinite
     from hostcallback.lifecycle.forwarding import ForwardingWarning
     from hostcallback.primitives.jit import jit
     from hostcallback.receiver.control.errors import RuleFileError
@@ -201,7 +200,7 @@ _PLACES = {
     "UnknownTapError": "receiver.taplog.columns.log_data",
     "NonFiniteError": "receiver.sinks.nonfinite",
     "OnError": "receiver.messages.deferred_errors",
-    "Operation": "api.nonfinite.operation",
+    "Operation": "api.watch.report",
     "OtlpExporter": "receiver.remote.otlp.exporter",
     "OutfeedReceiver": "api.receiver",
     "Progress": "api.progress.bar",
@@ -229,7 +228,7 @@ _PLACES = {
     "capsule": "api.capsule.capsule",
     "capture": "api.outputs.capture",
     "check": "api.check",
-    "checked": "api.checked",
+    "checked": "api.check",
     "control_file": "api.taps",
     "csv": "receiver.sinks.metric_writers.files",
     "disable_checks": "api.check",
@@ -263,7 +262,7 @@ _PLACES = {
     "text": "api.outputs.forms",
     "ui": "api.outputs.page",
     "unbind": "api.export",
-    "watch_nonfinite": "api.nonfinite.watch",
+    "watch_nonfinite": "api.watch.watch",
     "while_loop": "api.progress.loops",
 }
 """The module of each name, and after a colon what it is called there."""
@@ -296,6 +295,8 @@ def _change_jax() -> None:
 
     if environment.ACCELERATE.text():
         importlib.import_module("hostcallback.api.accelerate")
+    if any(variable.text() for variable in (environment.CAPSULES, environment.OBSERVE, environment.WATCH)):
+        importlib.import_module("hostcallback.api.whole_process").open_asked()
 
 
 refuse_second_copy(__file__)

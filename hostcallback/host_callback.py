@@ -86,7 +86,9 @@ def id_tap(
 
     Args:
         tap_func: called with the pytree of numpy arrays and the list of transformations applied to the tap, such as
-            `[]` or `[("batch", {"batch_dims": (0, None)})]`. Its result is ignored.
+            `[]` or `[("batch", {"batch_dims": (0, None)})]`. Its result is ignored. If vmap batches the predicate of a
+            `cond` or `while_loop`, it gets the elements that take part; the last entry is then
+            `("mask", {"elements": (indices,)})`.
         arg: a pytree of arrays and numbers.
         result: the value to return; `arg` if None. It is not sent.
         tap_with_device: whether `tap_func` also gets `device=`, the `jax.Device` of the value.

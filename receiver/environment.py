@@ -167,6 +167,13 @@ BUILD_NATIVE = SwitchVariable(
     default="1",
     purpose="Decides, while the package is being installed, whether the native library is compiled.",
 )
+CAPSULES = PathVariable(
+    "HOSTCALLBACK_CAPSULES",
+    expected="the path of a folder",
+    default="no capsules",
+    purpose="Opens `hcb.capsule(folder, nonfinite=True, all_threads=True)` for the process when hostcallback and JAX "
+    "are imported.",
+)
 CONTROL_DIR = PathVariable(
     "HOSTCALLBACK_CONTROL_DIR",
     expected="a folder",
@@ -215,6 +222,13 @@ LOG_LEVEL = LevelVariable(
     default="that of the root logger",
     purpose="Sets the level of the logger `hostcallback`.",
 )
+OBSERVE = TextVariable(
+    "HOSTCALLBACK_OBSERVE",
+    expected="selections, separated by commas, as `where=` of `hcb.observe` has them",
+    default="none",
+    purpose="Opens `hcb.observe(where=[...], all_threads=True)` for the process when hostcallback and JAX are "
+    "imported.",
+)
 RING_BYTES = BytesVariable(
     "HOSTCALLBACK_RING_BYTES",
     expected="a number of bytes, at least 1",
@@ -252,11 +266,20 @@ TRANSPORT = ChoiceVariable(
     default="`native` if the native library can be loaded, else `callback`",
     purpose="Selects the native transport or Python callbacks.",
 )
+WATCH = ChoiceVariable(
+    "HOSTCALLBACK_WATCH",
+    ("0", "1"),
+    expected="1 or 0",
+    default="0",
+    purpose="With 1, opens `hcb.watch_nonfinite(all_threads=True)` for the process when hostcallback and JAX are "
+    "imported.",
+)
 
 VARIABLES: tuple[Variable[Any], ...] = (
     ACCELERATE,
     BLOCK_BUDGET_BYTES,
     BUILD_NATIVE,
+    CAPSULES,
     CONTROL_DIR,
     CONTROL_FILE,
     CONTROL_SOCKET,
@@ -265,12 +288,14 @@ VARIABLES: tuple[Variable[Any], ...] = (
     FAST_DISPATCH,
     FLIGHT_RECORDER,
     LOG_LEVEL,
+    OBSERVE,
     RING_BYTES,
     ROCM_LIBRARY,
     RUN,
     TAP_TANGENTS,
     TOKEN,
     TRANSPORT,
+    WATCH,
 )
 """All variables, sorted by name."""
 

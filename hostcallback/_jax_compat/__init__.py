@@ -7,6 +7,7 @@ _jax_compat as compat` has all that they need. What differs between the versions
 
 from hostcallback._jax_compat.callbacks import (
     batch_call as batch_call,
+    call_of_shares as call_of_shares,
     call_when_run as call_when_run,
     custom_call_with_results as custom_call_with_results,
     dispatch_synchronously as dispatch_synchronously,
@@ -39,6 +40,7 @@ from hostcallback._jax_compat.effects import (
     drop_token as drop_token,
     has_effect as has_effect,
     has_input_effect as has_input_effect,
+    has_ordered_io_effect as has_ordered_io_effect,
     ordered_tokens as ordered_tokens,
     pass_tokens as pass_tokens,
     register_effect as register_effect,
@@ -48,13 +50,12 @@ from hostcallback._jax_compat.effects import (
 )
 from hostcallback._jax_compat.jaxprs import (
     INLINE_CALLS as INLINE_CALLS,
-    Arguments as Arguments,
     Primitive as Primitive,
     Var as Var,
     batch_jaxpr as batch_jaxpr,
     bind_equation as bind_equation,
+    closed_jaxpr as closed_jaxpr,
     constants_to_inputs as constants_to_inputs,
-    donated_arguments as donated_arguments,
     equations_of as equations_of,
     eval_jaxpr as eval_jaxpr,
     jit_options as jit_options,
@@ -62,9 +63,11 @@ from hostcallback._jax_compat.jaxprs import (
     lower_to_primitives as lower_to_primitives,
     open_jaxpr as open_jaxpr,
     remat_p as remat_p,
+    result_paths as result_paths,
     scan_groups as scan_groups,
-    static_arguments as static_arguments,
+    wrap_keys as wrap_keys,
     wrap_scan_hoisting as wrap_scan_hoisting,
+    zero_keys as zero_keys,
     zero_tangent as zero_tangent,
 )
 from hostcallback._jax_compat.lowering import (
@@ -77,7 +80,11 @@ from hostcallback._jax_compat.lowering import (
     widened as widened,
 )
 from hostcallback._jax_compat.manual_axes import (
+    collective_under_vmap as collective_under_vmap,
+    in_manual_region as in_manual_region,
     in_partially_manual_region as in_partially_manual_region,
+    mesh_device as mesh_device,
+    mesh_sizes as mesh_sizes,
     results_that_vary_as as results_that_vary_as,
     shard_map_axes as shard_map_axes,
     shard_map_p as shard_map_p,
@@ -90,18 +97,27 @@ from hostcallback._jax_compat.pallas import (
 )
 from hostcallback._jax_compat.partitioning import (
     REPLICATED as REPLICATED,
+    call_of_a_share as call_of_a_share,
+    explain_refused_export as explain_refused_export,
+    one_row_each as one_row_each,
     register_partitioner as register_partitioner,
     rewrite_in_exported as rewrite_in_exported,
     sharding_without as sharding_without,
     tap_of_a_partition as tap_of_a_partition,
 )
 from hostcallback._jax_compat.source_info import (
+    UNKNOWN_FUNCTION as UNKNOWN_FUNCTION,
     equation_context as equation_context,
     equation_frames as equation_frames,
+    equation_origin as equation_origin,
     evaluated_frames as evaluated_frames,
     hide_frames as hide_frames,
+    input_paths as input_paths,
+    is_eager as is_eager,
     is_jaxs_own as is_jaxs_own,
+    is_pmap as is_pmap,
     no_equation_context as no_equation_context,
+    set_user_context as set_user_context,
     source_of as source_of,
     traced_function as traced_function,
 )
@@ -109,8 +125,9 @@ from hostcallback._jax_compat.sync import (
     PROGRAMS_IN_FLIGHT as PROGRAMS_IN_FLIGHT,
     dispatches_asynchronously as dispatches_asynchronously,
     execution_stream as execution_stream,
-    extend_block_until_ready as extend_block_until_ready,
     extend_effects_barrier as extend_effects_barrier,
+    extend_waits as extend_waits,
+    get_buffer_slot as get_buffer_slot,
     in_callback_of_jax as in_callback_of_jax,
 )
 from hostcallback._jax_compat.takeover import (

@@ -6,13 +6,15 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 from jax._src import (
     callback as _callback,  # emit_python_callback: the transport of platforms without the native handler
     core as _core,  # ShapedArray
     ffi as _ffi,  # ffi_batching_rule
+    sharding_impls as _sharding_impls,  # SdyArray, SdyDim: shardings of lowered values
 )
-from jax._src.interpreters import mlir as _mlir  # custom_call, aval_to_ir_type, lower_fun
+from jax._src.interpreters import mlir as _mlir  # custom_call, lower_fun, wrap_with_sharding_op and others
 from jax._src.lib.mlir import ir as _ir  # types of lowered values
 from jax._src.lib.mlir.dialects import hlo as _hlo  # TokenType, convert
 
@@ -58,8 +60,13 @@ def pure_call(
     operands: Sequence[Any],
     results: Sequence[Any],
     attributes: dict[str, Any],
+    *,
+    in_place: int = 0,
 ) -> list[Any]:
-    """Emits a typed-FFI call without side effects on row-major operands; its row-major results have these avals."""
+    """Emits a typed-FFI call without side effects on row-major operands; its row-major results have these avals.
+
+    The first `in_place` results are in the memory of the operands of the same number.
+    """
     ranks = [len(_ir.RankedTensorType(operand.type).shape) for operand in operands]
     op = _mlir.custom_call(
         name,
@@ -70,9 +77,37 @@ def pure_call(
         backend_config={key: _mlir.ir_attribute(value) for key, value in attributes.items()},
         operand_layouts=[tuple(range(rank - 1, -1, -1)) for rank in ranks],
         result_layouts=[tuple(range(aval.ndim - 1, -1, -1)) for aval in results],
+        operand_output_aliases={i: i for i in range(in_place)},
     )
     context.run_on_every_device(op, results)
     return list(op.results)
+
+
+def call_of_shares(context: LoweringContext, name: str, operand: Any, result: Any, config: str) -> Any:
+    """Emits a call without side effects that a partitioner registered as `name` replaces; returns its result.
+
+    Each device has the row of its number of the result, whose aval has an axis of devices and another one.
+    """
+    op = _hlo.CustomCallOp(
+        [_ir.RankedTensorType.get(result.shape, _mlir.dtype_to_ir_type(result.dtype))],
+        [operand],
+        call_target_name=_ir.StringAttr.get(name),
+        has_side_effect=_ir.BoolAttr.get(False),
+        api_version=_mlir.i32_attr(2),
+        called_computations=_ir.ArrayAttr.get([]),
+        backend_config=_ir.StringAttr.get(config),
+        operand_layouts=None,
+        result_layouts=None,
+    )
+    if not getattr(jax.config, "jax_use_shardy_partitioner", True):
+        return op.results[0]  # GSPMD asks the partitioner for the sharding of the result
+    # Without it, Shardy has the result on every device (0.8 to 0.12), and so a collective for each call. It drops a
+    # sharding of the call itself.
+    dims = tuple(_sharding_impls.SdyDim(axes=axes, is_open=False) for axes in (("d",), ()))
+    mesh = (("d", result.shape[0]),)
+    sharding = _sharding_impls.SdyArray(mesh_shape=mesh, dim_shardings=dims, logical_device_ids=())
+    constrained: Any = _mlir.wrap_with_sharding_op
+    return constrained(context.raw, op.results[0], result, sharding, allow_shardy_lowering=True)
 
 
 def lower_function(context: LoweringContext, function: Callable[..., Any], operands: Sequence[Any]) -> Any:

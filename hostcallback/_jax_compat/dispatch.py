@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 from jax._src import (
     api as _api,  # _post_hook_state: what is called after each jitted call
     config as _config,  # debug_nans, debug_infs: share a hook with us
@@ -14,8 +15,6 @@ from jax._src import (
     source_info_util as _source_info_util,  # new_source_info
 )
 from jax._src.interpreters import pxla as _pxla  # lower_sharding_computation, _cached_lowering_to_hlo
-
-from hostcallback._jax_compat.jaxprs import constants_to_inputs
 
 
 def call_after_each_jit(function: Callable[[Any], None]) -> Callable[[], None]:
@@ -81,13 +80,18 @@ def _forget_that_there_is_no_hook() -> None:
         state.set_local(_config.config_ext.unset)
 
 
-def wrap_outermost_lowering(wrap: Callable[[Any], Any]) -> None:
-    """Has JAX lower `wrap(closed)` where it lowers a program `closed` as a whole, whichever jit it is of.
+def wrap_outermost_lowering(wrap: Callable[[Any, str, Sequence[bool], Sequence[Any], int], Any]) -> None:
+    """Has JAX lower `wrap(closed, name, ...)` where it lowers a program as a whole, whichever jit it is of.
 
     Every outermost jit ends in `pxla.lower_sharding_computation`, and there in `_cached_lowering_to_hlo`, which gets
     the program after dead code, references and donation have been dealt with (0.8 to 0.12). Without it, programs with
     effects leave JAX's C++ dispatch path: 100 us a call instead of 5. Programs that are exported stay as they are:
     their effects tell the process that runs them that they hold taps.
+
+    Args:
+        wrap: gets the closed jaxpr, the name of the module (`jit(step)`), which of its inputs are donated, their
+            shardings, and the number of devices that it is for; returns a closed jaxpr with the same inputs and
+            results.
 
     Raises:
         LookupError: this JAX lowers its programs in another way. Nothing has been changed then.
@@ -102,22 +106,77 @@ def wrap_outermost_lowering(wrap: Callable[[Any], Any]) -> None:
     if parameters[:1] != ["closed_jaxpr"] or "lowering_parameters" not in parameters:
         raise LookupError(f"pxla.lower_sharding_computation takes ({', '.join(parameters)})")
 
-    @functools.wraps(lower)
+    @in_place_of(lower)
     def lower_wrapped(closed_jaxpr: Any, *args: Any, **kwargs: Any) -> Any:
         how = kwargs.get("lowering_parameters")
         # Exported programs keep their effects: the process that runs them starts its receivers when it hashes
         # them.
         if how is not None and not how.for_export:
-            closed_jaxpr = wrap(closed_jaxpr)
+            name = args[0] if args and isinstance(args[0], str) else ""
+            count = len(closed_jaxpr.in_avals)
+            donated, shardings = _donated(args, count), _shardings(args, count)
+            closed_jaxpr = wrap(closed_jaxpr, name, donated, shardings, _devices(args))
         return lower(closed_jaxpr, *args, **kwargs)
 
     module: Any = _pxla
     module._cached_lowering_to_hlo = lower_wrapped
 
 
-def as_one_equation(closed: Any, primitive: Any, effects: set[Any]) -> Any:
-    """A program that is one equation of `primitive`, with `closed` among its parameters, and has these effects."""
-    inner, _ = constants_to_inputs(closed)
+def _donated(args: Sequence[Any], count: int) -> Sequence[bool]:
+    # The position of `donated_invars` differs between versions; it is the only sequence of bools, and begins with
+    # hoisted constants where there are any.
+    for arg in args:
+        if (
+            isinstance(arg, tuple | list)
+            and len(arg) >= count > 0
+            and all(type(item) is bool for item in arg)
+        ):
+            return tuple(arg[len(arg) - count :])
+    return (False,) * count
+
+
+def in_place_of(replaced: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Makes of a function a stand-in for one of JAX's: it has all that the other has, such as its cache's methods.
+
+    Functions with JAX's caches are C++ objects (0.8 to 0.12), whose methods `functools.wraps` leaves out. Without them,
+    `jax._src.interpreters.pxla._cached_lowering_to_hlo.cache_info()`, with which JAX and its users count lowerings,
+    raises AttributeError.
+    """
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        for name in dir(replaced):
+            if not name.startswith("__"):
+                setattr(function, name, getattr(replaced, name))
+        return functools.wraps(replaced)(function)
+
+    return decorate
+
+
+def _shardings(args: Sequence[Any], count: int) -> Sequence[Any]:
+    # The first object with shardings has those of the inputs, the second those of the results; they begin with hoisted
+    # constants too. None where nothing is specified.
+    for arg in args:
+        found = getattr(arg, "shardings", None)
+        if isinstance(found, tuple | list) and len(found) >= count:
+            last = found[len(found) - count :]
+            return tuple(s if isinstance(s, jax.sharding.Sharding) else None for s in last)
+    return (None,) * count
+
+
+def _devices(args: Sequence[Any]) -> int:
+    # `num_devices` is the last integer among them, after `num_const_args` (0.8 to 0.12); flags are bools.
+    return next((arg for arg in reversed(args) if type(arg) is int), 1)
+
+
+def as_one_equation(closed: Any, inner: Any, primitive: Any, effects: set[Any]) -> Any:
+    """A program that is one equation of `primitive`, with these effects, in place of the program `closed`.
+
+    Args:
+        closed: the program, whose inputs and results it keeps.
+        inner: what it runs, a closed jaxpr of the constants and inputs of `closed`; the equation's parameter `closed`.
+        primitive: the primitive.
+        effects: of the equation.
+    """
     operands = [*closed.jaxpr.constvars, *closed.jaxpr.invars]
     results = [_core.Var(aval) for aval in inner.out_avals]
     equation = _core.new_jaxpr_eqn(

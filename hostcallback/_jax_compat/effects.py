@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 from jax._src import (
+    callback as _callback,  # _OrderedIOEffect
     dispatch as _dispatch,  # runtime_tokens: a thread's dispatched computations can be waited on by them
     effects as _effects,  # effect types can be registered nowhere else
 )
@@ -44,6 +45,11 @@ def has_effect(closed: Any, effect_type: type[Any]) -> bool:
 def has_input_effect(closed: Any) -> bool:
     """Whether a closed jaxpr reads or writes references that it takes as arguments."""
     return any(isinstance(effect, _effects.JaxprInputEffect) for effect in closed.effects)
+
+
+def has_ordered_io_effect(closed: Any) -> bool:
+    """Whether a closed jaxpr has an ordered `io_callback`: JAX refuses loops with one under vmap (0.8 to 0.12)."""
+    return _callback._OrderedIOEffect in closed.effects
 
 
 def add_effects(primitive: Any, effects_of: Callable[[dict[str, Any]], set[Any]]) -> None:

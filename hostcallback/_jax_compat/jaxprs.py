@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 from jax._src import (
     ad_checkpoint as _ad_checkpoint,  # remat_p
     core as _core,  # eval_jaxpr, subjaxprs, Var: not in jax.extend.core; Primitive
@@ -92,8 +94,31 @@ def jit_shardings(params: dict[str, Any], name: str) -> tuple[Any, ...] | None:
     return None if all(s is None for s in shardings) else tuple(shardings)
 
 
+def result_paths(closed: Any) -> list[str]:
+    """For each result of a program its path in what the function returns, such as `[0]['w']` (0.8 to 0.12)."""
+    count = len(closed.jaxpr.outvars)
+    paths = closed.jaxpr.debug_info.safe_result_paths(count)
+    return [str(path or "").removeprefix("result") for path in paths]
+
+
+def wrap_keys(data: Any, aval: Any) -> Any:
+    """Typed keys of the type `aval` from their data. A type has its implementation as `_impl` (0.8 to 0.12)."""
+    return jax.random.wrap_key_data(jnp.asarray(data), impl=aval.dtype._impl)
+
+
+def zero_keys(aval: Any) -> Any:
+    """Typed keys of the type `aval` whose data is zero."""
+    return wrap_keys(np.zeros((*aval.shape, *aval.dtype._impl.key_shape), np.uint32), aval)
+
+
 remat_p: Any = _ad_checkpoint.remat_p  # jax.extend.core.primitives has it since 0.10
 batch_jaxpr: Any = _batching.batch_jaxpr2
+
+
+def closed_jaxpr(function: Callable[..., Any], avals: Sequence[Any]) -> Any:
+    """The closed jaxpr of a function that returns a list, without constants, for operands of these avals."""
+    closed: Any = jax.make_jaxpr(function)(*avals)
+    return closed
 
 
 def zero_tangent(primal: Any) -> Any:
@@ -110,27 +135,3 @@ def wrap_scan_hoisting(wrapper: Callable[[Any], Any]) -> None:
     is moved out of its loop and sends one message, or none, instead of one for each iteration (jax#16637).
     """
     _loops._scan_known_hoisting = wrapper(_loops._scan_known_hoisting)
-
-
-Arguments = tuple[tuple[int, ...], tuple[str, ...]]
-"""Numbers and names of some of a function's arguments."""
-
-
-def static_arguments(fun: Any) -> Arguments | None:
-    """The numbers and names of the static arguments of a function that `jax.jit` made; None for another function.
-
-    `_jit_info` is an attribute of jitted functions (0.8 to 0.12). Without it, `watch_nonfinite` would not know a jitted
-    function, and check every operation.
-    """
-    info = getattr(fun, "_jit_info", None)
-    if info is None:
-        return None
-    return tuple(info.static_argnums), tuple(info.static_argnames)
-
-
-def donated_arguments(fun: Any) -> Arguments:
-    """The arguments whose memory a function that `jax.jit` made may take (0.8 to 0.12, from the same attribute)."""
-    info = getattr(fun, "_jit_info", None)
-    if info is None:
-        return (), ()
-    return tuple(info.donate_argnums), tuple(info.donate_argnames)

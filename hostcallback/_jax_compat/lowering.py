@@ -55,6 +55,10 @@ def uint8_attribute(data: bytes) -> Any:
 class _Discharging(threading.local):
     depth = 0
 
+    def __init__(self) -> None:
+        # By effect: what the program on which the innermost of them works does at its end.
+        self.at_end: dict[Any, Callable[[LoweringContext, Any], Any]] = {}
+
 
 _discharging = _Discharging()  # how many `lower_discharged` the thread is in
 
@@ -72,13 +76,18 @@ def lower_discharged(ctx: Any, closed: Any, args: Sequence[Any], effect_type: ty
     )
     extra: dict[str, Any] = {"outer_traceback": None} if versions.SUBCOMP_TAKES_TRACEBACK else {}
     _discharging.depth += 1
+    outer, _discharging.at_end = _discharging.at_end, {}
     try:
         outs, tokens = _mlir.jaxpr_subcomp(
             ctx.module_context, closed.jaxpr, ctx.name_stack, tokens, [_mlir.ir_constant(c) for c in closed.consts],
             *args, dim_var_values=ctx.dim_var_values, const_lowering=ctx.const_lowering, **extra,
         )  # fmt: skip
+        for effect, emit in _discharging.at_end.items():
+            if effect in tokens.effects():
+                emit(LoweringContext(ctx), tokens.get(effect))
     finally:
         _discharging.depth -= 1
+        _discharging.at_end = outer
     if others:
         ctx.set_tokens_out(ctx.tokens_in.update_tokens(tokens.subset(others)))
     return outs
@@ -198,6 +207,15 @@ class LoweringContext:
         if effect in self.raw.tokens_in.effects():
             self.raw.set_tokens_out(self.raw.tokens_in.update_tokens(_mlir.TokenSet({effect: token})))
 
+    def at_end(self, effect: Any, emit: Callable[[LoweringContext, Any], Any]) -> bool:
+        """Has `emit(context, token)` called, once, where the whole program has been lowered, with its last token.
+
+        Returns whether it will be: without fast dispatch it is not.
+        """
+        if _discharging.depth:
+            _discharging.at_end[effect] = emit
+        return bool(_discharging.depth)
+
     def unless(self, predicate: Any, token: Any, emit: Callable[[], Any]) -> Any:
         """Emits a branch that does what `emit` does, unless all of a boolean array holds; returns the new token."""
         branch = _hlo.IfOp([_hlo.TokenType.get()], _all(predicate))
@@ -206,6 +224,10 @@ class LoweringContext:
         with _ir.InsertionPoint(branch.regions[1].blocks.append()):
             _hlo.return_([emit()])
         return branch.results[0]
+
+    def negated(self, array: Any) -> Any:
+        """A boolean array with the other values."""
+        return _hlo.NotOp(array).result
 
     def custom_call(self, name: str, token: Any, operands: Sequence[Any], attributes: dict[str, Any]) -> Any:
         """Emits a side-effecting typed-FFI call on a token and row-major operands; returns its token."""

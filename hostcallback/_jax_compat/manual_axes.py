@@ -14,6 +14,11 @@ from jax._src import (
 from hostcallback._jax_compat import versions
 
 
+def in_manual_region() -> bool:
+    """Whether the calling thread traces the body of a shard_map."""
+    return bool(jax.sharding.get_abstract_mesh().manual_axes)
+
+
 def in_partially_manual_region() -> bool:
     """Whether the calling thread traces the body of a shard_map that leaves some axes to the compiler."""
     mesh = jax.sharding.get_abstract_mesh()
@@ -27,6 +32,33 @@ def shard_map_axes(params: dict[str, Any]) -> tuple[Any, ...]:
     """The axes that a shard_map takes over, in the order of its mesh; the parameter is `manual_axes` until 0.9."""
     manual = params["newly_manual_axes"] if "newly_manual_axes" in params else params["manual_axes"]
     return tuple(axis for axis in params["mesh"].axis_names if axis in manual)
+
+
+def mesh_sizes(params: dict[str, Any]) -> tuple[int, ...]:
+    """The sizes of the axes that `shard_map_axes` names."""
+    return tuple(int(params["mesh"].shape[axis]) for axis in shard_map_axes(params))
+
+
+def mesh_device(params: dict[str, Any], index: Sequence[int]) -> str:
+    """The name of the device at an index of the axes that `shard_map_axes` names; empty if it is not known."""
+    devices = getattr(params["mesh"], "devices", None)
+    if devices is None or params["mesh"].axis_names != shard_map_axes(params):
+        return ""
+    device = devices[tuple(index)]
+    return f"{device.platform}:{device.id}"
+
+
+def collective_under_vmap(equation: Any, values: Sequence[Any]) -> list[Any] | None:
+    """The results of an equation of a shard_map's body where vmap stands for the devices; None for most equations.
+
+    These primitives (0.9 to 0.12) look at the types of values in a shard_map, which they do not have under vmap.
+    """
+    name, params = equation.primitive.name, equation.params
+    if name in ("psum_invariant", "psum"):
+        return [jax.lax.psum(value, params["axes"]) for value in values]
+    if name in ("pvary", "pcast"):
+        return list(values)
+    return None
 
 
 def varying_axes(avals: Iterable[Any]) -> frozenset[Any]:

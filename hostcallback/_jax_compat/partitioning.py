@@ -1,4 +1,4 @@
-"""Custom calls that the compiler asks us to partition.
+"""Custom calls that the compiler asks us to partition, and custom calls in exported programs.
 
 `jax.experimental.custom_partitioning` is built on the same hooks (0.8 to 0.12), but its call takes no token, has no
 side effect, and names its Python callback by an address, which makes programs differ between processes.
@@ -7,19 +7,22 @@ side effect, and names its Python callback by an address, which makes programs d
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 from jax._src import (
-    dispatch as _dispatch,  # prim_requires_devices_during_lowering
+    dispatch as _dispatch,  # jaxpr_has_prim_requiring_devices
     xla_bridge as _xla_bridge,  # register_plugin_callbacks
 )
-from jax._src.export import _export  # the primitive that calls an exported program, and its lowering rule
+from jax._src.export import _export  # what calls an exported program, its lowering rule; _check_module
 from jax._src.interpreters import mlir as _mlir  # make_ir_context, custom_call, module_to_bytecode
 from jax._src.lib import xla_client as _xla_client  # register_custom_call_partitioner, HloSharding
 from jax._src.lib.mlir import ir as _ir  # types of lowered values
 from jax._src.lib.mlir.dialects import func as _func, hlo as _hlo  # FuncOp; TokenType, PartitionIdOp
+
+from hostcallback._jax_compat.dispatch import in_place_of
 
 REPLICATED: Any = _xla_client.HloSharding.replicate()
 
@@ -54,17 +57,30 @@ def sharding_without(sharding: Any, rank: int, axes: Sequence[int]) -> Any:
     return _xla_client.HloSharding.from_proto(found)
 
 
-def register_partitioner(name: str, partition: Callable[..., Any]) -> None:
-    """Lets `partition` say what each device runs of the side-effecting custom calls of that name.
+def one_row_each(devices: int) -> Any:
+    """The sharding of a matrix of which each device of a program has the row of its number."""
+    return _xla_client.HloSharding.iota_tile((devices, 1))
+
+
+def register_partitioner(
+    name: str, partition: Callable[..., Any], sharding_of_result: Callable[[bytes], Any] | None = None
+) -> None:
+    """Lets `partition` say what each device runs of the custom calls of that name.
 
     It is called as `partition(arg_shapes, arg_shardings, result_shape, result_sharding, config)` while XLA compiles and
     returns a module, the operands' shardings and the result's.
+
+    Args:
+        name: of the calls.
+        partition: see above.
+        sharding_of_result: of the configuration; by default the result is on every device.
     """
+    infer = sharding_of_result or (lambda config: REPLICATED)
     arguments: dict[str, Any] = {
         "name": name,
         "prop_user_sharding": lambda sharding, shape, config: sharding,
         "partition": partition,
-        "infer_sharding_from_operands": lambda shapes, shardings, shape, config: REPLICATED,
+        "infer_sharding_from_operands": lambda shapes, shardings, shape, config: infer(config),
         "can_side_effecting_have_replicated_sharding": True,
     }
     _xla_client.register_custom_call_partitioner(**arguments)
@@ -74,21 +90,34 @@ def register_partitioner(name: str, partition: Callable[..., Any]) -> None:
     )
 
 
-def rewrite_in_exported(name: str, rewrite: Callable[[Any, str], str]) -> None:
-    """Lets `rewrite(ctx, config)` replace the configuration of the calls `name` in exported programs.
+def rewrite_in_exported(name: str, effect_type: type[Any], rewrite: Callable[[Any, str], str]) -> None:
+    """Lets `rewrite(ctx, config)` replace the configuration of the calls `name` in exported programs with the effect.
 
     JAX merges an exported program into the one that calls it when it lowers that one, and its rule for that (0.8 to
-    0.12) leaves the calls as they were where the program was exported, on other devices.
+    0.12) leaves the calls as they were where the program was exported, on other devices. JAX tells the rule of the
+    devices only where a program needs them, which it asks by primitive (`jaxpr_has_prim_requiring_devices`, 0.8 to
+    0.12). Exported programs without the effect are left to JAX: those that need devices may have one mesh only, and are
+    lowered again for each device.
     """
     primitive, rule = _export.call_exported_p, _export._call_exported_lowering
+    needs_devices = _dispatch.jaxpr_has_prim_requiring_devices
 
-    def lower(ctx: Any, *args: Any, **params: Any) -> Any:
-        results = rule(ctx, *args, **params)
-        if not ctx.module_context.lowering_parameters.for_export:
+    def has_effect(effects: Iterable[Any]) -> bool:
+        return any(isinstance(effect, effect_type) for effect in effects)
+
+    def lower(ctx: Any, *args: Any, exported: Any) -> Any:
+        results = rule(ctx, *args, exported=exported)
+        tapped = has_effect((*exported.ordered_effects, *exported.unordered_effects))
+        if tapped and not ctx.module_context.lowering_parameters.for_export:
             ctx.module_context.module.operation.walk(functools.partial(_rewrite, ctx, name, rewrite))
         return results
 
-    _dispatch.prim_requires_devices_during_lowering.add(primitive)
+    @in_place_of(needs_devices)
+    def needs_devices_or_has_effect(jaxpr: Any) -> bool:
+        return needs_devices(jaxpr) or has_effect(jaxpr.effects)
+
+    module: Any = _dispatch
+    module.jaxpr_has_prim_requiring_devices = needs_devices_or_has_effect
     _mlir.register_lowering(primitive, lower)
 
 
@@ -100,6 +129,40 @@ def _rewrite(ctx: Any, name: str, rewrite: Callable[[Any, str], str], operation:
     ):
         config = _ir.StringAttr(attributes["backend_config"]).value
         attributes["backend_config"] = _ir.StringAttr.get(rewrite(ctx, config))
+    return _ir.WalkResult.ADVANCE
+
+
+def explain_refused_export(targets: Sequence[str], explain: Callable[[str, str], str]) -> None:
+    """Raises `ValueError(explain(target, place))` where JAX refuses to export a program because it calls a target.
+
+    JAX's own text, in `_check_module` (0.8 to 0.12), is general: it names no way to allow the call. It is the cause of
+    the error. `place` is `file:line` of the call; empty if JAX knows none.
+    """
+    check = _export._check_module
+
+    @in_place_of(check)
+    def check_module(module: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return check(module, *args, **kwargs)
+        except ValueError as error:
+            allowed = {disabled.is_custom_call() for disabled in kwargs.get("disabled_checks", ())}
+            found: dict[str, str] = {}
+            module.operation.walk(functools.partial(_note_call, found))
+            for target in targets:
+                if target in found and target not in allowed:
+                    raise ValueError(explain(target, found[target])) from error
+            raise
+
+    exporting: Any = _export
+    exporting._check_module = check_module
+
+
+def _note_call(found: dict[str, str], operation: Any) -> Any:
+    # Adds a custom call's target, and the place of its first call in the user's code.
+    if operation.name == "stablehlo.custom_call":
+        target = _ir.StringAttr(operation.attributes["call_target_name"]).value
+        place = re.search(r'"([^"]+)":(\d+)', str(operation.location))
+        found.setdefault(target, f"{place[1]}:{place[2]}" if place else "")
     return _ir.WalkResult.ADVANCE
 
 
@@ -147,6 +210,43 @@ def tap_of_a_partition(
                     backend_config={key: _mlir.ir_attribute(value) for key, value in attributes.items()},
                     operand_layouts=[(), *(tuple(range(rank - 1, -1, -1)) for rank in ranks)],
                     result_layouts=[()],
+                )
+                _func.ReturnOp(call.results)
+        return _mlir.module_to_bytecode(module)
+
+
+def call_of_a_share(
+    target: str,
+    attributes: dict[str, Any],
+    operand: tuple[tuple[int, ...], Any],
+    result: tuple[int, ...],
+) -> bytes:
+    """A module that calls `target` on an operand and the number of this device; returns the result of the call.
+
+    Args:
+        target: of a typed-FFI call without side effects.
+        attributes: of the call.
+        operand: its shape and dtype on one device.
+        result: its shape on one device; it is float32.
+    """
+    context = _mlir.make_ir_context()
+    with context, _ir.Location.unknown(context):
+        module = _ir.Module.create()
+        shape, dtype = operand
+        given = _ir.RankedTensorType.get(shape, _mlir.dtype_to_ir_type(np.dtype(dtype)))
+        made = _ir.RankedTensorType.get(result, _ir.F32Type.get())
+        with _ir.InsertionPoint(module.body):
+            main: Any = _func.FuncOp("main", ([given], [made]))
+            main.attributes["sym_visibility"] = _ir.StringAttr.get("public")
+            with _ir.InsertionPoint(main.add_entry_block()):
+                call = _mlir.custom_call(
+                    target,
+                    result_types=[made],
+                    operands=[*main.arguments, _hlo.PartitionIdOp().result],
+                    api_version=4,
+                    backend_config={key: _mlir.ir_attribute(value) for key, value in attributes.items()},
+                    operand_layouts=[tuple(range(len(shape) - 1, -1, -1)), ()],
+                    result_layouts=[tuple(range(len(result) - 1, -1, -1))],
                 )
                 _func.ReturnOp(call.results)
         return _mlir.module_to_bytecode(module)

@@ -6,9 +6,13 @@ import contextlib
 import functools
 import inspect
 import os
-from collections.abc import Callable, Iterator
+import re
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from types import FrameType
 from typing import Any, TypeVar
 
+import jax
 from jax._src import (
     api_util as _api_util,  # fun_sourceinfo
     source_info_util as _source_info_util,  # user_context, is_user_filename
@@ -29,10 +33,32 @@ def hide_frames(function: F) -> F:
     return _traceback_util.api_boundary(function)
 
 
+UNKNOWN_FUNCTION = "<unknown>"
+"""What JAX calls a function of which it knows no source: the one of `lower().compile()`, for example (0.8 to 0.12)."""
+
+
 def traced_function(closed: Any) -> str | None:
     """Name and source line of the function that a program was traced from, in the form of `source_of`."""
     name = getattr(closed.jaxpr.debug_info, "func_src_info", None)
     return None if name is None else str(name)
+
+
+def is_eager(closed: Any) -> bool:
+    """Whether a program is of a function of JAX or of this package: an operation outside of jit, such as `jit(sin)`.
+
+    Not so `jax.pmap`, which jits a function of JAX around the user's (0.8 to 0.12), see `is_pmap`.
+    """
+    source = traced_function(closed) or ""
+    folders = [
+        os.path.dirname(path) + os.sep for path in (jax.__file__, os.path.dirname(os.path.abspath(__file__)))
+    ]
+    return any(folder in source for folder in folders) and not is_pmap(closed)
+
+
+def is_pmap(closed: Any) -> bool:
+    """Whether a program is of `jax.pmap`: of a function in JAX's `pmap.py`, until 0.8 of a `linear_util.WrappedFun`."""
+    source = traced_function(closed) or ""
+    return any(f"{os.sep}{file}:" in source for file in ("pmap.py", "linear_util.py"))
 
 
 def source_of(function: Any) -> str:
@@ -80,6 +106,22 @@ def equation_frames(equation: Any) -> Iterator[tuple[str, int, str]]:
             yield frame.file_name, frame.line_num, frame.function_name
 
 
+def equation_origin(equation: Any) -> tuple[Any, ...]:
+    """Where an equation was traced, to the instruction: equal for an operation and for what its transpose makes of it.
+
+    Empty if that is not known. `raw_frames` has the code objects and the offsets of their instructions (0.8 to 0.12);
+    `equation_frames` has lines only.
+    """
+    traceback = equation.source_info.traceback
+    origin = []
+    for code, offset in zip(*(traceback.raw_frames() if traceback else ((), ())), strict=True):
+        if code.co_name == "trace_to_jaxpr_dynamic":
+            break
+        if _source_info_util.is_user_filename(code.co_filename):
+            origin.append((code, offset))
+    return tuple(origin)
+
+
 def evaluated_frames() -> Iterator[tuple[str, int, str]]:
     """As `equation_frames`, of the equation that the calling thread evaluates; none where it calls a user's function.
 
@@ -89,3 +131,83 @@ def evaluated_frames() -> Iterator[tuple[str, int, str]]:
     for frame in traceback.frames if traceback else ():
         if _source_info_util.is_user_filename(frame.file_name):
             yield frame.file_name, frame.line_num, frame.function_name
+
+
+def set_user_context(context: Any, value: Any) -> None:
+    """Sets the value of a `jax.make_user_context` for all threads that have not set it (`set_global` is newer)."""
+    context._obj.set_global(value)
+
+
+# ---- The inputs of a program that is being lowered -------------------------------------------------------------------
+
+_PART = re.compile(r"\['([^']*)'\]|\[\"([^\"]*)\"\]|\[(\d+)\]|\.(\w+)|^(\w+)")
+_FRAMEWORKS = ("equinox.", "flax.")
+_VALUE = ("value", "raw_value")  # the attribute of a flax nnx variable that has its array
+
+
+def input_paths(closed: Any) -> Sequence[tuple[str, ...]]:
+    """The path of each input of a program in its function's arguments, such as `("params", "Dense_0", "kernel")`.
+
+    Called where JAX lowers the program. The names are those of the jitted function's arguments. A framework's jit
+    passes other arguments to JAX: then the arrays are looked for in the arguments of that framework's function, which
+    is on the stack. JAX has the arrays there as `args_flat`, and the numbers of those that the program uses as
+    `kept_var_idx` (0.8 to 0.12); without these, such inputs have the names of the framework's own function.
+    """
+    names = closed.jaxpr.debug_info.safe_arg_names(len(closed.jaxpr.invars))
+    paths = [tuple(next(filter(None, part), "") for part in _PART.findall(name or "")) for name in names]
+    frame: FrameType | None = sys._getframe(1)
+    flat, kept = None, None
+    users: dict[int, tuple[str, ...]] = {}
+    while frame is not None:
+        module, function = frame.f_globals.get("__name__", ""), frame.f_code.co_name
+        if module.startswith("jax."):
+            if function == "lower_sharding_computation" and kept is None:
+                kept = frame.f_locals.get("kept_var_idx")
+            if flat is None and "args_flat" in frame.f_locals:
+                flat = frame.f_locals["args_flat"]
+        elif module.startswith(_FRAMEWORKS):
+            users.update(_paths_of_arguments(frame))
+        elif flat is not None:
+            break  # the user's code
+        frame = frame.f_back
+    if not users or flat is None or kept is None:
+        return paths
+    arrays = [flat[i] for i in sorted(kept) if i < len(flat)]
+    if len(arrays) != len(paths):
+        return paths
+    return [users.get(id(array), path) for array, path in zip(arrays, paths, strict=True)]
+
+
+def _paths_of_arguments(frame: FrameType) -> dict[int, tuple[str, ...]]:
+    # By the identity of an array among the arguments of a framework's function, its path.
+    args, kwargs = frame.f_locals.get("args"), frame.f_locals.get("kwargs")
+    if not isinstance(args, tuple) or not isinstance(kwargs, dict):
+        return {}
+    try:
+        leaves, _ = jax.tree_util.tree_flatten_with_path((args, kwargs))
+    except Exception:  # the framework's own objects
+        return {}
+    names = _parameters(frame.f_locals.get("self"))
+    found = {}
+    for path, leaf in leaves:
+        parts = tuple(_key(entry) for entry in path[2:])
+        if parts and parts[-1] in _VALUE:
+            parts = parts[:-1]
+        number = getattr(path[1], "idx", None)
+        name = names[number] if number is not None and number < len(names) else _key(path[1])
+        found[id(leaf)] = (name, *parts)
+    return found
+
+
+def _parameters(function: Any) -> Sequence[str]:
+    try:
+        return list(inspect.signature(function).parameters)
+    except (TypeError, ValueError):
+        return ()
+
+
+def _key(entry: Any) -> str:
+    for attribute in ("key", "idx", "name"):
+        if hasattr(entry, attribute):
+            return str(getattr(entry, attribute))
+    return str(entry)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 import sys
+import sysconfig
 from collections.abc import Callable
 from types import FrameType
 from typing import Any, cast
@@ -34,34 +36,47 @@ def extend_effects_barrier(function: Callable[[], None]) -> None:
     tokens.block_until_ready = wait_for_both  # type: ignore[method-assign]
 
 
-def extend_block_until_ready(function: Callable[[], None]) -> Callable[[], None]:
-    """Has `jax.block_until_ready`, and the method of arrays, call `function` when what they wait for is ready.
+def extend_waits(function: Callable[[], None], unless: Callable[[], Any]) -> Callable[[], None]:
+    """Has everything in Python that waits for results call `function` when they are ready, unless `unless()` holds.
 
-    The first takes several arrays to `xla_client.batched_block_until_ready`, and one to its method (0.8 to 0.12).
-    Without it, results are ready before the callbacks that `accelerate` took over have run.
+    `jax.block_until_ready` takes several arrays to `xla_client.batched_block_until_ready`, and one to its method.
+    Numbers, texts, `numpy` by `__array__` and `jax.device_get` take the value from `ArrayImpl._value`, other libraries
+    from `__dlpack__` (0.8 to 0.12). Without it, results are ready before the output of their program is. For
+    `numpy.asarray` and `memoryview` see `get_buffer_slot`.
 
     Returns:
         A function that undoes it. It leaves a function alone that other code has replaced since: the replacement calls
         ours, which goes on.
 
     Raises:
-        LookupError: this JAX lacks one of the two; nothing has changed then.
+        LookupError: this JAX lacks one of the places; nothing has changed then.
     """
-    places = [(ArrayImpl, "block_until_ready"), (_xla_client, "batched_block_until_ready")]
-    for owner, name in places:
-        if not callable(vars(owner).get(name)):
-            raise LookupError(f"{owner.__name__} has no function {name}")
+    places = [
+        (ArrayImpl, "block_until_ready"),
+        (_xla_client, "batched_block_until_ready"),
+        (ArrayImpl, "_value"),
+        (ArrayImpl, "__dlpack__"),
+    ]
+    replaced = [(owner, name, vars(owner).get(name)) for owner, name in places]
+    for owner, name, found in replaced:
+        if not (isinstance(found, property) if name == "_value" else callable(found)):
+            raise LookupError(
+                f"{owner.__name__} has no {'property' if name == '_value' else 'function'} {name}"
+            )
 
-    def extended(wait: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def extended(wait: Any) -> Any:
+        if isinstance(wait, property):
+            return property(extended(wait.fget))
+
         @functools.wraps(wait, assigned=("__name__", "__doc__"))  # nanobind has no name for the rest
-        def wait_for_both(arrays: Any) -> Any:
-            result = wait(arrays)
-            function()
+        def wait_for_both(arrays: Any, **kwargs: Any) -> Any:
+            result = wait(arrays, **kwargs) if kwargs else wait(arrays)
+            if not unless():
+                function()
             return result
 
         return wait_for_both
 
-    replaced = [(owner, name, vars(owner)[name]) for owner, name in places]
     ours = [extended(wait) for _, _, wait in replaced]
     for (owner, name, _), wait_for_both in zip(replaced, ours, strict=True):
         setattr(owner, name, wait_for_both)
@@ -72,6 +87,36 @@ def extend_block_until_ready(function: Callable[[], None]) -> Callable[[], None]
                 setattr(owner, name, wait)
 
     return undo
+
+
+_TP_AS_BUFFER = 160
+"""Offset of `tp_as_buffer` in CPython's `PyTypeObject` on 64 bits, 3.11 to 3.14 with the interpreter lock."""
+_PY_BF_GETBUFFER = 1
+"""The slot's number for `PyType_GetSlot`, of the stable interface."""
+
+
+def get_buffer_slot() -> ctypes.c_void_p:
+    """The cell with the address of the function that gives out an array's memory (`bf_getbuffer`).
+
+    `numpy.asarray(x)` and `memoryview(x)` go through it (0.8 to 0.12) and run no Python, so that no function of
+    Python can be put there: what replaces it must be native, and end in the function that was there.
+
+    Raises:
+        LookupError: the slot is not where CPython 3.11 to 3.14 has it.
+    """
+    known = sys.implementation.name == "cpython" and sys.version_info < (3, 15) and sys.maxsize > 2**32
+    if not known or sysconfig.get_config_var("Py_GIL_DISABLED"):
+        raise LookupError(f"the layout of types of {sys.version} is not known")
+    slot_of = ctypes.pythonapi.PyType_GetSlot
+    slot_of.restype, slot_of.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_int)
+    functions = ctypes.c_void_p.from_address(id(ArrayImpl) + _TP_AS_BUFFER).value
+    expected = slot_of(ArrayImpl, _PY_BF_GETBUFFER)
+    if not functions or not expected:
+        raise LookupError("JAX's arrays give out no buffers")
+    slot = ctypes.c_void_p.from_address(functions)
+    if slot.value != expected:
+        raise LookupError("the buffer slot of JAX's arrays is not where it was looked for")
+    return slot
 
 
 PROGRAMS_IN_FLIGHT = 32

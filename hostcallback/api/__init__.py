@@ -10,10 +10,13 @@ import hostcallback.lowering.call
 import hostcallback.lowering.clock
 import hostcallback.lowering.custom_partitioning
 import hostcallback.lowering.discharge
+import hostcallback.lowering.exported_calls
 import hostcallback.lowering.pallas
 import hostcallback.lowering.reductions
 import hostcallback.lowering.tap
+import hostcallback.lowering.verdict
 import hostcallback.primitives.experimental_rules
+import hostcallback.primitives.lane_masks
 import hostcallback.receiver.runtime.interactive
 
 # isort: split

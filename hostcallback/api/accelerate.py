@@ -128,14 +128,15 @@ def accelerate(*, arrays: Literal["numpy", "jax"] = "numpy", verbose: bool = Fal
     all threads, in all later traces. Programs that were traced before do not change, compiled or not. Neither do
     functions that JAX has traced within them and reuses; `jax.clear_caches()` makes JAX trace all of them again.
 
-    Programs are then dispatched like programs without callbacks. Ordered callbacks also work on several devices.
-    Under `vmap` one message carries the batch, and a callback is called for its elements in JAX's order; the compile
-    time does not grow with the batch. Callbacks without results run on a receiver thread, later than the point in the
-    program that calls them. `jax.effects_barrier()` and `barrier_wait` wait for them and raise their errors with the
-    line. `jax.block_until_ready`, the function and the method of arrays, also waits for the callbacks of programs
-    whose results are ready, unless these callbacks are only prints; it does not raise their errors. Callbacks with
-    results work like `call`: the program waits. Code that `jax.checkpoint` recomputes does not call them again.
-    docs/accelerate.md has the details.
+    Programs then do not stop for callbacks without results. The call of a program with callbacks on one CPU device
+    returns when they have run, as with JAX, unless XLA ends it on another thread. Ordered callbacks also work on
+    several devices. Under `vmap` one message carries the batch, and a callback is called for its elements in JAX's
+    order; the compile time does not grow with the batch. Callbacks without results run on a receiver thread, later than
+    the point in the program that calls them. `jax.effects_barrier()` and `barrier_wait` wait for them and raise their
+    errors with the line. Whatever waits for a result, such as `jax.block_until_ready(x)`, `float(x)` or
+    `numpy.asarray(x)`, also waits for the callbacks of programs whose results are ready; it does not raise their
+    errors. Callbacks with results work like `call`: the program waits. Code that `jax.checkpoint` recomputes does not
+    call them again. docs/accelerate.md has the details.
 
     JAX still executes: callbacks outside of compiled code, which are called at once, after all emitted messages are
     delivered; `pure_callback`; callbacks that cannot be taps, such as those in Pallas kernels. `verbose` prints why.

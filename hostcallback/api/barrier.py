@@ -9,6 +9,7 @@ from time import perf_counter
 from hostcallback import _jax_compat as compat
 from hostcallback.api.public import public
 from hostcallback.lifecycle import effect_dispatch, unsettled
+from hostcallback.lifecycle.exit_wait import ExitWait
 from hostcallback.receiver.errors import ReentrantWaitError, TapFunctionException
 from hostcallback.receiver.runtime.runtime import runtime
 from hostcallback.receiver.sinks.metric_writers.sink import FLUSH_SEC
@@ -28,9 +29,10 @@ def barrier_wait(timeout_sec: float | None = None) -> None:
     """Waits until all taps of all computations dispatched before this call have been delivered.
 
     Covers computations of all threads whose dispatching call has returned, through any jit, on every device, even if
-    their results were dropped. It also waits for computations without taps. Ctrl-C interrupts it. If other threads
-    keep a CPU device busy without end, the barrier waits one minute for those of their computations whose results were
-    dropped; then it stops waiting for them and logs that.
+    their results were dropped. It also waits for computations without taps, and for the taps of programs that tap
+    functions dispatch meanwhile, up to 16 deep; where other threads run Python, too, only if these programs are
+    compiled then. Ctrl-C interrupts it. If other threads keep a CPU device busy without end, the barrier waits one
+    minute for those of their computations whose results were dropped; then it stops waiting for them and logs that.
 
     Args:
         timeout_sec: largest number of seconds to wait; None for no limit.
@@ -63,17 +65,22 @@ def barrier_wait(timeout_sec: float | None = None) -> None:
 
 
 def wait_for_taps(
-    names: Iterable[str] | None = None, *, deadline: float | None = None, stall_sec: float | None = None
+    names: Iterable[str] | None = None,
+    *,
+    deadline: float | None = None,
+    stall_sec: float | None = None,
+    exit_wait: ExitWait | None = None,
 ) -> None:
-    """Waits for taps, for `barrier_wait` and the end of a receiver. Does not raise deferred errors.
+    """Waits for taps, for `barrier_wait`, the end of a receiver and that of the process. Raises no deferred errors.
 
     Args:
         names: names of the devices; all by default.
         deadline: `perf_counter()` value at which to give up; None for never.
         stall_sec: gives up if one invocation of a tap runs for longer; None for never.
+        exit_wait: gives up when this does.
 
     Raises:
-        TapTimeoutError: the deadline or the limit of one invocation has passed.
+        TapTimeoutError: the deadline or the limit of one invocation has passed, or `exit_wait` raised it.
         ReentrantWaitError: called from a tap function, or from a signal handler that interrupted it.
     """
     runtime.check_not_reentrant("waiting for taps")
@@ -84,23 +91,59 @@ def wait_for_taps(
         )
     _this_thread.waits = True
     try:
-        _wait_for_taps(names, deadline, stall_sec)
+        _wait_for_taps(names, deadline, stall_sec, exit_wait)
     finally:
         _this_thread.waits = False
 
 
-def _wait_for_taps(names: Iterable[str] | None, deadline: float | None, stall_sec: float | None) -> None:
-    unsettled.settle_all(deadline)
+def _wait_for_taps(
+    names: Iterable[str] | None, deadline: float | None, stall_sec: float | None, exit_wait: ExitWait | None
+) -> None:
+    def look() -> None:
+        runtime.check_stalled(stall_sec)
+        if exit_wait is not None:
+            exit_wait.look()
+
+    def settle_by() -> float | None:
+        return deadline if exit_wait is None else perf_counter() + exit_wait.idle_sec
+
+    unsettled.settle_all(settle_by())
     # Programs that are dropped by now were dispatched before, so after the wait no message of theirs is on its way.
     retired = runtime.registry.retired()
+    names = None if names is None else list(names)
+    delivered = _emitted(names) - _queued(names)
+
+    compiled = inflight.compiled_in_tap_functions()
     # A stalled tap can block a computation without end, so this checks the receivers while computations run.
-    inflight.wait(deadline, lambda: runtime.check_stalled(stall_sec))
-    runtime.wait_delivered(names, deadline=deadline, stall_sec=stall_sec)
-    unsettled.settle_delivered(deadline)
+    inflight.wait(deadline, look)
+    emitted = _emitted(names)
+    runtime.wait_delivered(names, deadline=deadline, stall_sec=stall_sec, look=look)
+    # Tap functions that ran meanwhile may have dispatched programs with taps, whose functions may do so, too.
+    for _ in range(MOST_GENERATIONS if emitted > delivered else 0):
+        before = emitted
+        if not inflight.wait_for_tap_functions(compiled, deadline, look):
+            break
+        emitted = _emitted(names)
+        if emitted == before:
+            break
+        runtime.wait_delivered(names, deadline=deadline, stall_sec=stall_sec, look=look)
+    unsettled.settle_delivered(settle_by())
     bars.close_all()
     effect_dispatch.forget_failures()
     if names is None:
         runtime.registry.forget(retired)
+
+
+MOST_GENERATIONS = 16
+"""How many times a barrier waits for what the functions that it waited for have emitted: it ends even if each emits."""
+
+
+def _emitted(names: list[str] | None) -> int:
+    return sum(receiver.source.counters().emitted for receiver in runtime.receivers(names))
+
+
+def _queued(names: list[str] | None) -> int:
+    return sum(receiver.queued() for receiver in runtime.receivers(names))
 
 
 def merge(found: Sequence[TapFunctionException]) -> TapFunctionException | None:

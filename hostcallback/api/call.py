@@ -66,7 +66,8 @@ def call(
             is set, as everywhere in JAX. A Python number in the result takes the announced dtype.
         vmap_method: effect of `vmap`, as in `jax.pure_callback`: "sequential" (a call per element, in a loop),
             "sequential_unrolled", "expand_dims" (one call; unbatched arrays get a leading dimension of 1),
-            "broadcast_all" (one call; unbatched arrays are repeated), or None (an error).
+            "broadcast_all" (one call; unbatched arrays are repeated), or None (an error). If vmap batches the predicate
+            of a `cond` or `while_loop`, the first two call only for the elements that take part.
         ordered: whether later taps and calls wait for this one. The program waits for the result at its first use.
         name: name of the call in reports; by default that of `host_func`.
         **kwargs: host values passed on to `host_func`; never traced.

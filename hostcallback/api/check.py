@@ -1,23 +1,30 @@
-"""`check`: an assertion in device code, which sends its values only if it fails."""
+"""`check`: an assertion in device code, which sends its values only if it fails; `checked`: a step that raises it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+import functools
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, ParamSpec, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from hostcallback import _jax_compat as compat
+from hostcallback.api.barrier import wait_for_taps
 from hostcallback.api.public import public
 from hostcallback.primitives.bind import bind_tap
 from hostcallback.primitives.formatted import template_of
+from hostcallback.receiver.errors import TapFunctionException
 from hostcallback.receiver.runtime.runtime import runtime
 from hostcallback.receiver.sinks.factory import Binding
 from hostcallback.receiver.wire import tap_kind
 from hostcallback.tracing.format_check import check_format
 from hostcallback.tracing.source_line import user_place, user_source_line
 from hostcallback.tracing.tap_options import TapOptions
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 @public
@@ -39,9 +46,9 @@ def check(
     `on_error` may change that.
 
     Under vmap one check covers the whole batch, and the report says which elements failed. If vmap batches the
-    predicate of a `cond`, JAX runs both branches for all elements, including the checks inside: add the condition
-    to such a check, `check(~taken | ok, ...)`. Under jvp and grad the primals are checked, once. If the compiler
-    partitions `pred` over devices, each device checks its shard; all of them check a replicated `pred`.
+    predicate of a `cond` or `while_loop`, only the elements that take part are checked. Under jvp and grad the primals
+    are checked, once. If the compiler partitions `pred` over devices, each device checks its shard; all of them check a
+    replicated `pred`.
 
     Args:
         pred: bool array of any shape.
@@ -150,3 +157,65 @@ def _switch(names: Iterable[str], *, off: bool) -> None:
         runtime.rule_table.set_named(runtime.registry, names, off=off)
     else:
         runtime.rule_table.set_all(runtime.registry, off=off)
+
+
+# ---- A step that raises the failures of its checks -------------------------------------------------------------------
+
+
+@public
+def checked(step: Callable[P, R]) -> Callable[P, R]:
+    """Returns a function that calls `step` and raises if a check in it failed.
+
+    Each call waits for the device: it returns when the results are ready and all emitted messages are delivered. If a
+    check failed, the results are dropped, and donated arguments of `step` are gone. Failed checks of other threads
+    during the call count as failures of `step`. Earlier failures stay for the next barrier.
+
+    Args:
+        step: a compiled function: of `hostcallback.jit`, `jax.jit`, `jax.pmap` or around a `jax.shard_map`.
+
+    Returns:
+        The function, which raises TapFunctionException with one `CheckError` per line with failed checks, the first
+        failure first. (Also if `on_error="abort"` ended the program.)
+
+    Raises:
+        TypeError: `step` is not callable.
+
+    Example:
+        step = hcb.checked(hcb.jit(train_step, donate_argnums=0))
+    """
+    if not callable(step):
+        raise TypeError(
+            f"hcb.checked takes a function, got {type(step).__name__} {step!r}: hcb.checked(step)"
+        )
+
+    @functools.wraps(step)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        if not compat.outside_traces():
+            return step(*args, **kwargs)
+        wait_for_taps()
+        before = [(scope.deferred, scope.deferred.take_checks()) for scope in runtime.scopes()]
+        try:
+            try:
+                out = step(*args, **kwargs)
+                jax.block_until_ready(out)
+            except jax.errors.JaxRuntimeError as error:
+                wait_for_taps()
+                _raise_failed_checks(error)
+                raise
+            wait_for_taps()
+            _raise_failed_checks(None)
+            return out
+        finally:
+            for deferred, checks in before:
+                deferred.put_back(checks)
+
+    return call
+
+
+def _raise_failed_checks(cause: BaseException | None) -> None:
+    found = [checks for scope in runtime.scopes() if (checks := scope.deferred.take_checks())]
+    if found:
+        checks = found[0]
+        for more in found[1:]:
+            checks.merge(more)
+        raise TapFunctionException(checks.headline(), checks.errors()) from cause

@@ -73,8 +73,8 @@ def print(
     reports a text that cannot be formatted, like other exceptions of taps.
 
     Under vmap each element prints a line, in the order in which JAX unrolls the batch; one message carries them all. A
-    text without batched values prints once. If vmap batches the predicate of a `cond`, JAX runs both branches, and
-    both print. Under jvp and grad the primals are printed, and no tangents.
+    text without batched values prints once. If vmap batches the predicate of a `cond` or `while_loop`, only the
+    elements that take part print. Under jvp and grad the primals are printed, and no tangents.
 
     Keyword arguments that the text has a placeholder for are values, also if they are called `name`. In the two-call
     form a first call takes the options and the second call takes the values:
@@ -266,10 +266,11 @@ def callback(
     `callback` runs on the receiver thread of the device that emitted the message, and never blocks the device. Its
     exceptions are deferred until `barrier_wait` or the end of the receiver. See `id_tap` for order and threads.
 
-    Under vmap it is called for each element, in the order in which JAX unrolls the batch; one message carries them
-    all. If it raises for one element, it is still called for the others. Each call gets all unbatched arguments; if no
-    argument is batched, it is called once. Under jvp and grad it gets the primals, and no tangents. Use `id_tap` for
-    whole batches, tangents and cotangents.
+    Under vmap it is called for each element, in the order in which JAX unrolls the batch; one message carries them all.
+    If it raises for one element, it is still called for the others. Each call gets all unbatched arguments; if no
+    argument is batched, it is called once. If vmap batches the predicate of a `cond` or `while_loop`, it is called for
+    the elements that take part. Under jvp and grad it gets the primals, and no tangents. Use `id_tap` for whole
+    batches, tangents and cotangents.
 
     In the two-call form a first call takes the options, and the second call takes the arguments:
     `callback(ordered=False)(function, x, step=step)`.

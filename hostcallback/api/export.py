@@ -8,8 +8,7 @@ from typing import Any
 import jax.export
 
 from hostcallback.api.public import public
-from hostcallback.lifecycle import receivers as transport
-from hostcallback.lowering import partition
+from hostcallback.lowering import exported_calls
 from hostcallback.receiver.host_function import refuse_async
 from hostcallback.receiver.runtime.runtime import runtime
 from hostcallback.receiver.sinks.factory import Binding
@@ -79,5 +78,4 @@ def export_checks() -> list[Any]:
     Example:
         jax.export.export(jax.jit(f), disabled_checks=hcb.export_checks())(x)
     """
-    names = (transport.FFI_TARGET, transport.FFI_SHARD_TARGET, partition.CALL_NAME)
-    return [jax.export.DisabledSafetyCheck.custom_call(name) for name in names]
+    return [jax.export.DisabledSafetyCheck.custom_call(target) for target in exported_calls.TARGETS]

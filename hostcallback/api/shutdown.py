@@ -15,6 +15,7 @@ from types import TracebackType
 import hostcallback.api.receiver  # noqa: F401
 from hostcallback.api.barrier import leave_effects_barrier, merge, wait_for_taps
 from hostcallback.lifecycle import effect_dispatch, receivers as transport
+from hostcallback.lifecycle.exit_wait import ExitWait
 from hostcallback.lifecycle.interruption import (
     GRACE_SEC,
     InterruptedWait,
@@ -34,7 +35,8 @@ EXIT_STATUS = 1
 """The exit status of a process whose failures were not reported before its end, if it would exit with 0."""
 
 EXIT_STALL_SEC = 10.0
-"""Seconds that one tap or computation may take at interpreter exit before the remaining messages count as lost."""
+"""Seconds without a delivery at interpreter exit, such as by one tap that does not return, after which the remaining
+messages count as lost."""
 
 LAST_TAP_SEC = 0.3
 """Seconds that the tap that runs when an interrupted program ends may take to return."""
@@ -52,25 +54,41 @@ def _deliver_at_exit() -> None:
         return
     # Another library may have replaced our hook for exceptions.
     interrupted = getattr(sys, "last_type", None) is KeyboardInterrupt
-    stall_sec = GRACE_SEC if interrupted else EXIT_STALL_SEC
+    lost = False
     try:
-        wait_for_taps(deadline=perf_counter() + stall_sec, stall_sec=stall_sec)
+        if interrupted:
+            wait_for_taps(deadline=perf_counter() + GRACE_SEC, stall_sec=GRACE_SEC)
+        else:
+            wait_for_taps(exit_wait=ExitWait(EXIT_STALL_SEC))
     except TapTimeoutError as error:
         logger.error("at exit: %s", error)
         runtime.close_calls("hostcallback: the process ends, and the host function has not returned in time")
+        for receiver in runtime.receivers():
+            if receiver.queued():
+                lost = True
+                logger.error("%d message(s) of %s were lost at exit", receiver.queued(), receiver.name)
     except KeyboardInterrupt:
-        logger.error("interrupted at exit while messages were being delivered")
-        runtime.close_calls(_CALLS_END)
+        lost = _give_up_at_exit()
     effect_dispatch.forget_failures()
     errors = merge(runtime.take_deferred())
-    for receiver in runtime.receivers():
-        if receiver.queued():
-            logger.error("%d message(s) of %s were lost at exit", receiver.queued(), receiver.name)
-    if not any(receiver.queued() for receiver in runtime.receivers()):
+    if not lost:
         runtime.remove_files()
     # The daemon threads go on, because exit handlers that were registered earlier may still emit messages.
     if errors is not None:
         _report(errors)
+
+
+def _give_up_at_exit() -> bool:
+    # Ctrl-C at exit. Returns whether messages were lost.
+    backlog = runtime.describe_backlog()
+    logger.error("interrupted at exit. Lost: %s", backlog or "nothing that was emitted so far")
+    with suppress(KeyboardInterrupt):
+        sigint.watch.exits = True
+        # Programs that wait for room must end, too: JAX's exit waits for them.
+        runtime.skip_taps(True)
+        runtime.close_calls(_CALLS_END)
+        _wait_until(perf_counter() + LAST_TAP_SEC)
+    return bool(backlog)
 
 
 _CALLS_END = "hostcallback: the process ends, and waiting for the host function was interrupted"

@@ -80,9 +80,11 @@ def id_tap(
     dispatches on its device may wait for room in a full queue, which is freed only after the tap function returns. To
     tap from tap functions, emit less than the queue holds (8 MiB), or dispatch from another thread.
 
-    Under jvp the tangents are tapped too, with `transforms` ending in `("jvp", {})`; under grad the cotangents,
-    with `("jvp", {}), ("transpose", {})`; under vmap one message holds the batched arrays, with
-    `("batch", {"batch_dims": (0, None, ...)})`. docs/transformations.md lists the arguments under each transformation.
+    Under jvp the tangents are tapped too, with `transforms` ending in `("jvp", {})`; under grad the cotangents, with
+    `("jvp", {}), ("transpose", {})`; under vmap one message holds the batched arrays, with `("batch", {"batch_dims":
+    (0, None, ...)})`. If vmap batches the predicate of a `cond` or `while_loop`, the message holds the elements that
+    take part, with `("mask", {"elements": (indices, ...)})`. docs/transformations.md lists the arguments under each
+    transformation.
 
     Args:
         tap_func: called as `tap_func(arg, **kwargs)`, and with `transforms=` (a tuple of (name, params)) and

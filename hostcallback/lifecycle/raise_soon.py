@@ -21,7 +21,8 @@ _tapped: set[str] = set()  # names and source lines of functions whose programs 
 def note_program(closed: Any) -> None:
     """Notes that the function from which a program was traced has taps."""
     name = compat.traced_function(closed)
-    if name is not None:
+    # Programs that are compiled ahead of time have no name: so have those of a barrier, which must not raise.
+    if name is not None and name != compat.UNKNOWN_FUNCTION:
         _tapped.add(name)
 
 

@@ -1,69 +1,107 @@
-"""Makes `jax.block_until_ready` wait for callbacks that `accelerate` took over.
+"""Makes everything that waits for a result wait for the output of its program, under `accelerate`.
 
-On the CPU, JAX has called the callbacks of a program by the time its results are ready. A library that then closes a
-progress bar or a file, or reads data that callbacks have collected, would do so too early, because our callbacks run
-later. Prints need no such wait: `jax.effects_barrier` and the end of the process wait for them.
+On the CPU, JAX has called the callbacks of a program, and printed its lines, by the time its results are ready. A
+program that then closes a progress bar or a file, or reads what was printed, would do so too early, because our
+callbacks run later.
 """
 
 from __future__ import annotations
 
+import ctypes
 import threading
 from collections.abc import Callable
 from time import perf_counter
 
 from hostcallback import _jax_compat as compat
+from hostcallback.receiver import environment
 from hostcallback.receiver.log import logger
+from hostcallback.receiver.native import bindings as native_library
 from hostcallback.receiver.runtime.device_receiver import DeviceReceiver
 from hostcallback.receiver.runtime.runtime import POLL_SEC, runtime
 
 STALL_SEC = 5.0
-"""Seconds that `block_until_ready` waits for one callback. The callback may wait for a lock of the waiting thread."""
+"""Seconds for which a wait for a result waits for one callback. The callback may wait for a lock of the waiting
+thread."""
 
-_undo: Callable[[], None] | None = None
-_expected = False
+_undo: list[Callable[[], None]] = []
 _told: set[str] = set()  # source lines of the slow callbacks that were logged
+_is_settled: Callable[[], int] = (
+    bool  # whether nothing was emitted since all was delivered; False if not known
+)
 
 
 def begin() -> None:
-    """Makes `block_until_ready` wait once callbacks are expected. Must not be called twice before `end`."""
-    global _undo
+    """Makes waits for results wait for output. Must not be called twice before `end`."""
+    global _is_settled
+    is_native = native_library.available() and environment.TRANSPORT.read() != "callback"
+    _is_settled = native_library.load_holding_lock().hcb_is_settled if is_native else bool
     try:
-        _undo = compat.extend_block_until_ready(_wait)
+        _undo.append(compat.extend_waits(_wait_for_output, _is_settled))
+        _undo.append(_wait_in_buffers(always=not is_native))
     except LookupError as error:
         logger.warning(
-            "jax.block_until_ready does not wait for callbacks under hcb.accelerate(), since this JAX is not known: "
-            "%s. Use jax.effects_barrier(). Update hostcallback",
+            "%s under hcb.accelerate(), since this JAX or Python is not known: %s. Use jax.effects_barrier(). Update "
+            "hostcallback",
+            "numpy.asarray(x) does not wait for callbacks"
+            if _undo
+            else "waits for results do not wait for callbacks",
             error,
         )
 
 
 def end() -> None:
-    """Restores JAX's `block_until_ready`."""
-    global _undo
-    # Before it is undone, because threads that are in `_wait` look at it.
-    undo, _undo = _undo, None
-    if undo is not None:
-        undo()
+    """Restores JAX's waits."""
+    while _undo:
+        _undo.pop()()
 
 
-def expect_callbacks() -> None:
-    """Notes that programs may call callbacks in addition to prints."""
-    global _expected
-    _expected = True
+def _wait_in_buffers(*, always: bool) -> Callable[[], None]:
+    if not native_library.available():
+        raise LookupError("the native library is missing")
+    slot, library = compat.get_buffer_slot(), native_library.load_holding_lock()
+    original = slot.value
+    ours = ctypes.cast(library.hcb_buffer, ctypes.c_void_p).value
+    if original != ours:  # otherwise the slot was left alone at the last `end`
+        library.hcb_buffer_waits(original, _WAIT_IN_BUFFER, always)
+        slot.value = ours
+
+    def undo() -> None:
+        if slot.value == ours:
+            slot.value = original
+
+    return undo
 
 
-def _wait() -> None:
+def _wait_in_buffer() -> bool:
+    # Native code, which no exception can pass, calls this, and interrupts the thread once it is back in Python.
+    try:
+        _wait_for_output()
+    except KeyboardInterrupt:
+        return True
+    except BaseException:
+        logger.exception("numpy.asarray does not wait for callbacks")
+    return False
+
+
+_WAIT_IN_BUFFER = native_library.Wait(_wait_in_buffer)
+
+
+def _wait_for_output() -> None:
     # All messages of programs whose results are ready have been emitted. Later messages of programs that still run are
     # not waited for.
-    if _undo is None or not _expected:
+    if not _undo or runtime.serves(threading.current_thread()):
         return
+    is_native = _is_settled is not bool
+    emissions = native_library.load_holding_lock().hcb_emissions() if is_native else 0
     targets = [(r, r.source.counters().emitted) for r in runtime.receivers() if r.queued()]
-    if targets and not runtime.serves(threading.current_thread()):
-        for receiver, emitted in targets:
-            _wait_for(receiver, emitted)
+    if targets and compat.in_callback_of_jax():  # the program that waits for it may be one of a tap function
+        return
+    stalled = [receiver.name for receiver, emitted in targets if not _wait_for(receiver, emitted)]
+    if is_native and not stalled:
+        native_library.load_holding_lock().hcb_settle(emissions)
 
 
-def _wait_for(receiver: DeviceReceiver, emitted: int) -> None:
+def _wait_for(receiver: DeviceReceiver, emitted: int) -> bool:
     queued, since = receiver.queued(), perf_counter()
     while not receiver.wait_consumed(emitted, POLL_SEC):
         now = perf_counter()
@@ -77,8 +115,9 @@ def _wait_for(receiver: DeviceReceiver, emitted: int) -> None:
             if line not in _told:
                 _told.add(line)
                 logger.warning(
-                    "jax.block_until_ready stops waiting for the emitted messages: %s. The callback may wait for a "
+                    "a wait for a result stops waiting for the emitted messages: %s. The callback may wait for a "
                     "lock of the waiting thread; jax.effects_barrier() waits without this limit",
                     receiver.describe_wait(),
                 )
-            return
+            return False
+    return True

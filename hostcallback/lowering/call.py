@@ -10,7 +10,7 @@ import numpy as np
 
 from hostcallback import _jax_compat as compat
 from hostcallback.lifecycle import receivers as transport, reentrant_calls as reentrant
-from hostcallback.primitives.call import call_p
+from hostcallback.primitives.call import call_p, call_where, masked_call_p
 from hostcallback.primitives.effects import TAP_EFFECT
 from hostcallback.receiver.runtime.runtime import runtime
 from hostcallback.receiver.wire import ArraySpec, Flags, encode_prefix
@@ -86,5 +86,13 @@ def _check_program(context: compat.LoweringContext, call: TapSpec) -> None:
         )
 
 
-compat.lower_with_devices(call_p)
+def _lower_where(ctx: Any, *operands: Any, **params: Any) -> Any:
+    return compat.lower_function(
+        compat.LoweringContext(ctx), functools.partial(call_where, **params), operands
+    )
+
+
+for primitive in (call_p, masked_call_p):
+    compat.lower_with_devices(primitive)
+compat.register_lowering(masked_call_p, _lower_where)
 compat.register_lowering(call_p, _lower)

@@ -27,6 +27,11 @@ def _lower(ctx: Any, step: Any) -> Any:
             context, transport.FFI_CLOCK_TARGET, token, [step], ctx.avals_out, {}
         )
         return results
+    if context.for_export:
+        raise NotImplementedError(
+            "a loop with a progress bar is exported, and its clock would be a Python callback, which JAX cannot "
+            "export: programs with bars are exported for one CPU, or inside a shard_map, on the native transport"
+        )
     _, results = compat.python_callback_with_results(
         context, _read, None, [step], ctx.avals_in, ctx.avals_out
     )

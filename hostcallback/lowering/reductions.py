@@ -1,9 +1,14 @@
-"""Lowers the tests of finite values and the statistics: to native handlers on CPUs, to reductions of XLA elsewhere."""
+"""Lowers the tests of finite values, the statistics and the copies: to native handlers on CPUs, to XLA elsewhere.
+
+The statistics of an array that the compiler divides among devices are, until it has done so, a custom call for which it
+asks `_partition`: each device measures what it has, and its row is its part of the result.
+"""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -11,13 +16,22 @@ import numpy as np
 
 from hostcallback import _jax_compat as compat
 from hostcallback.lifecycle import receivers as transport
+from hostcallback.lowering.partition import shard_starts
 from hostcallback.primitives import reductions
 from hostcallback.receiver.native import bindings as native_library
 
 NOT_FINITE_TARGET = "hostcallback_not_finite"
 STATISTICS_TARGET = "hostcallback_statistics"
+SHARE_TARGET = "hostcallback_share_statistics"
+MERGE_TARGET = "hostcallback_merged_statistics"
+COPY_TARGET = "hostcallback_copy"
 
 NATIVE_DTYPES = ("bfloat16", "float16", "float32", "float64", "complex64", "complex128")
+PARTITIONED_NAME = "hostcallback_partitioned_statistics"
+
+COPIED_DTYPES = (
+    *NATIVE_DTYPES, "bool", *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)),
+)  # fmt: skip
 
 
 def _lower_not_finite(ctx: Any, *operands: Any, groups: tuple[int, ...]) -> Any:
@@ -30,31 +44,116 @@ def _lower_statistics(ctx: Any, operand: Any) -> Any:
     return _lower(ctx, [operand], STATISTICS_TARGET, {}, reductions.reduce_statistics)
 
 
-def _lower(
-    ctx: Any, operands: Any, target: str, attributes: dict[str, Any], reference: Callable[..., Any]
-) -> Any:
+def _lower_share_statistics(ctx: Any, operand: Any, devices: int) -> Any:
     context = compat.LoweringContext(ctx)
-    if not _is_native(context, ctx.avals_in):
+    is_divided = context.automatic and not context.partially_manual and context.device_count == devices
+    if not is_divided or not _is_native(context, ctx.avals_in, NATIVE_DTYPES):
+        reference = functools.partial(reductions.reduce_share_statistics, devices=devices)
+        return compat.lower_function(context, reference, [operand])
+    _register()
+    return [compat.call_of_shares(context, PARTITIONED_NAME, operand, ctx.avals_out[0], str(devices))]
+
+
+def _lower_merged_statistics(ctx: Any, operand: Any, shapes: tuple[tuple[int, ...], ...]) -> Any:
+    # Each device gets all rows, which is the one exchange, and merges them.
+    reference = functools.partial(reductions.reduce_merged_statistics, shapes=shapes)
+    return _lower(ctx, [operand], MERGE_TARGET, {}, reference, divided=True)
+
+
+def _partition(
+    arg_shapes: Sequence[Any], arg_shardings: Sequence[Any], _: Any, __: Any, config: bytes
+) -> tuple[bytes, Sequence[Any], Any]:
+    # XLA calls this on one of its threads while it compiles.
+    devices, [value] = int(config), arg_shapes
+    sharding = compat.REPLICATED if arg_shardings[0].is_maximal() else arg_shardings[0]
+    shape, tile = tuple(value.dimensions()), tuple(sharding.tile(value).dimensions())
+    starts = shard_starts(len(shape), tile, sharding, range(devices))
+    module = compat.call_of_a_share(
+        SHARE_TARGET,
+        {"shares": shares_of_shards(shape, tile, starts).ravel()},
+        (tile, np.dtype(value.numpy_dtype())),
+        (1, len(reductions.STATISTICS) + 1),
+    )
+    return module, [sharding], compat.one_row_each(devices)
+
+
+def shares_of_shards(
+    shape: Sequence[int], tile: Sequence[int], starts: Sequence[Sequence[int]]
+) -> np.ndarray[Any, Any]:
+    """Returns which elements of its shard each partition measures, so that all measure each element once.
+
+    Args:
+        shape: of the whole array.
+        tile: of the shards; shards at the end may be padded to it.
+        starts: by partition, the start of its shard.
+
+    Returns:
+        int64, shape [partitions, 2 + rank]: first and end of the elements, and the shard's extents without padding.
+    """
+    holders: dict[tuple[int, ...], list[int]] = {}
+    for partition, start in enumerate(starts):
+        holders.setdefault(tuple(start), []).append(partition)
+    table = np.zeros((len(starts), 2 + len(tile)), np.int64)
+    for start, partitions in holders.items():
+        extents = np.clip(np.subtract(shape, start), 0, tile)
+        bounds = [math.prod(extents.tolist()) * i // len(partitions) for i in range(len(partitions) + 1)]
+        for partition, begin, end in zip(partitions, bounds, bounds[1:], strict=False):
+            table[partition] = (begin, end, *extents)
+    return table
+
+
+def _lower_copies(ctx: Any, *operands: Any) -> Any:
+    # Elsewhere XLA copies what is read after it is written over.
+    reference: Callable[..., Any] = lambda *arrays: [*arrays, *arrays]  # noqa: E731
+    count = len(operands)
+    return _lower(ctx, operands, COPY_TARGET, {}, reference, dtypes=COPIED_DTYPES, in_place=count)
+
+
+def _lower(
+    ctx: Any,
+    operands: Any,
+    target: str,
+    attributes: dict[str, Any],
+    reference: Callable[..., Any],
+    *,
+    dtypes: Sequence[str] = NATIVE_DTYPES,
+    in_place: int = 0,
+    divided: bool = False,
+) -> Any:
+    # Of what the compiler divides among devices it gives a call the whole: only `divided` ones are worth that.
+    context = compat.LoweringContext(ctx)
+    is_allowed = not context.automatic or (divided and not context.partially_manual)
+    if not is_allowed or not _is_native(context, ctx.avals_in, dtypes):
         return compat.lower_function(context, reference, operands)
     _register()
-    return compat.pure_call(context, target, operands, ctx.avals_out, attributes)
+    return compat.pure_call(context, target, operands, ctx.avals_out, attributes, in_place=in_place)
 
 
-def _is_native(context: Any, avals: Any) -> bool:
-    # XLA would gather on one device what it divides among several. Another process may lack the handlers.
-    if context.automatic or context.for_export or tuple(context.platforms) != ("cpu",):
+def _is_native(context: Any, avals: Any, dtypes: Sequence[str]) -> bool:
+    # Another process may lack the handlers.
+    if context.for_export or tuple(context.platforms) != ("cpu",):
         return False
-    return all(aval.dtype.name in NATIVE_DTYPES for aval in avals) and transport.use_native("cpu")
+    return all(aval.dtype.name in dtypes for aval in avals) and transport.use_native("cpu")
 
 
 @functools.cache
 def _register() -> None:
     # Not called at import, because JAX reports a registration before the backend exists as a failure of the backend.
     library = native_library.load()
-    handlers = {NOT_FINITE_TARGET: library.hcb_not_finite, STATISTICS_TARGET: library.hcb_statistics}
+    handlers = {
+        NOT_FINITE_TARGET: library.hcb_not_finite,
+        STATISTICS_TARGET: library.hcb_statistics,
+        SHARE_TARGET: library.hcb_share_statistics,
+        MERGE_TARGET: library.hcb_merged_statistics,
+        COPY_TARGET: library.hcb_copy,
+    }
     for target, handler in handlers.items():
         jax.ffi.register_ffi_target(target, jax.ffi.pycapsule(handler), platform="cpu")
 
 
 compat.register_lowering(reductions.not_finite_p, _lower_not_finite)
 compat.register_lowering(reductions.statistics_p, _lower_statistics)
+compat.register_lowering(reductions.share_statistics_p, _lower_share_statistics)
+compat.register_lowering(reductions.merged_statistics_p, _lower_merged_statistics)
+compat.register_partitioner(PARTITIONED_NAME, _partition, lambda config: compat.one_row_each(int(config)))
+compat.register_lowering(reductions.copies_p, _lower_copies)

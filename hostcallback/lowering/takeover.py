@@ -13,7 +13,6 @@ import jax
 import numpy as np
 
 from hostcallback import _jax_compat as compat
-from hostcallback.lifecycle import readiness
 from hostcallback.primitives.bind import bind_tap
 from hostcallback.primitives.call import emit_call
 from hostcallback.primitives.formatted import as_jax_array, template_of
@@ -110,7 +109,7 @@ def _print(
         objects["deliver"] = _LogRecords(logging_record)
         params |= {"logger": logging_record.name, "level": logging_record.levelno}
     identity = ("jax print", options.name, fmt, has_placeholders, str(template.printoptions))
-    options = replace(options, kind=tap_kind.FORMAT, params=params)
+    options = replace(options, kind=tap_kind.FORMAT, params=params, awaited=True)
     bind_tap((values, named), (), {}, Binding(objects=objects), identity=identity, options=options)
     return []
 
@@ -145,7 +144,7 @@ def _io_callback(
     options = replace(
         callback_options(callable_name(func), ordered, partitioned=False), params={ON_ONE_DEVICE: True}
     )
-    return list(emit_call(host_func, arguments, {}, announced, "sequential", options))
+    return list(emit_call(host_func, arguments, {}, announced, "sequential", options, deferred=False))
 
 
 def _leaves_of_call(func: Callable[..., Any], arrays: Arrays, arguments: Any) -> list[Any]:
@@ -176,11 +175,13 @@ def _emit_callback(
         binding = Binding(functools.partial(_call_on_cpu, func), objects={"present": as_jax_array})
     params = params or {}
     options = replace(
-        callback_options(callable_name(func), ordered, partitioned), kind=tap_kind.CALLBACK, params=params
+        callback_options(callable_name(func), ordered, partitioned),
+        kind=tap_kind.CALLBACK,
+        params=params,
+        awaited=True,
     )
     identity = ("jax callback", func, arrays, *params)
     bind_tap(arguments, (), {}, binding, identity=identity, options=options)
-    readiness.expect_callbacks()
 
 
 def _call_on_cpu(func: Callable[..., Any], *args: Any, **kwargs: Any) -> None:

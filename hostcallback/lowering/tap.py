@@ -14,7 +14,7 @@ from hostcallback import _jax_compat as compat
 from hostcallback.lifecycle import receivers as transport
 from hostcallback.lowering import partition
 from hostcallback.primitives.effects import TAP_EFFECT
-from hostcallback.primitives.tap import tap_p
+from hostcallback.primitives.tap import mask_levels, tap_p
 from hostcallback.receiver.messages.message import Consumer, Message, Sink
 from hostcallback.receiver.messages.registry import Lease
 from hostcallback.receiver.runtime.runtime import runtime
@@ -23,15 +23,28 @@ from hostcallback.receiver.sinks.unbatch import batch_axes, batchings_of
 from hostcallback.receiver.wire import ArraySpec, Flags, encode_prefix
 from hostcallback.receiver.wire.tap_descriptor import FIRST_PROCESS
 from hostcallback.sync import inflight
-from hostcallback.tracing.tap_spec import ON_ONE_DEVICE, Float0Leaves, Shards, TapSpec, public_transforms
+from hostcallback.tracing.tap_spec import (
+    LAST,
+    ON_ONE_DEVICE,
+    Float0Leaves,
+    Shards,
+    TapSpec,
+    public_transforms,
+)
 
 MAX_BRANCHES = 32
 """Number of taps of one program from which on checks have no branch around them: a check costs 0.1 us, not 0.05."""
 
 
-def _lower(ctx: Any, *operands: Any, tap: TapSpec, transforms: Any, float0_leaves: Float0Leaves) -> Any:
+def _lower(ctx: Any, *results: Any, tap: TapSpec, transforms: Any, float0_leaves: Float0Leaves) -> Any:
     context = compat.LoweringContext(ctx)
     _check_supported(context, tap, ctx.avals_in)
+    levels = mask_levels(transforms)
+    operands, avals = list(results), list(ctx.avals_in)
+    if levels is not None and all(dims[-1] is None for dims in levels):
+        # No vmap batched the condition: what runs takes part.
+        transforms, operands, avals, levels = transforms[:-1], operands[:-1], avals[:-1], None
+    mask = None if levels is None else operands[-1]
     transport.start(context.platform)
     inflight.expect(context.local_devices())
     native = transport.use_native(context.platform)
@@ -49,7 +62,7 @@ def _lower(ctx: Any, *operands: Any, tap: TapSpec, transforms: Any, float0_leave
         consumer, tap.options.without_devices, is_silent=_is_silent(context, tap, shards)
     )
     token = context.token_in(TAP_EFFECT)
-    arrays, avals, consumer_id = list(operands), list(ctx.avals_in), consumer.consumer_id
+    arrays, consumer_id = list(operands), consumer.consumer_id
     if context.for_export:
         # JAX does not export a program that keeps objects alive, so the process keeps the lease.
         _leases_of_exported_taps[consumer.consumer_id] = lease
@@ -62,13 +75,34 @@ def _lower(ctx: Any, *operands: Any, tap: TapSpec, transforms: Any, float0_leave
         context.avoid_persistent_cache()
     whole_axes = _whole_axes(context, tap, transforms, avals)
     emission = functools.partial(
-        emit, _Emission(context, token, arrays, avals, tap, consumer, consumer_id, whole_axes)
+        emit,
+        _Emission(context, token, arrays, avals, tap, consumer, consumer_id, whole_axes, mask is not None),
     )
-    token_out = context.unless(operands[0], token, emission) if _has_branch(context, tap) else emission()
+    if mask is not None and _may_branch(context):
+        token_out = context.unless(context.negated(mask), token, emission)
+    elif _has_branch(context, tap):
+        token_out = context.unless(operands[0], token, emission)
+    else:
+        token_out = emission()
+    is_awaited = _is_awaited(context, tap) and context.at_end(TAP_EFFECT, _wait_for_output)
     # An unordered tap takes the incoming token, so it cannot start before its predecessors, but no operation waits for
     # it. Shards are numbered in the order of their emission, which is equal on all devices only in program order.
-    context.set_token_out(TAP_EFFECT, token_out if tap.options.ordered or context.automatic else token)
-    return operands
+    # The wait at the end of a program is behind all taps.
+    threads = tap.options.ordered or context.automatic or is_awaited
+    context.set_token_out(TAP_EFFECT, token_out if threads else token)
+    return results
+
+
+def _is_awaited(context: compat.LoweringContext, tap: TapSpec) -> bool:
+    # A program over several devices never runs on the thread that dispatches it.
+    here = context.platform == "cpu" and transport.use_native("cpu") and context.device_count == 1
+    return tap.options.awaited and here and not context.for_export
+
+
+def _wait_for_output(context: compat.LoweringContext, token: Any) -> Any:
+    # JAX runs programs with callbacks on the thread that dispatches them, and so their output is there when it is back.
+    compat.dispatch_synchronously(context)
+    return context.custom_call(transport.FFI_OUTPUT_TARGET, token, [], {})
 
 
 def _check_supported(context: compat.LoweringContext, tap: TapSpec, avals: Sequence[Any]) -> None:
@@ -94,7 +128,11 @@ def _has_branch(context: compat.LoweringContext, tap: TapSpec) -> bool:
     # The handler reads a check's predicate in any case. A branch around the check is faster to run, but the compile
     # time grows with the number of branches. If the compiler partitions the program, the condition would have to be
     # gathered from all devices. On a GPU the host would have to wait for the condition, so the receiver reads it.
-    if not tap.options.kind.is_check or context.automatic:
+    return tap.options.kind.is_check and _may_branch(context)
+
+
+def _may_branch(context: compat.LoweringContext) -> bool:
+    if context.automatic:
         return False
     if not transport.use_native(context.platform):
         return True
@@ -116,6 +154,7 @@ class _Emission(NamedTuple):
         consumer: takes the messages in this process.
         consumer_id: the id in the messages; of an exported tap that of all exported taps.
         whole_axes: by operand, the axes along which a device must have the whole array.
+        is_masked: whether the last operand is a mask.
     """
 
     context: compat.LoweringContext
@@ -126,6 +165,7 @@ class _Emission(NamedTuple):
     consumer: Consumer
     consumer_id: int
     whole_axes: Sequence[Sequence[int]]
+    is_masked: bool
 
     @property
     def dtypes(self) -> list[np.dtype[Any]]:
@@ -144,13 +184,11 @@ class _Emission(NamedTuple):
 def _emit_natively(emission: _Emission) -> Any:
     context, tap = emission.context, emission.tap
     if context.automatic:
-        prefix = (emission.consumer_id, int(_flags(tap)))
+        prefix = (emission.consumer_id, int(_flags(tap) | _when(tap)))
         return emission.partitioned_call(
             transport.FFI_SHARD_TARGET, emission.operands, prefix=prefix, predicate=_predicate(context)
         )
-    attributes = {
-        "prefix": compat.uint8_attribute(_prefix(context, emission.consumer_id, tap, emission.avals))
-    }
+    attributes = {"prefix": compat.uint8_attribute(_prefix(emission, _when(tap)))}
     return context.custom_call(transport.FFI_TARGET, emission.token, emission.operands, attributes)
 
 
@@ -158,7 +196,7 @@ def _emit_through_python(emission: _Emission) -> Any:
     context, tap, avals = emission.context, emission.tap, emission.avals
     platform, devices = context.platform, context.devices()
     if not context.automatic:
-        prefix = _prefix(context, emission.consumer_id, tap, avals)
+        prefix = _prefix(emission)
         function = transport.callback_emitter(platform, emission.consumer, prefix, emission.dtypes, devices)
         return context.python_callback(function, emission.token, emission.operands, avals)
     if platform == "tpu":
@@ -186,16 +224,26 @@ def _flags(tap: TapSpec) -> Flags:
     return flags
 
 
-def _whole_flags(context: compat.LoweringContext, tap: TapSpec) -> Flags:
+def _whole_flags(context: compat.LoweringContext, tap: TapSpec, is_masked: bool) -> Flags:
     # Consumers of exported taps and of shards take their messages one by one.
     batched = tap.options.params.get("batched", False) and tap.structure.has_arrays and not context.for_export
+    batched = batched and not is_masked  # its messages differ in shape
     return _flags(tap) | (Flags.BATCHED if batched else Flags(0))
 
 
-def _prefix(context: compat.LoweringContext, consumer_id: int, tap: TapSpec, avals: Sequence[Any]) -> bytes:
+def _when(tap: TapSpec) -> Flags:
+    # The inputs of a failed call are sent at its end: until then a failed check does not end a program that sends them.
+    if LAST in tap.options.params:
+        return Flags.LAST
+    return Flags(0) if tap.origin is None else Flags.LATE
+
+
+def _prefix(emission: _Emission, when: Flags | None = None) -> bytes:
+    context, tap, avals = emission.context, emission.tap, emission.avals
     specs = [ArraySpec.of(np.dtype(aval.dtype), aval.shape) for aval in avals]
     predicate = _predicate(context) if tap.options.kind.is_check else 0
-    return encode_prefix(consumer_id, _whole_flags(context, tap), specs, predicate)
+    flags = _whole_flags(context, tap, emission.is_masked) | (when or Flags(0))
+    return encode_prefix(emission.consumer_id, flags, specs, predicate)
 
 
 def _predicate(context: compat.LoweringContext) -> int:
@@ -207,8 +255,10 @@ def _whole_axes(
     context: compat.LoweringContext, tap: TapSpec, transforms: Any, avals: Sequence[Any]
 ) -> Sequence[Sequence[int]]:
     # To get a device's shards of each element of a batch, as JAX's callbacks do, all elements must be on the device.
-    batchings, options = batchings_of(public_transforms(transforms)), tap.options
-    by_element = options.sharding == "local" and options.kind.by_element
+    # So must they to leave out those that take no part.
+    levels, options = mask_levels(transforms), tap.options
+    batchings = batchings_of(public_transforms(transforms)) if levels is None else levels
+    by_element = options.sharding == "local" and (options.kind.by_element or levels is not None)
     if not context.automatic or not by_element or not batchings:
         return ()
     described = int(context.for_export)  # the description is the first array and has no batch axes

@@ -16,7 +16,8 @@ from hostcallback import _jax_compat as compat
 from hostcallback.primitives.bind import bind_spec
 from hostcallback.primitives.effects import CALL_EFFECT, TAP_EFFECT
 from hostcallback.receiver.errors import CallResultError
-from hostcallback.receiver.messages.message import Sink
+from hostcallback.receiver.messages.deferred_errors import FailureOfProgram
+from hostcallback.receiver.messages.message import Message, Sink
 from hostcallback.receiver.sinks.call import CallSink, Expected
 from hostcallback.receiver.sinks.factory import Binding
 from hostcallback.receiver.wire.dtypes import wire_type_of
@@ -27,6 +28,11 @@ from hostcallback.tracing.tap_spec import TapSpec
 
 call_p = Primitive("host_call")
 call_p.multiple_results = True
+masked_call_p = Primitive(call_p.name)  # by which a second run of a step knows calls
+"""A call in a branch or loop that vmap runs for all elements, see `lane_masks`: its first operand is a mask. Called for
+one element at a time, the host function is called where the mask holds, and the other results are zeros. One that takes
+batches is called with the whole batch, unless the mask holds for no element."""
+masked_call_p.multiple_results = True
 
 
 def emit_call(
@@ -36,8 +42,13 @@ def emit_call(
     result_shape: Any,
     vmap_method: str | None,
     options: TapOptions,
+    *,
+    deferred: bool = True,
 ) -> Any:
-    """Binds one call of any kind; see `hostcallback.call` for arguments, result and errors."""
+    """Binds one call of any kind; see `hostcallback.call` for arguments, result and errors.
+
+    `deferred`: whether the next barrier raises the exceptions of `host_func`, too, and not only the program's caller.
+    """
     expected, result_tree = _expected(result_shape)
     source_line = user_source_line()
     config: Any = jax.config  # every version has the attribute, none has an annotation for mypy
@@ -47,7 +58,8 @@ def emit_call(
     def with_results(sink: Sink) -> Sink:
         what = f"the call of {options.name} at {source_line}"
         flatten = functools.partial(_leaves_of, tree=result_tree, what=what)
-        return CallSink(sink, flatten, expected, what=what, narrow=narrow)
+        results = CallSink(sink, flatten, expected, what=what, narrow=narrow)
+        return results if deferred else functools.partial(_of_program, results)
 
     def bind(spec: TapSpec, arrays: list[Any]) -> Any:
         avals = tuple(jax.core.ShapedArray(e.shape, e.dtype) for e in expected)
@@ -58,6 +70,13 @@ def emit_call(
     identity = ("call", host_func, described, narrow)
     binding = Binding(host_func, around=with_results)
     return bind_spec(bind, arg, kwargs, binding, identity=identity, options=options)
+
+
+def _of_program(sink: Sink, message: Message) -> Any:
+    try:
+        return sink(message)
+    except BaseException as error:
+        raise FailureOfProgram(error) from None
 
 
 def _expected(result_shape: Any) -> tuple[list[Expected], Any]:
@@ -91,12 +110,12 @@ def _abstract(*avals: Any, result_avals: Any, **_: Any) -> Any:
     return compat.results_that_vary_as(avals, result_avals), {TAP_EFFECT, CALL_EFFECT}
 
 
-def _impl(*args: Any, **params: Any) -> Any:
+def _impl(primitive: Any, *args: Any, **params: Any) -> Any:
     # The primitive has no meaning outside of a program: under `disable_jit` this would call itself without
     # end.
     with jax.disable_jit(False):
         try:
-            return _eager_program(tuple(sorted(params.items())))(*args)
+            return _eager_program(primitive, tuple(sorted(params.items())))(*args)
         except ValueError as error:
             # JAX's fast dispatch raises ValueError where its other paths raise JaxRuntimeError.
             if str(error).startswith("INTERNAL: "):
@@ -105,29 +124,47 @@ def _impl(*args: Any, **params: Any) -> Any:
 
 
 @functools.lru_cache(maxsize=32)
-def _eager_program(params: tuple[tuple[str, Any], ...]) -> Callable[..., Any]:
+def _eager_program(primitive: Any, params: tuple[tuple[str, Any], ...]) -> Callable[..., Any]:
     # A call outside jit is a program of one equation. The last few programs are cached with the objects they captured.
-    return jax.jit(lambda *operands: call_p.bind(*operands, **dict(params)))
+    return jax.jit(lambda *operands: primitive.bind(*operands, **dict(params)))
 
 
-def _jvp(primals: Any, tangents: Any, *, call: TapSpec, **params: Any) -> Any:
+def _jvp(primitive: Any, primals: Any, tangents: Any, *, call: TapSpec, **params: Any) -> Any:
     differentiated = any(
         type(t) is not ad.Zero and getattr(t, "dtype", None) != jax.dtypes.float0 for t in tangents
     )
     if differentiated:
         refuse_to_differentiate(call)
-    outs = call_p.bind(*primals, call=call, **params)
+    outs = primitive.bind(*primals, call=call, **params)
     return outs, [compat.zero_tangent(out) for out in outs]
 
 
-def _transpose(cotangents: Any, *args: Any, call: TapSpec, **params: Any) -> Any:
+# In the rules, the host function does not get the first `own` operands.
+
+
+def _transpose(primitive: Any, own: int, cotangents: Any, *args: Any, call: TapSpec, **params: Any) -> Any:
     refuse_to_differentiate(call)
     # Only breakpoints arrive here. Their operands may be tangents, in the rule of a custom derivative. Tangents have no
     # values in transposed code; the first operand marks them as missing.
-    missing = [ad.is_undefined_primal(arg) for arg in args]
-    known = [jnp.zeros(a.aval.shape, a.aval.dtype) if m else a for a, m in zip(args, missing, strict=True)]
-    call_p.bind(jnp.array(missing[1:]), *known[1:], call=call, **params)
+    missing = [ad.is_undefined_primal(arg) for arg in args[own:]]
+    known = [
+        jnp.zeros(a.aval.shape, a.aval.dtype) if m else a for a, m in zip(args[own:], missing, strict=True)
+    ]
+    primitive.bind(*args[:own], jnp.array(missing[1:]), *known[1:], call=call, **params)
     return [None] * len(args)
+
+
+def call_where(mask: Any, *operands: Any, **params: Any) -> list[Any]:
+    """The results of `masked_call_p`: those of the call if the mask holds for any element, else zeros."""
+
+    def call() -> list[Any]:
+        return list(call_p.bind(*operands, **params))
+
+    def zeros() -> list[Any]:
+        return [jnp.zeros(aval.shape, aval.dtype) for aval in params["result_avals"]]
+
+    results: list[Any] = jax.lax.cond(jnp.any(mask), call, zeros)
+    return results
 
 
 def refuse_to_differentiate(call: TapSpec) -> None:
@@ -146,7 +183,15 @@ def refuse_to_differentiate(call: TapSpec) -> None:
 
 
 def _batch(
-    args: Any, dims: Any, *, call: TapSpec, transforms: Any, result_avals: Any, vmap_method: str | None
+    primitive: Any,
+    own: int,
+    args: Any,
+    dims: Any,
+    *,
+    call: TapSpec,
+    transforms: Any,
+    result_avals: Any,
+    vmap_method: str | None,
 ) -> Any:
     if vmap_method is None:
         raise NotImplementedError(
@@ -156,10 +201,10 @@ def _batch(
         )
     if vmap_method in ("expand_dims", "broadcast_all"):
         # With these methods, the batch dimension of each leaf is its first.
-        shown = tuple(None if d is None and vmap_method == "expand_dims" else 0 for d in dims)
+        shown = tuple(None if d is None and vmap_method == "expand_dims" else 0 for d in dims[own:])
         transforms = (*transforms, ("batch", shown))
     return compat.batch_call(
-        call_p,
+        primitive,
         args,
         dims,
         vmap_method=vmap_method,
@@ -169,8 +214,9 @@ def _batch(
     )
 
 
-call_p.def_effectful_abstract_eval(_abstract)
-call_p.def_impl(_impl)
-ad.primitive_jvps[call_p] = _jvp
-ad.primitive_transposes[call_p] = _transpose
-batching.primitive_batchers[call_p] = _batch
+for primitive, own in ((call_p, 0), (masked_call_p, 1)):
+    primitive.def_effectful_abstract_eval(_abstract)
+    primitive.def_impl(functools.partial(_impl, primitive))
+    ad.primitive_jvps[primitive] = functools.partial(_jvp, primitive)
+    ad.primitive_transposes[primitive] = functools.partial(_transpose, primitive, own)
+    batching.primitive_batchers[primitive] = functools.partial(_batch, primitive, own)

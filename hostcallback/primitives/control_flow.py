@@ -11,11 +11,10 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-import jax
 import numpy as np
 from jax.extend.core import Primitive
 from jax.extend.core.primitives import scan_p, while_p
-from jax.interpreters import batching, partial_eval
+from jax.interpreters import partial_eval
 
 from hostcallback import _jax_compat as compat
 
@@ -103,43 +102,6 @@ def run_once_when_recomputed(effect_type: type[Any], primitive: Primitive, stand
     on_jaxprs[primitive] = rule
     on_jaxprs[while_p] = loop_rule
     partial_eval.dce_rules[compat.remat_p] = drop_rule
-
-
-def batch_conditions(effect_type: type[Any]) -> None:
-    """Corrects `vmap` of a `while_loop` whose condition has the effect.
-
-    If the condition has an ordered effect and some elements finish before others, JAX continues to change the finished
-    ones, and their results are wrong (0.8 to 0.12). This rule evaluates the condition in the body, as JAX's lowering of
-    such loops does anyway.
-    """
-    batch: Any = batching.fancy_primitive_batchers[while_p]
-
-    @functools.wraps(batch)
-    def rule(axis: Any, args: Any, dims: Any, **params: Any) -> Any:
-        condition_of, body_of = params["cond_jaxpr"], params["body_jaxpr"]
-        if not compat.has_effect(condition_of, effect_type):
-            return batch(axis, args, dims, **params)
-        first, second = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
-
-        def loop(*args: Any) -> Any:
-            def condition(carry: Any) -> Any:
-                return compat.eval_jaxpr(condition_of, *args[:first], *carry)[0]
-
-            def body(state: Any) -> Any:
-                going_on, carry = state
-                moved = compat.eval_jaxpr(body_of, *args[first:second], *carry)
-                # When batched, finished elements keep their values, for which the condition is evaluated again.
-                carry = [jax.numpy.where(going_on, new, old) for new, old in zip(moved, carry, strict=True)]
-                return condition(carry), carry
-
-            carry = list(args[second:])
-            return jax.lax.while_loop(lambda state: state[0], body, (condition(carry), carry))[1]
-
-        avals = [*condition_of.in_avals[:first], *body_of.in_avals]
-        batched, out_dims = compat.batch_jaxpr(jax.make_jaxpr(loop)(*avals), axis, tuple(dims))
-        return compat.eval_jaxpr(batched, *args), out_dims
-
-    batching.fancy_primitive_batchers[while_p] = rule
 
 
 _scan_pin_p: Any = Primitive("stay_in_scan")

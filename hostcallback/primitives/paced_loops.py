@@ -69,10 +69,24 @@ def _count(number: int) -> Any:
     return jnp.asarray(number, jax.dtypes.canonicalize_dtype(np.int64))
 
 
+def as_one_program(loop: Callable[..., Any], *arguments: Any) -> Any:
+    """Returns `loop(*arguments)`, jitted where its operations would run one by one.
+
+    The loops of `jax.lax` are one operation each, so that eager ones work under a transfer guard, too.
+    """
+    return loop(*arguments) if compat.is_staging() else jax.jit(loop)(*arguments)
+
+
 def run_while(
     condition: Callable[[Any], Any], body: Callable[[Any], Any], init: Any, messages: Messages
 ) -> Any:
     """Runs a `lax.while_loop` and emits its messages. Elements of a vmap may end at different steps."""
+    return as_one_program(lambda init: _run_while(condition, body, init, messages), init)
+
+
+def _run_while(
+    condition: Callable[[Any], Any], body: Callable[[Any], Any], init: Any, messages: Messages
+) -> Any:
     messages.begin()
     with_condition = bool(jax.make_jaxpr(condition)(init).effects)
     if with_condition:  # it must run once per step, and below it runs twice
@@ -121,6 +135,22 @@ def scan_steps(
     options: dict[str, Any],
 ) -> tuple[Any, Any]:
     """Runs a `lax.scan` of `length` steps with `options`, and emits its messages."""
+
+    def loop(init: Any, xs: Any) -> tuple[Any, Any]:
+        return _scan_steps(f, init, xs, length, messages, options)
+
+    done: tuple[Any, Any] = as_one_program(loop, init, xs)
+    return done
+
+
+def _scan_steps(
+    f: Callable[[Any, Any], tuple[Any, Any]],
+    init: Any,
+    xs: Any,
+    length: int,
+    messages: Messages,
+    options: dict[str, Any],
+) -> tuple[Any, Any]:
     messages.begin()
     blocks = _Blocks.of(f, init, xs, length, messages, options) if options.get("unroll", 1) == 1 else None
     if blocks is None:

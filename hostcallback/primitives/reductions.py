@@ -1,4 +1,4 @@
-"""Primitives that reduce arrays where they are: the test whether they are finite, and their statistics.
+"""Primitives that read arrays where they are: the test whether they are finite, their statistics, and copies of many.
 
 On CPUs a native handler reads each array once. Elsewhere they are the reductions of `jax.numpy` in this module.
 """
@@ -6,6 +6,7 @@ On CPUs a native handler reads each array once. Elsewhere they are the reduction
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -51,6 +52,32 @@ def reduce_statistics(value: Any) -> list[Any]:
     return [result.astype(np.float32) for result in results]
 
 
+def reduce_share_statistics(value: Any, *, devices: int) -> list[Any]:
+    """As `share_statistics`, with the whole in the first row."""
+    whole = jnp.stack([*reduce_statistics(value), jnp.float32(value.size)])
+    return [jnp.zeros((devices, len(whole)), np.float32).at[0].set(whole)]
+
+
+def reduce_merged_statistics(rows: Any, *, shapes: tuple[tuple[int, ...], ...]) -> list[Any]:
+    """As `merged_statistics`, of rows [devices, values, 8]: for each shape the seven results."""
+    mean, std, low, high, norm, zeros, nonfinite, count = jnp.moveaxis(rows, 2, 0)
+    is_empty, share = count == 0, count / jnp.sum(count, 0)
+    average = jnp.sum(share * mean, 0)
+    spread = std**2 + (mean - average) ** 2
+    merged = (
+        average,
+        jnp.sqrt(jnp.sum(jnp.where(is_empty, 0, share * spread), 0)),
+        jnp.min(jnp.where(is_empty, jnp.inf, low), 0),
+        jnp.max(jnp.where(is_empty, -jnp.inf, high), 0),
+        jnp.sqrt(jnp.sum(norm**2, 0)),
+        jnp.sum(share * zeros, 0),
+        jnp.sum(share * nonfinite, 0),
+    )
+    ends = np.cumsum([math.prod(shape) for shape in shapes])[:-1]
+    parts = [jnp.split(statistic, ends) for statistic in merged]
+    return [part[i].reshape(shape) for i, shape in enumerate(shapes) for part in parts]
+
+
 def _sum(value: Any) -> Any:
     # The first axes alone first: XLA's code for the CPU has vector instructions only for that order.
     return jnp.sum(jnp.sum(value, axis=tuple(range(value.ndim - 1)))) if value.ndim > 1 else jnp.sum(value)
@@ -67,6 +94,15 @@ not_finite_p.multiple_results = True
 
 statistics_p = Primitive("statistics")
 statistics_p.multiple_results = True
+
+share_statistics_p = Primitive("share_statistics")
+share_statistics_p.multiple_results = True
+
+merged_statistics_p = Primitive("merged_statistics")
+merged_statistics_p.multiple_results = True
+
+copies_p = Primitive("copies")
+copies_p.multiple_results = True
 
 
 def not_finite(arrays: Sequence[Any], groups: Sequence[int]) -> Any:
@@ -89,6 +125,44 @@ def statistics(value: Any) -> dict[str, Any]:
     return dict(zip(STATISTICS, statistics_p.bind(value), strict=True))
 
 
+def share_statistics(value: Any, devices: int) -> Any:
+    """Measures an array that the compiler divides among devices where it lies: no device asks another.
+
+    Returns:
+        float32 [devices, 8], for `merged_statistics`: of each device's share of the array the seven statistics and the
+        number of its elements. Of a shard that several devices have, each measures a part.
+    """
+    return share_statistics_p.bind(value, devices=devices)[0]
+
+
+def merged_statistics(rows: Sequence[Any]) -> list[dict[str, Any]]:
+    """Returns the statistics of arrays from those of their shares, by one exchange among the devices for all of them.
+
+    Args:
+        rows: for each array a result of `share_statistics`, which may have axes in front, as after a scan.
+
+    Returns:
+        As `statistics` for each, of the shape of the axes in front.
+    """
+    shapes = tuple(one.shape[:-2] for one in rows)
+    # Devices first: what they send each other is then in one piece.
+    flat = [jnp.moveaxis(one.reshape(-1, *one.shape[-2:]), 1, 0) for one in rows]
+    found = merged_statistics_p.bind(jnp.concatenate(flat, axis=1), shapes=shapes)
+    count = len(STATISTICS)
+    return [dict(zip(STATISTICS, found[i : i + count], strict=True)) for i in range(0, len(found), count)]
+
+
+def copies(arrays: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    """Copies arrays of any types, on CPUs by one native call.
+
+    Returns:
+        The arrays and the copies. The program must go on with the former: they are in the arrays' memory, and come
+        after the copies, so that what writes over them needs no further copy.
+    """
+    outs = copies_p.bind(*arrays) if arrays else []
+    return list(outs[: len(arrays)]), list(outs[len(arrays) :])
+
+
 def _not_finite_avals(*avals: Any, groups: tuple[int, ...]) -> list[Any]:
     return compat.results_that_vary_as(avals, [jax.core.ShapedArray((max(groups) + 1,), np.dtype(np.bool_))])
 
@@ -97,6 +171,16 @@ def _statistics_avals(aval: Any) -> list[Any]:
     return compat.results_that_vary_as(
         [aval], [jax.core.ShapedArray((), np.dtype(np.float32))] * len(STATISTICS)
     )
+
+
+def _share_statistics_avals(aval: Any, devices: int) -> list[Any]:
+    row = jax.core.ShapedArray((devices, len(STATISTICS) + 1), np.dtype(np.float32))
+    return compat.results_that_vary_as([aval], [row])
+
+
+def _merged_statistics_avals(aval: Any, shapes: tuple[tuple[int, ...], ...]) -> list[Any]:
+    results = [jax.core.ShapedArray(shape, np.dtype(np.float32)) for shape in shapes for _ in STATISTICS]
+    return compat.results_that_vary_as([aval], results)
 
 
 def _define(primitive: Primitive, avals: Callable[..., Any], reference: Callable[..., list[Any]]) -> None:
@@ -116,4 +200,7 @@ def _define(primitive: Primitive, avals: Callable[..., Any], reference: Callable
 
 _define(not_finite_p, _not_finite_avals, reduce_not_finite)
 _define(statistics_p, _statistics_avals, reduce_statistics)
+_define(share_statistics_p, _share_statistics_avals, reduce_share_statistics)
+_define(merged_statistics_p, _merged_statistics_avals, reduce_merged_statistics)
+_define(copies_p, lambda *avals: [*avals, *avals], lambda *arrays: [*arrays, *arrays])
 # Lowering is registered in hostcallback.lowering, which knows the transports.

@@ -1,6 +1,7 @@
 """The tap primitive: an identity on its operands that sends them to the host, and its rules.
 
-One equation stands for one tap: `tap_p.bind(*leaves, tap=TapSpec, transforms=(...), float0_leaves=(...))`.
+One equation stands for one tap: `tap_p.bind(*leaves, tap=TapSpec, transforms=(...), float0_leaves=(...))`. If the
+transforms have an entry `("mask", levels)`, the last operand is a mask and no leaf: see `lane_masks`.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching
@@ -63,17 +65,19 @@ def _jvp(primals: Any, tangents: Any, *, tap: TapSpec, transforms: Any, float0_l
     primals_out = tap_p.bind(*primals, tap=tap, transforms=transforms, float0_leaves=float0_leaves)
     if not tap.options.tap_tangents or all(type(t) is ad.Zero for t in tangents):
         return primals_out, list(tangents)
+    leaves, mask = split_mask(primals, transforms)
     # Integer leaves have float0 tangents, which have no bytes and stay on the host.
-    carried = [i for i, t in enumerate(tangents) if not _is_float0(t)]
-    kept_float0 = absent_after(float0_leaves, len(tangents), carried, [np.shape(p) for p in primals])
+    carried = [i for i, t in enumerate(tangents[: len(leaves)]) if not _is_float0(t)]
+    kept_float0 = absent_after(float0_leaves, len(leaves), carried, [np.shape(p) for p in leaves])
     outs = tap_p.bind(
         *(ad.instantiate_zeros(tangents[i]) for i in carried),
+        *mask,
         tap=tap,
-        transforms=(*transforms, ("jvp", None)),
+        transforms=_without_operands(with_transform(transforms, ("jvp", None)), carried),
         float0_leaves=kept_float0,
     )
     tangents_out = list(tangents)
-    for i, out in zip(carried, outs, strict=True):
+    for i, out in zip(carried, outs, strict=False):  # a mask is the last result
         if type(tangents[i]) is not ad.Zero:
             tangents_out[i] = out
     return primals_out, tangents_out
@@ -85,10 +89,12 @@ def _transpose(
     undefined = [ad.is_undefined_primal(arg) for arg in args]
     if not tap.options.tap_transposed or all(type(ct) is ad.Zero for ct in cotangents):
         return [ct if flows else None for ct, flows in zip(cotangents, undefined, strict=True)]
+    _, mask = split_mask(args, transforms)
     outs = tap_p.bind(
-        *map(ad.instantiate_zeros, cotangents),
+        *map(ad.instantiate_zeros, cotangents[: len(cotangents) - len(mask)]),
+        *mask,
         tap=tap,
-        transforms=(*transforms, ("transpose", None)),
+        transforms=with_transform(transforms, ("transpose", None)),
         float0_leaves=float0_leaves,
     )
     # A symbolic zero stays symbolic, as without the tap, so that no computation uses it.
@@ -97,13 +103,68 @@ def _transpose(
 
 
 def _batch(args: Any, dims: Any, *, tap: TapSpec, transforms: Any, float0_leaves: Float0Leaves) -> Any:
-    shown = iter(None if d is None else int(d) for d in dims)
+    args, dims = list(args), [None if d is None else int(d) for d in dims]
+    leaves, mask = split_mask(args, transforms)
+    if mask and tap.options.kind.by_element and dims[-1] is not None and dims[:-1] == [None] * len(leaves):
+        # The elements that take part are told by the mask alone: each of them is one of this value.
+        args[0], dims[0] = jnp.broadcast_to(args[0], (mask[0].shape[dims[-1]], *np.shape(args[0]))), 0
+    shown = iter(dims)
     held = dict(float0_leaves)
-    all_dims = tuple(None if i in held else next(shown) for i in range(len(args) + len(float0_leaves)))
-    outs = tap_p.bind(
-        *args, tap=tap, transforms=(*transforms, ("batch", all_dims)), float0_leaves=float0_leaves
-    )
+    all_dims = tuple(None if i in held else next(shown) for i in range(len(leaves) + len(float0_leaves)))
+    transforms = with_transform(transforms, ("batch", all_dims))
+    if mask:
+        transforms = (*transforms[:-1], ("mask", (*mask_levels(transforms), tuple(dims))))
+    outs = tap_p.bind(*args, tap=tap, transforms=transforms, float0_leaves=float0_leaves)
     return outs, dims
+
+
+def mask_levels(transforms: tuple[Transform, ...]) -> Any:
+    """Of a tap with a mask: for each vmap, innermost first, the dimension of every operand; else None."""
+    return transforms[-1][1] if transforms and transforms[-1][0] == "mask" else None
+
+
+def split_mask(operands: Any, transforms: tuple[Transform, ...]) -> tuple[list[Any], list[Any]]:
+    """Returns the leaves among a tap's operands, and a list with the mask, which is empty if there is none."""
+    count = len(operands) - (mask_levels(transforms) is not None)
+    return list(operands[:count]), list(operands[count:])
+
+
+def with_transform(transforms: tuple[Transform, ...], entry: Transform) -> tuple[Transform, ...]:
+    """Returns the transforms with one more; the mask's stays the last."""
+    if mask_levels(transforms) is None:
+        return (*transforms, entry)
+    return (*transforms[:-1], entry, transforms[-1])
+
+
+def _without_operands(transforms: tuple[Transform, ...], carried: list[int]) -> tuple[Transform, ...]:
+    levels = mask_levels(transforms)
+    if levels is None:
+        return transforms
+    kept = tuple((*(dims[i] for i in carried), dims[-1]) for dims in levels)
+    return (*transforms[:-1], ("mask", kept))
+
+
+def bind_where(mask: Any, operands: Any, params: dict[str, Any]) -> list[Any]:
+    """Binds a tap with the operands and parameters of an equation, for elements for which the scalar `mask` holds.
+
+    The predicate of a check holds for the others, so a check needs no mask. For other kinds, `mask` is combined with
+    the mask that the tap has, or becomes its mask.
+    """
+    transforms, float0_leaves = params["transforms"], params["float0_leaves"]
+    if params["tap"].options.kind.is_check:
+        predicate, *rest = operands
+        return [predicate, *tap_p.bind(predicate | ~mask, *rest, **params)[1:]]
+    leaves, old = split_mask(operands, transforms)
+    if old:
+        return [*tap_p.bind(*leaves, old[0] & mask, **params)[:-1], *old]
+    held = dict(float0_leaves)
+    levels = [
+        (*(dim for i, dim in enumerate(dims) if i not in held), None)
+        for name, dims in transforms
+        if name == "batch"
+    ]
+    params = {**params, "transforms": (*transforms, ("mask", tuple(levels)))}
+    return list(tap_p.bind(*leaves, mask, **params)[:-1])
 
 
 def _is_float0(tangent: Any) -> bool:
@@ -151,5 +212,4 @@ effect_dispatch.register(TAP_EFFECT)
 effect_dispatch.register(CALL_EFFECT)
 loops.keep_in_scans(TapEffect)
 loops.run_once_when_recomputed(TapEffect, tap_p, rematerialized_tap_p)
-loops.batch_conditions(TapEffect)
 # Lowering is registered in hostcallback.lowering, which knows the transports.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Collection, Iterable, Sequence
-from threading import get_ident
+from threading import current_thread, get_ident
 from time import perf_counter, sleep
 from typing import Any
 
@@ -26,12 +26,14 @@ from hostcallback.sync.dispatching_threads import DispatchingThreads
 _devices: set[jax.Device] = set()  # local devices for which a program with taps was compiled
 _several = False  # whether such a program was compiled for several CPU devices
 _threads: DispatchingThreads | None = None  # set when the first one is compiled for a CPU device
+_in_tap_functions = 0  # how many times such a program was compiled in a tap function
 _asynchronous = True  # whether XLA:CPU dispatched asynchronously when the first one was compiled
 
 
 def expect(devices: Iterable[jax.Device]) -> None:
     """Notes that a program with taps may run on these devices from now on."""
-    global _several, _threads, _asynchronous
+    global _several, _threads, _in_tap_functions, _asynchronous
+    _in_tap_functions += runtime.serves(current_thread())
     here = jax.process_index()
     local = {device for device in devices if device.process_index == here}
     cpus = {device for device in local if device.platform == "cpu"}
@@ -64,9 +66,43 @@ def wait(
         TapTimeoutError: the deadline passed.
     """
     devices = _devices.copy() if devices is None else _devices.intersection(devices)
-    if not devices:
-        return
+    _wait(devices, _looking(deadline, check), _wait_on_cpus)
 
+
+def compiled_in_tap_functions() -> int:
+    """How many programs with taps were compiled in tap functions so far."""
+    return _in_tap_functions
+
+
+def wait_for_tap_functions(compiled: int, deadline: float | None, check: Callable[[], None]) -> bool:
+    """Waits for the programs that tap functions have dispatched since `wait`.
+
+    Args:
+        compiled: what `compiled_in_tap_functions` returned before.
+        deadline: as in `wait`.
+        check: as in `wait`.
+
+    Returns:
+        Whether messages emitted since `wait` may be of such programs. They are not if other threads may have dispatched
+        programs meanwhile, and no program with taps was compiled in a tap function.
+
+    Raises:
+        TapTimeoutError: the deadline passed.
+    """
+    threads = None if _threads is None else _threads.count()
+    others = threads is None or threads.suspects is None
+    if others and _in_tap_functions == compiled:
+        return False
+    _wait(_devices.copy(), _looking(deadline, check), _wait_for_receivers)
+    if _threads is not None and threads is not None and not others:
+        _threads.waited(threads)
+    return True
+
+
+Look = Callable[[], None]
+
+
+def _looking(deadline: float | None, check: Callable[[], None]) -> Look:
     def look() -> None:
         check()
         if deadline is not None and perf_counter() > deadline:
@@ -75,13 +111,19 @@ def wait(
                 "look for a computation that does not end"
             )
 
+    return look
+
+
+def _wait(
+    devices: Collection[jax.Device], look: Look, on_cpus: Callable[[Sequence[jax.Device], Look], None]
+) -> None:
     cpus = [device for device in devices if device.platform == "cpu"]
     others = [device for device in devices if device.platform != "cpu"]
     if others:
         _wait_behind(others, look)
     if cpus:
         try:
-            _wait_on_cpus(cpus, look)
+            on_cpus(cpus, look)
         except (NoThreadError, _UnknownError):
             _wait_all(jax.live_arrays(), look)
 
@@ -90,7 +132,7 @@ class _UnknownError(RuntimeError):
     """The programs dispatched by other threads cannot be found."""
 
 
-def _wait_on_cpus(devices: Sequence[jax.Device], look: Callable[[], None]) -> None:
+def _wait_on_cpus(devices: Sequence[jax.Device], look: Look) -> None:
     if _threads is None:
         raise _UnknownError
     threads = _threads.count()
@@ -114,6 +156,17 @@ def _wait_on_cpus(devices: Sequence[jax.Device], look: Callable[[], None]) -> No
     # much.
     if complete and _devices.issubset(devices):
         _threads.waited(threads)
+
+
+def _wait_for_receivers(devices: Sequence[jax.Device], look: Look) -> None:
+    if _threads is None or (_asynchronous and not streams.are_known(look)):
+        raise _UnknownError
+    threads = {receiver.thread.ident for receiver in runtime.receivers()}
+    try:
+        streams.Sentinels(devices, (ident for ident in threads if ident), several=_several).wait(look)
+    except DispatchError as error:
+        logger.exception("a barrier could not find out what tap functions dispatched")
+        raise _UnknownError from error
 
 
 def _wait_behind(devices: Sequence[jax.Device], look: Callable[[], None]) -> None:

@@ -38,6 +38,7 @@ class TapOptions:
         without_devices: ids of this process's devices on which a check is off.
         place: the call site, for kinds whose reports show it.
         processes: "first", "all" or None; see `id_tap`.
+        awaited: whether a program that runs on the thread that dispatches it ends only when the message is delivered.
     """
 
     name: str
@@ -52,6 +53,7 @@ class TapOptions:
     without_devices: tuple[int, ...] = ()
     place: CallSite | None = None
     processes: str | None = None
+    awaited: bool = False
 
     def __post_init__(self) -> None:
         """Checks the arguments, which come from users.

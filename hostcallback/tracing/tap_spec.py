@@ -13,6 +13,7 @@ from hostcallback.receiver.messages.call_site import CallSite
 from hostcallback.receiver.messages.message import Consumer, Sink
 from hostcallback.receiver.runtime.runtime import runtime
 from hostcallback.receiver.sinks.factory import Binding, TapParts, make_sink
+from hostcallback.receiver.sinks.lane_mask import LaneMask
 from hostcallback.receiver.sinks.sharding.sinks import shard_sink
 from hostcallback.receiver.wire.pytree import is_plain
 from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
@@ -21,7 +22,7 @@ from hostcallback.tracing.source_line import SourceLine
 from hostcallback.tracing.tap_options import TapOptions
 
 Transform = tuple[str, Any]
-"""("batch", dims) | ("jvp", None) | ("transpose", None): hashable, as equations carry it."""
+"""("batch", dims) | ("jvp", None) | ("transpose", None), and at the end ("mask", levels): hashable, for equations."""
 
 Float0Leaves = tuple[tuple[int, tuple[int, ...]], ...]
 """(leaf index, shape) of the float0 leaves, which have no bytes and stay on the host."""
@@ -31,6 +32,9 @@ ON_ONE_DEVICE = "on_one_device"
 device calls the host with whole arrays and the program waits, as for JAX's own callbacks. Otherwise each device sends
 its shard of a tap; the value is delivered when the last shard has arrived, perhaps after a later call. Calls are
 refused then."""
+
+LAST = "last"
+"""A key in the `params` of a tap: a failed check that ends its program does so only after this tap."""
 
 Shards = Literal["all", "some"]
 """Whether this process gets all shards of a program's arrays or only some, because other processes get the rest."""
@@ -48,6 +52,7 @@ class TapSpec:
         kwargs: the tap's keyword arguments, for reports.
         places: the call sites at which it was traced, for kinds whose reports show them.
         binding: the functions and objects that take its messages in this process.
+        origin: see `Consumer`.
     """
 
     __slots__ = (
@@ -57,6 +62,7 @@ class TapSpec:
         "fingerprint",
         "kwargs",
         "options",
+        "origin",
         "places",
         "source_line",
         "structure",
@@ -79,6 +85,7 @@ class TapSpec:
         self.places: list[CallSite] = []
         self.structure = structure
         self.binding = binding
+        self.origin: Any = None
         self.fingerprint = Fingerprint(identity, freeze(kwargs))
         place = (source_line.module, source_line.function, source_line.line)
         text = repr(
@@ -116,6 +123,20 @@ class TapSpec:
                 _unnumbered[self._key] = self
         return self
 
+    def of(self, origin: Any, number: int) -> TapSpec:
+        """Returns the same tap of one program, whose messages have a consumer of their own.
+
+        Args:
+            origin: what belongs to the program; see `Consumer`.
+            number: of the program among those with taps of their own, equal in all processes.
+        """
+        other: TapSpec = object.__new__(TapSpec)
+        for name in ("binding", "fingerprint", "kwargs", "options", "places", "source_line", "structure"):
+            setattr(other, name, getattr(self, name))
+        other.origin = origin
+        other._key = self._key + b"of" + number.to_bytes(8, "little")
+        return other
+
     def consumer_id(
         self, transforms: tuple[Transform, ...], float0_leaves: Float0Leaves, shards: Shards | None = None
     ) -> int:
@@ -143,10 +164,11 @@ class TapSpec:
             str(self.source_line),
             self.options.params,
             self.kwargs,
-            public_transforms(transforms),
+            public_transforms(transforms, float0_leaves),
             self.structure.unflatten_with(float0_leaves),
             self.places,
         )
+        mask = LaneMask.of(parts.transforms)
         sink = make_sink(self.options.kind, parts, self.binding)
         assert (
             sink is not None
@@ -163,7 +185,8 @@ class TapSpec:
             is_switchable=switchable,
             is_portable=shards is None and self._is_portable(sink),
             describe=functools.partial(self.describe, transforms, float0_leaves, shards, with_places=True),
-            unflatten=parts.unflatten,
+            unflatten=parts.unflatten if mask is None else mask.unflattening(parts.unflatten),
+            origin=self.origin,
         )
 
     def _is_portable(self, sink: Sink) -> bool:
@@ -205,7 +228,7 @@ class TapSpec:
             kind=self.options.kind.text,
             params=params,
             kwargs={key: value for key, value in self.kwargs.items() if is_plain(value)},
-            transforms=public_transforms(transforms),
+            transforms=public_transforms(transforms, float0_leaves),
             tree=self.structure.describe(float0_leaves),
             shards=shards,
             sharding=self.options.sharding,
@@ -228,6 +251,28 @@ def _parts(options: TapOptions) -> tuple[Any, ...]:
     return (*parts, options.without_devices) if options.kind.is_check else parts
 
 
-def public_transforms(transforms: tuple[Transform, ...]) -> tuple[tuple[str, dict[str, Any]], ...]:
-    """Returns `transforms` as tap functions get them: `(("batch", {"batch_dims": (0, None)}), ("jvp", {}))`."""
-    return tuple((name, {"batch_dims": data} if name == "batch" else {}) for name, data in transforms)
+def public_transforms(
+    transforms: tuple[Transform, ...], float0_leaves: Float0Leaves = ()
+) -> tuple[tuple[str, dict[str, Any]], ...]:
+    """Returns `transforms` as tap functions get them: `(("batch", {"batch_dims": (0, None)}), ("jvp", {}))`.
+
+    The batches are those of the elements that take part; see `receiver.sinks.lane_mask`.
+    """
+    public = [(name, {"batch_dims": data} if name in ("batch", "mask") else {}) for name, data in transforms]
+    mask = LaneMask.of(public)
+    if mask is None:
+        return tuple(public)
+    held = dict(float0_leaves)
+    operands = [mask.batch_dims(i) for i in range(len(mask.levels[0]) - 1)]
+    found, level, place = [], 0, 0  # levels are vmaps as they were, places those of the consumer
+    for name, params in public:
+        if name == "batch":
+            level += 1
+            if level - 1 in mask.merged:
+                continue
+            dims = iter([of_operand[place] for of_operand in operands])
+            count = len(params["batch_dims"])
+            params = {"batch_dims": tuple(None if i in held else next(dims) for i in range(count))}
+            place += 1
+        found.append((name, params))
+    return tuple(found)

@@ -32,7 +32,7 @@ class Capsule:
     Attributes:
         path: of the file.
         name: of the step.
-        call: number of the call that failed, from 0.
+        call: in capsules of earlier versions, the number of the call that failed, from 0; 0 in others.
         failure: what failed.
         inputs: the arrays of the call, in the order of the program's arguments.
         left_out: what is not in the capsule, and why.

@@ -58,13 +58,15 @@ class CapsuleWriter:
         self._zip.writestr(_info(name), data)
 
     def add_inputs(self, inputs: Iterable[tuple[Input, list[tuple[Shard, Fetch]]]]) -> None:
-        """Adds the inputs, whose shards are fetched one by one.
+        """Adds the inputs, whose shards are fetched one by one. Those that say why they are left out are not fetched.
 
         Raises:
             OSError: they cannot be written.
         """
         given = list(inputs)
-        kept = self._fitting([_nbytes(entry, shards) for entry, shards in given])
+        sizes = [_nbytes(entry, shards) for entry, shards in given]
+        fits = self._fitting([0 if e.left_out else size for (e, _), size in zip(given, sizes, strict=True)])
+        kept = [fit and not entry.left_out for fit, (entry, _) in zip(fits, given, strict=True)]
         number = 0
         for (entry, shards), is_kept in zip(given, kept, strict=True):
             written = []
@@ -74,10 +76,9 @@ class CapsuleWriter:
                     self._add_array(member, fetch())
                 written.append(dataclasses.replace(shard, member=member))
                 number += 1
-            reason = (
-                "" if is_kept else f"the inputs kept are limited to {self._max_bytes:,} bytes (max_bytes=)"
-            )
-            if reason:
+            reason = entry.left_out
+            if not is_kept and not reason:
+                reason = f"the inputs kept are limited to {self._max_bytes:,} bytes (max_bytes=)"
                 self.left_out.append(f"{entry.path} ({_nbytes(entry, shards):,} bytes): {reason}")
             self._inputs.append(dataclasses.replace(entry, shards=tuple(written), left_out=reason))
 

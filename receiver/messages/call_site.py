@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import ast
+import io
 import linecache
 import os
 import stat
+import tokenize
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -138,22 +139,56 @@ def note_place(places: list[CallSite], place: CallSite) -> None:
 
 
 def _first_argument(lines: list[str], start: int, end: int) -> tuple[int, int, int] | None:
-    # Row, first column and end of the call's first argument, in characters; None unless it is on one line.
+    # Row, first column and end of the call's first argument, in characters; None unless it is on one line. By tokens:
+    # receiver threads do not parse, see `log.traceback_text`.
     encoded = [line.encode() for line in lines]
     encoded[-1] = encoded[-1][:end]
+    shift = len(encoded[0][:start].decode(errors="replace"))
     encoded[0] = encoded[0][start:]
     try:
-        tree = ast.parse(b"".join(encoded).decode().strip(), mode="eval").body
-    except (SyntaxError, ValueError):
+        text = io.StringIO(b"".join(encoded).decode())
+        tokens = [token for token in tokenize.generate_tokens(text.readline) if token.type not in _NO_CODE]
+    except (SyntaxError, ValueError, tokenize.TokenError):
         return None
-    if not isinstance(tree, ast.Call) or not tree.args:
+    argument = _first_of(tokens)
+    if not argument or argument[0].start[0] != argument[-1].end[0]:
         return None
-    argument = tree.args[0]
-    if argument.end_lineno != argument.lineno or argument.end_col_offset is None:
-        return None
-    row = argument.lineno - 1
-    shift = start if row == 0 else 0
-    whole = lines[row].encode()
-    begin = len(whole[: argument.col_offset + shift].decode(errors="replace"))
-    stop = len(whole[: argument.end_col_offset + shift].decode(errors="replace"))
-    return row, begin, stop
+    row = argument[0].start[0] - 1
+    shift = shift if row == 0 else 0
+    return row, argument[0].start[1] + shift, argument[-1].end[1] + shift
+
+
+_NO_CODE = {
+    tokenize.NL,
+    tokenize.NEWLINE,
+    tokenize.COMMENT,
+    tokenize.INDENT,
+    tokenize.DEDENT,
+    tokenize.ENDMARKER,
+}
+
+
+def _first_of(tokens: list[tokenize.TokenInfo]) -> list[tokenize.TokenInfo]:
+    # The tokens of the first argument of a call that ends with the last token; none if it is passed by name.
+    opened: list[int] = []
+    last_opened = None
+    for position, token in enumerate(tokens):
+        if token.string in ("(", "[", "{"):
+            opened.append(position)
+        elif token.string in (")", "]", "}"):
+            last_opened = opened.pop() if opened else None
+    if last_opened is None or opened or tokens[-1].string != ")":
+        return []
+    argument: list[tokenize.TokenInfo] = []
+    depth = lambdas = 0
+    for token in tokens[last_opened + 1 : -1]:
+        if not depth and not lambdas and token.string == ",":
+            break
+        argument.append(token)
+        depth += (token.string in ("(", "[", "{")) - (token.string in (")", "]", "}"))
+        if not depth:  # the commas of a lambda's parameters are its own
+            if token.string == "for":
+                return tokens[last_opened:]  # a generator, whose parentheses are the call's
+            lambdas += (token.string == "lambda") - (token.string == ":" and lambdas > 0)
+    by_name = len(argument) > 1 and argument[1].string == "="
+    return [] if by_name or (argument and argument[0].string == "**") else argument

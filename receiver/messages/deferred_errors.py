@@ -8,7 +8,7 @@ import logging
 import pickle
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from types import TracebackType
 
@@ -24,7 +24,7 @@ from hostcallback.receiver.messages.check_report import CheckFailed, FailedCheck
 from hostcallback.receiver.messages.failure_history import failure_history
 from hostcallback.receiver.messages.failure_log import FailureLog
 from hostcallback.receiver.messages.failure_report import Deferred, headline, report_of
-from hostcallback.receiver.messages.message import Consumer
+from hostcallback.receiver.messages.message import Consumer, Message
 
 MAX_KEPT = 100
 
@@ -58,6 +58,15 @@ class DelegatedFailure(BaseException):
         """`error` is the exception of the consumer's own sink."""
         super().__init__(consumer, error)
         self.consumer = consumer
+        self.error = error
+
+
+class FailureOfProgram(BaseException):
+    """Raised by the sink of a call whose failure the program's caller gets, and no barrier."""
+
+    def __init__(self, error: BaseException) -> None:
+        """`error` is the exception of the host function."""
+        super().__init__(error)
         self.error = error
 
 
@@ -173,11 +182,7 @@ class DeferredErrors:
             with self._lock:
                 self._incomplete[f"{failure.tap} at {failure.source_line}"] += error.count
             return
-        error.__traceback__ = _without_receiver_frames(error.__traceback__)
-        failure_history.add_exception(failure)
-        # Logging runs user code (handlers), so it must not hold the lock.
-        if self._log is not None:
-            self._log.add(failure)
+        self._note(failure)
         with self._lock:
             # Decided with the lock, so that only one thread reports the first failure; acted on without it,
             # since watchers run code that may come back here.
@@ -193,6 +198,19 @@ class DeferredErrors:
         if first:
             for tell in _failure_watchers:
                 tell()
+
+    def note_failure(self, failure: TapFailure) -> None:
+        """Logs an exception that the program's caller gets, and that no barrier raises."""
+        self._note(failure)
+        self._tell(failure)
+
+    def _note(self, failure: TapFailure) -> None:
+        error = failure.exception
+        error.__traceback__ = _without_receiver_frames(error.__traceback__)
+        failure_history.add_exception(failure)
+        # Logging runs user code (handlers), so it must not hold the lock.
+        if self._log is not None:
+            self._log.add(failure)
 
     def add_unknown(self, consumer_id: int) -> None:
         """Counts a message whose consumer id is not registered."""
@@ -302,10 +320,33 @@ def listen(notice: Notice) -> None:
     """Calls `notice` with each exception of a tap function, and with the first failure of each check. Receiver threads.
 
     The call is in the thread that delivered the message, before the device's next message is delivered.
+    `failing_message` returns the message.
     """
     global _listeners
     with _listeners_lock:
         _listeners += (notice,)
+
+
+class _Here(threading.local):
+    message: Message | None = None
+
+
+_here = _Here()
+
+
+@contextlib.contextmanager
+def about(message: Message) -> Iterator[None]:
+    """In the block, `failing_message` returns that message. The calling thread."""
+    _here.message = message
+    try:
+        yield
+    finally:
+        _here.message = None
+
+
+def failing_message() -> Message | None:
+    """The message of the failure that a listener is being told of; None if it is not known."""
+    return _here.message
 
 
 def ignore(notice: Notice) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-import traceback
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 from hostcallback.receiver import fork
 from hostcallback.receiver.bounded_counter import BoundedCounter
 from hostcallback.receiver.errors import TapFailure
+from hostcallback.receiver.log import traceback_text
 from hostcallback.receiver.messages.check_report import CheckFailed, FailedCheck, FailedChecks
 from hostcallback.receiver.messages.failure_log import cause_of
 from hostcallback.receiver.messages.failure_report import Deferred
@@ -144,8 +144,7 @@ def _failed(check: FailedCheck) -> dict[str, Any]:
 
 def _traceback(error: BaseException) -> str:
     try:
-        made = traceback.format_exception(type(error), error, error.__traceback__, limit=-MOST_FRAMES)
-        return "".join(made)[-MOST_CHARACTERS:].rstrip("\n")
+        return traceback_text(error, limit=-MOST_FRAMES)[-MOST_CHARACTERS:].rstrip("\n")
     except Exception:  # of a user's `__str__` or `__repr__`
         return ""
 

@@ -41,6 +41,8 @@ class Consumer:
         describe: returns the descriptor for a process that has not traced the tap; None if the consumer is not a tap.
             Raises ValueError if the tap cannot be described.
         unflatten: restores the tapped value from the arrays of a message.
+        origin: what belongs to the one program that the tap is in, if its taps are told apart from those of others;
+            None if they are not.
     """
 
     consumer_id: int
@@ -56,6 +58,7 @@ class Consumer:
     devices: int = 1
     describe: Callable[[], TapDescriptor] | None = None
     unflatten: Callable[[Sequence[Any]], Any] = list
+    origin: Any = None
 
 
 class Message(NamedTuple):
@@ -72,6 +75,9 @@ class Message(NamedTuple):
         shard_index: places of `arrays` in the whole arrays that a compiler partitioned; None if they are whole.
         stacked: number of messages that the arrays are stacks of, along a new first axis, for a consumer that takes
             stacks; the other numbers are those of the last message. 0 for a single message.
+        elements: of a tap in a branch or loop that vmap runs for all elements, the places in the whole batch of those
+            that take part and are here: an array for each vmap over which that differs, the outermost first. None for
+            every other tap.
 
     Example:
         with hcb.outfeed_receiver(sinks=[lambda message: print(message.consumer.name, message.arrays)]):
@@ -86,3 +92,4 @@ class Message(NamedTuple):
     device: Any
     shard_index: Index | None
     stacked: int = 0
+    elements: tuple[np.ndarray[Any, Any], ...] | None = None

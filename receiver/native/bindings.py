@@ -16,7 +16,7 @@ from hostcallback.receiver import environment, fork
 from hostcallback.receiver.errors import NativeLibraryError
 
 # Equal to the library's `hcb_abi_version`: a stale library would be called with other structures.
-ABI_VERSION = 15
+ABI_VERSION = 17
 DIRECTORY = Path(__file__).parent
 
 BATCH_FRAMES = 1024
@@ -164,6 +164,9 @@ class HostThreads(ctypes.Structure):
 HostCall = ctypes.CFUNCTYPE(c_int32, c_void_p, c_int32)
 """`hcb_host_call`."""
 
+Wait = ctypes.PYFUNCTYPE(c_int32)
+"""`hcb_wait`."""
+
 _ARRAYS = (c_uint64, POINTER(c_void_p), POINTER(c_uint64))  # count, addresses, lengths
 
 # name -> (result, arguments)
@@ -197,6 +200,11 @@ _FUNCTIONS = {
     "hcb_ring_wake": (None, (c_void_p,)),
     "hcb_ring_counters": (None, (c_void_p, POINTER(Counters))),
     "hcb_ring_discarded": (c_uint64, (c_void_p,)),
+    "hcb_emissions": (c_uint64, ()),
+    "hcb_settle": (None, (c_uint64,)),
+    "hcb_is_settled": (c_int32, ()),
+    "hcb_buffer_waits": (None, (c_void_p, Wait, c_int32)),
+    "hcb_buffer": (c_int32, (c_void_p, c_void_p, c_int32)),
     "hcb_block_free": (None, (c_void_p,)),
     "hcb_ring_send": (c_int32, (c_void_p, c_char_p, c_uint64, *_ARRAYS, c_int64)),
     "hcb_ring_append": (c_int32, (c_void_p, c_char_p, c_uint64)),
@@ -246,9 +254,15 @@ _FUNCTIONS = {
     "hcb_gpu_tap_shard": (c_void_p, (c_void_p,)),
     "hcb_call_host": (c_void_p, (c_void_p,)),
     "hcb_hold": (c_void_p, (c_void_p,)),
+    "hcb_wait_for_output": (c_void_p, (c_void_p,)),
     "hcb_clock": (c_void_p, (c_void_p,)),
+    "hcb_copy": (c_void_p, (c_void_p,)),
     "hcb_not_finite": (c_void_p, (c_void_p,)),
     "hcb_statistics": (c_void_p, (c_void_p,)),
+    "hcb_verdict": (c_void_p, (c_void_p,)),
+    "hcb_verdict_forget": (None, ()),
+    "hcb_share_statistics": (c_void_p, (c_void_p,)),
+    "hcb_merged_statistics": (c_void_p, (c_void_p,)),
     "hcb_set_host_threads": (None, (POINTER(HostThreads),)),
     "hcb_ring_set_host_call": (None, (c_void_p, HostCall)),
     "hcb_own_call_read": (c_int32, (c_void_p, c_void_p, c_int64, POINTER(CallFrame))),

@@ -159,6 +159,14 @@ class DeviceReceiver:
         consumer, since = self._dispatcher.current, self._dispatcher.current_since
         return None if consumer is None else (consumer, perf_counter() - since)
 
+    def progress(self) -> tuple[int, float]:
+        """Returns a value that changes whenever a batch is delivered or a sink begins."""
+        return self._consumed, self._dispatcher.current_since
+
+    def note_progress(self) -> None:
+        """Starts the time of the running sink again: it works, and is not stalled. Any thread."""
+        self._dispatcher.current_since = perf_counter()
+
     def queued(self) -> int:
         """Returns the number of frames that the device has emitted and that are not delivered yet."""
         emitted = self.source.counters().emitted

@@ -29,6 +29,7 @@ from hostcallback.receiver.runtime.rules.rule_table import RuleTable
 from hostcallback.receiver.runtime.totals import Totals
 from hostcallback.receiver.sinks.exported import ExportedTaps, exported_tap
 from hostcallback.receiver.sinks.sharding.sinks import waiting_threads
+from hostcallback.receiver.sinks.unbatch import elements_delivered
 from hostcallback.receiver.sources.source import Source
 from hostcallback.receiver.taplog.flight.recorder import FlightRecorder
 from hostcallback.receiver.taplog.writing.recorder import Recorder
@@ -251,6 +252,7 @@ class Runtime:
         *,
         deadline: float | None = None,
         stall_sec: float | None = None,
+        look: Callable[[], None] | None = None,
     ) -> None:
         """Waits until all messages emitted so far on the devices are delivered and their calls have returned.
 
@@ -258,6 +260,7 @@ class Runtime:
             names: the devices; all by default.
             deadline: `perf_counter()` value at which to give up; None for never.
             stall_sec: gives up if one invocation of a tap runs for longer; None for never.
+            look: called repeatedly while waiting; may raise to stop the wait.
 
         Raises:
             TapTimeoutError: names the running function and the queued messages. Delivery goes on.
@@ -265,28 +268,34 @@ class Runtime:
         """
         self.check_not_reentrant("waiting for taps")
         names = None if names is None else list(names)
-        receivers = self.receivers(names)
+        receivers, devices = self.receivers(names), None if names is None else set(names)
+        look = look or _do_nothing
+
+        def check(receiver: DeviceReceiver) -> None:
+            look()
+            self._check(receiver, deadline, stall_sec)
+
         # Before the targets are taken, so that the barrier waits for these messages too.
         self.rule_table.send_latest()
-        self._wait_emitted(receivers, deadline, stall_sec)
-        self.isolated.wait_delivered(None if names is None else set(names), deadline, stall_sec)
+        self._wait_emitted(receivers, check)
+        self.isolated.wait_delivered(devices, deadline, stall_sec, look)
         while self.rule_table.latest_waits():
-            self._wait_emitted(receivers, deadline, stall_sec)
-            self.isolated.wait_delivered(None if names is None else set(names), deadline, stall_sec)
+            self._wait_emitted(receivers, check)
+            self.isolated.wait_delivered(devices, deadline, stall_sec, look)
         # Host functions of calls run on other threads: their frames have been consumed, they may still run.
         for receiver in receivers:
             running = receiver.calls.running()
             while not receiver.calls.wait(running, POLL_SEC):
-                self._check(receiver, deadline, stall_sec)
+                check(receiver)
 
     def _wait_emitted(
-        self, receivers: Sequence[DeviceReceiver], deadline: float | None, stall_sec: float | None
+        self, receivers: Sequence[DeviceReceiver], check: Callable[[DeviceReceiver], None]
     ) -> None:
         # All targets first: messages that are emitted during the wait do not prolong it.
         targets = [(receiver, receiver.source.counters().emitted) for receiver in receivers]
         for receiver, emitted in targets:
             while not receiver.wait_consumed(emitted, POLL_SEC):
-                self._check(receiver, deadline, stall_sec)
+                check(receiver)
 
     def wait_closed(self, names: Iterable[str], scope: Scope, stall_sec: float) -> None:
         """Waits, after `release`, until all messages of `scope` are delivered.
@@ -333,9 +342,20 @@ class Runtime:
         """Returns the number of messages that were left out so far."""
         return sum(r.skipped for r in [*self._receivers.values(), *self.isolated.adopted.values()])
 
+    def progress(self) -> tuple[Any, ...]:
+        """Returns a value that is equal to an earlier one only if no device has delivered anything in between."""
+        own = [(*receiver.progress(), *receiver.calls.running()) for receiver in self.receivers()]
+        return (*own, elements_delivered(), *self.isolated.backlogs())
+
     def describe_backlog(self) -> str:
         """Says how many messages wait for which function on which device; empty if none do."""
-        return "; ".join(filter(None, (receiver.describe_backlog() for receiver in self.receivers())))
+        own = [receiver.describe_backlog() for receiver in self.receivers()]
+        return "; ".join(filter(None, [*own, *self.isolated.backlogs()]))
+
+    def describe_wait(self) -> str:
+        """Says of each device with messages or running functions what it waits for; empty if there is none."""
+        waiting = [r for r in self.receivers() if r.queued() or r.running_tap() or r.calls.running()]
+        return "; ".join([*(receiver.describe_wait() for receiver in waiting), *self.isolated.backlogs()])
 
     def holds_programs(self) -> bool:
         """Whether a program waits for room in a queue or for a host function."""
@@ -347,6 +367,12 @@ class Runtime:
     def serves(self, thread: threading.Thread) -> bool:
         """Whether a thread is a receiver thread or runs the host function of a call."""
         return any(r.thread is thread or r.calls.running_on(thread) is not None for r in self.receivers())
+
+    def note_progress(self, thread: threading.Thread) -> None:
+        """Notes that the sink which a receiver thread runs works, however long it takes."""
+        for receiver in self.receivers():
+            if receiver.thread is thread:
+                receiver.note_progress()
 
     def check_not_reentrant(self, what: str) -> None:
         """Raises ReentrantWaitError if the caller is a receiver thread or runs the host function of a call."""
@@ -396,6 +422,10 @@ class Runtime:
         with self._lock:
             scopes += [*self._claims.values(), *self._late]
         return list(dict.fromkeys([self.default_scope, *scopes]))
+
+
+def _do_nothing() -> None:
+    pass
 
 
 runtime = Runtime()

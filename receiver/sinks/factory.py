@@ -26,7 +26,8 @@ from hostcallback.receiver.messages.message import Consumer, Message, Sink
 from hostcallback.receiver.sinks.check import CheckSink
 from hostcallback.receiver.sinks.described_template import bounded
 from hostcallback.receiver.sinks.format import Deliver, FormatSink, PrintLines, Template, log_records
-from hostcallback.receiver.sinks.nonfinite import NonFiniteSink, Watched
+from hostcallback.receiver.sinks.lane_mask import LaneMask, masking
+from hostcallback.receiver.sinks.nonfinite import FailedCallSink, NonFiniteSink, Watched
 from hostcallback.receiver.sinks.print import PrintSink
 from hostcallback.receiver.sinks.progress.sink import ProgressSink
 from hostcallback.receiver.sinks.sharding.sinks import AssemblingSink, ProcessShardSink, shard_sink
@@ -195,6 +196,11 @@ def _places(params: Mapping[str, Any]) -> list[CallSite]:
 
 
 def _nonfinite(parts: TapParts, binding: Binding) -> Sink | None:
+    program = parts.params.get("program")
+    if binding.func is None and program is not None:
+        if type(program) is not str or len(program) > limits.LOGGER_CHARS:
+            raise ValueError(f"the watched program is {str(program)[:80]!r}")
+        return FailedCallSink(program)
     if binding.func is not None or "operations" not in parts.params:
         return _tap(parts, binding)
     operations = binding.objects.get("operations")
@@ -240,7 +246,9 @@ def make_sink(kind: TapKind, parts: TapParts, binding: Binding = NOTHING_BOUND) 
         AttributeError: as above.
     """
     sink = SINK_FACTORIES.get(kind, _tap)(parts, binding)
-    return sink if sink is None or binding.around is None else binding.around(sink)
+    if sink is None:
+        return None
+    return masking(parts.transforms, sink if binding.around is None else binding.around(sink))
 
 
 def own_sink(described: TapDescriptor) -> Sink | None:
@@ -267,7 +275,7 @@ class BoundTap:
         consumer: takes the messages as the device sends them, including those of shards.
     """
 
-    __slots__ = ("_also", "_by_itself", "_parts", "_sink", "binding", "consumer", "described")
+    __slots__ = ("_also", "_by_itself", "_mask", "_parts", "_sink", "binding", "consumer", "described")
 
     def __init__(
         self,
@@ -307,6 +315,7 @@ class BoundTap:
         self._also = tuple(also)
         try:
             self._parts = TapParts.of(described)
+            self._mask = LaneMask.of(described.transforms)
             own = make_sink(described.tap_kind, self._parts)
             escaped: Callable[[], Sink] | None = getattr(own, "escaped", None) if escapes else None
             self._by_itself = (own if escaped is None else escaped()) or unbound(described)
@@ -336,7 +345,9 @@ class BoundTap:
             described.kwargs,
             is_check=described.tap_kind.is_check,
             describe=lambda: described,
-            unflatten=self._parts.unflatten,
+            unflatten=self._parts.unflatten
+            if self._mask is None
+            else self._mask.unflattening(self._parts.unflatten),
         )
 
     @property
@@ -352,6 +363,11 @@ class BoundTap:
         self._sink = bound or self._by_itself
 
     def _deliver(self, message: Message) -> None:
+        if self._mask is not None:
+            taken = self._mask.apply(message)
+            if taken is None:
+                return
+            message = taken
         for sink in self._also:
             sink(message)
         self._sink(message)

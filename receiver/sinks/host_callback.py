@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from hostcallback.receiver.log import logger
+from hostcallback.receiver.log import logger, traceback_text
 from hostcallback.receiver.messages.failure_log import note_logged
 from hostcallback.receiver.messages.message import Message, Sink
+from hostcallback.receiver.sinks.lane_mask import shown_transforms
 from hostcallback.receiver.sinks.tap import Unflatten
 
 
@@ -31,7 +31,7 @@ def positional_tap_sink(
     """
 
     def call(message: Message) -> None:
-        transforms = [(name, dict(params)) for name, params in message.consumer.transforms]
+        transforms = [(name, dict(params)) for name, params in shown_transforms(message)]
         if with_device:
             func(unflatten(message.arrays), transforms, device=message.device)
         else:
@@ -47,7 +47,7 @@ def logging_failures(sink: Sink) -> Sink:
         try:
             sink(message)
         except Exception as error:
-            logger.error("Postponing exception raised in callback function: %s", traceback.format_exc())
+            logger.error("Postponing exception raised in callback function: %s", traceback_text(error))
             note_logged(error)
             raise
 
@@ -58,6 +58,6 @@ def call_and_log(func: Callable[..., Any], with_device: bool, arg: Any, *, devic
     """Returns `func(arg)`, with `device=` if `with_device` is true. Logs errors with their tracebacks."""
     try:
         return func(arg, device=device) if with_device else func(arg)
-    except Exception:
-        logger.error("Postponing exception raised in callback function: %s", traceback.format_exc())
+    except Exception as error:
+        logger.error("Postponing exception raised in callback function: %s", traceback_text(error))
         raise

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -61,7 +61,7 @@ class NonFiniteError(CheckError, ArithmeticError):
         """Makes the error; see `CheckError`. Its attributes are the details of the explanation."""
         super().__init__(check, also)
         self.__dict__.update(check.explanation.details)
-        self.device = check.first.device
+        self.device = self.__dict__.get("device") or check.first.device
 
 
 class Line(NamedTuple):
@@ -98,6 +98,7 @@ class Watched:
         rerun_of: name of the step if this is a second run of one call of it: the first iteration is then the call's
             number. Empty if this is a second run of some iterations of a loop, and the first of these is then.
         note: what else is known; empty for an operation. With a note, the numbers of values are not known.
+        step: name of the program whose recording was walked; empty if it was not.
     """
 
     primitive: str
@@ -109,6 +110,7 @@ class Watched:
     cotangent: bool
     rerun_of: str | None = None
     note: str = ""
+    step: str = ""
 
     @property
     def name(self) -> str:
@@ -188,10 +190,8 @@ class NonFiniteSink:
             self._operations, made_here, nan_counts, inf_counts, strict=True
         ):
             if np.any(made):
-                explains = _Explains(operation, int(np.sum(nans)), int(np.sum(infs)), iteration)
-                line = str(operation.source_line or message.consumer.source_line)
-                consumer = Consumer(0, operation.name, line, self, message.consumer.transforms)
-                failures.append(DelegatedFailure(consumer, CheckFailed(message, explains)))
+                explains = Explains(operation, int(np.sum(nans)), int(np.sum(infs)), iteration)
+                failures.append(explains.failure(message))
         raise MultipleFailures("operations made values that are not finite", failures)
 
     def texts(self, message: Message) -> list[str]:
@@ -204,35 +204,94 @@ class NonFiniteSink:
         return []
 
 
+class FailedCallSink:
+    """Takes the inputs of failed calls of a program where the program is not known: from a log, or a stream."""
+
+    __slots__ = ("_program",)
+
+    def __init__(self, program: str) -> None:
+        """`program` is its name."""
+        self._program = program
+
+    def __call__(self, message: Message) -> None:
+        """Takes one message.
+
+        Raises:
+            MultipleFailures: has one failed check.
+        """
+        note = "the process that ran the program reported the operation"
+        watched = Watched("a result", None, "", (), "", False, False, note=note, step=self._program)
+        explains = Explains(watched, 0, 0, ())
+        raise MultipleFailures("a call made values that are not finite", [explains.failure(message)])
+
+    def texts(self, message: Message) -> list[str]:
+        """Returns the text of the failure."""
+        return [f"a result of {self._program} is NaN or infinite"]
+
+
 @dataclass(frozen=True, slots=True)
-class _Explains:
+class Explains:
+    """What is known of one operation that made values that are not finite.
+
+    Attributes:
+        operation: the operation.
+        nan_count: number of NaN elements of its result.
+        inf_count: number of infinite elements.
+        iteration: iterations of the loops around it, outermost first; see `Watched.rerun_of`.
+        where: the first element that is not finite, as a phrase.
+        elements: the same as an index.
+        values: texts about the operands, by name.
+        call: number of the call, if `Watched.step` is known.
+        device: of the devices of the program, the one on which it happened; empty for the one that sent the message.
+    """
+
     operation: Watched
     nan_count: int
     inf_count: int
     iteration: tuple[int, ...]
+    where: str = ""
+    elements: tuple[int, ...] = ()
+    values: Mapping[str, str] = field(default_factory=dict)
+    call: int | None = None
+    device: str = ""
 
     def __call__(self, message: Message) -> None:
         """Does nothing: `explain` has the text."""
 
+    def failure(self, message: Message) -> DelegatedFailure:
+        """What to raise: a failed check at the operation's line."""
+        line = str(self.operation.source_line or message.consumer.source_line)
+        consumer = Consumer(0, self.operation.name, line, self, message.consumer.transforms)
+        # Without the arrays, because a failure may be kept for long.
+        return DelegatedFailure(consumer, CheckFailed(message._replace(arrays=()), self))
+
     def explain(self, message: Message) -> Explanation:
+        """Explains the failure; see `hostcallback.receiver.messages.check_report.Explains`."""
         operation = self.operation
         shape = f"{operation.dtype}[{','.join(map(str, operation.shape))}]"
         counts = "NaN or" if operation.note else f"{self.nan_count} NaN and {self.inf_count}"
-        text = f"{operation.name}: {counts} infinite values in {shape}"
+        text = f"{operation.name}: {counts} infinite values" + (f" in {shape}" if operation.dtype else "")
         call, iteration = self._call_and_iteration()
         if iteration:
             text += f", iteration {', '.join(map(str, iteration))}"
         if operation.scope:
             text += f", in scope {operation.scope}"
         if call is not None:
-            text += f", call {call} of {operation.rerun_of}"
+            text += f", call {call} of {operation.step or operation.rerun_of}"
+        elif operation.step:
+            text += f", in {operation.step}"
+        if self.device:
+            text += f", on {self.device}"
         if operation.note:
             text += f": {operation.note}"
-        return Explanation(text, {}, "", (), operation.places, error=NonFiniteError, details=self._details())
+        return Explanation(
+            text, self.values, self.where, self.elements, operation.places, error=NonFiniteError,
+            details=self._details(),
+        )  # fmt: skip
 
     def _call_and_iteration(self) -> tuple[int | None, tuple[int, ...]]:
         if self.operation.rerun_of is None or not self.iteration:
-            return None, self.iteration
+            return self.call, self.iteration
         first, *inner = self.iteration
         if self.operation.rerun_of:
             return first, tuple(inner)
@@ -254,5 +313,6 @@ class _Explains:
             "backward": operation.backward,
             "cotangent": operation.cotangent,
             "call": call,
-            "reproduced": None if operation.rerun_of is None else not operation.note,
+            "device": self.device,
+            "reproduced": None if operation.rerun_of is None and not operation.step else not operation.note,
         }

@@ -16,6 +16,7 @@ import numpy as np
 
 from hostcallback.receiver.log import logger
 from hostcallback.receiver.messages.message import Message
+from hostcallback.receiver.sinks.lane_mask import shown_transforms
 from hostcallback.receiver.sinks.tap import Unflatten
 from hostcallback.receiver.terminal import printable_lines
 from hostcallback.receiver.wire.truncation import TruncatedArray
@@ -136,7 +137,7 @@ class PrintSink:
         pairs: dict[str, Any] = dict(self._kwargs)
         if message.consumer.transforms:
             pairs["transforms"] = [
-                (name, params) if params else name for name, params in message.consumer.transforms
+                (name, params) if params else name for name, params in shown_transforms(message)
             ]
         if self._with_device:
             pairs["device"] = message.device

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from hostcallback.receiver.messages.message import Message, Sink
+from hostcallback.receiver.sinks.lane_mask import shown_transforms
 from hostcallback.receiver.sinks.unbatch import Batchings, for_each_element
 from hostcallback.receiver.wire.truncation import stack_of_one
 
@@ -77,7 +78,7 @@ def _tap_sink(func: Callable[..., Any], kwargs: Mapping[str, Any], unflatten: Un
 
     def call_with_context(message: Message) -> Any:
         context = {
-            "transforms": message.consumer.transforms,
+            "transforms": shown_transforms(message),
             "device": message.device,
             "index": message.shard_index,
         }

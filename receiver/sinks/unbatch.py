@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from hostcallback.receiver.messages.deferred_errors import MultipleFailures
 from hostcallback.receiver.messages.message import Index, Message
+from hostcallback.receiver.sinks.lane_mask import LaneMask, batch_axes as batch_axes
 from hostcallback.receiver.wire.dtypes import Array
 from hostcallback.receiver.wire.truncation import is_truncated
 
@@ -20,18 +21,6 @@ axis number refers to the array without the axes of the vmaps further out."""
 def batchings_of(transforms: Sequence[tuple[str, Mapping[str, Any]]]) -> Batchings:
     """Returns the vmaps among the transformations of a tap, which have the format that tap functions get."""
     return [params["batch_dims"] for name, params in transforms if name == "batch"]
-
-
-def batch_axes(rank: int, dims: Sequence[int | None]) -> dict[int, int]:
-    """Returns, by vmap, the axis that it added to an array of that rank.
-
-    Args:
-        rank: rank with all batch axes.
-        dims: the axis of each vmap, innermost first (see `Batchings`); None for none.
-    """
-    axes = list(range(rank))
-    # The outermost vmap's axis refers to the array as it is; without it, the next one's does.
-    return {level: axes.pop(dim) for level, dim in reversed([*enumerate(dims)]) if dim is not None}
 
 
 def elements(
@@ -58,7 +47,11 @@ def elements(
             f"arrays of shapes {[array.shape for array in arrays]}, batched along {[*map(tuple, batchings)]}, are not "
             "one batch: the message was damaged or made by another version"
         )
-    ranges = [range(max(start for start, _ in found), min(stop for _, stop in found)) for found in spans]
+    # A vmap may have batched no array at all, but the mask of the message: its arrays are of all of its elements.
+    ranges = [
+        range(max(start for start, _ in found), min(stop for _, stop in found)) if found else range(1)
+        for found in spans
+    ]
     count = math.prod(max(each.stop - each.start, 0) for each in ranges)
     if most is not None and count > most:
         raise ValueError(
@@ -70,6 +63,19 @@ def elements(
             where: tuple[Any, ...] = (*(index[level] - axis.start for level, axis in axes.items()), ...)
             taken.append(view[where].copy())
         yield index[::-1], taken
+
+
+def elements_of(
+    message: Message, batchings: Batchings, most: int | None = None
+) -> Iterator[tuple[tuple[int, ...], Sequence[Array]]]:
+    """Yields what `elements` does for a message; the indices are those in the whole batch, if it has only a part."""
+    whole = message.elements
+    mask = None if whole is None else LaneMask.of(message.consumer.transforms)
+    for index, arrays in elements(message.arrays, batchings, message.shard_index, most):
+        if whole is not None and mask is not None:
+            place = len(index) - 1 - mask.place
+            index = (*index[:place], *(int(axis[index[place]]) for axis in whole), *index[place + 1 :])
+        yield index, arrays
 
 
 class _BatchAxis(NamedTuple):
@@ -95,6 +101,18 @@ def _batch_first(
     }
 
 
+class _Delivered:
+    elements = 0  # threads may lose each other's increments: a change says enough
+
+
+_delivered = _Delivered()
+
+
+def elements_delivered() -> int:
+    """Returns a number that grows while the elements of a batch are delivered."""
+    return _delivered.elements
+
+
 def for_each_element(
     message: Message,
     batchings: Batchings,
@@ -114,7 +132,8 @@ def for_each_element(
         consume(message.arrays)
         return
     failures: list[BaseException] = []
-    for index, element in elements(message.arrays, batchings, message.shard_index, most):
+    for index, element in elements_of(message, batchings, most):
+        _delivered.elements += 1
         try:
             consume(element)
         except BaseException as error:  # a failing element must not withhold the others

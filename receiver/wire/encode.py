@@ -14,6 +14,7 @@ from hostcallback.receiver.wire.frame import read_metadata
 from hostcallback.receiver.wire.header import (
     EVERYWHERE,
     HEADER,
+    PREFIX_ONLY,
     Flags,
     Header,
     align,
@@ -35,7 +36,7 @@ def encode_prefix(
         ValueError: a number is out of its range, or a flag is ring only.
     """
     metadata = encode_metadata(specs)
-    header = Header(_public(flags), consumer_id, 0, 0, 0, predicate, len(metadata), 0, 0)
+    header = Header(_public(flags, PREFIX_ONLY), consumer_id, 0, 0, 0, predicate, len(metadata), 0, 0)
     return encode_header(header) + metadata.ljust(align(len(metadata)), b"\0")
 
 
@@ -131,8 +132,8 @@ def _parse_prefix(
     return header.flags, header.consumer_id, header.meta_bytes, specs, offsets, payload_bytes
 
 
-def _public(flags: Flags | int) -> Flags:
-    if flags & ~EVERYWHERE:
+def _public(flags: Flags | int, more: int = 0) -> Flags:
+    if flags & ~(EVERYWHERE | more):
         raise ValueError(
             f"flags {int(flags):#x}, expected a combination of {EVERYWHERE!r}; only a ring sets the others"
         )

@@ -41,6 +41,10 @@ class Flags(enum.IntFlag):
     """Its consumer takes stacks of its messages."""
     TRUNCATED = 1 << 9
     """Only the first elements of its arrays; the first array is a shape record, see `wire.truncation`."""
+    LATE = 1 << 10
+    """Prefix only: it is emitted although a check has ended its launch (`on_error="abort"`)."""
+    LAST = 1 << 11
+    """Prefix only: as LATE, and then the launch ends."""
     DISCARDED = 1 << 30
     """Ring only: not a message; reserved and given up."""
     BUSY = 1 << 31
@@ -57,6 +61,9 @@ EVERYWHERE = (
     | Flags.TRUNCATED
 )
 """The flags that may be set outside a ring."""
+
+PREFIX_ONLY = Flags.LATE | Flags.LAST
+"""The flags that only the native handlers read, in the prefix of a tap."""
 
 NO_MESSAGE = Flags.PAD | Flags.DISCARDED | Flags.BUSY
 _UNKNOWN = 0xFFFFFFFF & ~int(EVERYWHERE | Flags.EXTERNAL | NO_MESSAGE)

@@ -1,8 +1,12 @@
-"""`jax.block_until_ready` waits for accelerated callbacks; programs rely on that before they close files."""
+"""What waits for a result waits for accelerated callbacks and prints; programs rely on that before they close files."""
 
 from __future__ import annotations
 
+import contextlib
+import io
 import logging
+import signal
+import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -24,6 +28,18 @@ WAYS: dict[str, Callable[[Any], Any]] = {
     "one": jax.block_until_ready,
     "several": lambda x: jax.block_until_ready({"a": x, "b": [x + 1]}),
     "method": lambda x: x.block_until_ready(),
+    "float": float,
+    "bool": bool,
+    "str": str,
+    "item": lambda x: x.item(),
+    "tolist": lambda x: x.tolist(),
+    "device_get": jax.device_get,
+    "device_get of several": lambda x: jax.device_get([x, x + 1]),
+    "np.asarray": np.asarray,
+    "np.array": np.array,
+    "memoryview": memoryview,
+    "a function of numpy": lambda x: np.add(x, 1),
+    "dlpack": np.from_dlpack,
 }
 
 
@@ -44,10 +60,10 @@ class Held:
 def test_it_returns_after_the_callbacks(way: str) -> None:
     held = Held()
     with hcb.accelerate():
-        result = jax.jit(lambda x: [jax.debug.callback(held, x), x][1])(X)
+        f = jax.jit(lambda x: [jax.debug.callback(held, x), x][1])
 
         def block() -> None:
-            WAYS[way](result)
+            WAYS[way](f(X))
             held.order.append("ready")
 
         thread = threading.Thread(target=block)
@@ -83,22 +99,112 @@ def test_an_io_callback_without_results_is_waited_for() -> None:
             assert len(seen) == count
 
 
-def test_prints_alone_are_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Screen:
-        def write(self, text: str) -> None:
-            held(text)
+@pytest.mark.parametrize("way", WAYS)
+def test_prints_are_waited_for(way: str) -> None:
+    def body(i: Any, x: Any) -> Any:
+        jax.debug.print("at {}", i)
+        return x + 1
 
-        def flush(self) -> None:
-            pass
-
-    held = Held()
-    monkeypatch.setattr(readiness, "_expected", False)
-    monkeypatch.setattr(sys, "stdout", Screen())
     with hcb.accelerate():
-        jax.block_until_ready(jax.jit(lambda x: [jax.debug.print("{}", x), x][1])(X))
-        held.go.set()
+        f = jax.jit(lambda x: lax.fori_loop(0, 200, body, x))
+        for _ in range(10):
+            with contextlib.redirect_stdout(io.StringIO()) as printed:
+                WAYS[way](f(X))
+            assert printed.getvalue() == "".join(f"at {i}\n" for i in range(200))
+
+
+def test_a_sharded_result_is_waited_for() -> None:
+    seen: list[Any] = []
+    mesh = jax.make_mesh((2,), ("x",))
+    sharded = jax.device_put(np.arange(4.0), jax.NamedSharding(mesh, jax.P("x")))
+    with hcb.accelerate():
+        f = jax.jit(lambda x: [jax.debug.callback(seen.append, x.sum()), x + 1][1])
+        for count in range(1, 20):
+            np.asarray(f(sharded))
+            assert len(seen) == count
+
+
+@pytest.mark.native_only  # the callback transport looks at its queues
+def test_once_all_is_delivered_a_wait_does_not_look_at_the_receivers(monkeypatch: pytest.MonkeyPatch) -> None:
+    with hcb.accelerate():
+        ready = jax.jit(lambda x: [jax.debug.print("{}", x), x][1])(X)
+        ready.block_until_ready()
+        monkeypatch.setattr(readiness.runtime, "receivers", None)
+        for wait in WAYS.values():
+            wait(ready)
+
+
+@pytest.mark.native_only  # on the callback transport only what waits for a result waits
+def test_a_call_returns_after_the_output_as_jaxs_does() -> None:
+    def body(i: Any, x: Any) -> Any:
+        jax.debug.print("at {}", i)
+        return x @ x
+
+    with hcb.accelerate():
+        f = jax.jit(lambda x: lax.fori_loop(0, 100, body, x))
+        x = np.zeros((100, 100), np.float32)
+        for _ in range(10):
+            with contextlib.redirect_stdout(io.StringIO()) as printed:
+                f(x)
+            assert printed.getvalue() == "".join(f"at {i}\n" for i in range(100))
+
+
+def test_callbacks_may_call_programs_with_callbacks() -> None:
+    seen: list[float] = []
+    with hcb.accelerate():
+        inner = jax.jit(lambda x: [jax.debug.callback(lambda v: seen.append(float(v)), x), x + 1][1])
+
+        def callback(value: Any) -> None:
+            seen.append(float(inner(value)) + 100)
+
+        outer = jax.jit(lambda x: [jax.debug.callback(callback, x), x][1])
+        for _ in range(3):
+            outer(X)
         jax.effects_barrier()
-    assert "called" in held.order
+    assert sorted(seen) == [3.0] * 3 + [104.0] * 3
+
+
+@pytest.mark.slow_variants
+@pytest.mark.parametrize(
+    "where", ["np.asarray(ready)", pytest.param("f(ready)", marks=pytest.mark.native_only)]
+)
+def test_ctrl_c_reaches_a_thread_that_waits(where: str) -> None:
+    program = """
+import sys, threading
+import jax, numpy as np
+import hostcallback as hcb
+
+go, begun, inside = threading.Event(), threading.Event(), threading.Event()
+
+def held(x):
+    begun.set()
+    inside.wait()
+    print("waits", flush=True)
+    go.wait(4)
+
+hcb.accelerate()
+f = jax.jit(lambda x: [jax.debug.callback(held, x), x + 1][1])
+ready = jax.device_put(np.float32(1)).block_until_ready()
+if "asarray" in sys.argv[1]:
+    threading.Thread(target=f, args=[ready], daemon=True).start()
+    begun.wait()
+try:
+    inside.set()
+    eval(sys.argv[1])
+    print("not interrupted")
+except KeyboardInterrupt:
+    print("interrupted")
+go.set()
+"""
+    command = [sys.executable, "-c", program, where]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "waits\n"
+            process.send_signal(signal.SIGINT)
+            assert process.communicate(timeout=60)[0] == "interrupted\n"
+        finally:
+            process.kill()
 
 
 def test_callbacks_may_call_it() -> None:
@@ -137,7 +243,7 @@ def test_a_callback_that_waits_for_the_blocked_thread_delays_it_for_a_while_only
         jax.effects_barrier()
     assert held.order == ["ready", "ready", "called", "called"]
     (record,) = caplog.records
-    assert "jax.block_until_ready stops waiting" in record.getMessage()
+    assert "a wait for a result stops waiting" in record.getMessage()
     assert "test_block_until_ready.py" in record.getMessage()
 
 
@@ -154,7 +260,9 @@ def test_it_raises_nothing_and_the_barrier_does() -> None:
 
 def test_undone_it_is_jaxs_again() -> None:
     def places() -> list[Any]:
-        return [sync.ArrayImpl.block_until_ready, sync._xla_client.batched_block_until_ready]
+        names = ["block_until_ready", "_value", "__dlpack__"]
+        waits = [vars(sync.ArrayImpl)[name] for name in names]
+        return [*waits, sync._xla_client.batched_block_until_ready, sync.get_buffer_slot().value]
 
     before = places()
     with hcb.accelerate():

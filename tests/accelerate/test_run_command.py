@@ -114,3 +114,42 @@ def test_a_script_without_jax_runs(tmp_path: Path) -> None:
     (tmp_path / "plain.py").write_text("import sys; print(sys.argv[1:], 'jax' in sys.modules)")
     result = python("-m", "hostcallback.receiver.cli", "run", "plain.py", "--", "-x", "--", "1", cwd=tmp_path)
     assert result.stdout == "['--', '-x', '--', '1'] False\n"
+
+
+FAILS = """
+import jax, jax.numpy as jnp, threading
+
+@jax.jit
+def step(x):
+    return jnp.log(x)
+
+step(jnp.ones(3))
+thread = threading.Thread(target=step, args=(jnp.array([1.0, -1.0, 2.0]),))
+thread.start()
+thread.join()
+"""
+
+
+@pytest.mark.slow
+def test_a_script_that_knows_nothing_is_watched_and_observed(tmp_path: Path) -> None:
+    (tmp_path / "fails.py").write_text(FAILS)
+    hcb = ("-m", "hostcallback.receiver.cli")
+    done = python(*hcb, "run", "--watch", "--observe", "primitive:log", "fails.py", cwd=tmp_path)
+    assert done.stdout.count("norm") == 2, done.stdout
+    assert "log: 1 NaN and 0 infinite values in float32[3]" in done.stderr
+    done = python(*hcb, "run", "--observe", "lag", "fails.py", cwd=tmp_path)
+    assert "where='lag' matches no output" in done.stderr
+    assert done.returncode == 0
+
+
+@pytest.mark.slow
+@pytest.mark.native_only
+def test_a_script_that_knows_nothing_leaves_capsules(tmp_path: Path) -> None:
+    (tmp_path / "fails.py").write_text(FAILS)
+    hcb = ("-m", "hostcallback.receiver.cli")
+    done = python(*hcb, "run", "--capsule", "folder", "fails.py", cwd=tmp_path)
+    (path,) = (tmp_path / "folder").glob("step-*.hcb")
+    assert f"hcb reproduce {path}" in done.stderr
+    again = python(*hcb, "reproduce", path, cwd=tmp_path)
+    assert again.returncode == 0, again.stderr
+    assert "reproduced: nonfinite" in again.stdout

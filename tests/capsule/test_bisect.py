@@ -14,7 +14,8 @@ import pytest
 from jax import lax
 
 import hostcallback as hcb
-from hostcallback.api.capsule.bisect import Digest, digests, first_divergence
+from hostcallback.api.capsule.bisect import first_divergence
+from hostcallback.api.capsule.reproduce import Digest, digests
 from hostcallback.receiver import Capsule
 from hostcallback.receiver.cli import main
 
@@ -128,7 +129,7 @@ def test_the_prompt_has_inputs_and_results(
     monkeypatch.setattr("builtins.input", read)
     assert main(["reproduce", "--breakpoint", str(capsule.path)]) == 0
     out = capsys.readouterr().out
-    assert "inputs ['args[0]', 'args[1]']" in out
+    assert "inputs ['w', 'xs']" in out
     assert "loss inf the loss is inf" in out
     stopped = out[out.index("stopped at operation") :].splitlines()
     line = next(

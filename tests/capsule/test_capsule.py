@@ -20,10 +20,15 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import hostcallback as hcb
 from checkout import ROOT
-from hostcallback.api.capsule.reproduce import Reproduction, arrays_of, reproduce
+from hostcallback.api.capsule.reproduce import (
+    Reproduction,
+    arrays_of,
+    digests,
+    place_of_failure,
+    reproduce,
+)
 from hostcallback.receiver import Capsule
 from hostcallback.receiver.cli import main
-from hostcallback.receiver.messages import deferred_errors
 
 # Programs with taps are exported on the native transport only.
 native = pytest.mark.native_only
@@ -79,17 +84,17 @@ def test_the_first_call_that_fails_a_check_is_seen_again(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     step = hcb.capsule(jax.jit(train, donate_argnums=0), tmp_path)
-    expected = [(PARAMS, batch, 0.01) for batch in batches(6)]
+    expected = [(jax.tree.map(jnp.copy, PARAMS), batch, 0.01) for batch in batches(6)]
     with caplog.at_level(logging.ERROR):
         results = run(step, *expected)
     losses = [float(loss) for _, loss in results]
     first = next(i for i, loss in enumerate(losses) if loss >= 0.9)
     assert 0 < first < 5
     capsule = only(tmp_path)
-    assert (capsule.name, capsule.call, capsule.failure.kind) == ("train", first, "check")
-    assert "the loss is 0.9" in capsule.failure.text
+    assert (capsule.name, capsule.failure.kind) == ("train", "check")
+    assert float(capsule.failure.text.removeprefix("the loss is ")) == losses[first]
     assert f"hcb reproduce {capsule.path}" in caplog.text
-    assert [entry.path for entry in capsule.inputs] == ["args[0]['b']", "args[0]['w']", "args[1]", "args[2]"]
+    assert [entry.path for entry in capsule.inputs] == ["params/b", "params/w", "x", "rate"]
     np.testing.assert_array_equal(capsule.array(capsule.inputs[2]), batches(6)[first])
     assert "test_capsule.py" in capsule.report
     assert capsule.about["versions"]["jax"] == jax.__version__
@@ -107,9 +112,9 @@ def test_numpy_arguments_that_are_filled_again_are_those_of_the_call(tmp_path: P
         batch[:] = value
         return batch
 
-    run(lambda value: step(PARAMS, filled(value), 0.01), (1,), (30,), (2,), (3,))
+    # JAX may read the array until the call has ended.
+    run(lambda value: jax.block_until_ready(step(PARAMS, filled(value), 0.01)), (1,), (30,), (2,), (3,))
     capsule = only(tmp_path)
-    assert capsule.call == 1
     assert np.all(capsule.array(capsule.inputs[2]) == 30)
 
 
@@ -126,18 +131,35 @@ def tapped(x: Any, key: Any, *, scale: int) -> Any:
 
 @native
 def test_a_tap_that_raises(tmp_path: Path) -> None:
-    step = hcb.capsule(jax.jit(tapped, static_argnames="scale"), tmp_path)
+    step = hcb.capsule(jax.jit(tapped, static_argnames="scale"), tmp_path, exceptions=True)
     key = jax.random.key(3)
     calls = [(jnp.full(2, float(n)), key) for n in range(9)]
     with pytest.raises(hcb.TapFunctionException), hcb.outfeed_receiver(record=tmp_path / "log"):
         results = [step(*call, scale=2) for call in calls]
     capsule = only(tmp_path)
-    assert (capsule.call, capsule.failure.kind) == (7, "tap exception")
+    assert capsule.failure.kind == "tap exception"
+    assert [float(capsule.array(entry).flat[0]) for entry in capsule.inputs][:1] == [7.0]
+    assert [entry.path for entry in capsule.inputs] == ["x", "key"]
     assert capsule.failure.text == "ValueError: seven is refused"
     assert any('"first"' in line for line in capsule.messages)
     again = reproduce(capsule)  # this process has the tap's function
     assert again.is_exact
     np.testing.assert_array_equal(again.results[0], results[7])
+
+
+@native
+def test_the_inputs_of_a_tap_that_raises_are_gone_by_default(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    step = hcb.capsule(jax.jit(tapped, static_argnames="scale"), tmp_path)
+    with pytest.raises(hcb.TapFunctionException), hcb.outfeed_receiver():
+        _ = [step(jnp.full(2, float(n)), jax.random.key(3), scale=2) for n in range(9)]
+    capsule = only(tmp_path)
+    assert capsule.failure.text == "ValueError: seven is refused"
+    assert "the tap got: array(7., dtype=float32)" in capsule.report
+    assert any("exceptions=True" in text for text in capsule.left_out)
+    assert main(["reproduce", str(capsule.path)]) == 2
+    assert "exceptions=True" in capsys.readouterr().err
 
 
 IN_ANOTHER_PROCESS = """
@@ -153,7 +175,7 @@ exec(open("again.py").read())
 @native
 @pytest.mark.slow
 def test_another_process_sees_the_same_failures(tmp_path: Path) -> None:
-    tap = hcb.capsule(jax.jit(tapped, static_argnames="scale"), tmp_path / "tap")
+    tap = hcb.capsule(jax.jit(tapped, static_argnames="scale"), tmp_path / "tap", exceptions=True)
     with pytest.raises(hcb.TapFunctionException), hcb.outfeed_receiver():
         tap(jnp.full(2, 7.0), jax.random.key(3), scale=2)
     run(hcb.capsule(jax.jit(train), tmp_path / "check"), (PARAMS, np.full((3, 4), 9, np.float32), 0.01))
@@ -196,12 +218,14 @@ def test_a_nan_is_found_in_the_operation_that_made_it(tmp_path: Path) -> None:
     xs = [np.full((5, 4), size, np.float32) for size in (0.1, 1.0, 60.0, 70.0)]
     run(step, *[(params, x) for x in xs])
     capsule = only(tmp_path)
-    assert (capsule.call, capsule.failure.kind) == (2, "nonfinite")
-    assert "exp" in capsule.failure.text
+    assert capsule.failure.kind == "nonfinite"
+    assert np.all(capsule.array(capsule.inputs[-1]) == 60)
     again: Reproduction = reproduce(capsule)
     assert again.is_exact
-    assert again.same is not None
-    assert again.same.source_line == capsule.failure.source_line
+    assert again.same == capsule.failure
+    first = place_of_failure(digests(capsule), capsule.failure)
+    assert first is not None
+    assert digests(capsule)[first].name.startswith("exp ")
 
 
 @native
@@ -219,7 +243,6 @@ def test_inputs_on_several_devices_are_kept_by_shard(tmp_path: Path) -> None:
     step = hcb.capsule(jax.jit(checked), tmp_path)
     (result,) = run(step, (x, rows))
     capsule = only(tmp_path)
-    assert [len(entry.shards) for entry in capsule.inputs] == [4, 4]
     found = arrays_of(capsule)
     assert found[0].sharding.spec == x.sharding.spec
     np.testing.assert_array_equal(found[0], x)
@@ -235,10 +258,10 @@ def test_what_is_too_large_is_left_out_and_named(tmp_path: Path, capsys: pytest.
     run(step, (PARAMS, np.full((3, 4), 9, np.float32), 0.01))
     capsule = only(tmp_path)
     kept = {entry.path: not entry.left_out for entry in capsule.inputs}
-    assert kept == {"args[0]['b']": True, "args[0]['w']": False, "args[1]": True, "args[2]": True}
-    assert any("args[0]['w'] (64 bytes)" in text for text in capsule.left_out)
+    assert kept == {"params/b": True, "params/w": False, "x": True, "rate": True}
+    assert any("params/w (64 bytes)" in text for text in capsule.left_out)
     assert main(["reproduce", str(capsule.path)]) == 2
-    assert "args[0]['w']: the inputs kept are limited to 70 bytes (max_bytes=)" in capsys.readouterr().err
+    assert "params/w: the inputs kept are limited to 70 bytes (max_bytes=)" in capsys.readouterr().err
     assert main(["reproduce", "--show", str(capsule.path)]) == 0
     assert "LEFT OUT" in capsys.readouterr().out
 
@@ -258,58 +281,35 @@ def test_a_program_that_cannot_be_exported_leaves_its_inputs(tmp_path: Path) -> 
     assert "jax.export refuses it" in why
 
 
-def test_calls_wait_while_the_inputs_of_many_are_kept(tmp_path: Path) -> None:
-    step = hcb.capsule(jax.jit(lambda x: hcb.tap(lambda value: None, x) + 1), tmp_path, keep=2)
-    with hcb.outfeed_receiver():
-        x = jnp.float32(0)
-        for _ in range(50):
-            x = step(x)
-    assert float(x) == 50
-    assert not list(tmp_path.iterdir())
-
-
-def test_the_step_goes_on_if_the_tap_of_its_numbers_is_off(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr("hostcallback.api.capsule.capsule.WAIT_SEC", 0.01)
-    step = hcb.capsule(jax.jit(lambda x: x + 1), tmp_path, keep=2)
-    x = jnp.float32(0)
-    hcb.taps["*"].disable()
-    try:
-        with hcb.outfeed_receiver():
-            for _ in range(8):
-                x = step(x)
-    finally:
-        hcb.taps["*"].enable()
-    assert float(x) == 8
-    assert caplog.text.count("are not kept any longer") == 1
-
-
 def test_an_unused_step_is_freed(tmp_path: Path) -> None:
     class Function:
         def __call__(self, x: Any) -> Any:
             return x + 1
 
     function = Function()
-    before = deferred_errors._listeners
-    step = hcb.capsule(function, tmp_path)
+    step = hcb.capsule(jax.jit(function), tmp_path)
     step(jnp.float32(0))
     hcb.barrier_wait()
-    assert len(deferred_errors._listeners) == len(before) + 1
     freed = weakref.ref(function)
     del function, step
     jax.clear_caches()
     hcb.barrier_wait()
     gc.collect()
     assert freed() is None
-    assert set(deferred_errors._listeners) <= set(before)
 
 
-def test_within_a_trace_it_is_the_step(tmp_path: Path) -> None:
+@native
+def test_within_a_trace_the_program_around_it_leaves_the_capsule(tmp_path: Path) -> None:
     step = hcb.capsule(train, tmp_path)
-    outer = jax.jit(lambda x: step(PARAMS, x, 0.01)[1])
-    assert float(outer(jnp.ones((3, 4)))) == float(train(PARAMS, jnp.ones((3, 4)), 0.01)[1])
-    hcb.barrier_wait()
+
+    @jax.jit
+    def outer(x: Any) -> Any:
+        return step(PARAMS, x, 0.01)[1] * 2
+
+    run(outer, (jnp.full((3, 4), 9.0),))
+    capsule = only(tmp_path)
+    assert (capsule.name, [entry.path for entry in capsule.inputs][-1]) == ("outer", "x")
+    assert reproduce(capsule).is_exact
 
 
 def test_few_capsules_are_written_however_many_calls_fail(tmp_path: Path) -> None:
@@ -317,14 +317,20 @@ def test_few_capsules_are_written_however_many_calls_fail(tmp_path: Path) -> Non
         hcb.tap(lambda value: 1 / 0, x)
         return x
 
-    run(hcb.capsule(jax.jit(step), tmp_path, max_capsules=2), *[(jnp.float32(n),) for n in range(8)])
-    assert sorted(Capsule(path).call for path in tmp_path.iterdir()) == [0, 1]
+    held = hcb.capsule(jax.jit(step), tmp_path, max_capsules=2, exceptions=True)
+    run(held, *[(jnp.float32(n),) for n in range(8)])
+    found = [Capsule(path) for path in sorted(tmp_path.iterdir())]
+    assert [float(capsule.array(capsule.inputs[0])) for capsule in found] == [0, 1]
 
 
-def test_misuse_is_named() -> None:
-    with pytest.raises(TypeError, match=r"takes a function, got int 3"):
-        hcb.capsule(3)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="give it the step itself, and nonfinite=True"):
-        hcb.capsule(hcb.watch_nonfinite(jax.jit(train)))
-    with pytest.raises(ValueError, match="keep is 0, expected a whole number of at least 1"):
-        hcb.capsule(train, keep=0)
+def test_misuse_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(TypeError, match=r"takes a function or a folder, got int 3"):
+        hcb.capsule(3)  # type: ignore[call-overload]
+    with pytest.raises(TypeError, match=r"hcb\.capsule has no option keep any more"):
+        hcb.capsule(train, keep=3)  # type: ignore[call-overload]
+    with pytest.raises(TypeError, match=r"unexpected option 'nonfinit': did you mean nonfinite=\?"):
+        hcb.capsule(train, nonfinit=True)  # type: ignore[call-overload]
+    with pytest.raises(ValueError, match="max_capsules is 0, expected a whole number of at least 1"):
+        hcb.capsule(train, max_capsules=0)
+    hcb.capsule(lambda x: x + 1, tmp_path)(jnp.ones(2))
+    assert "nothing in <lambda> is jitted" in caplog.text

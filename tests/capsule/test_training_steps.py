@@ -163,12 +163,12 @@ def test_faults_are_seen_again_in_a_fresh_process(tmp_path: Path) -> None:
     )  # fmt: skip
     assert killed.returncode == -signal.SIGKILL, killed.stderr[-2000:]
     after = only(tmp_path / "killed")
-    assert (after.call, after.failure.text) == (3, "x is 3.0")
+    assert after.failure.text == "x is 3.0"
     assert np.all(after.array(after.inputs[0]) == 3)
     transformer, mlp = failing_transformer(tmp_path / "transformer"), failing_mlp(tmp_path / "mlp")
-    assert (transformer.call, transformer.failure.kind) == (1, "check")
+    assert transformer.failure.kind == "check"
     assert len(transformer.inputs) == 17
-    assert (mlp.call, mlp.failure.kind) == (1, "nonfinite")
+    assert mlp.failure.kind == "nonfinite"
     command = (
         "import sys\nfrom hostcallback.receiver.cli import main\nfor path in sys.argv[1:]:\n"
         "    print('status', main(['reproduce', path]), flush=True)"
@@ -191,7 +191,7 @@ def test_a_program_that_a_check_ended(tmp_path: Path) -> None:
     wrapped = hcb.capsule(jax.jit(step), tmp_path)
     failing(lambda: [wrapped(jnp.float32(n)).block_until_ready() for n in range(4)], on_error="abort")
     capsule = only(tmp_path)
-    assert (capsule.call, capsule.failure.text) == (2, "x is 2.0")
+    assert capsule.failure.text == "x is 2.0"
     assert reproduce(capsule).is_exact
 
 

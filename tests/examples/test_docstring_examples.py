@@ -44,7 +44,8 @@ def names() -> dict[str, Any]:
     loss = jnp.float32(0.5)
 
     def train() -> None:
-        step = jax.jit(lambda x: hcb.tap(lambda value: None, {"loss": x, "step": 3}, name="loss"))
+        layer = jax.named_scope("layers/0")(jnp.tanh)
+        step = jax.jit(lambda x: hcb.tap(lambda value: None, {"loss": layer(x), "step": 3}, name="loss"))
         jax.block_until_ready(step(loss))
 
     return {

@@ -69,3 +69,20 @@ def _plain_leaf(leaf: Any) -> Any:
     if array.dtype.kind in "biu":
         return array.tolist()
     return np.round(array.astype(np.float64), 4).tolist()
+
+
+def elements(*indices: list[int]) -> tuple[str, dict[str, Any]]:
+    """The last entry of `transforms` where a vmap batches a predicate: places of the elements that take part."""
+    return ("mask", {"elements": indices})
+
+
+def delivered_parts(rec: Recorder) -> list[tuple[Any, Any]]:
+    """As `delivered`, with lists for the places of elements."""
+
+    def plainly(params: dict[str, Any]) -> dict[str, Any]:
+        found = params.get("elements")
+        return params if found is None else {"elements": tuple(axis.tolist() for axis in found)}
+
+    return [
+        (tuple((name, plainly(p)) for name, p in transforms), value) for transforms, value in delivered(rec)
+    ]

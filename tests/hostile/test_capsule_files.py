@@ -23,7 +23,7 @@ import numpy as np
 import pytest
 
 from checkout import python_path
-from hostcallback.api.capsule.script import script_of
+from hostcallback.api.capsule.reproduce import script_of
 from hostcallback.receiver import Capsule, CapsuleError
 from hostcallback.receiver.capsule.file_format import Failure, Input, Shard
 from hostcallback.receiver.capsule.writing import CapsuleWriter

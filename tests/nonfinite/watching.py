@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,11 @@ def _flat(group: BaseExceptionGroup[Any]) -> Iterator[Any]:
             yield from _flat(error)
         else:
             yield error
+
+
+def call(number: int) -> int | None:
+    """The number of a call in reports: on the callback transport nothing counts them."""
+    return number if os.environ.get("HOSTCALLBACK_TRANSPORT", "native") == "native" else None
 
 
 def line_of(file: str, mark: str) -> int:

@@ -54,6 +54,25 @@ def test_files_hold_every_step(tmp_path: Path) -> None:
     ]
 
 
+def test_numbers_that_json_lacks_are_read_back_from_a_file_of_lines(tmp_path: Path) -> None:
+    path = tmp_path / "m.jsonl"
+    values = [0.5, float("nan"), float("inf"), -float("inf")]
+    with hcb.outfeed_receiver(writers=[hcb.jsonl(path)]):
+        lax.scan(
+            lambda carry, x: (carry + 1, hcb.metrics({"loss": x}, step=carry)),
+            jnp.int32(0),
+            jnp.array(values),
+        )
+
+    def refuse(name: str) -> None:
+        raise AssertionError(f"{name} is no JSON")
+
+    lines = [json.loads(line, parse_constant=refuse) for line in path.read_text().splitlines()]
+    assert [str(float(line["loss"])) for line in lines] == ["0.5", "nan", "inf", "-inf"]
+    pandas = pytest.importorskip("pandas")
+    np.testing.assert_array_equal(pandas.read_json(path, lines=True)["loss"].to_numpy(), values)
+
+
 def test_a_csv_file_merges_the_taps_of_a_step_and_gets_new_columns(tmp_path: Path) -> None:
     path = tmp_path / "m.csv"
 

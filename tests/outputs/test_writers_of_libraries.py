@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -92,9 +93,69 @@ def test_the_active_run_of_the_module_mlflow(tmp_path: Path, monkeypatch: pytest
     with pytest.raises(ValueError, match="has no active run"), hcb.outfeed_receiver(writers=[mlflow]):
         pass
     with mlflow.start_run() as run:
-        write_to(mlflow)
-    history = mlflow.MlflowClient().get_metric_history(run.info.run_id, "loss")
+        assert write_to(mlflow).partial == 5  # the histograms
+    client = mlflow.MlflowClient()
+    images = [entry.path for entry in client.list_artifacts(run.info.run_id, "images")]
+    assert sorted(path.split("+")[2] for path in images if path.endswith(".png")) == [*"01234"]
+    notes = client.list_artifacts(run.info.run_id, "note")
+    assert sorted(entry.path for entry in notes) == [f"note/{i}.txt" for i in range(5)]
+    history = client.get_metric_history(run.info.run_id, "loss")
     assert [(point.step, point.value) for point in history] == [(i, i / 2) for i in range(5)]
+
+
+def test_a_logger_with_the_signatures_of_mlflow_gets_images_and_texts() -> None:
+    seen: list[Any] = []
+
+    class Logger:  # the parameters are those of mlflow 3.17, where those of images have defaults
+        def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+            seen.append((step, metrics))
+
+        def log_image(
+            self,
+            image: Any,
+            artifact_file: str | None = None,
+            key: str | None = None,
+            step: int | None = None,
+        ) -> None:
+            seen.append((step, key, image.shape))
+
+        def log_text(self, text: str, artifact_file: str) -> None:
+            seen.append((artifact_file, text))
+
+    assert write_to(Logger()).error == "takes no histograms: these metrics are left out"
+    assert seen[:3] == [(0, {"loss": 0.0}), (0, "im", (4, 4, 3)), ("note/0.txt", "step 0")]
+    assert [call[0] for call in seen] == [place for i in range(5) for place in (i, i, f"note/{i}.txt")]
+
+
+def test_a_logger_whose_images_are_others_than_mlflows_gets_none() -> None:
+    class Logger:  # as Lightning's
+        def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+            pass
+
+        def log_image(self, key: str, images: list[Any], step: int | None = None) -> None:
+            raise AssertionError
+
+    assert (
+        write_to(Logger()).error
+        == "takes no histograms and no images and no texts: these metrics are left out"
+    )
+
+
+def test_a_tensorboard_writer_of_the_users_gets_the_time_of_the_emission(tmp_path: Path) -> None:
+    tensorboard = pytest.importorskip("tensorboardX")
+
+    class Writer(tensorboard.SummaryWriter):  # type: ignore[misc, name-defined]
+        times: ClassVar[list[Any]] = []
+
+        def add_scalar(self, tag: str, value: Any, global_step: Any = None, walltime: Any = None) -> None:
+            self.times.append(walltime)
+            super().add_scalar(tag, value, global_step, walltime)
+
+    before = time.time()
+    with Writer(str(tmp_path)) as writer:
+        write_to(writer)
+    assert len(writer.times) == 5
+    assert all(before <= at <= time.time() for at in writer.times)
 
 
 @pytest.mark.slow

@@ -229,3 +229,62 @@ def test_checks_of_an_exported_program_are_reported_or_bound(bound: bool) -> Non
             assert error.check.explanation.text == "x is -3.0"
     finally:
         hcb.unbind("exported check")
+
+
+def tapped(x: Any) -> Any:
+    return hcb.id_tap(print, x * 2, name="refused")
+
+
+@native_only
+@pytest.mark.parametrize("devices", [1, 2])
+def test_an_export_without_permission_for_the_taps_names_the_line_and_the_cure(devices: int) -> None:
+    mesh = Mesh(np.array(jax.devices()[:devices]), ("i",))
+    x = jax.device_put(jnp.arange(8.0), NamedSharding(mesh, P("i")))
+    where = f"{__file__}:{tapped.__code__.co_firstlineno + 1}"
+    cure = r"pass disabled_checks=hcb\.export_checks\(\)"
+    with pytest.raises(
+        ValueError, match=f"a tap at {re.escape(where)}.*hostcallback.*_tap.*{cure}"
+    ) as caught:
+        jax.export.export(jax.jit(tapped))(x)
+    assert "no compatibility guarantees" in str(caught.value.__cause__)  # JAX's own text
+
+
+@native_only
+def test_a_refused_export_of_a_program_without_taps_has_jaxs_text() -> None:
+    def f(x: Any) -> Any:
+        return jax.ffi.ffi_call("someone_elses_call", jax.ShapeDtypeStruct((), np.float32))(x)
+
+    with pytest.raises(ValueError, match=r"^Cannot serialize code with custom calls") as caught:
+        jax.export.export(jax.jit(f), disabled_checks=hcb.export_checks())(jnp.float32(1))
+    assert "export_checks" not in str(
+        caught.value
+    )  # JAX 0.12 names the calls that are allowed, ours among them
+    # Both in one program: the taps are allowed, the other call is not.
+    with pytest.raises(ValueError, match=r"^Cannot serialize code.*\n.*@someone_elses_call"):
+        jax.export.export(jax.jit(lambda x: f(tapped(x))), disabled_checks=hcb.export_checks())(
+            jnp.float32(1)
+        )
+
+
+@native_only
+def test_a_loop_with_a_progress_bar_is_exported_and_shows_it(capfd: pytest.CaptureFixture[str]) -> None:
+    def f(x: Any) -> Any:
+        return hcb.scan(lambda c, y: (c + y, None), x, jnp.ones(1000), progress="exported")[0]
+
+    exported = jax.export.export(jax.jit(f), disabled_checks=hcb.export_checks())(jnp.float32(0))
+    f = None  # type: ignore[assignment]
+    assert jax.export.deserialize(exported.serialize()).call(jnp.float32(1)) == 1001
+    hcb.barrier_wait()
+    assert "1000/1000" in capfd.readouterr().err
+
+
+@native_only
+def test_a_loop_with_a_progress_bar_is_not_exported_on_several_devices() -> None:
+    mesh = Mesh(np.array(jax.devices()), ("i",))
+    x = jax.device_put(jnp.arange(8.0), NamedSharding(mesh, P("i")))
+
+    def f(x: Any) -> Any:
+        return hcb.scan(lambda c, y: (c + y, None), x, jnp.ones(10), progress="exported")[0]
+
+    with pytest.raises(NotImplementedError, match=r"clock would be a Python callback.*one CPU"):
+        jax.export.export(jax.jit(f), disabled_checks=hcb.export_checks())(x)

@@ -244,3 +244,37 @@ def test_the_bar_of_a_program_that_fails_is_closed_at_the_barrier(capsys: pytest
     hcb.barrier_wait()
     (line,) = screen(capsys.readouterr().err)
     assert line.startswith("next: 100%")
+
+
+SHORT = {
+    "scan": lambda loops, x, **bar: loops.scan(lambda c, y: (c + y, c), x[0], x, **bar)[0],
+    "unrolled": lambda loops, x, **bar: loops.scan(lambda c, y: (c + y, c), x[0], x, unroll=2, **bar)[0],
+    "fori_loop": lambda loops, x, **bar: loops.fori_loop(2, 7, lambda i, c: c + i, x[0], **bar),
+    "while_loop": lambda loops, x, **bar: loops.while_loop(lambda c: c < 9, lambda c: c * 2 + 1, x[1], **bar),
+}
+
+
+@pytest.mark.parametrize("loop", SHORT)
+def test_a_loop_without_jit_has_the_results_of_jax_and_its_bar(
+    loop: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    x = jnp.arange(5.0)
+    with jax.disable_jit():
+        expected = SHORT[loop](lax, x)
+        found = SHORT[loop](hcb, x, progress="without jit")
+        batch = jax.vmap(lambda x: SHORT[loop](hcb, x, progress=False))(x[:, None] + x)
+        batched = jax.vmap(lambda x: SHORT[loop](hcb, x, progress="batch"))(x[:, None] + x)
+        hcb.barrier_wait()
+    np.testing.assert_array_equal(found, expected)
+    np.testing.assert_array_equal(batched, batch)
+    assert "without jit" in capsys.readouterr().err
+
+
+def test_an_eager_scan_and_while_loop_are_one_operation() -> None:
+    start, below, x = jnp.float32(1), jnp.float32(20), jnp.arange(5.0)
+    with jax.transfer_guard("disallow"):  # of the numbers that separate operations would take
+        total, _ = hcb.scan(lambda c, y: (c + y, c), start, x, progress="guarded")
+        batch, _ = jax.vmap(lambda c: hcb.scan(lambda c, y: (c + y, c), c, x, progress="guarded"))(x)
+        power = hcb.while_loop(lambda c: c[0] < c[1], lambda c: (c[0] + c[0], c[1]), (start, below))
+        sum_ = hcb.fori_loop(0, 5, lambda i, c: c + c, start, progress="guarded")
+    assert (float(total), batch.tolist(), float(power[0]), float(sum_)) == (11, [10, 11, 12, 13, 14], 32, 32)

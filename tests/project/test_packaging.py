@@ -257,10 +257,10 @@ def test_a_switch_that_is_neither_0_nor_1_is_refused(checkout: Path) -> None:
     assert "HOSTCALLBACK_BUILD_NATIVE='off' was not understood: expected 1" in result.stderr
 
 
-def test_runtime_dependencies_are_the_five_that_were_agreed() -> None:
+def test_runtime_dependencies_are_the_five_that_were_agreed_and_what_exported_programs_need() -> None:
     required = CONFIG["options"]["install_requires"].split()
     assert [re.split(r"[<>=]", name)[0] for name in required] == [
-        "jax", "jaxlib", "numpy", "msgpack", "grpcio",
+        "jax", "jaxlib", "numpy", "msgpack", "grpcio", "flatbuffers",
     ]  # fmt: skip
 
 

@@ -13,8 +13,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 
 import hostcallback as hcb
-from hostcallback.lowering.partition import shard_table
-from hostcallback.lowering.process_shares import process_shares
+from hostcallback.lowering.partition import process_shares, shard_table
 from hostcallback.receiver.messages.message import Consumer, Message
 from hostcallback.receiver.sinks.sharding.shard_record import ProcessShare, RecordReader
 from hostcallback.receiver.sinks.sharding.sinks import AssemblingSink, ProcessShardSink

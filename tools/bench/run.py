@@ -114,6 +114,7 @@ ROWS: dict[str, Callable[[int], Rows]] = {
     "checks_compile": checks.checks_compile,
     "demo_checks": checks.demo_checks,
     "observed_step": observing.observed_step,
+    "sharded_observed_step": observing.sharded_step,
     "watched_steps": checks.watched_steps,
     "watched_failure": checks.watched_failure,
     "capsule_written": capsules.capsule_written,

@@ -7,21 +7,16 @@ import math
 import os
 import subprocess
 import tempfile
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from hostcallback.api.barrier import barrier_wait
-from hostcallback.api.capsule.digests import TAP
-from hostcallback.api.capsule.reproduce import arrays_of, load
-from hostcallback.api.export import bind, unbind
-from hostcallback.receiver.capsule.file_format import PROMOTED, WATCHED, CapsuleError, Failure
+from hostcallback.api.capsule.reproduce import Digest, digests
+from hostcallback.receiver.capsule.file_format import PROMOTED, CapsuleError
 from hostcallback.receiver.capsule.reading import Capsule
 
 TOLERANCE = 1e-3
@@ -29,25 +24,6 @@ TOLERANCE = 1e-3
 
 RUN_SEC = 3600.0
 MAX_DIGESTS_BYTES = 1 << 30
-
-
-@dataclass(frozen=True)
-class Digest:
-    """The result of one operation in one run.
-
-    Attributes:
-        name: primitive, shape, line and scope.
-        iterations: numbers of the iterations of the loops around it, outermost first.
-        occurrence: how many operations of that name were before it, in the same iterations.
-        hash: of its bits.
-        stats: smallest, largest, mean, root mean square, and the first elements.
-    """
-
-    name: str
-    iterations: tuple[int, ...]
-    occurrence: int
-    hash: int
-    stats: tuple[float, ...]
 
 
 @dataclass(frozen=True)
@@ -65,59 +41,6 @@ class Divergence:
     right: Digest
     compared: int
     relative: float
-
-
-def digests(capsule: Capsule, program: str = WATCHED, device: Any = None) -> list[Digest]:
-    """Runs a program of digests; returns what it sends, in program order.
-
-    Args:
-        capsule: the capsule.
-        program: the member.
-        device: where to run it; None for where the inputs are.
-
-    Raises:
-        CapsuleError: the program was left out, or cannot be run here.
-    """
-    exported, arrays = load(capsule, program), arrays_of(capsule)
-    found: list[Digest] = []
-    seen: Counter[tuple[str, tuple[int, ...]]] = Counter()
-
-    def receive(value: Any, operations: str) -> None:
-        iterations = tuple(int(number) for number in value["iterations"])
-        for name, bits, stats in zip(operations.split("\n"), value["hash"], value["stats"], strict=True):
-            key = (name, iterations)
-            found.append(Digest(*key, seen[key], int(bits), tuple(map(float, stats))))
-            seen[key] += 1
-
-    bind(TAP, receive)
-    try:
-        with jax.enable_x64(program == PROMOTED or bool(capsule.about.get("x64"))):
-            given = [jnp.asarray(a, aval.dtype) for a, aval in zip(arrays, exported.in_avals, strict=True)]
-            if device is not None:
-                given = jax.device_put(given, device)
-            jax.block_until_ready(jax.jit(exported.call)(*given))
-        barrier_wait()
-    finally:
-        unbind(TAP)
-    return found
-
-
-def place_of_failure(operations: Sequence[Digest], failure: Failure) -> int | None:
-    """The operation at which a step failed: its number in program order, or None if it is not known.
-
-    Args:
-        operations: the digests of the step's run.
-        failure: of the capsule.
-    """
-    line = failure.source_line.partition(" (")[0]
-    here = [number for number, digest in enumerate(operations) if f" at {line} (" in digest.name]
-    if failure.kind == "nonfinite":
-        bad = [n for n, digest in enumerate(operations) if not np.isfinite(digest.stats).all()]
-        return next((n for n in bad if n in here), bad[0] if bad else None)
-    taps = [n for n in here if operations[n].name.startswith("tap ")]
-    if failure.kind == "check":  # the predicate of the one that failed is false
-        taps = [n for n in taps if operations[n].stats[0] == 0.0]
-    return taps[0] if taps else None
 
 
 def first_divergence(

@@ -1,8 +1,9 @@
-"""A step that sends a digest of each operation's result, to find where two runs of it part."""
+"""Programs that send a digest of each operation's result, to find where one of them went wrong or two part."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -11,11 +12,12 @@ import numpy as np
 from jax import lax
 
 from hostcallback import _jax_compat as compat
-from hostcallback.api.nonfinite.operation import scope_of
-from hostcallback.api.nonfinite.silence import silently
+from hostcallback.lowering.evaluator import Evaluator, Place, Records, structure_of
 from hostcallback.primitives.bind import bind_tap
-from hostcallback.primitives.jaxpr_rewriter import Mark, Place, rewrite
+from hostcallback.primitives.call import call_p
+from hostcallback.primitives.tap import tap_p
 from hostcallback.receiver.sinks.factory import Binding
+from hostcallback.tracing import scopes
 from hostcallback.tracing.source_line import first_user_line
 from hostcallback.tracing.tap_options import TapOptions
 
@@ -27,50 +29,52 @@ SMALL = ("int2", "int4", "uint2", "uint4", "int1", "uint1")
 FIRST = 4
 """Number of elements, the first ones, that a digest has."""
 
+_DEBUGGING = {"debug_callback", "debug_print"}
 
-def digested(function: Callable[..., list[Any]], arrays: Sequence[Any]) -> list[Any]:
-    """Evaluates a function of arrays; sends a digest of the result of each operation. Its taps and prints do nothing.
+
+class Digests(Evaluator):
+    """Evaluates a program with digests of the results of its operations. Its taps and prints do nothing.
 
     A message has the digests of the operations of one jaxpr, or of the part of it before a loop or branch:
     `{"hash": uint32 [n], "stats": float [n, 4 + FIRST], "iterations": [int32 scalar, ...]}`, and the
     keyword argument `operations` with a line for each.
     """
-    closed = jax.make_jaxpr(function)(*arrays)
-    values = [jnp.asarray(array) for array in arrays]
-    return rewrite(closed, _Digests(), values, [False] * len(values), Place())[0]
 
-
-class _Digests:
-    # A visitor of the program; see `jaxpr_rewriter.Visitor`.
+    counts = True
 
     def __init__(self) -> None:
         self._names: list[str] = []
         self._hashes: list[Any] = []
         self._stats: list[Any] = []
 
-    def inner(self) -> _Digests:
-        return _Digests()
+    def enters(self, jaxpr: Any, number: int, equation: Any, place: Place) -> bool:
+        structure = structure_of(equation)
+        return structure is not None and structure.kind != "other"
 
-    def evaluate(self, equation: Any, values: Sequence[Any]) -> list[Any]:
-        return silently(equation, values, [])
+    def bind(self, equation: Any, values: Sequence[Any]) -> list[Any]:
+        name = equation.primitive.name
+        if equation.primitive is tap_p:
+            return list(values)
+        if name in _DEBUGGING or (equation.primitive is call_p and not equation.outvars):
+            return []
+        return self.compute(equation, values)
 
-    def visit(
-        self, equation: Any, place: Place, marks: Sequence[Mark], outs: list[Any]
-    ) -> tuple[list[Any], list[Mark]]:
+    def compute(self, equation: Any, values: Sequence[Any]) -> list[Any]:
+        """Evaluates an operation of the program."""
+        return compat.bind_equation(equation, values)
+
+    def made(
+        self, jaxpr: Any, equation: Any, values: Sequence[Any], outs: Sequence[Any], place: Place, records: Records
+    ) -> None:  # fmt: skip
+        if self.enters(jaxpr, 0, equation, place):
+            return
         for out in outs:
             if _is_digestible(out):
                 self._names.append(_name_of(equation, place, out))
                 self._hashes.append(_hash_of(out))
                 self._stats.append(_stats_of(out))
-        return outs, [False] * len(outs)
 
-    def mark(self, value: Any) -> Mark:
-        return False
-
-    def can_mark(self, aval: Any) -> bool:
-        return False
-
-    def flush(self, place: Place) -> None:
+    def ends(self, place: Place) -> None:
         if not self._names:
             return
         sent = {
@@ -82,6 +86,73 @@ class _Digests:
         bind_tap(
             sent, (), {"operations": names}, Binding(_nothing), identity=("digests", names), options=options
         )
+
+
+class PromotedDigests(Digests):
+    """The same in 64 bits: floating-point and complex values are promoted, also where the program converts them."""
+
+    def evaluate(self, jaxpr: Any, values: Sequence[Any], place: Place) -> tuple[list[Any], Records]:
+        outs, records = super().evaluate(jaxpr, [_wide(value) for value in values], place)
+        return [_wide(out) for out in outs], records
+
+    def holds(self, jaxpr: Any, values: Sequence[Any]) -> Any:
+        # Not `self.evaluate`: its digests would be sent before each iteration.
+        return _Conditions().evaluate(jaxpr, values, Place())[0][0]
+
+    def compute(self, equation: Any, values: Sequence[Any]) -> list[Any]:
+        """Evaluates an operation in 64 bits if there is one that does; with its own types otherwise."""
+        avals = [v.aval for v in equation.outvars]
+        wide = [_wide(value) for value in values]
+        params = {key: _wide_param(value) for key, value in equation.params.items()}
+        try:
+            outs = compat.bind_equation(_Bound(equation.primitive, params), wide)
+            if all(
+                out.shape == aval.shape and out.dtype == promoted_dtype(aval.dtype)
+                for out, aval in zip(outs, avals, strict=True)
+            ):
+                return outs
+        except (TypeError, ValueError, NotImplementedError, AttributeError):
+            pass  # it takes no such arrays: random bits, kernels, functions of frameworks
+        narrow = [_as(value, v.aval) for value, v in zip(values, equation.invars, strict=True)]
+        return [_wide(out) for out in compat.bind_equation(equation, narrow)]
+
+
+class _Conditions(PromotedDigests):
+    def made(self, *arguments: Any) -> None:
+        return
+
+
+@dataclasses.dataclass(frozen=True)
+class _Bound:
+    primitive: Any
+    params: dict[str, Any]
+
+
+def promoted_dtype(dtype: Any) -> Any:
+    """The dtype of 64 bits (128 if complex) for a dtype of floating-point or complex numbers; others as they are."""
+    if jax.dtypes.issubdtype(dtype, jax.dtypes.extended):
+        return dtype
+    if jnp.issubdtype(dtype, jnp.complexfloating):
+        return np.dtype(np.complex128)
+    return np.dtype(np.float64) if jnp.issubdtype(dtype, jnp.floating) else dtype
+
+
+def _wide(value: Any) -> Any:
+    aval = jax.typeof(value)
+    dtype = getattr(aval, "dtype", None)
+    if dtype is None or promoted_dtype(dtype) == dtype:
+        return value
+    return lax.convert_element_type(value, promoted_dtype(dtype))
+
+
+def _as(value: Any, aval: Any) -> Any:
+    if jax.typeof(value).dtype == aval.dtype:
+        return value
+    return lax.convert_element_type(value, aval.dtype)
+
+
+def _wide_param(value: Any) -> Any:
+    return promoted_dtype(value) if isinstance(value, np.dtype) else value
 
 
 def _nothing(value: Any, operations: Any) -> None:
@@ -98,8 +169,9 @@ def _is_digestible(value: Any) -> bool:
 def _name_of(equation: Any, place: Place, out: Any) -> str:
     lines = (first_user_line(compat.equation_frames(e)) for e in (equation, *reversed(place.equations)))
     line = next((str(line) for line in lines if line is not None), "unknown line")
-    scope = scope_of([*place.names, str(equation.source_info.name_stack)])
-    backward = " (backward)" if "transpose(" in str(equation.source_info.name_stack) else ""
+    stacks = [str(e.source_info.name_stack) for e in (*place.equations, equation)]
+    scope = "/".join(part for stack in stacks for part in scopes.scope_of(stack))
+    backward = " (backward)" if scopes.is_backward(stacks[-1]) else ""
     text = f"{equation.primitive.name}{backward} {list(np.shape(out))} at {line}"
     return f"{text}, scope {scope}" if scope else text
 
@@ -125,7 +197,7 @@ def _hash_of(value: Any) -> Any:
 
 def _stats_of(value: Any) -> Any:
     # Smallest, largest, mean and root mean square, and the first elements; of complex values the magnitudes.
-    dtype = jnp.float64 if jax.config.read("jax_enable_x64") else jnp.float32
+    dtype = jax.dtypes.canonicalize_dtype(np.float64)
     flat = jnp.reshape(jnp.abs(value) if np.dtype(value.dtype).kind == "c" else value, -1)
     flat = lax.stop_gradient(flat).astype(dtype)
     first = jnp.pad(flat[:FIRST], (0, max(0, FIRST - flat.size)))

@@ -1,167 +1,200 @@
-"""The program of a capsule: a step that `jax.export` writes, as a function of the arrays among its arguments."""
+"""What a capsule has of a program: the program as `jax.export` writes it, and its inputs."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.export
+import jax.numpy as jnp
 import numpy as np
 
-from hostcallback.api.capsule.digests import digested
+from hostcallback.api.capsule.digests import Digests, PromotedDigests, promoted_dtype
 from hostcallback.api.export import export_checks
-from hostcallback.receiver.capsule.file_format import Input, Shard
+from hostcallback.lowering import xray
+from hostcallback.lowering.evaluator import Evaluator, Place
+from hostcallback.receiver.capsule.file_format import PROGRAM, PROMOTED, WATCHED, Input, Shard
 from hostcallback.receiver.capsule.writing import Fetch
-from hostcallback.tracing import leaves
 
-Static = tuple[tuple[int, ...], tuple[str, ...]]
-"""Numbers and names of the arguments that the step's jit does not trace."""
+SETTINGS = ("jax_enable_x64", "jax_default_matmul_precision", "jax_threefry_partitionable")
+"""Settings of JAX on which the code of a program depends; a thread may have its own."""
 
 
-class FlatCall:
-    """One call of a step, as a function of the arrays among its arguments.
+def settings() -> dict[str, Any]:
+    """The settings of the calling thread, for `own_work`."""
+    return {name: getattr(jax.config, name) for name in SETTINGS}
 
-    Attributes:
-        arrays: the arrays, in tree order; of typed PRNG keys the data.
-        paths: where they are in the arguments, such as `args[0]['w']`.
+
+@contextlib.contextmanager
+def own_work(found: Mapping[str, Any]) -> Iterator[None]:
+    """A block in which programs are traced with these settings, whatever the user has set, and get no taps."""
+    x64, precision, threefry = (found[name] for name in SETTINGS)
+    with (
+        xray.closed(),
+        jax.disable_jit(False),
+        jax.transfer_guard("allow"),
+        jax.enable_x64(x64),
+        jax.default_matmul_precision(precision),
+        jax.threefry_partitionable(threefry),
+    ):
+        yield
+
+
+# ---- Programs --------------------------------------------------------------------------------------------------------
+
+
+def programs(program: xray.Program) -> Sequence[tuple[str, str, Callable[[], bytes]]]:
+    """The members of a capsule that are programs: name, title, and a function that exports it.
+
+    Such a function raises any exception where `jax.export` refuses the program: it has callbacks, for example.
     """
-
-    def __init__(self, fun: Callable[..., Any], args: Any, kwargs: Any, static: Static) -> None:
-        """Splits the arguments. Leaves that are no arrays or numbers, and static arguments, become constants."""
-        self._fun = fun
-        argnums, argnames = static
-        positions = {n % len(args) for n in argnums if -len(args) <= n < len(args)}
-        found, self._tree = jax.tree_util.tree_flatten_with_path((args, kwargs))
-        self._leaves = [leaf for _, leaf in found]
-        self._dynamic: list[int] = []
-        self.paths: list[str] = []
-        for number, (path, leaf) in enumerate(found):
-            key = getattr(path[1], "idx", None) if path[0].idx == 0 else getattr(path[1], "key", None)
-            is_static = key in positions if path[0].idx == 0 else key in argnames
-            if not is_static and isinstance(
-                leaf, jax.Array | np.ndarray | np.generic | bool | int | float | complex
-            ):
-                self._dynamic.append(number)
-                self.paths.append(("args", "kwargs")[path[0].idx] + jax.tree_util.keystr(path[1:]))
-        self._keys = {
-            number: str(jax.random.key_impl(self._leaves[number]))
-            for number in self._dynamic
-            if leaves.is_key(self._leaves[number])
-        }
-        self.arrays = [
-            jax.random.key_data(self._leaves[n]) if n in self._keys else self._leaves[n]
-            for n in self._dynamic
-        ]
-
-    def __call__(self, *arrays: Any) -> list[Any]:
-        """Calls the step; returns the arrays among its results."""
-        filled = list(self._leaves)
-        for number, array in zip(self._dynamic, arrays, strict=True):
-            impl = self._keys.get(number)
-            filled[number] = array if impl is None else jax.random.wrap_key_data(array, impl=impl)
-        args, kwargs = jax.tree.unflatten(self._tree, filled)
-        results = [
-            leaf for leaf in jax.tree.leaves(self._fun(*args, **kwargs)) if isinstance(leaf, jax.Array)
-        ]
-        return [jax.random.key_data(leaf) if leaves.is_key(leaf) else leaf for leaf in results]
-
-    def export(self) -> bytes:
-        """Returns the program with its taps and checks.
-
-        Raises:
-            Exception: `jax.export` refuses it, because it has callbacks, for example.
-        """
-        return _exported(self, self.arrays)
-
-    def export_digests(self) -> bytes:
-        """Returns the program with a digest of each operation's result in place of its taps; see `digests`.
-
-        Raises:
-            Exception: `jax.export` refuses it, or it uses the results of callbacks.
-        """
-        return _exported(lambda *arrays: digested(self, arrays), self.arrays)
-
-    def export_digests_promoted(self) -> bytes:
-        """Returns the same in 64 bits. Floating-point and complex inputs are promoted; constants are not.
-
-        Raises:
-            Exception: as above, or the step does not take such arrays.
-        """
-        with jax.enable_x64(True):
-            return _exported(lambda *arrays: digested(self, arrays), [_promoted(a) for a in self.arrays])
-
-    def inputs(self) -> list[tuple[Input, list[tuple[Shard, Fetch]]]]:
-        """Returns the arrays, with functions that fetch their shards from the devices."""
-        return [_input(path, array) for path, array in zip(self.paths, self.arrays, strict=True)]
+    return (
+        (PROGRAM, "the program", lambda: _exported(program, Evaluator())),
+        (WATCHED, "the program for --bisect", lambda: _exported(program, Digests())),
+        (
+            PROMOTED,
+            "the program for --bisect float64",
+            lambda: _exported(program, PromotedDigests(), wide=True),
+        ),
+    )
 
 
-def _exported(function: Callable[..., Any], arrays: list[Any]) -> bytes:
-    return bytes(jax.export.export(jax.jit(function), disabled_checks=export_checks())(*arrays).serialize())
+def _exported(program: xray.Program, evaluator: Evaluator, *, wide: bool = False) -> bytes:
+    avals = list(program.closed.in_avals)
+
+    def function(*arrays: Any) -> list[Any]:
+        values = [_as_key(a, aval) if _is_key(aval) else a for a, aval in zip(arrays, avals, strict=True)]
+        outs, _ = evaluator.evaluate(program.closed, values, Place())
+        return [jax.random.key_data(out) if _is_key(jax.typeof(out)) else out for out in outs]
+
+    shardings = [None] * len(program.constants) + list(program.shardings)
+    if all(mesh_of(sharding)[0] == () for sharding in shardings):
+        options: dict[str, Any] = {}
+    else:
+        options = {"in_shardings": tuple(s if mesh_of(s)[0] else None for s in shardings)}
+    with jax.enable_x64(wide or settings()["jax_enable_x64"]):
+        given = [_struct(aval, wide=wide) for aval in avals]
+        exported = jax.export.export(jax.jit(function, **options), disabled_checks=export_checks())(*given)
+    return bytes(exported.serialize())
 
 
-def _promoted(array: Any) -> Any:
-    dtype = jax.dtypes.result_type(array)
-    wide = {"f": np.float64, "c": np.complex128, "V": np.float64}.get(np.dtype(dtype).kind)
-    if isinstance(array, bool | int | float | complex) or wide is None:
-        return array
-    return np.asarray(array).astype(wide)
+def _is_key(aval: Any) -> bool:
+    return bool(jax.dtypes.issubdtype(aval.dtype, jax.dtypes.prng_key))
 
 
-def _input(path: str, array: Any) -> tuple[Input, list[tuple[Shard, Fetch]]]:
-    if not isinstance(array, jax.Array):
-        array = np.asarray(jax.numpy.asarray(array))  # with the dtype that the program gets
-    shape = tuple(map(int, np.shape(array)))
-    name = np.dtype(array.dtype).name
-    whole = Shard("", 0, (0,) * len(shape), shape)
-    sharding = getattr(array, "sharding", None)
-    if sharding is None or len(sharding.device_set) == 1 or sharding.is_fully_replicated:
-        mesh, spec = _partition(sharding, len(shape))
-        return Input(path, name, shape, (), mesh, spec), [(whole, lambda: np.asarray(_first(array)))]
-    mesh, spec = _partition(sharding, len(shape))
-    order = {device: number for number, device in enumerate(sharding._device_assignment)}
-    shards: list[tuple[Shard, Fetch]] = []
-    seen = set()
-    for part in array.addressable_shards:
-        start = tuple(index.start or 0 for index in part.index)
-        if start in seen:  # a replica
-            continue
-        seen.add(start)
-        shard = Shard("", order[part.device], start, tuple(map(int, part.data.shape)))
-        shards.append((shard, functools.partial(np.asarray, part.data)))
-    return Input(path, name, shape, (), mesh, spec), shards
+def _as_key(data: Any, aval: Any) -> Any:
+    return jax.random.wrap_key_data(data, impl=str(aval.dtype._impl.name))
 
 
-def _first(array: Any) -> Any:
-    return array.addressable_shards[0].data if isinstance(array, jax.Array) else array
+def _struct(aval: Any, *, wide: bool = False) -> Any:
+    if _is_key(aval):
+        return jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct(aval.shape, aval.dtype))
+    return jax.ShapeDtypeStruct(aval.shape, promoted_dtype(aval.dtype) if wide else aval.dtype)
 
 
-def _partition(sharding: Any, dims: int) -> tuple[Any, Any]:
-    # Only named shardings can be made again elsewhere; the devices of others are those that the program names.
-    if not isinstance(sharding, jax.sharding.NamedSharding) or len(sharding.device_set) == 1:
+# ---- Inputs ----------------------------------------------------------------------------------------------------------
+
+
+def fitting(program: xray.Program, max_bytes: int, most: int) -> list[int]:
+    """The numbers of the inputs that a message may have: the smallest first, in all `max_bytes`, and `most` arrays."""
+    first, total = len(program.constants), 0
+    sizes = [nbytes(_struct(aval)) for aval in program.closed.in_avals[first:]]
+    found: list[int] = []
+    for number in sorted(range(len(sizes)), key=sizes.__getitem__):
+        total += sizes[number]
+        if total <= max_bytes and len(found) < most:
+            found.append(number)
+    return sorted(found)
+
+
+def nbytes(array: Any) -> int:
+    """The size of an array that is described by its shape and dtype."""
+    return int(math.prod(array.shape) * jnp.dtype(array.dtype).itemsize)
+
+
+def devices_of(program: xray.Program) -> set[Any]:
+    """The devices over which inputs of a program are partitioned."""
+    return {device for s in program.shardings if s is not None for device in s.device_set}
+
+
+def all_inputs(
+    program: xray.Program, sent: Sequence[int], arrays: Sequence[np.ndarray[Any, Any]]
+) -> list[Any] | None:
+    """The constants and inputs of a call, of which those with the numbers `sent` arrived; None if some did not."""
+    if len(sent) < len(program.paths):
+        return None
+    return [*map(_constant, program.constants), *arrays]
+
+
+def inputs(
+    program: xray.Program, arrays: Mapping[int, np.ndarray[Any, Any]], why_not: str
+) -> list[tuple[Input, list[tuple[Shard, Fetch]]]]:
+    """The constants and inputs of a program, with functions that return their elements.
+
+    Args:
+        program: the program.
+        arrays: by the number of the input, its elements.
+        why_not: why others are not there.
+    """
+    first, names = len(program.constants), set()
+    found: list[tuple[Input, list[tuple[Shard, Fetch]]]] = []
+    for number, aval in enumerate(map(_struct, program.closed.in_avals)):
+        path = "/".join(program.paths[number - first]) if number >= first else f"constant {number}"
+        path = path or f"input {number - first}"
+        if path in names:
+            path = f"{path} ({number})"
+        names.add(path)
+        sharding = program.shardings[number - first] if number >= first else None
+        mesh, spec = mesh_of(sharding, len(aval.shape))
+        whole = Shard("", 0, (0,) * len(aval.shape), tuple(map(int, aval.shape)))
+        array = _constant(program.constants[number]) if number < first else arrays.get(number - first)
+        left_out = why_not if array is None else ""
+        entry = Input(path, np.dtype(aval.dtype).name, whole.shape, (), mesh, spec, left_out)
+        found.append((entry, [(whole, functools.partial(np.asarray, array))]))
+    return found
+
+
+def _constant(value: Any) -> np.ndarray[Any, Any]:
+    return np.asarray(jax.random.key_data(value) if _is_key(jax.typeof(value)) else value)
+
+
+def mesh_of(sharding: Any, dims: int = 0) -> tuple[Any, Any]:
+    """The axes of the mesh of a sharding over several devices, and the axes of each dimension; empty for others.
+
+    Only named shardings can be made again elsewhere; the devices of others are those that the program names.
+    """
+    if not isinstance(sharding, jax.sharding.NamedSharding) or sharding.mesh.size == 1:
         return (), ()
     names = [*sharding.spec, *[None] * (dims - len(sharding.spec))]
     spec = tuple(() if n is None else (n,) if isinstance(n, str) else tuple(n) for n in names)
     return tuple((str(name), int(size)) for name, size in sharding.mesh.shape.items()), spec
 
 
-def placed(entry: Input, fetch: Callable[[Shard], np.ndarray[Any, Any]]) -> Any:
+def placed(
+    entry: Input, fetch: Callable[[Shard], np.ndarray[Any, Any]], mesh: tuple[tuple[str, int], ...]
+) -> Any:
     """Makes an input's array on this process's devices, partitioned as it was.
 
     Args:
         entry: the input.
         fetch: returns the elements of a shard.
+        mesh: names and sizes of the axes of the program's devices, which each get an array that was not partitioned;
+            empty for one device.
     """
     whole = fetch(entry.shards[0]) if len(entry.shards) == 1 else _assembled(entry, fetch)
-    if not entry.mesh:
-        return jax.numpy.asarray(whole)
-    count = math.prod(size for _, size in entry.mesh)
-    devices = np.array(jax.devices()[:count]).reshape([size for _, size in entry.mesh])
-    mesh = jax.sharding.Mesh(devices, [name for name, _ in entry.mesh])
-    spec = jax.sharding.PartitionSpec(*[names or None for names in entry.spec])
-    return jax.device_put(whole, jax.sharding.NamedSharding(mesh, spec))
+    axes, names = (entry.mesh, entry.spec) if entry.mesh else (mesh, ())
+    if not axes:
+        return jnp.asarray(whole)
+    shape = [size for _, size in axes]
+    devices = np.array(jax.devices()[: math.prod(shape)]).reshape(shape)
+    spec = jax.sharding.PartitionSpec(*[each or None for each in names])
+    return jax.device_put(
+        whole, jax.sharding.NamedSharding(jax.sharding.Mesh(devices, [name for name, _ in axes]), spec)
+    )
 
 
 def _assembled(entry: Input, fetch: Callable[[Shard], np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:

@@ -75,13 +75,13 @@ class FailureCapsules:
             writer.discard()
 
 
-def add_report(writer: CapsuleWriter, failure: FailedCheck | TapFailure) -> None:
-    """Adds the report of a failure and the last messages, or why there are none.
+def add_report(writer: CapsuleWriter, failure: FailedCheck | TapFailure, more: str = "") -> None:
+    """Adds the report of a failure, and what `more` says, and the last messages, or why there are none.
 
     Raises:
         OSError: they cannot be written.
     """
-    writer.add(REPORT, report_of(failure).encode())
+    writer.add(REPORT, f"{report_of(failure)}{more}".encode())
     messages, why_not = last_messages(runtime)
     if messages:
         writer.add(MESSAGES, messages.encode())

@@ -1,32 +1,50 @@
-"""`observe`: taps in a function at the places that a selection names."""
+"""`observe`: taps in programs at the places that a selection names, without a change of the code."""
 
 from __future__ import annotations
 
-import functools
+import threading
 from collections.abc import Callable, Sequence
-from typing import Any, ParamSpec, TypeVar
+from dataclasses import dataclass
+from typing import Any, ParamSpec, TypeVar, overload
 
 import jax
-import numpy as np
 
 from hostcallback import _jax_compat as compat
-from hostcallback.api.observe.collect import Collector
 from hostcallback.api.observe.modules import Modules
-from hostcallback.api.observe.places import Surroundings, programs_of
+from hostcallback.api.observe.parameters import plan_parameters
+from hostcallback.api.observe.places import Selection, Surroundings, nearest, read_where
 from hostcallback.api.observe.plan import Around, Found, Plan, Planner
-from hostcallback.api.observe.report import sender_of
-from hostcallback.api.observe.statistics import check_statistics, measure
-from hostcallback.api.observe.where import Selection, nearest, read_where
+from hostcallback.api.observe.report import check_statistics, measure, sender_of
+from hostcallback.api.outputs.metrics import metrics
 from hostcallback.api.public import public
+from hostcallback.lowering.evaluator import Evaluator, Place, Records
+from hostcallback.lowering.xray import Context, Program, UserError, Xray
+from hostcallback.receiver.log import logger
+from hostcallback.tracing import scopes
 from hostcallback.tracing.source_line import place_name, user_source_line
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 WHAT_OF = ("output", "input", "grad")
+PARAMETERS = ("param", "param grad", "update")
+MAX_NOT_ENTERED = 8
+"""Number of operations that an error names because they cannot be rewritten."""
 
 
-@public
+@overload
+def observe(
+    fun: None = None,
+    *,
+    where: Any,
+    what: str | Sequence[str] = "statistics",
+    what_of: str | Sequence[str] = "output",
+    tap_func: Callable[..., Any] | None = None,
+    name: str | None = None,
+    ordered: bool = True,
+    all_threads: bool = False,
+) -> Context: ...
+@overload
 def observe(
     fun: Callable[P, R],
     *,
@@ -36,19 +54,36 @@ def observe(
     tap_func: Callable[..., Any] | None = None,
     name: str | None = None,
     ordered: bool = True,
-) -> Callable[P, R]:
-    """Returns `fun` with taps at the places that `where` selects, without a change of its code.
+    all_threads: bool = False,
+) -> Callable[P, R]: ...
+@public
+def observe(
+    fun: Callable[P, R] | None = None,
+    *,
+    where: Any,
+    what: str | Sequence[str] = "statistics",
+    what_of: str | Sequence[str] = "output",
+    tap_func: Callable[..., Any] | None = None,
+    name: str | None = None,
+    ordered: bool = True,
+    all_threads: bool = False,
+) -> Context | Callable[P, R]:
+    """Taps the places that `where` selects in each program that is called in a `with` block, or by `fun`.
 
-    All values of one run of `fun` arrive in one message: an ordered dict by label, such as `encoder/0/attention`. In a
-    `scan` each array has a leading axis of iterations, in a `shard_map` one of devices. The iterations of a
-    `while_loop` are separate messages, and so are cotangents if code around the observed function differentiates it; of
-    a training step that calls `jax.grad` itself, the cotangents are in the one message.
+    `with hcb.observe(where=...):` is for every jitted program that is called in the block, whichever framework's jit it
+    is of. `hcb.observe(fun, where=...)` is `fun`, called in such a block; inside of a trace, as in
+    `jax.jit(hcb.observe(fun, ...))`, it is for the operations of `fun` in the program that is traced.
 
-    `fun` is traced, as by `jax.jit`. The results are those of `fun`; docs/observe.md says where XLA may round them
-    differently. Nothing is sent twice under `jax.checkpoint`.
+    Programs get their taps where JAX lowers them. The function itself is called by its jit only; it is traced once more
+    for the block. Results are those of the program without taps; docs/observe.md says where XLA may round them
+    differently. A function that is not jitted is seen as the programs that JAX runs for it: one for each operation.
+
+    All values of one run of a program arrive in one message: an ordered dict by label, such as `encoder/0/attention`.
+    In a `scan` each array has a leading axis of iterations, in a `shard_map` one of devices. The iterations of a
+    `while_loop` are separate messages. Nothing is sent twice under `jax.checkpoint`.
 
     Args:
-        fun: a function of pytrees. Leaves that are not arrays are passed to it unchanged.
+        fun: a function, jitted or not; None for a context.
         where: what to tap. A text is tried as each of these in order, and the first that matches counts; a prefix such
             as `primitive:` says which is meant. A list is a union.
 
@@ -59,26 +94,33 @@ def observe(
             - `"model.py:42"`, `"model.py"`: a source line or file.
             - `"scan carry"`: the carry of each loop after each iteration.
             - a function of a `Site` (primitive, scope, frames, function, backward), which returns whether to tap it.
+
+            For `what_of="param"` and the like, texts are globs of paths: `"params/*/kernel"`, `"layers[2].weight"`.
         what: "statistics" (mean, std, min, max, norm, zeros, nonfinite), a list of these and of "histogram", all
             reduced on the device to float32 scalars (docs/observe.md), or "value".
-        what_of: "output" (what leaves the place), "input" (what enters it), "grad" (the cotangents of what leaves it),
-            or a list of these. Labels of the others than "output" begin with `input ` or `grad `.
+        what_of: "output" (what leaves the place), "input" (what enters it), "grad" (the cotangents of what leaves it);
+            "param" (the parameters by path), "param grad" (their gradients), "update" (new minus old parameter, with
+            the statistic `ratio` of the norms of update and parameter); or a list of these. Labels of the others than
+            "output" and "param" begin with `input `, `grad `, `param grad `, `update `.
         tap_func: called as `tap_func(values)` with numpy arrays, on a receiver thread as in `id_tap`. By default a
             table is printed. `hcb.metrics` sends the values to the receiver's writers as `label/statistic`.
         name: name of the tap in reports and in `hcb.taps`; by default that of its line, as in `observe@train:42`.
         ordered: as in `id_tap`.
+        all_threads: whether the block is for programs that other threads call, too.
 
     Returns:
-        A function with the signature of `fun`, which works with and without `jit`, `grad`, `vmap` and `scan`.
+        A context manager, which may be entered again; with `fun`, a function with its signature.
 
     Raises:
         TypeError: `fun` is not callable, or an argument has another type.
-        ValueError: an argument has another value; when the function is traced, `where` matches nothing.
+        ValueError: an argument has another value; at the end of the block, or when `fun` is lowered, `where` matches
+            nothing in any program.
 
     Example:
-        step = jax.jit(hcb.observe(train_step, where="layers/*", what_of=["output", "grad"], tap_func=hcb.metrics))
+        with hcb.observe(where="layers/*", what=["norm"], tap_func=lambda values: print(dict(values))):
+            train()
     """
-    if not callable(fun):
+    if fun is not None and not callable(fun):
         raise TypeError(
             f"hcb.observe takes a function, got {type(fun).__name__} {fun!r}: observe(f, where=...)(x), not "
             f"observe(f(x), where=...), at {user_source_line()}"
@@ -87,120 +129,207 @@ def observe(
         raise TypeError(
             f"hcb.observe: tap_func is {tap_func!r}, expected a function, at {user_source_line()}"
         )
-    items, statistics, directions = read_where(where), check_statistics(what), _directions(what_of)
-    send = sender_of(tap_func, name or place_name("observe"), ordered)
-
-    @functools.wraps(fun)
-    def observed(*args: P.args, **kwargs: P.kwargs) -> R:
-        program, found, plan = _Program(fun, args, kwargs), Found(), Plan()
-        # If the function has no backward pass, its cotangents come from code around it.
-        grad = "grad" if program.has_backward else "outer grad"
-        for direction in directions:
-            for item in items:
-                plan.add(_plan_item(item, grad if direction == "grad" else direction, program, found))
-        outer = set() if program.has_backward else {k for k in found.labels if k.startswith("grad ")}
-        collector = Collector(functools.partial(measure, names=statistics), send, outer)
-        value: R = program.run(plan, collector, send, list(found.labels))
-        return value
-
-    return observed
+    directions, statistics = _directions(what_of), check_statistics(what)
+    if tap_func is metrics and statistics is not None and "histogram" in statistics:
+        raise ValueError(
+            "hcb.observe: a histogram cannot be sent by tap_func=hcb.metrics: take another tap_func, or leave "
+            f"'histogram' out of what, at {user_source_line()}"
+        )
+    xray = Observe(
+        items=tuple(map(tuple, read_where(where))),
+        statistics=statistics,
+        directions=tuple(directions),
+        tap_func=tap_func,
+        name=name or place_name("observe"),
+        ordered=ordered,
+    )
+    context = Context(xray, all_threads=all_threads)
+    return context if fun is None else context.wrap(fun)
 
 
 def _directions(what_of: Any) -> list[str]:
     directions = [what_of] if isinstance(what_of, str) else list(what_of)
     for direction in directions:
-        if direction not in WHAT_OF:
+        if direction not in (*WHAT_OF, *PARAMETERS):
             raise ValueError(
-                f"hcb.observe: what_of is {direction!r}, expected {', '.join(map(repr, WHAT_OF))}, or a list of these, "
-                f"at {user_source_line()}"
+                f"hcb.observe: what_of is {direction!r}, expected "
+                f"{', '.join(map(repr, (*WHAT_OF, *PARAMETERS)))}, or a list of these, at {user_source_line()}"
             )
     return directions
 
 
-class _Program:
-    """A call of a function, traced."""
+@dataclass(frozen=True)
+class Observe(Xray):
+    """What `observe` does to programs; the attributes are its arguments, as read."""
 
-    def __init__(self, fun: Callable[..., Any], args: Any, kwargs: Any) -> None:
-        paths, tree = jax.tree_util.tree_flatten_with_path((args, kwargs))
-        parts = [part for _, part in paths]
-        places = [i for i, part in enumerate(parts) if _is_array(part)]
-        self.arrays = [parts[i] for i in places]
-        self.paths = [tuple(_key(entry) for entry in paths[i][0][2:]) for i in places]
+    items: tuple[tuple[Selection, ...], ...]
+    statistics: tuple[str, ...] | None
+    directions: tuple[str, ...]
+    tap_func: Callable[..., Any] | None
+    name: str
+    ordered: bool
 
-        def of_arrays(*arrays: Any) -> list[Any]:
-            filled = list(parts)
-            for i, array in zip(places, arrays, strict=True):
-                filled[i] = array
-            inner_args, inner_kwargs = jax.tree.unflatten(tree, filled)
-            self._results, self._tree = jax.tree.flatten(fun(*inner_args, **inner_kwargs))
-            return [result for result in self._results if isinstance(result, jax.core.Tracer)]
+    def rewrite(self, program: Program, context: Context) -> Any:
+        """Taps what is selected in this program; see `Xray`."""
+        found, plan = Found(), Plan()
+        # What a selection matched nowhere is noted until the block ends; a wrapper in a trace has one program only.
+        missed: dict[tuple[str, str], Sequence[Selection]] = {}
+        for direction in self.directions:
+            for item in self.items:
+                if part := _plan_item(item, direction, program, found):
+                    plan.add(part)
+                else:
+                    missed[direction, item[0].text] = item
+        _note(self, missed, found, program, {(d, i[0].text) for d in self.directions for i in self.items})
+        if program.mark and not plan and not self.notes["hits"]:
+            raise UserError(_matches_nothing(self.notes, missed, f"of {program.function}"))
+        if not plan:
+            return None
+        names, devices = self.statistics, program.devices
+        send = sender_of(self.tap_func, self.name, self.ordered, names)
+        collector = _Collector(plan, program.tapped, lambda value: measure(value, names, devices), send)
 
-        self.closed = jax.make_jaxpr(of_arrays)(*self.arrays)
-        jaxpr = compat.open_jaxpr(self.closed)[0]
-        self.variables = list(jaxpr.invars)
-        self.has_backward = _has_backward(jaxpr)
+        def run(*values: Any) -> list[Any]:
+            outs, records = collector.evaluate(program.tapped, values, Place())
+            with jax.named_scope(scopes.OWN):
+                records.update(collector.parameters(values, outs))
+                if records:
+                    send({label: records[label] for label in found.labels if label in records})
+            return outs
 
-    def plan(self, selection: Selection, what_of: str, found: Found) -> Plan:
-        """Plans the taps of one selection."""
-        modules = Modules.of_paths(selection.text, self.variables, self.paths)
-        needed = [True] * len(compat.open_jaxpr(self.closed)[0].outvars)
-        return Planner(selection, what_of, found).plan(self.closed, Around(Surroundings(), modules, needed))
+        return program.run(run)
 
-    def run(
-        self, plan: Plan, collector: Collector, send: Callable[[Any], None], labels: Sequence[str]
-    ) -> Any:
-        """Evaluates the program with its taps, and sends one message."""
-        outs, records = collector.evaluate(self.closed, plan, self.arrays)
-        if records:
-            send({label: records[label] for label in labels if label in records})
-        left = iter(outs)
-        filled = [next(left) if isinstance(r, jax.core.Tracer) else r for r in self._results]
-        return jax.tree.unflatten(self._tree, filled)
+    def left(self, context: Context, function: str | None) -> None:
+        """Says what matched nothing in any program; see `Xray`."""
+        with _notes_lock:
+            missed = dict(self.notes["missed"])
+        if missed:
+            count = self.notes["programs"]
+            raise ValueError(_matches_nothing(self.notes, missed, f"of {count} programs")) from None
+        if function is None and not context.seen and not self.notes["hits"]:
+            logger.warning(
+                "%s saw no program: nothing was compiled in the block. Functions that were compiled ahead of time "
+                "(lower().compile()) before the block keep their programs",
+                self.name,
+            )
 
-
-def _is_array(value: Any) -> bool:
-    is_array = isinstance(value, jax.Array | np.ndarray | np.generic)
-    return is_array and getattr(value, "dtype", None) != np.object_
-
-
-def _key(entry: Any) -> str:
-    for attribute in ("key", "idx", "name"):
-        if hasattr(entry, attribute):
-            return str(getattr(entry, attribute))
-    return str(entry)
+    @property
+    def notes(self) -> dict[str, Any]:
+        """What its programs have: kept as long as the caches of jits keep those."""
+        empty = {"hits": set(), "missed": {}, "names": {}, "not entered": [], "programs": 0}
+        notes: dict[str, Any] = self.__dict__.setdefault("_notes", empty)
+        return notes
 
 
-def _has_backward(jaxpr: Any) -> bool:
-    jaxpr, _ = compat.open_jaxpr(jaxpr)
-    return any(
-        "transpose(" in str(e.source_info.name_stack) or any(_has_backward(p) for p, _ in programs_of(e))
-        for e in jaxpr.eqns
-    )
+class _Collector(Evaluator):
+    """Evaluates a program, and measures the values of a plan."""
+
+    def __init__(
+        self, plan: Plan, jaxpr: Any, measure: Callable[[Any], Any], send: Callable[[Records], None]
+    ) -> None:
+        self._plans = dict(plan.by_place(jaxpr))
+        self._measure = measure
+        self._send = send
+        self._parameters = plan.parameters
+
+    def _plan(self, jaxpr: Any, place: Place) -> Plan | None:
+        return self._plans.get((*map(id, place.equations), id(jaxpr)))
+
+    def enters(self, jaxpr: Any, number: int, equation: Any, place: Place) -> bool:
+        plan = self._plan(jaxpr, place)
+        return plan is not None and number in plan.inside
+
+    def given(self, jaxpr: Any, values: Sequence[Any], place: Place, records: Records) -> None:
+        if plan := self._plan(jaxpr, place):
+            self._record(plan, (*jaxpr.constvars, *jaxpr.invars), values, records)
+
+    def made(
+        self,
+        jaxpr: Any,
+        equation: Any,
+        values: Sequence[Any],
+        outs: Sequence[Any],
+        place: Place,
+        records: Records,
+    ) -> None:
+        if plan := self._plan(jaxpr, place):
+            self._record(plan, equation.outvars, outs, records)
+
+    def of_iteration(self, records: Records) -> Records:
+        with jax.named_scope(scopes.OWN):
+            if records:
+                self._send(records)
+        return {}
+
+    def _record(self, plan: Plan, variables: Sequence[Any], values: Sequence[Any], records: Records) -> None:
+        for variable, value in zip(variables, values, strict=True):
+            labels = plan.taps.get(variable, ())
+            with jax.named_scope(scopes.OWN):
+                records.update({label: self._measure(value) for label in labels})
+
+    def parameters(self, values: Sequence[Any], outs: Sequence[Any]) -> Records:
+        """Measures the updates of parameters, from the program's inputs and results."""
+        return {label: update(values, outs, self._measure) for label, update in self._parameters.items()}
 
 
 # ---- Selections that match nothing -----------------------------------------------------------------------------------
 
 
-def _plan_item(item: Sequence[Selection], what_of: str, program: _Program, found: Found) -> Plan:
+def _plan_item(item: Sequence[Selection], what_of: str, program: Program, found: Found) -> Plan:
     """Plans the taps of one item of `where`: of the first of its selections that matches."""
+    jaxpr = compat.open_jaxpr(program.tapped)[0]
+    paths = [()] * len(program.constants) + list(program.paths)
+    if what_of in PARAMETERS:
+        return plan_parameters(item[0].text, what_of, jaxpr, paths, found)
     for selection in item:
-        if plan := program.plan(selection, what_of, found):
+        modules = Modules.of_paths(selection.text, jaxpr.invars, paths)
+        around = Around(Surroundings(), modules, [True] * len(jaxpr.outvars))
+        planner = Planner(selection, what_of, found, program.mark)
+        planner.prepare(jaxpr, around)
+        if plan := planner.plan(jaxpr, around):
             return plan
-    text = item[0].text
-    if found.not_entered:
-        places = ", ".join(f"{s.function or s.primitive} at {s.source_line}" for s in found.not_entered)
-        raise ValueError(
+    return Plan()
+
+
+_notes_lock = threading.Lock()  # protects the notes of X-rays
+
+
+def _note(
+    xray: Observe,
+    missed: dict[tuple[str, str], Sequence[Selection]],
+    found: Found,
+    program: Program,
+    asked: set[tuple[str, str]],
+) -> None:
+    paths = program.paths
+    more = {
+        "module": dict.fromkeys("/".join(path[1:-1]) for path in paths if len(path) > 2),
+        "param": dict.fromkeys("/".join(path) for path in paths if path),
+    }
+    with _notes_lock:
+        notes = xray.notes
+        notes["programs"] += 1
+        notes["hits"] |= asked - set(missed)
+        both = {**notes["missed"], **missed}
+        notes["missed"] = {key: item for key, item in both.items() if key not in notes["hits"]}
+        for kind, names in (*found.names.items(), *more.items()):
+            notes["names"].setdefault(kind, {}).update(names)
+        notes["not entered"] = [*notes["not entered"], *found.not_entered][:MAX_NOT_ENTERED]
+
+
+def _matches_nothing(
+    notes: dict[str, Any], missed: dict[tuple[str, str], Sequence[Selection]], of_what: str
+) -> str:
+    (what_of, text), item = next(iter(missed.items()))
+    if notes["not entered"]:
+        places = ", ".join(f"{s.function or s.primitive} at {s.source_line}" for s in notes["not entered"])
+        return (
             f"hcb.observe: where={text!r} matches only inside of operations that cannot be rewritten: {places}; "
             f"select their results with where='primitive:...', at {user_source_line()}"
         )
-    kinds = [s.kind for s in item]
-    names = [name for kind in kinds for name in found.names.get(kind, ())]
-    if "module" in kinds:
-        names += ["/".join(path[:-1]) for path in program.paths if len(path) > 1]
+    kinds = ["param"] if what_of in PARAMETERS else [s.kind for s in item]
+    names = [name for kind in kinds for name in notes["names"].get(kind, ())]
     others = "\n".join(f"    {name}" for name in nearest(text, names))
-    hint = f"; the nearest that it has:\n{others}" if others else ""
-    cotangents = " in its backward pass" if what_of == "grad" else ""
-    raise ValueError(
-        f"hcb.observe: where={text!r} matches no {what_of} of the observed function{cotangents}, at "
-        f"{user_source_line()}{hint}"
-    )
+    hint = f"; the nearest that there are:\n{others}" if others else ""
+    cotangents = " in a backward pass" if what_of == "grad" else ""
+    return f"hcb.observe: where={text!r} matches no {what_of} {of_what}{cotangents}, at {user_source_line()}{hint}"

@@ -1,21 +1,21 @@
-"""Describes an equation of a traced program for a selection: its scope, source lines, primitive and direction."""
+"""Describes the equations of a program (scope, source lines, primitive, direction), and selects them by `where=`."""
 
 from __future__ import annotations
 
+import difflib
+import fnmatch
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from hostcallback import _jax_compat as compat
-from hostcallback.tracing.source_line import SourceLine, first_user_line
+from hostcallback.lowering.xray import UserError
+from hostcallback.tracing import scopes
+from hostcallback.tracing.source_line import SourceLine, first_user_line, user_source_line
 
 Frames = tuple[tuple[str, int, str], ...]
 """(file, line, function) of each frame that JAX recorded, innermost first."""
-
-_TRANSFORM = re.compile(r"\b[a-z_]+\((?=[^()]*\)|[a-z_]+\()|\)")
-_RECOMPUTED = "rematted_computation"
-_NOT_SCOPES = {_RECOMPUTED, "checkpoint"}
 
 
 @dataclass(frozen=True)
@@ -51,46 +51,36 @@ class Site:
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What is known about the equations around a program: their scopes, their frames, and whether they are backward."""
+    """What is known about the equations around a program: scopes, frames, direction, and the marks of X-rays."""
 
     scope: tuple[str, ...] = ()
     frames: Frames = field(default=())
     backward: bool = False
+    marks: frozenset[str] = frozenset()
 
-    def inside(self, site: Site) -> Surroundings:
+    def inside(self, equation: Any, site: Site) -> Surroundings:
         """The surroundings of a program that the equation of this site holds."""
-        return replace(self, scope=site.scope, frames=site.frames, backward=site.backward)
+        return Surroundings(site.scope, site.frames, site.backward, self.marks_of(equation))
+
+    def marks_of(self, equation: Any) -> frozenset[str]:
+        """The marks of X-rays on an equation in these surroundings."""
+        return self.marks.union(scopes.marks_in(str(equation.source_info.name_stack)))
 
 
 def site_of(equation: Any, around: Surroundings) -> Site:
     """Describes an equation in its surroundings."""
     stack = str(equation.source_info.name_stack)
-    backward = around.backward or "transpose(" in stack
+    backward = around.backward or scopes.is_backward(stack)
     frames = tuple(compat.equation_frames(equation))
     return Site(
         equation.primitive.name,
-        (*around.scope, *scope_of(stack)),
+        (*around.scope, *scopes.scope_of(stack)),
         (*frames, *around.frames),
         _function_of(equation),
         backward,
         tuple(getattr(v.aval, "shape", ()) for v in equation.outvars),
         tuple(getattr(v.aval, "dtype", None) for v in equation.outvars),
     )
-
-
-def is_recomputed(equation: Any) -> bool:
-    """Whether `jax.checkpoint` put the equation into a backward pass to compute a value a second time."""
-    return _RECOMPUTED in str(equation.source_info.name_stack)
-
-
-def scope_of(stack: str) -> tuple[str, ...]:
-    """The scopes in a name stack as JAX prints it, such as `transpose(jvp(loss))/attention`."""
-    parts = [p for p in _TRANSFORM.sub("", stack).split("/") if p and p not in _NOT_SCOPES]
-    half = len(parts) // 2
-    # The backward pass of a checkpoint has its scopes twice: `transpose(jvp(layer))/jvp(layer)`.
-    if "transpose(" in stack and half and parts[:half] == parts[half:]:
-        parts = parts[:half]
-    return tuple(parts)
 
 
 def _function_of(equation: Any) -> str:
@@ -105,19 +95,146 @@ def _function_of(equation: Any) -> str:
     return ""
 
 
-def programs_of(equation: Any) -> Sequence[tuple[Any, list[Any]]]:
-    """The programs that an equation holds, each with the operands of the equation that are its inputs, in order."""
-    params, operands = equation.params, list(equation.invars)
-    name = equation.primitive.name
-    if name == "while":
-        first = params["cond_nconsts"]
-        return [(params["body_jaxpr"], operands[first:])]
-    if name == "cond":
-        return [(branch, operands[1:]) for branch in params["branches"]]
-    found = [params[key] for key in ("jaxpr", "call_jaxpr") if hasattr(params.get(key), "eqns")]
-    if not found:  # primitives such as custom_linear_solve, whose programs have other inputs
-        values = [
-            v for value in params.values() for v in (value if isinstance(value, tuple | list) else [value])
-        ]
-        return [(value, []) for value in values if hasattr(value, "eqns")]
-    return [(jaxpr, operands) for jaxpr in found]
+# ---- Selections ------------------------------------------------------------------------------------------------------
+
+CARRY = "scan carry"
+KINDS = ("scope", "module", "jit", "function", "primitive", "file")
+
+
+@dataclass(frozen=True)
+class Selection:
+    """One kind of place and what it is called.
+
+    Attributes:
+        kind: one of `KINDS`, "carry" or "predicate".
+        text: the glob; for a predicate, its name.
+        predicate: a function of a `Site`, for a predicate.
+    """
+
+    kind: str
+    text: str
+    predicate: Callable[[Site], bool] | None = None
+
+    def label(self, site: Site) -> str | None:
+        """The label of the region to which an equation belongs; None if it is not selected."""
+        if self.kind == "scope":
+            return match_path(self.text, site.scope)
+        if self.kind == "jit":
+            return (
+                self._own(site) if site.function and fnmatch.fnmatchcase(site.function, self.text) else None
+            )
+        if self.kind == "primitive":
+            return self._own(site) if fnmatch.fnmatchcase(site.primitive, self.text) else None
+        if self.kind == "predicate" and self.predicate is not None:
+            return self._own(site) if _holds(self.predicate, site) else None
+        if self.kind == "function":
+            return next((f for _, _, f in _named(site) if fnmatch.fnmatchcase(f, self.text)), None)
+        return self._line(site) if self.kind == "file" else None
+
+    @property
+    def is_region(self) -> bool:
+        """Whether equations of one label are one place, of which what leaves it is tapped."""
+        return self.kind in ("scope", "module", "function", "file")
+
+    def _own(self, site: Site) -> str:
+        name = site.function if self.kind == "jit" else site.primitive
+        if site.scope:
+            return "/".join((*site.scope, name))
+        line = site.source_line
+        return f"{name}@{line.function.rpartition('.')[2]}:{line.line}" if line else name
+
+    def _line(self, site: Site) -> str | None:
+        file, _, number = self.text.rpartition(":") if re.search(r":\d+$", self.text) else (self.text, "", "")
+        for path, line, _ in site.frames:
+            if f"/{path}".endswith(f"/{file}") and (not number or line == int(number)):
+                return f"{file}:{line}"
+        return None
+
+
+def _holds(predicate: Callable[[Site], bool], site: Site) -> bool:
+    try:
+        return bool(predicate(site))
+    except Exception as error:
+        name = getattr(predicate, "__name__", repr(predicate))
+        raise UserError(
+            f"hcb.observe: where={name} raised {type(error).__name__}: {error}, for {site}"
+        ) from error
+
+
+def _named(site: Site) -> Iterable[tuple[str, int, str]]:
+    return ((file, line, function.rpartition(".")[2]) for file, line, function in site.frames)
+
+
+def match_path(pattern: str, path: Sequence[str]) -> str | None:
+    """The shortest beginning of a path whose end matches a glob by parts (`encoder/*/attention`); None if none does."""
+    wanted = pattern.strip("/").split("/")
+    path = [part for name in path for part in name.split("/")]  # haiku has `mlp/~/linear_0` as one name
+    for end in range(1, len(path) + 1):
+        for begin in range(end):
+            if _parts_match(wanted, path[begin:end]):
+                return "/".join(path[:end])
+    return None
+
+
+def match_whole_path(pattern: str, path: Sequence[str]) -> str | None:
+    """The path, if all of it or of its end matches a glob (`params/*/kernel`, `layers[2].weight`); else None.
+
+    The name of the argument, the first part, may be left out, and then is not in what is returned.
+    """
+    plain = re.sub(r"\[['\"]?([^\]'\"]*)['\"]?\]", r"/\1", pattern)
+    for text in dict.fromkeys((pattern, plain, plain.replace(".", "/"))):
+        wanted = text.strip("/").split("/")
+        for begin in (1, 0, *range(2, len(path))):
+            parts = [part for name in path[begin:] for part in name.split("/")]
+            if parts and _parts_match(wanted, parts):
+                return "/".join(path[min(begin, 1) :])
+    return None
+
+
+def _parts_match(wanted: Sequence[str], parts: Sequence[str]) -> bool:
+    if not wanted:
+        return not parts
+    if wanted[0] == "**":
+        return any(_parts_match(wanted[1:], parts[i:]) for i in range(len(parts) + 1))
+    return bool(parts) and fnmatch.fnmatchcase(parts[0], wanted[0]) and _parts_match(wanted[1:], parts[1:])
+
+
+def read_where(where: Any) -> list[list[Selection]]:
+    """Reads `where`: for each of its items, the selections to try, of which the first that matches counts.
+
+    Raises:
+        TypeError: an item is neither a text nor a function.
+        ValueError: an item is empty.
+    """
+    items = list(where) if isinstance(where, list | tuple | set | frozenset) else [where]
+    if not items:
+        raise ValueError(f"hcb.observe: where is empty: where='encoder/*', at {user_source_line()}")
+    return [_read(item) for item in items]
+
+
+def _read(item: Any) -> list[Selection]:
+    if callable(item):
+        return [Selection("predicate", getattr(item, "__name__", repr(item)), item)]
+    if not isinstance(item, str):
+        raise TypeError(
+            f"hcb.observe: where has {item!r} of type {type(item).__name__}, expected a scope or module path "
+            f"('encoder/*/attention'), a line ('model.py:42'), a function ('block'), a primitive ('dot_general'), "
+            f"'{CARRY}', a function of a site, or a list of these, at {user_source_line()}"
+        )
+    if not item.strip("/ "):
+        raise ValueError(f"hcb.observe: where has the empty text {item!r}, at {user_source_line()}")
+    if item == CARRY:
+        return [Selection("carry", item)]
+    kind, colon, rest = item.partition(":")
+    if colon and kind in KINDS and rest:
+        return [Selection(kind, rest)]
+    if re.search(r"\.py(:\d+)?$", item):
+        return [Selection("file", item)]
+    return [Selection(kind, item) for kind in KINDS if kind != "file"]
+
+
+def nearest(text: str, names: Iterable[str], count: int = 8) -> list[str]:
+    """The names that are most like a text, and after them others, in order."""
+    known = list(dict.fromkeys(names))
+    near = difflib.get_close_matches(text, known, n=count, cutoff=0.3)
+    return [*near, *(name for name in known if name not in near)][:count]

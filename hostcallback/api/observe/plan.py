@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,27 +11,13 @@ import numpy as np
 from jax.extend.core import Literal
 
 from hostcallback import _jax_compat as compat
-from hostcallback.api.observe.modules import Labelled, Modules
-from hostcallback.api.observe.places import Site, Surroundings, is_recomputed, programs_of, site_of
-from hostcallback.api.observe.statistics import can_measure
-from hostcallback.api.observe.where import Selection
+from hostcallback.api.observe.modules import Labelled, Modules, Origins
+from hostcallback.api.observe.places import Selection, Site, Surroundings, site_of
+from hostcallback.api.observe.report import can_measure
+from hostcallback.lowering.evaluator import structure_of
+from hostcallback.tracing import scopes
 
-ENTERED = {
-    "jit",
-    "pjit",
-    "remat2",
-    "checkpoint",
-    "remat",
-    "shard_map",
-    "scan",
-    "while",
-    "cond",
-    "custom_jvp_call",
-}
-ENTERED |= {"custom_vjp_call", *compat.INLINE_CALLS}
-"""The primitives whose programs are evaluated equation by equation if something in them is selected."""
-
-PREFIXES = {"output": "", "input": "input ", "grad": "grad ", "outer grad": "grad "}
+PREFIXES = {"output": "", "input": "input ", "grad": "grad "}
 
 
 @dataclass
@@ -41,16 +27,29 @@ class Plan:
     Attributes:
         taps: by variable, the labels of the value.
         inside: by the number of an equation, the plans of the programs that it holds, for those with taps.
+        parameters: by label, what measures an update from the program's inputs and results.
     """
 
     taps: dict[Any, list[str]] = field(default_factory=dict)
     inside: dict[int, list[Plan]] = field(default_factory=dict)
+    parameters: dict[str, Callable[..., Any]] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
-        return bool(self.taps or self.inside)
+        return bool(self.taps or self.inside or self.parameters)
+
+    def by_place(self, jaxpr: Any, equations: tuple[int, ...] = ()) -> Iterator[tuple[tuple[int, ...], Plan]]:
+        """The plans of the program and of those in it, by the identities of the equations around and of the program."""
+        jaxpr, _ = compat.open_jaxpr(jaxpr)
+        yield (*equations, id(jaxpr)), self
+        for number, plans in self.inside.items():
+            structure = structure_of(jaxpr.eqns[number])
+            programs = structure.programs if structure else ()
+            for plan, (inner, _) in zip(plans, programs, strict=True):
+                yield from plan.by_place(inner, (*equations, id(jaxpr.eqns[number])))
 
     def add(self, other: Plan) -> None:
         """Adds the taps of another plan of the same program."""
+        self.parameters.update(other.parameters)
         for variable, labels in other.taps.items():
             self.taps.setdefault(variable, []).extend(labels)
         for number, plans in other.inside.items():
@@ -115,14 +114,35 @@ class Planner:
     """Plans the taps of one selection.
 
     `what_of` says which values of a region: those that leave it ("output"), those that enter it ("input"), or the
-    cotangents of those that leave it, which enter its backward pass ("grad"). "outer grad" plans the values that leave
-    it, with the labels of their cotangents.
+    cotangents of those that leave it, which enter its backward pass ("grad"). With a mark, only equations that have it
+    are selected.
     """
 
-    def __init__(self, selection: Selection, what_of: str, found: Found) -> None:
+    def __init__(self, selection: Selection, what_of: str, found: Found, mark: str = "") -> None:
         self._selection = selection
+        self._mark = mark
         self._what_of = what_of
         self._found = found
+        self._origins: Origins = {}
+
+    def prepare(self, jaxpr: Any, around: Around) -> None:
+        """Notes which operations are parts of modules; before `plan`, because a backward pass is told by them."""
+        if self._selection.kind != "module":
+            return
+        jaxpr, _ = compat.open_jaxpr(jaxpr)
+        equations = self._forward(jaxpr, around)
+        for one in equations:
+            if one.site.backward:
+                continue
+            origin = compat.equation_origin(one.equation)
+            if origin:
+                self._origins.setdefault(origin, set()).add(one.label)
+            structure = structure_of(one.equation)
+            for inner, operands in structure.programs if structure and one.label is None else ():
+                there = Around(
+                    around.site.inside(one.equation, one.site), around.modules.inside(inner, operands), ()
+                )
+                self.prepare(inner, there)
 
     def plan(self, jaxpr: Any, around: Around) -> Plan:
         """Plans one program."""
@@ -135,7 +155,7 @@ class Planner:
             if one.label is None and not one.recomputed:
                 self._plan_inside(plan, one, around, live, cotangents)
         for label, region in self._regions(equations):
-            if self._what_of in ("output", "outer grad"):
+            if self._what_of == "output":
                 values = _leaving(region, uses)
             else:
                 values = _entering(region)
@@ -153,16 +173,25 @@ class Planner:
         return list(regions.values())
 
     def _equations(self, jaxpr: Any, around: Around) -> list[Labelled]:
+        result = self._forward(jaxpr, around)
+        if self._selection.kind == "module":
+            return _with_between(around.modules.with_backward(result, self._origins), True)
+        return result
+
+    def _forward(self, jaxpr: Any, around: Around) -> list[Labelled]:
         result = []
         for number, equation in enumerate(jaxpr.eqns):
+            if scopes.is_own(str(equation.source_info.name_stack)):
+                continue  # of another X-ray
             site = site_of(equation, around.site)
-            self._found.note(site)
+            is_meant = not self._mark or self._mark in around.site.marks_of(equation)
+            if is_meant:
+                self._found.note(site)
             is_module = self._selection.kind == "module"
             label = around.modules.visit(equation, site) if is_module else self._selection.label(site)
-            result.append(Labelled(number, equation, site, is_recomputed(equation), label))
-        if self._selection.kind == "module":
-            return _with_between(around.modules.with_backward(_with_between(result, False)), True)
-        return result
+            recomputed = scopes.is_recomputed(str(equation.source_info.name_stack))
+            result.append(Labelled(number, equation, site, recomputed, label if is_meant else None))
+        return _with_between(result, False) if self._selection.kind == "module" else result
 
     def _tap(self, plan: Plan, label: str, values: Sequence[Any]) -> None:
         values = [v for v in values if can_measure(v.aval) and v not in plan.taps]
@@ -178,21 +207,23 @@ class Planner:
         needed = [var in live for var in one.equation.outvars]
         before = dict(self._found.labels)
         plans = []
-        for jaxpr, operands in programs_of(one.equation):
+        structure = structure_of(one.equation)
+        for jaxpr, operands in structure.programs if structure else ():
             results = len(compat.open_jaxpr(jaxpr)[0].outvars)
             there = Around(
-                Surroundings().inside(one.site),
+                around.site.inside(one.equation, one.site),
                 around.modules.inside(jaxpr, operands),
                 needed if results == len(needed) else [True] * results,
                 [not isinstance(atom, Literal) and atom in cotangents for atom in operands],
             )
             inner = self.plan(jaxpr, there)
-            if self._selection.kind == "carry" and name in ("scan", "while"):
+            is_meant = not self._mark or self._mark in around.site.marks_of(one.equation)
+            if self._selection.kind == "carry" and name in ("scan", "while") and is_meant:
                 self._tap_carry(inner, one, jaxpr)
             plans.append(inner)
         if not any(plans):
             return
-        if name in ENTERED:
+        if structure is not None and structure.kind != "other":
             plan.inside[one.number] = plans
         else:
             self._found.labels = before

@@ -1,34 +1,136 @@
-"""Sends the records of one run of an observed function as one message, and prints them as a table."""
+"""Statistics of a value, reduced on its device; the message that has those of one run, and the table of it."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import Primitive
-from jax.interpreters import ad, batching
 
 from hostcallback import _jax_compat as compat
 from hostcallback.api.outputs.metrics import metrics
 from hostcallback.api.tap import id_tap
+from hostcallback.primitives import reductions
 from hostcallback.tracing.source_line import user_source_line
 
 MAX_METRICS = 128
 """Number of iterations or devices of which each is a separate metric."""
 
 
+# ---- Statistics ------------------------------------------------------------------------------------------------------
+
+HISTOGRAM_EXPONENTS = range(-40, 24)
+"""The bins of `histogram`: bin i counts magnitudes from 2**(i - 40) up to twice that; the outer bins have the rest."""
+
+DEFAULT = reductions.STATISTICS
+STATISTICS = (*DEFAULT, "histogram")
+SHARES = "shares"
+"""The name of the statistics of a value's shares, in records that are not sent yet."""
+
+
+def check_statistics(what: Any) -> tuple[str, ...] | None:
+    """Returns the names of statistics; None for the value itself.
+
+    Raises:
+        ValueError: a name is none of a statistic.
+        TypeError: `what` is neither a text nor a sequence of texts.
+    """
+    if isinstance(what, str):
+        if what == "value":
+            return None
+        what = DEFAULT if what == "statistics" else (what,)
+    if not isinstance(what, Sequence) or not all(isinstance(name, str) for name in what) or not what:
+        raise TypeError(
+            f"hcb.observe: what is {what!r}, expected 'value', 'statistics', or a list of "
+            f"{', '.join(STATISTICS)}, at {user_source_line()}"
+        )
+    for name in what:
+        if name not in STATISTICS:
+            raise ValueError(
+                f"hcb.observe: what has {name!r}, expected 'value', 'statistics', or a list of "
+                f"{', '.join(STATISTICS)}, at {user_source_line()}"
+            )
+    return tuple(dict.fromkeys(what))
+
+
+def can_measure(aval: Any) -> bool:
+    """Whether a value of that type is an array of numbers that has elements."""
+    dtype = getattr(aval, "dtype", None)
+    if not isinstance(aval, jax.core.ShapedArray) or dtype is None:
+        return False
+    real = jnp.issubdtype(dtype, np.number) or jnp.issubdtype(dtype, np.bool_)
+    return bool(real) and 0 not in aval.shape
+
+
+def measure(value: Any, names: tuple[str, ...] | None, devices: int) -> Any:
+    """Returns the record of a value: itself, or a dict of float32 scalars (the histogram is int32 of 64 bins).
+
+    Of a value that the compiler divides among devices it has, under `SHARES`, the statistics of their shares; `merged`
+    makes scalars of those of all values by one exchange among the devices.
+    """
+    value = jax.lax.stop_gradient(value)
+    if names is None:
+        return value
+    if jnp.issubdtype(value.dtype, np.complexfloating):
+        value = jnp.abs(value)
+    if value.dtype not in (np.float32, np.float64):
+        value = value.astype(np.float32)
+    record: OrderedDict[str, Any] = OrderedDict()
+    if set(names) & set(DEFAULT):
+        if devices > 1 and not compat.in_manual_region():
+            record[SHARES] = reductions.share_statistics(value, devices)
+        else:
+            measured = reductions.statistics(value)
+            record.update((name, measured[name]) for name in names if name in measured)
+    if "histogram" in names:
+        record["histogram"] = _histogram(value)
+    return _in_order(record, names)
+
+
+def merged(records: Mapping[str, Any], names: tuple[str, ...] | None) -> OrderedDict[str, Any]:
+    """Returns the records with the statistics of whole values in place of those of shares."""
+    divided = [label for label, one in records.items() if isinstance(one, dict) and SHARES in one]
+    found = reductions.merged_statistics([records[label][SHARES] for label in divided]) if divided else []
+    wholes = dict(zip(divided, found, strict=True))
+    result: OrderedDict[str, Any] = OrderedDict(records)
+    for label, measured in wholes.items():
+        others = {name: value for name, value in records[label].items() if name != SHARES}
+        result[label] = _in_order(
+            {name: measured[name] for name in names or () if name in measured} | others, names
+        )
+    return result
+
+
+def _in_order(record: Mapping[str, Any], names: tuple[str, ...] | None) -> OrderedDict[str, Any]:
+    # As they were asked for; what else there is, such as a ratio, comes last.
+    order = [name for name in names or () if name in record]
+    return OrderedDict((name, record[name]) for name in (*order, *(n for n in record if n not in order)))
+
+
+def _histogram(value: Any) -> Any:
+    _, exponent = jnp.frexp(jnp.where(jnp.isfinite(value), value, 0))
+    low, count = HISTOGRAM_EXPONENTS.start, len(HISTOGRAM_EXPONENTS)
+    bins = jnp.clip(exponent - 1 - low, 0, count - 1)
+    counted = jnp.isfinite(value) & (value != 0)
+    return jnp.zeros(count, np.int32).at[bins.ravel()].add(counted.ravel().astype(np.int32))
+
+
+# ---- Messages --------------------------------------------------------------------------------------------------------
+
+
 def sender_of(
-    tap_func: Callable[..., Any] | None, name: str, ordered: bool
+    tap_func: Callable[..., Any] | None, name: str, ordered: bool, names: tuple[str, ...] | None
 ) -> Callable[[Mapping[str, Any]], None]:
-    """Returns a function that sends records in one message."""
+    """Returns a function that sends records, which `measure` made with these names, in one message."""
 
     def send(records: Mapping[str, Any]) -> None:
+        message = merged(records, names)
         if tap_func is metrics:
-            metrics(dict(_metrics(records)), name=name, ordered=ordered)
+            metrics(dict(_metrics(message)), name=name, ordered=ordered)
             return
-        message = OrderedDict(records)
         id_tap(tap_func or print_table, message, name=name, ordered=ordered, tap_tangents=False)
 
     return send
@@ -87,37 +189,3 @@ def _rows(label: str, record: Mapping[str, Any]) -> Iterator[tuple[str, dict[str
     for index in np.ndindex(shape):
         where = f"[{','.join(map(str, index))}]" if index else ""
         yield label + where, {name: value[index] for name, value in scalars.items()}
-
-
-# ---- An identity whose cotangent is sent -----------------------------------------------------------------------------
-
-observed_cotangent_p = Primitive("observe_cotangent")
-
-
-def send_cotangent(value: Any, report: Callable[[Any], None]) -> Any:
-    """Returns `value`. Under differentiation by code around the observed function, `report` gets its cotangent."""
-    return observed_cotangent_p.bind(value, report=report)
-
-
-def _jvp(primals: Any, tangents: Any, *, report: Any) -> Any:
-    tangent = tangents[0]
-    if type(tangent) is not ad.Zero:
-        tangent = observed_cotangent_p.bind(tangent, report=report)
-    return primals[0], tangent
-
-
-def _transpose(cotangent: Any, value: Any, *, report: Any) -> Any:
-    if type(cotangent) is not ad.Zero:
-        report(cotangent)
-    return [cotangent]
-
-
-observed_cotangent_p.def_abstract_eval(lambda value, *, report: value)
-observed_cotangent_p.def_impl(lambda value, *, report: value)
-ad.primitive_jvps[observed_cotangent_p] = _jvp
-ad.primitive_transposes[observed_cotangent_p] = _transpose
-batching.primitive_batchers[observed_cotangent_p] = lambda args, dims, *, report: (
-    observed_cotangent_p.bind(args[0], report=report),
-    dims[0],
-)
-compat.register_lowering(observed_cotangent_p, lambda ctx, value, *, report: [value])

@@ -8,11 +8,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
-from hostcallback.api.nonfinite.blocks import watched_scan
 from hostcallback.api.progress.bar import BarMessages, Progress, chosen
-from hostcallback.primitives.paced_loops import run_while, scan_steps
+from hostcallback.api.watch.watch import watch_nonfinite
+from hostcallback.primitives.paced_loops import as_one_program, run_while, scan_steps
 from hostcallback.tracing.source_line import user_source_line
 
 
@@ -42,9 +43,8 @@ def scan(
         reverse: as in `jax.lax.scan`.
         unroll: as in `jax.lax.scan`. With another value than 1, each step asks whether it is time for a message.
         progress: True, the text before the bar, a `Progress`, or False for `jax.lax.scan` itself.
-        watch: whether to find the operation that made the first NaN or infinity; needs `progress=False`. The results of
-            every 64 iterations are tested. The first 64 that fail run again, instrumented, on the device, and raise
-            `NonFiniteError` as `watch_nonfinite` does. docs/checks.md has more.
+        watch: whether to find the operation, and the iteration, that made the first NaN or infinity, as
+            `watch_nonfinite` does; needs `progress=False`.
         **options: other arguments of `jax.lax.scan`.
 
     Returns:
@@ -53,7 +53,7 @@ def scan(
     Raises:
         ModuleNotFoundError: tqdm, or the library of `Progress.display`, is not installed.
         TypeError: `progress` is something else; or as `jax.lax.scan`.
-        ValueError: `watch` and `progress` are set together, or `f` calls a host function whose results it uses.
+        ValueError: `watch` and `progress` are set together.
 
     Example:
         total, _ = hcb.scan(lambda total, value: (total + value, None), jnp.float32(0), x, progress="sum")
@@ -63,9 +63,7 @@ def scan(
             raise ValueError(
                 f"hcb.scan(watch=True) shows no bar: add progress=False, at {user_source_line()}"
             )
-        if (count := _length(xs, length)) is not None:
-            init, xs = jax.tree.map(jnp.asarray, (init, xs))
-            return watched_scan(f, init, xs, count, {"reverse": reverse, "unroll": unroll, **options})
+        return watch_nonfinite(lax.scan)(f, init, xs, length, reverse, unroll, **options)
     bar = chosen(progress)
     steps = None if bar is None else _length(xs, length)
     if bar is None or steps is None:  # with a wrong length, JAX raises
@@ -76,7 +74,7 @@ def scan(
 
 def _length(xs: Any, length: int | None) -> int | None:
     try:
-        lengths = {leaf.shape[0] for leaf in map(jnp.asarray, jax.tree.leaves(xs))}
+        lengths = {np.shape(leaf)[0] for leaf in jax.tree.leaves(xs)}
         lengths |= set() if length is None else {operator.index(length)}
     except (TypeError, IndexError, ValueError):
         return None
@@ -120,7 +118,12 @@ def fori_loop(
     try:
         first, last = operator.index(lower), operator.index(upper)
     except (TypeError, jax.errors.JAXTypeError):
-        return _traced_fori_loop(lower, upper, body_fun, init_val, bar)
+        return as_one_program(
+            lambda lower, upper, value: _traced_fori_loop(lower, upper, body_fun, value, bar),
+            lower,
+            upper,
+            init_val,
+        )
     dtype = jnp.result_type(lower, upper)
 
     def step(carry: Any, _: Any) -> Any:
@@ -128,9 +131,13 @@ def fori_loop(
         return (index + 1, body_fun(index, value)), None
 
     messages = BarMessages(bar, max(last - first, 0), view=lambda carry, y: (carry[1],))
-    init = (jnp.asarray(lower, dtype), init_val)
-    (_, value), _ = scan_steps(step, init, None, max(last - first, 0), messages, {"unroll": unroll or 1})
-    return value
+
+    def loop(value: Any) -> Any:
+        init = (jnp.asarray(lower, dtype), value)
+        (_, value), _ = scan_steps(step, init, None, max(last - first, 0), messages, {"unroll": unroll or 1})
+        return value
+
+    return as_one_program(loop, init_val)
 
 
 def _traced_fori_loop(

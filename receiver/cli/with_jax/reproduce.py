@@ -92,7 +92,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.bisect:
         return _bisect(capsule, arguments.bisect)
     if arguments.python:
-        Path(arguments.python).write_text(_module("script", capsule).script_of(capsule), encoding="utf-8")
+        Path(arguments.python).write_text(reproduce.script_of(capsule), encoding="utf-8")
         print(f"wrote {arguments.python}")
         return 0
     return _reproduce(capsule, reproduce, _bindings(arguments.bind, reproduce), prompt=arguments.breakpoint)
@@ -139,8 +139,10 @@ def _bindings(given: list[str], reproduce: Any) -> dict[str, Callable[..., Any]]
 
 def _show(capsule: Capsule) -> None:
     failure, about = capsule.failure, capsule.about
-    # The receiver's capsules are not of a call.
-    of = f"call {capsule.call} of {capsule.name}" if about.get("of") != "receiver" else f"in {capsule.name}"
+    # The receiver's capsules are not of a program. Capsules of earlier versions have the number of the call.
+    of = {"receiver": f"in {capsule.name}", "program": capsule.name}.get(
+        str(about.get("of")), f"call {capsule.call} of {capsule.name}"
+    )
     lines = [f"{of} failed: {failure.kind} {failure.name} on {failure.device}", ""]
     lines += [*capsule.report.splitlines(), ""]
     for title in ("versions", "platform", "system", "environment"):
@@ -172,11 +174,13 @@ def _reproduce(
     result = reproduce.reproduce(capsule, bindings)
     status = _report(capsule, result)
     if prompt:
+        program = reproduce.load(capsule)
+        arrays = reproduce.arrays_of(capsule, program.nr_devices)
         operations, stopped_at = _operations(capsule)
         names = {
             "capsule": capsule,
-            "inputs": dict(zip([e.path for e in capsule.inputs], reproduce.arrays_of(capsule), strict=True)),
-            "program": reproduce.load(capsule),
+            "inputs": dict(zip([e.path for e in capsule.inputs], arrays, strict=True)),
+            "program": program,
             "results": result.results,
             "failures": result.found,
             "operations": operations,
@@ -188,13 +192,13 @@ def _reproduce(
 
 def _operations(capsule: Capsule) -> tuple[list[Any], int | None]:
     """The operations of the step in program order, and the number of the one that failed; prints those around it."""
-    bisect: Any = _module("bisect", capsule)
+    reproduce: Any = _module("reproduce", capsule)
     try:
-        operations = bisect.digests(capsule)
+        operations = reproduce.digests(capsule)
     except CapsuleError as error:
         print(printable(f"the step's operations are not known: {error}"))
         return [], None
-    place = bisect.place_of_failure(operations, capsule.failure)
+    place = reproduce.place_of_failure(operations, capsule.failure)
     if place is not None:
         bad = (n for n in range(place) if not all(map(math.isfinite, operations[n].stats)))
         first_bad = next(bad, place)

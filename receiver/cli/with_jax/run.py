@@ -21,6 +21,10 @@ examples:
   hcb run train.py --epochs 3
   hcb run --verbose train.py    reports on standard error for each callback whether it is taken over
   hcb run -m package.module     as `python -m package.module`
+  hcb run --capsule DIR train.py    a call of a jitted function that fails, or whose results are not finite, leaves a
+                                capsule in DIR: see docs/capsules.md
+  hcb run --watch train.py      names the operation that made a NaN or an infinite value: see docs/checks.md
+  hcb run --observe 'layers/*' train.py    prints statistics of these places, step by step: see docs/observe.md
 """
 
 
@@ -30,6 +34,21 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EXAMPLES
     parser.add_argument(
         "--verbose", action="store_true", help="report for each callback whether it is taken over"
+    )
+    parser.add_argument(
+        "--capsule",
+        metavar="DIR",
+        help="folder for capsules of the calls that fail, as by hcb.capsule(nonfinite=True)",
+    )
+    parser.add_argument(
+        "--watch",
+        action="store_true",
+        help="report operations whose results are not finite, as hcb.watch_nonfinite",
+    )
+    parser.add_argument(
+        "--observe",
+        metavar="WHERE",
+        help="places whose values are measured, as by hcb.observe(where=WHERE.split(','))",
     )
     parser.add_argument("-m", dest="module", action="store_true", help="SCRIPT is the name of a module")
     # One positional argument, not two: argparse drops a `--` between two of them (seen on Python 3.11).
@@ -53,6 +72,13 @@ def run(arguments: argparse.Namespace) -> int:
         raise CommandError(f"{script}: no such script: hcb run SCRIPT ARGUMENTS")
     os.environ[environment.ACCELERATE.name] = "verbose" if arguments.verbose else "1"
     accelerate_with_jax()
+    for variable, text in (
+        (environment.CAPSULES, arguments.capsule and os.path.abspath(arguments.capsule)),
+        (environment.OBSERVE, arguments.observe),
+        (environment.WATCH, "1" if arguments.watch else ""),
+    ):
+        if text:
+            os.environ[variable.name] = text
     sys.argv = [script, *rest]
     if not sys.flags.safe_path:
         sys.path[0] = os.getcwd() if is_module else os.path.dirname(os.path.abspath(script))

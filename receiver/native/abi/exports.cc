@@ -21,6 +21,7 @@
 #include "gpu/driver.h"
 #include "handlers/hold.h"
 #include "handlers/latest.h"
+#include "handlers/settled.h"
 #include "handlers/host_threads.h"
 #include "rules/occurrences.h"
 #include "ring/ring.h"
@@ -157,6 +158,18 @@ void hcb_ring_wake(hcb_ring* ring) { Of(ring)->Wake(); }
 void hcb_ring_counters(hcb_ring* ring, hcb_counters* out) { Of(ring)->ReadCounters(out); }
 
 uint64_t hcb_ring_discarded(hcb_ring* ring) { return Of(ring)->discarded(); }
+
+uint64_t hcb_emissions(void) { return hcb::Emissions(); }
+
+void hcb_settle(uint64_t emissions) { hcb::Settle(emissions); }
+
+int32_t hcb_is_settled(void) { return hcb::IsSettled(); }
+
+void hcb_buffer_waits(hcb_get_buffer original, hcb_wait wait, int32_t always) {
+  hcb::WaitInBuffers(original, wait, always != 0);
+}
+
+int hcb_buffer(void* object, void* view, int flags) { return hcb::GetBuffer(object, view, flags); }
 
 void hcb_block_free(void* memory) { hcb::BlockPool::Free(memory); }
 

@@ -4,7 +4,7 @@
 
 #include <stdint.h>
 
-#define HCB_ABI_VERSION 15
+#define HCB_ABI_VERSION 17
 #define HCB_EXPORT __attribute__((visibility("default")))
 
 typedef struct hcb_ring hcb_ring;
@@ -168,6 +168,11 @@ typedef struct {
   int32_t (*interrupted)(void); /* whether the user has interrupted this thread; clears the interrupt */
   void (*interrupt)(void);      /* sets the interrupt again, for the host to handle when it can. Without `enter` */
 } hcb_host_threads;
+
+/* A type's function that gives out the memory of an object: bf_getbuffer of Python. */
+typedef int (*hcb_get_buffer)(void* object, void* view, int flags);
+/* Waits in the host, with its lock; returns whether the user has interrupted it. */
+typedef int32_t (*hcb_wait)(void);
 
 /* Runs the host function of a call on the host's own thread, which runs the program: takes the call's frame with hcb_own_call_read
  * and answers it. `resumed`: the thread continues a program that another one began. Returns whether it was interrupted. */

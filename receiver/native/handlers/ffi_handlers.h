@@ -25,6 +25,9 @@ HCB_EXPORT struct XLA_FFI_Error* hcb_gpu_tap_shard(struct XLA_FFI_CallFrame* cal
 HCB_EXPORT struct XLA_FFI_Error* hcb_call_host(struct XLA_FFI_CallFrame* call_frame);
 /* Waits while a hold is on, without blocking a thread of XLA; its results are zeros. Platform CPU. */
 HCB_EXPORT struct XLA_FFI_Error* hcb_hold(struct XLA_FFI_CallFrame* call_frame);
+/* Waits until the messages of this process are delivered, with the `wait` of hcb_buffer_waits, if the program runs on a thread of the
+ * host. It has a token only. Platform CPU. */
+HCB_EXPORT struct XLA_FFI_Error* hcb_wait_for_output(struct XLA_FFI_CallFrame* call_frame);
 /* Reads a clock. The result is a uint32[2]: microseconds, which wrap around, and the least number of microseconds between
  * two readings that costs little. The operand changes from reading to reading. Platform CPU. */
 HCB_EXPORT struct XLA_FFI_Error* hcb_clock(struct XLA_FFI_CallFrame* call_frame);
@@ -34,6 +37,21 @@ HCB_EXPORT struct XLA_FFI_Error* hcb_not_finite(struct XLA_FFI_CallFrame* call_f
 /* Seven statistics of an array of float32 or float64 that has elements, as float32 scalars: mean, std, min, max, norm,
  * fraction of zeros, fraction of elements that are not finite. Platform CPU. */
 HCB_EXPORT struct XLA_FFI_Error* hcb_statistics(struct XLA_FFI_CallFrame* call_frame);
+/* The same of a device's share of an array, as a row: float32 [1, 8], the seven and the number of elements, which may be 0.
+ * Operands: a shard of the array, and the number of the partition. The attribute `shares`, an int64 array, has for each
+ * partition the first and the end of its elements, and how many there are along each axis before the padding. Platform CPU. */
+HCB_EXPORT struct XLA_FFI_Error* hcb_share_statistics(struct XLA_FFI_CallFrame* call_frame);
+/* The statistics of arrays from the rows of their shares, float32 [shares, values, 8]: for each of the arrays seven float32
+ * results of any shape, whose elements are values. Platform CPU. */
+HCB_EXPORT struct XLA_FFI_Error* hcb_merged_statistics(struct XLA_FFI_CallFrame* call_frame);
+/* For n operands 2n results: the operands, in their memory, and a copy of each. Platform CPU. */
+HCB_EXPORT struct XLA_FFI_Error* hcb_copy(struct XLA_FFI_CallFrame* call_frame);
+/* What is to be done about a call of a program whose tests are a bool[n]. The attribute `program`, an int32 array, has the
+ * number of the program. The result is a uint32[2]: 0 for a call that did not fail, 1 for one in which a test failed that
+ * did not fail in the call before, 2 for other failed ones; and the number of the call, from 0. Platform CPU. */
+HCB_EXPORT struct XLA_FFI_Error* hcb_verdict(struct XLA_FFI_CallFrame* call_frame);
+/* Forgets which tests of the last calls failed: the next call in which one fails is the first of a row. Any thread. */
+HCB_EXPORT void hcb_verdict_forget(void);
 
 #ifdef __cplusplus
 }

@@ -32,10 +32,14 @@ bool Run(const hcb_host_threads& host, hcb_host_call call, ThreadCall::State* ow
 
 void SetHostThreads(const hcb_host_threads& threads) { host_threads = new hcb_host_threads(threads); }
 
-bool MayCallHere(const Ring& ring) {
+void InterruptHost() { host_threads.load(std::memory_order_acquire)->interrupt(); }
+
+bool IsHostThread() {
   const hcb_host_threads* host = host_threads.load(std::memory_order_acquire);
-  return host != nullptr && ring.host_call() != nullptr && host->this_thread() != nullptr;
+  return host != nullptr && host->this_thread() != nullptr;
 }
+
+bool MayCallHere(const Ring& ring) { return ring.host_call() != nullptr && IsHostThread(); }
 
 bool CallHere(Ring* ring, const Emission& emission, std::vector<PendingCall::Result> results, std::string* error) {
   const hcb_host_threads& host = *host_threads.load(std::memory_order_acquire);

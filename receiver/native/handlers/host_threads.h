@@ -18,6 +18,12 @@ namespace hcb {
 
 void SetHostThreads(const hcb_host_threads& threads);
 
+// Whether the calling thread is one of the host's.
+bool IsHostThread();
+
+// Sets an interrupt again that the host was told of, for the host to handle when it can.
+void InterruptHost();
+
 // Whether the calling thread is a host thread, and the ring's host functions run on such threads.
 bool MayCallHere(const Ring& ring);
 

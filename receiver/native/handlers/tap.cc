@@ -95,12 +95,13 @@ __attribute__((noinline)) XLA_FFI_Error* Emit(XLA_FFI_CallFrame* frame, Emission
                                               bool sharded) {
   const uint8_t* const prefix = emission.prefix;
   const uint64_t consumer_id = HCB_FROM_PREFIX(prefix, consumer_id);
-  const bool check = (HCB_FROM_PREFIX(prefix, flags) & kCheck) != 0;
+  const uint32_t flags = HCB_FROM_PREFIX(prefix, flags);
+  const bool check = (flags & kCheck) != 0;
   ArrayList arrays;
   Ring* ring;
   if (XLA_FFI_Error* error = ReadEmission(*frame, &arrays, &emission, &ring)) return error;
   const bool aborts = Aborts(emission.device);
-  if (aborts && IsPoisoned(emission.run_id)) return EndLaunch(frame->api);
+  if (aborts && (flags & (kLate | kLast)) == 0 && IsPoisoned(emission.run_id)) return EndLaunch(frame->api);
   if (sharded && (arrays.size() == 0 || arrays.front().nbytes < sizeof(int64_t))) return NoShardRecord(frame->api);
   std::vector<int64_t> record;
   if (check) {
@@ -126,8 +127,9 @@ __attribute__((noinline)) XLA_FFI_Error* Emit(XLA_FFI_CallFrame* frame, Emission
   if (ring->Emit(emission, &futures) == Verdict::kTooLarge) return TooLarge(frame->api);
   if (check && aborts) {
     Poison(emission.run_id);
-    return EndLaunch(frame->api);
+    if ((flags & kLate) == 0) return EndLaunch(frame->api);
   }
+  if (aborts && (flags & kLast) != 0 && IsPoisoned(emission.run_id)) return EndLaunch(frame->api);
   return nullptr;
 }
 

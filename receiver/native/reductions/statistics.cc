@@ -1,4 +1,4 @@
-// The XLA FFI handler that measures an array: its statistics, in one pass over the memory.
+// The XLA FFI handlers that measure an array, or a device's share of one, in one pass over the memory, and merge shares.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -13,6 +13,7 @@ namespace {
 
 constexpr uint64_t kPart = 4096;  // elements that the level-1 cache still holds when they are read again
 enum Statistic { kMean, kStd, kMin, kMax, kNorm, kZeros, kNonfinite, kStatistics };
+constexpr int64_t kCount = kStatistics, kRow = kStatistics + 1;  // a share's row ends with its number of elements
 
 template <typename T>
 struct Format;
@@ -152,6 +153,134 @@ void Finish(const Totals& totals, float* out) {
   out[kNonfinite] = static_cast<float>(static_cast<double>(totals.nonfinite) / count);
 }
 
+constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
+
+// Of the shares of an array, from their rows, `stride` apart. A row of NaN is of an array that was not there.
+void Merge(const float* rows, int64_t shares, int64_t stride, float* out) {
+  const float* const end = rows + shares * stride;
+  double count = 0, sum = 0, spread = 0, zeros = 0, nonfinite = 0, squares = 0;
+  double low = std::numeric_limits<double>::infinity(), high = -low;
+  bool has_nan = false;
+  for (const float* row = rows; row != end; row += stride) {
+    const double n = row[kCount];
+    if (n == 0) continue;
+    count += n;
+    sum += n * row[kMean];
+    zeros += n * row[kZeros];
+    nonfinite += n * row[kNonfinite];
+    squares += static_cast<double>(row[kNorm]) * row[kNorm];
+    has_nan = has_nan || std::isnan(row[kMin]);
+    low = std::min<double>(low, row[kMin]);
+    high = std::max<double>(high, row[kMax]);
+  }
+  const double mean = sum / count;
+  for (const float* row = rows; row != end; row += stride) {
+    const double n = row[kCount], away = row[kMean] - mean;
+    if (n != 0) spread += n * (static_cast<double>(row[kStd]) * row[kStd] + away * away);
+  }
+  out[kMean] = static_cast<float>(mean);
+  out[kStd] = static_cast<float>(std::sqrt(spread / count));
+  out[kMin] = static_cast<float>(has_nan ? kNan : low);
+  out[kMax] = static_cast<float>(has_nan ? kNan : high);
+  out[kNorm] = static_cast<float>(std::sqrt(squares));
+  out[kZeros] = static_cast<float>(zeros / count);
+  out[kNonfinite] = static_cast<float>(nonfinite / count);
+}
+
+// The elements of a shard that are a device's to measure: those from `begin` to `end` of its first elements in each
+// dimension, of which there are `extents`; what is beyond them is padding.
+struct Share {
+  int64_t begin, end;
+  const int64_t* extents;
+};
+
+template <typename T>
+void MeasureShare(const XLA_FFI_Buffer& value, const Share& share, Totals* totals) {
+  const T* const data = static_cast<const T*>(value.data);
+  // The elements that are next to each other: of the last dimensions without padding, and of one more.
+  int64_t axis = value.rank, run = 1;
+  while (axis > 0) {
+    --axis;
+    run *= share.extents[axis];
+    if (share.extents[axis] != value.dims[axis]) break;
+  }
+  for (int64_t i = share.begin; i < share.end;) {
+    int64_t offset = 0, stride = 1, rest = i / run;
+    for (int64_t d = value.rank - 1; d >= 0; --d) {
+      if (d < axis) {
+        offset += rest % share.extents[d] * stride;
+        rest /= share.extents[d];
+      }
+      stride *= value.dims[d];
+    }
+    const int64_t n = std::min(run - i % run, share.end - i);
+    Measure<T>(data + offset + i % run, static_cast<uint64_t>(n), totals);
+    i += n;
+  }
+}
+
+// The attribute `shares`: for each partition begin and end of its share, and the extents of its shard.
+bool FindShare(const XLA_FFI_CallFrame& frame, int64_t rank, uint32_t partition, Share* share) {
+  for (int64_t i = 0; i < frame.attrs.size; ++i) {
+    const XLA_FFI_ByteSpan& name = *frame.attrs.names[i];
+    if (name.len != 6 || std::memcmp(name.ptr, "shares", 6) != 0) continue;
+    if (frame.attrs.types[i] != XLA_FFI_AttrType_ARRAY) return false;
+    const XLA_FFI_Array& array = *static_cast<const XLA_FFI_Array*>(frame.attrs.attrs[i]);
+    const size_t numbers = static_cast<size_t>(2 + rank);
+    if (array.dtype != XLA_FFI_DataType_S64 || array.size < (partition + 1) * numbers) return false;
+    const int64_t* const row = static_cast<const int64_t*>(array.data) + partition * numbers;
+    *share = {row[0], row[1], row + 2};
+    return true;
+  }
+  return false;
+}
+
+XLA_FFI_Error* MeasureOneShare(const XLA_FFI_CallFrame& frame) {
+  const auto operand = [&](int64_t i) { return static_cast<const XLA_FFI_Buffer*>(frame.args.args[i]); };
+  Share share;
+  const bool is_valid = frame.args.size == 2 && frame.rets.size == 1 && operand(1)->dtype == XLA_FFI_DataType_U32 &&
+                        Elements(*static_cast<const XLA_FFI_Buffer*>(frame.rets.rets[0])) == kRow &&
+                        FindShare(frame, operand(0)->rank, *static_cast<const uint32_t*>(operand(1)->data), &share);
+  Totals totals;
+  if (is_valid && operand(0)->dtype == XLA_FFI_DataType_F32) {
+    MeasureShare<float>(*operand(0), share, &totals);
+  } else if (is_valid && operand(0)->dtype == XLA_FFI_DataType_F64) {
+    MeasureShare<double>(*operand(0), share, &totals);
+  } else {
+    return MakeError(frame.api, XLA_FFI_Error_Code_INVALID_ARGUMENT,
+                     "hostcallback: the statistics of a share are of one array of float32 or float64, with the number of "
+                     "the partition and the int64 attribute `shares`");
+  }
+  float out[kRow] = {};
+  if (totals.count != 0) Finish(totals, out);
+  out[kCount] = static_cast<float>(totals.count);
+  std::memcpy(static_cast<const XLA_FFI_Buffer*>(frame.rets.rets[0])->data, out, sizeof(out));
+  return nullptr;
+}
+
+XLA_FFI_Error* MergeRows(const XLA_FFI_CallFrame& frame) {
+  const XLA_FFI_Buffer* const rows =
+      frame.args.size == 1 ? static_cast<const XLA_FFI_Buffer*>(frame.args.args[0]) : nullptr;
+  int64_t results = 0;
+  const auto result = [&](int64_t i) { return static_cast<const XLA_FFI_Buffer*>(frame.rets.rets[i]); };
+  for (int64_t i = 0; i < frame.rets.size; i += kStatistics) results += static_cast<int64_t>(Elements(*result(i)));
+  if (rows == nullptr || rows->dtype != XLA_FFI_DataType_F32 || rows->rank != 3 || rows->dims[2] != kRow ||
+      rows->dims[1] != results || frame.rets.size % kStatistics != 0) {
+    return MakeError(frame.api, XLA_FFI_Error_Code_INVALID_ARGUMENT,
+                     "hostcallback: merged statistics are of one float32 array [shares, values, 8]");
+  }
+  const float* row = static_cast<const float*>(rows->data);
+  for (int64_t i = 0; i < frame.rets.size; i += kStatistics) {
+    const int64_t values = static_cast<int64_t>(Elements(*result(i)));
+    for (int64_t value = 0; value < values; ++value, row += kRow) {
+      float out[kStatistics];
+      Merge(row, rows->dims[0], results * kRow, out);
+      for (int64_t j = 0; j < kStatistics; ++j) static_cast<float*>(result(i + j)->data)[value] = out[j];
+    }
+  }
+  return nullptr;
+}
+
 XLA_FFI_Error* MeasureOperand(const XLA_FFI_CallFrame& frame) {
   const XLA_FFI_Buffer* const value =
       frame.args.size == 1 ? static_cast<const XLA_FFI_Buffer*>(frame.args.args[0]) : nullptr;
@@ -179,4 +308,16 @@ extern "C" XLA_FFI_Error* hcb_statistics(XLA_FFI_CallFrame* call_frame) {
   if (call_frame->extension_start != nullptr && hcb::AnswerMetadataQuery(call_frame)) return nullptr;
   if (call_frame->stage != XLA_FFI_ExecutionStage_EXECUTE) return nullptr;
   return hcb::MeasureOperand(*call_frame);
+}
+
+extern "C" XLA_FFI_Error* hcb_share_statistics(XLA_FFI_CallFrame* call_frame) {
+  if (call_frame->extension_start != nullptr && hcb::AnswerMetadataQuery(call_frame)) return nullptr;
+  if (call_frame->stage != XLA_FFI_ExecutionStage_EXECUTE) return nullptr;
+  return hcb::MeasureOneShare(*call_frame);
+}
+
+extern "C" XLA_FFI_Error* hcb_merged_statistics(XLA_FFI_CallFrame* call_frame) {
+  if (call_frame->extension_start != nullptr && hcb::AnswerMetadataQuery(call_frame)) return nullptr;
+  if (call_frame->stage != XLA_FFI_ExecutionStage_EXECUTE) return nullptr;
+  return hcb::MergeRows(*call_frame);
 }

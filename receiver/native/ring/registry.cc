@@ -52,6 +52,14 @@ Ring* RingForEmission(int32_t device) {
   return ring;
 }
 
+uint64_t SumOfHeads() {
+  uint64_t sum = 0;
+  for (Entry* entry = entries.load(std::memory_order_acquire); entry != nullptr; entry = entry->next) {
+    sum += entry->ring->head();
+  }
+  return sum;
+}
+
 void ResetRingsAfterFork() {
   ResetAttendantAfterFork();
   new (&entries_mutex) std::mutex;

@@ -25,6 +25,9 @@ Ring* OpenRing(int32_t device, const hcb_config& config, bool* made);
 // For handlers: like OpenRing with the default configuration, and signals the supervisor if the ring is new.
 Ring* RingForEmission(int32_t device);
 
+// The sum of the positions up to which the rings have been reserved. It grows with each emission. Lock-free.
+uint64_t SumOfHeads();
+
 void ResetRingsAfterFork();
 
 }  // namespace hcb

@@ -119,6 +119,8 @@ class Ring {
   void Wake();
   void Configure(const hcb_config& config);
   void ReadCounters(hcb_counters* out);
+  // The position behind the last reserved frame, without the lock.
+  uint64_t head() const { return control_->head.load(std::memory_order_acquire); }
   uint64_t discarded() const {
     return given_back_.load(std::memory_order_acquire) + overwritten_.load(std::memory_order_acquire);
   }

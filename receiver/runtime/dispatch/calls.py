@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import traceback
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from time import perf_counter
@@ -12,7 +11,8 @@ from typing import NamedTuple
 import numpy as np
 
 from hostcallback.receiver.errors import CallFailedError, TapFailure
-from hostcallback.receiver.log import logger
+from hostcallback.receiver.log import logger, traceback_text
+from hostcallback.receiver.messages.deferred_errors import FailureOfProgram, about
 from hostcallback.receiver.messages.message import Consumer, Message
 from hostcallback.receiver.runtime.dispatch.interrupts import HeldInterrupts
 from hostcallback.receiver.runtime.dispatch.scope import Scope
@@ -160,7 +160,8 @@ class Calls:
         """Runs the host function and lets `interrupts` pass during it.
 
         Raises:
-            CallFailedError: the host function raised. The failure is counted and deferred.
+            CallFailedError: the host function raised. The failure is counted, and deferred unless it is a
+                `FailureOfProgram`.
         """
         consumer = call.message.consumer
         try:
@@ -172,7 +173,8 @@ class Calls:
                     results = consumer.sink(call.message)
                 finally:
                     interrupts.hold()
-        except BaseException as error:  # any exception fails the waiting program, not this thread
+        except BaseException as raised:  # any exception fails the waiting program, not this thread
+            error = raised.error if isinstance(raised, FailureOfProgram) else raised
             if interrupts is not None:
                 interrupts.note(error)
             failure = TapFailure(
@@ -185,8 +187,12 @@ class Calls:
                 consumer.kwargs,
                 call.message.run_id,
             )
-            call.scope.deferred.add_failure(failure)
-            told = "".join(traceback.format_exception(error))
+            with about(call.message):
+                if error is raised:
+                    call.scope.deferred.add_failure(failure)
+                else:
+                    call.scope.deferred.note_failure(failure)
+            told = traceback_text(error)
             self._end(call, failed=True)
             raise CallFailedError(f"hostcallback: a call failed: {failure.describe()}\n{told}") from None
         # Counts before it replies, so that a thread that has waited for the program finds the counts complete.

@@ -9,6 +9,7 @@ from typing import Any
 
 from hostcallback.receiver.errors import TapFailure
 from hostcallback.receiver.messages.check_report import CheckFailed
+from hostcallback.receiver.messages.deferred_errors import about
 from hostcallback.receiver.messages.message import Consumer, Message
 from hostcallback.receiver.messages.registry import Registry
 from hostcallback.receiver.runtime.dispatch.batch_feed import BatchFeed
@@ -189,7 +190,9 @@ class Dispatcher:
                 self.current_since = perf_counter()
             self.current = consumer
             try:
-                message = _tuple_new(Message, (consumer, arrays, seq, time_ns, run_id, device, None, count))
+                message = _tuple_new(
+                    Message, (consumer, arrays, seq, time_ns, run_id, device, None, count, None)
+                )
                 if flags & _CALL:
                     self._calls.start(message, self.scope)
                 else:
@@ -200,10 +203,11 @@ class Dispatcher:
                 stats.delivered += folded
                 if folded and self._counters is not None:
                     self._counters.count_folded(consumer_id, folded)
-                self.scope.deferred.add_check(consumer, failed, self._device_name, 1 + folded)
+                with about(message):
+                    self.scope.deferred.add_check(consumer, failed, self._device_name, 1 + folded)
             except BaseException as error:  # a failing tap must not stop the stream
                 stats.failed += count or 1
-                self._defer(error, consumer, seq, run_id)
+                self._defer(error, message)
             stats.delivered += count or 1
             stats.last_time_ns = time_ns
         self.current = None
@@ -221,16 +225,17 @@ class Dispatcher:
     def _lose(self, error: WireError) -> None:
         self.scope.deferred.add_lost(f"undecodable frame on {self._device_name}: {error}", 1)
 
-    def _defer(self, error: BaseException, consumer: Consumer, seq: int, run_id: int) -> None:
-        self.scope.deferred.add_failure(
-            TapFailure(
-                error,
-                consumer.name,
-                consumer.source_line,
-                self._device_name,
-                seq,
-                consumer.transforms,
-                consumer.kwargs,
-                run_id,
-            )
+    def _defer(self, error: BaseException, message: Message) -> None:
+        consumer = message.consumer
+        failure = TapFailure(
+            error,
+            consumer.name,
+            consumer.source_line,
+            self._device_name,
+            message.seq,
+            consumer.transforms,
+            consumer.kwargs,
+            message.run_id,
         )
+        with about(message):
+            self.scope.deferred.add_failure(failure)

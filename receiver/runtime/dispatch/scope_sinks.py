@@ -11,6 +11,7 @@ from hostcallback.receiver.messages.message import Consumer, Message, Sink
 from hostcallback.receiver.messages.registry import Registry
 from hostcallback.receiver.sinks.exported import SHARDS_ID, WHOLE_ID, ExportedTaps
 from hostcallback.receiver.sinks.factory import Binding, BoundTap
+from hostcallback.receiver.sinks.lane_mask import masking
 from hostcallback.receiver.sinks.sharding.sinks import shard_sink
 from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
 from hostcallback.receiver.wire.tap_kind import KINDS, TapKind
@@ -81,6 +82,7 @@ class ScopeSinks:
         deliver = self._for_kind(described.kind)
         if deliver is None:
             return None
+        deliver = masking(described.transforms, deliver)
         if described.shards is None:
             return deliver, False
         assemble = described.shards == "all"

@@ -170,7 +170,18 @@ class ReaderProcesses:
         process.stop(drain_sec)
         self.remove(process)
 
-    def wait_delivered(self, names: set[str] | None, deadline: float | None, stall_sec: float | None) -> None:
+    def backlogs(self) -> list[str]:
+        """Returns a sentence for each device whose messages a reader process has to deliver."""
+        rings = [(process.rings, name) for process in list(self.processes) for name in process.rings.names]
+        return [ring.describe(name) for ring, name in rings if ring.queued(name)]
+
+    def wait_delivered(
+        self,
+        names: set[str] | None,
+        deadline: float | None,
+        stall_sec: float | None,
+        look: Callable[[], None],
+    ) -> None:
         """Waits until the reader processes have delivered all messages emitted so far; see `Runtime.wait_delivered`."""
         with self._lock:
             # The wait itself is without the lock, which the listener of a dying process needs to hand its
@@ -181,6 +192,7 @@ class ReaderProcesses:
                 emitted = reader.rings.emitted(name) if names is None or name in names else 0
                 left, since = reader.rings.describe(name), perf_counter()
                 while not reader.rings.wait_delivered(name, emitted, POLL_SEC):
+                    look()
                     now = perf_counter()
                     if deadline is not None and now > deadline:
                         raise TapTimeoutError(f"the time was up. {reader.rings.describe(name)}")

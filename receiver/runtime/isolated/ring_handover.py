@@ -88,6 +88,10 @@ class HandedOverRings:
         """Returns the number of messages that the device has sent to its shared ring."""
         return self._rings[name].counters().emitted
 
+    def queued(self, name: str) -> int:
+        """Returns the number of messages in that ring that are not delivered."""
+        return self._rings[name].counters().queued_messages
+
     def wait_delivered(self, name: str, emitted: int, timeout_sec: float) -> bool:
         """Waits until the first `emitted` messages of a device are delivered. Returns False after `timeout_sec`."""
         deadline = perf_counter() + timeout_sec

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from hostcallback.receiver.sinks.metric_writers.record import MetricRecord, RecordWriter, UnsupportedMetric
-from hostcallback.receiver.sinks.tap import accepted_keywords
+from hostcallback.receiver.sinks.tap import takes_keyword
 
 KNOWN = "write_scalars, add_scalar, log_metrics, track, log_scalar or log"
 
@@ -109,7 +109,7 @@ class SummaryWriter(_Adapter):
         """Looks at which of the methods take the time."""
         super().__init__(writer)
         self._has_time = {
-            method: bool(accepted_keywords(found, ("walltime",)))
+            method: takes_keyword(found, "walltime")
             for method in ("add_scalar", "add_histogram", "add_image", "add_text")
             if callable(found := getattr(writer, method, None))
         }
@@ -143,6 +143,15 @@ class SummaryWriter(_Adapter):
         getattr(self._writer, method)(name, value, record.step, **options)
 
 
+def _takes(method: Callable[..., Any], *arguments: Any, **options: Any) -> bool:
+    # Lightning's `log_image(key, images, step)` does not take what mlflow's takes.
+    try:
+        inspect.signature(method).bind(*arguments, **options)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
 class MetricsLogger(_Adapter):
     """For `log_metrics(metrics, step=)`, as of mlflow and Lightning's loggers."""
 
@@ -166,12 +175,12 @@ class MetricsLogger(_Adapter):
             self._writer.log_metrics(record.scalars, step=record.step, **(self._run or {}))
         image, text = (self._of_run(name) for name in ("log_image", "log_text"))
         for name, pixels in record.images.items():
-            if image is None or not {"key", "step"} <= accepted_keywords(image, ("key", "step")):
+            if image is None or not _takes(image, pixels, key=name, step=record.step):
                 refused.append("images")
                 break
             image(pixels, key=name, step=record.step)
         for name, line in record.texts.items():
-            if text is None or not accepted_keywords(text, ("artifact_file",)):
+            if text is None or not _takes(text, line, artifact_file=name):
                 refused.append("texts")
                 break
             text(line, artifact_file=f"{name}/{record.step}.txt")

@@ -163,8 +163,9 @@ def csv(file: PathLike, *, mode: str = "w") -> CsvWriter:
 def jsonl(file: PathLike, *, mode: str = "w") -> JsonlWriter:
     """Returns a writer of metrics to a file of JSON lines: `{"step": 3, "loss": 0.5}`.
 
-    NaN and infinite numbers become null. A histogram becomes `{"counts": [...], "edges": [...]}`. Images are left out,
-    and counted.
+    JSON has no NaN and no infinite numbers: they become the texts "NaN", "Infinity" and "-Infinity", as in protobuf's
+    JSON. Python's `float` and `pandas.read_json(file, lines=True)` read them back as numbers. A histogram becomes
+    `{"counts": [...], "edges": [...]}`. Images are left out, and counted.
 
     Args:
         file: path of the file, in a folder that is made if it does not exist.
@@ -182,8 +183,13 @@ def jsonl(file: PathLike, *, mode: str = "w") -> JsonlWriter:
     return JsonlWriter(file, mode)
 
 
-def _plain(scalars: dict[str, float]) -> dict[str, float | None]:
-    return {name: value if math.isfinite(value) else None for name, value in scalars.items()}
+def _plain(scalars: dict[str, float]) -> dict[str, float | str]:
+    return {
+        name: value if math.isfinite(value) else _NAMES[str(float(value))] for name, value in scalars.items()
+    }
+
+
+_NAMES = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
 
 
 def _cell(value: Any) -> Any:

@@ -13,7 +13,7 @@ from hostcallback.receiver.sinks.print import device_text
 from hostcallback.receiver.sinks.progress.bars import Bars, Look, Place, bars, value_text
 from hostcallback.receiver.sinks.progress.message import Phase, Step
 from hostcallback.receiver.sinks.tap import Unflatten
-from hostcallback.receiver.sinks.unbatch import Batchings, elements
+from hostcallback.receiver.sinks.unbatch import Batchings, elements_of
 from hostcallback.receiver.terminal import printable
 
 MOST_LANES = 8
@@ -89,7 +89,7 @@ class ProgressSink:
         arrays = message.arrays
         apart = any(dims[leaf] is not None for dims in self._batchings for leaf in STEP_LEAVES)
         if apart:
-            parts = [*elements(arrays, self._batchings, message.shard_index, limits.BATCH_ELEMENTS)]
+            parts = [*elements_of(message, self._batchings, limits.BATCH_ELEMENTS)]
             if len(parts) <= MOST_LANES:
                 for lane, part in parts:
                     yield lane, _step(self._unflatten(part), _value)

@@ -12,6 +12,7 @@ from hostcallback.receiver.log import logger
 from hostcallback.receiver.messages.deferred_errors import MultipleFailures
 from hostcallback.receiver.messages.message import Message
 from hostcallback.receiver.sinks.exported import WHOLE_ID
+from hostcallback.receiver.sinks.lane_mask import LaneMask
 from hostcallback.receiver.sinks.sharding.sinks import AssemblingSink
 from hostcallback.receiver.sinks.unbatch import batch_axes, batchings_of
 from hostcallback.receiver.taplog.format.block import FrameBlock
@@ -185,14 +186,15 @@ class ColumnReader:
             where = np.flatnonzero(block.consumer_ids == consumer_id) if len(block.consumers) > 1 else None
             places = np.arange(len(block)) if where is None else where
             for alike in alike_groups(block, places):
-                plan = self._plan(block, alike) if described is not None or consumer_id == WHOLE_ID else None
+                known = described is not None and LaneMask.of(described.transforms) is None
+                plan = self._plan(block, alike) if known or consumer_id == WHOLE_ID else None
                 if plan is None:
                     yield from self._one_by_one(run, alike, wants, decoder)
                     continue
                 groups = [(alike, described)] if described is not None else self._exported(block, alike, plan)
                 own = 1 if described is None else 0  # arrays that are no leaves
                 for same, tap in groups:
-                    if tap is None:
+                    if tap is None or LaneMask.of(tap.transforms) is not None:
                         yield from self._one_by_one(run, same, wants, decoder)
                         continue
                     if not wants(tap, tap.name):
@@ -302,7 +304,9 @@ class _Assembler:
         found = list(self._found)
         self._found.clear()
         for message in found:
-            yield logged._replace(message=message, shard=None)
+            whole = logged.with_whole(message)
+            if whole is not None:
+                yield whole
 
     def warn(self) -> None:
         lost = self._lost + sum(sink.pending_values for sink in self._sinks.values())

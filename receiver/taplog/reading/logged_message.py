@@ -10,6 +10,7 @@ import numpy as np
 
 from hostcallback.receiver.messages.message import Consumer, Message
 from hostcallback.receiver.sinks.exported import SHARDS_ID, WHOLE_ID
+from hostcallback.receiver.sinks.lane_mask import LaneMask
 from hostcallback.receiver.sinks.sharding.shard_record import PLACES_FROM, RecordReader, Shard
 from hostcallback.receiver.taplog.format.errors import Damage
 from hostcallback.receiver.taplog.format.layout import NO_STEP
@@ -29,6 +30,7 @@ class LoggedTap:
 
     Attributes:
         described: its descriptor; None if the log has none.
+        mask: says which elements of a batch its messages are of; None if of all.
         consumer: the tap as a consumer whose sink does nothing.
     """
 
@@ -50,11 +52,13 @@ class LoggedTap:
                 describe=lambda: described,
                 unflatten=lambda arrays: self.unflatten(arrays),
             )
+        self.mask = None if described is None else LaneMask.of(described.transforms)
 
     @cached_property
     def unflatten(self) -> Callable[[Sequence[Any]], Any]:
         """Restores the tapped pytree from the arrays of a message."""
-        return list if self.described is None else tree.unflatten_with(self.described.tree)
+        restore = list if self.described is None else tree.unflatten_with(self.described.tree)
+        return restore if self.mask is None else self.mask.unflattening(restore)
 
 
 def _ignore(message: Message) -> None:
@@ -81,6 +85,12 @@ class LoggedMessage(NamedTuple):
     tap: LoggedTap
     shard: Shard | None = None
 
+    def with_whole(self, message: Message) -> LoggedMessage | None:
+        """The assembled value whose last shard this was; None if no element of it takes part."""
+        mask = self.tap.mask
+        whole = message if mask is None else mask.apply(message._replace(elements=None))
+        return None if whole is None else self._replace(message=whole, shard=None)
+
     @property
     def value(self) -> Any:
         """The tapped pytree. (Of `print`, `callback` and the like, a pair of args and kwargs.)
@@ -105,11 +115,14 @@ class RunDecoder:
         steps = run.steps[run.start : run.stop].tolist()
         for offset, step in zip(run.block.starts[run.start : run.stop], steps, strict=True):
             try:
-                yield self._message(run, offset, step)
+                logged = self._message(run, offset, step)
+                if logged is not None:
+                    yield logged
             except (WireError, ValueError) as error:
                 yield Damage(run.path, offset, 0, 1, f"a message cannot be decoded ({error})")
 
-    def _message(self, run: MessageRun, offset: int, step: int) -> LoggedMessage:
+    def _message(self, run: MessageRun, offset: int, step: int) -> LoggedMessage | None:
+        # None for a message of which no element takes part.
         consumer_id, flags, seq, time_ns, run_id, _, arrays = self._decoder.decode(run.block.data, offset)
         if flags & _TRUNCATED:
             arrays = split_truncated(arrays, 0)
@@ -119,6 +132,12 @@ class RunDecoder:
         if tap.records is not None:
             shard = tap.records.read(message)
             message = message._replace(arrays=shard.arrays, shard_index=shard.layout.places)
+            message = message if tap.mask is None else tap.mask.part(message)
+        elif tap.mask is not None:
+            taken = tap.mask.apply(message)
+            if taken is None:
+                return None
+            message = taken
         return LoggedMessage(
             message,
             None if step == NO_STEP else step,

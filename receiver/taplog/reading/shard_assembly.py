@@ -36,7 +36,9 @@ class ProcessValues:
         parts = self._parts.setdefault(key, [])
         parts.append((logged, shard))
         if len(parts) == share.local:
-            yield _whole(self._parts.pop(key))
+            whole = _whole(self._parts.pop(key))
+            if whole is not None:
+                yield whole
         elif len(self._parts) > MAX_INCOMPLETE:
             yield from _apart(self._parts.pop(next(iter(self._parts))))
 
@@ -53,7 +55,7 @@ def _apart(parts: list[tuple[LoggedMessage, Shard]]) -> Iterator[LoggedMessage]:
             yield logged
 
 
-def _whole(parts: list[tuple[LoggedMessage, Shard]]) -> LoggedMessage:
+def _whole(parts: list[tuple[LoggedMessage, Shard]]) -> LoggedMessage | None:
     parts.sort(key=lambda part: part[1].layout.partition)
     arrays = [
         np.empty(shape, array.dtype)
@@ -63,8 +65,7 @@ def _whole(parts: list[tuple[LoggedMessage, Shard]]) -> LoggedMessage:
         for array, part, place in zip(arrays, shard.arrays, shard.layout.places, strict=True):
             array[place] = part
     logged = parts[0][0]
-    message = logged.message._replace(arrays=arrays, shard_index=None)
-    return logged._replace(message=message, shard=None)
+    return logged.with_whole(logged.message._replace(arrays=arrays, shard_index=None))
 
 
 class ShardMerger:
@@ -113,7 +114,9 @@ class ShardMerger:
             return
 
         def hand_on(whole: Message) -> None:
-            self._whole.append(logged._replace(message=whole, shard=None))
+            found = logged.with_whole(whole)
+            if found is not None:
+                self._whole.append(found)
 
         origin = ShardOrigin(logged.writer, logged.message.device, process_of(logged.writer), logged, hand_on)
         job.add_shard(tap, shard._replace(message=shard.message._replace(device=origin)))

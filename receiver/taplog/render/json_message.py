@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
+from hostcallback.receiver.sinks.lane_mask import shown_transforms
 from hostcallback.receiver.taplog.reading.logged_message import LoggedMessage
 from hostcallback.receiver.taplog.reading.segment_reader import Writer
 from hostcallback.receiver.taplog.render.json_value import plain_value
@@ -33,7 +34,7 @@ def as_dict(logged: LoggedMessage) -> dict[str, Any]:
         "value": value,
         "types": [type_text(array) for array in message.arrays],
         "kwargs": plain_value(dict(message.consumer.kwargs)),
-        "transforms": [[name, plain_value(params)] for name, params in message.consumer.transforms],
+        "transforms": [[name, plain_value(params)] for name, params in shown_transforms(message)],
         "source_line": message.consumer.source_line,
         "run_id": message.run_id,
     }

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from hostcallback.receiver.sinks.exported import SHARDS_ID, WHOLE_ID
+from hostcallback.receiver.sinks.lane_mask import LaneMask
 from hostcallback.receiver.taplog.columns.column_batches import Column, Layouts, alike_groups, array_views
 from hostcallback.receiver.taplog.columns.tables import kept_columns
 from hostcallback.receiver.taplog.format.block import FrameBlock
@@ -98,7 +99,9 @@ class BlockReader:
         left = np.ones(len(block), np.bool_)
         for consumer_id in block.consumers:
             described = run.described.get(consumer_id)
-            in_parts = described is not None and described.shards is not None
+            in_parts = described is not None and (
+                described.shards is not None or LaneMask.of(described.transforms) is not None
+            )
             if consumer_id in (WHOLE_ID, SHARDS_ID) or in_parts:
                 single |= block.consumer_ids == np.uint64(consumer_id)
             elif described is not None and described.tap_kind.is_check:

@@ -105,6 +105,72 @@ def test_a_tap_that_never_returns_does_not_hang_the_exit_and_the_loss_is_reporte
     assert "message(s) of cpu:0 were lost at exit" in result.stderr
 
 
+SLOW = """
+import hostcallback.api.shutdown, hostcallback.lifecycle.exit_wait
+hostcallback.api.shutdown.EXIT_STALL_SEC = 0.5
+hostcallback.lifecycle.exit_wait.TELL_SEC = {tell_sec}
+never = threading.Event()
+def slow(x):
+    never.wait(0.01)
+    emit(x)
+"""
+
+SLOW_PROGRAMS = {
+    "id_tap": "jax.jit(lambda x: lax.scan(lambda c, _: (hcb.id_tap(slow, c) + 1, None), x, None, length=150)[0])(0.0)",
+    "accelerated": """
+hcb.accelerate()
+def body(c, _):
+    jax.debug.callback(slow, c)
+    return c + 1, None
+jax.jit(lambda x: lax.scan(body, x, None, length=150)[0])(0.0)
+""",
+    "a batch": """
+hcb.accelerate()
+jax.jit(jax.vmap(lambda x: [jax.debug.callback(slow, x), x][1]))(jnp.arange(150.0))
+""",
+}
+
+
+@pytest.mark.parametrize("program", SLOW_PROGRAMS)
+def test_the_exit_waits_as_long_as_anything_is_delivered(program: str) -> None:
+    result = run(SLOW.format(tell_sec=60) + SLOW_PROGRAMS[program])
+    assert result.returncode == 0, result.stderr
+    assert sorted(got(result)) == list(range(150))
+    assert result.stderr == ""
+
+
+@pytest.mark.slow_variants
+def test_the_exit_says_after_a_while_how_many_messages_are_left() -> None:
+    result = run(SLOW.format(tell_sec=0.2) + SLOW_PROGRAMS["id_tap"])
+    assert sorted(got(result)) == list(range(150))
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("hostcallback: the program has ended and waits for 1")
+    assert "message(s) of cpu:0, at the tap slow (" in line
+    assert line.endswith("Ctrl-C ends it without them")
+
+
+@pytest.mark.slow_variants
+def test_ctrl_c_ends_the_wait_at_exit_and_says_what_is_lost() -> None:
+    program = SLOW.format(tell_sec=0.2) + SLOW_PROGRAMS["id_tap"].replace("150", "4000")
+    with subprocess.Popen(
+        [sys.executable, "-c", PRELUDE + program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stderr is not None
+            first = process.stderr.readline()
+            process.send_signal(signal.SIGINT)
+            output, errors = process.communicate(timeout=20)  # all of them would take 40 seconds
+        finally:
+            process.kill()
+    assert "Ctrl-C ends it without them" in first
+    assert "interrupted at exit. Lost: " in errors
+    assert "message(s) of cpu:0, at the tap slow (" in errors
+    assert "Traceback" not in errors
+    assert 0 < output.count("got") < 3000
+    assert process.returncode == 0
+
+
 @pytest.mark.slow_variants
 @pytest.mark.native_only  # a Python callback that the interrupt hits fails its computation with JaxRuntimeError
 @pytest.mark.parametrize("where", ["in a receiver", "bare"])

@@ -1,4 +1,4 @@
-"""The benchmarks of `observe`: statistics of 50 layers of an MLP, compared with the unwatched training step."""
+"""The benchmarks of `observe`: statistics of the layers of an MLP, compared with the unwatched training step."""
 
 from __future__ import annotations
 
@@ -9,11 +9,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 
 import hostcallback as hcb
 from tools.bench.row import Row, compare
+from tools.bench.separate_process import rows_of_process
 
 LAYERS, WIDTH, BATCH = 50, 512, 128
+DEVICES, SHARDED_LAYERS, SHARDED_WIDTH, SHARDED_BATCH = 8, 12, 256, 512
 
 
 def _loss(weights: list[Any], x: Any) -> Any:
@@ -38,12 +41,36 @@ def _per_step(step: Callable[..., Any], arguments: tuple[Any, ...], steps: int =
 
 def observed_step(rounds: int) -> list[Row]:
     """A training step with seven statistics of each of 50 layers in one message: of activations, of cotangents."""
-    keys = jax.random.split(jax.random.key(0), LAYERS)
-    weights = [jax.random.normal(key, (WIDTH, WIDTH)) * (2 / WIDTH) ** 0.5 for key in keys]
-    arguments = (weights, jax.random.normal(jax.random.key(1), (BATCH, WIDTH)))
+    names = {"output": "statistics of 50 layers", "grad": "of the cotangents of 50 layers"}
+    return _compared(_arguments(LAYERS, WIDTH, BATCH), names, rounds)
+
+
+def sharded_step(rounds: int) -> list[Row]:
+    """A training step on eight devices under automatic sharding: each has a part of the batch, and all the weights."""
+    return rows_of_process("tools.bench.rows.observing", "_on_devices", rounds, devices=DEVICES)
+
+
+def _on_devices(rounds: int) -> list[Row]:
+    mesh = Mesh(jax.devices(), "batch")
+    weights, x = _arguments(SHARDED_LAYERS, SHARDED_WIDTH, SHARDED_BATCH)
+    placed = (
+        jax.device_put(weights, NamedSharding(mesh, P())),
+        jax.device_put(x, NamedSharding(mesh, P("batch"))),
+    )
+    where = "on 8 devices under automatic sharding"
+    names = {"output": f"statistics of 12 layers {where}", "grad": f"of the cotangents of 12 layers {where}"}
+    return _compared(placed, names, rounds)
+
+
+def _arguments(layers: int, width: int, batch: int) -> tuple[list[Any], Any]:
+    keys = jax.random.split(jax.random.key(0), layers)
+    weights = [jax.random.normal(key, (width, width)) * (2 / width) ** 0.5 for key in keys]
+    return weights, jax.random.normal(jax.random.key(1), (batch, width))
+
+
+def _compared(arguments: tuple[Any, ...], names: dict[str, str], rounds: int) -> list[Row]:
     run = partial(_per_step, arguments=arguments)
     plain, rows = jax.jit(_train_step), []
-    names = {"output": "statistics of 50 layers", "grad": "of the cotangents of 50 layers"}
     for what_of, name in names.items():
         observed = jax.jit(
             hcb.observe(_train_step, where="layer_*", what_of=what_of, tap_func=lambda values: None)

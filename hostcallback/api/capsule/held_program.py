@@ -1,0 +1,258 @@
+"""Programs whose failing calls leave capsules: inputs and reports of failures meet here, on receiver threads."""
+
+from __future__ import annotations
+
+import collections
+import itertools
+import reprlib
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hostcallback import _jax_compat as compat
+from hostcallback.api.capsule import program as parts
+from hostcallback.api.failures.about import about_this_process
+from hostcallback.api.failures.failures import add_report, capsule_path, described, is_nonfinite
+from hostcallback.api.watch import watch
+from hostcallback.lifecycle import unsettled
+from hostcallback.lowering.xray import Program
+from hostcallback.receiver.capsule.writing import CapsuleWriter
+from hostcallback.receiver.errors import TapFailure
+from hostcallback.receiver.log import logger
+from hostcallback.receiver.messages import deferred_errors
+from hostcallback.receiver.messages.check_report import FailedCheck
+from hostcallback.receiver.messages.message import Message
+from hostcallback.receiver.sinks.nonfinite import NonFiniteSink, Watched
+from hostcallback.receiver.sources.ring_config import RingConfig
+from hostcallback.tracing.tap_spec import TapSpec
+
+Reported = FailedCheck | TapFailure
+Arrays = Sequence[np.ndarray[Any, Any]]
+
+LAUNCHES = 256
+"""Number of launches of which it is known that they have a capsule."""
+
+WAITING = 4
+"""Number of launches whose inputs wait for a report, of programs on several devices."""
+
+DESCRIPTION_BYTES = 128
+"""More than the description of one array has in a message; the descriptions must fit into half of the ring."""
+
+NOT_SENT = "inputs are sent at the end of a call that fails a check; exceptions=True sends those of each call"
+NOT_ARRIVED = (
+    "they did not arrive: the program was ended before (on_error='abort'), its taps are off, messages were dropped, or "
+    "the failed check is where it is not looked for, such as in a custom_root or in the condition of a while_loop"
+)
+
+
+class HeldProgram:
+    """A program whose failing calls are written. Receiver threads call it with the inputs of calls.
+
+    Attributes:
+        options: the options of `capsule`.
+        program: the program.
+        name: of its function.
+        sent: numbers of the inputs that are sent; others are too large.
+        donated: for each input, whether it must be copied before the program takes its memory.
+    """
+
+    def __init__(self, options: Any, program: Program) -> None:
+        """Keeps what a capsule of the program has, for as long as the compiled program lives."""
+        self.options = options
+        self.program = replace(program, tapped=None)
+        self.name = "pmap" if compat.is_pmap(program.closed) else program.function
+        self.settings = parts.settings()
+        ring_bytes = RingConfig.from_environment().capacity_bytes
+        self.sent = parts.fitting(program, options.max_bytes, ring_bytes // 2 // DESCRIPTION_BYTES)
+        self.donated = tuple(d and i in set(self.sent) for i, d in enumerate(program.donated))
+        self._waits = options.exceptions or len(parts.devices_of(program)) > 1
+        self._report = reporter(program, self.name)
+        self._number = next(_numbers)
+        self._specs: dict[int, tuple[TapSpec, TapSpec]] = {}
+
+    def own(self, spec: TapSpec) -> TapSpec:
+        """The tap whose messages are known to be of this program."""
+        return self._specs.setdefault(id(spec), (spec, spec.of(self, self._number)))[1]
+
+    def __call__(self, message: Message) -> None:
+        """Takes the inputs of a call; writes the capsule if its failure was reported, or else keeps them for it.
+
+        Raises:
+            MultipleFailures: the receiver defers the `NonFiniteError` that it has.
+        """
+        *arrays, bad = message.arrays
+        run, is_bad = message.run_id, bool(np.any(bad))
+        with _lock:
+            known = _written.get(run) if run else None
+            failed = _pending.pop((run, self), None) or (known.lacks_inputs if known else None)
+            if failed is None and known is None and (is_bad or self._waits):
+                _waiting[run, self] = arrays
+                while len(_waiting) > WAITING:
+                    _waiting.popitem(last=False)
+                unsettled.add_after_delivery(_settle)
+        if failed is not None and failed.held is self:
+            _write(failed, run, arrays)
+        if is_bad:
+            self._report(message, parts.all_inputs(self.program, self.sent, arrays))
+
+
+def reporter(program: Program, name: str) -> Callable[[Message, Sequence[Any] | None], None]:
+    """Returns what reports a call whose results are not finite: by the diagnosis of its inputs, if it has them.
+
+    Args:
+        program: the program.
+        name: of its function.
+
+    Returns:
+        A function of the message, and of the constants and inputs of the call; None for these if some are missing. A
+        receiver thread calls it. It raises `MultipleFailures` with a `NonFiniteError`.
+    """
+    diagnose = watch.reporter(program, name)
+    watched = Watched("result", None, "", (), "float", False, False, None, f"in the results of {name}")
+    sink = NonFiniteSink(lambda arrays: (True, [True], [0], [0], []), [watched])
+    line = compat.traced_function(program.closed) or name
+
+    def report(message: Message, arrays: Sequence[Any] | None) -> None:
+        if arrays is not None:
+            diagnose(message, arrays)
+        sink(message._replace(consumer=replace(message.consumer, source_line=line)))
+
+    return report
+
+
+# ---- Failures and their inputs ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Failed:
+    """A failure of a call: the program, the report, and the value that the tap got whose function raised."""
+
+    held: HeldProgram
+    reported: Reported
+    value: str = ""
+
+
+@dataclass(frozen=True)
+class _Written:
+    """The capsule of a launch, and the failure if its inputs may still arrive."""
+
+    path: Path
+    lacks_inputs: _Failed | None
+
+
+_lock = threading.Lock()  # protects what follows
+_numbers = itertools.count()
+_pending: dict[tuple[int, HeldProgram], _Failed] = {}
+"""By launch, a failure whose inputs have not arrived. Launches have the number 0 on the callback transport."""
+_waiting: collections.OrderedDict[tuple[int, HeldProgram], Arrays] = collections.OrderedDict()
+"""By launch, inputs for which no failure has been reported."""
+_written: collections.OrderedDict[int, _Written] = collections.OrderedDict()
+
+
+def _notice(reported: Reported) -> bool:
+    # Receiver threads. Returns whether the failure is of a program here.
+    message = deferred_errors.failing_message()
+    if message is None:
+        return False
+    run, held = message.run_id, message.consumer.origin
+    is_check = isinstance(reported, FailedCheck)
+    with _lock:
+        if not isinstance(held, HeldProgram) and is_nonfinite(reported):
+            # The message with the inputs is the report's.
+            held = next((each for launch, each in reversed(_waiting) if launch == run), None)
+        if not isinstance(held, HeldProgram):
+            return False
+        arrays = _waiting.pop((run, held), None)
+        if run and run in _written:
+            return True
+        failed = _Failed(held, reported, "" if is_check else _value_of(message))
+        if arrays is None and (is_check or held.options.exceptions):
+            _pending.setdefault((run, held), failed)
+            unsettled.add_after_delivery(_settle)
+            return True
+        if arrays is None and (run, held) in _pending:
+            return True
+    _write(failed, run, arrays)
+    return True
+
+
+def _value_of(message: Message) -> str:
+    try:
+        return reprlib.repr(message.consumer.unflatten(message.arrays))
+    except Exception as error:  # of a shard, or of a class whose repr fails
+        return f"(not known: {type(error).__name__})"
+
+
+deferred_errors.listen(_notice)
+
+
+def _settle(deadline: float | None) -> None:
+    # All messages are delivered: what has not arrived does not come.
+    with _lock:
+        missing = list(_pending.items())
+        _pending.clear()
+        _waiting.clear()
+        for run, written in _written.items():
+            _written[run] = replace(written, lacks_inputs=None)
+    for (run, _), failed in missing:
+        _write(failed, run, None)
+
+
+def _write(failed: _Failed, run: int, arrays: Arrays | None) -> None:
+    held = failed.held
+    options, name = held.options, held.name
+    with _lock:
+        if run in _written and run:
+            path = _written[run].path
+        else:
+            number = options.written[name]
+            if number >= options.max_capsules:
+                return
+            options.written[name] += 1
+            path = capsule_path(options.folder, name, number)
+        if run:
+            _written[run] = _Written(path, failed if arrays is None else None)
+            while len(_written) > LAUNCHES:
+                _written.popitem(last=False)
+    try:
+        with parts.own_work(held.settings):
+            _write_to(path, failed, arrays)
+    except Exception:  # the program goes on, and its failure is reported anyhow
+        logger.exception("the capsule %s of %s could not be written", path, name)
+        return
+    text = described(failed.reported).text
+    logger.error("%s failed (%s). To see it again: hcb reproduce %s", name, text, path)
+
+
+def _write_to(path: Path, failed: _Failed, arrays: Arrays | None) -> None:
+    held, reported = failed.held, failed.reported
+    writer = CapsuleWriter(path, held.options.max_bytes)
+    try:
+        for member, what, export in parts.programs(held.program):
+            try:
+                data = export()
+            except Exception as error:
+                writer.left_out.append(f"{what}: jax.export refuses it: {type(error).__name__}: {error}")
+            else:
+                writer.add(member, data)
+        why_not = ""
+        if arrays is None:
+            why_not = NOT_ARRIVED if isinstance(reported, FailedCheck) else NOT_SENT
+            writer.left_out.append(f"the inputs: {why_not}")
+        found = dict(zip(held.sent, arrays or (), strict=arrays is not None))
+        limit = f"the inputs kept are limited to {held.options.max_bytes:,} bytes (max_bytes=)"
+        inputs = parts.inputs(held.program, found, why_not or limit)
+        writer.add_inputs(inputs)
+        if not why_not:
+            writer.left_out += [
+                f"{e.path} ({parts.nbytes(e):,} bytes): {e.left_out}" for e, _ in inputs if e.left_out
+            ]
+        add_report(writer, reported, f"\n  the tap got: {failed.value}" if failed.value else "")
+        about = {"name": held.name, "call": 0, "of": "program", "line": held.options.line}
+        writer.finish(about | about_this_process(), described(reported))
+    finally:
+        writer.discard()

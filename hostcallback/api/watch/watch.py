@@ -1,0 +1,267 @@
+"""`watch_nonfinite`: finds the operation that made a NaN or an infinite value out of finite ones."""
+
+from __future__ import annotations
+
+import collections
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, ParamSpec, TypeVar, overload
+
+import numpy as np
+from jax import lax
+
+from hostcallback import _jax_compat as compat
+from hostcallback.api.public import public
+from hostcallback.api.watch.diagnosis import Unsound, Watched, diagnose
+from hostcallback.api.watch.program_tests import Tests
+from hostcallback.api.watch.report import Operation, selector
+from hostcallback.lifecycle import unsettled
+from hostcallback.lowering.evaluator import Place
+from hostcallback.lowering.inputs import groups_not_finite, is_inexact, run_keeping_inputs, send_inputs_if
+from hostcallback.lowering.verdict import FINE, FIRST, FURTHER, NOT_COUNTED, forget, verdict
+from hostcallback.lowering.xray import Context, Program, Xray
+from hostcallback.receiver.messages.deferred_errors import MultipleFailures
+from hostcallback.receiver.messages.message import Message
+from hostcallback.receiver.sinks.nonfinite import Explains
+from hostcallback.receiver.wire import tap_kind
+from hostcallback.tracing.source_line import user_source_line
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+Mode = Literal["results", "every"]
+Where = str | Callable[[Operation], bool] | None
+
+MOST_PASSED_ON = 1024
+"""Number of values of which is known that a reported program made them."""
+
+MOST_NAME_CHARS = 100
+"""Characters of a program's name that logs have."""
+
+MOST_WALKS = 8
+"""Number of failed calls of a program that are walked; later ones are counted."""
+
+
+@overload
+def watch_nonfinite(
+    fun: Callable[P, R], *, where: Where = None, inputs: bool = True, mode: Mode = "results"
+) -> Callable[P, R]: ...
+@overload
+def watch_nonfinite(
+    *, where: Where = None, inputs: bool = True, mode: Mode = "results", all_threads: bool = False
+) -> Context: ...
+@public
+def watch_nonfinite(
+    fun: Callable[P, R] | None = None,
+    *,
+    where: Where = None,
+    inputs: bool = True,
+    mode: Mode = "results",
+    all_threads: bool = False,
+) -> Callable[P, R] | Context:
+    """Reports the operation that made a NaN or an infinite value in the programs called by `fun`: `NonFiniteError`.
+
+    `watch_nonfinite(step)` is `step`, called in a context; `with watch_nonfinite(): ...` is that context for all
+    programs that the block calls, of any framework's jit. The watch itself calls and traces no function.
+
+    Each program tests its results. If a call fails the test, it sends its inputs, and a receiver thread walks the
+    program on them, operation by operation. The error is a `CheckError`, raised like those of `hcb.check`: by
+    `hcb.barrier_wait` or the end of the receiver, in a `TapFunctionException`, or according to the receiver's
+    `on_error`. There is one error per operation, the first failure first, which counts the failed calls.
+    `disable_checks("watch_nonfinite")` turns the reports off.
+
+    Only an operation with finite operands is reported, so neither operations to which a NaN spreads nor operations
+    that pass a mask of `-inf` on are reported; an input that has such a value is, by its path: `input batch['x'][3,5]`.
+
+    Within a trace, as in `jax.jit(watch_nonfinite(f))`, the values that leave the equations of `fun` are tested, and
+    those of its backward pass under `jax.grad`. In a function that is not jitted, each operation is a program.
+
+    Args:
+        fun: a function; None for the context.
+        where: the operations to report; None for all. A text is a named scope (`"attention"`,
+            `"decoder/attention"`) or, if it ends in `.py`, the end of a file's path (`"model.py"`, `"nets/model.py"`).
+            A function gets an `Operation` and returns whether to report it.
+        inputs: whether to report values that came in with the inputs.
+        mode: `"results"`, or `"every"` to test each operation as it runs, which costs a pass over each value and finds
+            also what reaches no result, such as a NaN behind `jnp.where`.
+        all_threads: of the context, whether programs that other threads call are meant too.
+
+    Returns:
+        A function with the signature of `fun`, or the context.
+
+    Raises:
+        TypeError: `fun` is not callable, or `where` has another type.
+        ValueError: `mode` is another text.
+
+    Example:
+        step = hcb.watch_nonfinite(jax.jit(train_step, donate_argnums=0))
+    """
+    if fun is not None and not callable(fun):
+        raise TypeError(
+            f"hcb.watch_nonfinite takes a function, got {type(fun).__name__} {fun!r}: watch_nonfinite(f)(x), not "
+            f"watch_nonfinite(f(x)), at {user_source_line()}"
+        )
+    if mode not in ("results", "every"):
+        raise ValueError(
+            f"watch_nonfinite's mode is {mode!r}, expected 'results' or 'every', at {user_source_line()}"
+        )
+    selector(where)
+    context = Context(Watch(where, inputs, mode == "every"), all_threads=all_threads)
+    return context if fun is None else context.wrap(fun)
+
+
+@dataclass(frozen=True)
+class Watch(Xray):
+    """Tests the results of programs, and has the calls that fail diagnosed.
+
+    Attributes:
+        where: see `watch_nonfinite`.
+        inputs: see `watch_nonfinite`.
+        every: whether to test each operation.
+    """
+
+    where: Where = None
+    inputs: bool = True
+    every: bool = False
+    passed_on: _PassedOn = field(default_factory=lambda: _PassedOn(), compare=False)
+
+    order = 1  # after the taps of others, whose values are not the program's
+
+    def rewrite(self, program: Program, context: Context) -> Any:
+        """Returns the program with the test and what sends its inputs."""
+        if not any(is_inexact(aval) for aval in program.closed.out_avals) and not (
+            self.every or program.mark
+        ):
+            return None
+        watched = Watched(
+            program.closed, program.function, program.paths, len(program.constants), user_source_line(),
+            selector(self.where), self.inputs, self.every, program.mark,
+        )  # fmt: skip
+        receive, params = _Receive(watched, self.passed_on), {"program": program.function[:MOST_NAME_CHARS]}
+
+        def run(*values: Any) -> list[Any]:
+            outs, failed, kept = self._tested(program, watched, values)
+            judged = verdict(
+                failed, f"{program.function} {program.closed.in_avals} {program.closed.out_avals}"
+            )
+
+            def send(kept: list[Any]) -> tuple[()]:
+                for kind, inputs in ((FIRST, kept), (FURTHER, [])):
+                    values = [failed, judged, *inputs]
+                    send_inputs_if(
+                        judged[0] == kind, values, receive, "watch_nonfinite", tap_kind.NONFINITE, params
+                    )
+                return ()
+
+            lax.cond(judged[0] == FINE, lambda kept: (), send, kept)
+            return list(outs)
+
+        tapped: Any = program.run(run)
+        return tapped
+
+    def _tested(self, program: Program, watched: Watched, values: Sequence[Any]) -> Any:
+        if self.every or program.mark:
+            tests = Tests(watched.chosen, every=self.every)
+            (outs, failed), kept = run_keeping_inputs(
+                program, values, lambda values: tests.failed(program.tapped, values, Place())
+            )
+            return outs, failed[None], kept
+        outs, kept = run_keeping_inputs(
+            program, values, lambda values: compat.eval_jaxpr(program.tapped, *values)
+        )
+        return outs, groups_not_finite(outs, program.devices), kept
+
+
+def reporter(program: Program, name: str) -> Callable[[Message, Sequence[Any]], None]:
+    """Returns what reports a call of a program whose results are not finite, for others who have its inputs.
+
+    Args:
+        program: the program.
+        name: of its function.
+
+    Returns:
+        A function of a message of the failed call, and of the constants and inputs of the call. A receiver thread
+        calls it. It raises `MultipleFailures` with a failed check per operation.
+    """
+    watched = Watched(program.closed, name, program.paths, len(program.constants), None)
+    receive = _Receive(watched, _PassedOn())
+
+    def report(message: Message, arrays: Sequence[Any]) -> None:
+        receive(
+            message._replace(
+                arrays=[np.array(False), np.array([True]), np.array([FIRST, NOT_COUNTED]), *arrays]
+            )
+        )
+
+    return report
+
+
+class _PassedOn:
+    """What is not finite and reported since the last barrier: the results of programs. Any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._known: collections.OrderedDict[Unsound, None] = collections.OrderedDict()
+
+    def add(self, results: Sequence[Unsound]) -> None:
+        with self._lock:
+            self._known.update(dict.fromkeys(results))
+            unsettled.add_after_delivery(self._clear)
+            while len(self._known) > MOST_PASSED_ON:
+                self._known.popitem(last=False)
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def __contains__(self, value: object) -> bool:
+        return value in self._known
+
+    def _clear(self, deadline: float | None) -> None:
+        with self._lock:
+            self._known.clear()
+
+
+class _Receive:
+    """Takes the messages of the failed calls of one program. Receiver threads."""
+
+    def __init__(self, watched: Watched, passed_on: _PassedOn) -> None:
+        self._watched = watched
+        self._passed_on = passed_on
+        self._lock = threading.Lock()  # protects the rest
+        self._seen: Any = False  # which groups of results were not finite in a call that is diagnosed
+        self._found: list[Explains] = []
+        self._results: list[Unsound] = []
+        self._left = MOST_WALKS
+
+    def __call__(self, message: Message) -> None:
+        """Diagnoses the first failed call; raises its failures for each one, so that they are counted.
+
+        Raises:
+            MultipleFailures: has a failed check per operation.
+        """
+        _, failed, (kind, number), *arrays = message.arrays
+        is_counted = number != NOT_COUNTED
+        with self._lock:
+            is_first = kind == FIRST and (is_counted or np.any(failed & ~np.asarray(self._seen)))
+            if self._left and is_first:
+                self._left -= 1
+                self._seen = self._seen | failed
+                unsettled.add_after_delivery(self._begin_again)
+                call = int(number) if is_counted else None
+                diagnosis = diagnose(self._watched, arrays, message.device, call, self._passed_on)
+                # A call that only passes on what was reported is one more failure of that.
+                self._found = diagnosis.found or self._found
+                self._results = diagnosis.results
+            self._passed_on.add(self._results)
+            found = list(self._found)
+        if found:
+            raise MultipleFailures(
+                "operations made values that are not finite", [each.failure(message) for each in found]
+            )
+
+    def _begin_again(self, deadline: float | None) -> None:
+        # The program may fail in another way from now on: it sends its inputs again.
+        with self._lock:
+            self._seen = False
+        forget()

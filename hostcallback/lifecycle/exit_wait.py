@@ -1,0 +1,55 @@
+"""How long the end of a process waits for its taps: as long as any message is delivered."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import suppress
+from time import perf_counter
+
+from hostcallback.receiver.errors import TapTimeoutError
+from hostcallback.receiver.runtime.runtime import runtime
+
+TELL_SEC = 3.0
+"""Seconds of waiting after which one line says how many messages are left."""
+
+
+class ExitWait:
+    """Looks on while a process waits for its taps at its end. One thread.
+
+    Attributes:
+        idle_sec: seconds without a delivery after which the wait ends.
+    """
+
+    def __init__(self, idle_sec: float) -> None:
+        """Begins now."""
+        self.idle_sec = idle_sec
+        self._begun = self._since = perf_counter()
+        self._seen = runtime.progress()
+        self._told = False
+
+    def look(self) -> None:
+        """Goes on while anything is delivered on any device. Prints one line after `TELL_SEC`.
+
+        Raises:
+            TapTimeoutError: nothing was delivered for `idle_sec`.
+        """
+        now, seen = perf_counter(), runtime.progress()
+        if seen != self._seen:
+            self._seen, self._since = seen, now
+        elif now - self._since > self.idle_sec:
+            raise TapTimeoutError(runtime.describe_wait() or _NO_END)
+        if not self._told and now - self._begun > TELL_SEC:
+            self._told = True
+            waits_for = runtime.describe_backlog() or "computations that still run"
+            with suppress(OSError, ValueError):  # the standard error output is closed
+                print(
+                    f"hostcallback: the program has ended and waits for {waits_for}; Ctrl-C ends it without them",
+                    file=sys.stderr,
+                    flush=True,
+                )
+
+
+_NO_END = (
+    "dispatched computations were still running when the time was up: wait for their results before the program ends, "
+    "or look for a computation that does not end"
+)

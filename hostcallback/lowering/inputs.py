@@ -1,0 +1,119 @@
+"""Sends the inputs of a program if a call of it fails: compiled in, behind a branch, without Python in each call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from hostcallback.lowering.xray import Program
+from hostcallback.primitives.bind import bind_tap
+from hostcallback.primitives.reductions import copies, not_finite
+from hostcallback.receiver.messages.message import Message, Sink
+from hostcallback.receiver.sinks.factory import Binding
+from hostcallback.receiver.wire import tap_kind
+from hostcallback.receiver.wire.tap_kind import TapKind
+from hostcallback.tracing.tap_options import TapOptions
+from hostcallback.tracing.tap_spec import LAST
+
+
+def run_keeping_inputs(
+    program: Program, values: Sequence[Any], run: Callable[[Sequence[Any]], Any]
+) -> tuple[Any, list[Any]]:
+    """Runs a program in a trace so that its inputs are still there at its end.
+
+    What the program may write over (donated inputs) is copied before, on CPUs by one native call.
+
+    Args:
+        program: the program.
+        values: its constants and inputs, traced.
+        run: gets the values to run on.
+
+    Returns:
+        What `run` returns, and the inputs for `send_inputs_if`.
+    """
+    # Constants come first; `donated` is about what follows them.
+    first = len(values) - len(program.donated)
+    numbers = [
+        first + i
+        for i, donated in enumerate(program.donated)
+        if donated and not jnp.issubdtype(values[first + i].dtype, jax.dtypes.extended)
+    ]
+    if not numbers:
+        return run(values), list(values)
+    through, copied = copies([values[i] for i in numbers])
+    inner, kept = list(values), list(values)
+    for i, value, copy in zip(numbers, through, copied, strict=True):
+        inner[i], kept[i] = value, copy
+    return run(inner), kept
+
+
+def any_not_finite(values: Sequence[Any], devices: int = 1) -> Any:
+    """Whether any element of any floating-point or complex array among the values is not finite: a bool scalar.
+
+    Args:
+        values: the values.
+        devices: the number of devices that the program is for.
+    """
+    return jnp.any(groups_not_finite(values, devices))
+
+
+def groups_not_finite(values: Sequence[Any], devices: int = 1) -> Any:
+    """The same for each group of arrays of one type: bool [group]."""
+    inexact = [value for value in values if is_inexact(value)]
+    if devices > 1:
+        # The compiler would divide the arrays of a group alike, and with them results that are whole without the test.
+        return not_finite(inexact, range(len(inexact)))
+    groups: dict[Any, int] = {}  # arrays of one shape are tested together where no native handler does it
+    numbers = [groups.setdefault((value.shape, jax.typeof(value)), len(groups)) for value in inexact]
+    return not_finite(inexact, numbers)
+
+
+def is_inexact(value: Any) -> bool:
+    """Whether a value, or a type of values, can hold NaN."""
+    aval = value if isinstance(value, jax.core.AbstractValue) else jax.typeof(value)
+    return isinstance(aval, jax.core.ShapedArray) and bool(jnp.issubdtype(aval.dtype, jnp.inexact))
+
+
+def send_inputs_if(
+    failed: Any,
+    values: Sequence[Any],
+    receive: Callable[[Message], None],
+    name: str,
+    kind: TapKind = tap_kind.TAP,
+    params: Mapping[str, Any] | None = None,
+) -> None:
+    """Sends one message with the inputs if the bool scalar `failed` holds.
+
+    Args:
+        failed: whether the call failed.
+        values: the constants and inputs of the program, as `run_keeping_inputs` returns them.
+        receive: called with the message on a receiver thread, before a barrier that waits for it returns; another
+            object for each program. The program keeps it alive.
+        name: of the tap.
+        kind: of the tap; the messages of a check have its predicate, False, before the inputs.
+        params: parameters for the sink of that kind, in logs; plain data.
+    """
+    options = TapOptions(
+        name,
+        tap_tangents=False,
+        processes="all",
+        keep_objects=False,
+        kind=kind,
+        params={**(params or {}), LAST: True},
+    )
+
+    def send(values: list[Any]) -> tuple[()]:
+        binding = Binding(receive, calls=_with_message)
+        values = [jnp.zeros((), bool), *values] if kind.is_check else values
+        bind_tap(values, (), {}, binding, identity=(receive,), options=options)
+        return ()
+
+    lax.cond(failed, send, lambda values: (), list(values))
+
+
+def _with_message(func: Callable[..., Any], *_: Any, **options: Any) -> Sink:
+    return func

@@ -1,0 +1,305 @@
+"""X-ray: programs get taps where JAX lowers them, as long as a context is open. Functions are never called or traced.
+
+An open context is part of the key of every jit's cache (`jax.make_user_context`), so the programs that are called in it
+are traced once more and kept apart from the plain ones. Within a trace, where nothing is lowered, an X-ray marks the
+equations by a named scope, which JAX carries through grad and vmap, and the program around them is rewritten where
+it is lowered.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import functools
+import itertools
+import os
+import threading
+import weakref
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, ParamSpec, TypeVar
+
+import jax
+
+from hostcallback import _jax_compat as compat
+from hostcallback.lowering import discharge
+from hostcallback.lowering.evaluator import structure_of
+from hostcallback.receiver.log import logger
+from hostcallback.receiver.runtime.runtime import runtime
+from hostcallback.tracing import scopes
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_key: Any = jax.make_user_context(default_value=())  # the X-rays of the open contexts, outermost first
+
+
+@dataclass(frozen=True)
+class Program:
+    """A program that is about to be lowered.
+
+    Attributes:
+        closed: the program as it is without X-ray: a closed jaxpr without constants.
+        tapped: the same with the taps of the X-rays that came before.
+        name: of its module, such as `jit(step)`.
+        donated: for each input, whether the program may take its memory.
+        devices: the number of devices that it is for.
+        constants: the values of its first inputs.
+        shardings: for each input, its sharding; None where the compiler decides.
+        paths: for each of its other inputs, its path in the user's arguments, such as `("params", "w")`.
+        mark: the scope of the equations that are meant; "" for all.
+    """
+
+    closed: Any
+    tapped: Any
+    name: str
+    donated: tuple[bool, ...]
+    shardings: tuple[Any, ...]
+    devices: int
+    constants: tuple[Any, ...]
+    paths: tuple[tuple[str, ...], ...]
+    mark: str = ""
+
+    @property
+    def function(self) -> str:
+        """The name of the jitted function."""
+        return self.name.removeprefix("jit(").removeprefix("pmap(").removesuffix(")")
+
+    def run(self, function: Callable[..., list[Any]]) -> Any:
+        """Traces `function(*values)` of the program's constants and inputs, which returns the program's results.
+
+        Returns:
+            The value for `tapped` of the next X-ray: a closed jaxpr with the inputs and results of the program.
+        """
+        with jax.disable_jit(False):
+            return compat.lower_to_primitives(jax.make_jaxpr(function)(*self.closed.in_avals))
+
+
+class Xray(ABC):
+    """What is done to programs. Hashable: programs with equal ones are equal. Any thread.
+
+    Attributes:
+        order: X-rays of a lower order are applied first.
+    """
+
+    order: ClassVar[int] = 0
+
+    @abstractmethod
+    def rewrite(self, program: Program, context: Context) -> Any:
+        """Returns `program.run(...)` with taps; None if there is nothing to tap in this program.
+
+        Raises:
+            UserError: the user has to know.
+        """
+
+    def left(self, context: Context, function: str | None) -> None:
+        """Called when a context is left without an exception, or a call in it has returned. Does nothing here.
+
+        Args:
+            context: what was left.
+            function: the name of the function that was called; None for a `with` block.
+        """
+        return
+
+
+class UserError(ValueError):
+    """Raised where a program is lowered, through the user's call of it."""
+
+
+class Context:
+    """`with` block in which each program gets the taps of an X-ray; may be entered again, and by several threads.
+
+    Attributes:
+        xray: what is done to the programs.
+        seen: number of programs that were lowered in it.
+    """
+
+    def __init__(self, xray: Xray, *, all_threads: bool = False) -> None:
+        """Opens nothing yet.
+
+        Args:
+            xray: what is done to the programs.
+            all_threads: whether programs that other threads call are meant too.
+
+        Raises:
+            RuntimeError: this JAX lowers its programs in another way.
+        """
+        if discharge.why_not:
+            raise RuntimeError(discharge.why_not)
+        self.xray = _intern(xray)
+        self.seen = 0
+        self.notes: dict[str, Any] = {}  # of the X-ray
+        self._all_threads = all_threads
+        self._left = threading.local()
+
+    def __enter__(self) -> Context:
+        if compat.is_staging():
+            raise RuntimeError(
+                f"a block of {type(self.xray).__name__.lower()} is for programs that are called in it, and here a "
+                "function is being traced: put the block around the call of the jitted function, or wrap a function "
+                "in here, as in hcb.observe(f, ...)(x)"
+            )
+        stack = _everywhere if self._all_threads else _here.contexts
+        stack.append(self)
+        if self._all_threads:
+            _set_key_everywhere()
+        key = _key.value
+        # A thread that has opened contexts itself does not see the key of all threads.
+        inner = _key(key if self._all_threads and self.xray in key else (*key, self.xray))
+        inner.__enter__()
+        self._left.__dict__.setdefault("stack", []).append(inner)
+        return self
+
+    def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
+        self.close()
+        if error is None:
+            self.xray.left(self, None)
+
+    def close(self) -> None:
+        """Leaves the block, without what is due at its end."""
+        self._left.stack.pop().__exit__(None, None, None)
+        stack = _everywhere if self._all_threads else _here.contexts
+        stack.reverse()
+        stack.remove(self)
+        stack.reverse()
+        if self._all_threads:
+            _set_key_everywhere()
+
+    def wrap(self, function: Callable[P, R]) -> Callable[P, R]:
+        """Returns `function`, which is called in the context."""
+        name = str(getattr(function, "__name__", "the function"))
+        mark = scopes.mark(next(_numbers))
+
+        @functools.wraps(function)
+        def called(*args: P.args, **kwargs: P.kwargs) -> R:
+            if compat.is_staging():
+                _note_mark(mark, self)
+                with jax.named_scope(mark):
+                    return function(*args, **kwargs)
+            seen = self.seen
+            self.__enter__()
+            try:
+                result = function(*args, **kwargs)
+            finally:
+                self.close()
+            if self.seen != seen:
+                self.xray.left(self, name)
+            return result
+
+        return called
+
+
+class _Here(threading.local):
+    def __init__(self) -> None:
+        self.contexts: list[Context] = []
+
+
+_here = _Here()
+_everywhere: list[Context] = []
+_numbers = itertools.count()
+_interned: weakref.WeakKeyDictionary[Xray, weakref.ref[Xray]] = weakref.WeakKeyDictionary()
+"""Of equal X-rays one, which the caches of jits keep alive: programs of an earlier context are used again."""
+_intern_lock = threading.Lock()  # protects it
+
+
+def _intern(xray: Xray) -> Xray:
+    with _intern_lock:
+        known = _interned.get(xray)
+        found = None if known is None else known()
+        if found is None:
+            _interned[xray] = weakref.ref(xray)
+        return found or xray
+
+
+_marked: weakref.WeakValueDictionary[str, Context] = weakref.WeakValueDictionary()
+_recent: collections.deque[Context] = collections.deque(maxlen=1024)
+"""The last contexts that marked equations: a wrapper that is made within a trace ends before its program is lowered."""
+
+
+def _note_mark(mark: str, context: Context) -> None:
+    _marked[mark] = context
+    _recent.append(context)
+
+
+def _set_key_everywhere() -> None:
+    compat.set_user_context(_key, tuple(context.xray for context in _everywhere))
+
+
+@contextlib.contextmanager
+def closed() -> Iterator[None]:
+    """No context is open for the calling thread: for programs of our own."""
+    contexts, _here.contexts = _here.contexts, []
+    try:
+        with _key(()):
+            yield
+    finally:
+        _here.contexts = contexts
+
+
+def tapped(closed: Any, name: str, donated: Sequence[bool], shardings: Sequence[Any], devices: int) -> Any:
+    """Returns the program with the taps of the contexts that are open; None if it gets none.
+
+    Args:
+        closed: a program that is about to be lowered.
+        name: of its module.
+        donated: for each input, whether the program may take its memory.
+        shardings: for each input, its sharding; None where the compiler decides.
+        devices: the number of devices that it is for.
+
+    Returns:
+        A closed jaxpr of its constants and inputs.
+    """
+    # By the key, because a context for all threads may have been opened since the program was traced.
+    contexts = [(context, "") for context in (*_everywhere, *_here.contexts) if context.xray in _key.value]
+    if _marked:
+        known = dict(_marked)
+        contexts += [(known[mark], mark) for mark in _marks_in(closed, set(known))]
+    contexts = _once(contexts)
+    if not contexts or runtime.serves(threading.current_thread()) or _is_ours(closed):
+        return None
+    inner, constants = compat.constants_to_inputs(closed)
+    paths = tuple(compat.input_paths(closed))
+    program = Program(inner, inner, name, tuple(donated), tuple(shardings), devices, tuple(constants), paths)
+    for context, mark in sorted(contexts, key=lambda pair: pair[0].xray.order):
+        context.seen += not mark
+        try:
+            new = context.xray.rewrite(replace(program, mark=mark), context)
+        except UserError as error:
+            raise ValueError(*error.args) from None
+        except Exception:  # the program is the user's: it runs without taps
+            logger.warning(
+                "%s could not look into the program %s, which runs as it is; please report this",
+                type(context.xray).__name__.lower(), name, exc_info=True,
+            )  # fmt: skip
+            continue
+        if new is not None:
+            program = replace(program, tapped=new)
+    return None if program.tapped is inner else program.tapped
+
+
+def _once(contexts: list[tuple[Context, str]]) -> list[tuple[Context, str]]:
+    # Of equal X-rays the first that is for the whole program, or else each one for its part.
+    whole = {context.xray: (context, mark) for context, mark in reversed(contexts) if not mark}
+    return [*reversed(whole.values()), *(pair for pair in contexts if pair[1] and pair[0].xray not in whole)]
+
+
+def _is_ours(closed: Any) -> bool:
+    # Barriers and taps outside of jit run programs of this package, but a loop with a bar runs the user's function.
+    source = compat.traced_function(closed) or ""
+    return _PACKAGE in source and "paced_loops.py" not in source
+
+
+def _marks_in(jaxpr: Any, known: set[str]) -> Sequence[str]:
+    found: dict[str, None] = {}
+    pending = [jaxpr]
+    while pending:
+        program, _ = compat.open_jaxpr(pending.pop())
+        for equation in program.eqns:
+            stack = str(equation.source_info.name_stack)
+            if scopes.MARK in stack:
+                found.update(dict.fromkeys(mark for mark in scopes.marks_in(stack) if mark in known))
+            structure = structure_of(equation)
+            pending.extend(inner for inner, _ in (structure.programs if structure else ()))
+    return list(found)

@@ -1,0 +1,57 @@
+#include "handlers/settled.h"
+
+#include <atomic>
+#include <cfenv>
+
+#include "handlers/call_frame.h"
+#include "handlers/ffi_handlers.h"
+#include "handlers/host_threads.h"
+#include "ring/registry.h"
+
+namespace hcb {
+namespace {
+
+std::atomic<uint64_t> settled{0};
+
+// Written with the interpreter lock held, before GetBuffer is called for the first time, and read with it.
+hcb_get_buffer original_get_buffer = nullptr;
+hcb_wait wait_for_output = nullptr;
+bool waits_always = false;
+
+}  // namespace
+
+uint64_t Emissions() { return SumOfHeads(); }
+
+void Settle(uint64_t emissions) { settled.store(emissions, std::memory_order_relaxed); }
+
+bool IsSettled() { return Emissions() == settled.load(std::memory_order_relaxed); }
+
+void WaitInBuffers(hcb_get_buffer original, hcb_wait wait, bool always) {
+  original_get_buffer = original;
+  wait_for_output = wait;
+  waits_always = always;
+}
+
+int GetBuffer(void* object, void* view, int flags) {
+  const int status = original_get_buffer(object, view, flags);
+  // After it: it waits for the program that computes the object.
+  if (status == 0 && (waits_always || !IsSettled()) && wait_for_output() != 0) InterruptHost();
+  return status;
+}
+
+void WaitOnHostThread() {
+  if (wait_for_output == nullptr || IsSettled() || !IsHostThread()) return;
+  std::fenv_t programs_own;
+  std::fegetenv(&programs_own);
+  std::fesetenv(FE_DFL_ENV);  // XLA flushes denormals on its threads
+  if (wait_for_output() != 0) InterruptHost();
+  std::fesetenv(&programs_own);
+}
+
+}  // namespace hcb
+
+extern "C" XLA_FFI_Error* hcb_wait_for_output(XLA_FFI_CallFrame* call_frame) {
+  if (hcb::AnswerMetadataQuery(call_frame)) return nullptr;
+  if (call_frame->stage == XLA_FFI_ExecutionStage_EXECUTE) hcb::WaitOnHostThread();
+  return nullptr;
+}

@@ -1,0 +1,263 @@
+"""Taps in a branch or loop that vmap runs for all elements: leaves the elements out of a message that take no part.
+
+Such a message has one array more than the tap has leaves, the mask: bool, true for the elements that take part. The
+tap's transforms have an entry for it, the last one: `("mask", {"batch_dims": levels})`, with a level for each vmap,
+innermost first, and in each level the axis of every array of the message, the mask's last, as in `unbatch`.
+
+Consumers get the elements that take part. Along the vmaps over which the mask varies a message has one batch axis: if
+that is one vmap, its own axis, shortened; if there are several, a new first axis in place of theirs.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from hostcallback.receiver.messages.message import Index, Message, Sink
+from hostcallback.receiver.wire.dtypes import Array
+from hostcallback.receiver.wire.metadata import MAX_RANK
+from hostcallback.receiver.wire.truncation import is_truncated
+
+Transforms = Sequence[tuple[str, Mapping[str, Any]]]
+Levels = tuple[tuple[int | None, ...], ...]
+
+MASK = "mask"
+BATCH = "batch"
+
+
+@dataclass(frozen=True, slots=True)
+class LaneMask:
+    """The mask of one tap's messages.
+
+    Attributes:
+        levels: the axes of all arrays, by vmap; see the module.
+    """
+
+    levels: Levels
+
+    @classmethod
+    def of(cls, transforms: Transforms) -> LaneMask | None:
+        """The mask of a tap with these transforms; None if its messages have none.
+
+        Raises:
+            ValueError: the entry, which may come from another process, is not one.
+        """
+        for name, params in transforms:
+            if name == MASK:
+                return cls(_checked(params.get("batch_dims")))
+        return None
+
+    @property
+    def merged(self) -> Sequence[int]:
+        """The vmaps that become one with a vmap further out."""
+        return self._masked[:-1]
+
+    @property
+    def place(self) -> int:
+        """Which of the consumer's vmaps is the one over the elements that take part, the innermost is 0."""
+        return self._masked[-1] - len(self._masked) + 1
+
+    @property
+    def _masked(self) -> tuple[int, ...]:
+        return _masked_of(self.levels)
+
+    def _axes(self, which: int, rank: int = MAX_RANK) -> Mapping[int, int]:
+        return _axes_of(self.levels, which, rank)
+
+    def batch_dims(self, which: int) -> list[int | None]:
+        """The axes of one array of a message, by vmap, once only the elements that take part are left."""
+        masked, axes = self._masked, dict(self._axes(which))
+        own = [axes[level] for level in masked if level in axes]
+        if len(masked) > 1:
+            # Their axes become one, the first.
+            axes = {
+                level: axis + (1 if own else 0) - sum(one < axis for one in own)
+                for level, axis in axes.items()
+                if level not in masked
+            }
+            if own:
+                axes[masked[-1]] = 0
+        found = []
+        for level in range(len(self.levels)):
+            if level in masked[:-1]:
+                continue
+            axis = axes.get(level)
+            further_out = [axes[outer] for outer in axes if outer > level]
+            found.append(axis if axis is None else axis - sum(outer < axis for outer in further_out))
+        return found
+
+    def apply(self, message: Message) -> Message | None:
+        """Returns the message with the elements that take part; None if none does.
+
+        A message to which that was done already comes back as it is. All elements stay where no number shows which
+        element it is of: in truncated arrays, and in shards that do not have the same elements as the mask's shard.
+        """
+        taken = self.part(message)
+        elements = taken.elements
+        return None if elements is not None and not len(elements[0]) else taken
+
+    def part(self, message: Message) -> Message:
+        """As `apply`; a message of which no element takes part comes back with arrays of no elements."""
+        arrays = message.arrays
+        if message.elements is not None or len(arrays) != len(self.levels[0]):
+            return message
+        places = message.shard_index
+        if is_truncated(arrays) or not self._agree(places):
+            return message._replace(arrays=arrays[:-1], shard_index=places if places is None else places[:-1])
+        arrays, found = self._taken(arrays)
+        starts = [0] * len(found)
+        if places is not None:
+            axes = self._axes(-1, len(places[-1]))
+            starts = [places[-1][axes[level]].start for level in self._masked]
+            places = tuple(self._place(i, place, len(found[0])) for i, place in enumerate(places[:-1]))
+        elements = [axis + start for axis, start in zip(found, starts, strict=True)]
+        return message._replace(arrays=arrays, shard_index=places, elements=tuple(reversed(elements)))
+
+    def _taken(self, arrays: Sequence[Array]) -> tuple[list[Array], Sequence[Array]]:
+        # Returns the arrays without the other elements, and for each vmap the places of the elements that take part.
+        *arrays, mask = arrays
+        if len(self.levels) == 1 and mask.ndim == 1:  # by far the most
+            places = mask.nonzero()
+            dims = self.levels[0]
+            return [
+                array if dim is None else array.take(places[0], axis=dim)
+                for array, dim in zip(arrays, dims, strict=False)
+            ], places
+        axes = self._axes(-1, mask.ndim)
+        # The innermost vmap's index moves slowest, as in `unbatch`.
+        found = np.nonzero(mask.transpose([axes[level] for level in self._masked]))
+        where = dict(zip(self._masked, found, strict=True))
+        return [self._part_of(i, array, where) for i, array in enumerate(arrays)], found
+
+    def _agree(self, places: Index | None) -> bool:
+        # Whether the shards have the elements of the mask's shard.
+        if places is None:
+            return True
+        by_array = [
+            {level: place[axis] for level, axis in self._axes(i, len(place)).items()}
+            for i, place in enumerate(places)
+        ]
+        of_mask = by_array[-1]
+        return all(own[level] == of_mask[level] for own in by_array for level in self._masked if level in own)
+
+    def _part_of(self, which: int, array: Array, where: Mapping[int, Array]) -> Array:
+        axes = self._axes(which, array.ndim)
+        own = [level for level in where if level in axes]
+        if not own:
+            return array
+        if len(where) == 1:
+            return np.take(array, where[own[0]], axis=axes[own[0]])
+        first = [axes[level] for level in own]
+        rest = [axis for axis in range(array.ndim) if axis not in first]
+        taken: Array = array.transpose([*first, *rest])[tuple(where[level] for level in own)]
+        return taken
+
+    def _place(self, which: int, place: tuple[slice, ...], count: int) -> tuple[slice, ...]:
+        axes = self._axes(which, len(place))
+        own = [axes[level] for level in self._masked if level in axes]
+        if len(self._masked) == 1:
+            return tuple(slice(0, count) if axis in own else part for axis, part in enumerate(place))
+        rest = tuple(part for axis, part in enumerate(place) if axis not in own)
+        return (slice(0, count), *rest) if own else rest
+
+    def unflattening(self, unflatten: Callable[[Sequence[Any]], Any]) -> Callable[[Sequence[Any]], Any]:
+        """Returns an `unflatten` that takes the arrays of a message with the mask or without it."""
+
+        def restore(arrays: Sequence[Any]) -> Any:
+            if len(arrays) != len(self.levels[0]):
+                return unflatten(arrays)
+            is_whole = all(isinstance(array, np.ndarray) for array in arrays) and not is_truncated(arrays)
+            return unflatten(self._taken(arrays)[0] if is_whole else arrays[:-1])
+
+        return restore
+
+    def before(self, sink: Sink) -> Sink:
+        """Returns the sink with a look at the mask before it."""
+        return _MaskedSink(sink, self)
+
+
+class _MaskedSink:
+    # Hands the elements that take part to a sink, and to what readers of logs ask it.
+
+    def __init__(self, sink: Sink, mask: LaneMask) -> None:
+        self._sink = sink
+        self._mask = mask
+        self.is_portable = bool(getattr(sink, "is_portable", False))
+        if hasattr(sink, "texts"):
+            self.texts = self._texts
+        if hasattr(sink, "escaped"):
+            self.escaped = self._escaped
+
+    def __call__(self, message: Message) -> Any:
+        taken = self._mask.apply(message)
+        return None if taken is None else self._sink(taken)
+
+    def _texts(self, message: Message) -> list[str]:
+        sink: Any = self._sink
+        taken = self._mask.apply(message)
+        texts: list[str] = [] if taken is None else sink.texts(taken)
+        return texts
+
+    def _escaped(self) -> _MaskedSink:
+        sink: Any = self._sink
+        return _MaskedSink(sink.escaped(), self._mask)
+
+
+# Both are asked for every message.
+@functools.lru_cache(maxsize=1024)
+def _masked_of(levels: Levels) -> tuple[int, ...]:
+    return tuple(level for level, dims in enumerate(levels) if dims[-1] is not None)
+
+
+@functools.lru_cache(maxsize=4096)
+def _axes_of(levels: Levels, which: int, rank: int) -> Mapping[int, int]:
+    return batch_axes(rank, [dims[which] for dims in levels])
+
+
+def masking(transforms: Transforms, sink: Sink) -> Sink:
+    """Returns the sink of a tap with these transforms, given the sink of the elements that take part."""
+    mask = LaneMask.of(transforms)
+    return sink if mask is None else mask.before(sink)
+
+
+def shown_transforms(message: Message) -> tuple[tuple[str, dict[str, Any]], ...]:
+    """Returns the transforms of a message as tap functions get them.
+
+    That of a mask is `("mask", {"elements": (indices, ...)})`: an array for each vmap, the outermost first, as from
+    `numpy.nonzero`, with the place in the whole batch of each element that is there.
+    """
+    transforms = message.consumer.transforms
+    if message.elements is None:
+        return transforms
+    shown = {"elements": message.elements}
+    return tuple((name, shown if name == MASK else params) for name, params in transforms)
+
+
+def batch_axes(rank: int, dims: Sequence[int | None]) -> dict[int, int]:
+    """Returns, by vmap, the axis that it added to an array of that rank.
+
+    Args:
+        rank: rank with all batch axes.
+        dims: the axis of each vmap, innermost first (see `unbatch.Batchings`); None for none.
+    """
+    axes = list(range(rank))
+    # The outermost vmap's axis refers to the array as it is; without it, the next one's does.
+    return {level: axes.pop(dim) for level, dim in reversed([*enumerate(dims)]) if dim is not None}
+
+
+def _checked(levels: Any) -> Levels:
+    found = list(levels) if isinstance(levels, list | tuple) else []
+    counts = {len(dims) if isinstance(dims, list | tuple) else 0 for dims in found}
+    dims = [dim for level in found if isinstance(level, list | tuple) for dim in level]
+    if (
+        len(counts) != 1
+        or 0 in counts
+        or not all(dim is None or (type(dim) is int and 0 <= dim < MAX_RANK) for dim in dims)
+        or all(level[-1] is None for level in found)
+    ):
+        raise ValueError(f"the axes of a mask are {str(levels)[:80]}, expected a list for each vmap")
+    return tuple(tuple(level) for level in found)

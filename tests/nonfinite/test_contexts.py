@@ -1,0 +1,186 @@
+"""`with watch_nonfinite()`: which programs it watches, on which threads, under which settings of JAX."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from watching import errors_of
+
+import hostcallback as hcb
+
+ONES = jnp.ones(4)
+
+
+def primitives(run: Any) -> list[str]:
+    return [error.primitive for error in errors_of(run)]
+
+
+def in_context(run: Any, **options: Any) -> Any:
+    def watched() -> None:
+        with hcb.watch_nonfinite(**options):
+            run()
+
+    return watched
+
+
+def test_every_program_of_the_block_is_watched_and_none_after_it() -> None:
+    log, sqrt = jax.jit(lambda x: jnp.log(x)), jax.jit(lambda x: jnp.sqrt(x))
+    assert not errors_of(lambda: log(-ONES))
+    assert set(primitives(in_context(lambda: (log(-ONES), sqrt(-ONES))))) == {"log", "sqrt"}
+    assert not errors_of(lambda: log(-ONES))
+
+
+def test_a_function_is_traced_as_often_as_without() -> None:
+    traces = []
+
+    @jax.jit
+    def step(x):
+        traces.append(x)
+        return jnp.log(x)
+
+    errors_of(in_context(lambda: [step(x) for x in (ONES, -ONES, ONES)]))
+    assert len(traces) == 1
+    errors_of(in_context(lambda: step(ONES)))
+    assert len(traces) == 1, "programs of an equal context are used again"
+
+
+@pytest.mark.parametrize("everywhere", [True, False])
+def test_programs_of_other_threads(everywhere: bool) -> None:
+    step = jax.jit(lambda x: jnp.log(x))
+
+    def run() -> None:
+        thread = threading.Thread(target=lambda: step(-ONES).block_until_ready())
+        thread.start()
+        thread.join()
+
+    assert primitives(in_context(run, all_threads=everywhere)) == ["log"] * everywhere
+
+
+def test_several_threads_call_one_step() -> None:
+    step = hcb.watch_nonfinite(jax.jit(lambda x: jnp.log(x)))
+
+    def work(number: int) -> None:
+        for i in range(20):
+            step(ONES * (i != 7 + number)).block_until_ready()
+
+    def run() -> None:
+        threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    (error,) = errors_of(run)
+    assert (error.primitive, error.reproduced) == ("log", True)
+    assert error.check.count == 4
+
+
+def test_without_jit_and_under_leak_checks_and_transfer_guards() -> None:
+    step = jax.jit(lambda x, y: jnp.sum(lax.scan(lambda c, z: (c, jnp.log(z)), 0.0, x)[1]) + y)
+    x, y = -ONES, jnp.float32(1)
+    with jax.disable_jit():
+        assert primitives(in_context(lambda: step(x, y))) == ["log"]
+    with jax.checking_leaks():
+        assert primitives(in_context(lambda: step(x, y))) == ["log"]
+    with jax.transfer_guard("disallow"):
+        assert primitives(in_context(lambda: step(x, y))) == ["log"]
+    with jax.enable_x64(True):
+        assert primitives(in_context(lambda: step(x.astype(jnp.float64), jnp.float64(1)))) == ["log"]
+
+
+def test_jaxs_transfer_guard_of_the_process_does_not_end_the_walk() -> None:
+    step = hcb.watch_nonfinite(jax.jit(lambda x: jnp.log(lax.cumsum(x))))
+    before = jax.config.jax_transfer_guard
+    jax.config.update("jax_transfer_guard", "disallow")
+    try:
+        assert primitives(lambda: step(jax.device_put(np.zeros(4, np.float32)))) == ["log"]
+    finally:
+        jax.config.update("jax_transfer_guard", before)
+
+
+def test_a_program_that_is_compiled_already_is_not_watched() -> None:
+    compiled = jax.jit(lambda x: jnp.log(x)).lower(ONES).compile()
+    assert not errors_of(in_context(lambda: compiled(-ONES)))
+    with hcb.watch_nonfinite():
+        compiled = jax.jit(lambda x: jnp.log(x)).lower(ONES).compile()
+    assert primitives(lambda: compiled(-ONES)) == ["log"]
+
+
+def test_inputs_larger_than_the_queue() -> None:
+    step = hcb.watch_nonfinite(jax.jit(lambda x: jnp.log(x).sum()))
+    big = jnp.ones(24 << 20).at[12345].set(-1)  # 96 MiB
+    try:
+        with hcb.outfeed_receiver():
+            step(big)
+    except* hcb.NonFiniteError as group:
+        (error,) = group.exceptions
+    assert (error.primitive, error.check.explanation.elements) == ("log", (12345,))
+
+
+def test_keys_and_small_types_among_the_inputs() -> None:
+    def f(key, x, n):
+        return jax.random.normal(key, (4,)) + jnp.log(x.astype(jnp.float32)) + n.astype(jnp.float32)
+
+    step = hcb.watch_nonfinite(jax.jit(f))
+    args = jax.random.key(0), jnp.zeros(4, jnp.bfloat16), jnp.ones(4, jnp.int4)
+    assert primitives(lambda: step(*args)) == ["log"]
+
+
+def test_what_reaches_no_result_is_found_by_a_test_of_every_operation() -> None:
+    step = jax.jit(lambda x: jnp.where(x > 0, jnp.log(x), 0))
+    assert not errors_of(in_context(lambda: step(-ONES)))
+    assert primitives(in_context(lambda: step(-ONES), mode="every")) == ["log"]
+
+
+def test_a_pmap() -> None:
+    devices = len(jax.devices())
+    step = hcb.watch_nonfinite(jax.pmap(lambda x: lax.psum(jnp.log(x), "i"), axis_name="i"))
+    errors = errors_of(lambda: step(jnp.ones((devices, 4)).at[1, 2].set(0)))
+    assert errors
+
+
+def test_reports_that_are_switched_off() -> None:
+    step = hcb.watch_nonfinite(jax.jit(lambda x: jnp.log(x)))
+    hcb.disable_checks("watch_nonfinite")
+    try:
+        assert not errors_of(lambda: step(-ONES))
+    finally:
+        hcb.enable_checks("watch_nonfinite")
+    assert primitives(lambda: [step(ONES), step(-ONES)]) == ["log"]
+
+
+def test_the_failure_of_a_tap_in_the_program_is_as_without() -> None:
+    @jax.jit
+    def step(x):
+        hcb.check(x[0] > 0, "negative")
+        return jnp.log(x)
+
+    errors = errors_of(lambda: hcb.watch_nonfinite(step)(-ONES))
+    assert [type(error) for error in errors] == [hcb.CheckError, hcb.NonFiniteError]
+
+
+@pytest.mark.parametrize("policy", ["abort", "raise_soon"])
+def test_policies_hold_for_watched_programs(policy: Any) -> None:
+    step = hcb.watch_nonfinite(jax.jit(lambda x: jnp.log(x * 2)))
+    with pytest.raises(hcb.TapFunctionException) as raised, hcb.outfeed_receiver(on_error=policy):
+        step(-ONES).block_until_ready()
+    assert raised.value.exceptions[0].primitive == "log"
+
+
+def test_another_failure_after_a_barrier_is_named() -> None:
+    step = hcb.watch_nonfinite(jax.jit(lambda a, b: jnp.log(a) + 1 / b))
+    found = []
+    with hcb.outfeed_receiver():
+        for a, b in ((-1.0, 1.0), (1.0, 0.0)):
+            step(a, b)
+            try:
+                hcb.barrier_wait()
+            except* hcb.NonFiniteError as group:
+                found += [error.primitive for error in group.exceptions]
+    assert found == ["log", "div"]

@@ -1,0 +1,281 @@
+"""The block of `observe`: which programs it is for, on which threads, and what it says at its end."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import threading
+import weakref
+from typing import Any
+
+import jax
+import jax.export
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+import hostcallback as hcb
+
+X = jnp.arange(4.0)
+
+
+def scale(x: Any) -> Any:
+    return jax.named_scope("scale")(lambda x: x * 3)(x) + 1
+
+
+def observing(messages: list[Any], **options: Any) -> Any:
+    return hcb.observe(where="scale", what="value", tap_func=messages.append, **options)
+
+
+def received(messages: list[Any]) -> int:
+    hcb.barrier_wait()
+    return len(messages)
+
+
+def test_programs_of_other_threads_are_observed_only_if_asked_for() -> None:
+    messages: list[Any] = []
+    step = jax.jit(scale)
+
+    def elsewhere() -> None:
+        thread = threading.Thread(target=lambda: jax.block_until_ready(step(X)))
+        thread.start()
+        thread.join()
+
+    with hcb.outfeed_receiver():
+        with observing(messages):
+            elsewhere()
+            assert received(messages) == 0
+            step(X)
+            assert received(messages) == 1
+        with observing(messages, all_threads=True):
+            elsewhere()
+            step(X)
+        assert received(messages) == 3
+        elsewhere()
+        step(X)
+        assert received(messages) == 3
+
+
+def test_threads_have_separate_blocks() -> None:
+    lists: list[list[Any]] = [[], []]
+    step = jax.jit(scale)
+
+    def run(messages: list[Any]) -> None:
+        with observing(messages):
+            for _ in range(5):
+                jax.block_until_ready(step(X))
+
+    with hcb.outfeed_receiver():
+        threads = [threading.Thread(target=run, args=(messages,)) for messages in lists]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        hcb.barrier_wait()
+    assert [len(messages) for messages in lists] == [5, 5]
+
+
+def test_blocks_nest_and_a_block_is_entered_again_without_a_new_trace() -> None:
+    outer: list[Any] = []
+    inner: list[Any] = []
+    traces = []
+
+    @jax.jit
+    def step(x: Any) -> Any:
+        traces.append(1)
+        return scale(x)
+
+    with hcb.outfeed_receiver():
+        context = observing(outer)
+        for _ in range(3):
+            with context:
+                step(X)
+                with observing(inner):
+                    step(X)
+        hcb.barrier_wait()
+    assert len(outer) == 6
+    assert len(inner) == 3
+    assert len(traces) == 2  # once for each set of open blocks
+
+
+def test_a_function_that_is_not_jitted_is_seen_operation_by_operation() -> None:
+    messages: list[Any] = []
+    with hcb.outfeed_receiver():
+        out = hcb.observe(
+            lambda x: jnp.sin(x) * 2, where="primitive:sin", what="value", tap_func=messages.append
+        )(X)
+        hcb.barrier_wait()
+    [message] = messages
+    np.testing.assert_array_equal(*message.values(), jnp.sin(X))
+    np.testing.assert_array_equal(out, jnp.sin(X) * 2)
+
+
+def test_without_jit_results_are_the_same() -> None:
+    messages: list[Any] = []
+    with jax.disable_jit(), hcb.outfeed_receiver():
+        out = hcb.observe(jax.jit(scale), where="primitive:mul", tap_func=messages.append)(X)
+        hcb.barrier_wait()
+    np.testing.assert_array_equal(out, scale(X))
+    assert len(messages) == 1
+
+
+def test_leak_checks_and_transfer_guards_find_nothing() -> None:
+    messages: list[Any] = []
+    x = jax.device_put(np.arange(4.0, dtype=np.float32))
+    with hcb.outfeed_receiver(), jax.check_tracer_leaks(), jax.transfer_guard("disallow"):
+        jax.block_until_ready(hcb.observe(jax.jit(scale), where="scale", tap_func=messages.append)(x))
+        jax.block_until_ready(jax.jit(hcb.observe(scale, where="scale", tap_func=messages.append))(x))
+        hcb.barrier_wait()
+    assert len(messages) == 2
+
+
+def test_a_block_in_which_nothing_is_lowered_says_so(caplog: Any) -> None:
+    compiled = jax.jit(scale).lower(X).compile()
+    with caplog.at_level(logging.WARNING, logger="hostcallback"), observing([], name="aot"):
+        compiled(X)
+    assert "saw no program" in caplog.text
+    assert "compiled ahead of time" in caplog.text
+
+
+def test_a_function_is_compiled_ahead_of_time_with_its_taps() -> None:
+    messages: list[Any] = []
+    with observing(messages):
+        compiled = jax.jit(scale).lower(X).compile()
+    with hcb.outfeed_receiver():
+        compiled(X)
+        hcb.barrier_wait()
+    assert len(messages) == 1
+
+
+def test_exported_programs_are_left_as_they_are() -> None:
+    def module() -> str:
+        text = jax.export.export(jax.jit(scale))(X).mlir_module()
+        return "\n".join(
+            line.partition(" loc(")[0] for line in text.splitlines() if not line.startswith("#loc")
+        )
+
+    plain = module()
+    with hcb.observe(where="primitive:*", tap_func=lambda values: None):
+        assert module() == plain
+
+
+def test_a_block_that_matches_nothing_raises_at_its_end_unless_it_raises_already() -> None:
+    with pytest.raises(ValueError, match=r"where='scal' matches no output of \d+ programs(.|\n)*scale"):
+        with hcb.observe(where="scal"):
+            jax.jit(scale)(X)
+    with pytest.raises(KeyError), hcb.observe(where="scal"):
+        raise KeyError(jax.jit(scale)(X))
+
+
+def test_calls_of_a_tapped_program_take_jaxs_fast_path() -> None:
+    step, context = jax.jit(scale), observing([])
+    with hcb.outfeed_receiver(), context:
+        step(X)
+        size = step._cache_size()
+        for _ in range(3):
+            step(X)
+        assert step._cache_size() == size
+        hcb.barrier_wait()
+
+
+def test_programs_of_this_package_are_left_alone() -> None:
+    # Those of a barrier, and those of taps outside of jit.
+    with hcb.outfeed_receiver(), hcb.observe(where="primitive:*", tap_func=lambda values: None) as context:
+        hcb.id_tap(lambda value: None, X)
+        hcb.barrier_wait()
+        assert context.seen == 0
+        jax.jit(scale)(X)
+        assert context.seen == 1
+
+
+def test_a_block_goes_on_with_what_an_earlier_one_has_matched() -> None:
+    messages: list[Any] = []
+    step = jax.jit(scale)
+    with hcb.outfeed_receiver():
+        for epoch in range(2):
+            with hcb.observe(where="scale", tap_func=messages.append, name="epochs"):
+                step(X)
+                if epoch:
+                    jax.jit(jnp.cosh)(X)  # new, and without the place
+        hcb.barrier_wait()
+    assert len(messages) == 2
+
+
+def test_blocks_that_nest_do_not_see_the_taps_of_each_other() -> None:
+    outer: list[Any] = []
+    inner: list[Any] = []
+    with hcb.outfeed_receiver():
+        with (
+            hcb.observe(where="scale", what=["norm", "mean"], tap_func=outer.append),
+            hcb.observe(where="scale", what=["norm"], tap_func=inner.append),
+            hcb.watch_nonfinite(mode="every"),
+        ):
+            jax.jit(scale)(X)
+        hcb.barrier_wait()
+    assert [list(message) for message in (*outer, *inner)] == [["scale"], ["scale"]]
+
+
+def test_a_tap_function_is_let_go_with_the_programs() -> None:
+    class Model:
+        pass
+
+    model = Model()
+    alive = weakref.ref(model)
+    step = jax.jit(lambda x: scale(x) * 2)
+    with hcb.outfeed_receiver():
+        with hcb.observe(where="scale", tap_func=lambda values, model=model: None):
+            step(X)
+        hcb.barrier_wait()
+    del model, step
+    jax.clear_caches()
+    gc.collect()
+    hcb.barrier_wait()
+    gc.collect()
+    assert alive() is None
+
+
+def test_results_of_several_devices_keep_their_shardings() -> None:
+    mesh = Mesh(np.array(jax.devices()), ("d",))
+    x = jax.device_put(jnp.ones((8, 8)), NamedSharding(mesh, PartitionSpec("d")))
+    weights = jax.device_put(jnp.eye(8), NamedSharding(mesh, PartitionSpec()))
+
+    def step(w: Any, x: Any) -> Any:
+        y = jnp.tanh(x @ w)
+        return w - 0.1 * jax.grad(lambda w: jnp.mean(jnp.tanh(x @ w) ** 2))(w), y
+
+    plain = jax.jit(step)(weights, x)
+    with hcb.outfeed_receiver(), hcb.watch_nonfinite():
+        watched = jax.jit(step)(weights, x)
+    assert [out.sharding for out in watched] == [out.sharding for out in plain]
+
+
+def test_updates_of_complex_parameters_are_measured() -> None:
+    messages: list[Any] = []
+    with hcb.outfeed_receiver():
+        with hcb.observe(where="p", what_of="update", tap_func=messages.append):
+            jax.jit(lambda p: p + 0.1j)(jnp.array([3 + 4j], jnp.complex64))
+        hcb.barrier_wait()
+    np.testing.assert_allclose(messages[0]["update p"]["ratio"], 0.02, rtol=1e-5)
+
+
+def test_a_forward_program_of_a_wrapper_that_wants_gradients_too_runs() -> None:
+    messages: list[Any] = []
+    model = hcb.observe(
+        lambda x: jnp.sum(scale(x) ** 2), where="scale", what_of=["output", "grad"], tap_func=messages.append
+    )
+    with hcb.outfeed_receiver():
+        jax.jit(model)(X)
+        jax.jit(jax.value_and_grad(model))(X)
+        hcb.barrier_wait()
+    assert [list(message) for message in messages] == [["scale"], ["scale", "grad scale"]]
+
+
+def test_misuse_of_a_block_is_named() -> None:
+    with pytest.raises(RuntimeError, match="here a function is being traced: put the block around the call"):
+        jax.jit(lambda x: hcb.observe(where="scale").__enter__())(X)
+    with pytest.raises(ValueError, match=r"a histogram cannot be sent by tap_func=hcb.metrics"):
+        hcb.observe(where="scale", what=["histogram"], tap_func=hcb.metrics)
+    with pytest.raises(ValueError, match=r"where=<lambda> raised AttributeError: .* 'prim'"):
+        with hcb.observe(where=lambda site: site.prim == "sin"):
+            jax.jit(scale)(X)

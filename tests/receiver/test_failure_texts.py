@@ -1,0 +1,117 @@
+"""The text of a traceback: Python's own without its marks, and no thread but the user's parses code."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import traceback
+from pathlib import Path
+
+import pytest
+
+from hostcallback.receiver.log import traceback_text
+
+
+def raised(cause: str) -> BaseException:
+    def inner() -> float:
+        return 1 + (1 / 0) + 2
+
+    try:
+        try:
+            inner()
+        except ZeroDivisionError as error:
+            if cause == "cause":
+                raise ValueError("from another") from error
+            if cause == "context":
+                raise ValueError("while another was handled")  # noqa: B904
+            if cause == "group":
+                raise ExceptionGroup("two", [error, ValueError("no")]) from error
+            error.add_note("a note")
+            raise
+    except Exception as error:
+        return error
+    raise AssertionError
+
+
+def without_marks(lines: list[str]) -> list[str]:
+    text = "".join(lines).splitlines()
+    return [line for line in text if not set(line.replace("|", "")) <= set(" ~^") or not line.strip(" |")]
+
+
+@pytest.mark.parametrize("limit", [None, -1])
+@pytest.mark.parametrize("cause", ["none", "cause", "context", "group"])
+def test_the_text_is_pythons_without_its_marks(cause: str, limit: int | None) -> None:
+    error = raised(cause)
+    pythons = traceback.format_exception(type(error), error, error.__traceback__, limit=limit)
+    assert traceback_text(error, limit).splitlines() == without_marks(pythons)
+    assert "ZeroDivisionError: division by zero" in traceback_text(error, limit)
+
+
+PROGRAM = """
+import logging
+import sys
+import threading
+
+parsed = set()
+
+def hook(event, arguments):
+    is_main = threading.current_thread() is threading.main_thread()
+    if event == "compile" and not is_main and "ast.py" in sys._getframe(1).f_code.co_filename:
+        parsed.add(threading.current_thread().name)
+
+logging.basicConfig()
+import jax, jax.numpy as jnp
+import hostcallback as hcb
+from hostcallback import host_callback
+from jax.experimental import io_callback
+sys.addaudithook(hook)
+failures = []
+
+def fail(x, *_):
+    raise ValueError("no " + str(x + 1))
+
+def failing_log(x):
+    try:
+        fail(x)
+    except ValueError:
+        logging.getLogger("hostcallback").exception("one more")
+
+def checked(x):
+    hcb.check(x > 2, "x is {}", x)
+    return x
+
+def attempt(function, *arguments):
+    try:
+        jax.block_until_ready(function(*arguments))
+        hcb.barrier_wait()
+    except (hcb.TapFunctionException, jax.errors.JaxRuntimeError, host_callback.CallbackException) as error:
+        failures.append(type(error).__name__)
+
+attempt(jax.jit(lambda x: hcb.id_tap(fail, x)), 1.0)
+attempt(jax.jit(lambda x: hcb.id_tap(failing_log, x)), 1.0)
+attempt(jax.jit(lambda x: hcb.call(fail, x, result_shape=x)), 1.0)
+attempt(jax.jit(checked), 1.0)
+attempt(jax.jit(lambda x: host_callback.id_tap(fail, x)), 1.0)
+with hcb.accelerate():
+    attempt(jax.jit(lambda x: jax.debug.callback(fail, x)), 1.0)
+    attempt(jax.jit(lambda x: io_callback(fail, None, x)), 1.0)
+    attempt(jax.jit(lambda x: io_callback(fail, x, x)), 1.0)
+with hcb.outfeed_receiver(on_failure="capsule"):
+    attempt(jax.jit(checked), 1.0)
+print(len(failures), "failures; parsed on", sorted(parsed))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("transport", ["native", "callback"])
+def test_receiver_threads_write_failures_down_without_parsing(tmp_path: Path, transport: str) -> None:
+    # Two threads that parse at a time may both fail, see `traceback_text`.
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    done = subprocess.run(
+        [sys.executable, str(program)], capture_output=True, text=True, timeout=120, check=False, cwd=tmp_path,
+        env={**os.environ, "HOSTCALLBACK_TRANSPORT": transport, "HOSTCALLBACK_EXIT_STATUS": "0"},
+    )  # fmt: skip
+    assert done.stdout == "8 failures; parsed on []\n", done.stderr
+    assert done.stderr.count("ValueError: no 2.0") >= 3  # in the log
