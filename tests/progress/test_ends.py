@@ -21,6 +21,8 @@ import pytest
 import hostcallback as hcb
 from bars_on_screen import screen
 from hostcallback import receiver
+from hostcallback.receiver.sinks.progress.bars import Bars, Look, Place
+from hostcallback.receiver.sinks.progress.message import Phase, Step
 
 pytest.importorskip("tqdm")  # environments of other JAX versions may lack it
 
@@ -54,6 +56,22 @@ def test_beyond_a_total_that_is_too_small_the_bar_counts_on(capsys: pytest.Captu
     assert "300it" in lines[-1]
     assert "x=299" in lines[-1]
     assert len(lines) <= 2
+
+
+@pytest.mark.parametrize("held_back", [120, 299])
+def test_a_message_that_a_rate_held_back_opens_no_second_bar(
+    held_back: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shown = Bars()
+    place, look = Place("loop", "cpu:0", ()), Look("late", "it", "tqdm", leave=True)
+    for phase, step, time_ns in ((Phase.BEGIN, 0, 10), (Phase.END, 300, 30), (Phase.UPDATE, held_back, 20)):
+        shown.take(place, look, 1, Step(phase, step, 300, {}), "cpu:0", time_ns)
+    (line,) = screen(capsys.readouterr().err)
+    assert "300/300" in line
+    # An inner loop that runs again has later messages.
+    shown.take(place, look, 1, Step(Phase.UPDATE, 7, 300, {}), "cpu:0", 40)
+    assert "7/300" in screen(capsys.readouterr().err)[-1]
+    shown.close_all()
 
 
 def test_a_replay_shows_the_bars_again_and_closes_them(

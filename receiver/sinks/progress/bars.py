@@ -67,9 +67,9 @@ class Bars:
         self._open: dict[Place, _Bar] = {}
         self._senders: dict[str, str] = {}  # of bars that devices share
         self._refused: set[str] = set()
-        self._ended: dict[Place, tuple[int, int]] = {}  # launch and last step of bars that ended
+        self._ended: dict[Place, tuple[int, int]] = {}  # launch and time of the message that ended a bar
 
-    def take(self, place: Place, look: Look, run_id: int, step: Step, sender: str) -> None:
+    def take(self, place: Place, look: Look, run_id: int, step: Step, sender: str, time_ns: int) -> None:
         """Takes one message of a bar: opens, moves or closes it.
 
         Args:
@@ -78,12 +78,14 @@ class Bars:
             run_id: launch of the program.
             step: the message.
             sender: the device that sent it. If devices share the bar, only the messages of one of them count.
+            time_ns: when it was emitted.
         """
         with self._lock:
             if not place.device and self._senders.setdefault(place.key, sender) != sender:
                 return
-            # A message that the rate of `hcb.progress` kept may come after the one of the same step that ended the bar.
-            if self._ended.get(place) == (run_id, step.step) and step.phase is Phase.UPDATE:
+            # A message that a rate has held back may come after the one that ended the bar.
+            ended_by, last = self._ended.get(place, (None, 0))
+            if ended_by == run_id and step.phase is Phase.UPDATE and time_ns <= last:
                 return
             bar = self._open.get(place)
             if bar is None and place.lane:
@@ -98,7 +100,7 @@ class Bars:
             if step.phase is Phase.END:
                 if len(self._ended) >= MOST_BARS:
                     self._ended.clear()
-                self._ended[place] = run_id, step.step
+                self._ended[place] = run_id, time_ns
                 self._end(bar)
 
     def close_all(self) -> None:

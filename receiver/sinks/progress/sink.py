@@ -83,7 +83,7 @@ class ProgressSink:
         run_id = message.run_id if message.shard_index is None else 0
         for lane, step in self._steps(message):
             place = Place(self._key, device, lane)
-            self._bars.take(place, self._look, run_id, step, sender)
+            self._bars.take(place, self._look, run_id, step, sender, message.time_ns)
 
     def _steps(self, message: Message) -> Iterator[tuple[tuple[int, ...], Step]]:
         arrays = message.arrays
