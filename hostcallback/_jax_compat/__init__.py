@@ -15,16 +15,6 @@ from hostcallback._jax_compat.callbacks import (
     pure_call as pure_call,
     python_callback_with_results as python_callback_with_results,
 )
-from hostcallback._jax_compat.configuration import (
-    define_flag as define_flag,
-    shared_value as shared_value,
-)
-from hostcallback._jax_compat.custom_partitioning import (
-    custom_partitioning_p as custom_partitioning_p,
-    keeping_alive_in as keeping_alive_in,
-    mark_side_effect as mark_side_effect,
-    wrap_custom_partitioning as wrap_custom_partitioning,
-)
 from hostcallback._jax_compat.dispatch import (
     as_one_equation as as_one_equation,
     call_after_each_jit as call_after_each_jit,
@@ -50,6 +40,7 @@ from hostcallback._jax_compat.effects import (
 )
 from hostcallback._jax_compat.jaxprs import (
     INLINE_CALLS as INLINE_CALLS,
+    KERNEL_PRIMITIVES as KERNEL_PRIMITIVES,
     Primitive as Primitive,
     Var as Var,
     batch_jaxpr as batch_jaxpr,
@@ -60,6 +51,7 @@ from hostcallback._jax_compat.jaxprs import (
     eval_jaxpr as eval_jaxpr,
     jit_options as jit_options,
     jit_shardings as jit_shardings,
+    kernel_jaxprs as kernel_jaxprs,
     lower_to_primitives as lower_to_primitives,
     open_jaxpr as open_jaxpr,
     remat_p as remat_p,
@@ -79,31 +71,29 @@ from hostcallback._jax_compat.lowering import (
     uint8_attribute as uint8_attribute,
     widened as widened,
 )
-from hostcallback._jax_compat.manual_axes import (
-    collective_under_vmap as collective_under_vmap,
-    in_manual_region as in_manual_region,
-    in_partially_manual_region as in_partially_manual_region,
-    mesh_device as mesh_device,
-    mesh_sizes as mesh_sizes,
-    results_that_vary_as as results_that_vary_as,
-    shard_map_axes as shard_map_axes,
-    shard_map_p as shard_map_p,
-    vary_over as vary_over,
-    varying_axes as varying_axes,
-)
-from hostcallback._jax_compat.pallas import (
-    KERNEL_PRIMITIVES as KERNEL_PRIMITIVES,
-    kernel_jaxprs as kernel_jaxprs,
-)
 from hostcallback._jax_compat.partitioning import (
     REPLICATED as REPLICATED,
     call_of_a_share as call_of_a_share,
+    collective_under_vmap as collective_under_vmap,
+    custom_partitioning_p as custom_partitioning_p,
     explain_refused_export as explain_refused_export,
+    in_manual_region as in_manual_region,
+    in_partially_manual_region as in_partially_manual_region,
+    keeping_alive_in as keeping_alive_in,
+    mark_side_effect as mark_side_effect,
+    mesh_device as mesh_device,
+    mesh_sizes as mesh_sizes,
     one_row_each as one_row_each,
     register_partitioner as register_partitioner,
+    results_that_vary_as as results_that_vary_as,
     rewrite_in_exported as rewrite_in_exported,
+    shard_map_axes as shard_map_axes,
+    shard_map_p as shard_map_p,
     sharding_without as sharding_without,
     tap_of_a_partition as tap_of_a_partition,
+    vary_over as vary_over,
+    varying_axes as varying_axes,
+    wrap_custom_partitioning as wrap_custom_partitioning,
 )
 from hostcallback._jax_compat.source_info import (
     UNKNOWN_FUNCTION as UNKNOWN_FUNCTION,
@@ -156,4 +146,6 @@ from hostcallback._jax_compat.tracing import (
 )
 from hostcallback._jax_compat.versions import (
     TOKENS_ENTER_PARTIALLY_MANUAL_REGIONS as TOKENS_ENTER_PARTIALLY_MANUAL_REGIONS,
+    define_flag as define_flag,
+    shared_value as shared_value,
 )

@@ -135,3 +135,18 @@ def wrap_scan_hoisting(wrapper: Callable[[Any], Any]) -> None:
     is moved out of its loop and sends one message, or none, instead of one for each iteration (jax#16637).
     """
     _loops._scan_known_hoisting = wrapper(_loops._scan_known_hoisting)
+
+
+KERNEL_PRIMITIVES = [
+    ("jax._src.pallas.pallas_call", "pallas_call_p"),  # 0.8 to 0.12
+    ("jax._src.pallas.core", "core_map_p"),  # until 0.11
+    ("jax._src.pallas.mpmd", "mpmd_map_p"),  # from 0.10 on; before, core_map_p becomes pallas_call_p
+]
+"""Modules, imported with Pallas, and their primitives that run kernels."""
+
+
+def kernel_jaxprs(params: dict[str, Any]) -> list[Any]:
+    """The kernels of an equation of such a primitive, and the index maps of their blocks (0.8 to 0.12)."""
+    blocks = getattr(params.get("grid_mapping"), "block_mappings", ())
+    kernels = params["jaxprs"] if "jaxprs" in params else (params["jaxpr"],)
+    return [*kernels, *(open_jaxpr(block.index_map_jaxpr)[0] for block in blocks)]

@@ -1,4 +1,4 @@
-"""Custom calls that the compiler asks us to partition, and custom calls in exported programs.
+"""Custom calls that the compiler asks us to partition, those in exported programs, and the manual axes of shard_map.
 
 `jax.experimental.custom_partitioning` is built on the same hooks (0.8 to 0.12), but its call takes no token, has no
 side effect, and names its Python callback by an address, which makes programs differ between processes.
@@ -11,18 +11,131 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 from jax._src import (
+    core as _core,  # ShapedArray, ManualAxisType, get_cur_mesh_sharding
+    custom_partitioning as _custom_partitioning,  # its primitive and its lowering rule
     dispatch as _dispatch,  # jaxpr_has_prim_requiring_devices
+    shard_map as _shard_map,  # shard_map_p
     xla_bridge as _xla_bridge,  # register_plugin_callbacks
 )
 from jax._src.export import _export  # what calls an exported program, its lowering rule; _check_module
-from jax._src.interpreters import mlir as _mlir  # make_ir_context, custom_call, module_to_bytecode
+from jax._src.interpreters import mlir as _mlir  # register_lowering with the rule that JAX registers
 from jax._src.lib import xla_client as _xla_client  # register_custom_call_partitioner, HloSharding
-from jax._src.lib.mlir import ir as _ir  # types of lowered values
+from jax._src.lib.mlir import ir as _ir  # BoolAttr
 from jax._src.lib.mlir.dialects import func as _func, hlo as _hlo  # FuncOp; TokenType, PartitionIdOp
 
+from hostcallback._jax_compat import versions
 from hostcallback._jax_compat.dispatch import in_place_of
+
+custom_partitioning_p: Any = _custom_partitioning.custom_partitioning_p
+
+
+def wrap_custom_partitioning(wrapper: Callable[[Any], Any]) -> None:
+    """Replaces the lowering rule of functions with `jax.experimental.custom_partitioning`.
+
+    Where the compiler partitions, JAX's rule (0.8 to 0.12) makes a call without side effects and sets no tokens. Later,
+    while XLA compiles, it lowers what the function's `partition` returns, for a program without tokens, and keeps
+    nothing alive of that. Without another rule, lowering fails for lack of a token if the function has taps.
+    """
+    _mlir.register_lowering(
+        custom_partitioning_p, wrapper(_custom_partitioning._custom_partitioning_lowering_rule)
+    )
+
+
+def mark_side_effect(results: Sequence[Any]) -> None:
+    """Keeps XLA from dropping the custom call that has these results, if it is one with any."""
+    for result in results[:1]:
+        result.owner.attributes["has_side_effect"] = _ir.BoolAttr.get(True)
+
+
+def keeping_alive_in(ctx: Any, kept: list[Any]) -> Any:
+    """The lowering context, with `kept` in the place of what JAX keeps alive as long as the program."""
+    return ctx.replace(module_context=ctx.module_context.replace(keepalives=kept))
+
+
+def in_manual_region() -> bool:
+    """Whether the calling thread traces the body of a shard_map."""
+    return bool(jax.sharding.get_abstract_mesh().manual_axes)
+
+
+def in_partially_manual_region() -> bool:
+    """Whether the calling thread traces the body of a shard_map that leaves some axes to the compiler."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return bool(mesh.manual_axes) and not mesh.are_all_axes_manual
+
+
+shard_map_p: Any = _shard_map.shard_map_p
+
+
+def shard_map_axes(params: dict[str, Any]) -> tuple[Any, ...]:
+    """The axes that a shard_map takes over, in the order of its mesh; the parameter is `manual_axes` until 0.9."""
+    manual = params["newly_manual_axes"] if "newly_manual_axes" in params else params["manual_axes"]
+    return tuple(axis for axis in params["mesh"].axis_names if axis in manual)
+
+
+def mesh_sizes(params: dict[str, Any]) -> tuple[int, ...]:
+    """The sizes of the axes that `shard_map_axes` names."""
+    return tuple(int(params["mesh"].shape[axis]) for axis in shard_map_axes(params))
+
+
+def mesh_device(params: dict[str, Any], index: Sequence[int]) -> str:
+    """The name of the device at an index of the axes that `shard_map_axes` names; empty if it is not known."""
+    devices = getattr(params["mesh"], "devices", None)
+    if devices is None or params["mesh"].axis_names != shard_map_axes(params):
+        return ""
+    device = devices[tuple(index)]
+    return f"{device.platform}:{device.id}"
+
+
+def collective_under_vmap(equation: Any, values: Sequence[Any]) -> list[Any] | None:
+    """The results of an equation of a shard_map's body where vmap stands for the devices; None for most equations.
+
+    These primitives (0.9 to 0.12) look at the types of values in a shard_map, which they do not have under vmap.
+    """
+    name, params = equation.primitive.name, equation.params
+    if name in ("psum_invariant", "psum"):
+        return [jax.lax.psum(value, params["axes"]) for value in values]
+    if name in ("pvary", "pcast"):
+        return list(values)
+    return None
+
+
+def varying_axes(avals: Iterable[Any]) -> frozenset[Any]:
+    """The manual mesh axes over which any of the avals varies; see `results_that_vary_as`."""
+    axes: frozenset[Any] = frozenset()
+    arrays: list[Any] = [aval for aval in avals if isinstance(aval, _core.ShapedArray)]
+    for aval in arrays:
+        axes |= aval.mat.varying if versions.HAS_MANUAL_AXIS_TYPE else aval.vma
+    return axes
+
+
+def vary_over(axes: frozenset[Any], value: Any) -> Any:
+    """The value as one that varies over those axes as well: the two results of a branch, say, must agree in that."""
+    missing = tuple(sorted(axes - varying_axes([jax.typeof(value)]), key=str))
+    if not missing:
+        return value
+    lax: Any = jax.lax  # which has pcast from 0.9 on, where pvary is deprecated
+    return lax.pcast(value, missing, to="varying") if hasattr(lax, "pcast") else lax.pvary(value, missing)
+
+
+def results_that_vary_as(avals: Sequence[Any], results: Sequence[Any]) -> list[Any]:
+    """The avals of results that depend on all operands: they vary over every manual mesh axis that one of those does.
+
+    JAX's own rule for its callbacks and FFI calls leaves the axes out, or demands that all operands agree (0.8 to
+    0.12): without this one, shard_map refuses the result of a call or the call itself.
+    """
+    varying = varying_axes(avals)
+    sharding = _core.get_cur_mesh_sharding()
+    if not varying:
+        return [result.update(sharding=sharding) for result in results]
+    if versions.HAS_MANUAL_AXIS_TYPE:
+        axes: dict[str, Any] = {"manual_axis_type": _core.ManualAxisType(varying=varying)}
+    else:
+        axes = {"vma": varying}
+    return [result.update(sharding=sharding, **axes) for result in results]
+
 
 REPLICATED: Any = _xla_client.HloSharding.replicate()
 
