@@ -23,8 +23,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
-def _room(name: str) -> Any:
-    return importlib.import_module(f"hostcallback.testing.{name}")
+def _testing() -> Any:
+    return importlib.import_module("hostcallback.testing")
 
 
 def _run(item: pytest.Item, when: str) -> Generator[None, object, object]:
@@ -36,7 +36,7 @@ def _run(item: pytest.Item, when: str) -> Generator[None, object, object]:
     except BaseException as raised:
         error = raised
     if USED in sys.modules and not isinstance(error, KeyboardInterrupt):
-        _room("drain").drain(item, when, error)
+        _testing().drain(item, when, error)
     if error is not None:
         raise error
     return result
@@ -46,7 +46,7 @@ def _run(item: pytest.Item, when: str) -> Generator[None, object, object]:
 def pytest_runtest_setup(item: pytest.Item) -> Generator[None, object, object]:
     """Waits for taps from before the test, then runs its fixtures."""
     if USED in sys.modules:
-        _room("drain").drain_before(item)
+        _testing().drain_before(item)
     return (yield from _run(item, "setup"))
 
 
@@ -69,7 +69,7 @@ def pytest_runtest_makereport(
     """Shows failed checks and taps by the user's lines."""
     report = yield
     if USED in sys.modules and call.excinfo is not None and report.outcome == "failed":
-        shown = _room("reports").shown(item, call.excinfo)
+        shown = _testing().shown(item, call.excinfo)
         if shown is not None:
             report.longrepr = shown
     return report
@@ -78,5 +78,5 @@ def pytest_runtest_makereport(
 @pytest.fixture
 def taps() -> Generator[Any, None, None]:
     """The messages of all taps during the test, by the tap's name: see docs/pytest.md."""
-    with _room("captured_taps").CapturedTaps() as captured:
+    with _testing().CapturedTaps() as captured:
         yield captured

@@ -21,34 +21,28 @@ if TYPE_CHECKING:
     from hostcallback import receiver as receiver
     from hostcallback.api.accelerate import AcceleratedCallback, Acceleration, accelerate
     from hostcallback.api.barrier import barrier_wait
-    from hostcallback.api.breakpoint import breakpoint as breakpoint
     from hostcallback.api.call import call
     from hostcallback.api.capsule.capsule import capsule
-    from hostcallback.api.check import check, checked, disable_checks, enable_checks
-    from hostcallback.api.debug import callback, log, print as print
-    from hostcallback.api.error_collector import error_collector
+    from hostcallback.api.check import check, checked, disable_checks, enable_checks, error_collector
+    from hostcallback.api.debug import breakpoint as breakpoint, callback, log, print as print
     from hostcallback.api.export import bind, export_checks, unbind
     from hostcallback.api.observe.observe import observe
     from hostcallback.api.observe.places import Site
     from hostcallback.api.outputs.capture import Capture, capture
-    from hostcallback.api.outputs.forms import histogram, image, text
     from hostcallback.api.outputs.live_plot import LivePlot, live_plot
-    from hostcallback.api.outputs.metrics import metrics
+    from hostcallback.api.outputs.metrics import histogram, image, metrics, text
     from hostcallback.api.outputs.page import Ui, ui
-    from hostcallback.api.progress.bar import Progress
-    from hostcallback.api.progress.loops import fori_loop, scan, while_loop
-    from hostcallback.api.progress.progress import progress
+    from hostcallback.api.progress import Progress, fori_loop, progress, scan, while_loop
     from hostcallback.api.receiver import (
         OutfeedReceiver,
         outfeed_receiver,
     )
     from hostcallback.api.receiver_options import MetricsWarning, RecordingWarning
-    from hostcallback.api.tap import id_print, id_tap, tap
+    from hostcallback.api.tap import id_print, id_tap, jit, tap
     from hostcallback.api.taps import TapSelection, control_file, taps
     from hostcallback.api.watch.report import Operation
     from hostcallback.api.watch.watch import watch_nonfinite
     from hostcallback.lifecycle.forwarding import ForwardingWarning
-    from hostcallback.primitives.jit import jit
     from hostcallback.receiver.control.errors import RuleFileError
     from hostcallback.receiver.errors import (
         BreakpointError,
@@ -203,7 +197,7 @@ _PLACES = {
     "Operation": "api.watch.report",
     "OtlpExporter": "receiver.remote.otlp.exporter",
     "OutfeedReceiver": "api.receiver",
-    "Progress": "api.progress.bar",
+    "Progress": "api.progress",
     "Recorder": "receiver.taplog.writing.recorder",
     "RecordingWarning": "api.receiver_options",
     "ReentrantWaitError": "receiver.errors",
@@ -222,7 +216,7 @@ _PLACES = {
     "accelerate": "api.accelerate",
     "barrier_wait": "api.barrier",
     "bind": "api.export",
-    "breakpoint": "api.breakpoint",
+    "breakpoint": "api.debug",
     "call": "api.call",
     "callback": "api.debug",
     "capsule": "api.capsule.capsule",
@@ -233,15 +227,15 @@ _PLACES = {
     "csv": "receiver.sinks.metric_writers.files",
     "disable_checks": "api.check",
     "enable_checks": "api.check",
-    "error_collector": "api.error_collector",
+    "error_collector": "api.check",
     "export_checks": "api.export",
-    "fori_loop": "api.progress.loops",
+    "fori_loop": "api.progress",
     "forward": "receiver.remote.options",
-    "histogram": "api.outputs.forms",
+    "histogram": "api.outputs.metrics",
     "id_print": "api.tap",
     "id_tap": "api.tap",
-    "image": "api.outputs.forms",
-    "jit": "primitives.jit",
+    "image": "api.outputs.metrics",
+    "jit": "api.tap",
     "jsonl": "receiver.sinks.metric_writers.files",
     "live_plot": "api.outputs.live_plot",
     "log": "api.debug",
@@ -251,19 +245,19 @@ _PLACES = {
     "otlp_exporter": "receiver.remote.otlp.exporter",
     "outfeed_receiver": "api.receiver",
     "print": "api.debug",
-    "progress": "api.progress.progress",
+    "progress": "api.progress",
     "prometheus_collector": "receiver.runtime.prometheus:register",
     "read": "receiver.taplog.columns.log_data",
     "record": "receiver.taplog.writing.recorder",
-    "scan": "api.progress.loops",
+    "scan": "api.progress",
     "tap": "api.tap",
     "taps": "api.taps",
     "tensorboard": "receiver.sinks.metric_writers.tensorboard",
-    "text": "api.outputs.forms",
+    "text": "api.outputs.metrics",
     "ui": "api.outputs.page",
     "unbind": "api.export",
     "watch_nonfinite": "api.watch.watch",
-    "while_loop": "api.progress.loops",
+    "while_loop": "api.progress",
 }
 """The module of each name, and after a colon what it is called there."""
 

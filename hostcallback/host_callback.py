@@ -23,11 +23,10 @@ import jax
 import numpy as np
 from jax import experimental
 
-from hostcallback import _jax_compat as compat
+from hostcallback import _jax_compat as compat, legacy as legacy_flags
 from hostcallback.api import barrier
 from hostcallback.api.call import call as host_call
-from hostcallback.legacy import flags as legacy_flags
-from hostcallback.legacy.outfeed_internals import missing_name_error
+from hostcallback.legacy import missing_name_error
 from hostcallback.primitives.bind import bind_tap
 from hostcallback.receiver import errors
 from hostcallback.receiver.log import logger
@@ -39,7 +38,7 @@ from hostcallback.receiver.sinks.print import SupportsWrite
 from hostcallback.receiver.wire import tap_kind
 from hostcallback.sync import inflight
 from hostcallback.tracing import leaves
-from hostcallback.tracing.fingerprint import callable_name
+from hostcallback.tracing.retention import callable_name
 from hostcallback.tracing.source_line import user_source_line
 from hostcallback.tracing.tap_options import TapOptions
 

@@ -1,4 +1,4 @@
-"""`check`: an assertion in device code, which sends its values only if it fails; `checked`: a step that raises it."""
+"""`check` and its kin, and `error_collector`, which collects the failed checks of a part of the program."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ import numpy as np
 from hostcallback import _jax_compat as compat
 from hostcallback.api.barrier import wait_for_taps
 from hostcallback.api.public import public
+from hostcallback.api.receiver import OutfeedReceiver, outfeed_receiver
 from hostcallback.primitives.bind import bind_tap
 from hostcallback.primitives.formatted import template_of
 from hostcallback.receiver.errors import TapFunctionException
+from hostcallback.receiver.messages.deferred_errors import MAX_KEPT, OnError
 from hostcallback.receiver.runtime.runtime import runtime
 from hostcallback.receiver.sinks.factory import Binding
 from hostcallback.receiver.wire import tap_kind
@@ -219,3 +221,35 @@ def _raise_failed_checks(cause: BaseException | None) -> None:
         for more in found[1:]:
             checks.merge(more)
         raise TapFunctionException(checks.headline(), checks.errors()) from cause
+
+
+@public
+def error_collector(
+    *,
+    on_error: OnError | str = OnError.DEFER,
+    max_errors: int = MAX_KEPT,
+    timeout_sec: float = 10.0,
+    devices: Sequence[jax.Device] | None = None,
+) -> OutfeedReceiver:
+    """Returns a context manager that collects the failed checks of a part of the program; see `outfeed_receiver`.
+
+    Args:
+        on_error: action for failed checks; see `outfeed_receiver`.
+        max_errors: number of lines with failed checks that are reported separately; failures beyond them are counted.
+        timeout_sec: see `outfeed_receiver`.
+        devices: devices of this process to collect from; all by default.
+
+    Raises:
+        ValueError: an argument is out of range.
+        DeviceClaimedError: (on entering) another open receiver or collector has one of the devices.
+        TapFunctionException: (on leaving) has one `CheckError` per line, the first failure first.
+
+    Example:
+        with hcb.error_collector() as errors:
+            train()
+            print(errors.failed_checks)
+    """
+    return outfeed_receiver(
+        receiver_name="error collector", on_error=on_error, max_errors=max_errors, timeout_sec=timeout_sec,
+        devices=devices,
+    )  # fmt: skip

@@ -474,7 +474,7 @@ def outfeed_receiver(
         raise_soon.prepare()
     scope = Scope(receiver_name, max_errors, back_pressure, on_error)
     if folder is not None:
-        from hostcallback.api.failures.failures import FailureCapsules
+        from hostcallback.api.failures import FailureCapsules
 
         scope.deferred.unclaimed = FailureCapsules(folder, receiver_name, str(user_source_line()))
     return OutfeedReceiver(

@@ -18,7 +18,7 @@ from hostcallback.primitives.call import emit_call
 from hostcallback.primitives.formatted import as_jax_array, template_of
 from hostcallback.receiver.sinks.factory import Binding
 from hostcallback.receiver.wire import tap_kind
-from hostcallback.tracing.fingerprint import callable_name
+from hostcallback.tracing.retention import callable_name
 from hostcallback.tracing.tap_options import callback_options
 from hostcallback.tracing.tap_spec import ON_ONE_DEVICE
 

@@ -10,10 +10,10 @@ from hostcallback.primitives.tap import tap_p
 from hostcallback.receiver.messages.call_site import note_place
 from hostcallback.receiver.sinks.factory import Binding
 from hostcallback.tracing import leaves
+from hostcallback.tracing.format_check import check_kwargs
 from hostcallback.tracing.source_line import user_source_line
 from hostcallback.tracing.tap_options import TapOptions
 from hostcallback.tracing.tap_spec import TapSpec
-from hostcallback.tracing.traced_kwargs import check_kwargs
 
 
 def bind_tap(

@@ -21,7 +21,7 @@ from hostcallback.receiver.messages.message import Message, Sink
 from hostcallback.receiver.sinks.call import CallSink, Expected
 from hostcallback.receiver.sinks.factory import Binding
 from hostcallback.receiver.wire.dtypes import wire_type_of
-from hostcallback.tracing.fingerprint import describe_structure
+from hostcallback.tracing.retention import describe_structure
 from hostcallback.tracing.source_line import user_source_line
 from hostcallback.tracing.tap_options import TapOptions
 from hostcallback.tracing.tap_spec import TapSpec

@@ -1,4 +1,4 @@
-"""Checks a format string against its arguments when a print is traced, because the user's line is known then."""
+"""Checks format strings and keyword arguments of taps when they are traced, because the user's line is known then."""
 
 from __future__ import annotations
 
@@ -185,3 +185,20 @@ def _misfit(value: Any, format_spec: str) -> Exception | None:
     except (TypeError, ValueError) as error:
         return error
     return None
+
+
+def check_kwargs(kwargs: dict[str, Any], name: str, tap: str) -> None:
+    """Raises TypeError if a value, or a leaf of one, is traced.
+
+    Args:
+        kwargs: keyword arguments for the sink, which stay on the host.
+        name: the tap's.
+        tap: its name and source line, for the error.
+    """
+    for key, value in kwargs.items():
+        if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(value)):
+            raise TypeError(
+                f"the keyword argument {key!r} of {name} is a traced value, {value!r}, and keyword arguments "
+                "stay on the host: put it into the tapped pytree, such as id_tap(tap_func, {'x': x, 'step': step}) "
+                f"(in the tap {tap})"
+            )

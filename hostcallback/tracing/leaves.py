@@ -16,7 +16,7 @@ from hostcallback import _jax_compat as compat
 from hostcallback.receiver.wire import pytree as tree
 from hostcallback.receiver.wire.dtypes import wire_type_of
 from hostcallback.receiver.wire.truncation import TruncatedArray
-from hostcallback.tracing.fingerprint import describe_structure
+from hostcallback.tracing.retention import describe_structure
 from hostcallback.tracing.tap_spec import Float0Leaves
 
 _ABSENT = object()

@@ -13,7 +13,7 @@ from hostcallback.receiver.messages.call_site import CallSite
 from hostcallback.receiver.wire import tap_kind
 from hostcallback.receiver.wire.tap_descriptor import PROCESSES
 from hostcallback.receiver.wire.tap_kind import TapKind
-from hostcallback.tracing.fingerprint import callable_name
+from hostcallback.tracing.retention import callable_name
 from hostcallback.tracing.source_line import place_name, user_source_line
 
 SHARDINGS = ("global", "local")

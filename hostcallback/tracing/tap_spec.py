@@ -17,7 +17,7 @@ from hostcallback.receiver.sinks.lane_mask import LaneMask
 from hostcallback.receiver.sinks.sharding.sinks import shard_sink
 from hostcallback.receiver.wire.pytree import is_plain
 from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
-from hostcallback.tracing.fingerprint import Fingerprint, describe_structure, freeze
+from hostcallback.tracing.retention import Fingerprint, describe_structure, freeze
 from hostcallback.tracing.source_line import SourceLine
 from hostcallback.tracing.tap_options import TapOptions
 

@@ -47,7 +47,7 @@ def test_it_shows_the_source_with_the_failing_expression_the_values_and_the_user
     stack = "\n".join(text[text.index("  traced from (innermost first):") :])
     assert "hcb.jit(lambda x: inner(x, 5.0))(jnp.arange(100.0))" in stack
     assert "/jax/" not in stack
-    assert "hostcallback/primitives/jit.py" not in stack
+    assert "hostcallback/api/tap.py" not in stack
 
 
 def test_a_check_on_one_line_is_marked_in_characters_not_bytes() -> None:

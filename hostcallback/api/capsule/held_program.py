@@ -15,8 +15,7 @@ import numpy as np
 
 from hostcallback import _jax_compat as compat
 from hostcallback.api.capsule import program as parts
-from hostcallback.api.failures.about import about_this_process
-from hostcallback.api.failures.failures import add_report, capsule_path, described, is_nonfinite
+from hostcallback.api.failures import about_this_process, add_report, capsule_path, described, is_nonfinite
 from hostcallback.api.watch import watch
 from hostcallback.lifecycle import unsettled
 from hostcallback.lowering.xray import Program

@@ -23,7 +23,7 @@ from hostcallback.api.barrier import barrier_wait
 from hostcallback.api.capsule.digests import TAP
 from hostcallback.api.capsule.program import placed
 from hostcallback.api.export import bind, unbind
-from hostcallback.api.failures.failures import described
+from hostcallback.api.failures import described
 from hostcallback.api.receiver import outfeed_receiver
 from hostcallback.receiver.capsule.file_format import PROGRAM, PROMOTED, WATCHED, CapsuleError, Failure, Input
 from hostcallback.receiver.capsule.reading import Capsule

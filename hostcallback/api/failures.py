@@ -1,22 +1,86 @@
-"""Failures that leave capsules: what a capsule says about them, and capsules of those that belong to no known step."""
+"""What capsules say of failures and of the process, and the capsules of failures that belong to no known step."""
 
 from __future__ import annotations
 
+import json
 import os
+import platform
 import re
+import sys
 import threading
+import time
+from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import jax
 
-from hostcallback.api.failures.about import about_this_process, last_messages
+from hostcallback.receiver import redaction
 from hostcallback.receiver.capsule.file_format import MESSAGES, REPORT, SUFFIX, Failure
 from hostcallback.receiver.capsule.writing import CapsuleWriter
 from hostcallback.receiver.errors import TapFailure
 from hostcallback.receiver.log import logger
 from hostcallback.receiver.messages.check_report import FailedCheck
-from hostcallback.receiver.runtime.runtime import runtime
+from hostcallback.receiver.runtime.runtime import Runtime, runtime
 from hostcallback.receiver.sinks.nonfinite import NonFiniteError
+
+PACKAGES = ("hostcallback", "jax", "jaxlib", "numpy", "ml_dtypes", "flax", "equinox", "optax")
+"""Packages whose versions a capsule has."""
+
+VARIABLES = ("JAX_", "XLA_", "HOSTCALLBACK_", "CUDA_VISIBLE_DEVICES")
+"""Beginnings of the names of the variables that a capsule has. Others may be secret."""
+
+LAST_MESSAGES = 1000
+"""Number of messages of the log that a capsule has."""
+
+
+def about_this_process() -> dict[str, Any]:
+    """Plain data for the manifest of a capsule."""
+    devices = jax.devices()
+    return {
+        "created_ns": time.time_ns(),
+        "versions": {"python": platform.python_version(), **_versions()},
+        "platform": devices[0].platform,
+        "devices": [{"id": device.id, "kind": device.device_kind} for device in devices],
+        "process": {"index": jax.process_index(), "count": jax.process_count()},
+        "system": platform.platform(),
+        "x64": bool(_setting("jax_enable_x64")),
+        "matmul_precision": str(_setting("jax_default_matmul_precision") or ""),
+        "environment": {
+            name: value
+            for name, value in sorted(os.environ.items())
+            if name.startswith(VARIABLES) and not redaction.is_credential(name) and "://" not in value
+        },
+    }
+
+
+def _setting(name: str) -> Any:
+    return getattr(jax.config, name)  # without a type in JAX's annotations
+
+
+def _versions() -> dict[str, str]:
+    return {name: version(name) for name in PACKAGES if name.split(".")[0] in sys.modules or name == "jaxlib"}
+
+
+def last_messages(runtime: Runtime) -> tuple[str, str]:
+    """Returns the last messages of the receivers' logs as lines of JSON, or why there are none."""
+    recorders = {receiver.scope.recorder for receiver in runtime.receivers()} - {None}
+    if not recorders:
+        return "", "no receiver records (outfeed_receiver(record=...))"
+    from hostcallback.receiver.taplog.reading.follow import Follower
+    from hostcallback.receiver.taplog.reading.logged_message import LoggedMessage
+    from hostcallback.receiver.taplog.reading.selection import Selection
+    from hostcallback.receiver.taplog.render.json_message import as_dict
+
+    lines: list[str] = []
+    for recorder in recorders:
+        assert recorder is not None
+        recorder.flush()
+        for item in Follower([recorder.directory], Selection(), wait=True).last(LAST_MESSAGES):
+            if isinstance(item, LoggedMessage):
+                lines.append(json.dumps(as_dict(item)))
+    return "\n".join(lines), "the log has none"
+
 
 MOST = 3
 """Number of capsules that a receiver writes."""

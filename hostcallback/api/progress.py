@@ -1,0 +1,422 @@
+"""Progress bars: `progress` for any loop, and JAX's loops with a bar of their own."""
+
+from __future__ import annotations
+
+import importlib.util
+import operator
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from hostcallback.api.watch.watch import watch_nonfinite
+from hostcallback.primitives.bind import bind_tap
+from hostcallback.primitives.lanes import any_lane
+from hostcallback.primitives.paced_loops import as_one_program, run_while, scan_steps
+from hostcallback.receiver.sinks.factory import Binding
+from hostcallback.receiver.sinks.progress.message import Phase
+from hostcallback.receiver.wire import tap_kind
+from hostcallback.tracing.source_line import user_source_line
+from hostcallback.tracing.tap_options import TapOptions
+
+DISPLAYS = ("tqdm", "rich")
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What the bar of a loop shows, for `progress=` of `hcb.scan`, `hcb.fori_loop` and `hcb.while_loop`.
+
+    Attributes:
+        desc: the text before the bar. `hcb.taps[desc]` selects the bar's messages; without a text, the name is
+            "progress".
+        total: number of steps, for a `while_loop`, which does not know its number; the loop's own by default. A wrong
+            number does no harm: the bar then ends early, or counts on without one.
+        postfix: returns the values to show after the bar, a dict of scalars. Of a scan it is called as
+            `postfix(carry, y)`, of the other loops as `postfix(value)`, both with the results of a step. It is traced,
+            and runs ten times a second, not in every step. It must not communicate between devices (`lax.psum`).
+        unit: what is counted.
+        display: "tqdm" (`tqdm.auto`: in notebooks a widget) or "rich".
+        leave: whether the bar stays on the screen when its loop has ended. Bars of inner loops never stay.
+
+    Raises:
+        TypeError: an attribute has another type.
+        ValueError: `display` has another value, or `total` is negative.
+
+    Example:
+        bar = hcb.Progress("sum", postfix=lambda total, _: {"total": total})
+        total, _ = hcb.scan(lambda total, value: (total + value, None), jnp.float32(0), x, progress=bar)
+    """
+
+    desc: str | None = None
+    total: int | None = None
+    postfix: Callable[..., Mapping[str, Any]] | None = None
+    unit: str = "it"
+    display: str = "tqdm"
+    leave: bool = True
+
+    def __post_init__(self) -> None:
+        """Checks the attributes, which come from users."""
+        for name, value in (("desc", self.desc or ""), ("unit", self.unit)):
+            if not isinstance(value, str):
+                raise TypeError(
+                    f"{name} of a Progress is a text, got {type(value).__name__} {value!r}: hcb.Progress('train')"
+                )
+        if self.postfix is not None and not callable(self.postfix):
+            raise TypeError(
+                f"postfix of a Progress is a function that returns a dict, got {self.postfix!r}: as in "
+                "lambda carry, y: {'loss': y}"
+            )
+        if self.total is not None:
+            check_total(self.total, "total of a Progress")
+        if self.display not in DISPLAYS:
+            raise ValueError(f"display is {self.display!r}, expected 'tqdm' or 'rich'")
+
+
+def check_total(total: Any, what: str) -> None:
+    """Checks a number of steps that a user gives, if it is not traced.
+
+    Raises:
+        TypeError: it is not a whole number.
+        ValueError: it is negative.
+    """
+    if isinstance(total, jax.Array) and jnp.issubdtype(total.dtype, jnp.integer) and not total.shape:
+        return
+    if isinstance(total, bool) or not isinstance(total, int | np.integer):
+        raise TypeError(f"{what} is {total!r}, expected a whole number of steps, or None")
+    if total < 0:
+        raise ValueError(f"{what} is {total!r}, expected a number of steps, 0 or more")
+
+
+def chosen(progress: Any) -> Progress | None:
+    """Returns the bar for a value of `progress=`; None for no bar.
+
+    Raises:
+        TypeError: it is neither a bool, a text, a `Progress` nor None.
+        ModuleNotFoundError: the library that shows the bar is missing.
+    """
+    if progress is None or progress is False:
+        return None
+    bar = Progress() if progress is True else Progress(progress) if isinstance(progress, str) else progress
+    if not isinstance(bar, Progress):
+        raise TypeError(
+            f"progress is {type(progress).__name__} {progress!r}, expected True, a description, or "
+            "hcb.Progress('train', postfix=...)"
+        )
+    check_installed(bar.display)
+    return bar
+
+
+def check_installed(display: str) -> None:
+    """Raises ModuleNotFoundError with the command to install the library that shows a bar, if it is missing."""
+    if importlib.util.find_spec(display) is None:
+        extra = "progress" if display == "tqdm" else "top"
+        raise ModuleNotFoundError(
+            f"a progress bar needs {display}, which is not installed: pip install 'hostcallback[{extra}]'",
+            name=display,
+        )
+
+
+class BarMessages:
+    """Emits the messages of one loop's bar."""
+
+    def __init__(
+        self, progress: Progress, total: Any, view: Callable[..., tuple[Any, ...]] = lambda *values: values
+    ) -> None:
+        """Makes the messages of a bar.
+
+        Args:
+            progress: what it shows.
+            total: number of steps of the loop, traced or not; None if it is not known.
+            view: returns the arguments of the user's `postfix`, from the values of the loop.
+        """
+        self._progress = progress
+        self._total = total if progress.total is None else progress.total
+        # The loop's messages may be traced at several lines, and in the rule of a derivative.
+        self._view = view
+        self._key = str(user_source_line())
+
+    def begin(self) -> None:
+        """Shows the bar, at step 0."""
+        self._emit(Phase.BEGIN, 0, {})
+
+    def update(self, step: Any, postfix: Mapping[str, Any]) -> None:
+        """Moves the bar to a step."""
+        self._emit(Phase.UPDATE, step, postfix)
+
+    def end(self, step: Any, postfix: Mapping[str, Any]) -> None:
+        """Moves the bar to its last step, and ends it."""
+        self._emit(Phase.END, step, postfix)
+
+    def postfix(self, *values: Any) -> Mapping[str, Any]:
+        """Calls the user's function with values of the loop, through which no gradient flows.
+
+        Raises:
+            TypeError: it returned something else than a dict with texts as keys.
+        """
+        if self._progress.postfix is None:
+            return {}
+        found = self._progress.postfix(*without_gradient(self._view(*values)))
+        if not isinstance(found, Mapping) or not all(isinstance(key, str) for key in found):
+            raise TypeError(f"postfix returned {found!r}, expected a dict such as {{'loss': loss}}")
+        return found
+
+    def _emit(self, phase: Phase, step: Any, postfix: Mapping[str, Any]) -> None:
+        progress = self._progress
+        total = -1 if self._total is None else self._total
+        emit(message(phase, step, total, postfix), progress, self._key)
+
+
+def message(phase: Phase, step: Any, total: Any, postfix: Mapping[str, Any]) -> Any:
+    """Returns what the tap of a message sends; see `receiver.sinks.progress.message.Step`."""
+    return np.int32(phase), _count(step), _count(total), dict(postfix)
+
+
+def emit(arg: Any, progress: Progress, key: str, *, own_rate: float = 0.0) -> None:
+    """Binds the tap of one message of a bar.
+
+    Args:
+        arg: the message.
+        progress: what the bar shows.
+        key: loops with the same key on a device share a bar.
+        own_rate: largest number of messages per second; 0 for no limit.
+    """
+    params = {
+        "key": key, "desc": progress.desc, "unit": progress.unit, "display": progress.display, "leave": progress.leave,
+        "own_rate": own_rate,
+    }  # fmt: skip
+    options = TapOptions(
+        progress.desc or "progress", tap_tangents=False, tap_transposed=False, sharding="local",
+        kind=tap_kind.PROGRESS, params=params,
+    )  # fmt: skip
+    bind_tap(arg, (), {}, Binding(), identity=("progress", *params.values()), options=options)
+
+
+def _count(number: Any) -> Any:
+    dtype = jax.dtypes.canonicalize_dtype(np.int64)
+    return jnp.asarray(number).astype(dtype)
+
+
+def without_gradient(tree: Any) -> Any:
+    """Returns a tree of values through which no gradient flows."""
+    return jax.tree.map(jax.lax.stop_gradient, tree)
+
+
+def scan(
+    f: Callable[[Any, Any], tuple[Any, Any]],
+    init: Any,
+    xs: Any = None,
+    length: int | None = None,
+    reverse: bool = False,
+    unroll: int | bool = 1,
+    *,
+    progress: bool | str | Progress | None = True,
+    watch: bool = False,
+    **options: Any,
+) -> tuple[Any, Any]:
+    """`jax.lax.scan` with a progress bar, which moves ten times a second, however fast the steps are.
+
+    The device looks at a clock, not at a number of steps. The loop costs at most a few percent more for steps of a
+    microsecond. The last step is always shown. Works under every transformation. Each device of a `shard_map` has a
+    bar, a program that the compiler partitions has one; under `vmap` all elements share one. docs/progress.md has more.
+
+    Args:
+        f: as in `jax.lax.scan`.
+        init: as in `jax.lax.scan`.
+        xs: as in `jax.lax.scan`.
+        length: as in `jax.lax.scan`.
+        reverse: as in `jax.lax.scan`.
+        unroll: as in `jax.lax.scan`. With another value than 1, each step asks whether it is time for a message.
+        progress: True, the text before the bar, a `Progress`, or False for `jax.lax.scan` itself.
+        watch: whether to find the operation, and the iteration, that made the first NaN or infinity, as
+            `watch_nonfinite` does; needs `progress=False`.
+        **options: other arguments of `jax.lax.scan`.
+
+    Returns:
+        The last carry and the stacked outputs.
+
+    Raises:
+        ModuleNotFoundError: tqdm, or the library of `Progress.display`, is not installed.
+        TypeError: `progress` is something else; or as `jax.lax.scan`.
+        ValueError: `watch` and `progress` are set together.
+
+    Example:
+        total, _ = hcb.scan(lambda total, value: (total + value, None), jnp.float32(0), x, progress="sum")
+    """
+    if watch:
+        if progress is not False and progress is not None:
+            raise ValueError(
+                f"hcb.scan(watch=True) shows no bar: add progress=False, at {user_source_line()}"
+            )
+        return watch_nonfinite(lax.scan)(f, init, xs, length, reverse, unroll, **options)
+    bar = chosen(progress)
+    steps = None if bar is None else _length(xs, length)
+    if bar is None or steps is None:  # with a wrong length, JAX raises
+        return lax.scan(f, init, xs, length, reverse, unroll, **options)
+    messages = BarMessages(bar, steps)
+    return scan_steps(f, init, xs, steps, messages, {"reverse": reverse, "unroll": unroll, **options})
+
+
+def _length(xs: Any, length: int | None) -> int | None:
+    try:
+        lengths = {np.shape(leaf)[0] for leaf in jax.tree.leaves(xs)}
+        lengths |= set() if length is None else {operator.index(length)}
+    except (TypeError, IndexError, ValueError):
+        return None
+    return lengths.pop() if len(lengths) == 1 else None
+
+
+def fori_loop(
+    lower: Any,
+    upper: Any,
+    body_fun: Callable[[Any, Any], Any],
+    init_val: Any,
+    *,
+    unroll: int | bool | None = None,
+    progress: bool | str | Progress | None = True,
+) -> Any:
+    """`jax.lax.fori_loop` with a progress bar; see `scan`.
+
+    The bounds may be traced. Under `vmap`, elements with different bounds have a bar each.
+
+    Args:
+        lower: as in `jax.lax.fori_loop`.
+        upper: as in `jax.lax.fori_loop`.
+        body_fun: as in `jax.lax.fori_loop`.
+        init_val: as in `jax.lax.fori_loop`.
+        unroll: as in `jax.lax.fori_loop`.
+        progress: as in `scan`.
+
+    Returns:
+        The value after the last step.
+
+    Raises:
+        ModuleNotFoundError: as `scan`.
+        TypeError: as `scan`; or as `jax.lax.fori_loop`.
+
+    Example:
+        x = hcb.fori_loop(0, 1000, lambda i, x: jnp.cos(x), x, progress="iterate")
+    """
+    bar = chosen(progress)
+    if bar is None:
+        return lax.fori_loop(lower, upper, body_fun, init_val, unroll=unroll)
+    try:
+        first, last = operator.index(lower), operator.index(upper)
+    except (TypeError, jax.errors.JAXTypeError):
+        return as_one_program(
+            lambda lower, upper, value: _traced_fori_loop(lower, upper, body_fun, value, bar),
+            lower,
+            upper,
+            init_val,
+        )
+    dtype = jnp.result_type(lower, upper)
+
+    def step(carry: Any, _: Any) -> Any:
+        index, value = carry
+        return (index + 1, body_fun(index, value)), None
+
+    messages = BarMessages(bar, max(last - first, 0), view=lambda carry, y: (carry[1],))
+
+    def loop(value: Any) -> Any:
+        init = (jnp.asarray(lower, dtype), value)
+        (_, value), _ = scan_steps(step, init, None, max(last - first, 0), messages, {"unroll": unroll or 1})
+        return value
+
+    return as_one_program(loop, init_val)
+
+
+def _traced_fori_loop(
+    lower: Any, upper: Any, body_fun: Callable[[Any, Any], Any], init_val: Any, bar: Progress
+) -> Any:
+    dtype = jnp.result_type(lower, upper)
+    lower, upper = jnp.asarray(lower, dtype), jnp.asarray(upper, dtype)
+    messages = BarMessages(bar, jnp.maximum(upper - lower, 0), view=lambda carry: (carry[1],))
+
+    def step(carry: Any) -> Any:
+        index, value = carry
+        return index + 1, body_fun(index, value)
+
+    return run_while(lambda carry: carry[0] < upper, step, (lower, init_val), messages)[1]
+
+
+def while_loop(
+    cond_fun: Callable[[Any], Any],
+    body_fun: Callable[[Any], Any],
+    init_val: Any,
+    *,
+    progress: bool | str | Progress | None = True,
+) -> Any:
+    """`jax.lax.while_loop` with a progress bar that counts steps; see `scan`.
+
+    The bar has no end unless `Progress(total=...)` gives one. Under `vmap`, elements that end at different steps have a
+    bar each.
+
+    Args:
+        cond_fun: as in `jax.lax.while_loop`.
+        body_fun: as in `jax.lax.while_loop`.
+        init_val: as in `jax.lax.while_loop`.
+        progress: as in `scan`.
+
+    Returns:
+        The value for which `cond_fun` is false.
+
+    Raises:
+        ModuleNotFoundError: as `scan`.
+        TypeError: as `scan`; or as `jax.lax.while_loop`.
+
+    Example:
+        least = hcb.while_loop(lambda value: value > 1e-6, lambda value: value / 2, 1.0, progress="halve")
+    """
+    bar = chosen(progress)
+    if bar is None:
+        return lax.while_loop(cond_fun, body_fun, init_val)
+    return run_while(cond_fun, body_fun, init_val, BarMessages(bar, None))
+
+
+RATE = 10.0
+"""Messages per second."""
+
+
+def progress(total: Any, *, step: Any, desc: str | None = None, unit: str = "it", **postfix: Any) -> None:
+    """Moves a progress bar, from any traced loop.
+
+    Sends at most ten messages a second, and the one of the last step always. Each step asks the host whether it is
+    time. `hcb.scan` and the like cost less, and show their last step whatever its number. Calls of one
+    line share a bar.
+
+    Args:
+        total: number of steps, traced or not; None if it is not known. If it is wrong, or None, the bar ends at the
+            next `barrier_wait`, and shows the last step a tenth of a second later.
+        step: the number of this step, an integer, from 0 on.
+        desc: the text before the bar.
+        unit: what is counted.
+        **postfix: values to show behind the bar, by name: scalars, traced or not.
+
+    Raises:
+        TypeError: `step` or `total` is no integer, or `desc` no text.
+        ValueError: `total` is negative.
+        ModuleNotFoundError: tqdm is not installed.
+
+    Example:
+        def body(i, x):
+            hcb.progress(1000, step=i, desc="iterate", x=x)
+            return jnp.cos(x)
+
+        x = jax.lax.fori_loop(0, 1000, body, 1.0)
+    """
+    bar = Progress(desc, unit=unit)
+    check_installed(bar.display)
+    if total is not None:
+        check_total(total, "total of hcb.progress")
+    check_total(step, "step of hcb.progress")
+    key, shown = str(user_source_line()), without_gradient(postfix)
+    done = jnp.asarray(step) + 1
+    known = -1 if total is None else total
+    emit(message(Phase.UPDATE, done, known, shown), bar, key, own_rate=RATE)
+    if total is not None:
+        # Elements of a vmap may be at different steps: a condition per element would send in each step.
+        last = any_lane(done == total)
+        jax.lax.cond(last, lambda: emit(message(Phase.END, done, known, shown), bar, key), lambda: None)

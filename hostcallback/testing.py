@@ -1,0 +1,282 @@
+"""For tests of programs with taps: what the pytest plugin `hostcallback_pytest` loads when a test has used a tap."""
+
+from __future__ import annotations
+
+import difflib
+import threading
+import traceback
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+import pytest
+from _pytest._code.code import ExceptionChainRepr, ReprEntry, ReprFileLocation, ReprTraceback
+
+from hostcallback.api.barrier import barrier_wait, wait_for_taps
+from hostcallback.receiver import tap_name
+from hostcallback.receiver.errors import TapFunctionException, TapTimeoutError
+from hostcallback.receiver.messages.call_site import Frame
+from hostcallback.receiver.messages.check_report import CheckError
+from hostcallback.receiver.messages.message import Message
+from hostcallback.receiver.runtime.dispatch.scope_sinks import ScopeSinks
+from hostcallback.receiver.runtime.runtime import runtime
+from hostcallback.receiver.taplog.columns.log_data import UnknownTapError
+from hostcallback.receiver.terminal import printable_lines
+
+
+class CapturedTaps(Mapping[str, list[Any]]):
+    """A mapping of taps' names to the values that they sent, in order of delivery (of a device, in order of emission).
+
+    A value is the tapped pytree, of numpy arrays; of shape () they are numpy scalars. Reading waits for the taps of
+    all programs so far and raises their failures, as `hcb.barrier_wait()` does. Tap functions, prints and receivers
+    work as without it. Failed checks are no messages. The messages of a receiver with `process=True` are not here.
+
+    Example:
+        def test_loss(taps):
+            train()
+            assert taps["loss"] == [3.0, 2.0, 1.0]
+    """
+
+    def __init__(self) -> None:
+        """Captures nothing until it is entered."""
+        self._lock = threading.Lock()  # protects `_values`
+        self._values: dict[str, list[Any]] = {}
+        self._observer = ScopeSinks([self._take])
+
+    def __enter__(self) -> Self:
+        """Begins to capture. Waits for earlier taps."""
+        barrier_wait()
+        runtime.observe(self._observer, True)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        """Ends capturing. What was captured can still be read."""
+        wait_for_taps()
+        runtime.observe(self._observer, False)
+
+    def _take(self, message: Message) -> None:
+        consumer = message.consumer
+        if consumer.is_check:
+            return
+        # Copies, because a tap function may change its arrays.
+        arrays = [np.array(array) for array in message.arrays]
+        rows = [[array[row] for array in arrays] for row in range(message.stacked)] or [arrays]
+        values = [consumer.unflatten([array[()] for array in row]) for row in rows]
+        with self._lock:
+            self._values.setdefault(consumer.name, []).extend(values)
+
+    def __getitem__(self, name: str) -> list[Any]:
+        """The values of the tap of that name; that of an unnamed tap may be given without its line.
+
+        Raises:
+            UnknownTapError: no tap of that name sent anything; the text lists those that did.
+            TapFunctionException: taps failed.
+        """
+        __tracebackhide__ = True
+        values: list[Any] = self.values(name)
+        return values
+
+    def values(self, name: str | None = None) -> Any:
+        """The values of one tap, as `taps[name]`; without a name, the lists of all taps, as a mapping's."""
+        __tracebackhide__ = True
+        barrier_wait()
+        with self._lock:
+            if name is None:
+                return [list(values) for values in self._values.values()]
+            there = [*self._values]
+            if name in self._values:
+                return list(self._values[name])
+            near = [known for known in there if tap_name.matches(known, name)]
+            if len(near) == 1:
+                return list(self._values[near[0]])
+        if near:
+            raise UnknownTapError(f"{name!r} may be one of {', '.join(map(repr, near))}: give the whole name")
+        similar = difflib.get_close_matches(str(name), there, n=1)
+        meant = f" Did you mean {similar[0]!r}?" if similar else ""
+        listed = ", ".join(map(repr, there)) or "none"
+        raise UnknownTapError(f"no tap {name!r} sent a message; those that did are {listed}.{meant}")
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the taps that sent messages, in order of their first one."""
+        barrier_wait()
+        with self._lock:
+            return [*self._values]
+
+    def clear(self) -> None:
+        """Forgets what was captured so far. Waits for it first."""
+        barrier_wait()
+        with self._lock:
+            self._values.clear()
+
+    def assert_close(self, name: str, expected: Any, *, rtol: float = 1e-6, atol: float = 0.0) -> None:
+        """Asserts that the values of a tap are close to `expected`, stacked along a new first axis.
+
+        Args:
+            name: of the tap.
+            expected: array-like of shape (messages, *shape of a value).
+            rtol: relative tolerance, of `expected`.
+            atol: absolute tolerance.
+
+        Raises:
+            AssertionError: they differ in shape or value; the text shows where.
+            UnknownTapError: no tap of that name sent anything.
+        """
+        __tracebackhide__ = True
+        found = np.asarray(self.values(name))
+        wanted = np.asarray(expected)
+        if found.shape != wanted.shape:
+            raise AssertionError(
+                f"tap {name!r} sent values of shape {found.shape} (messages first), expected {wanted.shape}:\n"
+                f"{found}"
+            )
+        np.testing.assert_allclose(found, wanted, rtol=rtol, atol=atol, err_msg=f"the values of tap {name!r}")
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def __repr__(self) -> str:
+        """The names, with the number of values of each."""
+        with self._lock:
+            counted = ", ".join(f"{name!r}: {len(values)} values" for name, values in self._values.items())
+        return f"taps({counted})"
+
+
+def drain_before(item: pytest.Item) -> None:
+    """Waits for taps that ran outside of any test.
+
+    Raises:
+        TapFunctionException: with a note that another part of the test session tapped.
+    """
+    try:
+        barrier_wait(_limit(item))
+    except TapFunctionException as error:
+        error.add_note("These taps ran before this test, outside of any test: while modules were imported.")
+        raise
+
+
+def drain(item: pytest.Item, when: str, error: BaseException | None) -> None:
+    """Waits for the taps of one phase of a test.
+
+    Args:
+        item: the test.
+        when: the phase: setup, call or teardown.
+        error: the phase's own exception, which stays the reason of its failure.
+
+    Raises:
+        TapFunctionException: taps failed, and the phase did not.
+        TapTimeoutError: they take longer than the ini option `hostcallback_timeout`.
+    """
+    try:
+        barrier_wait(_limit(item))
+    except (TapFunctionException, TapTimeoutError) as failed:
+        if error is None or isinstance(error, pytest.skip.Exception):
+            raise
+        errors = failed.exceptions if isinstance(failed, TapFunctionException) else [failed]
+        text = "\n".join("".join(traceback.format_exception(each)) for each in errors)
+        item.add_report_section(when, "failed taps", text)
+
+
+def _limit(item: pytest.Item) -> float | None:
+    text = item.config.getini("hostcallback_timeout")
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not seconds >= 0:
+        raise pytest.UsageError(
+            f"the ini option hostcallback_timeout is {text!r}, expected seconds, 0 or more"
+        )
+    return seconds or None
+
+
+ROOT = Path(__file__).resolve().parents[1]
+INTERNAL = (str(ROOT), str(ROOT.parent / "receiver"))
+MAX_SHOWN = 10
+"""Failures of one test that are shown whole; of the others, the number."""
+
+Shown = tuple[ReprTraceback, ReprFileLocation | None, str | None]
+
+
+def shown(item: pytest.Item, excinfo: pytest.ExceptionInfo[BaseException]) -> ExceptionChainRepr | None:
+    """Returns the report of a failure of checks and taps; None for one that pytest shows well itself."""
+    group, style = excinfo.value, item.config.getoption("tbstyle", "auto")
+    if not isinstance(group, TapFunctionException) or style == "native":
+        return None
+    errors = [*_flat(group)]
+    parts = [_part(item, error) for error in errors[:MAX_SHOWN]]
+    after = [f"Failure {number} of {len(errors)}:" for number in range(2, len(parts) + 1)]
+    last = f"{len(errors) - MAX_SHOWN} more failures" if len(errors) > MAX_SHOWN else None
+    notes = "\n".join(note for note in getattr(group, "__notes__", ()) if "JAX has removed" not in note)
+    after.append("\n".join(filter(None, [last, notes])))
+    chain = [(*part[:2], text or None) for part, text in zip(parts, after, strict=True)]
+    report = ExceptionChainRepr(chain)
+    report.reprcrash = chain[0][1]  # the summary names the first failure
+    return report
+
+
+def _flat(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
+    for error in group.exceptions:
+        if isinstance(error, BaseExceptionGroup):
+            yield from _flat(error)
+        else:
+            yield error
+
+
+def _part(item: pytest.Item, error: BaseException) -> Shown:
+    if isinstance(error, CheckError):
+        return _check(item, error)
+    info = pytest.ExceptionInfo.from_exception(error)
+    kept = info.traceback.filter(lambda entry: not str(entry.path).startswith(INTERNAL))
+    info.traceback = kept or info.traceback
+    found = info.getrepr(style="long", tbfilter=False, chain=False)
+    assert isinstance(found, ExceptionChainRepr)
+    return found.chain[0]
+
+
+def _check(item: pytest.Item, error: CheckError) -> Shown:
+    check = error.check
+    explained = check.explanation
+    stack = explained.places[0].stack if explained.places else ()
+    lines = check.source()
+    # As pytest marks a failed assert: ">" before its first line, "E" before the explanation.
+    source = [f">       {line}" if not row else f"        {line}" for row, line in enumerate(lines)]
+    head, *rest = printable_lines(str(error)).split("\n")
+    text = explained.text or "a check failed"
+    listed = {f"    {line}" for line in lines}
+    told: list[str] = []
+    for line in [head.replace(f", at {check.source_line}", "", 1), *rest]:
+        if line.startswith("  traced from"):
+            break  # the frames are entries of their own
+        if line not in listed:
+            told.append(f"E       {line}")
+    told[0] = f"E       {type(error).__name__}: {told[0][8:]}"
+    callers = [*reversed(stack[1:])]
+    tests = [place for place, frame in enumerate(callers) if frame.file == str(item.path)]
+    # What is outside of the test's file runs the tests.
+    entries = [_entry(item, frame) for frame in callers[tests[0] if tests else 0 :]]
+    file, number = (stack[0].file, stack[0].line) if stack else (check.source_line, 0)
+    place = ReprFileLocation(_path(item, file), number, type(error).__name__)
+    entries.append(ReprEntry([*source, *told], None, None, place, "long"))
+    crash = ReprFileLocation(file, number, f"{type(error).__name__}: {text}")
+    return ReprTraceback(entries, None, style="long"), crash, None
+
+
+def _entry(item: pytest.Item, frame: Frame) -> ReprEntry:
+    text = frame.source_text(frame.line).strip()
+    place = ReprFileLocation(_path(item, frame.file), frame.line, f"traced in {frame.function}")
+    return ReprEntry([f"    {text}"] if text else [], None, None, place, "short")
+
+
+def _path(item: pytest.Item, file: str) -> str:
+    try:
+        return str(Path(file).relative_to(item.config.invocation_params.dir))
+    except ValueError:
+        return file
