@@ -66,13 +66,12 @@ if TYPE_CHECKING:
     from hostcallback.receiver.remote.options import Forward, forward
     from hostcallback.receiver.remote.otlp.exporter import OtlpExporter, otlp_exporter, otlp_exporter as otlp
     from hostcallback.receiver.runtime.prometheus import register as prometheus_collector
+    from hostcallback.receiver.sinks.metric_writers.adapters import tensorboard
     from hostcallback.receiver.sinks.metric_writers.files import csv as csv, jsonl
-    from hostcallback.receiver.sinks.metric_writers.tensorboard import tensorboard
-    from hostcallback.receiver.sinks.metric_writers.writer_thread import WriterStats
+    from hostcallback.receiver.sinks.metric_writers.sink import WriterStats
     from hostcallback.receiver.sinks.nonfinite import NonFiniteError
     from hostcallback.receiver.sources.back_pressure import BackPressure
-    from hostcallback.receiver.taplog.columns.log_data import LogData, UnknownTapError, read
-    from hostcallback.receiver.taplog.columns.tap_data import TapData
+    from hostcallback.receiver.taplog.columns.log_data import LogData, TapData, UnknownTapError, read
     from hostcallback.receiver.taplog.writing.recorder import Recorder, record
     from hostcallback.receiver.wire.truncation import TruncatedArray, TruncatedArray as Head
 
@@ -203,7 +202,7 @@ _PLACES = {
     "ReentrantWaitError": "receiver.errors",
     "RuleFileError": "receiver.control.errors",
     "Site": "api.observe.places",
-    "TapData": "receiver.taplog.columns.tap_data",
+    "TapData": "receiver.taplog.columns.log_data",
     "TapFailure": "receiver.errors",
     "TapFunctionException": "receiver.errors",
     "TapSelection": "api.taps",
@@ -212,7 +211,7 @@ _PLACES = {
     "Ui": "api.outputs.page",
     "UnboundConsumerError": "receiver.errors",
     "UnknownConsumerError": "receiver.errors",
-    "WriterStats": "receiver.sinks.metric_writers.writer_thread",
+    "WriterStats": "receiver.sinks.metric_writers.sink",
     "accelerate": "api.accelerate",
     "barrier_wait": "api.barrier",
     "bind": "api.export",
@@ -252,7 +251,7 @@ _PLACES = {
     "scan": "api.progress",
     "tap": "api.tap",
     "taps": "api.taps",
-    "tensorboard": "receiver.sinks.metric_writers.tensorboard",
+    "tensorboard": "receiver.sinks.metric_writers.adapters",
     "text": "api.outputs.metrics",
     "ui": "api.outputs.page",
     "unbind": "api.export",

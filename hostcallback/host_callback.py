@@ -35,7 +35,7 @@ from hostcallback.receiver.runtime.runtime import runtime
 from hostcallback.receiver.sinks.factory import Binding, TapParts, make_sink
 from hostcallback.receiver.sinks.host_callback import call_and_log, logging_failures, positional_tap_sink
 from hostcallback.receiver.sinks.print import SupportsWrite
-from hostcallback.receiver.wire import tap_kind
+from hostcallback.receiver.wire import tap_descriptor
 from hostcallback.sync import inflight
 from hostcallback.tracing import leaves
 from hostcallback.tracing.retention import callable_name
@@ -157,7 +157,7 @@ def id_print(
 
     identity = ("host_callback.id_print", output_stream, threshold, tap_with_device)
     params = {"threshold": threshold, "with_device": tap_with_device}
-    options = _options("id_print", device_index, kind=tap_kind.PRINT, params=params)
+    options = _options("id_print", device_index, kind=tap_descriptor.PRINT, params=params)
     binding = Binding(objects={"output_stream": output_stream})
     return _tap(arg, result, kwargs, binding, identity, options)
 

@@ -20,7 +20,7 @@ from hostcallback.receiver.errors import TapFunctionException
 from hostcallback.receiver.messages.deferred_errors import MAX_KEPT, OnError
 from hostcallback.receiver.runtime.runtime import runtime
 from hostcallback.receiver.sinks.factory import Binding
-from hostcallback.receiver.wire import tap_kind
+from hostcallback.receiver.wire import tap_descriptor
 from hostcallback.tracing.format_check import check_format
 from hostcallback.tracing.source_line import user_place, user_source_line
 from hostcallback.tracing.tap_options import TapOptions
@@ -81,7 +81,8 @@ def check(
     template = template_of(fmt, args, kwargs)
 
     options = TapOptions(
-        name, tap_tangents=False, sharding="local", keep_objects=True, kind=tap_kind.CHECK, params=template.params(),
+        name, tap_tangents=False, sharding="local", keep_objects=True, kind=tap_descriptor.CHECK,
+        params=template.params(),
         without_devices=without, place=user_place(),
     )  # fmt: skip
     identity = ("check", fmt, str(template.printoptions))

@@ -19,12 +19,12 @@ from hostcallback.primitives.bind import bind_tap
 from hostcallback.primitives.call import emit_call
 from hostcallback.primitives.formatted import emit_text
 from hostcallback.receiver.host_function import refuse_async
-from hostcallback.receiver.sinks.debugger import sessions as stops
-from hostcallback.receiver.sinks.debugger.console import SupportsReadline, SupportsWriteAndFlush
+from hostcallback.receiver.sinks import debugger as stops
+from hostcallback.receiver.sinks.debugger import SupportsReadline, SupportsWriteAndFlush
 from hostcallback.receiver.sinks.factory import Binding
 from hostcallback.receiver.sinks.print import SupportsWrite
 from hostcallback.receiver.sinks.tap import takes_keyword
-from hostcallback.receiver.wire import tap_kind
+from hostcallback.receiver.wire import tap_descriptor
 from hostcallback.tracing.format_check import named_fields
 from hostcallback.tracing.frames import CapturedFrame, capture_frames
 from hostcallback.tracing.retention import Unavailable
@@ -326,7 +326,7 @@ def callback(
         check_switch("python_scalars", python_scalars)
         options = replace(
             callback_options(name or default_name(func), ordered, partitioned, processes),
-            kind=tap_kind.CALLBACK,
+            kind=tap_descriptor.CALLBACK,
             params={"python_scalars": True} if python_scalars else {},
         )
         identity = ("callback", func, python_scalars)
@@ -436,7 +436,7 @@ def _check_when(when: Any, where: SourceLine) -> None:
 def _stop_here(stop: _Stop, operands: Any) -> None:
     # JAX sorts the keys of dicts, so `missing` is the first operand, as the transposition rule of `call` expects.
     operands = {"missing": np.zeros(len(jax.tree.leaves(operands)), np.bool_), **operands}
-    options = TapOptions("breakpoint", tap_tangents=False, kind=tap_kind.BREAKPOINT)
+    options = TapOptions("breakpoint", tap_tangents=False, kind=tap_descriptor.BREAKPOINT)
     emit_call(stop, operands, {}, (), "sequential", options)
 
 

@@ -70,7 +70,7 @@ def last_messages(runtime: Runtime) -> tuple[str, str]:
     from hostcallback.receiver.taplog.reading.follow import Follower
     from hostcallback.receiver.taplog.reading.logged_message import LoggedMessage
     from hostcallback.receiver.taplog.reading.selection import Selection
-    from hostcallback.receiver.taplog.render.json_message import as_dict
+    from hostcallback.receiver.taplog.render.json import as_dict
 
     lines: list[str] = []
     for recorder in recorders:

@@ -18,8 +18,8 @@ from hostcallback.primitives.bind import bind_tap
 from hostcallback.primitives.lanes import any_lane
 from hostcallback.primitives.paced_loops import as_one_program, run_while, scan_steps
 from hostcallback.receiver.sinks.factory import Binding
-from hostcallback.receiver.sinks.progress.message import Phase
-from hostcallback.receiver.wire import tap_kind
+from hostcallback.receiver.sinks.progress.bars import Phase
+from hostcallback.receiver.wire import tap_descriptor
 from hostcallback.tracing.source_line import user_source_line
 from hostcallback.tracing.tap_options import TapOptions
 
@@ -190,7 +190,7 @@ def emit(arg: Any, progress: Progress, key: str, *, own_rate: float = 0.0) -> No
     }  # fmt: skip
     options = TapOptions(
         progress.desc or "progress", tap_tangents=False, tap_transposed=False, sharding="local",
-        kind=tap_kind.PROGRESS, params=params,
+        kind=tap_descriptor.PROGRESS, params=params,
     )  # fmt: skip
     bind_tap(arg, (), {}, Binding(), identity=("progress", *params.values()), options=options)
 

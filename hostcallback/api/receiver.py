@@ -56,7 +56,7 @@ from hostcallback.receiver.runtime.isolated.options import ReaderOptions
 from hostcallback.receiver.runtime.isolated.reader_process import ReceiverProcess
 from hostcallback.receiver.runtime.rules.rule_notes import RuleNotes
 from hostcallback.receiver.runtime.runtime import runtime
-from hostcallback.receiver.sinks.metric_writers.writer_thread import WriterStats
+from hostcallback.receiver.sinks.metric_writers.sink import WriterStats
 from hostcallback.receiver.sources.back_pressure import BackPressure, Policy
 from hostcallback.receiver.taplog.writing.recorder import Recorder, record as record_to
 from hostcallback.sync import inflight

@@ -13,7 +13,7 @@ from hostcallback.primitives.bind import bind_tap
 from hostcallback.receiver.host_function import refuse_async
 from hostcallback.receiver.sinks.factory import Binding
 from hostcallback.receiver.sinks.print import SupportsWrite
-from hostcallback.receiver.wire import tap_kind
+from hostcallback.receiver.wire import tap_descriptor
 from hostcallback.tracing.source_line import place_name, user_source_line
 from hostcallback.tracing.tap_options import TapOptions, check_switch, default_name
 
@@ -253,7 +253,7 @@ def id_print(
         ordered,
         tap_tangents,
         sharding,
-        kind=tap_kind.PRINT,
+        kind=tap_descriptor.PRINT,
         params={"threshold": threshold},
         processes=processes,
     )

@@ -14,8 +14,8 @@ from hostcallback.primitives.bind import bind_tap
 from hostcallback.primitives.reductions import copies, not_finite
 from hostcallback.receiver.messages.message import Message, Sink
 from hostcallback.receiver.sinks.factory import Binding
-from hostcallback.receiver.wire import tap_kind
-from hostcallback.receiver.wire.tap_kind import TapKind
+from hostcallback.receiver.wire import tap_descriptor
+from hostcallback.receiver.wire.tap_descriptor import TapKind
 from hostcallback.tracing.tap_options import TapOptions
 from hostcallback.tracing.tap_spec import LAST
 
@@ -83,7 +83,7 @@ def send_inputs_if(
     values: Sequence[Any],
     receive: Callable[[Message], None],
     name: str,
-    kind: TapKind = tap_kind.TAP,
+    kind: TapKind = tap_descriptor.TAP,
     params: Mapping[str, Any] | None = None,
 ) -> None:
     """Sends one message with the inputs if the bool scalar `failed` holds.

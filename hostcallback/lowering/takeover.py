@@ -17,7 +17,7 @@ from hostcallback.primitives.bind import bind_tap
 from hostcallback.primitives.call import emit_call
 from hostcallback.primitives.formatted import as_jax_array, template_of
 from hostcallback.receiver.sinks.factory import Binding
-from hostcallback.receiver.wire import tap_kind
+from hostcallback.receiver.wire import tap_descriptor
 from hostcallback.tracing.retention import callable_name
 from hostcallback.tracing.tap_options import callback_options
 from hostcallback.tracing.tap_spec import ON_ONE_DEVICE
@@ -109,7 +109,7 @@ def _print(
         objects["deliver"] = _LogRecords(logging_record)
         params |= {"logger": logging_record.name, "level": logging_record.levelno}
     identity = ("jax print", options.name, fmt, has_placeholders, str(template.printoptions))
-    options = replace(options, kind=tap_kind.FORMAT, params=params, awaited=True)
+    options = replace(options, kind=tap_descriptor.FORMAT, params=params, awaited=True)
     bind_tap((values, named), (), {}, Binding(objects=objects), identity=identity, options=options)
     return []
 
@@ -176,7 +176,7 @@ def _emit_callback(
     params = params or {}
     options = replace(
         callback_options(callable_name(func), ordered, partitioned),
-        kind=tap_kind.CALLBACK,
+        kind=tap_descriptor.CALLBACK,
         params=params,
         awaited=True,
     )

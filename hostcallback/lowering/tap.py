@@ -18,8 +18,8 @@ from hostcallback.primitives.tap import mask_levels, tap_p
 from hostcallback.receiver.messages.message import Consumer, Message, Sink
 from hostcallback.receiver.messages.registry import Lease
 from hostcallback.receiver.runtime.runtime import runtime
-from hostcallback.receiver.sinks import exported
-from hostcallback.receiver.sinks.unbatch import batch_axes, batchings_of
+from hostcallback.receiver.sinks import call
+from hostcallback.receiver.sinks.tap import batch_axes, batchings_of
 from hostcallback.receiver.wire import ArraySpec, Flags, encode_prefix
 from hostcallback.receiver.wire.tap_descriptor import FIRST_PROCESS
 from hostcallback.sync import inflight
@@ -67,7 +67,7 @@ def _lower(ctx: Any, *results: Any, tap: TapSpec, transforms: Any, float0_leaves
         # JAX does not export a program that keeps objects alive, so the process keeps the lease.
         _leases_of_exported_taps[consumer.consumer_id] = lease
         description = tap.describe(transforms, float0_leaves, shards).pack()
-        consumer_id = exported.WHOLE_ID if shards is None else exported.SHARDS_ID
+        consumer_id = call.WHOLE_ID if shards is None else call.SHARDS_ID
         arrays.insert(0, context.constant(description))
         avals.insert(0, jax.ShapeDtypeStruct(description.shape, description.dtype))
     else:

@@ -11,8 +11,8 @@ import numpy as np
 
 from hostcallback.primitives.bind import bind_tap
 from hostcallback.receiver.sinks.factory import Binding
-from hostcallback.receiver.sinks.format import Template
-from hostcallback.receiver.wire import tap_kind
+from hostcallback.receiver.sinks.print import Template
+from hostcallback.receiver.wire import tap_descriptor
 from hostcallback.receiver.wire.dtypes import Array
 from hostcallback.tracing.format_check import check_format, placeholders
 from hostcallback.tracing.source_line import user_source_line
@@ -63,7 +63,7 @@ def emit_text(
         )
 
     identity = (*identity, fmt, str(template.printoptions))
-    options = replace(options, kind=tap_kind.FORMAT, params={**options.params, **template.params()})
+    options = replace(options, kind=tap_descriptor.FORMAT, params={**options.params, **template.params()})
     binding = Binding(objects={**objects, "template": template})
     bind_tap((tuple(args), dict(kwargs)), (), {}, binding, identity=identity, options=options)
 

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 
 from hostcallback import _jax_compat as compat
-from hostcallback.receiver.sinks.debugger.debugger import Frame
+from hostcallback.receiver.sinks.debugger import Frame
 from hostcallback.receiver.wire.dtypes import wire_type_of
 from hostcallback.tracing.retention import Unavailable, is_safe_to_retain, weak_getter
 from hostcallback.tracing.source_line import is_user_frame

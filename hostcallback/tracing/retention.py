@@ -1,4 +1,4 @@
-"""Which of a user's objects a program may keep alive; weak references to the others; what identifies them in all processes."""
+"""Which of a user's objects a program may keep alive; weak references to the others; what identifies them."""
 
 from __future__ import annotations
 

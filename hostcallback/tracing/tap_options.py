@@ -10,9 +10,8 @@ import numpy as np
 
 from hostcallback.receiver import environment
 from hostcallback.receiver.messages.call_site import CallSite
-from hostcallback.receiver.wire import tap_kind
-from hostcallback.receiver.wire.tap_descriptor import PROCESSES
-from hostcallback.receiver.wire.tap_kind import TapKind
+from hostcallback.receiver.wire import tap_descriptor
+from hostcallback.receiver.wire.tap_descriptor import PROCESSES, TapKind
 from hostcallback.tracing.retention import callable_name
 from hostcallback.tracing.source_line import place_name, user_source_line
 
@@ -48,7 +47,7 @@ class TapOptions:
     device_index: int = 0
     tap_transposed: bool | None = None
     keep_objects: bool = False
-    kind: TapKind = tap_kind.TAP
+    kind: TapKind = tap_descriptor.TAP
     params: Mapping[str, Any] = field(default_factory=dict)
     without_devices: tuple[int, ...] = ()
     place: CallSite | None = None

@@ -1,11 +1,20 @@
-"""What a capsule's file has: a zip archive of uncompressed members, with a manifest in JSON."""
+"""What a capsule's file has: a zip archive of uncompressed members, checked before any is read, with a manifest."""
 
 from __future__ import annotations
 
+import io
 import reprlib
+import stat
+import struct
+import zipfile
+import zlib
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from hostcallback.receiver import limits
 from hostcallback.receiver.errors import HostCallbackError
 
 FORMAT = 1
@@ -101,3 +110,123 @@ def shown(value: Any) -> str:
 
 _SHOWN = reprlib.Repr()
 _SHOWN.maxstring = 80
+
+
+_LOCAL_HEADER = struct.Struct("<4s5H3L2H")
+_ENTRY_BYTES = 128
+"""More than an entry of the list of members has; the names of a capsule's members are short."""
+
+_ENCRYPTED = 0x2061
+"""Flags of members that are encrypted or patched, by any of the ways of the zip format."""
+
+CHECK_BYTES = 16 << 20
+
+
+class _Bounded(io.BufferedReader):
+    """A file of which the list of members is read only if it is not too large."""
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        most = limits.CAPSULE_MEMBERS * _ENTRY_BYTES
+        if size is not None and size > most:
+            raise ValueError(f"its list of members has {size:,} bytes, expected at most {most:,}")
+        return super().read(size)
+
+
+class Archive:
+    """A zip archive of uncompressed members that do not overlap. Any thread."""
+
+    def __init__(self, path: Path) -> None:
+        """Reads the list of members.
+
+        Raises:
+            CapsuleError: the file is no such archive.
+            OSError: the file cannot be read.
+        """
+        self._path = path
+        found = path.stat()
+        if not stat.S_ISREG(found.st_mode):
+            raise CapsuleError(f"{path}: not a file")
+        self._nbytes = found.st_size
+        try:
+            with _Bounded(io.FileIO(path)) as file, zipfile.ZipFile(file) as archive:
+                self._members = {info.filename: info for info in self._checked(archive.infolist())}
+        except (
+            zipfile.BadZipFile,
+            EOFError,
+            struct.error,
+            ValueError,
+            ArithmeticError,
+            RuntimeError,
+        ) as error:
+            raise CapsuleError(f"{path}: not a capsule, or cut off: {error}") from None
+
+    def _checked(self, members: list[zipfile.ZipInfo]) -> list[zipfile.ZipInfo]:
+        if len(members) > limits.CAPSULE_MEMBERS:
+            raise ValueError(f"{len(members)} members, expected at most {limits.CAPSULE_MEMBERS}")
+        if len({info.filename for info in members}) < len(members):
+            raise ValueError("two of its members have the same name")
+        end = 0
+        for info in sorted(members, key=lambda info: info.header_offset):
+            if info.flag_bits & _ENCRYPTED:
+                raise ValueError(f"the member {shown(info.filename)} is encrypted")
+            if info.compress_type != zipfile.ZIP_STORED or info.compress_size != info.file_size:
+                raise ValueError(f"the member {shown(info.filename)} is compressed")
+            if info.header_offset < end:
+                raise ValueError("its members overlap")
+            end = info.header_offset + _LOCAL_HEADER.size + info.file_size
+            if end > self._nbytes:
+                raise ValueError(f"the member {shown(info.filename)} ends after the file")
+        return members
+
+    def __contains__(self, name: str) -> bool:
+        """Whether there is a member of this name."""
+        return name in self._members
+
+    def nbytes(self, name: str) -> int:
+        """The size of a member; -1 if there is none of this name."""
+        return self._members[name].file_size if name in self._members else -1
+
+    def read(self, name: str, most: int) -> bytes:
+        """Returns a member.
+
+        Raises:
+            CapsuleError: it is missing, larger than `most` bytes, or damaged.
+            OSError: the file cannot be read.
+        """
+        nbytes = self.nbytes(name)
+        if nbytes < 0:
+            raise CapsuleError(f"{self._path}: the capsule has no {name}")
+        if nbytes > most:
+            raise CapsuleError(f"{self._path}: {name} has {nbytes:,} bytes, expected at most {most:,}")
+        return self.mapped(name, name).tobytes()
+
+    def mapped(self, name: str, title: str) -> np.ndarray[Any, Any]:
+        """Maps the bytes of a member into memory; read-only.
+
+        Args:
+            name: of a member that is there.
+            title: what it is, for errors.
+
+        Raises:
+            CapsuleError: it is damaged.
+            OSError: the file cannot be read, or not be mapped.
+        """
+        info = self._members[name]
+        with self._path.open("rb") as file:
+            file.seek(info.header_offset)
+            header = file.read(_LOCAL_HEADER.size)
+        if len(header) < _LOCAL_HEADER.size or header[:4] != b"PK\x03\x04":
+            raise CapsuleError(f"{self._path}: {title} is damaged")
+        *_, name_bytes, extra_bytes = _LOCAL_HEADER.unpack(header)
+        offset = info.header_offset + _LOCAL_HEADER.size + name_bytes + extra_bytes
+        if offset + info.file_size > self._nbytes:
+            raise CapsuleError(f"{self._path}: {title} is cut off")
+        if not info.file_size:
+            return np.zeros(0, np.uint8)
+        data = np.memmap(self._path, np.uint8, "r", offset, info.file_size)
+        checksum = 0
+        for begin in range(0, info.file_size, CHECK_BYTES):
+            checksum = zlib.crc32(data[begin : begin + CHECK_BYTES].data, checksum)
+        if checksum != info.CRC:
+            raise CapsuleError(f"{self._path}: {title} is damaged: its checksum is wrong")
+        return data

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from hostcallback.receiver.wire import pytree as tree
-from hostcallback.receiver.wire.tap_kind import TapKind
+from hostcallback.receiver.wire.tap_descriptor import TapKind
 
 
 class _Place(NamedTuple):

@@ -57,8 +57,8 @@ BROKERS = [
         schemes=("nats", "tls"),
         example="nats://localhost:4222",
         summary="fetch messages that processes publish to NATS JetStream, nats://HOST:PORT; collectors share them",
-        transport="hostcallback.receiver.remote.nats.broker:make_transport",
-        service="hostcallback.receiver.remote.nats.broker:make_service",
+        transport="hostcallback.receiver.remote.nats.transport:make_transport",
+        service="hostcallback.receiver.remote.nats.transport:make_service",
     ),
 ]
 """Those that are known. Adding one before addresses are used makes it known, too."""

@@ -11,7 +11,7 @@ import grpc.aio
 
 from hostcallback.receiver.remote.collector.service import SERVER_OPTIONS, Collector
 from hostcallback.receiver.remote.control.relay import ControlService
-from hostcallback.receiver.remote.errors import RemoteError
+from hostcallback.receiver.remote.credentials import RemoteError
 
 END_SEC = 2.0
 """Seconds for which streams may continue when the collector ends. Unsent data stays in their spools."""

@@ -1,9 +1,13 @@
-"""Checks that a client's token or password goes neither in clear over a network, nor into the text of an error."""
+"""A client's token, password, certificate and key: checked before use, and kept out of texts; errors of connections."""
 
 from __future__ import annotations
 
 import ipaddress
+import os
+import ssl
+from pathlib import Path
 
+from hostcallback.receiver.errors import HostCallbackError
 from hostcallback.receiver.redaction import is_printable
 
 
@@ -43,3 +47,57 @@ def refuse_clear(host: str, shown: str, secret: str, *, cure: str) -> None:
             f"the {secret} would go to {shown} in clear, where others on the network can read it: {cure}; or, if the "
             "network is trusted, give insecure=True (--insecure)"
         )
+
+
+class RemoteError(HostCallbackError):
+    """An error between a process and its collector."""
+
+
+class TransportError(RemoteError):
+    """The collector cannot be reached, or the connection broke."""
+
+
+class StreamRefusedError(TransportError):
+    """The collector refuses this stream; retrying does not help."""
+
+
+class BadStreamError(RemoteError):
+    """A client sends bytes that are not a stream of a tap log."""
+
+
+class GapError(BadStreamError):
+    """Bytes are missing between the stored part of a stream and its next slice."""
+
+
+class SpoolError(RemoteError):
+    """The folder of a spool cannot be used."""
+
+
+File = str | os.PathLike[str]
+
+
+def check_tls_files(ca: File | None, cert: File | None, key: File | None) -> None:
+    """Checks the files of authorities' certificates, of a client's certificate, and of its key. None skips a file.
+
+    Raises:
+        RemoteError: a file is not what it should be.
+        OSError: a file cannot be read.
+    """
+    for path in (ca, cert, key):
+        if path is not None:
+            Path(path).read_bytes()  # raises an error that names the file, unlike ssl's
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    if ca is not None:
+        try:
+            context.load_verify_locations(ca)
+        except ssl.SSLError as error:
+            raise RemoteError(f"{os.fspath(ca)}: not certificates of authorities, expected PEM") from error
+    if cert is None or key is None:
+        return
+    try:
+        context.load_cert_chain(cert, key, password="")
+    except (ssl.SSLError, ValueError) as error:
+        raise RemoteError(
+            f"{os.fspath(cert)} and {os.fspath(key)} are not a certificate and its key, expected PEM, and a key "
+            "without a password"
+        ) from error

@@ -13,10 +13,9 @@ import grpc
 
 from hostcallback.receiver.closing import Closing
 from hostcallback.receiver.remote import protocol
-from hostcallback.receiver.remote.errors import BadStreamError, TransportError
+from hostcallback.receiver.remote.credentials import BadStreamError, TransportError
 from hostcallback.receiver.remote.options import Forward
-from hostcallback.receiver.remote.sending.grpc_diagnostics import explain_grpc_error
-from hostcallback.receiver.remote.sending.grpc_transport import make_channel, metadata_of
+from hostcallback.receiver.remote.sending.grpc_transport import explain_grpc_error, make_channel, metadata_of
 
 ANSWER_SEC = 60.0
 

@@ -7,10 +7,9 @@ from collections.abc import Mapping
 
 from hostcallback.receiver.log import logger
 from hostcallback.receiver.remote.options import Forward
-from hostcallback.receiver.remote.sending.broker_transport import make_transport, start_control
 from hostcallback.receiver.remote.sending.orphan_sender import OrphanSender
 from hostcallback.receiver.remote.sending.sender import Sender
-from hostcallback.receiver.remote.sending.transport import Transport
+from hostcallback.receiver.remote.sending.transport import Transport, make_transport, start_control
 from hostcallback.receiver.remote.spool.orphan_spool import find_orphans, left_by_other_runs
 from hostcallback.receiver.remote.spool.spool import Spool
 from hostcallback.receiver.runtime.isolated.options import ForwardingReport

@@ -13,8 +13,7 @@ from typing import Any
 from hostcallback.receiver import environment
 from hostcallback.receiver.redaction import representation, without_password
 from hostcallback.receiver.remote import brokers
-from hostcallback.receiver.remote.credentials import check_token, refuse_clear
-from hostcallback.receiver.remote.errors import SpoolError
+from hostcallback.receiver.remote.credentials import SpoolError, check_token, refuse_clear
 from hostcallback.receiver.run_name import checked_run, own_run
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgpack
 
-from hostcallback.receiver.remote.errors import BadStreamError
+from hostcallback.receiver.remote.credentials import BadStreamError
 from hostcallback.receiver.remote.streams import (
     MAX_OFFSET,
     MAX_SEGMENT,

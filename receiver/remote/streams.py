@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from hostcallback.receiver.remote.errors import BadStreamError
+from hostcallback.receiver.remote.credentials import BadStreamError
 from hostcallback.receiver.run_name import EXPECTED, is_run
 
 PIECE_BYTES = 1 << 20

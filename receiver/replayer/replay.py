@@ -23,8 +23,8 @@ from hostcallback.receiver.sinks.factory import Binding
 from hostcallback.receiver.sinks.progress.bars import bars
 from hostcallback.receiver.sinks.sharding.multi_process import ShardStream
 from hostcallback.receiver.taplog.format.errors import Damage, Lost
+from hostcallback.receiver.taplog.reading.logged_message import LoggedProgramRuns
 from hostcallback.receiver.taplog.reading.merge import MessageRun
-from hostcallback.receiver.taplog.reading.process_groups import LoggedProgramRuns
 from hostcallback.receiver.taplog.reading.reader import LogReader, Paths
 from hostcallback.receiver.taplog.reading.segment_reader import Writer
 from hostcallback.receiver.taplog.reading.selection import Selection

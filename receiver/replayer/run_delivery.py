@@ -13,7 +13,7 @@ from hostcallback.receiver.messages.registry import Lease, Registry
 from hostcallback.receiver.replayer.log_batches import LogBatch, ReplayedCalls
 from hostcallback.receiver.runtime.dispatch.dispatcher import Dispatcher
 from hostcallback.receiver.runtime.dispatch.scope import Scope
-from hostcallback.receiver.sinks.exported import ExportedTaps
+from hostcallback.receiver.sinks.call import ExportedTaps
 from hostcallback.receiver.sinks.factory import Binding, BoundTap
 from hostcallback.receiver.sinks.sharding.multi_process import ShardStream
 from hostcallback.receiver.sources.source import Batch
@@ -23,8 +23,7 @@ from hostcallback.receiver.taplog.reading.merge import MessageRun
 from hostcallback.receiver.taplog.reading.segment_reader import Writer
 from hostcallback.receiver.taplog.reading.selection import Selection
 from hostcallback.receiver.wire import Flags
-from hostcallback.receiver.wire.tap_descriptor import ALL_PROCESSES, TapDescriptor
-from hostcallback.receiver.wire.tap_kind import UNDESCRIBED
+from hostcallback.receiver.wire.tap_descriptor import ALL_PROCESSES, UNDESCRIBED, TapDescriptor
 
 _CHECK = int(Flags.CHECK)
 

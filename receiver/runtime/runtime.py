@@ -27,9 +27,9 @@ from hostcallback.receiver.runtime.isolated.readers import ReaderProcesses
 from hostcallback.receiver.runtime.rules.rule_notes import RuleNotes, TakesRuleNotes
 from hostcallback.receiver.runtime.rules.rule_table import RuleTable
 from hostcallback.receiver.runtime.totals import Totals
-from hostcallback.receiver.sinks.exported import ExportedTaps, exported_tap
+from hostcallback.receiver.sinks.call import ExportedTaps, exported_tap
 from hostcallback.receiver.sinks.sharding.sinks import waiting_threads
-from hostcallback.receiver.sinks.unbatch import elements_delivered
+from hostcallback.receiver.sinks.tap import elements_delivered
 from hostcallback.receiver.sources.source import Source
 from hostcallback.receiver.taplog.flight.recorder import FlightRecorder
 from hostcallback.receiver.taplog.writing.recorder import Recorder

@@ -12,10 +12,8 @@ from hostcallback.receiver import limits
 from hostcallback.receiver.messages.call_site import CallSite
 from hostcallback.receiver.messages.check_report import CheckFailed, Explanation
 from hostcallback.receiver.messages.message import Message
-from hostcallback.receiver.sinks.format import Template
-from hostcallback.receiver.sinks.print import place_text
-from hostcallback.receiver.sinks.tap import Unflatten
-from hostcallback.receiver.sinks.unbatch import Batchings, elements
+from hostcallback.receiver.sinks.print import Template, place_text
+from hostcallback.receiver.sinks.tap import Batchings, Unflatten, elements
 from hostcallback.receiver.terminal import printable
 from hostcallback.receiver.wire.dtypes import Array
 

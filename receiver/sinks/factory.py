@@ -2,7 +2,7 @@
 
 A new kind of tap takes three edited files, apart from new modules for its sink and its public function:
 
-1. `receiver/wire/tap_kind.py`: the kind, what it implies, and its place in `KINDS`.
+1. `receiver/wire/tap_descriptor.py`: the kind, what it implies, and its place in `KINDS`.
 2. This module: a function that makes its sink, in `SINK_FACTORIES`. A sink of a kind that `prints` or `is_text` has a
    method `texts(message)`: what readers of logs and streams show. One that prints has a method `escaped()`, too: the
    same sink for text from outside this process.
@@ -25,17 +25,29 @@ from hostcallback.receiver.messages.call_site import MAX_PLACES, CallSite, descr
 from hostcallback.receiver.messages.message import Consumer, Message, Sink
 from hostcallback.receiver.sinks.check import CheckSink
 from hostcallback.receiver.sinks.described_template import bounded
-from hostcallback.receiver.sinks.format import Deliver, FormatSink, PrintLines, Template, log_records
 from hostcallback.receiver.sinks.lane_mask import LaneMask, masking
 from hostcallback.receiver.sinks.nonfinite import FailedCallSink, NonFiniteSink, Watched
-from hostcallback.receiver.sinks.print import PrintSink
+from hostcallback.receiver.sinks.print import (
+    Deliver,
+    FormatSink,
+    PrintLines,
+    PrintSink,
+    Template,
+    log_records,
+)
 from hostcallback.receiver.sinks.progress.sink import ProgressSink
 from hostcallback.receiver.sinks.sharding.sinks import AssemblingSink, ProcessShardSink, shard_sink
-from hostcallback.receiver.sinks.tap import Unflatten, callback_sink, tap_sink, with_python_scalars
-from hostcallback.receiver.sinks.unbatch import Batchings, batchings_of, for_each_element
-from hostcallback.receiver.wire import pytree as tree, tap_kind
-from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
-from hostcallback.receiver.wire.tap_kind import TapKind
+from hostcallback.receiver.sinks.tap import (
+    Batchings,
+    Unflatten,
+    batchings_of,
+    callback_sink,
+    for_each_element,
+    tap_sink,
+    with_python_scalars,
+)
+from hostcallback.receiver.wire import pytree as tree, tap_descriptor
+from hostcallback.receiver.wire.tap_descriptor import TapDescriptor, TapKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,13 +237,13 @@ def _progress(parts: TapParts, binding: Binding) -> Sink | None:
 
 
 SINK_FACTORIES: dict[TapKind, Callable[[TapParts, Binding], Sink | None]] = {
-    tap_kind.PRINT: _print,
-    tap_kind.FORMAT: _format,
-    tap_kind.CALLBACK: _callback,
-    tap_kind.CHECK: _check,
-    tap_kind.NONFINITE: _nonfinite,
-    tap_kind.METRICS: _metrics,
-    tap_kind.PROGRESS: _progress,
+    tap_descriptor.PRINT: _print,
+    tap_descriptor.FORMAT: _format,
+    tap_descriptor.CALLBACK: _callback,
+    tap_descriptor.CHECK: _check,
+    tap_descriptor.NONFINITE: _nonfinite,
+    tap_descriptor.METRICS: _metrics,
+    tap_descriptor.PROGRESS: _progress,
 }
 """The functions that make the sinks of kinds. The sinks of all other kinds call a function as taps do."""
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from hostcallback.receiver.messages.message import Index, Message, Sink
 from hostcallback.receiver.wire.dtypes import Array
-from hostcallback.receiver.wire.metadata import MAX_RANK
+from hostcallback.receiver.wire.tap_descriptor import MAX_RANK
 from hostcallback.receiver.wire.truncation import is_truncated
 
 Transforms = Sequence[tuple[str, Mapping[str, Any]]]

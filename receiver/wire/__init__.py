@@ -4,33 +4,30 @@ from __future__ import annotations
 
 from hostcallback.receiver.wire.decode import Decoded, Decoder, decode_frame
 from hostcallback.receiver.wire.dtypes import pack_subbyte, unpack_subbyte
-from hostcallback.receiver.wire.encode import encode_frame, encode_prefix, frame_from_prefix
-from hostcallback.receiver.wire.errors import (
-    CorruptFrameError,
-    CorruptStreamError,
-    TruncatedFrameError,
-    UnsupportedDtypeError,
-    UnsupportedVersionError,
-    WireError,
-)
+from hostcallback.receiver.wire.encode import Plan, encode_frame, encode_prefix, frame_from_prefix
 from hostcallback.receiver.wire.header import (
     ALIGNMENT,
     HEADER,
     MAGIC,
     VERSION,
+    CorruptFrameError,
+    CorruptStreamError,
     Flags,
     Header,
+    TruncatedFrameError,
+    UnsupportedDtypeError,
+    UnsupportedVersionError,
+    WireError,
     decode_header,
     encode_header,
 )
-from hostcallback.receiver.wire.metadata import (
+from hostcallback.receiver.wire.tap_descriptor import (
     MAX_RANK,
     ArraySpec,
     decode_metadata,
     encode_metadata,
     payload_layout,
 )
-from hostcallback.receiver.wire.plan import Plan
 
 __all__ = [
     "ALIGNMENT",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 
 from hostcallback.receiver.wire.dtypes import Array, Dtype
-from hostcallback.receiver.wire.frame import check_payload, make_arrays, read_start
+from hostcallback.receiver.wire.encode import Plan, check_payload, make_arrays, make_plan, ndarray, read_start
 from hostcallback.receiver.wire.header import (
     ALIGNMENT,
     EVERYWHERE,
@@ -16,7 +16,6 @@ from hostcallback.receiver.wire.header import (
     Header,
     align,
 )
-from hostcallback.receiver.wire.plan import Plan, make_plan, ndarray
 
 Decoded = tuple[int, int, int, int, int, int, list[Array]]
 """consumer_id, flags, seq, time_ns, run_id, device, arrays."""

@@ -1,27 +1,194 @@
-"""Encodes arrays as frames."""
+"""Encodes arrays as frames, and reads one frame back; plans hold what follows from a frame's metadata alone."""
 
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from hostcallback.receiver.wire.dtypes import Array, pack_subbyte, wire_type_of
-from hostcallback.receiver.wire.errors import CorruptFrameError
-from hostcallback.receiver.wire.frame import read_metadata
+from hostcallback.receiver.wire.dtypes import (
+    BY_CODE,
+    Array,
+    Dtype,
+    pack_subbyte,
+    unpack_subbyte,
+    wire_type_of,
+)
 from hostcallback.receiver.wire.header import (
     EVERYWHERE,
     HEADER,
+    NO_MESSAGE,
     PREFIX_ONLY,
+    Buffer,
+    CorruptFrameError,
     Flags,
     Header,
+    UnsupportedDtypeError,
     align,
     decode_header,
     encode_header,
+    truncated,
 )
-from hostcallback.receiver.wire.metadata import ArraySpec, decode_metadata, encode_metadata, payload_layout
+from hostcallback.receiver.wire.tap_descriptor import (
+    ArraySpec,
+    decode_metadata,
+    encode_metadata,
+    payload_layout,
+)
+
+ndarray: Any = np.ndarray  # untyped: mypy would require its buffer to be an array
+
+# How to create one array: shape, dtype, offset in the payload, and the spec if the array has to be unpacked from
+# that many uint8. A plain tuple, which Python unpacks faster than a named one.
+_Entry = tuple[tuple[int, ...], Dtype, int, ArraySpec | None]
+
+
+class Plan(NamedTuple):
+    """Everything about decoding a frame that follows from its metadata.
+
+    Attributes:
+        meta_bytes: exact length of the metadata.
+        payload_bytes: exact length of the payload.
+        frame_bytes: length of the frame with the payload inline.
+        payload_start: offset of the payload from the frame's first byte.
+        entries: how to create each array.
+        nbytes: of all arrays in memory.
+        stackable: whether there are arrays, and all can be viewed in a payload without unpacking.
+    """
+
+    meta_bytes: int
+    payload_bytes: int
+    frame_bytes: int
+    payload_start: int
+    entries: tuple[_Entry, ...]
+    nbytes: int
+    stackable: bool
+
+    def views(self, payloads: Array, count: int, stride: int) -> list[Array]:
+        """For each array, a view of its values in `count` payloads, `stride` bytes apart: shape `[count, *shape]`."""
+        return [
+            ndarray((count, *shape), dtype, payloads, start, (stride, *_c_strides(shape, dtype.itemsize)))
+            for shape, dtype, start, _ in self.entries
+        ]
+
+
+def _c_strides(shape: tuple[int, ...], itemsize: int) -> list[int]:
+    strides = []
+    for dim in reversed(shape):
+        strides.append(itemsize)
+        itemsize *= dim
+    return strides[::-1]
+
+
+def make_plan(metadata: bytes) -> Plan:
+    """Creates the plan for metadata.
+
+    Raises:
+        CorruptFrameError: the metadata are invalid.
+        UnsupportedDtypeError: they name a dtype that this installation does not have.
+    """
+    specs = decode_metadata(metadata)
+    offsets, sizes, payload_bytes = payload_layout(specs)
+    payload_start = HEADER.size + align(len(metadata))
+    entries: list[_Entry] = []
+    for spec, offset, nbytes in zip(specs, offsets, sizes, strict=True):
+        try:
+            dtype = spec.dtype
+        except ImportError as error:
+            raise UnsupportedDtypeError(str(error)) from error
+        if spec.bits < 8:
+            entries.append(((nbytes,), np.dtype(np.uint8), offset, spec))
+        else:
+            entries.append((spec.shape, dtype, offset, None))
+    return Plan(
+        len(metadata),
+        payload_bytes,
+        payload_start + align(payload_bytes),
+        payload_start,
+        tuple(entries),
+        sum(math.prod(spec.shape) * BY_CODE[spec.type_code].itemsize for spec in specs),
+        bool(specs) and all(spec.bits >= 8 for spec in specs),
+    )
+
+
+def read_start(buffer: Buffer, offset: int, external_payload: Array | None) -> tuple[Header, bytes]:
+    """Reads the header and the metadata of the frame at `offset`.
+
+    Raises:
+        WireError: it is not a message, or continues beyond the buffer.
+    """
+    header = decode_header(buffer, offset)
+    if header.flags & NO_MESSAGE:
+        raise CorruptFrameError(
+            f"the frame at offset {offset} has flags {header.flags!r} and is not a message; "
+            "a ring's reader must not pass it on"
+        )
+    if bool(header.flags & Flags.EXTERNAL) != (external_payload is not None):
+        raise CorruptFrameError(
+            f"the frame at offset {offset} has flags {header.flags!r}, but "
+            f"{'no' if external_payload is None else 'an'} external payload came with it; "
+            "EXTERNAL and such a payload go together: discard it"
+        )
+    return header, read_metadata(buffer, offset, header)
+
+
+def read_metadata(buffer: Buffer, offset: int, header: Header) -> bytes:
+    """Reads the metadata, without their padding.
+
+    Raises:
+        WireError: the padding is not zero, or the buffer ends too early.
+    """
+    view = memoryview(buffer)
+    if view.nbytes - offset < header.payload_start:
+        raise truncated(offset, "its metadata", header.payload_start, view.nbytes - offset)
+    start = offset + HEADER.size
+    end = start + header.meta_bytes
+    if any(view[end : offset + header.payload_start].tobytes()):
+        raise CorruptFrameError(
+            f"the metadata of the frame at offset {offset} end in nonzero padding, expected zeros after "
+            f"{header.meta_bytes} bytes; it was overwritten: discard it"
+        )
+    return view[start:end].tobytes()
+
+
+def check_payload(
+    buffer: Buffer, offset: int, external_payload: Array | None, header: Header, plan: Plan
+) -> None:
+    """Raises WireError if the payload's length differs from the metadata's, or the buffer ends before it."""
+    if header.payload_bytes != plan.payload_bytes:
+        raise CorruptFrameError(
+            f"the frame at offset {offset} says {header.payload_bytes} payload bytes, expected "
+            f"{plan.payload_bytes} for the arrays in its metadata; it was overwritten: discard it"
+        )
+    if external_payload is not None and external_payload.nbytes != plan.payload_bytes:
+        raise CorruptFrameError(
+            f"the external payload of the frame at offset {offset} has {external_payload.nbytes} bytes, "
+            f"expected {plan.payload_bytes}; it belongs to another frame: discard both"
+        )
+    available = memoryview(buffer).nbytes - offset
+    if available < header.frame_bytes:
+        raise truncated(offset, "it", header.frame_bytes, available)
+
+
+def make_arrays(buffer: Buffer, offset: int, external_payload: Array | None, plan: Plan) -> list[Array]:
+    """Returns the arrays of a frame, as `Decoder.decode` describes them."""
+    if external_payload is None:
+        base, start = buffer, offset + plan.payload_start
+    else:
+        base, start = external_payload, 0
+    arrays = []
+    for shape, dtype, array_start, packed in plan.entries:
+        view = ndarray(shape, dtype, base, start + array_start)
+        if packed is not None:
+            arrays.append(unpack_subbyte(view, packed.dtype, packed.shape))
+        elif external_payload is not None and view.flags.behaved:
+            arrays.append(view)
+        else:
+            arrays.append(view.copy())
+    return arrays
 
 
 def encode_prefix(

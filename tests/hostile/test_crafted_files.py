@@ -12,7 +12,7 @@ from hostcallback.receiver.control.errors import RuleFileError
 from hostcallback.receiver.control.rule_file import read_rules
 from hostcallback.receiver.remote.spool.orphan_spool import find_orphans
 from hostcallback.receiver.remote.streams import StreamKey
-from hostcallback.receiver.taplog.flight.ring_file import _CONTROL, MAGIC, RingFileError, read_ring
+from hostcallback.receiver.taplog.flight.recorder import _CONTROL, MAGIC, RingFileError, read_ring
 from hostcallback.receiver.taplog.format import layout
 from hostcallback.receiver.taplog.format.errors import NotATapLogError
 from hostcallback.receiver.taplog.reading.segment_reader import SegmentReader

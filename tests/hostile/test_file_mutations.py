@@ -17,11 +17,10 @@ from collecting import Emitter, forwarder
 from hostcallback.receiver.cli import main
 from hostcallback.receiver.control.errors import RuleFileError
 from hostcallback.receiver.control.rule_file import read_rules
-from hostcallback.receiver.remote.delivery.cursor import NAME, Cursor
-from hostcallback.receiver.remote.delivery.in_progress import InProgress
+from hostcallback.receiver.remote.delivery.cursor import CURSOR_NAME as NAME, Cursor, InProgress
 from hostcallback.receiver.remote.spool.orphan_spool import OrphanSpool, find_orphans
 from hostcallback.receiver.remote.streams import StreamKey, StreamOffset
-from hostcallback.receiver.taplog.flight.ring_file import _CONTROL, MAGIC, RingFileError, read_ring
+from hostcallback.receiver.taplog.flight.recorder import _CONTROL, MAGIC, RingFileError, read_ring
 from hostcallback.receiver.wire import encode_frame
 from mutations import examples, mutated_bytes, mutated_value
 

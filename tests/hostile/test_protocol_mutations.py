@@ -26,11 +26,10 @@ from hostcallback.receiver.remote import protocol
 from hostcallback.receiver.remote.collector.store import Store
 from hostcallback.receiver.remote.control import protocol as control
 from hostcallback.receiver.remote.control.rule_store import RuleStore
-from hostcallback.receiver.remote.errors import BadStreamError
-from hostcallback.receiver.remote.nats.connection import NatsServer
+from hostcallback.receiver.remote.credentials import BadStreamError
+from hostcallback.receiver.remote.nats.connection import NatsServer, subject, token, untoken
 from hostcallback.receiver.remote.nats.publication import Publication
 from hostcallback.receiver.remote.nats.store import NatsStore
-from hostcallback.receiver.remote.nats.subjects import subject, token, untoken
 from hostcallback.receiver.remote.streams import StreamKey, StreamOffset
 from hostcallback.receiver.runtime.runtime import runtime
 from mutations import EXAMPLES, examples, mutated_bytes, mutated_value

@@ -15,7 +15,7 @@ import pytest
 from jax import lax
 
 import hostcallback as hcb
-from hostcallback.receiver.sinks.live_plot.curve import Curve
+from hostcallback.receiver.sinks.plotting import Curve
 
 pytest.importorskip("matplotlib", reason="live_plot draws with matplotlib; pip install 'hostcallback[plot]'")
 

@@ -21,8 +21,7 @@ import pytest
 import hostcallback as hcb
 from bars_on_screen import screen
 from hostcallback import receiver
-from hostcallback.receiver.sinks.progress.bars import Bars, Look, Place
-from hostcallback.receiver.sinks.progress.message import Phase, Step
+from hostcallback.receiver.sinks.progress.bars import Bars, Look, Phase, Place, Step
 
 pytest.importorskip("tqdm")  # environments of other JAX versions may lack it
 

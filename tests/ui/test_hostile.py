@@ -12,7 +12,7 @@ import pytest
 
 import hostcallback as hcb
 from hostcallback.receiver.ui.index import taps
-from hostcallback.receiver.ui.live.failures import live_failures
+from hostcallback.receiver.ui.live.processes import live_failures
 
 Serve = Callable[..., Any]
 

@@ -161,7 +161,7 @@ def test_rules_need_control_and_a_process(log: Path, serve: Serve) -> None:
 
 
 def test_a_process_that_does_not_exist_is_an_error_of_the_command() -> None:
-    from hostcallback.receiver.ui.live.process import ProcessSource
+    from hostcallback.receiver.ui.live.processes import ProcessSource
 
     with pytest.raises(HostCallbackError, match="no process 4194305"):
         ProcessSource(4194305)

@@ -15,7 +15,7 @@ from test_live import hcb_ui, until
 
 from checkout import ROOT
 from hostcallback.receiver.ui.index import log_index, taps
-from hostcallback.receiver.ui.index.distinct import DistinctCounter
+from hostcallback.receiver.ui.index.taps import DistinctCounter
 
 
 def test_what_is_left_out_is_counted_and_what_is_kept_is_found(

@@ -14,8 +14,7 @@ from hostcallback.api.outputs.own_receiver import OwnReceiver
 from hostcallback.api.public import public
 from hostcallback.receiver.messages.registry import Find
 from hostcallback.receiver.sources.source import Batch
-from hostcallback.receiver.taplog.columns.log_data import LogData, read
-from hostcallback.receiver.taplog.columns.tap_data import TapData
+from hostcallback.receiver.taplog.columns.log_data import LogData, TapData, read
 from hostcallback.receiver.taplog.writing.recorder import Recorder, record
 
 SHARED_MEMORY = Path("/dev/shm")

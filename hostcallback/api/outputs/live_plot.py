@@ -14,12 +14,11 @@ from hostcallback.api.public import public
 from hostcallback.receiver import tap_name
 from hostcallback.receiver.log import logger
 from hostcallback.receiver.messages.message import Consumer, Message
-from hostcallback.receiver.sinks.live_plot import drawing
-from hostcallback.receiver.sinks.live_plot.curve import Curve
-from hostcallback.receiver.sinks.live_plot.notebook_display import NotebookDisplay, has_kernel
-from hostcallback.receiver.sinks.metric_writers.record import MetricRecord
+from hostcallback.receiver.sinks import plotting
+from hostcallback.receiver.sinks.metric_writers.reduction import MetricRecord
 from hostcallback.receiver.sinks.metrics import TapScalars
-from hostcallback.receiver.wire import tap_kind
+from hostcallback.receiver.sinks.plotting import Curve, NotebookDisplay, has_kernel
+from hostcallback.receiver.wire import tap_descriptor
 
 MAX_CURVES = 50
 """Curves of a plot; further ones are left out, and a warning says so."""
@@ -69,10 +68,10 @@ class LivePlot(OwnReceiver):
         """A new `matplotlib.figure.Figure` of the values so far. Wait for others with `hcb.barrier_wait()`."""
         with self._lock:
             panels = [
-                drawing.Panel(name, name in self._log, self._lines(place))
+                plotting.Panel(name, name in self._log, self._lines(place))
                 for place, name in enumerate(self._names)
             ]
-        return drawing.draw(panels, bool(self._smooth))
+        return plotting.draw(panels, bool(self._smooth))
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the values so far as a picture: `.png`, `.svg` or `.pdf`, by the end of the name.
@@ -84,7 +83,7 @@ class LivePlot(OwnReceiver):
         self.figure.savefig(path, dpi=120)
 
     def _repr_png_(self) -> bytes:
-        return drawing.png(self.figure)
+        return plotting.png(self.figure)
 
     def open(self) -> None:
         """Shows the plot in the cell that runs, if this is a notebook; see `RecordWriter`."""
@@ -115,7 +114,9 @@ class LivePlot(OwnReceiver):
             known = self._taps.get(id(consumer))
             if known is None or known[0] is not consumer:
                 described = consumer.describe() if consumer.describe is not None else None
-                is_read = described is not None and described.tap_kind is not tap_kind.METRICS  # see `write`
+                is_read = (
+                    described is not None and described.tap_kind is not tap_descriptor.METRICS
+                )  # see `write`
                 scalars = TapScalars(described) if described is not None and is_read else None
                 known = self._taps[id(consumer)] = consumer, scalars
         tap = known[1]
@@ -153,7 +154,7 @@ class LivePlot(OwnReceiver):
             return self._names.index(name)
         return next((n for n, glob in enumerate(self._names) if tap_name.matches(name, glob)), None)
 
-    def _lines(self, panel: int) -> list[drawing.Line]:
+    def _lines(self, panel: int) -> list[plotting.Line]:
         found = sorted(key for key in self._curves if self._panel_of(key[0]) == panel)
         lines = []
         for name, device in found:
@@ -161,7 +162,7 @@ class LivePlot(OwnReceiver):
             several = sum(other == name for other, _ in found) > 1
             label = f"{name} {device}".strip() if several else name
             label += f" ({curve.nonfinite:,} not finite)" if curve.nonfinite else ""
-            lines.append(drawing.Line(label, curve.points(), curve.stride > 1))
+            lines.append(plotting.Line(label, curve.points(), curve.stride > 1))
         return lines
 
     def _warn_of_empty(self) -> None:
@@ -228,7 +229,7 @@ def live_plot(
         raise ValueError(f"max_points is {max_points!r}, expected a whole number of at least 2")
     if not 0 <= every_sec < math.inf:
         raise ValueError(f"every_sec is {every_sec!r}, expected a finite number of seconds, 0 or more")
-    drawing.matplotlib_figure()
+    plotting.matplotlib_figure()
     return LivePlot(chosen, _log_names(log, chosen), smooth, max_points + max_points % 2, every_sec)
 
 

@@ -22,7 +22,7 @@ from hostcallback.receiver.sinks.metric_writers.tap_layout import (
     REDUCTIONS,
     TEXT,
 )
-from hostcallback.receiver.wire import tap_kind
+from hostcallback.receiver.wire import tap_descriptor
 from hostcallback.tracing.format_check import check_format
 from hostcallback.tracing.source_line import place_name, user_source_line
 from hostcallback.tracing.tap_options import TapOptions
@@ -212,7 +212,7 @@ def metrics(
         name or place_name("metrics"),
         ordered,
         tap_tangents=False,
-        kind=tap_kind.METRICS,
+        kind=tap_descriptor.METRICS,
         params=params,
         processes=processes,
     )

@@ -24,7 +24,7 @@ from hostcallback.lowering.xray import Context, Program, Xray
 from hostcallback.receiver.messages.deferred_errors import MultipleFailures
 from hostcallback.receiver.messages.message import Message
 from hostcallback.receiver.sinks.nonfinite import Explains
-from hostcallback.receiver.wire import tap_kind
+from hostcallback.receiver.wire import tap_descriptor
 from hostcallback.tracing.source_line import user_source_line
 
 P = ParamSpec("P")
@@ -150,7 +150,12 @@ class Watch(Xray):
                 for kind, inputs in ((FIRST, kept), (FURTHER, [])):
                     values = [failed, judged, *inputs]
                     send_inputs_if(
-                        judged[0] == kind, values, receive, "watch_nonfinite", tap_kind.NONFINITE, params
+                        judged[0] == kind,
+                        values,
+                        receive,
+                        "watch_nonfinite",
+                        tap_descriptor.NONFINITE,
+                        params,
                     )
                 return ()
 

@@ -9,8 +9,7 @@ from collections.abc import Collection, Sequence
 from datetime import datetime
 
 from hostcallback.receiver.taplog.reading.reader import LogReader
-from hostcallback.receiver.taplog.reading.run_choice import LoggedRun
-from hostcallback.receiver.taplog.reading.selection import Selection
+from hostcallback.receiver.taplog.reading.selection import LoggedRun, Selection
 from hostcallback.receiver.terminal import printable
 
 

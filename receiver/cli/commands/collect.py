@@ -126,7 +126,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Runs the command."""
     # Here, because modules outside of receiver/remote/ can be imported without grpc.
-    from hostcallback.receiver.remote.collector.os_limits import allow_many_files, keep_freed_memory
+    from hostcallback.receiver.remote.collector.access import allow_many_files, keep_freed_memory
     from hostcallback.receiver.remote.collector.services import run_until_told
     from hostcallback.receiver.remote.collector.store import Store
     from hostcallback.receiver.remote.delivery.delivery import Delivery
@@ -209,8 +209,7 @@ def _address(arguments: argparse.Namespace) -> tuple[str, str, str]:
 
 def _prepare_listening(arguments: argparse.Namespace) -> Callable[[Store, Delivery], CollectingService]:
     """Checks who may connect, and returns the function that makes the server of `--listen`."""
-    from hostcallback.receiver.remote.collector.access import Access, server_credentials
-    from hostcallback.receiver.remote.collector.limits import Limits
+    from hostcallback.receiver.remote.collector.access import Access, Limits, server_credentials
     from hostcallback.receiver.remote.collector.service import Collector
     from hostcallback.receiver.remote.collector_server import CollectorServer
     from hostcallback.receiver.remote.control.relay import ControlService

@@ -16,13 +16,12 @@ from hostcallback.receiver.cli.output.color import BOLD, has_color, painted
 from hostcallback.receiver.cli.output.messages import make_safe, report_damage
 from hostcallback.receiver.cli.output.reading_progress import show_progress
 from hostcallback.receiver.cli.output.unmatched import report_unmatched_names
-from hostcallback.receiver.taplog.diff.arrays import Tolerance
 from hostcallback.receiver.taplog.diff.comparison import Comparison, Difference, Outcome
-from hostcallback.receiver.taplog.diff.device_log import ComparedLog
-from hostcallback.receiver.taplog.diff.messages import value_text
+from hostcallback.receiver.taplog.diff.messages import Tolerance, value_text
+from hostcallback.receiver.taplog.diff.pairing import ComparedLog
 from hostcallback.receiver.taplog.reading.logged_message import LoggedMessage
 from hostcallback.receiver.taplog.reading.selection import Selection
-from hostcallback.receiver.taplog.render.json_value import plain_value
+from hostcallback.receiver.taplog.render.json import plain_value
 from hostcallback.receiver.terminal import printable
 from hostcallback.receiver.wire.dtypes import Array
 

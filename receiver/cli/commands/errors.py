@@ -11,7 +11,7 @@ from hostcallback.receiver.cli.output.messages import make_safe, report_damage
 from hostcallback.receiver.cli.output.reading_progress import show_progress
 from hostcallback.receiver.cli.output.unmatched import report_unmatched
 from hostcallback.receiver.replayer.replay import Replay
-from hostcallback.receiver.taplog.render.json_value import plain_value
+from hostcallback.receiver.taplog.render.json import plain_value
 from hostcallback.receiver.terminal import printable_report
 
 MAX_LINES = 10_000

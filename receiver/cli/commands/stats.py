@@ -12,7 +12,7 @@ from hostcallback.receiver.cli.output.reading_progress import show_progress
 from hostcallback.receiver.cli.output.tables import print_table
 from hostcallback.receiver.cli.output.unmatched import report_unmatched
 from hostcallback.receiver.taplog.format.errors import Damage
-from hostcallback.receiver.taplog.render.json_message import process_text
+from hostcallback.receiver.taplog.render.json import process_text
 from hostcallback.receiver.taplog.render.tap_stats import TapStats, gather
 from hostcallback.receiver.terminal import printable
 

@@ -16,8 +16,7 @@ from hostcallback.receiver.cli.output.unmatched import report_unmatched
 from hostcallback.receiver.taplog.format.errors import Damage
 from hostcallback.receiver.taplog.reading.follow import Follower, Found
 from hostcallback.receiver.taplog.reading.logged_message import LoggedMessage
-from hostcallback.receiver.taplog.reading.run_choice import ALL
-from hostcallback.receiver.taplog.reading.selection import Selection
+from hostcallback.receiver.taplog.reading.selection import ALL, Selection
 
 POLL_SEC = 0.1
 

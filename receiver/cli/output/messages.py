@@ -12,8 +12,7 @@ from hostcallback.receiver.sinks.print import place_text
 from hostcallback.receiver.taplog.format.errors import Damage, Lost
 from hostcallback.receiver.taplog.reading.logged_message import LoggedMessage
 from hostcallback.receiver.taplog.reading.merge import LostRun
-from hostcallback.receiver.taplog.render.json_message import as_dict, process_text
-from hostcallback.receiver.taplog.render.json_value import short_text
+from hostcallback.receiver.taplog.render.json import as_dict, process_text, short_text
 from hostcallback.receiver.taplog.render.text import message_text
 from hostcallback.receiver.terminal import printable
 

@@ -10,9 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from hostcallback.receiver.capsule.devices import MOST_DEVICES, prepare_devices
 from hostcallback.receiver.capsule.file_format import CapsuleError, shown
-from hostcallback.receiver.capsule.reading import Capsule
+from hostcallback.receiver.capsule.reading import MOST_DEVICES, Capsule, prepare_devices
 from hostcallback.receiver.cli import CommandError
 from hostcallback.receiver.terminal import printable
 

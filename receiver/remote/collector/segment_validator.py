@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from hostcallback.receiver import limits
-from hostcallback.receiver.remote.errors import BadStreamError
+from hostcallback.receiver.remote.credentials import BadStreamError
 from hostcallback.receiver.remote.streams import StreamKey
 from hostcallback.receiver.taplog.format import layout
 from hostcallback.receiver.taplog.format.errors import TapLogError

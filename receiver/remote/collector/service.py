@@ -14,15 +14,22 @@ import grpc.aio
 
 from hostcallback.receiver.log import logger
 from hostcallback.receiver.remote import protocol
-from hostcallback.receiver.remote.collector.access import Access, known, may
-from hostcallback.receiver.remote.collector.ack_batcher import AckBatcher
+from hostcallback.receiver.remote.collector.access import (
+    Access,
+    Code,
+    HelloLimiter,
+    Limits,
+    Rate,
+    Refused,
+    SlotLimiter,
+    known,
+    may,
+)
 from hostcallback.receiver.remote.collector.follow_server import Following, GrowthWatcher
-from hostcallback.receiver.remote.collector.limits import HelloLimiter, Limits, Rate, SlotLimiter
-from hostcallback.receiver.remote.collector.refusal import Code, Refused
 from hostcallback.receiver.remote.collector.services import Grown
-from hostcallback.receiver.remote.collector.store import Store
+from hostcallback.receiver.remote.collector.store import AckBatcher, Store
 from hostcallback.receiver.remote.collector.stored_stream import StoredStream
-from hostcallback.receiver.remote.errors import BadStreamError, GapError
+from hostcallback.receiver.remote.credentials import BadStreamError, GapError
 from hostcallback.receiver.remote.streams import StreamKey, StreamOffset
 
 SERVER_OPTIONS: tuple[tuple[str, int], ...] = (

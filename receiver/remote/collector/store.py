@@ -1,20 +1,23 @@
-"""All streams of a collector in a folder: a folder per run, which is a tap log that every command reads."""
+"""All streams of a collector in a folder, which is a tap log for each run, and acknowledgements of what is stored."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import fcntl
 import os
 import re
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from functools import cached_property
 from pathlib import Path
 
 from hostcallback.receiver import limits
 from hostcallback.receiver.permissions import PRIVATE, Permissions
+from hostcallback.receiver.remote import protocol
 from hostcallback.receiver.remote.collector.stored_stream import Known, StoredStream
-from hostcallback.receiver.remote.errors import BadStreamError, RemoteError
+from hostcallback.receiver.remote.credentials import BadStreamError, RemoteError
 from hostcallback.receiver.remote.streams import StreamKey, StreamOffset
 from hostcallback.receiver.run_name import is_run
 
@@ -128,3 +131,66 @@ class Store:
                 found = _SEGMENT.fullmatch(path.name)
                 if found is not None:
                     yield StreamKey(folder.name, int(found[1]), found[2]), int(found[3]), path
+
+
+ACK_SEC = 0.02
+ACK_BYTES = 2 << 20
+"""Limits of an acknowledgement batch: seconds since the last one, and bytes stored since (a quarter of a client's
+window, so that a client never waits for room)."""
+
+
+class AckBatcher:
+    """Acknowledges one stream; an asynchronous context manager. Runs in the collector's event loop."""
+
+    def __init__(self, stream: StoredStream, write: Callable[[bytes], Awaitable[None]]) -> None:
+        """`write` sends a message to the client."""
+        self._stream = stream
+        self._write = write
+        self._loop = asyncio.get_running_loop()
+        self._due = asyncio.Event()
+        self._timer: asyncio.TimerHandle | None = None
+        self._last = 0.0
+        self._nbytes = 0
+        self._ends = False
+
+    async def __aenter__(self) -> AckBatcher:
+        """Starts the task that writes acknowledgements."""
+        self._task = asyncio.ensure_future(self._run())
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, *exception: object) -> None:
+        """Ends the task; without an exception, it first acknowledges once more."""
+        if kind is None:
+            self._ends = True
+            self._due.set()
+            await self._task  # not cancelled: it may be writing, and gRPC takes one message at a time
+            return
+        self._task.cancel()
+        # The stream has failed already, and its error is raised. A failure to acknowledge follows from it.
+        with contextlib.suppress(asyncio.CancelledError, Exception):
+            await self._task
+        self._forget_timer()
+
+    def stored(self, nbytes: int) -> None:
+        """Notes that `nbytes` more of the stream are stored now, or were before."""
+        self._nbytes += nbytes
+        if self._nbytes >= ACK_BYTES:
+            self._due.set()
+        elif self._timer is None:
+            self._timer = self._loop.call_at(self._last + ACK_SEC, self._due.set)
+
+    async def _run(self) -> None:
+        ends = False
+        while not ends:
+            await self._due.wait()
+            self._due.clear()
+            ends = self._ends
+            self._forget_timer()
+            self._nbytes = 0
+            self._last = self._loop.time()
+            await self._write(protocol.encode_position(self._stream.stored))
+
+    def _forget_timer(self) -> None:
+        timer, self._timer = self._timer, None
+        if timer is not None:
+            timer.cancel()

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from hostcallback.receiver.log import logger
 from hostcallback.receiver.permissions import PRIVATE, Permissions
 from hostcallback.receiver.remote.collector.segment_validator import SegmentValidator, check_file
-from hostcallback.receiver.remote.errors import BadStreamError, GapError
+from hostcallback.receiver.remote.credentials import BadStreamError, GapError
 from hostcallback.receiver.remote.streams import START, StreamKey, StreamOffset
 
 

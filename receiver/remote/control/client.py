@@ -13,11 +13,15 @@ from hostcallback.receiver.control.errors import ControlError
 from hostcallback.receiver.control.protocol import pack, unpack
 from hostcallback.receiver.remote.control.protocol import ASK, Controlled, decode_told, encode_asking
 from hostcallback.receiver.remote.control.rule_store import RuleSetting
-from hostcallback.receiver.remote.errors import BadStreamError, TransportError
+from hostcallback.receiver.remote.credentials import BadStreamError, TransportError
 from hostcallback.receiver.remote.options import Forward
 from hostcallback.receiver.remote.protocol import SERVICE
-from hostcallback.receiver.remote.sending.grpc_diagnostics import no_control
-from hostcallback.receiver.remote.sending.grpc_transport import make_channel, metadata_of, translated
+from hostcallback.receiver.remote.sending.grpc_transport import (
+    make_channel,
+    metadata_of,
+    no_control,
+    translated,
+)
 from hostcallback.receiver.terminal import printable
 
 

@@ -17,13 +17,19 @@ from hostcallback.receiver.control.protocol import MAX_REQUEST, pack, unpack
 from hostcallback.receiver.control.pushed_rules import MAX_SHOWN
 from hostcallback.receiver.log import logger
 from hostcallback.receiver.remote import protocol
-from hostcallback.receiver.remote.collector.access import Access, known, may
-from hostcallback.receiver.remote.collector.limits import Limits, SlotLimiter
-from hostcallback.receiver.remote.collector.refusal import Code, Refused
+from hostcallback.receiver.remote.collector.access import (
+    Access,
+    Code,
+    Limits,
+    Refused,
+    SlotLimiter,
+    known,
+    may,
+)
 from hostcallback.receiver.remote.control import protocol as control_protocol
+from hostcallback.receiver.remote.control.agent import NOBODY, ProcessSession, ProcessSessions
 from hostcallback.receiver.remote.control.rule_store import StatementsFile, covers, overlap
-from hostcallback.receiver.remote.control.sessions import NOBODY, ProcessSession, ProcessSessions
-from hostcallback.receiver.remote.errors import BadStreamError
+from hostcallback.receiver.remote.credentials import BadStreamError
 from hostcallback.receiver.runtime.rules.rules import checked, checked_glob, settings_text
 
 MAX_CLIENTS = 64

@@ -9,19 +9,35 @@ delivered, too: a turn may end within a chunk.
 from __future__ import annotations
 
 import contextlib
+import enum
+import mmap
 import os
+import resource
+import subprocess
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgpack
 
+from hostcallback.receiver.log import logger
+from hostcallback.receiver.messages.deferred_errors import OnError
 from hostcallback.receiver.permissions import write_private
-from hostcallback.receiver.remote.errors import BadStreamError
-from hostcallback.receiver.remote.spool.stream_reader import Again
-from hostcallback.receiver.remote.streams import StreamKey, StreamOffset
+from hostcallback.receiver.remote.credentials import BadStreamError
+from hostcallback.receiver.remote.delivery.stream_printer import StreamPrinter
+from hostcallback.receiver.remote.spool.stream_reader import Again, StoredRuns
+from hostcallback.receiver.remote.streams import MAX_SEGMENT, StreamKey, StreamOffset
+from hostcallback.receiver.replayer.run_delivery import RunDelivery
+from hostcallback.receiver.runtime.dispatch.scope import Scope
+from hostcallback.receiver.taplog.format.errors import Damage
+from hostcallback.receiver.taplog.format.layout import Kind
+from hostcallback.receiver.taplog.reading.merge import MessageRun
+from hostcallback.receiver.taplog.reading.segment_reader import SegmentReader
+from hostcallback.receiver.taplog.reading.selection import Selection
+from hostcallback.receiver.wire.pytree import unpack_plain
 
-NAME = ".delivered"
+CURSOR_NAME = ".delivered"
 
 
 class Waiting(NamedTuple):
@@ -43,7 +59,7 @@ class Cursor:
 
     def __init__(self, directory: Path) -> None:
         """Reads the file. A missing or invalid one counts as empty: then everything is delivered again."""
-        self._path = directory / NAME
+        self._path = directory / CURSOR_NAME
         self._positions: dict[StreamKey, StreamOffset] = {}
         self._waiting: dict[StreamKey, Again] = {}
         self._done: dict[StreamKey, int] = {}
@@ -132,3 +148,145 @@ def _number(found: object) -> int:
     if type(found) is not int or not 0 <= found < 2**63:
         raise ValueError(f"{found!r} is not a number of a message")
     return found
+
+
+IN_PROGRESS_NAME = ".delivering"
+FILE_BYTES = 512
+
+
+class Interrupted(NamedTuple):
+    """A chunk in whose delivery a collector died.
+
+    Attributes:
+        key: its stream.
+        position: of the chunk.
+        deaths: how often.
+    """
+
+    key: StreamKey
+    position: StreamOffset
+    deaths: int
+
+
+class InProgress:
+    """Notes the chunk that is being delivered. One thread. A write into the mapped file outlives the process."""
+
+    def __init__(self, directory: Path) -> None:
+        """Reads what the collector before left, and maps the file. Without the file, nothing is noted."""
+        self.interrupted: Interrupted | None = None
+        self._map: mmap.mmap | None = None
+        self._now: tuple[StreamKey, StreamOffset] | None = None
+        try:
+            descriptor = os.open(directory / IN_PROGRESS_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                os.ftruncate(descriptor, FILE_BYTES)
+                self._map = mmap.mmap(descriptor, FILE_BYTES)
+            finally:
+                os.close(descriptor)
+        except (OSError, ValueError) as error:
+            logger.warning("%s cannot be written: %s", directory / IN_PROGRESS_NAME, error)
+            return
+        # The collector may have been killed while it wrote the record. No message is suspected then.
+        with contextlib.suppress(ValueError, TypeError, BadStreamError):
+            folder, position, deaths = unpack_plain(
+                self._map[2 : 2 + int.from_bytes(self._map[:2], "little")]
+            )
+            key = StreamKey.of_folder(folder)
+            if key is not None and type(deaths) is int and deaths >= 0:
+                self.interrupted = Interrupted(key, StreamOffset.of(position), deaths + 1)
+        self._clear()
+
+    def enter(self, key: StreamKey, position: StreamOffset) -> None:
+        """Notes that the chunk at `position` is delivered now."""
+        now = key, position
+        if self._map is None or self._now == now:
+            return
+        self._now = now
+        before = self.interrupted
+        deaths = before.deaths if before is not None and before[:2] == now else 0
+        data: bytes = msgpack.packb((key.folder, position, deaths))
+        # The length comes last: a process that is killed in between leaves a length of 0, or a record that cannot
+        # be decoded, and no message is suspected.
+        self._map[2 : 2 + len(data)] = data
+        self._map[:2] = len(data).to_bytes(2, "little")
+
+    def leave(self) -> None:
+        """Notes that no chunk is being delivered."""
+        if self._now is not None:
+            self._clear()
+
+    def _clear(self) -> None:
+        self._now = None
+        if self._map is not None:
+            self._map[:2] = bytes(2)
+
+
+MEMORY_BYTES = 4 << 30
+CPU_SEC = 60
+WAIT_SEC = 120.0
+
+
+class Findings(enum.Enum):
+    """What became of the process.
+
+    Attributes:
+        HARMLESS: it has read and shown the chunk.
+        POISON: it died of the chunk.
+        UNREADABLE: it died of what stands before the chunk in its segment: descriptions of taps.
+    """
+
+    HARMLESS = enum.auto()
+    POISON = enum.auto()
+    UNREADABLE = enum.auto()
+
+
+def examine(path: Path, key: StreamKey, position: StreamOffset) -> Findings:
+    """Tries to read and to show the chunk at `position` of a stream, whose segment is at `path`."""
+    if _survives("show", path, key, position):
+        return Findings.HARMLESS
+    return Findings.POISON if _survives("open", path, key, position) else Findings.UNREADABLE
+
+
+def _survives(action: str, path: Path, key: StreamKey, position: StreamOffset) -> bool:
+    command = [sys.executable, "-m", __name__, action, str(path), key.folder, *map(str, position)]
+    try:
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            timeout=WAIT_SEC, check=False,
+        )  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return done.returncode == 0
+
+
+def main(action: str, path: Path, key: StreamKey, position: StreamOffset) -> None:
+    """Reads one chunk, or only what stands before it; raises or dies if that is not possible."""
+    # Both are limits of this process alone: what killed the collector must not be able to take the machine
+    # with it.
+    resource.setrlimit(resource.RLIMIT_CPU, (CPU_SEC, CPU_SEC))
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+    sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+    if action == "open":
+        for item in SegmentReader(path).chunks():
+            if (
+                not isinstance(item, Damage)
+                and item.kind is not Kind.DESCRIPTIONS
+                and item.end > position.offset
+            ):
+                return
+        return
+    runs = StoredRuns(
+        lambda number: path.with_name(key.segment_name(number)), position, lambda described: True
+    )
+    printer = StreamPrinter(key.process, runs.local_device, everything=True)
+    scope = Scope("probe", 100, on_error=OnError.WARN)
+    delivery = RunDelivery(scope, Selection(), sinks=[printer], printers=False)
+    for record in runs.read(StreamOffset(MAX_SEGMENT, 0), 1):
+        if isinstance(record, MessageRun):
+            delivery.deliver(record)
+
+
+if __name__ == "__main__":
+    found = StreamKey.of_folder(sys.argv[3])
+    assert found is not None
+    main(sys.argv[1], Path(sys.argv[2]), found, StreamOffset(int(sys.argv[4]), int(sys.argv[5])))

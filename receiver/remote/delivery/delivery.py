@@ -17,13 +17,13 @@ from hostcallback.receiver.messages.deferred_errors import OnError
 from hostcallback.receiver.messages.message import Message, Sink
 from hostcallback.receiver.messages.steps import step_place
 from hostcallback.receiver.remote.collector.store import Store
-from hostcallback.receiver.remote.delivery.cursor import Cursor, Waiting
-from hostcallback.receiver.remote.delivery.error_log import RateLimitedErrorLog
-from hostcallback.receiver.remote.delivery.in_progress import InProgress
-from hostcallback.receiver.remote.delivery.probe import Findings, examine
-from hostcallback.receiver.remote.delivery.process_groups import PATIENCE_SEC, ProgramRunStreams
-from hostcallback.receiver.remote.delivery.stream import DeliveredStream
-from hostcallback.receiver.remote.delivery.stream_printer import StreamPrinter
+from hostcallback.receiver.remote.delivery.cursor import Cursor, Findings, InProgress, Waiting, examine
+from hostcallback.receiver.remote.delivery.process_groups import (
+    PATIENCE_SEC,
+    DeliveredStream,
+    ProgramRunStreams,
+)
+from hostcallback.receiver.remote.delivery.stream_printer import RateLimitedErrorLog, StreamPrinter
 from hostcallback.receiver.remote.spool.stream_reader import Again, StoredRuns, end_of_chunk
 from hostcallback.receiver.remote.streams import StreamKey, StreamOffset
 from hostcallback.receiver.replayer.run_delivery import RunDelivery

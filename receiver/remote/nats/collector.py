@@ -11,11 +11,15 @@ from typing import Any
 from hostcallback.receiver.log import logger
 from hostcallback.receiver.remote.collector.services import Grown
 from hostcallback.receiver.remote.collector.store import Store
-from hostcallback.receiver.remote.errors import BadStreamError, TransportError
-from hostcallback.receiver.remote.nats.connection import REQUEST_SEC, NatsConnection, NatsServer
+from hostcallback.receiver.remote.credentials import BadStreamError, TransportError
+from hostcallback.receiver.remote.nats.connection import (
+    REQUEST_SEC,
+    NatsConnection,
+    NatsServer,
+    subject_of_run,
+)
 from hostcallback.receiver.remote.nats.publication import Publication
 from hostcallback.receiver.remote.nats.store import NatsStore
-from hostcallback.receiver.remote.nats.subjects import subject_of_run
 from hostcallback.receiver.remote.streams import StreamKey
 
 FETCH = 128

@@ -1,11 +1,13 @@
-"""A connection to a NATS server with JetStream, for threads: nats-py's event loop runs on a thread."""
+"""Subjects of NATS, and a connection to a server with JetStream, for threads: nats-py's event loop runs on a thread."""
 
 from __future__ import annotations
 
 import asyncio
 import concurrent.futures
 import contextlib
+import hashlib
 import os
+import re
 import ssl
 import threading
 from collections.abc import Coroutine
@@ -16,10 +18,50 @@ from urllib.parse import urlsplit
 from hostcallback.receiver.errors import HostCallbackError
 from hostcallback.receiver.log import logger
 from hostcallback.receiver.redaction import representation, without_password
-from hostcallback.receiver.remote.credentials import refuse_clear
-from hostcallback.receiver.remote.errors import StreamRefusedError, TransportError
-from hostcallback.receiver.remote.nats.subjects import ALL
-from hostcallback.receiver.remote.tls import check_tls_files
+from hostcallback.receiver.remote.credentials import (
+    StreamRefusedError,
+    TransportError,
+    check_tls_files,
+    refuse_clear,
+)
+
+PREFIX = "taps"
+ALL = f"{PREFIX}.>"
+
+MAX_TOKEN = 256
+
+_UNSAFE = re.compile(rb"[^A-Za-z0-9_-]")
+_ESCAPED = re.compile(rb"=([0-9A-F]{2})")
+
+
+def token(name: str) -> str:
+    """Escapes a name as one token of a subject: a byte that is not a letter, digit, `-` or `_` is `=` and two digits.
+    `untoken` reverses it. A name whose token is longer than 256 characters becomes `=h` and a hash, irreversibly.
+    """
+    safe = _UNSAFE.sub(lambda found: b"=%02X" % found[0][0], name.encode(errors="surrogatepass")).decode()
+    if len(safe) > MAX_TOKEN:
+        digest = hashlib.blake2b(name.encode(errors="surrogatepass"), digest_size=16).hexdigest()
+        return f"=h{digest}"
+    return safe or "="
+
+
+def untoken(token: str) -> str:
+    """Reverses `token`."""
+    if token == "=":
+        return ""
+    data = _ESCAPED.sub(lambda found: bytes.fromhex(found[1].decode()), token.encode())
+    return data.decode(errors="surrogatepass")
+
+
+def subject(run: str, process: int, tag: str) -> str:
+    """Subject of the messages of one tap in one process."""
+    return f"{PREFIX}.{token(run)}.{process}.{token(tag)}"
+
+
+def subject_of_run(run: str) -> str:
+    """Subject of all messages of a run; of all runs if `run` is empty."""
+    return f"{PREFIX}.{token(run)}.>" if run else ALL
+
 
 STREAM = "TAPS"
 DUPLICATE_SEC = 600.0

@@ -9,8 +9,8 @@ from typing import Any
 import msgpack
 import numpy as np
 
-from hostcallback.receiver.remote.errors import BadStreamError
-from hostcallback.receiver.remote.nats.subjects import subject
+from hostcallback.receiver.remote.credentials import BadStreamError
+from hostcallback.receiver.remote.nats.connection import subject
 from hostcallback.receiver.remote.streams import StreamKey
 from hostcallback.receiver.taplog.format.block import FrameBlock
 from hostcallback.receiver.taplog.format.errors import Lost

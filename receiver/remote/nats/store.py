@@ -17,7 +17,7 @@ from hostcallback.receiver.taplog.format.block import FrameBlock
 from hostcallback.receiver.taplog.format.errors import NotATapLogError
 from hostcallback.receiver.taplog.format.layout import Kind
 from hostcallback.receiver.taplog.reading.chunk_reader import Chunk, read_frames
-from hostcallback.receiver.taplog.reading.dedup import STREAM
+from hostcallback.receiver.taplog.reading.merge import STREAM
 from hostcallback.receiver.taplog.reading.segment_reader import SegmentReader
 from hostcallback.receiver.taplog.writing.segment_writer import SegmentWriter
 

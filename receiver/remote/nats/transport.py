@@ -1,4 +1,4 @@
-"""The transport to JetStream: reads a spool and publishes its messages by tap, each publication with an id."""
+"""NATS JetStream as a broker; its transport publishes the messages of a spool by tap, each publication with an id."""
 
 from __future__ import annotations
 
@@ -10,10 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from hostcallback.receiver.log import logger
-from hostcallback.receiver.remote.errors import StreamRefusedError, TransportError
-from hostcallback.receiver.remote.nats.connection import REQUEST_SEC, NatsConnection, NatsServer
+from hostcallback.receiver.remote.collector.services import CollectFrom, CollectingService, Grown
+from hostcallback.receiver.remote.collector.store import Store
+from hostcallback.receiver.remote.credentials import StreamRefusedError, TransportError
+from hostcallback.receiver.remote.nats.collector import NatsCollector
+from hostcallback.receiver.remote.nats.connection import REQUEST_SEC, NatsConnection, NatsServer, token
 from hostcallback.receiver.remote.nats.publication import Publication, publication_of_lost, publications_of
-from hostcallback.receiver.remote.sending.transport import OnAck
+from hostcallback.receiver.remote.options import Forward
+from hostcallback.receiver.remote.sending.transport import OnAck, Transport
 from hostcallback.receiver.remote.spool.directory import SUFFIX
 from hostcallback.receiver.remote.spool.stream_reader import StoredRuns
 from hostcallback.receiver.remote.streams import START, SegmentSlice, StreamKey, StreamOffset
@@ -180,3 +184,19 @@ class NatsStream:
             if position is None or self._closed:
                 return
         self._on_ack(position)
+
+
+def make_transport(options: Forward) -> Transport:
+    """See `hostcallback.receiver.remote.sending.transport.make_transport`."""
+    server = NatsServer(
+        url=options.address, token=options.token, tls_ca=options.tls_ca, tls_cert=options.tls_cert,
+        tls_key=options.tls_key, insecure=options.insecure,
+    )  # fmt: skip
+    return NatsTransport(server, options.folder)
+
+
+def make_service(source: CollectFrom, store: Store, on_grown: Grown) -> CollectingService:
+    """See `make_service` of `receiver/remote/collector/services.py`. Collectors of the same run share the messages."""
+    server = NatsServer(url=source.url, token=source.token, tls_ca=source.tls_ca, insecure=source.insecure)
+    durable = f"hcb-collect-{token(source.run)}" if source.run else "hcb-collect"
+    return NatsCollector(store, server, durable=durable, run=source.run, on_grown=on_grown)

@@ -16,9 +16,8 @@ from hostcallback.receiver import fork
 from hostcallback.receiver.closing import Closing
 from hostcallback.receiver.log import logger
 from hostcallback.receiver.messages.message import Consumer, Message
-from hostcallback.receiver.remote.otlp.client import ExportResult, OtlpClient
+from hostcallback.receiver.remote.otlp.client import ExportResult, OtlpClient, OtlpOptions
 from hostcallback.receiver.remote.otlp.mapping import Event, MessageMapper, Point
-from hostcallback.receiver.remote.otlp.options import OtlpOptions
 from hostcallback.receiver.runtime.metrics import collect_metrics
 from hostcallback.receiver.runtime.runtime import runtime
 
@@ -269,7 +268,7 @@ def otlp_exporter(endpoint: str | None = None, **options: Any) -> OtlpExporter:
     Args:
         endpoint: `host:port`, optionally with `http://` or `https://` before it; by default the value of the
             environment variable `OTEL_EXPORTER_OTLP_ENDPOINT`, or `localhost:4317`.
-        **options: of `hostcallback.receiver.remote.otlp.options.OtlpOptions`: `tls_ca`, `tls_cert` and `tls_key`
+        **options: of `hostcallback.receiver.remote.otlp.client.OtlpOptions`: `tls_ca`, `tls_cert` and `tls_key`
             (paths; TLS is used unless the collector is on this machine), `insecure` (never TLS), `headers` (a dict, for
             example with a token under `authorization`), `service_name`, `resource` (more attributes of this process),
             `queue_messages` and `queue_bytes` (limits of the queue), `batch_messages`, `flush_sec` (longest wait of a

@@ -8,9 +8,13 @@ from collections import deque
 from collections.abc import Callable
 
 from hostcallback.receiver.log import logger
-from hostcallback.receiver.remote.errors import StreamRefusedError, TransportError
-from hostcallback.receiver.remote.sending.backoff import LAST_BACK_OFF_SEC, BackOff
-from hostcallback.receiver.remote.sending.transport import Transport, TransportStream
+from hostcallback.receiver.remote.credentials import StreamRefusedError, TransportError
+from hostcallback.receiver.remote.sending.transport import (
+    LAST_BACK_OFF_SEC,
+    BackOff,
+    Transport,
+    TransportStream,
+)
 from hostcallback.receiver.remote.spool.chunk_source import SliceSource
 from hostcallback.receiver.remote.streams import START, StreamOffset
 

@@ -1,10 +1,13 @@
-"""The interface of transports, which carry the slices of a stream to a collector or a broker."""
+"""The interface of transports to a collector or a broker, its choice by address, and waits between attempts."""
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from typing import Protocol
 
+from hostcallback.receiver.remote import brokers
+from hostcallback.receiver.remote.options import Forward
 from hostcallback.receiver.remote.streams import SegmentSlice, StreamKey, StreamOffset
 
 OnAck = Callable[[StreamOffset], None]
@@ -47,3 +50,53 @@ class Transport(Protocol):
 
     def close(self) -> None:
         """Closes all connections."""
+
+
+class Control(Protocol):
+    """A running thread that answers requests to this process that come through its collector."""
+
+    def stop(self) -> None:
+        """Ends it."""
+
+
+def make_transport(options: Forward) -> Transport:
+    """The transport to the address in the options.
+
+    Raises:
+        ValueError: the address is invalid.
+        HostCallbackError: a package is missing, or a file is not a certificate or a key.
+        OSError: a file cannot be read.
+    """
+    made: Transport = brokers.load(options.broker.transport)(options)
+    return made
+
+
+def start_control(options: Forward, transport: Transport, key: StreamKey) -> Control | None:
+    """Answers requests to the process of a stream from now on; None if the broker carries none."""
+    if not options.broker.control:
+        return None
+    started: Control | None = brokers.load(options.broker.control)(transport, key)
+    return started
+
+
+FIRST_BACK_OFF_SEC, LAST_BACK_OFF_SEC = 0.1, 10.0
+
+_random = random.Random()  # separate from the program's generator, which may be seeded
+
+
+class BackOff:
+    """The waiting times of one client. One thread."""
+
+    def __init__(self) -> None:
+        """No attempt has failed yet."""
+        self.reset()
+
+    def reset(self) -> None:
+        """Starts again with the shortest time: an attempt has succeeded."""
+        self._seconds = FIRST_BACK_OFF_SEC
+
+    def next_sec(self) -> float:
+        """Seconds to wait after a failed attempt."""
+        wait_sec = _random.uniform(0.2, 1.0) * self._seconds
+        self._seconds = min(2 * self._seconds, LAST_BACK_OFF_SEC)
+        return wait_sec

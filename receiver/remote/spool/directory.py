@@ -11,7 +11,7 @@ from pathlib import Path
 
 from hostcallback.receiver import fork
 from hostcallback.receiver.permissions import PRIVATE
-from hostcallback.receiver.remote.errors import SpoolError
+from hostcallback.receiver.remote.credentials import SpoolError
 from hostcallback.receiver.remote.streams import StreamKey
 
 LOCK = "lock"

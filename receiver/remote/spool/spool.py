@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from hostcallback.receiver.log import logger
-from hostcallback.receiver.remote.errors import SpoolError
+from hostcallback.receiver.remote.credentials import SpoolError
 from hostcallback.receiver.remote.options import Forward, WhenFull
 from hostcallback.receiver.remote.spool.chunk_files import SliceFiles
 from hostcallback.receiver.remote.spool.directory import StreamFolder, making

@@ -13,9 +13,9 @@ import numpy as np
 from hostcallback.receiver import limits
 from hostcallback.receiver.log import logger
 from hostcallback.receiver.remote.streams import StreamOffset
+from hostcallback.receiver.taplog.format.block import StepColumns
 from hostcallback.receiver.taplog.format.errors import Damage, NotATapLogError
 from hostcallback.receiver.taplog.format.layout import Kind
-from hostcallback.receiver.taplog.format.step_columns import StepColumns
 from hostcallback.receiver.taplog.reading.chunk_reader import Chunk, read_frames
 from hostcallback.receiver.taplog.reading.merge import NOTES, MessageRun, Record, read_note
 from hostcallback.receiver.taplog.reading.segment_reader import SegmentReader, Writer

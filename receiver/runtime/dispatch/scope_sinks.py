@@ -9,12 +9,11 @@ from typing import Any
 from hostcallback.receiver.messages.deferred_errors import MultipleFailures
 from hostcallback.receiver.messages.message import Consumer, Message, Sink
 from hostcallback.receiver.messages.registry import Registry
-from hostcallback.receiver.sinks.exported import SHARDS_ID, WHOLE_ID, ExportedTaps
+from hostcallback.receiver.sinks.call import SHARDS_ID, WHOLE_ID, ExportedTaps
 from hostcallback.receiver.sinks.factory import Binding, BoundTap
 from hostcallback.receiver.sinks.lane_mask import masking
 from hostcallback.receiver.sinks.sharding.sinks import shard_sink
-from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
-from hostcallback.receiver.wire.tap_kind import KINDS, TapKind
+from hostcallback.receiver.wire.tap_descriptor import KINDS, TapDescriptor, TapKind
 
 
 class ScopeSinks:

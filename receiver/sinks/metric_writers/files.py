@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from hostcallback.receiver.sinks.metric_writers.record import MetricRecord, UnsupportedMetric
+from hostcallback.receiver.sinks.metric_writers.reduction import MetricRecord, UnsupportedMetric
 
 PathLike = str | os.PathLike[str]
 

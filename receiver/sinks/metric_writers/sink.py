@@ -1,20 +1,214 @@
-"""The sink of a receiver's `writers=`: reduces the messages of metrics taps and hands the records to the writers."""
+"""The sink of a receiver's `writers=`, with a thread for each writer, so that a slow one stops nothing else."""
 
 from __future__ import annotations
 
+import contextvars
+import functools
 import threading
-from collections import Counter
-from collections.abc import Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from time import monotonic
 from typing import Any
 
+from hostcallback.receiver.log import logger
 from hostcallback.receiver.messages.message import Message
 from hostcallback.receiver.sinks.metric_writers.adapters import as_record_writer
-from hostcallback.receiver.sinks.metric_writers.record import MetricRecord
-from hostcallback.receiver.sinks.metric_writers.reduction import TapReduction
+from hostcallback.receiver.sinks.metric_writers.reduction import (
+    MetricRecord,
+    RecordWriter,
+    TapReduction,
+    UnsupportedMetric,
+)
 from hostcallback.receiver.sinks.metric_writers.tap_layout import TapLayout
-from hostcallback.receiver.sinks.metric_writers.writer_thread import WriterStats, WriterThread
-from hostcallback.receiver.wire import tap_kind
+from hostcallback.receiver.wire import tap_descriptor
+
+MAX_RECORDS = 1 << 16
+MAX_BYTES = 256 << 20
+"""What waits for one writer at most, in records and in bytes of their arrays."""
+STALL_SEC = 5.0
+"""Seconds in one call after which a writer counts as blocked. While its queue is full and it is not, a device waits."""
+
+
+@dataclass(slots=True)
+class WriterStats:
+    """What became of the records for one writer.
+
+    Attributes:
+        name: the writer.
+        written: records that it took.
+        partial: those among them with metrics that it cannot hold, such as images in a CSV file.
+        failed: records for which it raised.
+        dropped: records that were left out because it was blocked.
+        error: text of the first failure or of the first lack; empty if there was none.
+
+    Example:
+        with hcb.outfeed_receiver(writers=[hcb.jsonl("metrics.jsonl")]) as rx:
+            hcb.metrics({"loss": loss}, step=step)
+        print(rx.writers)
+    """
+
+    name: str
+    written: int = 0
+    partial: int = 0
+    failed: int = 0
+    dropped: int = 0
+    error: str = ""
+
+
+class WriterThread:
+    """The queue and the thread of one writer. Any thread."""
+
+    def __init__(self, writer: RecordWriter, stall_sec: float = STALL_SEC) -> None:
+        """The thread starts with the first record."""
+        self._writer = writer
+        self._stall_sec = stall_sec
+        self._context = contextvars.copy_context()  # trackio's current run is in it
+        self._changed = threading.Condition()  # protects everything below
+        self._queue: deque[list[MetricRecord] | Callable[[], None] | None] = deque()
+        self._records = self._nbytes = 0
+        self._busy_since: float | None = None
+        self._thread: threading.Thread | None = None
+        self._stats = WriterStats(writer.name)
+        self._has_failed = self._closed = False
+
+    @property
+    def stats(self) -> WriterStats:
+        """A copy of the counters."""
+        with self._changed:
+            return replace(self._stats)
+
+    def put(self, records: list[MetricRecord]) -> None:
+        """Queues records. Waits for room while the writer works; drops them if it is blocked."""
+        nbytes = sum(record.nbytes for record in records)
+        with self._changed:
+            while self._records and (
+                self._records + len(records) > MAX_RECORDS or self._nbytes + nbytes > MAX_BYTES
+            ):
+                if self._is_blocked():
+                    self._stats.dropped += len(records)
+                    return
+                self._changed.wait(0.1)
+            self._records += len(records)
+            self._nbytes += nbytes
+            self._add(records)
+
+    def flush(self, timeout_sec: float) -> bool:
+        """Has the writer flush what was queued so far, and waits. Returns False if it is blocked or time is up."""
+        return self._do(self._writer.flush, timeout_sec)
+
+    def close(self, timeout_sec: float) -> bool:
+        """Has the writer flush and close, and waits. Returns False if it is blocked or time is up."""
+
+        def end() -> None:
+            try:
+                self._writer.flush()
+            finally:
+                self._writer.close()
+
+        done = self._do(end, timeout_sec)
+        with self._changed:
+            self._closed = True
+            if not done:
+                self._report(f"was not done {timeout_sec:.3g} s after the end of the receiver", True)
+                self._stats.dropped += self._records
+                self._records = 0
+                self._queue.clear()
+            self._queue.append(None)
+            self._thread = None
+            self._changed.notify_all()
+        return done
+
+    def _do(self, action: Callable[[], None], timeout_sec: float) -> bool:
+        if threading.current_thread() is self._thread:
+            return True  # a writer that waits for taps would wait for itself
+        done = threading.Event()
+
+        def act() -> None:
+            try:
+                action()
+            finally:
+                done.set()
+
+        deadline = monotonic() + timeout_sec
+        with self._changed:
+            self._add(act)
+            while not done.is_set():
+                left = deadline - monotonic()
+                if left <= 0 or self._is_blocked():
+                    break
+                self._changed.wait(min(left, 0.1))
+        return done.is_set()
+
+    def _add(self, item: list[MetricRecord] | Callable[[], None]) -> None:
+        self._queue.append(item)
+        if self._thread is None:
+            self._thread = threading.Thread(
+                target=self._run, name=f"hostcallback-writer-{self._writer.name}", daemon=True
+            )
+            self._thread.start()
+        self._changed.notify_all()
+
+    def _is_blocked(self) -> bool:
+        since = self._busy_since
+        if since is None or monotonic() - since < self._stall_sec:
+            return False
+        self._report(
+            f"is blocked: one call takes longer than {self._stall_sec:g} s. The records that do not fit into its queue "
+            "are left out, and counted",
+            True,
+        )
+        return True
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.notify_all()
+                while not self._queue:
+                    self._changed.wait()
+                item = self._queue.popleft()
+            if item is None:
+                return
+            if callable(item):
+                self._call(item)
+                continue
+            for record in item:
+                with self._changed:
+                    if self._closed:
+                        return
+                    self._records -= 1
+                    self._nbytes -= record.nbytes
+                self._call(functools.partial(self._writer.write, record), record)
+
+    def _call(self, call: Callable[[], None], record: MetricRecord | None = None) -> None:
+        self._busy_since = monotonic()
+        try:
+            self._context.run(call)
+        except UnsupportedMetric as lack:
+            with self._changed:
+                self._stats.written += 1
+                self._stats.partial += 1
+                self._report(f"takes {lack}: these metrics are left out")
+        except BaseException as error:  # the writer is the user's: it must not stop the others
+            where = "" if record is None else f" at step {record.step}"
+            with self._changed:
+                self._stats.failed += 1
+                self._report(
+                    f"failed{where}: {type(error).__name__}: {error}. Further failures are counted", True
+                )
+        else:
+            with self._changed:
+                self._stats.written += record is not None
+        finally:
+            self._busy_since = None
+
+    def _report(self, text: str, is_failure: bool = False) -> None:
+        # Once per writer, and a first failure even if a lack was reported.
+        if not self._stats.error or (is_failure and not self._has_failed):
+            self._stats.error = text
+            self._has_failed = is_failure
+            logger.warning("the metric writer %s %s", self._writer.name, text)
+
 
 FLUSH_SEC = 10.0
 """Seconds that the writers of a receiver have at a barrier, together."""
@@ -23,7 +217,7 @@ FLUSH_SEC = 10.0
 class MetricsSink:
     """Takes the messages of metrics taps. Any thread."""
 
-    only_kind = tap_kind.METRICS
+    only_kind = tap_descriptor.METRICS
 
     def __init__(self, writers: Sequence[Any]) -> None:
         """Prepares the writers.

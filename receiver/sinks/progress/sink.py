@@ -10,10 +10,8 @@ import numpy as np
 from hostcallback.receiver import limits
 from hostcallback.receiver.messages.message import Message
 from hostcallback.receiver.sinks.print import device_text
-from hostcallback.receiver.sinks.progress.bars import Bars, Look, Place, bars, value_text
-from hostcallback.receiver.sinks.progress.message import Phase, Step
-from hostcallback.receiver.sinks.tap import Unflatten
-from hostcallback.receiver.sinks.unbatch import Batchings, elements_of
+from hostcallback.receiver.sinks.progress.bars import Bars, Look, Phase, Place, Step, bars, value_text
+from hostcallback.receiver.sinks.tap import Batchings, Unflatten, elements_of
 from hostcallback.receiver.terminal import printable
 
 MOST_LANES = 8

@@ -11,8 +11,8 @@ from hostcallback.receiver.errors import IncompleteValueError
 from hostcallback.receiver.messages.deferred_errors import MultipleFailures
 from hostcallback.receiver.messages.message import Message, Sink
 from hostcallback.receiver.sinks.sharding.assembly import Assembly, WouldBlock
+from hostcallback.receiver.sinks.sharding.launches import TicketQueue
 from hostcallback.receiver.sinks.sharding.shard_record import RecordReader, Shard
-from hostcallback.receiver.sinks.sharding.ticket_queue import TicketQueue
 from hostcallback.receiver.wire.tap_descriptor import ALL_PROCESSES
 
 STANDSTILL_SEC = 10.0

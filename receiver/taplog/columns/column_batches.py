@@ -11,10 +11,10 @@ from hostcallback.receiver.errors import IncompleteValueError
 from hostcallback.receiver.log import logger
 from hostcallback.receiver.messages.deferred_errors import MultipleFailures
 from hostcallback.receiver.messages.message import Message
-from hostcallback.receiver.sinks.exported import WHOLE_ID
+from hostcallback.receiver.sinks.call import WHOLE_ID
 from hostcallback.receiver.sinks.lane_mask import LaneMask
 from hostcallback.receiver.sinks.sharding.sinks import AssemblingSink
-from hostcallback.receiver.sinks.unbatch import batch_axes, batchings_of
+from hostcallback.receiver.sinks.tap import batch_axes, batchings_of
 from hostcallback.receiver.taplog.format.block import FrameBlock
 from hostcallback.receiver.taplog.format.errors import Damage
 from hostcallback.receiver.taplog.format.layout import NO_STEP
@@ -28,10 +28,10 @@ from hostcallback.receiver.taplog.reading.merge import LostRun, MessageRun
 from hostcallback.receiver.taplog.reading.reader import LogReader
 from hostcallback.receiver.taplog.reading.segment_reader import Writer
 from hostcallback.receiver.taplog.reading.selection import Selection
-from hostcallback.receiver.taplog.render.leaves import leaf_names
+from hostcallback.receiver.taplog.render.text import leaf_names
 from hostcallback.receiver.wire import Decoder, Flags, WireError
 from hostcallback.receiver.wire.dtypes import Array
-from hostcallback.receiver.wire.plan import Plan
+from hostcallback.receiver.wire.encode import Plan
 from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
 from hostcallback.receiver.wire.truncation import is_truncated
 

@@ -1,19 +1,246 @@
-"""The taps of a log as data: `read`."""
+"""The taps of a log as data: `read`, and the messages of one tap as columns."""
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
-from collections.abc import Iterator, Mapping
+import glob
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
-from hostcallback.receiver import tap_name
+import numpy as np
+
+from hostcallback.receiver import html, tap_name
 from hostcallback.receiver.errors import HostCallbackError
 from hostcallback.receiver.html import table
-from hostcallback.receiver.taplog.columns.column_batches import ColumnReader
-from hostcallback.receiver.taplog.columns.tap_data import TapData
+from hostcallback.receiver.taplog.columns import tables
+from hostcallback.receiver.taplog.columns.column_batches import ColumnBatch, ColumnReader
+from hostcallback.receiver.taplog.columns.tables import Table
 from hostcallback.receiver.taplog.format.layout import ALL_CONSUMERS, Kind
 from hostcallback.receiver.taplog.reading.chunk_reader import Chunk
 from hostcallback.receiver.taplog.reading.reader import LogReader, Paths
+from hostcallback.receiver.taplog.reading.selection import Selection
+from hostcallback.receiver.wire.dtypes import Array
 from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
+
+BATCH_BYTES = 4 << 20
+"""Bytes of a batch of `batches` from which on it is yielded."""
+
+SHOWN = 10
+"""Messages that a notebook shows of a tap."""
+
+
+class TapData:
+    """The messages of one tap in a log: iterated in batches, or converted.
+
+    Attributes:
+        name: the tap's name.
+        source_lines: where it was traced.
+        kinds: its kinds, such as "tap" or "metrics".
+
+    Example:
+        print(hcb.read("run/taps")["loss"].to_numpy())
+    """
+
+    def __init__(
+        self,
+        reader: LogReader,
+        name: str,
+        described: Sequence[TapDescriptor],
+        selection: Selection | None = None,
+        columns: tuple[str, ...] | None = None,
+        limit: int | None = None,
+    ) -> None:
+        """Called by `read` and `select`."""
+        self.name = name
+        self.source_lines = sorted({each.source_line for each in described})
+        self.kinds = sorted({each.kind for each in described})
+        self._reader = reader
+        self._described = described
+        self._selection = selection or Selection(names=(glob.escape(name),))
+        self._columns = columns
+        self._limit = limit
+
+    def __repr__(self) -> str:
+        """Name and source lines."""
+        return f"TapData({self.name!r}, {', '.join(self.source_lines)})"
+
+    def _repr_html_(self) -> str:
+        # The first messages: the others are not read.
+        limit = SHOWN if self._limit is None else min(SHOWN, self._limit)
+        shown = TapData(self._reader, self.name, self._described, self._selection, self._columns, limit)
+        parts = [html.preformatted(repr(self))]
+        for found in shown.tables():
+            columns = tables.to_numpy(found)
+            numbers = {name: values for name, values in columns.items() if values.ndim == 1}
+            parts.append(html.table(list(numbers), zip(*numbers.values(), strict=True)))
+            for name, values in columns.items():
+                if values.ndim > 1:
+                    parts += [html.preformatted(name), html.array(values)]
+        return "\n".join([*parts, html.preformatted(f"at most the first {SHOWN} messages")])
+
+    def select(
+        self,
+        *,
+        first_step: int | None = None,
+        last_step: int | None = None,
+        device: str | None = None,
+        columns: Sequence[str] | None = None,
+        limit: int | None = None,
+    ) -> TapData:
+        """Returns the same tap with fewer messages or columns. What is left out is not read, as far as the log allows.
+
+        Args:
+            first_step: first step; messages without a step are left out.
+            last_step: last step.
+            device: name of a device, such as "cpu:0".
+            columns: names of leaves; the others are not copied. A name that is not there raises ValueError when
+                messages are read.
+            limit: largest number of messages, the first ones of the log; reading ends there.
+
+        Raises:
+            TypeError: `columns` is a text, or `limit` no whole number.
+            ValueError: `limit` is negative.
+        """
+        if isinstance(columns, str):
+            raise TypeError(f"columns is {columns!r}, expected a list of names: columns=[{columns!r}]")
+        if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int)):
+            raise TypeError(f"limit is {limit!r}, expected a whole number of messages, or None")
+        if limit is not None and limit < 0:
+            raise ValueError(f"limit is {limit}, expected a number of messages, 0 or more")
+        devices = self._selection.devices if device is None else (device,)
+        selection = dataclasses.replace(
+            self._selection, first_step=first_step, last_step=last_step, devices=devices
+        )
+        chosen = self._columns if columns is None else tuple(columns)
+        return TapData(
+            self._reader, self.name, self._described, selection, chosen,
+            self._limit if limit is None else limit,
+        )  # fmt: skip
+
+    def batches(self) -> Iterator[ColumnBatch]:
+        """Yields the messages in batches of about 4 MiB, those of a device in order. Memory is bounded by a batch."""
+        gathered: list[ColumnBatch] = []
+        nbytes = 0
+        for batch in self._raw():
+            if gathered and (not _same(gathered[-1], batch) or nbytes > BATCH_BYTES):
+                yield _joined(gathered)
+                gathered, nbytes = [], 0
+            gathered.append(batch)
+            nbytes += batch.nbytes
+        if gathered:
+            yield _joined(gathered)
+
+    def __iter__(self) -> Iterator[ColumnBatch]:
+        return self.batches()
+
+    def _raw(self) -> Iterator[ColumnBatch]:
+        # Values of which each process has some shards are assembled message by message.
+        whole = any(each.shards is not None for each in self._described)
+        name, left = self.name, self._limit
+        found = ColumnReader(self._reader).batches(
+            lambda described, tap: tap == name, self._selection, whole=whole
+        )
+        while left is None or left > 0:
+            batch = next(found, None)
+            if batch is None:
+                return
+            batch = batch if self._columns is None else self._chosen(batch)
+            if left is not None:
+                batch = batch.first(left)
+                left -= len(batch)
+            yield batch
+
+    def _chosen(self, batch: ColumnBatch) -> ColumnBatch:
+        kept = tables.kept_columns(batch.columns)
+        names = tables.column_names(self.name, [batch.columns[place] for place in kept])
+        missing = [name for name in self._columns or () if name not in names]
+        if missing:
+            raise ValueError(
+                f"the tap {self.name!r} has no column {missing[0]!r}; it has {', '.join(map(repr, names))}"
+            )
+        places = [kept[names.index(name)] for name in self._columns or ()]
+        # Copies, so that the other columns' memory is free.
+        return ColumnBatch(
+            tuple(batch.columns[place] for place in places), batch.process, batch.device, batch.steps,
+            batch.times_ns, batch.seqs, tuple(batch.values[place].copy() for place in places),
+        )  # fmt: skip
+
+    def tables(self) -> list[Table]:
+        """Reads all messages, into one table per layout: per shapes and dtypes of the tapped leaves."""
+        found: dict[Any, list[ColumnBatch]] = {}
+        for batch in self._raw():
+            found.setdefault(batch.columns, []).append(batch)
+        return [Table.of(self.name, batches) for batches in found.values()]
+
+    def to_numpy(self) -> dict[str, Array]:
+        """Reads all messages, as an array per column: `step`, `time`, and one per leaf, of shape (messages, *lanes,
+        *shape).
+
+        Raises:
+            ValueError: messages have different layouts.
+        """
+        return tables.to_numpy(self._one_table())
+
+    def to_pandas(self) -> Any:
+        """Reads all messages, as a `pandas.DataFrame`: a row per message and vmap lane.
+
+        Columns are `step`, `time`, `device` and, with several processes, `process`; `lane` (or `lane0`, `lane1`, the
+        outermost vmap first) under vmap; and one per leaf, whose cells are numbers or arrays. Messages of several
+        layouts share the frame.
+
+        Raises:
+            HostCallbackError: the package pandas is missing.
+        """
+        return tables.to_pandas(self.tables(), self.name)
+
+    def to_xarray(self) -> Any:
+        """Reads all messages, as an `xarray.Dataset` with a variable per leaf.
+
+        Dimensions are `step` (if no two messages have the same step, else `message`, with the steps as a coordinate),
+        `device` (if several devices sent the same steps), `lane` under vmap, and `NAME_0`, `NAME_1` of each leaf's
+        shape.
+
+        Raises:
+            HostCallbackError: the package xarray is missing.
+            ValueError: messages have different layouts.
+        """
+        return tables.to_xarray(self._one_table())
+
+    def to_arrow(self) -> Any:
+        """Returns a `pyarrow.RecordBatchReader`, which reads batch by batch; `.read_all()` makes it a table.
+
+        A row is a message. A leaf of numbers is a column of them; others are columns of fixed-shape tensors, with the
+        vmap lanes as first axes.
+
+        Raises:
+            HostCallbackError: the package pyarrow is missing.
+            ValueError: messages have different layouts (while reading).
+        """
+        return tables.to_arrow(self.batches(), self.name)
+
+    def _one_table(self) -> Table:
+        found = self.tables()
+        if len(found) > 1:
+            raise ValueError(
+                f"messages of {self.name!r} have {len(found)} layouts: "
+                f"{'; '.join(table.layout_text for table in found)}. Take them one by one, from tables(), or "
+                "to_pandas()"
+            )
+        return found[0] if found else Table.of(self.name, [])
+
+
+def _same(one: ColumnBatch, other: ColumnBatch) -> bool:
+    return one[:3] == other[:3]
+
+
+def _joined(batches: list[ColumnBatch]) -> ColumnBatch:
+    if len(batches) == 1:
+        return batches[0]
+    first = batches[0]
+    steps, times, seqs = (np.concatenate([batch[place] for batch in batches]) for place in (3, 4, 5))
+    values = tuple(np.concatenate(parts) for parts in zip(*[batch.values for batch in batches], strict=True))
+    return ColumnBatch(first.columns, first.process, first.device, steps, times, seqs, values)
 
 
 class UnknownTapError(HostCallbackError, KeyError):

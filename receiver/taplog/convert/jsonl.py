@@ -7,7 +7,7 @@ from typing import TextIO
 
 from hostcallback.receiver.taplog.reading.logged_message import LoggedMessage
 from hostcallback.receiver.taplog.reading.merge import LostRun
-from hostcallback.receiver.taplog.render.json_message import as_dict
+from hostcallback.receiver.taplog.render.json import as_dict
 
 
 class JsonlConversion:

@@ -11,8 +11,8 @@ from hostcallback.receiver.taplog.convert.errors import ConvertError
 from hostcallback.receiver.taplog.convert.numpy_dtypes import plain_array
 from hostcallback.receiver.taplog.reading.logged_message import LoggedMessage
 from hostcallback.receiver.taplog.reading.merge import LostRun
-from hostcallback.receiver.taplog.render.json_message import process_text
-from hostcallback.receiver.taplog.render.leaves import Leaf, LoggedLeaves
+from hostcallback.receiver.taplog.render.json import process_text
+from hostcallback.receiver.taplog.render.text import Leaf, LoggedLeaves
 from hostcallback.receiver.wire.dtypes import Array
 from hostcallback.receiver.wire.truncation import TruncatedArray
 

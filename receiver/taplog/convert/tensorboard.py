@@ -13,9 +13,8 @@ from hostcallback.receiver.taplog.convert.errors import ConvertError
 from hostcallback.receiver.taplog.convert.numpy_dtypes import plain_array
 from hostcallback.receiver.taplog.reading.logged_message import LoggedMessage
 from hostcallback.receiver.taplog.reading.merge import LostRun
-from hostcallback.receiver.taplog.render.json_message import process_text
-from hostcallback.receiver.taplog.render.leaves import LoggedLeaves, joined
-from hostcallback.receiver.taplog.render.text import message_text
+from hostcallback.receiver.taplog.render.json import process_text
+from hostcallback.receiver.taplog.render.text import LoggedLeaves, joined, message_text
 from hostcallback.receiver.wire.dtypes import Array
 
 SUFFIX = ".hcb"

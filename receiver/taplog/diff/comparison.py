@@ -8,10 +8,16 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from hostcallback.receiver.messages.steps import NAME as STEP
-from hostcallback.receiver.taplog.diff.arrays import Tolerance
-from hostcallback.receiver.taplog.diff.device_log import ComparedLog, DeviceKey, TapKey
-from hostcallback.receiver.taplog.diff.messages import MessageComparison, MessageDifference
-from hostcallback.receiver.taplog.diff.pairing import Pair, Pairing, Single, Unaligned
+from hostcallback.receiver.taplog.diff.messages import MessageComparison, MessageDifference, Tolerance
+from hostcallback.receiver.taplog.diff.pairing import (
+    ComparedLog,
+    DeviceKey,
+    Pair,
+    Pairing,
+    Single,
+    TapKey,
+    Unaligned,
+)
 from hostcallback.receiver.taplog.reading.logged_message import LoggedMessage
 from hostcallback.receiver.taplog.reading.selection import Selection
 

@@ -7,12 +7,19 @@ import json
 import os
 import platform
 import shutil
+import struct
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from hostcallback.receiver import environment
+from hostcallback.receiver.errors import HostCallbackError
 from hostcallback.receiver.log import logger
 from hostcallback.receiver.messages.message import Consumer
 from hostcallback.receiver.permissions import PRIVATE, write_private
@@ -20,8 +27,205 @@ from hostcallback.receiver.redaction import command_line
 from hostcallback.receiver.run_name import own_run
 from hostcallback.receiver.sources.ring import RingSource
 from hostcallback.receiver.sources.source import Source
-from hostcallback.receiver.taplog.flight.ring_file import SUFFIX
 from hostcallback.receiver.taplog.writing.segment_writer import SegmentWriter
+from hostcallback.receiver.wire import (
+    ALIGNMENT,
+    HEADER,
+    MAGIC as FRAME_MAGIC,
+    VERSION as WIRE_VERSION,
+    Flags,
+    Header,
+    WireError,
+    decode_header,
+    encode_header,
+)
+
+MAGIC = b"HCBRING\n"
+VERSION = 1
+SUFFIX = ".hcbring"
+
+_CONTROL = struct.Struct("<8sIIQiiqqQQ64s")
+"""magic, version, page_bytes, capacity, device, device_id, pid, created_ns, blocks_offset, blocks_bytes, name."""
+_HEAD, _RELEASED, _DELIVERED = 128, 192, 200
+_RECORD = struct.Struct("<8sQQ")
+_RECORD_MAGIC = b"HCBBLOK\n"
+_RECORD_PAYLOAD = 128
+_DESCRIPTOR = struct.Struct("<QQQ")  # address, nbytes, file offset
+_NO_MESSAGE = Flags.PAD | Flags.DISCARDED | Flags.BUSY
+
+
+class RingFileError(HostCallbackError):
+    """A file is not a ring's, or of a newer version."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecoveredFrame:
+    """One message of a ring.
+
+    Attributes:
+        header: as in the ring.
+        frame: the message as a wire frame with its payload inline; empty if the payload is gone.
+        delivered: whether its sink received it before the process ended.
+    """
+
+    header: Header
+    frame: bytes
+    delivered: bool
+
+
+@dataclass(slots=True)
+class RingContents:
+    """The content of a ring's file.
+
+    Attributes:
+        path: of the file.
+        name: of the device, such as `cpu:0`.
+        device: its id.
+        pid: of the process.
+        created_ns: Unix time in nanoseconds at which the ring was moved into the file.
+        head: position after the last frame.
+        frames: messages, oldest first.
+        unfinished: number of messages that were still being written.
+        without_payload: number of messages whose payload did not fit into the file, or was overwritten.
+        damaged: (start, end) positions of parts of the ring that hold no frames.
+    """
+
+    path: Path
+    name: str
+    device: int
+    pid: int
+    created_ns: int
+    head: int
+    frames: list[RecoveredFrame] = field(default_factory=list)
+    unfinished: int = 0
+    without_payload: int = 0
+    damaged: list[tuple[int, int]] = field(default_factory=list)
+
+
+def read_ring(path: Path) -> RingContents:
+    """Reads the messages of a ring's file. Messages that a running process overwrites meanwhile are left out.
+
+    Raises:
+        RingFileError: it is not a ring's file, or of a newer version.
+        OSError: it cannot be read.
+    """
+    try:
+        data = np.fromfile(path, np.uint8)
+    except MemoryError as error:
+        raise RingFileError(f"{path} is larger than this machine's memory") from error
+    start = data[: _CONTROL.size].tobytes()
+    if not start.startswith(MAGIC) or len(start) < _CONTROL.size:
+        raise RingFileError(
+            f"{path} starts with {start[:8]!r}, expected {MAGIC!r}: it is not the file of a ring (*{SUFFIX})"
+        )
+    _, version, page, capacity, _, device, pid, created_ns, blocks_at, blocks_bytes, name = _CONTROL.unpack(
+        start
+    )
+    if version != VERSION:
+        raise RingFileError(
+            f"{path} has version {version}, this package reads version {VERSION}: upgrade hostcallback here"
+        )
+    if capacity < ALIGNMENT or capacity % ALIGNMENT or page < _DELIVERED + 8 or page % 8:
+        raise RingFileError(
+            f"{path} states a ring of {capacity} bytes from {page} on: its first page is damaged"
+        )
+    if page + capacity > len(data) or blocks_at + blocks_bytes > len(data):
+        raise RingFileError(
+            f"{path} has {len(data)} bytes, its first page says {page} + {capacity} + {blocks_bytes}: it was truncated"
+        )
+    head, released = (int.from_bytes(data[at : at + 8].tobytes(), "little") for at in (_HEAD, _RELEASED))
+    delivered = int.from_bytes(data[_DELIVERED : _DELIVERED + 8].tobytes(), "little")
+    text = name.split(b"\0")[0].decode(errors="replace")
+    contents = RingContents(path, text, device, pid, created_ns, head)
+    ring = data[page : page + capacity]
+    now = _head_now(path)
+    # A running process has written more since: the frames that it may have overwritten are skipped.
+    overwritten = now - capacity if now != head else -1
+    for position, frame_header in _walk(ring, head, contents):
+        flags = frame_header.flags
+        if position <= overwritten:
+            continue
+        if flags & Flags.BUSY:
+            contents.unfinished += 1
+        if flags & (_NO_MESSAGE | Flags.END_OF_STREAM):
+            continue
+        frame = _whole(data, ring, position, frame_header)
+        if not frame:
+            contents.without_payload += 1
+        contents.frames.append(RecoveredFrame(frame_header, frame, position < min(delivered, released)))
+    return contents
+
+
+def _head_now(path: Path) -> int:
+    with path.open("rb") as file:
+        file.seek(_HEAD)
+        return int.from_bytes(file.read(8), "little")
+
+
+def _walk(ring: np.ndarray[Any, Any], head: int, contents: RingContents) -> Iterator[tuple[int, Header]]:
+    starts = _headers(ring, head)
+    capacity = len(ring)
+    at, index = (int(starts[0]) if len(starts) else head), 0
+    while at != head:
+        header = _header_at(ring, at, head)
+        if header is not None:
+            yield at, header
+            at += header.frame_bytes
+            continue
+        # Only damage can cause this: a frame ends where the next one begins.
+        index = int(np.searchsorted(starts, at, side="right"))
+        following = int(starts[index]) if index < len(starts) else head
+        contents.damaged.append((at, following))
+        at = following
+    if len(starts) == 0 and head:
+        contents.damaged.append((max(0, head - capacity), head))
+
+
+def _headers(ring: np.ndarray[Any, Any], head: int) -> np.ndarray[Any, Any]:
+    # Ascending positions of headers that name their own position; remains of earlier frames name another.
+    capacity = len(ring)
+    first = max(0, head - capacity)
+    lines = ring.view(np.dtype([("tag", "<u4"), ("rest", "V52"), ("position", "<u8")]))
+    tag = int.from_bytes(FRAME_MAGIC + bytes([WIRE_VERSION]), "little")
+    offsets = np.arange(len(lines), dtype=np.uint64) * np.uint64(ALIGNMENT)
+    # The position in [first, head) of each offset.
+    lap = np.uint64(first // capacity * capacity)
+    expected = lap + offsets
+    expected[expected < first] += np.uint64(capacity)
+    found: np.ndarray[Any, Any] = np.sort(
+        expected[(lines["tag"] == tag) & (lines["position"] == expected) & (expected < head)]
+    )
+    return found
+
+
+def _header_at(ring: np.ndarray[Any, Any], position: int, head: int) -> Header | None:
+    offset = position % len(ring)
+    try:
+        header = decode_header(ring[offset : offset + HEADER.size].tobytes())
+    except WireError:
+        return None
+    if header.position != position or offset + header.frame_bytes > len(ring):
+        return None
+    return header if position + header.frame_bytes <= head else None
+
+
+def _whole(data: np.ndarray[Any, Any], ring: np.ndarray[Any, Any], position: int, header: Header) -> bytes:
+    start = position % len(ring)
+    if not header.flags & Flags.EXTERNAL:
+        return ring[start : start + header.frame_bytes].tobytes()
+    metadata_end = start + header.payload_start
+    _, nbytes, record_at = _DESCRIPTOR.unpack(ring[metadata_end : metadata_end + _DESCRIPTOR.size].tobytes())
+    payload_at = record_at + _RECORD_PAYLOAD
+    if not record_at or nbytes != header.payload_bytes or payload_at + nbytes > len(data):
+        return b""
+    record = data[record_at : record_at + _RECORD.size].tobytes()
+    if _RECORD.unpack(record) != (_RECORD_MAGIC, position, nbytes):
+        return b""
+    inline = replace(header, flags=header.flags & ~Flags.EXTERNAL)
+    payload = data[payload_at : payload_at + nbytes].tobytes()
+    padded = payload.ljust(inline.frame_bytes - inline.payload_start, b"\0")
+    return encode_header(inline) + ring[start + HEADER.size : metadata_end].tobytes() + padded
+
 
 PROCESS_FILE = "process.json"
 TAPS_FILE = "taps.hcblog"

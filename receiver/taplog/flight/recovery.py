@@ -16,12 +16,17 @@ from hostcallback.receiver.liveness import is_alive
 from hostcallback.receiver.permissions import PRIVATE
 from hostcallback.receiver.run_name import is_run
 from hostcallback.receiver.sources.source import Frame
-from hostcallback.receiver.taplog.flight.recorder import PROCESS_FILE, TAPS_FILE
-from hostcallback.receiver.taplog.flight.ring_file import SUFFIX, RecoveredFrame, RingContents, read_ring
-from hostcallback.receiver.taplog.format.errors import Damage, Lost, TapLogError
+from hostcallback.receiver.taplog.flight.recorder import (
+    PROCESS_FILE,
+    SUFFIX,
+    TAPS_FILE,
+    RecoveredFrame,
+    RingContents,
+    read_ring,
+)
+from hostcallback.receiver.taplog.format.block import StepColumns
+from hostcallback.receiver.taplog.format.errors import Damage, Lost, TapLogError, segment_name
 from hostcallback.receiver.taplog.format.layout import NO_STEP
-from hostcallback.receiver.taplog.format.segment_name import segment_name
-from hostcallback.receiver.taplog.format.step_columns import StepColumns
 from hostcallback.receiver.taplog.reading.segment_reader import SegmentReader
 from hostcallback.receiver.taplog.writing.frame_copier import collect
 from hostcallback.receiver.taplog.writing.segment_writer import SegmentWriter

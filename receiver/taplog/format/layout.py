@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import msgpack
 
 from hostcallback.receiver import wire
-from hostcallback.receiver.taplog.format.checksums import crc32, page_count
+from hostcallback.receiver.taplog.format.compression import crc32, page_count
 from hostcallback.receiver.taplog.format.errors import CutOffLogError, NotATapLogError
 from hostcallback.receiver.wire import UnsupportedVersionError
 

@@ -9,18 +9,19 @@ from pathlib import Path
 
 import numpy as np
 
-from hostcallback.receiver.taplog.format.errors import CutOffLogError, Damage, NotATapLogError
+from hostcallback.receiver.taplog.format.block import StepColumns
+from hostcallback.receiver.taplog.format.errors import CutOffLogError, Damage, NotATapLogError, segments_of
 from hostcallback.receiver.taplog.format.layout import Kind
-from hostcallback.receiver.taplog.format.segment_name import segments_of
-from hostcallback.receiver.taplog.format.step_columns import StepColumns
 from hostcallback.receiver.taplog.reading.chunk_reader import Chunk, read_frames
-from hostcallback.receiver.taplog.reading.logged_message import LoggedMessage, RunDecoder
+from hostcallback.receiver.taplog.reading.logged_message import (
+    LoggedMessage,
+    RunDecoder,
+    ShardMerger,
+    is_alone,
+)
 from hostcallback.receiver.taplog.reading.merge import LostRun, MessageRun
-from hostcallback.receiver.taplog.reading.process_groups import is_alone
-from hostcallback.receiver.taplog.reading.run_choice import RunCatalog, matches
 from hostcallback.receiver.taplog.reading.segment_reader import SegmentReader, Writer
-from hostcallback.receiver.taplog.reading.selection import Selection
-from hostcallback.receiver.taplog.reading.shard_assembly import ShardMerger
+from hostcallback.receiver.taplog.reading.selection import RunCatalog, Selection, is_run as matches
 from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
 
 AT_ONCE = 64

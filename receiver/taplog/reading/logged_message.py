@@ -1,16 +1,18 @@
-"""A message of a log, and the log's knowledge of its tap."""
+"""A message of a log; messages that are shards of one value, assembled from all processes of a program."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from hostcallback.receiver.messages.message import Consumer, Message
-from hostcallback.receiver.sinks.exported import SHARDS_ID, WHOLE_ID
+from hostcallback.receiver.messages.message import Consumer, Message, Sink
+from hostcallback.receiver.sinks.call import SHARDS_ID, WHOLE_ID
 from hostcallback.receiver.sinks.lane_mask import LaneMask
+from hostcallback.receiver.sinks.sharding.multi_process import ProgramRun, ShardOrigin, ShardStream
 from hostcallback.receiver.sinks.sharding.shard_record import PLACES_FROM, RecordReader, Shard
 from hostcallback.receiver.taplog.format.errors import Damage
 from hostcallback.receiver.taplog.format.layout import NO_STEP
@@ -171,3 +173,210 @@ class RunDecoder:
         # The descriptor is an array like the others, so the shard record has a place for it, which is removed.
         record = np.concatenate([arrays[0][:PLACES_FROM], arrays[0][PLACES_FROM + 2 :]])
         return tap, [record, *arrays[2:]]
+
+
+class LoggedProgramRuns:
+    """The program runs that the logs name. One thread. See `hostcallback.receiver.taplog.reading.merge.Order`."""
+
+    def __init__(self, *, keeps_left: bool = False) -> None:
+        """No program run is known yet. `keeps_left`: see `ProgramRun`."""
+        self._jobs: dict[str, ProgramRun] = {}
+        self._keeps_left = keeps_left
+
+    def of(self, writer: Writer) -> ProgramRun | None:
+        """The program run that a process was part of; None if its log names none."""
+        if not writer.job:
+            return None
+        if writer.job not in self._jobs:
+            self._jobs[writer.job] = ProgramRun(keeps_left=self._keeps_left)
+        return self._jobs[writer.job]
+
+    def stream(self, writer: Writer) -> ShardStream | None:
+        """The stream of shards that a process brings to its program run; None if its log names none."""
+        job = self.of(writer)
+        if job is None:
+            return None
+        return ShardStream(job, writer, process_of(writer), _any, _unmarked, _as_it_is)
+
+    def is_paused(self, writer: Writer, devices: int) -> bool:
+        """Whether a process with that many devices is too far ahead of the others, and must wait."""
+        job = self._jobs.get(writer.job)
+        return job is not None and job.is_paused(writer, devices)
+
+    def evict_oldest(self) -> None:
+        """Discards some incomplete values, because all processes that are left wait.
+
+        Raises:
+            Exception: a consumer raised it.
+        """
+        for job in self._jobs.values():
+            if job.has_parked:
+                job.evict_oldest()
+
+    def finish(self) -> None:
+        """Discards all incomplete values: all processes have been read.
+
+        Raises:
+            Exception: a consumer raised it.
+        """
+        for job in self._jobs.values():
+            job.discard()
+
+    def discarded(self) -> Counter[str]:
+        """Number of discarded values, by tap and reason."""
+        return sum((job.discarded for job in self._jobs.values()), Counter[str]())
+
+    def take_left(self) -> Iterator[ShardOrigin]:
+        """Origins of the shards of discarded values since the last call."""
+        for job in self._jobs.values():
+            left, job.left = job.left, []
+            yield from left
+
+
+def process_of(writer: Writer) -> int:
+    """Index of a process in its program."""
+    return writer.process_index or 0
+
+
+def is_alone(writer: Writer, writers: Iterable[Writer]) -> bool:
+    """Whether none of `writers` is another process of the same program run."""
+    return not writer.job or all(
+        process_of(other) == process_of(writer) for other in writers if other.job == writer.job
+    )
+
+
+def _any(described: TapDescriptor) -> bool:
+    return True
+
+
+def _unmarked(message: Message) -> None:
+    return None
+
+
+def _as_it_is(message: Message, sink: Sink) -> Sink:
+    return sink
+
+
+MAX_INCOMPLETE = 4096
+"""Number of incomplete values of one process that are kept; beyond it, the shards of the oldest are yielded."""
+
+
+class ProcessValues:
+    """What one process has of values of several processes: whole values, or its different shards. One thread."""
+
+    def __init__(self) -> None:
+        """No shard is known yet."""
+        self._parts: dict[tuple[int, int, int, int], list[tuple[LoggedMessage, Shard]]] = {}
+
+    def take(self, logged: LoggedMessage, shard: Shard) -> Iterator[LoggedMessage]:
+        """Takes a shard. Yields the whole value after its last shard, and shards that cannot become one."""
+        share = shard.layout.share
+        if not share.local:
+            if not share.is_copy:
+                yield logged
+            return
+        consumer_id = logged.message.consumer.consumer_id
+        key = consumer_id, shard.message.run_id, shard.layout.group, shard.occurrence
+        parts = self._parts.setdefault(key, [])
+        parts.append((logged, shard))
+        if len(parts) == share.local:
+            whole = _whole(self._parts.pop(key))
+            if whole is not None:
+                yield whole
+        elif len(self._parts) > MAX_INCOMPLETE:
+            yield from _apart(self._parts.pop(next(iter(self._parts))))
+
+    def left(self) -> Iterator[LoggedMessage]:
+        """Yields the shards of incomplete values: all messages have been taken."""
+        for parts in self._parts.values():
+            yield from _apart(parts)
+        self._parts.clear()
+
+
+def _apart(parts: list[tuple[LoggedMessage, Shard]]) -> Iterator[LoggedMessage]:
+    for logged, shard in parts:
+        if not shard.layout.share.is_copy:
+            yield logged
+
+
+def _whole(parts: list[tuple[LoggedMessage, Shard]]) -> LoggedMessage | None:
+    parts.sort(key=lambda part: part[1].layout.partition)
+    arrays = [
+        np.empty(shape, array.dtype)
+        for shape, array in zip(parts[0][1].layout.shapes, parts[0][1].arrays, strict=True)
+    ]
+    for _, shard in parts:
+        for array, part, place in zip(arrays, shard.arrays, shard.layout.places, strict=True):
+            array[place] = part
+    logged = parts[0][0]
+    return logged.with_whole(logged.message._replace(arrays=arrays, shard_index=None))
+
+
+class ShardMerger:
+    """Takes shards one by one and yields whole values. One thread.
+
+    Attributes:
+        jobs: determines the order in which processes must be read.
+    """
+
+    def __init__(
+        self, *, shows_incomplete: bool, is_alone: Callable[[Writer], bool] = lambda writer: not writer.job
+    ) -> None:
+        """No shard is known yet.
+
+        Args:
+            shows_incomplete: whether shards of incomplete values are yielded too, one by one.
+            is_alone: whether a process's log is read without those of the others of its program run.
+        """
+        self._is_alone = is_alone
+        self._shows_incomplete = shows_incomplete
+        self._alone: dict[Writer, ProcessValues] = {}
+        self.jobs = LoggedProgramRuns(keeps_left=shows_incomplete)
+        self._whole: list[LoggedMessage] = []
+
+    def take(self, logged: LoggedMessage) -> Iterator[LoggedMessage]:
+        """Takes a message. Yields it if it is not a shard, or is a shard of its process only.
+
+        Otherwise yields the values that are complete now, as messages of the leading device, and one by one the
+        shards of values that cannot become complete.
+
+        Raises:
+            ValueError: the message contradicts the other shards.
+        """
+        described, shard = logged.tap.described, logged.shard
+        if shard is None or described is None or described.shards != "some" or described.sharding != "global":
+            yield logged
+            return
+        job = self.jobs.of(logged.writer)
+        if job is None or self._is_alone(logged.writer):
+            yield from self._alone.setdefault(logged.writer, ProcessValues()).take(logged, shard)
+            return
+        tap = job.tap(described)
+        if tap.launch_ids_differ:
+            if not shard.layout.share.is_copy:
+                yield logged
+            return
+
+        def hand_on(whole: Message) -> None:
+            found = logged.with_whole(whole)
+            if found is not None:
+                self._whole.append(found)
+
+        origin = ShardOrigin(logged.writer, logged.message.device, process_of(logged.writer), logged, hand_on)
+        job.add_shard(tap, shard._replace(message=shard.message._replace(device=origin)))
+        yield from self.found()
+
+    def found(self) -> Iterator[LoggedMessage]:
+        """Yields complete values, and the shards of values that cannot become complete."""
+        whole, self._whole = self._whole, []
+        yield from whole
+        for origin in self.jobs.take_left():
+            yield origin.mark
+
+    def finish(self) -> Iterator[LoggedMessage]:
+        """Yields the remaining shards one by one: all messages have been taken."""
+        if self._shows_incomplete:
+            for values in self._alone.values():
+                yield from values.left()
+        self.jobs.finish()
+        yield from self.found()

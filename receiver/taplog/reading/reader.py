@@ -15,18 +15,26 @@ from hostcallback.receiver.taplog.format.errors import (
     DamagedLogError,
     NotATapLogError,
     ThinnedTap,
+    segments_of,
 )
 from hostcallback.receiver.taplog.format.layout import Kind
-from hostcallback.receiver.taplog.format.segment_name import segments_of
 from hostcallback.receiver.taplog.reading.chunk_reader import Chunk
-from hostcallback.receiver.taplog.reading.dedup import SequenceDeduplicator
-from hostcallback.receiver.taplog.reading.logged_message import LoggedMessage, RunDecoder
-from hostcallback.receiver.taplog.reading.merge import LostRun, MessageRun, Order, Record, merged
-from hostcallback.receiver.taplog.reading.process_groups import is_alone
-from hostcallback.receiver.taplog.reading.run_choice import LoggedRun, RunCatalog
+from hostcallback.receiver.taplog.reading.logged_message import (
+    LoggedMessage,
+    RunDecoder,
+    ShardMerger,
+    is_alone,
+)
+from hostcallback.receiver.taplog.reading.merge import (
+    LostRun,
+    MessageRun,
+    Order,
+    Record,
+    SequenceDeduplicator,
+    merged,
+)
 from hostcallback.receiver.taplog.reading.segment_reader import SegmentReader, Writer
-from hostcallback.receiver.taplog.reading.selection import Selection
-from hostcallback.receiver.taplog.reading.shard_assembly import ShardMerger
+from hostcallback.receiver.taplog.reading.selection import LoggedRun, RunCatalog, Selection
 
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 

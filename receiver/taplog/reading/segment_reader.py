@@ -23,7 +23,7 @@ from hostcallback.receiver.taplog.format.layout import (
     Kind,
 )
 from hostcallback.receiver.taplog.reading.chunk_reader import Chunk, read_whole
-from hostcallback.receiver.wire.plain import unpack_plain
+from hostcallback.receiver.wire.pytree import unpack_plain
 from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
 
 SCAN_BYTES = 1 << 20

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from hostcallback.receiver.sinks.exported import SHARDS_ID, WHOLE_ID
+from hostcallback.receiver.sinks.call import SHARDS_ID, WHOLE_ID
 from hostcallback.receiver.taplog.format.errors import Damage
 from hostcallback.receiver.taplog.format.layout import NO_STEP
 from hostcallback.receiver.taplog.reading.logged_message import LoggedMessage, RunDecoder

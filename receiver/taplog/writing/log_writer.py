@@ -14,11 +14,9 @@ from pathlib import Path
 
 from hostcallback.receiver import fork
 from hostcallback.receiver.log import logger
-from hostcallback.receiver.taplog.format.block import FrameBlock
+from hostcallback.receiver.taplog.format.block import FrameBlock, StepColumns
 from hostcallback.receiver.taplog.format.compression import Compressor
-from hostcallback.receiver.taplog.format.errors import Lost, ThinnedTap
-from hostcallback.receiver.taplog.format.segment_name import segment_name
-from hostcallback.receiver.taplog.format.step_columns import StepColumns
+from hostcallback.receiver.taplog.format.errors import Lost, ThinnedTap, segment_name
 from hostcallback.receiver.taplog.writing.frame_copier import Room
 from hostcallback.receiver.taplog.writing.options import LogCounters, LogOptions
 from hostcallback.receiver.taplog.writing.segment_writer import SegmentWriter

@@ -23,8 +23,7 @@ from hostcallback.receiver.taplog.writing.frame_copier import Room, collect
 from hostcallback.receiver.taplog.writing.log_writer import LogWriter, Messages
 from hostcallback.receiver.taplog.writing.options import SEGMENT_BYTES, SEGMENT_SEC, LogCounters, LogOptions
 from hostcallback.receiver.wire import Flags, WireError, decode_metadata, encode_frame
-from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
-from hostcallback.receiver.wire.tap_kind import UNDESCRIBED
+from hostcallback.receiver.wire.tap_descriptor import UNDESCRIBED, TapDescriptor
 from hostcallback.receiver.wire.truncation import encode_truncated, row
 
 _CHECK = np.uint64(int(Flags.CHECK))

@@ -19,8 +19,7 @@ from hostcallback.receiver import fork, limits, wire
 from hostcallback.receiver.permissions import PRIVATE, Permissions
 from hostcallback.receiver.taplog.format import layout
 from hostcallback.receiver.taplog.format.block import FrameBlock
-from hostcallback.receiver.taplog.format.checksums import page_checksums
-from hostcallback.receiver.taplog.format.compression import Compressor
+from hostcallback.receiver.taplog.format.compression import Compressor, page_checksums
 from hostcallback.receiver.taplog.format.errors import Lost, ThinnedTap
 from hostcallback.receiver.taplog.format.layout import ALL_CONSUMERS, NO_STEP, ChunkHeader, Codec, Kind
 from hostcallback.receiver.wire.dtypes import Array

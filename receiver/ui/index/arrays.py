@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from hostcallback.receiver.sinks.exported import SHARDS_ID, WHOLE_ID
+from hostcallback.receiver.sinks.call import SHARDS_ID, WHOLE_ID
 from hostcallback.receiver.taplog.format.errors import Damage
 from hostcallback.receiver.taplog.reading.logged_message import LoggedMessage, RunDecoder
-from hostcallback.receiver.taplog.render.json_value import plain_value
-from hostcallback.receiver.taplog.render.leaves import leaf_names
+from hostcallback.receiver.taplog.render.json import plain_value
+from hostcallback.receiver.taplog.render.text import leaf_names
 from hostcallback.receiver.ui.index.log_index import LogIndex, Origin
 from hostcallback.receiver.ui.index.series import DETAIL_CHUNKS
 from hostcallback.receiver.ui.index.taps import Tap

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from hostcallback.receiver.sinks.exported import SHARDS_ID, WHOLE_ID
+from hostcallback.receiver.sinks.call import SHARDS_ID, WHOLE_ID
 from hostcallback.receiver.sinks.lane_mask import LaneMask
 from hostcallback.receiver.taplog.columns.column_batches import Column, Layouts, alike_groups, array_views
 from hostcallback.receiver.taplog.columns.tables import kept_columns
@@ -16,12 +16,12 @@ from hostcallback.receiver.taplog.format.errors import Damage
 from hostcallback.receiver.taplog.format.layout import NO_STEP
 from hostcallback.receiver.taplog.reading.logged_message import LoggedMessage, RunDecoder
 from hostcallback.receiver.taplog.reading.merge import MessageRun
-from hostcallback.receiver.taplog.render.leaves import leaf_names
+from hostcallback.receiver.taplog.render.text import leaf_names
 from hostcallback.receiver.ui.index import buckets
 from hostcallback.receiver.ui.index.taps import LANES, Tap, TapTable, kind_of
 from hostcallback.receiver.wire import Decoder, Flags, WireError
 from hostcallback.receiver.wire.dtypes import Array
-from hostcallback.receiver.wire.plan import Plan
+from hostcallback.receiver.wire.encode import Plan
 from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
 
 _TRUNCATED = np.uint64(int(Flags.TRUNCATED))

@@ -13,7 +13,7 @@ import numpy as np
 from hostcallback.receiver.taplog.format.errors import Lost
 from hostcallback.receiver.taplog.reading.merge import MessageRun
 from hostcallback.receiver.taplog.reading.segment_reader import Writer
-from hostcallback.receiver.taplog.render.json_message import process_text
+from hostcallback.receiver.taplog.render.json import process_text
 from hostcallback.receiver.terminal import printable
 from hostcallback.receiver.wire.dtypes import Array
 

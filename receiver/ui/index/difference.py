@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 
 from hostcallback.receiver.sinks.print import place_text
-from hostcallback.receiver.taplog.diff.arrays import Tolerance
 from hostcallback.receiver.taplog.diff.comparison import Comparison, Difference
-from hostcallback.receiver.taplog.diff.device_log import ComparedLog
+from hostcallback.receiver.taplog.diff.messages import Tolerance
+from hostcallback.receiver.taplog.diff.pairing import ComparedLog
 from hostcallback.receiver.taplog.reading.merge import Record
 from hostcallback.receiver.taplog.reading.selection import Selection
-from hostcallback.receiver.taplog.render.json_value import short_text
+from hostcallback.receiver.taplog.render.json import short_text
 from hostcallback.receiver.terminal import printable
 from hostcallback.receiver.ui.index.log_index import LogIndex, run_of
 from hostcallback.receiver.wire.dtypes import Array

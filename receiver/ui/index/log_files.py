@@ -1,18 +1,20 @@
-"""Finds the segments of logs that grow, and their new chunks."""
+"""Finds the segments of logs that grow, and their new chunks, and lets readers of the index in between."""
 
 from __future__ import annotations
 
 import os
+import threading
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import TracebackType
 
-from hostcallback.receiver.taplog.format.errors import CutOffLogError, Damage, NotATapLogError
+from hostcallback.receiver.taplog.format.errors import CutOffLogError, Damage, NotATapLogError, segments_of
 from hostcallback.receiver.taplog.format.layout import CHUNK_HEADER_BYTES, decode_chunk_header
-from hostcallback.receiver.taplog.format.segment_name import segments_of
 from hostcallback.receiver.taplog.reading.chunk_reader import Chunk
 from hostcallback.receiver.taplog.reading.segment_reader import SegmentReader, Unpack, Writer
-from hostcallback.receiver.wire.errors import UnsupportedVersionError
+from hostcallback.receiver.wire.header import UnsupportedVersionError
 from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
 
 MAX_FOLDERS = 1000
@@ -185,3 +187,31 @@ class LogFiles:
         if reader is not None and segment.is_complete:
             segment.reader = None
             reader.close()
+
+
+PAUSE_SEC = 0.0005
+
+
+class FairLock:
+    """A reentrant lock. A thread that takes it often calls `let_others` between: Python's locks are unfair."""
+
+    def __init__(self) -> None:
+        """The lock is free."""
+        self._lock = threading.RLock()
+        self._waiting: set[int] = set()
+
+    def __enter__(self) -> None:
+        if not self._lock.acquire(blocking=False):
+            self._waiting.add(threading.get_ident())
+            self._lock.acquire()
+            self._waiting.discard(threading.get_ident())
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._lock.release()
+
+    def let_others(self) -> None:
+        """Lets a waiting thread take the lock. Called without holding it."""
+        if self._waiting:
+            time.sleep(PAUSE_SEC)

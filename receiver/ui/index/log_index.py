@@ -12,19 +12,18 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 
 from hostcallback.receiver.liveness import is_alive
+from hostcallback.receiver.taplog.format.block import StepColumns
 from hostcallback.receiver.taplog.format.errors import Damage
 from hostcallback.receiver.taplog.format.layout import ALL_CONSUMERS, NO_STEP, Kind
-from hostcallback.receiver.taplog.format.step_columns import StepColumns
 from hostcallback.receiver.taplog.reading.chunk_reader import Chunk, read_frames
 from hostcallback.receiver.taplog.reading.merge import MessageRun
 from hostcallback.receiver.taplog.reading.segment_reader import Writer
 from hostcallback.receiver.ui.index import buckets
 from hostcallback.receiver.ui.index.block_reader import BlockReader, ScalarPart, Taker
-from hostcallback.receiver.ui.index.chunk_table import ChunkTable
+from hostcallback.receiver.ui.index.buckets import ChunkTable
 from hostcallback.receiver.ui.index.devices import DeviceTable
 from hostcallback.receiver.ui.index.failures import Failures
-from hostcallback.receiver.ui.index.fair_lock import FairLock
-from hostcallback.receiver.ui.index.log_files import LogFiles, Segment
+from hostcallback.receiver.ui.index.log_files import FairLock, LogFiles, Segment
 from hostcallback.receiver.ui.index.taps import MAX_TAPS, Tap, TapTable
 from hostcallback.receiver.wire.dtypes import Array
 from hostcallback.receiver.wire.tap_descriptor import TapDescriptor

@@ -1,16 +1,91 @@
-"""All running processes that the page shows: asked at most twice a second, and only while a page is open."""
+"""The running processes that the page shows, by their control sockets, and what they tell of their failures."""
 
 from __future__ import annotations
 
+import math
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hostcallback.receiver.control.client import ControlClient
+from hostcallback.receiver.control.errors import ControlError, ControlSocketError
 from hostcallback.receiver.errors import HostCallbackError
-from hostcallback.receiver.terminal import printable
-from hostcallback.receiver.ui.live.source import LiveProcess, LiveSource
+from hostcallback.receiver.terminal import printable, printable_lines
+from hostcallback.receiver.ui.live.source import LiveProcess, LiveSource, is_process
+
+ANSWER_SEC = 3.0
+MAX_LOGS = 64
+
+
+class ProcessSource:
+    """One process. See `LiveSource`.
+
+    Attributes:
+        kind: "process".
+        name: of the process, for the page.
+    """
+
+    kind = "process"
+
+    def __init__(self, pid: int) -> None:
+        """Asks process `pid` what it is.
+
+        Raises:
+            ControlSocketError: no such process exists, it does not use hostcallback, or it belongs to another user.
+        """
+        self._pid = pid
+        self._client: ControlClient | None = None
+        about = self._connected().ask("process")
+        self.name = f"{pid}: {str(about['command'])[:200]}"
+        self._logs = _logs(about)
+
+    def logs(self) -> list[Path]:
+        """Folders with the tap logs of the process."""
+        return [log for log in self._logs if log.is_dir()]
+
+    def ask(self) -> list[LiveProcess]:
+        """Asks for its metrics; the process counts its taps from the first time on."""
+        found = self._told("figures", failures=True)
+        if not is_process(found):
+            raise ControlError(f"process {self._pid} answered with something else than its metrics")
+        self._logs = _logs(found["process"])
+        return [LiveProcess(str(found["process"]["host"]), self._pid, "", found)]
+
+    def set_rules(self, pattern: str, settings: Mapping[str, Any], run: str, *, reset: bool) -> list[str]:
+        """Sets rules of its taps."""
+        found = self._told("rules", pattern=pattern, settings=dict(settings), reset=reset)
+        return [str(name) for name in found["names"]]
+
+    def rest(self) -> None:
+        """Closes the connection, at which the process stops counting."""
+        if self._client is not None:
+            self._client.close()
+            self._client = None
+
+    def close(self) -> None:
+        """Closes the connection."""
+        self.rest()
+
+    def _connected(self) -> ControlClient:
+        if self._client is None:
+            self._client = ControlClient(self._pid, ANSWER_SEC)
+        return self._client
+
+    def _told(self, command: str, **arguments: Any) -> Any:
+        try:
+            return self._connected().ask(command, **arguments)
+        except ControlSocketError:
+            self.rest()
+            raise
+
+
+def _logs(about: Mapping[str, Any]) -> list[Path]:
+    found = about.get("logs")
+    return [Path(log) for log in found[:MAX_LOGS] if isinstance(log, str)] if isinstance(found, list) else []
+
 
 INTERVAL_SEC = 0.5
 REST_SEC = 10.0
@@ -143,3 +218,55 @@ class LiveProcesses:
 
 def _emitted(process: LiveProcess, device: str) -> float | None:
     return next((row["emitted"] for row in process.figures["devices"] if row["device"] == device), None)
+
+
+KINDS = "check", "nonfinite", "tap exception"
+MAX_GROUPS = 200
+"""Groups of one process that are taken."""
+
+MAX_DEVICES = 256
+MAX_TEXT = 1000
+MAX_TRACEBACK = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class LiveFailure:
+    """The failures of one kind on one line of one process, since it began."""
+
+    kind: str
+    name: str
+    source_line: str
+    title: str
+    values: str
+    traceback: str
+    by_device: dict[str, int]
+    first: float
+    last: float
+
+
+def live_failures(told: Any) -> Iterator[LiveFailure]:
+    """Yields what a process told as `failures`; leaves out what it cannot mean."""
+    for item in told[:MAX_GROUPS] if isinstance(told, list) else ():
+        try:
+            yield _failure(item)
+        except (LookupError, TypeError, ValueError):
+            continue
+
+
+def _failure(item: Any) -> LiveFailure:
+    texts = [item[name] for name in ("kind", "name", "source_line", "title", "values", "traceback")]
+    times = [item["first"], item["last"]]
+    counts = list(item["by_device"].items()) if isinstance(item["by_device"], dict) else [("", -1)]
+    if (
+        not all(type(text) is str for text in texts)
+        or item["kind"] not in KINDS
+        or not all(type(time) in (int, float) and math.isfinite(time) for time in times)
+        or not all(type(count) is int and 0 <= count < 2**53 for _, count in counts)
+    ):
+        raise ValueError("not what a process tells of a failure")
+    kind, name, source_line, title, values, traceback = texts
+    return LiveFailure(
+        kind, name[:MAX_TEXT], source_line[:MAX_TEXT], title[:MAX_TEXT], values[:MAX_TEXT],
+        printable_lines(traceback[:MAX_TRACEBACK]), {str(device): count for device, count in counts[:MAX_DEVICES]},
+        float(times[0]), float(times[1]),
+    )  # fmt: skip

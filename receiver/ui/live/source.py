@@ -1,10 +1,17 @@
-"""What the page needs of running processes, wherever they run."""
+"""What the page needs of running processes: of this machine, or of those that forward to a collector."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from hostcallback.receiver.control.errors import ControlError
+from hostcallback.receiver.remote.credentials import TransportError
+from hostcallback.receiver.remote.options import Forward
+
+if TYPE_CHECKING:
+    from hostcallback.receiver.remote.control.client import CollectorControl
 
 
 class LiveProcess(NamedTuple):
@@ -69,3 +76,96 @@ def is_process(found: Any) -> bool:
 
 TAP_NUMBERS = "messages", "bytes", "failed", "tap_sec", "suppressed"
 DEVICE_NUMBERS = "emitted", "dropped", "queued", "queued_bytes", "waiting"
+
+
+ASK_SEC = 2.0
+
+
+class CollectorSource:
+    """A collector. See `LiveSource`.
+
+    Attributes:
+        kind: "collector".
+        name: its address.
+    """
+
+    kind = "collector"
+
+    def __init__(self, options: Forward, runs: str = "*") -> None:
+        """Starts to copy the messages of the runs that match a pattern into a temporary folder.
+
+        Raises:
+            TransportError: the collector cannot be reached, or refuses.
+        """
+        from hostcallback.receiver.remote.follow_client import (  # here, because grpc takes long to import
+            ANSWER_SEC,
+            RemoteLog,
+        )
+
+        self.name = options.address
+        self._options, self._runs = options, runs
+        self._control: CollectorControl | None = None
+        self._can_control = True
+        self._log = RemoteLog(options, runs)
+        try:
+            self._log.wait(ANSWER_SEC)
+        except BaseException:
+            self._log.close()
+            raise
+
+    def logs(self) -> list[Path]:
+        """The folder with the copy."""
+        return [self._log.folder]
+
+    def ask(self) -> list[LiveProcess]:
+        """Asks all processes for their metrics; those that do not answer in two seconds are left out."""
+        self._log.check()
+        if not self._can_control:
+            return []
+        try:
+            told = self._asked().ask("figures", seconds=ASK_SEC, failures=True).told
+        except (
+            ControlError,
+            TransportError,
+        ):  # it was started with --no-control, or the token does not grant it
+            self._can_control = False
+            self.rest()
+            return []
+        return [
+            LiveProcess(one.process.host, one.process.pid, one.process.key.run, one.result)
+            for one in told
+            if is_process(one.result)
+        ]
+
+    def set_rules(self, pattern: str, settings: Mapping[str, Any], run: str, *, reset: bool) -> list[str]:
+        """Sets rules of the taps of all processes of a run, also of those that start later."""
+        with self._new(run or self._runs) as control:
+            answers = control.ask(
+                "rules", seconds=ASK_SEC, pattern=pattern, settings=dict(settings), reset=reset
+            )
+        names: dict[str, None] = {}
+        for one in answers.told:
+            if isinstance(one.result, dict):
+                names |= dict.fromkeys(map(str, one.result.get("names", ())))
+        return list(names)
+
+    def rest(self) -> None:
+        """Closes the connection for metrics, at which the processes stop counting."""
+        if self._control is not None:
+            self._control.close()
+            self._control = None
+
+    def close(self) -> None:
+        """Closes all connections and removes the copy."""
+        self.rest()
+        self._log.close()
+
+    def _asked(self) -> CollectorControl:
+        if self._control is None:
+            self._control = self._new(self._runs)
+        return self._control
+
+    def _new(self, runs: str) -> CollectorControl:
+        from hostcallback.receiver.remote.control.client import CollectorControl
+
+        return CollectorControl(self._options, runs)

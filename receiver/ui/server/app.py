@@ -16,10 +16,11 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from hostcallback.receiver.errors import HostCallbackError
-from hostcallback.receiver.taplog.diff.arrays import Tolerance
+from hostcallback.receiver.taplog.diff.messages import Tolerance
 from hostcallback.receiver.ui.index.series import AXES, MAX_POINTS
 from hostcallback.receiver.ui.server.page_data import MAX_CHARTS, PageData
 from hostcallback.receiver.ui.server.queries import (
+    MAX_BODY,
     BadRequestError,
     NoControlError,
     UnknownError,
@@ -28,10 +29,10 @@ from hostcallback.receiver.ui.server.queries import (
     number,
     numbers,
     one_tap,
+    parse,
     text,
     whole,
 )
-from hostcallback.receiver.ui.server.rules import MAX_BODY, parse
 from hostcallback.receiver.ui.texts.stream import Wanted
 from hostcallback.receiver.ui.texts.text_filter import SHOWN, TextFilter
 

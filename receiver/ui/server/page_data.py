@@ -1,29 +1,190 @@
-"""What the page shows, as data for JSON: the answers to its requests."""
+"""What the page shows, as data for JSON, from logs and running processes, and the thread that fills the index."""
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from fnmatch import fnmatchcase
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from hostcallback.receiver.taplog.diff.arrays import Tolerance
+from hostcallback.receiver.log import logger
+from hostcallback.receiver.taplog.diff.messages import Tolerance
 from hostcallback.receiver.terminal import printable
 from hostcallback.receiver.ui.index.arrays import array, heatmap
+from hostcallback.receiver.ui.index.devices import Device
 from hostcallback.receiver.ui.index.difference import difference
 from hostcallback.receiver.ui.index.log_files import Segment
 from hostcallback.receiver.ui.index.log_index import LogIndex, run_of
 from hostcallback.receiver.ui.index.series import chart
 from hostcallback.receiver.ui.index.taps import Tap
-from hostcallback.receiver.ui.live.processes import LiveProcesses
-from hostcallback.receiver.ui.server.filling import Filler
-from hostcallback.receiver.ui.server.live_data import devices, take_failures, take_taps
-from hostcallback.receiver.ui.server.queries import NoControlError, UnknownError
-from hostcallback.receiver.ui.server.rules import RuleRequest
+from hostcallback.receiver.ui.live.processes import LiveProcesses, live_failures
+from hostcallback.receiver.ui.live.source import LiveProcess
+from hostcallback.receiver.ui.server.queries import NoControlError, RuleRequest, UnknownError
 from hostcallback.receiver.ui.texts.stream import Wanted, lines
+
+INTERVAL_SEC = 0.5
+"""Seconds between looks at the logs while a page is open."""
+
+FIRST_SEC = 0.25
+"""Seconds after which the reading of a log is far enough for a first chart."""
+
+
+LOOK_SEC = 1.0
+"""Seconds for which logs with many files are looked at before what was found is read."""
+
+
+class Filler:
+    """Fills an index. Without open pages and requests it does nothing, except for reading what it has found.
+
+    Attributes:
+        index: the index.
+    """
+
+    def __init__(self, index: LogIndex) -> None:
+        """Starts the thread."""
+        self.index = index
+        self._changed = threading.Condition()
+        self._watchers = 0
+        self._wanted = True
+        self._closed = False
+        self._looked = 0
+        self._looked_at = 0.0
+        self._thread = threading.Thread(target=self._run, name="hostcallback-ui", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Ends the thread."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        self._thread.join(5.0)
+
+    @contextlib.contextmanager
+    def watched(self) -> Iterator[None]:
+        """While this is open, the logs are looked at every half second."""
+        with self._changed:
+            self._watchers += 1
+            self._changed.notify_all()
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._watchers -= 1
+
+    def refresh(self) -> None:
+        """Lets the logs be looked at if that is long ago, and waits for it, for a moment."""
+        with self._changed:
+            if time.monotonic() - self._looked_at < INTERVAL_SEC:
+                return
+            before = self._looked
+            self._wanted = True
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self._looked != before or self._closed, FIRST_SEC + INTERVAL_SEC)
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                if self._closed:
+                    return
+                if not self._wanted and not self.index.pending and not self.index.is_looking:
+                    self._changed.wait(INTERVAL_SEC if self._watchers else None)
+                    if not self._wanted and not self._watchers:
+                        continue
+                looks = not self._closed and (
+                    self._wanted
+                    or self.index.is_looking
+                    or time.monotonic() - self._looked_at >= INTERVAL_SEC
+                )
+                self._wanted = False
+            self._work(looks)
+
+    def _work(self, looks: bool) -> None:
+        try:
+            if looks:
+                self.index.look(LOOK_SEC)
+            self.index.read_some(FIRST_SEC)
+        except Exception:  # a bug, or a hostile log: the page stays up with what was read
+            logger.exception("the page's index could not take a part of the log")
+        with self._changed:
+            if looks:
+                self._looked += 1
+                self._looked_at = time.monotonic()
+            self._changed.notify_all()
+
+
+TAPS = 50
+"""Taps of a process that a device lists."""
+
+
+def take_taps(index: LogIndex, live: LiveProcesses) -> dict[tuple[str, str], bool]:
+    """Notes taps of running processes in the index; returns whether each tap is on, by name and line.
+
+    Called under the index's lock.
+    """
+    enabled: dict[tuple[str, str], bool] = {}
+    processes = live.processes()
+    logged = {(tap.name, tap.place) for tap in index.taps.rows} if processes else set()
+    for process in processes:
+        for tap in process.figures["taps"]:
+            key = tap["name"], tap["source_line"]
+            enabled[key] = enabled.get(key, True) and bool(tap.get("enabled", True))
+            if key not in logged and not tap.get("check"):
+                row = index.taps.of(
+                    process.run or _run(process), tap["name"], "", "array", tap["source_line"]
+                )
+                if row is not None and not row.chunks:
+                    row.count = max(row.count, int(tap["messages"]))
+    return enabled
+
+
+def take_failures(index: LogIndex, live: LiveProcesses) -> None:
+    """Notes what running processes tell of their failures in the index. Called under the index's lock."""
+    for process in live.processes():
+        for failure in live_failures(process.figures.get("failures")):
+            index.failures.take_live((process.host, process.pid), failure)
+
+
+def devices(index: LogIndex, live: LiveProcesses) -> list[dict[str, Any]]:
+    """Describes all devices. Called under the index's lock."""
+    known = {(device.host, device.pid, device.device): device for device in index.devices.all()}
+    shown = {key: device.as_dict() for key, device in known.items()}
+    for process in live.processes():
+        for row in process.figures["devices"]:
+            key = process.host, process.pid, row["device"]
+            device = (
+                shown.get(key)
+                or Device(
+                    process.run or _run(process), f"{process.host}:{process.pid}", row["device"]
+                ).as_dict()
+            )
+            shown[key] = device | {
+                "rate": live.rate(process, row["device"]),
+                "messages": max(device["messages"], int(row["emitted"])),
+                "queue_bytes": row["queued_bytes"],
+                "backlog": row["queued"],
+                "drops": max(device["drops"], int(row["dropped"])),
+                "stalls": row["waiting"],
+                "seconds_in_taps": sum(tap["tap_sec"] for tap in process.figures["taps"]),
+                "taps": _taps(process) or device["taps"],
+            }
+    return list(shown.values())
+
+
+def _taps(process: LiveProcess) -> list[dict[str, Any]]:
+    rows = sorted(process.figures["taps"], key=lambda tap: -tap["messages"])[:TAPS]
+    return [
+        {"name": printable(tap["name"]), "messages": tap["messages"], "seconds": tap["tap_sec"]}
+        for tap in rows
+    ]
+
+
+def _run(process: LiveProcess) -> str:
+    return f"{process.host}:{process.pid}"
+
 
 OVERVIEW_SEC = 3.0
 """Seconds between the events that tell of a new overview, while only counts change."""

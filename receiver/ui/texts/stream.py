@@ -8,11 +8,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hostcallback.receiver.sinks.exported import SHARDS_ID, WHOLE_ID
+from hostcallback.receiver.sinks.call import SHARDS_ID, WHOLE_ID
 from hostcallback.receiver.taplog.format.errors import Damage
 from hostcallback.receiver.taplog.reading.logged_message import LoggedMessage, RunDecoder
-from hostcallback.receiver.taplog.render.json_message import process_text
-from hostcallback.receiver.taplog.render.json_value import short_text
+from hostcallback.receiver.taplog.render.json import process_text, short_text
 from hostcallback.receiver.taplog.render.text import message_text
 from hostcallback.receiver.terminal import printable
 from hostcallback.receiver.ui.index.log_index import LogIndex, Origin

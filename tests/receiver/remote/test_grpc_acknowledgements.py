@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("grpc", reason="needs grpcio")
 
 from hostcallback.receiver.remote import protocol
-from hostcallback.receiver.remote.errors import TransportError
+from hostcallback.receiver.remote.credentials import TransportError
 from hostcallback.receiver.remote.sending.grpc_transport import GrpcStream
 from hostcallback.receiver.remote.streams import StreamKey, StreamOffset
 

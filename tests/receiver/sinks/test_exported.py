@@ -15,8 +15,8 @@ from exported_process import FORMAT, PRINT, TAP, Process, Recorder
 from hostcallback.receiver.errors import IncompleteValueError, UnboundConsumerError
 from hostcallback.receiver.messages.deferred_errors import DeferredErrors, DelegatedFailure
 from hostcallback.receiver.messages.message import Consumer, Message
-from hostcallback.receiver.sinks import exported
-from hostcallback.receiver.sinks.exported import WHOLE_ID
+from hostcallback.receiver.sinks import call
+from hostcallback.receiver.sinks.call import WHOLE_ID
 from hostcallback.receiver.sinks.factory import Binding
 from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
 
@@ -242,7 +242,7 @@ def test_values_with_lost_shards_are_reported_under_their_tap(process: Process) 
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     """Room for few descriptions."""
-    monkeypatch.setattr(exported, "MAX_TAPS", 8)
+    monkeypatch.setattr(call, "MAX_TAPS", 8)
 
 
 @pytest.mark.usefixtures("few")
@@ -250,14 +250,14 @@ def test_the_table_of_descriptions_is_bounded_and_forgets_unused_ones(process: P
     recorder = Recorder()
     process.taps.bind("loss", Binding(recorder))
     made = []
-    tap_type = exported.BoundTap
+    tap_type = call.BoundTap
 
     def make(described: TapDescriptor, *rest: Any, **how: Any) -> Any:
         made.append(described.kwargs["number"])
         return tap_type(described, *rest, **how)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(exported, "BoundTap", make)
+        patch.setattr(call, "BoundTap", make)
         for number in range(100):
             process.emit(replace(TAP, kwargs={"number": number}), 1.0)
             process.emit(replace(TAP, kwargs={"number": 0}), 1.0)

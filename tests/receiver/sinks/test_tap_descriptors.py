@@ -13,10 +13,9 @@ from exported_process import FORMAT, PRINT, TAP, Process, Recorder
 from hypothesis import given, strategies as st
 
 from hostcallback.receiver.errors import UnboundConsumerError
-from hostcallback.receiver.sinks.exported import SHARDS_ID, WHOLE_ID
+from hostcallback.receiver.sinks.call import SHARDS_ID, WHOLE_ID
 from hostcallback.receiver.sinks.factory import Binding
-from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
-from hostcallback.receiver.wire.tap_kind import KINDS
+from hostcallback.receiver.wire.tap_descriptor import KINDS, TapDescriptor
 
 PLAIN = st.recursive(
     st.none()

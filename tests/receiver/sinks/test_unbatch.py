@@ -12,7 +12,7 @@ from hypothesis import given, strategies as st
 from hostcallback.receiver.errors import TapFailure
 from hostcallback.receiver.messages.deferred_errors import DeferredErrors, MultipleFailures
 from hostcallback.receiver.messages.message import Consumer, Message
-from hostcallback.receiver.sinks.unbatch import elements, for_each_element
+from hostcallback.receiver.sinks.tap import elements, for_each_element
 
 
 @st.composite

@@ -16,7 +16,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from hostcallback.receiver.remote.collector.os_limits import keep_freed_memory
+from hostcallback.receiver.remote.collector.access import keep_freed_memory
 
 SEGMENT_BYTES = 16 << 20
 

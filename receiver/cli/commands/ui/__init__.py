@@ -142,13 +142,13 @@ def _live(arguments: argparse.Namespace) -> list[LiveSource]:
     found: list[LiveSource] = []
     try:
         for item in filter(_is_pid, arguments.source):
-            from hostcallback.receiver.ui.live.process import ProcessSource
+            from hostcallback.receiver.ui.live.processes import ProcessSource
 
             found.append(ProcessSource(int(item)))
         if arguments.collector is not None:
-            from hostcallback.receiver.ui.live.collector import (
-                CollectorSource,
-            )  # here: grpc takes long to import
+            from hostcallback.receiver.ui.live.source import (
+                CollectorSource,  # here: grpc takes long to import
+            )
 
             reached = argparse.Namespace(
                 tls_ca=arguments.from_ca, tls_cert=arguments.from_cert, tls_key=arguments.from_key,

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from hostcallback.receiver.remote.collector.limits import HelloLimiter, Limits
+from hostcallback.receiver.remote.collector.access import HelloLimiter, Limits
 
 
 def test_silent_calls_make_room_for_others() -> None:

@@ -19,9 +19,9 @@ from hostcallback.receiver import limits
 from hostcallback.receiver.bounded_counter import OTHERS, BoundedCounter
 from hostcallback.receiver.messages.message import Message
 from hostcallback.receiver.remote.collector.store import Store
-from hostcallback.receiver.remote.delivery import delivery as module, stream
+from hostcallback.receiver.remote.delivery import delivery as module, process_groups
+from hostcallback.receiver.remote.delivery.cursor import InProgress
 from hostcallback.receiver.remote.delivery.delivery import Delivery
-from hostcallback.receiver.remote.delivery.in_progress import InProgress
 from hostcallback.receiver.remote.spool.stream_reader import next_segment
 from hostcallback.receiver.remote.streams import StreamKey, StreamOffset
 from hostcallback.receiver.taplog.format import layout
@@ -169,7 +169,7 @@ def test_a_stream_with_a_huge_chunk_gets_turns_and_no_more(
         writer = SegmentWriter(store.folder(key.run) / key.segment_name(1), info={"process": key.epoch})
         writer.frames("cpu:0", losses(0, count), DESCRIBED)
         writer.close()
-    monkeypatch.setattr(stream, "TURN_SEC", 0.0)
+    monkeypatch.setattr(process_groups, "TURN_SEC", 0.0)
     seen: list[tuple[str, int]] = []
     pause = threading.Event()
 
@@ -192,8 +192,8 @@ def test_a_turn_that_ends_in_a_chunk_is_continued_by_the_next_collector(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = store_with(tmp_path, BAD)
-    monkeypatch.setattr(stream, "TURN_SEC", 0.0)
-    monkeypatch.setattr(stream, "PART_MESSAGES", 8)
+    monkeypatch.setattr(process_groups, "TURN_SEC", 0.0)
+    monkeypatch.setattr(process_groups, "PART_MESSAGES", 8)
     seen: list[int] = []
     ended = threading.Event()
 

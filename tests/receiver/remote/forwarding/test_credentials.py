@@ -23,10 +23,10 @@ from hostcallback.receiver.control.commands import commands
 from hostcallback.receiver.redaction import command_line, without_password
 from hostcallback.receiver.remote.collector.access import Access
 from hostcallback.receiver.remote.collector.services import CollectFrom
-from hostcallback.receiver.remote.errors import RemoteError
+from hostcallback.receiver.remote.credentials import RemoteError
 from hostcallback.receiver.remote.nats.connection import NatsConnection, NatsServer
 from hostcallback.receiver.remote.options import Forward
-from hostcallback.receiver.remote.otlp.options import OtlpOptions
+from hostcallback.receiver.remote.otlp.client import OtlpOptions
 from hostcallback.receiver.runtime.runtime import runtime
 from hostcallback.receiver.taplog.flight.recorder import PROCESS_FILE, FlightRecorder
 

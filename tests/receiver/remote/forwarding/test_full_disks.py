@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from collecting import CollectorProcess, Emitter, forwarder, only, stored, wait_for
-from hostcallback.receiver.remote.errors import SpoolError
+from hostcallback.receiver.remote.credentials import SpoolError
 
 pytestmark = pytest.mark.slow
 

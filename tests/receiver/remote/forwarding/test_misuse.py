@@ -17,7 +17,7 @@ from certificates import Authority
 from collecting import CollectorProcess, Emitter, forwarder, stored, wait_for
 from hostcallback.receiver.cli import main
 from hostcallback.receiver.remote import protocol
-from hostcallback.receiver.remote.errors import RemoteError, SpoolError
+from hostcallback.receiver.remote.credentials import RemoteError, SpoolError
 from ports import free_port
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hostcallback.receiver.remote.errors import StreamRefusedError, TransportError
+from hostcallback.receiver.remote.credentials import StreamRefusedError, TransportError
 from hostcallback.receiver.remote.nats.transport import NatsStream
 from hostcallback.receiver.remote.streams import StreamKey, StreamOffset
 

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from hostcallback.receiver.remote.errors import BadStreamError
+from hostcallback.receiver.remote.credentials import BadStreamError
+from hostcallback.receiver.remote.nats.connection import subject, token, untoken
 from hostcallback.receiver.remote.nats.publication import Publication, gathered
-from hostcallback.receiver.remote.nats.subjects import subject, token, untoken
 from hostcallback.receiver.taplog.format.block import FrameBlock
 from published_units import KEY, block_of, units
 

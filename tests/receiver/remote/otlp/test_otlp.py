@@ -243,7 +243,7 @@ def test_tls_is_spoken_and_the_certificate_is_checked(tmp_path: Path) -> None:
 
 
 def test_only_this_machine_is_spoken_to_without_tls_unless_wanted() -> None:
-    from hostcallback.receiver.remote.otlp.options import OtlpOptions
+    from hostcallback.receiver.remote.otlp.client import OtlpOptions
 
     assert not OtlpOptions(endpoint="localhost:4317").is_secure
     assert not OtlpOptions(endpoint="http://collector:4317").is_secure

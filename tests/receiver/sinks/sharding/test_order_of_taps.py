@@ -14,8 +14,8 @@ from hostcallback.receiver.errors import IncompleteValueError, TapFailure
 from hostcallback.receiver.messages.deferred_errors import DeferredErrors, MultipleFailures
 from hostcallback.receiver.messages.message import Message
 from hostcallback.receiver.sinks.sharding import sinks as shards
+from hostcallback.receiver.sinks.sharding.launches import TicketQueue
 from hostcallback.receiver.sinks.sharding.sinks import AssemblingSink
-from hostcallback.receiver.sinks.sharding.ticket_queue import TicketQueue
 
 
 @pytest.mark.parametrize("error", [None, ValueError("no"), KeyboardInterrupt(), SystemExit(1)], ids=repr)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from hostcallback.receiver.cli import main
-from hostcallback.receiver.sinks.exported import WHOLE_ID
+from hostcallback.receiver.sinks.call import WHOLE_ID
 from hostcallback.receiver.taplog.diff import pairing
 from hostcallback.receiver.taplog.format.block import FrameBlock
 from hostcallback.receiver.taplog.format.errors import Lost

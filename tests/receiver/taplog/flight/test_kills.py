@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from hostcallback.receiver import wire
-from hostcallback.receiver.taplog.flight.ring_file import RingContents, read_ring
+from hostcallback.receiver.taplog.flight.recorder import RingContents, read_ring
 
 pytestmark = pytest.mark.native_only
 

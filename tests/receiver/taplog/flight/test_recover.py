@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from hostcallback.receiver.cli import main
+from hostcallback.receiver.taplog.flight.recorder import RingFileError, read_ring
 from hostcallback.receiver.taplog.flight.recovery import find_flights
-from hostcallback.receiver.taplog.flight.ring_file import RingFileError, read_ring
 
 pytestmark = pytest.mark.native_only
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from hostcallback.receiver.native import bindings as native_library
-from hostcallback.receiver.taplog.format import checksums
-from hostcallback.receiver.taplog.format.checksums import PAGE_BYTES, page_checksums
+from hostcallback.receiver.taplog.format import compression
+from hostcallback.receiver.taplog.format.compression import PAGE_BYTES, page_checksums
 
 LENGTHS = [
     *range(200),
@@ -21,7 +21,7 @@ LENGTHS = [
     PAGE_BYTES + 1,
     3 * PAGE_BYTES + 64,
     40 * PAGE_BYTES + 7,
-    checksums.HOLDING_BYTES + 5,
+    compression.HOLDING_BYTES + 5,
 ]
 
 
@@ -30,9 +30,9 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iter
     if request.param == "native" and not native_library.available():
         pytest.skip("the native library is not built")
     monkeypatch.setattr(native_library, "available", lambda: request.param == "native")
-    checksums._native.cache_clear()
+    compression._native.cache_clear()
     yield
-    checksums._native.cache_clear()
+    compression._native.cache_clear()
 
 
 @pytest.mark.usefixtures("way")

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from hostcallback.receiver.taplog.format import layout
-from hostcallback.receiver.taplog.format.checksums import PAGE_BYTES
-from hostcallback.receiver.taplog.format.compression import Compressor
+from hostcallback.receiver.taplog.format.block import StepColumns
+from hostcallback.receiver.taplog.format.compression import PAGE_BYTES, Compressor
 from hostcallback.receiver.taplog.format.errors import (
     CutOffLogError,
     Damage,
@@ -23,7 +23,6 @@ from hostcallback.receiver.taplog.format.errors import (
     NotATapLogError,
 )
 from hostcallback.receiver.taplog.format.layout import CHUNK_HEADER_BYTES, Kind
-from hostcallback.receiver.taplog.format.step_columns import StepColumns
 from hostcallback.receiver.taplog.reading.chunk_reader import Chunk
 from hostcallback.receiver.taplog.reading.reader import LogReader
 from hostcallback.receiver.taplog.reading.segment_reader import SegmentReader

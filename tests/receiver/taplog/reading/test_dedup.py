@@ -11,7 +11,7 @@ from hypothesis import given, strategies as st
 
 from hostcallback.receiver.cli import main
 from hostcallback.receiver.taplog.format.errors import Lost
-from hostcallback.receiver.taplog.reading.dedup import STREAM, SequenceRanges
+from hostcallback.receiver.taplog.reading.merge import STREAM, SequenceRanges
 from hostcallback.receiver.taplog.reading.reader import LogReader
 from hostcallback.receiver.taplog.reading.selection import Selection
 from hostcallback.receiver.taplog.writing.segment_writer import SegmentWriter

@@ -10,11 +10,10 @@ import pytest
 
 from hostcallback.receiver import limits
 from hostcallback.receiver.messages.message import Message
-from hostcallback.receiver.sinks.unbatch import for_each_element
+from hostcallback.receiver.sinks.tap import for_each_element
 from hostcallback.receiver.taplog.format.compression import Compressor, decompress
-from hostcallback.receiver.taplog.render.json_value import plain_value, short_text
-from hostcallback.receiver.wire.plain import check_nesting, unpack_plain
-from hostcallback.receiver.wire.pytree import FLOAT0
+from hostcallback.receiver.taplog.render.json import plain_value, short_text
+from hostcallback.receiver.wire.pytree import FLOAT0, check_nesting, unpack_plain
 from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
 
 TAP = TapDescriptor("x", "a.py:1", 1, "tap", {}, {}, (), ["array"], None, "global")

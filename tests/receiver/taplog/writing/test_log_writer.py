@@ -20,7 +20,7 @@ import pytest
 
 from checkout import HELPERS
 from hostcallback.receiver import limits
-from hostcallback.receiver.taplog.format.segment_name import segment_name
+from hostcallback.receiver.taplog.format.errors import segment_name
 from hostcallback.receiver.taplog.reading.reader import LogReader
 from hostcallback.receiver.taplog.reading.selection import Selection
 from hostcallback.receiver.taplog.writing import log_writer, options as log_options

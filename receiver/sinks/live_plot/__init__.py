@@ -1,1 +1,0 @@
-"""Plots while a program runs: bounded curves, their drawing with matplotlib, and the display in a notebook."""
