@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from hostcallback.api.watch.report import Operation
     from hostcallback.api.watch.watch import watch_nonfinite
     from hostcallback.lifecycle.forwarding import ForwardingWarning
-    from hostcallback.receiver.control.errors import RuleFileError
+    from hostcallback.receiver.control.protocol import RuleFileError
     from hostcallback.receiver.errors import (
         BreakpointError,
         BreakpointQuit,
@@ -60,9 +60,9 @@ if TYPE_CHECKING:
         UnboundConsumerError,
         UnknownConsumerError,
     )
-    from hostcallback.receiver.messages.check_report import CheckError, FailedCheck
-    from hostcallback.receiver.messages.deferred_errors import OnError
-    from hostcallback.receiver.messages.message import Message
+    from hostcallback.receiver.failures.check_report import CheckError, FailedCheck
+    from hostcallback.receiver.failures.deferred_errors import OnError
+    from hostcallback.receiver.messages import Message
     from hostcallback.receiver.remote.options import Forward, forward
     from hostcallback.receiver.remote.otlp.exporter import OtlpExporter, otlp_exporter, otlp_exporter as otlp
     from hostcallback.receiver.runtime.prometheus import register as prometheus_collector
@@ -176,9 +176,9 @@ _PLACES = {
     "BreakpointQuit": "receiver.errors",
     "CallResultError": "receiver.errors",
     "Capture": "api.outputs.capture",
-    "CheckError": "receiver.messages.check_report",
+    "CheckError": "receiver.failures.check_report",
     "DeviceClaimedError": "receiver.errors",
-    "FailedCheck": "receiver.messages.check_report",
+    "FailedCheck": "receiver.failures.check_report",
     "Forward": "receiver.remote.options",
     "ForwardingWarning": "lifecycle.forwarding",
     "Head": "receiver.wire.truncation:TruncatedArray",
@@ -187,12 +187,12 @@ _PLACES = {
     "LivePlot": "api.outputs.live_plot",
     "LogData": "receiver.taplog.columns.log_data",
     "LostMessagesError": "receiver.errors",
-    "Message": "receiver.messages.message",
+    "Message": "receiver.messages",
     "MetricsWarning": "api.receiver_options",
     "NativeLibraryError": "receiver.errors",
     "UnknownTapError": "receiver.taplog.columns.log_data",
     "NonFiniteError": "receiver.sinks.nonfinite",
-    "OnError": "receiver.messages.deferred_errors",
+    "OnError": "receiver.failures.deferred_errors",
     "Operation": "api.watch.report",
     "OtlpExporter": "receiver.remote.otlp.exporter",
     "OutfeedReceiver": "api.receiver",
@@ -200,7 +200,7 @@ _PLACES = {
     "Recorder": "receiver.taplog.writing.recorder",
     "RecordingWarning": "api.receiver_options",
     "ReentrantWaitError": "receiver.errors",
-    "RuleFileError": "receiver.control.errors",
+    "RuleFileError": "receiver.control.protocol",
     "Site": "api.observe.places",
     "TapData": "receiver.taplog.columns.log_data",
     "TapFailure": "receiver.errors",

@@ -30,7 +30,7 @@ from hostcallback.legacy import missing_name_error
 from hostcallback.primitives.bind import bind_tap
 from hostcallback.receiver import errors
 from hostcallback.receiver.log import logger
-from hostcallback.receiver.messages.message import Consumer, Message
+from hostcallback.receiver.messages import Consumer, Message
 from hostcallback.receiver.runtime.runtime import runtime
 from hostcallback.receiver.sinks.factory import Binding, TapParts, make_sink
 from hostcallback.receiver.sinks.host_callback import call_and_log, logging_failures, positional_tap_sink

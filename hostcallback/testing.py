@@ -17,13 +17,13 @@ from _pytest._code.code import ExceptionChainRepr, ReprEntry, ReprFileLocation, 
 from hostcallback.api.barrier import barrier_wait, wait_for_taps
 from hostcallback.receiver import tap_name
 from hostcallback.receiver.errors import TapFunctionException, TapTimeoutError
-from hostcallback.receiver.messages.call_site import Frame
-from hostcallback.receiver.messages.check_report import CheckError
-from hostcallback.receiver.messages.message import Message
+from hostcallback.receiver.failures.call_site import Frame
+from hostcallback.receiver.failures.check_report import CheckError
+from hostcallback.receiver.messages import Message
 from hostcallback.receiver.runtime.dispatch.scope_sinks import ScopeSinks
 from hostcallback.receiver.runtime.runtime import runtime
 from hostcallback.receiver.taplog.columns.log_data import UnknownTapError
-from hostcallback.receiver.terminal import printable_lines
+from hostcallback.receiver.text import printable_lines
 
 
 class CapturedTaps(Mapping[str, list[Any]]):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from hostcallback.receiver.capsule.file_format import CapsuleError
     from hostcallback.receiver.capsule.reading import Capsule
-    from hostcallback.receiver.messages.message import Message, Sink
+    from hostcallback.receiver.messages import Message, Sink
     from hostcallback.receiver.remote.otlp.exporter import otlp_exporter
     from hostcallback.receiver.replayer.replay import replay
     from hostcallback.receiver.sinks.metrics import JsonlWriter, MetricWriter, metrics
@@ -41,12 +41,12 @@ _MODULES = {
     "CapsuleError": "capsule.file_format",
     "JsonlWriter": "sinks.metrics",
     "LogReader": "taplog.reading.reader",
-    "Message": "messages.message",
+    "Message": "messages",
     "MetricWriter": "sinks.metrics",
     "Node": "wire.pytree",
     "Opaque": "wire.pytree",
     "Selection": "taplog.reading.selection",
-    "Sink": "messages.message",
+    "Sink": "messages",
     "metrics": "sinks.metrics",
     "otlp_exporter": "remote.otlp.exporter",
     "replay": "replayer.replay",

@@ -6,7 +6,7 @@ import logging
 import traceback
 
 from hostcallback.receiver import environment
-from hostcallback.receiver.terminal import printable, printable_lines
+from hostcallback.receiver.text import printable, printable_lines
 
 logger = logging.getLogger("hostcallback")
 

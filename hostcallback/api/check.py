@@ -17,7 +17,7 @@ from hostcallback.api.receiver import OutfeedReceiver, outfeed_receiver
 from hostcallback.primitives.bind import bind_tap
 from hostcallback.primitives.formatted import template_of
 from hostcallback.receiver.errors import TapFunctionException
-from hostcallback.receiver.messages.deferred_errors import MAX_KEPT, OnError
+from hostcallback.receiver.failures.deferred_errors import MAX_KEPT, OnError
 from hostcallback.receiver.runtime.runtime import runtime
 from hostcallback.receiver.sinks.factory import Binding
 from hostcallback.receiver.wire import tap_descriptor

@@ -15,12 +15,12 @@ from typing import Any
 
 import jax
 
-from hostcallback.receiver import redaction
+from hostcallback.receiver import text
 from hostcallback.receiver.capsule.file_format import MESSAGES, REPORT, SUFFIX, Failure
 from hostcallback.receiver.capsule.writing import CapsuleWriter
 from hostcallback.receiver.errors import TapFailure
+from hostcallback.receiver.failures.check_report import FailedCheck
 from hostcallback.receiver.log import logger
-from hostcallback.receiver.messages.check_report import FailedCheck
 from hostcallback.receiver.runtime.runtime import Runtime, runtime
 from hostcallback.receiver.sinks.nonfinite import NonFiniteError
 
@@ -49,7 +49,7 @@ def about_this_process() -> dict[str, Any]:
         "environment": {
             name: value
             for name, value in sorted(os.environ.items())
-            if name.startswith(VARIABLES) and not redaction.is_credential(name) and "://" not in value
+            if name.startswith(VARIABLES) and not text.is_credential(name) and "://" not in value
         },
     }
 

@@ -42,13 +42,13 @@ from hostcallback.lifecycle.forwarding import (
 from hostcallback.lifecycle.interruption import GRACE_SEC, InterruptedWait, is_interrupt, tell_loss
 from hostcallback.lifecycle.process_group import job, process_index
 from hostcallback.receiver.errors import TapTimeoutError
+from hostcallback.receiver.failures.check_report import FailedCheck
+from hostcallback.receiver.failures.deferred_errors import MAX_KEPT, OnError
 from hostcallback.receiver.log import logger
-from hostcallback.receiver.messages.check_report import FailedCheck
-from hostcallback.receiver.messages.deferred_errors import MAX_KEPT, OnError
-from hostcallback.receiver.messages.message import Sink
+from hostcallback.receiver.messages import Sink
+from hostcallback.receiver.processes import own_run
 from hostcallback.receiver.remote.forwarder import Forwarder
 from hostcallback.receiver.remote.options import Forward
-from hostcallback.receiver.run_name import own_run
 from hostcallback.receiver.runtime.device_stats import DeviceStats, ShownAsSummary, StatsRows, summarize
 from hostcallback.receiver.runtime.dispatch.scope import Scope
 from hostcallback.receiver.runtime.dispatch.scope_sinks import ScopeSinks

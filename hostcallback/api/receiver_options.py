@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hostcallback.receiver.failures.deferred_errors import OnError
 from hostcallback.receiver.host_function import refuse_async
-from hostcallback.receiver.messages.deferred_errors import OnError
-from hostcallback.receiver.messages.message import Sink
-from hostcallback.receiver.redaction import without_password
+from hostcallback.receiver.messages import Sink
 from hostcallback.receiver.remote.options import Forward
 from hostcallback.receiver.runtime.dispatch.sink_chain import BatchSink
 from hostcallback.receiver.sinks.metric_writers.sink import MetricsSink
 from hostcallback.receiver.sources.back_pressure import BackPressure, Step
 from hostcallback.receiver.taplog.writing.recorder import Recorder
+from hostcallback.receiver.text import without_password
 
 RecordTo = str | os.PathLike[str] | Recorder
 """The folder of a tap log, or a recorder that writes to one."""

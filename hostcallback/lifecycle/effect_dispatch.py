@@ -15,7 +15,7 @@ from typing import Any
 
 from hostcallback import _jax_compat as compat
 from hostcallback.lifecycle import raise_soon
-from hostcallback.receiver.messages.deferred_errors import raise_soon_queue
+from hostcallback.receiver.failures.deferred_errors import raise_soon_queue
 
 _effects: list[Any] = []
 _may_fail = False

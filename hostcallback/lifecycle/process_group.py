@@ -7,7 +7,7 @@ import uuid
 import jax
 
 from hostcallback import _jax_compat as compat
-from hostcallback.receiver import run_name
+from hostcallback.receiver import processes
 from hostcallback.receiver.log import logger
 
 KEY = "hostcallback/job"
@@ -34,7 +34,7 @@ def _common_run(own: str) -> str:
     return _run or own
 
 
-run_name.agree_by(_common_run)
+processes.agree_by(_common_run)
 
 
 def process_index() -> int | None:

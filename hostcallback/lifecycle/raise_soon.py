@@ -10,7 +10,7 @@ import threading
 from typing import Any
 
 from hostcallback import _jax_compat as compat
-from hostcallback.receiver.messages.deferred_errors import raise_soon_queue, watch_urgent
+from hostcallback.receiver.failures.deferred_errors import raise_soon_queue, watch_urgent
 from hostcallback.receiver.runtime.runtime import runtime
 
 _lock = threading.Lock()  # protects _unhook

@@ -13,11 +13,11 @@ import jax
 import numpy as np
 
 from hostcallback import _jax_compat as compat
-from hostcallback.receiver import environment, fork
+from hostcallback.receiver import environment, processes
 from hostcallback.receiver.control.endpoints import endpoints
 from hostcallback.receiver.errors import NativeLibraryError
 from hostcallback.receiver.log import logger
-from hostcallback.receiver.messages.message import Consumer
+from hostcallback.receiver.messages import Consumer
 from hostcallback.receiver.native import bindings as native_library
 from hostcallback.receiver.runtime import sigint
 from hostcallback.receiver.runtime.dispatch.calls import CallsInPlace, CallThreads
@@ -143,7 +143,7 @@ def forget() -> None:
     _queues.clear()
 
 
-fork.in_child(fork.Stage.PROGRAM, forget)
+processes.in_child(processes.Stage.PROGRAM, forget)
 
 
 def _make_source(device: jax.Device, native_platform: str | None) -> Source:

@@ -21,9 +21,9 @@ import jax
 from jax.extend.core import Primitive
 
 from hostcallback import _jax_compat as compat
-from hostcallback.receiver import fork
+from hostcallback.receiver import processes
 from hostcallback.receiver.log import logger
-from hostcallback.receiver.messages.message import Message, Sink
+from hostcallback.receiver.messages import Message, Sink
 from hostcallback.receiver.native import bindings as native_library
 from hostcallback.receiver.runtime.dispatch.calls import ThreadFor, this_thread
 
@@ -135,7 +135,7 @@ def forget() -> None:
     _running = 0
 
 
-fork.in_child(fork.Stage.PROGRAM, forget)
+processes.in_child(processes.Stage.PROGRAM, forget)
 
 
 def _take() -> Callable[[], None] | None:

@@ -15,8 +15,7 @@ from hostcallback.lifecycle import receivers as transport
 from hostcallback.lowering import partition
 from hostcallback.primitives.effects import TAP_EFFECT
 from hostcallback.primitives.tap import mask_levels, tap_p
-from hostcallback.receiver.messages.message import Consumer, Message, Sink
-from hostcallback.receiver.messages.registry import Lease
+from hostcallback.receiver.messages import Consumer, Lease, Message, Sink
 from hostcallback.receiver.runtime.runtime import runtime
 from hostcallback.receiver.sinks import call
 from hostcallback.receiver.sinks.tap import batch_axes, batchings_of

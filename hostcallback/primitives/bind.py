@@ -7,7 +7,7 @@ from typing import Any
 
 from hostcallback.primitives import late_rules
 from hostcallback.primitives.tap import tap_p
-from hostcallback.receiver.messages.call_site import note_place
+from hostcallback.receiver.failures.call_site import note_place
 from hostcallback.receiver.sinks.factory import Binding
 from hostcallback.tracing import leaves
 from hostcallback.tracing.format_check import check_kwargs

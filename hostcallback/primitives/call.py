@@ -16,8 +16,8 @@ from hostcallback import _jax_compat as compat
 from hostcallback.primitives.bind import bind_spec
 from hostcallback.primitives.effects import CALL_EFFECT, TAP_EFFECT
 from hostcallback.receiver.errors import CallResultError
-from hostcallback.receiver.messages.deferred_errors import FailureOfProgram
-from hostcallback.receiver.messages.message import Message, Sink
+from hostcallback.receiver.failures.deferred_errors import FailureOfProgram
+from hostcallback.receiver.messages import Message, Sink
 from hostcallback.receiver.sinks.call import CallSink, Expected
 from hostcallback.receiver.sinks.factory import Binding
 from hostcallback.receiver.wire.dtypes import wire_type_of

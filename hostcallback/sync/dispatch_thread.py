@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable
 from queue import SimpleQueue
 
-from hostcallback.receiver import fork
+from hostcallback.receiver import processes
 from hostcallback.receiver.log import logger
 
 
@@ -74,4 +74,4 @@ class DispatchThread:
 dispatch_thread = DispatchThread()
 """The dispatch thread of this process."""
 
-fork.in_child(fork.Stage.PROGRAM, dispatch_thread.forget)
+processes.in_child(processes.Stage.PROGRAM, dispatch_thread.forget)

@@ -24,7 +24,7 @@ import jax
 import numpy as np
 
 from hostcallback import _jax_compat as compat
-from hostcallback.receiver import fork
+from hostcallback.receiver import processes
 from hostcallback.receiver.log import logger
 from hostcallback.receiver.runtime.runtime import runtime
 from hostcallback.sync import hold
@@ -217,4 +217,4 @@ fence = Fence()
 """The fences of this process."""
 
 
-fork.in_child(fork.Stage.PROGRAM, forget)
+processes.in_child(processes.Stage.PROGRAM, forget)

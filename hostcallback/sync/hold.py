@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hostcallback.receiver import fork
+from hostcallback.receiver import processes
 from hostcallback.receiver.native import bindings as native_library
 
 TARGET = "hostcallback_hold"
@@ -52,4 +52,4 @@ def forget() -> None:
     held_program.cache_clear()
 
 
-fork.in_child(fork.Stage.PROGRAM, forget)
+processes.in_child(processes.Stage.PROGRAM, forget)

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 
 from hostcallback import _jax_compat as compat
-from hostcallback.receiver import fork
+from hostcallback.receiver import processes
 from hostcallback.receiver.errors import TapTimeoutError
 from hostcallback.receiver.log import logger
 from hostcallback.receiver.native import bindings as native_library
@@ -202,4 +202,4 @@ def forget() -> None:
     _threads = None
 
 
-fork.in_child(fork.Stage.PROGRAM, forget)
+processes.in_child(processes.Stage.PROGRAM, forget)

@@ -24,7 +24,7 @@ import jax
 import numpy as np
 
 from hostcallback import _jax_compat as compat
-from hostcallback.receiver import fork
+from hostcallback.receiver import processes
 from hostcallback.receiver.runtime.runtime import runtime
 from hostcallback.sync import hold
 from hostcallback.sync.dispatch_thread import DispatchError, dispatch_thread
@@ -207,4 +207,4 @@ def forget() -> None:
     _pending.clear()
 
 
-fork.in_child(fork.Stage.PROGRAM, forget)
+processes.in_child(processes.Stage.PROGRAM, forget)

@@ -13,7 +13,7 @@ from types import FrameType
 from jax.extend import source_info_util
 
 from hostcallback.receiver import tap_name
-from hostcallback.receiver.messages.call_site import CallSite, Frame
+from hostcallback.receiver.failures.call_site import CallSite, Frame
 
 MAX_FRAMES = 64
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from hostcallback.receiver import environment
-from hostcallback.receiver.messages.call_site import CallSite
+from hostcallback.receiver.failures.call_site import CallSite
 from hostcallback.receiver.wire import tap_descriptor
 from hostcallback.receiver.wire.tap_descriptor import PROCESSES, TapKind
 from hostcallback.tracing.retention import callable_name

@@ -9,8 +9,8 @@ import weakref
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from hostcallback.receiver.messages.call_site import CallSite
-from hostcallback.receiver.messages.message import Consumer, Sink
+from hostcallback.receiver.failures.call_site import CallSite
+from hostcallback.receiver.messages import Consumer, Sink
 from hostcallback.receiver.runtime.runtime import runtime
 from hostcallback.receiver.sinks.factory import Binding, TapParts, make_sink
 from hostcallback.receiver.sinks.lane_mask import LaneMask

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from hostcallback.receiver.capsule.file_format import FORMAT, INPUT, MANIFEST, Failure, Input, Shard
-from hostcallback.receiver.permissions import PRIVATE
+from hostcallback.receiver.files import PRIVATE
 
 Fetch = Callable[[], np.ndarray[Any, Any]]
 """Returns the elements of a shard, when they are to be written: one shard at a time is in memory."""

@@ -9,10 +9,10 @@ import threading
 from collections.abc import Sequence
 from typing import NoReturn
 
-from hostcallback.receiver.cli.output.color import BOLD, RED, has_color, painted
+from hostcallback.receiver.cli.output.tables import BOLD, RED, has_color, painted
 from hostcallback.receiver.cli.parser import COMMANDS, FAILED, make_parser
 from hostcallback.receiver.errors import HostCallbackError
-from hostcallback.receiver.terminal import printable
+from hostcallback.receiver.text import printable
 
 USAGE, INTERRUPTED, BROKEN_PIPE = 2, 130, 141
 """Exit statuses, besides FAILED: wrong arguments, and a shell's statuses for a process that a signal ended."""

@@ -7,10 +7,10 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
-from hostcallback.receiver.control.errors import ControlError
+from hostcallback.receiver.control.protocol import ControlError
 from hostcallback.receiver.control.server import Connection
 from hostcallback.receiver.log import logger
-from hostcallback.receiver.messages.message import Consumer
+from hostcallback.receiver.messages import Consumer
 from hostcallback.receiver.runtime.isolated.ring_handover import HandedOverRings
 from hostcallback.receiver.runtime.runtime import Runtime
 from hostcallback.receiver.sources.back_pressure import BackPressure, Policy

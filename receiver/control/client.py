@@ -6,10 +6,10 @@ import os
 import socket
 from typing import Any
 
-from hostcallback.receiver.closing import Closing
 from hostcallback.receiver.control import protocol
-from hostcallback.receiver.control.errors import ControlError, ControlSocketError, NoSuchTapError
+from hostcallback.receiver.control.protocol import ControlError, ControlSocketError, NoSuchTapError
 from hostcallback.receiver.control.socket_path import may_control, peer_of, refuse_others, sockets
+from hostcallback.receiver.files import Closing
 
 TIMEOUT_SEC = 10.0
 

@@ -8,11 +8,10 @@ import threading
 from collections.abc import Mapping
 from pathlib import Path
 
-from hostcallback.receiver import environment, fork
+from hostcallback.receiver import environment, processes
 from hostcallback.receiver.control.attach import attach
 from hostcallback.receiver.control.commands import commands
-from hostcallback.receiver.control.errors import ControlError, RuleFileError
-from hostcallback.receiver.control.request import Handler
+from hostcallback.receiver.control.protocol import ControlError, Handler, RuleFileError
 from hostcallback.receiver.control.rule_file import POLL_SEC, RuleFile
 from hostcallback.receiver.control.server import ControlServer
 from hostcallback.receiver.log import logger
@@ -122,4 +121,4 @@ class ControlEndpoints:
 endpoints = ControlEndpoints(runtime)
 """The endpoints of this process."""
 
-fork.in_child(fork.Stage.CONTROL, endpoints.after_fork_in_child)
+processes.in_child(processes.Stage.CONTROL, endpoints.after_fork_in_child)

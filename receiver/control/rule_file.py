@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from hostcallback.receiver import limits
-from hostcallback.receiver.control.errors import RuleFileError
+from hostcallback.receiver.control.protocol import RuleFileError
 from hostcallback.receiver.log import logger
-from hostcallback.receiver.messages.registry import Registry
+from hostcallback.receiver.messages import Registry
 from hostcallback.receiver.runtime.rules.names import matching, no_such_tap, tap_names
 from hostcallback.receiver.runtime.rules.rule_table import RuleTable
 from hostcallback.receiver.runtime.rules.rules import FILE, Rules

@@ -11,8 +11,7 @@ import time
 from pathlib import Path
 
 from hostcallback.receiver.control import protocol
-from hostcallback.receiver.control.errors import ControlSocketError
-from hostcallback.receiver.control.request import Client, Handler, handle_request
+from hostcallback.receiver.control.protocol import Client, ControlSocketError, Handler, handle_request
 from hostcallback.receiver.control.socket_path import (
     SUFFIX,
     Peer,

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hostcallback.receiver import environment
-from hostcallback.receiver.control.errors import ControlSocketError
-from hostcallback.receiver.liveness import is_alive
+from hostcallback.receiver.control.protocol import ControlSocketError
+from hostcallback.receiver.processes import is_alive
 
 SUFFIX = ".sock"
 

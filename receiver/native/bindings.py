@@ -12,7 +12,7 @@ import sys
 from ctypes import POINTER, c_char_p, c_int32, c_int64, c_uint8, c_uint32, c_uint64, c_void_p
 from pathlib import Path
 
-from hostcallback.receiver import environment, fork
+from hostcallback.receiver import environment, processes
 from hostcallback.receiver.errors import NativeLibraryError
 
 # Equal to the library's `hcb_abi_version`: a stale library would be called with other structures.
@@ -396,4 +396,4 @@ def _cure(problem: str) -> str:
     )
 
 
-fork.in_child(fork.Stage.NATIVE, after_fork_in_child)
+processes.in_child(processes.Stage.NATIVE, after_fork_in_child)

@@ -8,7 +8,7 @@ import ssl
 from pathlib import Path
 
 from hostcallback.receiver.errors import HostCallbackError
-from hostcallback.receiver.redaction import is_printable
+from hostcallback.receiver.text import is_printable
 
 
 def is_loopback(host: str) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 
 import grpc
 
-from hostcallback.receiver.closing import Closing
+from hostcallback.receiver.files import Closing
 from hostcallback.receiver.remote import protocol
 from hostcallback.receiver.remote.credentials import BadStreamError, TransportError
 from hostcallback.receiver.remote.options import Forward

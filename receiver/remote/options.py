@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from hostcallback.receiver import environment
-from hostcallback.receiver.redaction import representation, without_password
+from hostcallback.receiver.processes import checked_run, own_run
 from hostcallback.receiver.remote import brokers
 from hostcallback.receiver.remote.credentials import SpoolError, check_token, refuse_clear
-from hostcallback.receiver.run_name import checked_run, own_run
+from hostcallback.receiver.text import representation, without_password
 
 
 class WhenFull(enum.StrEnum):

@@ -6,8 +6,8 @@ import re
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from hostcallback.receiver.processes import EXPECTED, is_run
 from hostcallback.receiver.remote.credentials import BadStreamError
-from hostcallback.receiver.run_name import EXPECTED, is_run
 
 PIECE_BYTES = 1 << 20
 """Largest slice in bytes."""

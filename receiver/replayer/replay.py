@@ -11,12 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from hostcallback.receiver.failures.check_report import FailedCheck
+from hostcallback.receiver.failures.deferred_errors import MAX_KEPT, OnError
 from hostcallback.receiver.log import logger
-from hostcallback.receiver.messages.check_report import FailedCheck
-from hostcallback.receiver.messages.deferred_errors import MAX_KEPT, OnError
-from hostcallback.receiver.messages.message import Sink
-from hostcallback.receiver.replayer.log_batches import Pace
-from hostcallback.receiver.replayer.run_delivery import RunDelivery
+from hostcallback.receiver.messages import Sink
+from hostcallback.receiver.replayer.run_delivery import Pace, RunDelivery
 from hostcallback.receiver.runtime.device_stats import DeviceStats
 from hostcallback.receiver.runtime.dispatch.scope import Scope
 from hostcallback.receiver.sinks.factory import Binding
@@ -192,7 +191,7 @@ def replay(
         path: a log's folder, or segments of one.
         bind: functions by the tap names, or patterns of names, whose messages they receive; called as `id_tap` calls
             them. Other taps, unless they print or check, are counted in `skipped`.
-        sinks: callables that receive every message, as `hostcallback.receiver.messages.message.Message`.
+        sinks: callables that receive every message, as `hostcallback.receiver.messages.Message`.
         names: names of taps, or patterns such as `layer*/grad`; other taps are left out.
         steps: first and last selected step, None for no bound.
         devices: names of devices, or patterns.

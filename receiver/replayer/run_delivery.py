@@ -1,22 +1,26 @@
-"""Delivers logged message runs, through a dispatcher per device of each process."""
+"""Delivers logged messages, as batches of a dispatcher per device of each process, with the original timing."""
 
 from __future__ import annotations
 
+import bisect
+import contextlib
 import functools
+import threading
+import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from hostcallback.receiver.messages.message import Message, Sink
-from hostcallback.receiver.messages.registry import Lease, Registry
-from hostcallback.receiver.replayer.log_batches import LogBatch, ReplayedCalls
+from hostcallback.receiver.errors import CallFailedError
+from hostcallback.receiver.messages import Lease, Message, Registry, Sink
+from hostcallback.receiver.runtime.dispatch.calls import Call, Calls
 from hostcallback.receiver.runtime.dispatch.dispatcher import Dispatcher
 from hostcallback.receiver.runtime.dispatch.scope import Scope
 from hostcallback.receiver.sinks.call import ExportedTaps
 from hostcallback.receiver.sinks.factory import Binding, BoundTap
 from hostcallback.receiver.sinks.sharding.multi_process import ShardStream
-from hostcallback.receiver.sources.source import Batch
+from hostcallback.receiver.sources.source import Batch, Frame
 from hostcallback.receiver.tap_name import matches
 from hostcallback.receiver.taplog.format.block import FrameBlock
 from hostcallback.receiver.taplog.reading.merge import MessageRun
@@ -24,6 +28,57 @@ from hostcallback.receiver.taplog.reading.segment_reader import Writer
 from hostcallback.receiver.taplog.reading.selection import Selection
 from hostcallback.receiver.wire import Flags
 from hostcallback.receiver.wire.tap_descriptor import ALL_PROCESSES, UNDESCRIBED, TapDescriptor
+
+
+class LogBatch:
+    """Frames of a log as a batch. See `Batch`."""
+
+    def __init__(self, block: FrameBlock, start: int, stop: int, folded: dict[int, int]) -> None:
+        """Takes the frames of a block in [start, stop), and removes their counts of left out failures from `folded`."""
+        self.count = stop - start
+        self.columns = None
+        data = block.data
+        self.frames: Sequence[Frame] = [(data, offset, None) for offset in block.starts[start:stop]]
+        self.folded: Sequence[int] = ()
+        if folded:
+            counts = [folded.pop(seq, 0) for seq in block.seqs[start:stop].tolist()]
+            self.folded = counts if any(counts) else ()
+
+    def release(self) -> None:
+        """Does nothing: the frames own their memory."""
+
+
+class ReplayedCalls(Calls):
+    """Calls whose program does not run: host functions may be bound, and their results are dropped."""
+
+    def _start(self, call: Call) -> None:
+        self._note(call, threading.current_thread())
+        with contextlib.suppress(CallFailedError):  # the failure is in the scope's deferred errors
+            self._run(call)
+
+
+class Pace:
+    """Keeps the original timing, or a multiple of its speed."""
+
+    def __init__(self, speed: float) -> None:
+        """`speed` is relative to the original: 2.0 takes half the time."""
+        self._speed = speed
+        self._first_ns: int | None = None
+        self._started = 0.0
+
+    def parts(self, times: Sequence[int], start: int, stop: int) -> Iterator[tuple[int, int]]:
+        """Waits for the messages with these times, from index `start` to `stop`; yields the ranges that are due."""
+        if self._first_ns is None:
+            self._first_ns, self._started = times[start], time.perf_counter()
+        while start < stop:
+            due = self._started + (times[start] - self._first_ns) / 1e9 / self._speed
+            while (left := due - time.perf_counter()) > 0:
+                time.sleep(left)
+            reached = self._first_ns + (time.perf_counter() - self._started) * 1e9 * self._speed
+            end = bisect.bisect_right(times, reached, start + 1, stop)
+            yield start, end
+            start = end
+
 
 _CHECK = int(Flags.CHECK)
 

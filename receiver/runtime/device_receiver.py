@@ -9,8 +9,7 @@ from time import perf_counter
 from typing import Any
 
 from hostcallback.receiver.log import logger
-from hostcallback.receiver.messages.message import Consumer
-from hostcallback.receiver.messages.registry import Registry
+from hostcallback.receiver.messages import Consumer, Registry
 from hostcallback.receiver.runtime.dispatch.calls import Calls, CallThreads
 from hostcallback.receiver.runtime.dispatch.dispatcher import Dispatcher
 from hostcallback.receiver.runtime.dispatch.gil_share import GilThrottle

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hostcallback.receiver.html import preformatted, table
+from hostcallback.receiver.text import preformatted, table
 
 
 @dataclass(slots=True)

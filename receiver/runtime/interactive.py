@@ -7,8 +7,8 @@ import threading
 import traceback
 from typing import Any
 
-from hostcallback.receiver import fork
-from hostcallback.receiver.messages.deferred_errors import watch_failures
+from hostcallback.receiver import processes
+from hostcallback.receiver.failures.deferred_errors import watch_failures
 from hostcallback.receiver.runtime.runtime import runtime
 
 HEADLINE = "hostcallback: tap functions raised. barrier_wait() raises this report:"
@@ -78,4 +78,4 @@ def _forget() -> None:
 
 
 watch_failures(_watch_prompt)
-fork.in_child(fork.Stage.PROGRAM, _forget)
+processes.in_child(processes.Stage.PROGRAM, _forget)

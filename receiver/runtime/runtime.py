@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from time import perf_counter
 from typing import Any
 
-from hostcallback.receiver import fork
+from hostcallback.receiver import processes
 from hostcallback.receiver.errors import (
     DeviceClaimedError,
     ReentrantWaitError,
@@ -17,7 +17,7 @@ from hostcallback.receiver.errors import (
     TapTimeoutError,
 )
 from hostcallback.receiver.log import logger
-from hostcallback.receiver.messages.registry import Registry
+from hostcallback.receiver.messages import Registry
 from hostcallback.receiver.runtime.device_receiver import DeviceReceiver, MakeCalls
 from hostcallback.receiver.runtime.device_stats import DeviceStats
 from hostcallback.receiver.runtime.dispatch.calls import CallThreads
@@ -431,4 +431,4 @@ def _do_nothing() -> None:
 runtime = Runtime()
 """The receivers of this process."""
 
-fork.in_child(fork.Stage.RUNTIME, runtime.reset)
+processes.in_child(processes.Stage.RUNTIME, runtime.reset)

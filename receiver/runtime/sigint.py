@@ -16,7 +16,7 @@ import sys
 import threading
 from typing import Protocol
 
-from hostcallback.receiver import fork
+from hostcallback.receiver import processes
 from hostcallback.receiver.native import bindings as native_library
 
 LOOK_SEC = 0.5
@@ -135,4 +135,4 @@ _PENDING = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
 watch = InterruptWatch()
 """The watch of this process."""
 
-fork.in_child(fork.Stage.RUNTIME, watch.after_fork_in_child)
+processes.in_child(processes.Stage.RUNTIME, watch.after_fork_in_child)

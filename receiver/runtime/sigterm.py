@@ -15,7 +15,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from hostcallback.receiver import fork
+from hostcallback.receiver import processes
 from hostcallback.receiver.errors import TapTimeoutError
 from hostcallback.receiver.log import logger
 from hostcallback.receiver.native import bindings as native_library
@@ -136,4 +136,4 @@ class SigtermFlusher:
 watch = SigtermFlusher()
 """The flusher of this process."""
 
-fork.in_child(fork.Stage.REMOTE, watch.after_fork_in_child)
+processes.in_child(processes.Stage.REMOTE, watch.after_fork_in_child)

@@ -12,9 +12,8 @@ from typing import Any
 import numpy as np
 
 from hostcallback.receiver.errors import CallResultError, UnboundConsumerError
-from hostcallback.receiver.messages.deferred_errors import DelegatedFailure
-from hostcallback.receiver.messages.message import Consumer, Message, Sink
-from hostcallback.receiver.messages.registry import Registry
+from hostcallback.receiver.failures.deferred_errors import DelegatedFailure
+from hostcallback.receiver.messages import Consumer, Message, Registry, Sink
 from hostcallback.receiver.sinks.factory import Binding, BoundTap
 from hostcallback.receiver.sinks.sharding.shard_record import PLACES_FROM, says_share
 from hostcallback.receiver.tap_name import base_name

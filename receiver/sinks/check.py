@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 
 from hostcallback.receiver import limits
-from hostcallback.receiver.messages.call_site import CallSite
-from hostcallback.receiver.messages.check_report import CheckFailed, Explanation
-from hostcallback.receiver.messages.message import Message
+from hostcallback.receiver.failures.call_site import CallSite
+from hostcallback.receiver.failures.check_report import CheckFailed, Explanation
+from hostcallback.receiver.messages import Message
 from hostcallback.receiver.sinks.print import Template, place_text
 from hostcallback.receiver.sinks.tap import Batchings, Unflatten, elements
-from hostcallback.receiver.terminal import printable
+from hostcallback.receiver.text import printable
 from hostcallback.receiver.wire.dtypes import Array
 
 VALUE_CHARS = 200

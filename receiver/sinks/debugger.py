@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Protocol
 
-from hostcallback.receiver import fork
+from hostcallback.receiver import processes
 from hostcallback.receiver.errors import BreakpointError, BreakpointQuit
 
 INTERRUPT = "\x03"
@@ -426,7 +426,7 @@ def reset() -> None:
     _stack.clear()
 
 
-fork.in_child(fork.Stage.SINKS, reset)
+processes.in_child(processes.Stage.SINKS, reset)
 
 
 def _take_turn(where: str) -> DebugSession:

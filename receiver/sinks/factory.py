@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 
 from hostcallback.receiver import limits
-from hostcallback.receiver.messages.call_site import MAX_PLACES, CallSite, described_place, location_of
-from hostcallback.receiver.messages.message import Consumer, Message, Sink
+from hostcallback.receiver.failures.call_site import MAX_PLACES, CallSite, described_place, location_of
+from hostcallback.receiver.messages import Consumer, Message, Sink
 from hostcallback.receiver.sinks.check import CheckSink
 from hostcallback.receiver.sinks.described_template import bounded
 from hostcallback.receiver.sinks.lane_mask import LaneMask, masking

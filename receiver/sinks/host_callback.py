@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from hostcallback.receiver.failures.failure_report import note_logged
 from hostcallback.receiver.log import logger, traceback_text
-from hostcallback.receiver.messages.failure_log import note_logged
-from hostcallback.receiver.messages.message import Message, Sink
+from hostcallback.receiver.messages import Message, Sink
 from hostcallback.receiver.sinks.lane_mask import shown_transforms
 from hostcallback.receiver.sinks.tap import Unflatten
 

@@ -11,10 +11,17 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from hostcallback.receiver.closing import Closing
-from hostcallback.receiver.messages.leaf_names import by_name, named_leaves
-from hostcallback.receiver.messages.message import Consumer, Message, Sink
-from hostcallback.receiver.messages.steps import NAME, StepSource, step_place
+from hostcallback.receiver.files import Closing
+from hostcallback.receiver.messages import (
+    NAME,
+    Consumer,
+    Message,
+    Sink,
+    StepSource,
+    by_name,
+    named_leaves,
+    step_place,
+)
 from hostcallback.receiver.wire import pytree as tree
 from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
 

@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hostcallback.receiver.messages.call_site import CallSite, DescribedFrame, Frame
-from hostcallback.receiver.messages.check_report import CheckError, CheckFailed, Explanation, FailedCheck
-from hostcallback.receiver.messages.deferred_errors import DelegatedFailure, MultipleFailures
-from hostcallback.receiver.messages.message import Consumer, Message
+from hostcallback.receiver.failures.call_site import CallSite, DescribedFrame, Frame
+from hostcallback.receiver.failures.check_report import CheckError, CheckFailed, Explanation, FailedCheck
+from hostcallback.receiver.failures.deferred_errors import DelegatedFailure, MultipleFailures
+from hostcallback.receiver.messages import Consumer, Message
 from hostcallback.receiver.sinks.tap import Unflatten
 
 
@@ -266,7 +266,7 @@ class Explains:
         return DelegatedFailure(consumer, CheckFailed(message._replace(arrays=()), self))
 
     def explain(self, message: Message) -> Explanation:
-        """Explains the failure; see `hostcallback.receiver.messages.check_report.Explains`."""
+        """Explains the failure; see `hostcallback.receiver.failures.check_report.Explains`."""
         operation = self.operation
         shape = f"{operation.dtype}[{','.join(map(str, operation.shape))}]"
         counts = "NaN or" if operation.note else f"{self.nan_count} NaN and {self.inf_count}"

@@ -18,11 +18,11 @@ import numpy as np
 
 from hostcallback.receiver import limits
 from hostcallback.receiver.log import logger
-from hostcallback.receiver.messages.message import Message
+from hostcallback.receiver.messages import Message
 from hostcallback.receiver.sinks import described_template
 from hostcallback.receiver.sinks.lane_mask import shown_transforms
 from hostcallback.receiver.sinks.tap import Batchings, Unflatten, for_each_element
-from hostcallback.receiver.terminal import printable_lines
+from hostcallback.receiver.text import printable_lines
 from hostcallback.receiver.wire.dtypes import Array
 from hostcallback.receiver.wire.pytree import is_plain
 from hostcallback.receiver.wire.truncation import TruncatedArray

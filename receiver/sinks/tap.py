@@ -8,8 +8,8 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from hostcallback.receiver.messages.deferred_errors import MultipleFailures
-from hostcallback.receiver.messages.message import Index, Message, Sink
+from hostcallback.receiver.failures.deferred_errors import MultipleFailures
+from hostcallback.receiver.messages import Index, Message, Sink
 from hostcallback.receiver.sinks.lane_mask import LaneMask, batch_axes as batch_axes, shown_transforms
 from hostcallback.receiver.wire.dtypes import Array
 from hostcallback.receiver.wire.truncation import is_truncated, stack_of_one

@@ -10,7 +10,7 @@ import pytest
 import hostcallback.api  # noqa: F401  (before the rooms below it, whose imports depend on its order)
 from hostcallback import _jax_compat as compat
 from hostcallback.lifecycle import raise_soon
-from hostcallback.receiver.messages import deferred_errors
+from hostcallback.receiver.failures import deferred_errors
 
 
 class _Taken(list[Any]):

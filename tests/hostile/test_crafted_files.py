@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hostcallback.receiver.cli import main
-from hostcallback.receiver.control.errors import RuleFileError
+from hostcallback.receiver.control.protocol import RuleFileError
 from hostcallback.receiver.control.rule_file import read_rules
 from hostcallback.receiver.remote.spool.orphan_spool import find_orphans
 from hostcallback.receiver.remote.streams import StreamKey

@@ -15,7 +15,7 @@ import pytest
 
 from collecting import Emitter, forwarder
 from hostcallback.receiver.cli import main
-from hostcallback.receiver.control.errors import RuleFileError
+from hostcallback.receiver.control.protocol import RuleFileError
 from hostcallback.receiver.control.rule_file import read_rules
 from hostcallback.receiver.remote.delivery.cursor import CURSOR_NAME as NAME, Cursor, InProgress
 from hostcallback.receiver.remote.spool.orphan_spool import OrphanSpool, find_orphans

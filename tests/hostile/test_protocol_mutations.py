@@ -20,7 +20,7 @@ import pytest
 from collecting import CollectorProcess, Emitter, forwarder, only, stored
 from hostcallback.receiver.control import protocol as lines
 from hostcallback.receiver.control.commands import commands
-from hostcallback.receiver.control.request import Client, handle_request
+from hostcallback.receiver.control.protocol import Client, handle_request
 from hostcallback.receiver.control.server import ControlServer
 from hostcallback.receiver.remote import protocol
 from hostcallback.receiver.remote.collector.store import Store

@@ -53,9 +53,9 @@ while True:
 READER = """
 import logging, sys
 from pathlib import Path
-from hostcallback.receiver.messages.deferred_errors import OnError
-from hostcallback.receiver.messages.message import Consumer
-from hostcallback.receiver.messages.registry import Registry
+from hostcallback.receiver.failures.deferred_errors import OnError
+from hostcallback.receiver.messages import Consumer
+from hostcallback.receiver.messages import Registry
 from hostcallback.receiver.runtime.device_receiver import DeviceReceiver
 from hostcallback.receiver.runtime.dispatch.scope import Scope
 from hostcallback.receiver.sources.ring import RingSource

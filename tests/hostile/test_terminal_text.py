@@ -13,7 +13,7 @@ from hostcallback.receiver.log import logger
 from hostcallback.receiver.remote.collector.store import Store
 from hostcallback.receiver.remote.delivery.delivery import Delivery
 from hostcallback.receiver.remote.streams import StreamKey
-from hostcallback.receiver.terminal import printable, printable_lines, printable_report
+from hostcallback.receiver.text import printable, printable_lines, printable_report
 from hostile_log import FORGED, HOSTILE, UNSAFE, write_hostile_flight, write_hostile_log
 
 

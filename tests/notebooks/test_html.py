@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import pytest
 
 import hostcallback as hcb
-from hostcallback.receiver.html import preformatted
+from hostcallback.receiver.text import preformatted
 
 
 def test_receivers_and_failed_checks_are_shown_with_their_texts_escaped() -> None:

@@ -11,15 +11,15 @@ ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = """
 import os, sys
 sys.path.insert(0, sys.argv[1])
-from hostcallback.receiver import fork
+from hostcallback.receiver import processes
 
 def fail():
     raise RuntimeError("planted")
 
-for stage in reversed(fork.Stage):
-    fork.in_child(stage, lambda stage=stage: print(stage.name, flush=True))
-fork.in_child(fork.Stage.PROGRAM, fail)
-fork.in_child(fork.Stage.PROGRAM, lambda: print("after it", flush=True))
+for stage in reversed(processes.Stage):
+    processes.in_child(stage, lambda stage=stage: print(stage.name, flush=True))
+processes.in_child(processes.Stage.PROGRAM, fail)
+processes.in_child(processes.Stage.PROGRAM, lambda: print("after it", flush=True))
 if os.fork() == 0:
     os._exit(0)
 os.wait()
@@ -39,12 +39,12 @@ def test_stages_follow_each_other_and_a_failure_stops_no_other_function() -> Non
 def test_no_other_module_registers_with_the_interpreter() -> None:
     sources = [path for room in ("hostcallback", "receiver") for path in (ROOT / room).rglob("*.py")]
     found = [path.name for path in sources if "register_at_fork" in path.read_text(encoding="utf-8")]
-    assert found == ["fork.py"]
+    assert found == ["processes.py"]
 
 
 def test_every_stage_of_a_program_has_a_function() -> None:
-    code = "import hostcallback.api; from hostcallback.receiver import fork; "
-    code += "print(*(s.name for s in fork.Stage if fork._functions[s]))"
+    code = "import hostcallback.api; from hostcallback.receiver import processes; "
+    code += "print(*(s.name for s in processes.Stage if processes._functions[s]))"
     done = subprocess.run(
         [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(ROOT)!r}); {code}"],
         capture_output=True,

@@ -14,7 +14,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 
 from hostcallback import _jax_compat as compat
 from hostcallback.lowering.partition import shard_starts, shard_table, split_mesh
-from hostcallback.receiver.messages.message import Consumer, Message
+from hostcallback.receiver.messages import Consumer, Message
 from hostcallback.receiver.sinks.sharding.shard_record import PLACES_FROM, shard_record
 from hostcallback.receiver.sinks.sharding.sinks import AssemblingSink
 

@@ -14,7 +14,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 
 import hostcallback as hcb
 from hostcallback.lowering.partition import process_shares, shard_table
-from hostcallback.receiver.messages.message import Consumer, Message
+from hostcallback.receiver.messages import Consumer, Message
 from hostcallback.receiver.sinks.sharding.shard_record import ProcessShare, RecordReader
 from hostcallback.receiver.sinks.sharding.sinks import AssemblingSink, ProcessShardSink
 from hostcallback.receiver.taplog.reading.logged_message import LoggedMessage

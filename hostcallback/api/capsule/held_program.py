@@ -21,10 +21,10 @@ from hostcallback.lifecycle import unsettled
 from hostcallback.lowering.xray import Program
 from hostcallback.receiver.capsule.writing import CapsuleWriter
 from hostcallback.receiver.errors import TapFailure
+from hostcallback.receiver.failures import deferred_errors
+from hostcallback.receiver.failures.check_report import FailedCheck
 from hostcallback.receiver.log import logger
-from hostcallback.receiver.messages import deferred_errors
-from hostcallback.receiver.messages.check_report import FailedCheck
-from hostcallback.receiver.messages.message import Message
+from hostcallback.receiver.messages import Message
 from hostcallback.receiver.sinks.nonfinite import NonFiniteSink, Watched
 from hostcallback.receiver.sources.ring_config import RingConfig
 from hostcallback.tracing.tap_spec import TapSpec

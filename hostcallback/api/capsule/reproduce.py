@@ -28,9 +28,9 @@ from hostcallback.api.receiver import outfeed_receiver
 from hostcallback.receiver.capsule.file_format import PROGRAM, PROMOTED, WATCHED, CapsuleError, Failure, Input
 from hostcallback.receiver.capsule.reading import Capsule
 from hostcallback.receiver.errors import TapFailure, TapFunctionException
-from hostcallback.receiver.messages import deferred_errors
-from hostcallback.receiver.messages.check_report import FailedCheck
-from hostcallback.receiver.messages.message import Message
+from hostcallback.receiver.failures import deferred_errors
+from hostcallback.receiver.failures.check_report import FailedCheck
+from hostcallback.receiver.messages import Message
 
 KEPT = 100
 """Number of messages that are kept for each tap."""

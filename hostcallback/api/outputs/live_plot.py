@@ -13,7 +13,7 @@ from hostcallback.api.outputs.own_receiver import OwnReceiver
 from hostcallback.api.public import public
 from hostcallback.receiver import tap_name
 from hostcallback.receiver.log import logger
-from hostcallback.receiver.messages.message import Consumer, Message
+from hostcallback.receiver.messages import Consumer, Message
 from hostcallback.receiver.sinks import plotting
 from hostcallback.receiver.sinks.metric_writers.reduction import MetricRecord
 from hostcallback.receiver.sinks.metrics import TapScalars

@@ -12,7 +12,7 @@ import numpy as np
 
 from hostcallback.api.public import public
 from hostcallback.primitives.bind import bind_tap
-from hostcallback.receiver.messages.steps import NAME as STEP
+from hostcallback.receiver.messages import NAME as STEP
 from hostcallback.receiver.sinks.factory import Binding
 from hostcallback.receiver.sinks.metric_writers.tap_layout import (
     BINS,

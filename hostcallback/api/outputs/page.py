@@ -11,9 +11,9 @@ import weakref
 from collections.abc import Sequence
 
 from hostcallback.api.public import public
-from hostcallback.receiver.closing import Closing
 from hostcallback.receiver.control.endpoints import endpoints
 from hostcallback.receiver.errors import HostCallbackError
+from hostcallback.receiver.files import Closing
 
 Log = str | os.PathLike[str]
 

@@ -21,8 +21,8 @@ from hostcallback.lowering.evaluator import Place
 from hostcallback.lowering.inputs import groups_not_finite, is_inexact, run_keeping_inputs, send_inputs_if
 from hostcallback.lowering.verdict import FINE, FIRST, FURTHER, NOT_COUNTED, forget, verdict
 from hostcallback.lowering.xray import Context, Program, Xray
-from hostcallback.receiver.messages.deferred_errors import MultipleFailures
-from hostcallback.receiver.messages.message import Message
+from hostcallback.receiver.failures.deferred_errors import MultipleFailures
+from hostcallback.receiver.messages import Message
 from hostcallback.receiver.sinks.nonfinite import Explains
 from hostcallback.receiver.wire import tap_descriptor
 from hostcallback.tracing.source_line import user_source_line

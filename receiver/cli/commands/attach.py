@@ -10,11 +10,11 @@ from types import FrameType
 
 from hostcallback.receiver.cli.reader_process.reader import RingReader
 from hostcallback.receiver.control.client import ControlClient
-from hostcallback.receiver.liveness import stays_alive
-from hostcallback.receiver.messages.deferred_errors import OnError
+from hostcallback.receiver.failures.deferred_errors import OnError
+from hostcallback.receiver.processes import stays_alive
 from hostcallback.receiver.runtime.isolated.ipc import ReaderConfig
 from hostcallback.receiver.runtime.isolated.options import ReaderOptions
-from hostcallback.receiver.terminal import printable
+from hostcallback.receiver.text import printable
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

@@ -5,17 +5,9 @@ from __future__ import annotations
 import argparse
 import sys
 
-from hostcallback.receiver.cli.arguments.numbers import count
-from hostcallback.receiver.cli.arguments.selection import (
-    add_log,
-    add_selection,
-    add_shards,
-    open_log,
-    selection,
-)
-from hostcallback.receiver.cli.output.messages import Show, report_damage
-from hostcallback.receiver.cli.output.reading_progress import show_progress
-from hostcallback.receiver.cli.output.unmatched import report_unmatched
+from hostcallback.receiver.cli.arguments import add_log, add_selection, add_shards, count, open_log, selection
+from hostcallback.receiver.cli.output.messages import Show, report_damage, show_progress
+from hostcallback.receiver.cli.output.tables import report_unmatched
 from hostcallback.receiver.taplog.format.errors import Damage
 from hostcallback.receiver.taplog.reading.logged_message import LoggedMessage
 

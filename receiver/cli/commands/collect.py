@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any
 from hostcallback.receiver import environment
 from hostcallback.receiver.cli import USAGE, CommandError
 from hostcallback.receiver.cli.output.messages import make_safe
+from hostcallback.receiver.files import PRIVATE, Permissions
 from hostcallback.receiver.log import logger
-from hostcallback.receiver.messages.message import Sink
-from hostcallback.receiver.permissions import PRIVATE, Permissions
+from hostcallback.receiver.messages import Sink
 from hostcallback.receiver.remote.brokers import BROKERS, Broker
 from hostcallback.receiver.sinks.metrics import JsonlWriter, metrics
-from hostcallback.receiver.terminal import printable, printable_report
+from hostcallback.receiver.text import printable, printable_report
 
 if TYPE_CHECKING:
     from hostcallback.receiver.remote.collector.services import CollectingService

@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Protocol
 
 from hostcallback.receiver.cli import CommandError
-from hostcallback.receiver.cli.arguments.selection import add_log, add_selection, open_log, selection
-from hostcallback.receiver.cli.output.messages import make_safe, report_damage
-from hostcallback.receiver.cli.output.reading_progress import show_progress
-from hostcallback.receiver.cli.output.unmatched import report_unmatched
+from hostcallback.receiver.cli.arguments import add_log, add_selection, open_log, selection
+from hostcallback.receiver.cli.output.messages import make_safe, report_damage, show_progress
+from hostcallback.receiver.cli.output.tables import report_unmatched
 from hostcallback.receiver.taplog.convert.jax_profile import JaxProfile, read_profile
 from hostcallback.receiver.taplog.convert.jsonl import JsonlConversion
 from hostcallback.receiver.taplog.convert.npz import NpzConversion
@@ -29,7 +28,7 @@ from hostcallback.receiver.taplog.reading.logged_message import LoggedMessage
 from hostcallback.receiver.taplog.reading.merge import LostRun
 from hostcallback.receiver.taplog.reading.reader import LogReader
 from hostcallback.receiver.taplog.reading.selection import Selection
-from hostcallback.receiver.terminal import printable
+from hostcallback.receiver.text import printable
 
 FORMATS = ("jsonl", "npz", "parquet", "tensorboard", "trace")
 

@@ -6,10 +6,9 @@ import argparse
 import time
 from typing import Any
 
-from hostcallback.receiver.cli.arguments.collector import add_reaching
-from hostcallback.receiver.cli.arguments.numbers import number
+from hostcallback.receiver.cli.arguments import add_reaching, number
 from hostcallback.receiver.cli.output.tables import print_json_lines, print_table, seconds_text
-from hostcallback.receiver.cli.via_collector.ctl import control
+from hostcallback.receiver.cli.via_collector import control
 from hostcallback.receiver.control.client import ControlClient, processes
 from hostcallback.receiver.runtime.rules.rules import checked
 

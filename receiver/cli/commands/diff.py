@@ -10,19 +10,16 @@ from typing import Any
 import numpy as np
 
 from hostcallback.receiver.cli import CommandError
-from hostcallback.receiver.cli.arguments.numbers import number
-from hostcallback.receiver.cli.arguments.selection import steps
-from hostcallback.receiver.cli.output.color import BOLD, has_color, painted
-from hostcallback.receiver.cli.output.messages import make_safe, report_damage
-from hostcallback.receiver.cli.output.reading_progress import show_progress
-from hostcallback.receiver.cli.output.unmatched import report_unmatched_names
+from hostcallback.receiver.cli.arguments import number, steps
+from hostcallback.receiver.cli.output.messages import make_safe, report_damage, show_progress
+from hostcallback.receiver.cli.output.tables import BOLD, has_color, painted, report_unmatched_names
 from hostcallback.receiver.taplog.diff.comparison import Comparison, Difference, Outcome
 from hostcallback.receiver.taplog.diff.messages import Tolerance, value_text
 from hostcallback.receiver.taplog.diff.pairing import ComparedLog
 from hostcallback.receiver.taplog.reading.logged_message import LoggedMessage
 from hostcallback.receiver.taplog.reading.selection import Selection
 from hostcallback.receiver.taplog.render.json import plain_value
-from hostcallback.receiver.terminal import printable
+from hostcallback.receiver.text import printable
 from hostcallback.receiver.wire.dtypes import Array
 
 SAME, DIFFERENT, FAILED = 0, 1, 2

@@ -6,13 +6,12 @@ import argparse
 import json
 import sys
 
-from hostcallback.receiver.cli.arguments.selection import add_log, add_selection, open_log, selection
-from hostcallback.receiver.cli.output.messages import make_safe, report_damage
-from hostcallback.receiver.cli.output.reading_progress import show_progress
-from hostcallback.receiver.cli.output.unmatched import report_unmatched
+from hostcallback.receiver.cli.arguments import add_log, add_selection, open_log, selection
+from hostcallback.receiver.cli.output.messages import make_safe, report_damage, show_progress
+from hostcallback.receiver.cli.output.tables import report_unmatched
 from hostcallback.receiver.replayer.replay import Replay
 from hostcallback.receiver.taplog.render.json import plain_value
-from hostcallback.receiver.terminal import printable_report
+from hostcallback.receiver.text import printable_report
 
 MAX_LINES = 10_000
 

@@ -11,17 +11,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hostcallback.receiver.cli.arguments.numbers import count
-from hostcallback.receiver.cli.arguments.selection import add_run, add_selection, name_other_runs, selection
+from hostcallback.receiver.cli.arguments import add_run, add_selection, count, name_other_runs, selection
 from hostcallback.receiver.cli.output.messages import Show, report_damage
-from hostcallback.receiver.cli.output.unmatched import report_unmatched_names
+from hostcallback.receiver.cli.output.tables import report_unmatched_names
 from hostcallback.receiver.taplog.flight.recorder import RingContents
 from hostcallback.receiver.taplog.flight.recovery import Flight, find_flights, write_log
 from hostcallback.receiver.taplog.format.errors import Damage
 from hostcallback.receiver.taplog.reading.logged_message import LoggedMessage
 from hostcallback.receiver.taplog.reading.reader import LogReader
 from hostcallback.receiver.taplog.reading.selection import RunCatalog, Selection
-from hostcallback.receiver.terminal import printable
+from hostcallback.receiver.text import printable
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

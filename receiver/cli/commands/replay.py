@@ -15,23 +15,22 @@ from pathlib import Path
 from typing import Any
 
 from hostcallback.receiver.cli import CommandError
-from hostcallback.receiver.cli.arguments.numbers import number
-from hostcallback.receiver.cli.arguments.selection import (
+from hostcallback.receiver.cli.arguments import (
     add_log,
     add_selection,
     add_shards,
+    number,
     open_log,
     selection,
 )
-from hostcallback.receiver.cli.output.messages import make_safe, report_damage
-from hostcallback.receiver.cli.output.reading_progress import show_progress
-from hostcallback.receiver.cli.output.unmatched import report_unmatched
+from hostcallback.receiver.cli.output.messages import make_safe, report_damage, show_progress
+from hostcallback.receiver.cli.output.tables import report_unmatched
+from hostcallback.receiver.failures.check_report import CheckError
 from hostcallback.receiver.log import INDENT
-from hostcallback.receiver.messages.check_report import CheckError
-from hostcallback.receiver.messages.message import Sink
+from hostcallback.receiver.messages import Sink
 from hostcallback.receiver.replayer.replay import Replay, Replayed
 from hostcallback.receiver.sinks.metrics import JsonlWriter, metrics
-from hostcallback.receiver.terminal import printable, printable_lines
+from hostcallback.receiver.text import printable, printable_lines
 
 SPEED = number("a number above 0, such as 1 or 0.5", lambda x: 0 < x < math.inf)
 

@@ -6,15 +6,19 @@ import argparse
 import json
 import sys
 
-from hostcallback.receiver.cli.arguments.selection import add_log, add_selection, open_log, selection
-from hostcallback.receiver.cli.output.messages import lost_text, make_safe, report_damage, time_text
-from hostcallback.receiver.cli.output.reading_progress import show_progress
-from hostcallback.receiver.cli.output.tables import print_table
-from hostcallback.receiver.cli.output.unmatched import report_unmatched
+from hostcallback.receiver.cli.arguments import add_log, add_selection, open_log, selection
+from hostcallback.receiver.cli.output.messages import (
+    lost_text,
+    make_safe,
+    report_damage,
+    show_progress,
+    time_text,
+)
+from hostcallback.receiver.cli.output.tables import print_table, report_unmatched
 from hostcallback.receiver.taplog.format.errors import Damage
 from hostcallback.receiver.taplog.render.json import process_text
 from hostcallback.receiver.taplog.render.tap_stats import TapStats, gather
-from hostcallback.receiver.terminal import printable
+from hostcallback.receiver.text import printable
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

@@ -8,11 +8,17 @@ import time
 from collections.abc import Iterable
 
 from hostcallback.receiver.cli import CommandError
-from hostcallback.receiver.cli.arguments.collector import add_reaching, reaching
-from hostcallback.receiver.cli.arguments.numbers import count
-from hostcallback.receiver.cli.arguments.selection import add_selection, add_shards, open_log, selection
+from hostcallback.receiver.cli.arguments import (
+    add_reaching,
+    add_selection,
+    add_shards,
+    count,
+    open_log,
+    reaching,
+    selection,
+)
 from hostcallback.receiver.cli.output.messages import Show, report_damage
-from hostcallback.receiver.cli.output.unmatched import report_unmatched
+from hostcallback.receiver.cli.output.tables import report_unmatched
 from hostcallback.receiver.taplog.format.errors import Damage
 from hostcallback.receiver.taplog.reading.follow import Follower, Found
 from hostcallback.receiver.taplog.reading.logged_message import LoggedMessage

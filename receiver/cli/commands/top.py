@@ -5,11 +5,10 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from hostcallback.receiver.cli.arguments.collector import add_reaching
-from hostcallback.receiver.cli.arguments.numbers import number
-from hostcallback.receiver.cli.output.rates import between, show
+from hostcallback.receiver.cli.arguments import add_reaching, number
+from hostcallback.receiver.cli.output.live_screen import between, show
 from hostcallback.receiver.cli.output.tables import bytes_text, seconds_text, text_table
-from hostcallback.receiver.cli.via_collector.top import look
+from hostcallback.receiver.cli.via_collector import look
 from hostcallback.receiver.control.client import ControlClient
 
 EXAMPLES = """\

@@ -1,13 +1,41 @@
-"""Plain tables for terminals and pipes, and their rows as JSON."""
+"""Plain tables for terminals and pipes, their rows as JSON, colors, and reports of patterns that match nothing."""
 
 from __future__ import annotations
 
+import difflib
 import json
-from collections.abc import Iterable, Sequence
-from typing import Any
+import os
+import sys
+from collections.abc import Collection, Iterable, Sequence
+from fnmatch import fnmatchcase
+from typing import Any, TextIO
 
-from hostcallback.receiver.cli.output.color import BOLD, has_color, painted
-from hostcallback.receiver.terminal import printable
+from hostcallback.receiver.tap_name import matches
+from hostcallback.receiver.taplog.reading.reader import LogReader
+from hostcallback.receiver.taplog.reading.selection import Selection
+from hostcallback.receiver.text import printable
+
+BOLD, DIM, RED, YELLOW, CYAN = "1", "2", "31", "33", "36"
+
+
+def has_color(stream: TextIO | None = None) -> bool:
+    """Whether to color what goes to a stream (default: the standard output).
+
+    As Python and most tools decide: `NO_COLOR` turns color off, `FORCE_COLOR` on; without them a terminal has it,
+    unless `TERM` is dumb. An empty variable counts as unset.
+    """
+    stream = sys.stdout if stream is None else stream
+    # https://no-color.org: any value but an empty one, and before FORCE_COLOR.
+    if os.environ.get("NO_COLOR"):
+        return False
+    if os.environ.get("FORCE_COLOR"):
+        return True
+    return os.environ.get("TERM") != "dumb" and stream.isatty()
+
+
+def painted(text: str, *styles: str) -> str:
+    """Returns the text between control sequences; the text itself has to be safe."""
+    return f"\x1b[{';'.join(styles)}m{text}\x1b[0m" if text else text
 
 
 def text_table(head: Sequence[str], rows: Sequence[Sequence[str]], left: Sequence[int] = (0,)) -> list[str]:
@@ -61,3 +89,28 @@ def seconds_text(seconds: float) -> str:
     minutes, rest = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}"
+
+
+def report_unmatched(reader: LogReader, wanted: Selection) -> int:
+    """Reports on standard error which patterns match no tap or device of a log; returns the exit status."""
+    taps = reader.tap_names() if wanted.names else set()
+    devices = {name for _, name in reader.devices()} if wanted.devices else set()
+    return report_unmatched_names(wanted, taps, devices)
+
+
+def report_unmatched_names(wanted: Selection, taps: Collection[str], devices: Collection[str]) -> int:
+    """As `report_unmatched`, for what is called as these taps and devices."""
+    status = _report("tap", wanted.names, sorted(taps))
+    return _report("device", wanted.devices, sorted(devices)) or status
+
+
+def _report(kind: str, patterns: Sequence[str], names: Sequence[str]) -> int:
+    status = 0
+    for pattern in patterns:
+        if any((matches if kind == "tap" else fnmatchcase)(name, pattern) for name in names):
+            continue
+        near = difflib.get_close_matches(pattern, names, n=3) or names[:3]
+        others = f"; there are {', '.join(printable(repr(name)) for name in near)}" if near else ""
+        print(f"hcb: no {kind} of the log is called {printable(repr(pattern))}{others}", file=sys.stderr)
+        status = 1
+    return status

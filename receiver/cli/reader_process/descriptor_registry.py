@@ -6,8 +6,7 @@ import threading
 from pathlib import Path
 
 from hostcallback.receiver.errors import UnboundConsumerError
-from hostcallback.receiver.messages.message import Consumer, Message, Sink
-from hostcallback.receiver.messages.registry import Lease, Registry
+from hostcallback.receiver.messages import Consumer, Lease, Message, Registry, Sink
 from hostcallback.receiver.sinks.factory import BoundTap
 from hostcallback.receiver.taplog.reading.segment_reader import SegmentReader
 from hostcallback.receiver.wire.tap_descriptor import TapDescriptor

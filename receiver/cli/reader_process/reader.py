@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from hostcallback.receiver.cli.reader_process.descriptor_registry import DescribedRegistry
-from hostcallback.receiver.liveness import LOOK_SEC, stays_alive
+from hostcallback.receiver.failures.deferred_errors import OnError
 from hostcallback.receiver.log import logger
-from hostcallback.receiver.messages.deferred_errors import OnError
+from hostcallback.receiver.processes import LOOK_SEC, stays_alive
 from hostcallback.receiver.remote.forwarder import Forwarder
 from hostcallback.receiver.remote.options import Forward
 from hostcallback.receiver.runtime.device_receiver import DeviceReceiver

@@ -13,7 +13,7 @@ from typing import Any
 from hostcallback.receiver.capsule.file_format import CapsuleError, shown
 from hostcallback.receiver.capsule.reading import MOST_DEVICES, Capsule, prepare_devices
 from hostcallback.receiver.cli import CommandError
-from hostcallback.receiver.terminal import printable
+from hostcallback.receiver.text import printable
 
 FAILED, OTHER_VALUES, NOT_REPRODUCED = 2, 3, 1
 """Exit statuses. As of `hcb diff`: 0 the same, 1 different, 2 an error."""

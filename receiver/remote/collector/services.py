@@ -12,10 +12,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from hostcallback.receiver.redaction import representation
 from hostcallback.receiver.remote import brokers
 from hostcallback.receiver.remote.collector.store import Store
 from hostcallback.receiver.remote.streams import StreamKey, StreamOffset
+from hostcallback.receiver.text import representation
 
 LOOK_SEC = 0.2
 """Seconds after which the main thread looks whether a signal has come."""

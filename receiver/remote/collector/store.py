@@ -14,12 +14,12 @@ from functools import cached_property
 from pathlib import Path
 
 from hostcallback.receiver import limits
-from hostcallback.receiver.permissions import PRIVATE, Permissions
+from hostcallback.receiver.files import PRIVATE, Permissions
+from hostcallback.receiver.processes import is_run
 from hostcallback.receiver.remote import protocol
 from hostcallback.receiver.remote.collector.stored_stream import Known, StoredStream
 from hostcallback.receiver.remote.credentials import BadStreamError, RemoteError
 from hostcallback.receiver.remote.streams import StreamKey, StreamOffset
-from hostcallback.receiver.run_name import is_run
 
 _SEGMENT = re.compile(r"p(\d{6,10})-([0-9a-f]{16})-(\d{6})\.hcblog")
 

@@ -8,8 +8,8 @@ import threading
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from hostcallback.receiver.files import PRIVATE, Permissions
 from hostcallback.receiver.log import logger
-from hostcallback.receiver.permissions import PRIVATE, Permissions
 from hostcallback.receiver.remote.collector.segment_validator import SegmentValidator, check_file
 from hostcallback.receiver.remote.credentials import BadStreamError, GapError
 from hostcallback.receiver.remote.streams import START, StreamKey, StreamOffset

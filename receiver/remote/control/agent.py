@@ -12,11 +12,9 @@ from typing import Any
 
 import grpc
 
-from hostcallback.receiver.control.commands import process
+from hostcallback.receiver.control.commands import PushedRules, process
 from hostcallback.receiver.control.endpoints import endpoints
-from hostcallback.receiver.control.protocol import pack
-from hostcallback.receiver.control.pushed_rules import PushedRules
-from hostcallback.receiver.control.request import Client, Handler, handle_request
+from hostcallback.receiver.control.protocol import Client, Handler, handle_request, pack
 from hostcallback.receiver.log import logger
 from hostcallback.receiver.remote.collector.access import Code, Refused
 from hostcallback.receiver.remote.control.protocol import (

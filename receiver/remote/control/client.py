@@ -8,9 +8,8 @@ from typing import Any, NamedTuple
 
 import grpc
 
-from hostcallback.receiver.closing import Closing
-from hostcallback.receiver.control.errors import ControlError
-from hostcallback.receiver.control.protocol import pack, unpack
+from hostcallback.receiver.control.protocol import ControlError, pack, unpack
+from hostcallback.receiver.files import Closing
 from hostcallback.receiver.remote.control.protocol import ASK, Controlled, decode_told, encode_asking
 from hostcallback.receiver.remote.control.rule_store import RuleSetting
 from hostcallback.receiver.remote.credentials import BadStreamError, TransportError
@@ -22,7 +21,7 @@ from hostcallback.receiver.remote.sending.grpc_transport import (
     no_control,
     translated,
 )
-from hostcallback.receiver.terminal import printable
+from hostcallback.receiver.text import printable
 
 
 class ProcessAnswer(NamedTuple):

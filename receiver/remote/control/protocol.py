@@ -17,7 +17,7 @@ from hostcallback.receiver.control.protocol import MAX_REQUEST
 from hostcallback.receiver.remote.credentials import BadStreamError
 from hostcallback.receiver.remote.protocol import MAX_HELLO_BYTES, VERSION, decode_first, encode_map
 from hostcallback.receiver.remote.streams import PIECE_BYTES, StreamKey
-from hostcallback.receiver.terminal import printable
+from hostcallback.receiver.text import printable
 
 CONTROL = "Control"
 """The gRPC method by which processes wait for requests."""

@@ -12,9 +12,8 @@ from typing import Any
 
 import grpc
 
-from hostcallback.receiver.control.errors import ControlError
-from hostcallback.receiver.control.protocol import MAX_REQUEST, pack, unpack
-from hostcallback.receiver.control.pushed_rules import MAX_SHOWN
+from hostcallback.receiver.control.commands import MAX_SHOWN
+from hostcallback.receiver.control.protocol import MAX_REQUEST, ControlError, pack, unpack
 from hostcallback.receiver.log import logger
 from hostcallback.receiver.remote import protocol
 from hostcallback.receiver.remote.collector.access import (

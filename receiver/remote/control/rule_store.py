@@ -9,8 +9,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from hostcallback.receiver.files import write_private
 from hostcallback.receiver.log import logger
-from hostcallback.receiver.permissions import write_private
 from hostcallback.receiver.runtime.rules.rules import DEFAULT, FIELDS, checked, checked_glob
 
 NAME = ".control.json"

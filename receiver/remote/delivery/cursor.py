@@ -21,9 +21,9 @@ from typing import Any, NamedTuple
 
 import msgpack
 
+from hostcallback.receiver.failures.deferred_errors import OnError
+from hostcallback.receiver.files import write_private
 from hostcallback.receiver.log import logger
-from hostcallback.receiver.messages.deferred_errors import OnError
-from hostcallback.receiver.permissions import write_private
 from hostcallback.receiver.remote.credentials import BadStreamError
 from hostcallback.receiver.remote.delivery.stream_printer import StreamPrinter
 from hostcallback.receiver.remote.spool.stream_reader import Again, StoredRuns

@@ -10,12 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from hostcallback.receiver import limits
-from hostcallback.receiver.bounded_counter import BoundedCounter
+from hostcallback.receiver.failures.check_report import BoundedCounter, FailedCheck
+from hostcallback.receiver.failures.deferred_errors import OnError
 from hostcallback.receiver.log import logger
-from hostcallback.receiver.messages.check_report import FailedCheck
-from hostcallback.receiver.messages.deferred_errors import OnError
-from hostcallback.receiver.messages.message import Message, Sink
-from hostcallback.receiver.messages.steps import step_place
+from hostcallback.receiver.messages import Message, Sink, step_place
 from hostcallback.receiver.remote.collector.store import Store
 from hostcallback.receiver.remote.delivery.cursor import Cursor, Findings, InProgress, Waiting, examine
 from hostcallback.receiver.remote.delivery.process_groups import (

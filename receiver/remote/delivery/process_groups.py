@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hostcallback.receiver import limits
-from hostcallback.receiver.messages.message import Message, Sink
+from hostcallback.receiver.messages import Message, Sink
 from hostcallback.receiver.remote.spool.stream_reader import StoredRuns
 from hostcallback.receiver.remote.streams import StreamKey, StreamOffset
 from hostcallback.receiver.replayer.run_delivery import RunDelivery

@@ -11,13 +11,12 @@ from collections.abc import Callable
 from hostcallback.receiver import limits
 from hostcallback.receiver.errors import TapFailure, TapFunctionException
 from hostcallback.receiver.log import logger
-from hostcallback.receiver.messages.message import Message, Sink
-from hostcallback.receiver.messages.steps import StepSource, step_place
+from hostcallback.receiver.messages import Message, Sink, StepSource, step_place
 from hostcallback.receiver.sinks.factory import texts_of
 from hostcallback.receiver.sinks.print import write_at_once
 from hostcallback.receiver.taplog.render.json import short_text
 from hostcallback.receiver.taplog.render.text import text_of
-from hostcallback.receiver.terminal import printable, printable_lines
+from hostcallback.receiver.text import printable, printable_lines
 from hostcallback.receiver.wire import pytree as tree
 from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
 

@@ -17,13 +17,13 @@ from urllib.parse import urlsplit
 
 from hostcallback.receiver.errors import HostCallbackError
 from hostcallback.receiver.log import logger
-from hostcallback.receiver.redaction import representation, without_password
 from hostcallback.receiver.remote.credentials import (
     StreamRefusedError,
     TransportError,
     check_tls_files,
     refuse_clear,
 )
+from hostcallback.receiver.text import representation, without_password
 
 PREFIX = "taps"
 ALL = f"{PREFIX}.>"

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hostcallback.receiver.errors import HostCallbackError
-from hostcallback.receiver.redaction import is_credential, is_printable, without_password
 from hostcallback.receiver.remote.credentials import is_loopback, refuse_clear
 from hostcallback.receiver.remote.otlp.mapping import Attributes, Event, Point
 from hostcallback.receiver.runtime.metrics import BEGUN_NS, Metric
+from hostcallback.receiver.text import is_credential, is_printable, without_password
 
 DEFAULT_ENDPOINT = "localhost:4317"
 

@@ -12,10 +12,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from hostcallback.receiver import fork
-from hostcallback.receiver.closing import Closing
+from hostcallback.receiver import processes
+from hostcallback.receiver.files import Closing
 from hostcallback.receiver.log import logger
-from hostcallback.receiver.messages.message import Consumer, Message
+from hostcallback.receiver.messages import Consumer, Message
 from hostcallback.receiver.remote.otlp.client import ExportResult, OtlpClient, OtlpOptions
 from hostcallback.receiver.remote.otlp.mapping import Event, MessageMapper, Point
 from hostcallback.receiver.runtime.metrics import collect_metrics
@@ -298,4 +298,4 @@ def _after_fork_in_child() -> None:
         exporter.after_fork_in_child()
 
 
-fork.in_child(fork.Stage.REMOTE, _after_fork_in_child)
+processes.in_child(processes.Stage.REMOTE, _after_fork_in_child)

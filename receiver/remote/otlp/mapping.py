@@ -7,12 +7,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from hostcallback.receiver.messages.call_site import location_of
-from hostcallback.receiver.messages.check_report import CheckFailed, Explanation
-from hostcallback.receiver.messages.deferred_errors import DelegatedFailure, MultipleFailures
-from hostcallback.receiver.messages.leaf_names import array_names
-from hostcallback.receiver.messages.message import Consumer, Message
-from hostcallback.receiver.messages.steps import NAME, step_place
+from hostcallback.receiver.failures.call_site import location_of
+from hostcallback.receiver.failures.check_report import CheckFailed, Explanation
+from hostcallback.receiver.failures.deferred_errors import DelegatedFailure, MultipleFailures
+from hostcallback.receiver.messages import NAME, Consumer, Message, array_names, step_place
 from hostcallback.receiver.sinks.factory import own_sink, texts_of
 from hostcallback.receiver.sinks.print import device_text
 from hostcallback.receiver.taplog.convert.numpy_dtypes import plain_array

@@ -9,8 +9,8 @@ import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
-from hostcallback.receiver import fork
-from hostcallback.receiver.permissions import PRIVATE
+from hostcallback.receiver import processes
+from hostcallback.receiver.files import PRIVATE
 from hostcallback.receiver.remote.credentials import SpoolError
 from hostcallback.receiver.remote.streams import StreamKey
 
@@ -129,4 +129,4 @@ def _after_fork_in_child() -> None:
         folder.release()
 
 
-fork.in_child(fork.Stage.REMOTE, _after_fork_in_child)
+processes.in_child(processes.Stage.REMOTE, _after_fork_in_child)

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from time import perf_counter
 
 from hostcallback.receiver.log import logger
-from hostcallback.receiver.messages.registry import Find
+from hostcallback.receiver.messages import Find
 from hostcallback.receiver.runtime.dispatch.sink_chain import BatchSink
 from hostcallback.receiver.sources.source import Batch, Frame, Source
 from hostcallback.receiver.wire import Flags, WireError, decode_header

@@ -8,10 +8,9 @@ from time import perf_counter
 from typing import Any
 
 from hostcallback.receiver.errors import TapFailure
-from hostcallback.receiver.messages.check_report import CheckFailed
-from hostcallback.receiver.messages.deferred_errors import about
-from hostcallback.receiver.messages.message import Consumer, Message
-from hostcallback.receiver.messages.registry import Registry
+from hostcallback.receiver.failures.check_report import CheckFailed
+from hostcallback.receiver.failures.deferred_errors import about
+from hostcallback.receiver.messages import Consumer, Message, Registry
 from hostcallback.receiver.runtime.dispatch.batch_feed import BatchFeed
 from hostcallback.receiver.runtime.dispatch.calls import Calls
 from hostcallback.receiver.runtime.dispatch.gil_share import GilThrottle

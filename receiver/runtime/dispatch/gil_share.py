@@ -13,7 +13,7 @@ import sys
 import threading
 from time import perf_counter, perf_counter_ns
 
-from hostcallback.receiver import fork
+from hostcallback.receiver import processes
 from hostcallback.receiver.native import bindings as native
 
 INTERVAL_SEC = 97e-6
@@ -149,4 +149,4 @@ def after_fork_in_child() -> None:
         sys.setswitchinterval(_users_interval)
 
 
-fork.in_child(fork.Stage.RUNTIME, after_fork_in_child)
+processes.in_child(processes.Stage.RUNTIME, after_fork_in_child)

@@ -7,8 +7,8 @@ import threading
 from collections import Counter
 
 from hostcallback.receiver import limits
-from hostcallback.receiver.bounded_counter import OTHERS
-from hostcallback.receiver.messages.deferred_errors import MAX_KEPT, DeferredErrors, OnError
+from hostcallback.receiver.failures.check_report import OTHERS
+from hostcallback.receiver.failures.deferred_errors import MAX_KEPT, DeferredErrors, OnError
 from hostcallback.receiver.runtime.device_stats import DeviceStats, merge_row
 from hostcallback.receiver.runtime.dispatch.scope_sinks import ScopeSinks
 from hostcallback.receiver.runtime.dispatch.sink_chain import BatchSink

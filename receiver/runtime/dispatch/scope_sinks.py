@@ -6,9 +6,8 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-from hostcallback.receiver.messages.deferred_errors import MultipleFailures
-from hostcallback.receiver.messages.message import Consumer, Message, Sink
-from hostcallback.receiver.messages.registry import Registry
+from hostcallback.receiver.failures.deferred_errors import MultipleFailures
+from hostcallback.receiver.messages import Consumer, Message, Registry, Sink
 from hostcallback.receiver.sinks.call import SHARDS_ID, WHOLE_ID, ExportedTaps
 from hostcallback.receiver.sinks.factory import Binding, BoundTap
 from hostcallback.receiver.sinks.lane_mask import masking

@@ -17,8 +17,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, runtime_checkable
 
-from hostcallback.receiver.messages.message import Consumer, Message, Sink
-from hostcallback.receiver.messages.registry import Find
+from hostcallback.receiver.messages import Consumer, Find, Message, Sink
 from hostcallback.receiver.sources.source import Batch
 
 Link = Callable[[Consumer, Sink], Sink]

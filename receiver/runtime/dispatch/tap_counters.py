@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
-from hostcallback.receiver.messages.message import Consumer, Message, Sink
+from hostcallback.receiver.messages import Consumer, Message, Sink
 
 
 @dataclass(slots=True)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hostcallback.receiver.messages.deferred_errors import OnError
+from hostcallback.receiver.failures.deferred_errors import OnError
 from hostcallback.receiver.runtime.isolated.options import NO_OPTIONS, ReaderOptions
 
 _LENGTH = struct.Struct("<Q")

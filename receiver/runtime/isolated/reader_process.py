@@ -11,10 +11,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from hostcallback.receiver.failures.deferred_errors import OnError
 from hostcallback.receiver.log import logger
-from hostcallback.receiver.messages.deferred_errors import OnError
-from hostcallback.receiver.messages.message import Consumer
-from hostcallback.receiver.messages.registry import Registry
+from hostcallback.receiver.messages import Consumer, Registry
 from hostcallback.receiver.runtime.dispatch.scope import Scope
 from hostcallback.receiver.runtime.isolated.ipc import IpcChannel, ReaderConfig
 from hostcallback.receiver.runtime.isolated.options import NO_OPTIONS, ForwardingReport, ReaderOptions

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from hostcallback.receiver.errors import TapTimeoutError
 from hostcallback.receiver.log import logger
-from hostcallback.receiver.messages.registry import Registry
+from hostcallback.receiver.messages import Registry
 from hostcallback.receiver.runtime.device_receiver import DeviceReceiver
 from hostcallback.receiver.runtime.dispatch.scope import Scope
 from hostcallback.receiver.runtime.isolated.options import NO_OPTIONS, ReaderOptions

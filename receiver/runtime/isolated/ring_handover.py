@@ -7,8 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from time import perf_counter
 
-from hostcallback.receiver.messages.message import Consumer
-from hostcallback.receiver.messages.registry import Registry
+from hostcallback.receiver.messages import Consumer, Registry
 from hostcallback.receiver.runtime.isolated.shared_rings import SharedRingRouting, SharedRings
 from hostcallback.receiver.sources.back_pressure import BackPressure
 from hostcallback.receiver.sources.ring import RingSource

@@ -8,11 +8,10 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from hostcallback.receiver.liveness import is_alive
 from hostcallback.receiver.log import logger
-from hostcallback.receiver.messages.message import Consumer
-from hostcallback.receiver.messages.registry import Registry
+from hostcallback.receiver.messages import Consumer, Registry
 from hostcallback.receiver.native import bindings as native
+from hostcallback.receiver.processes import is_alive
 from hostcallback.receiver.sources.ring import RingSource
 from hostcallback.receiver.taplog.flight.recorder import BLOCK_BYTES, FlightRecorder, file_name
 

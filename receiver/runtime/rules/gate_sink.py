@@ -6,8 +6,8 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from hostcallback.receiver.messages.deferred_errors import MultipleFailures
-from hostcallback.receiver.messages.message import Consumer, Message, Sink
+from hostcallback.receiver.failures.deferred_errors import MultipleFailures
+from hostcallback.receiver.messages import Consumer, Message, Sink
 from hostcallback.receiver.runtime.rules.admission import EVERY_DEVICE
 from hostcallback.receiver.runtime.rules.rules import Predicate, Rule
 from hostcallback.receiver.sinks.sharding.sinks import SHARD_SINKS

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from hostcallback.receiver import fork
+from hostcallback.receiver import processes
 
 LATEST_BYTES = 64 << 10
 """Larger messages are not kept."""
@@ -84,4 +84,4 @@ class Timer:
 timer = Timer()
 """The timer of this process."""
 
-fork.in_child(fork.Stage.RUNTIME, timer.__init__)  # type: ignore[misc]
+processes.in_child(processes.Stage.RUNTIME, timer.__init__)  # type: ignore[misc]

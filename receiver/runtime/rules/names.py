@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Sequence
 
-from hostcallback.receiver.messages.registry import Registry
+from hostcallback.receiver.messages import Registry
 from hostcallback.receiver.tap_name import matches
 
 

@@ -6,7 +6,7 @@ import threading
 from collections import Counter
 from typing import Protocol
 
-from hostcallback.receiver.messages.registry import Registry
+from hostcallback.receiver.messages import Registry
 from hostcallback.receiver.runtime.rules.rule_table import RuleTable
 from hostcallback.receiver.runtime.rules.rules import rule_settings, settings_text
 from hostcallback.receiver.taplog.format.errors import ThinnedTap

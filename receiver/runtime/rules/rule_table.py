@@ -8,8 +8,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from hostcallback.receiver.messages.message import Consumer
-from hostcallback.receiver.messages.registry import Registry
+from hostcallback.receiver.messages import Consumer, Registry
 from hostcallback.receiver.native import bindings as native_library
 from hostcallback.receiver.runtime.rules.admission import EVERY_DEVICE, Admission, interval_ns_of, probe_ns_of
 from hostcallback.receiver.runtime.rules.gate_sink import install_gate

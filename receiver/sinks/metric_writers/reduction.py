@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from hostcallback.receiver.messages.message import Message
+from hostcallback.receiver.messages import Message
 from hostcallback.receiver.sinks import described_template
 from hostcallback.receiver.sinks.metric_writers.tap_layout import (
     HISTOGRAM,

@@ -12,7 +12,7 @@ from time import monotonic
 from typing import Any
 
 from hostcallback.receiver.log import logger
-from hostcallback.receiver.messages.message import Message
+from hostcallback.receiver.messages import Message
 from hostcallback.receiver.sinks.metric_writers.adapters import as_record_writer
 from hostcallback.receiver.sinks.metric_writers.reduction import (
     MetricRecord,

@@ -8,9 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hostcallback.receiver.messages.leaf_names import array_names
-from hostcallback.receiver.messages.message import Message
-from hostcallback.receiver.messages.steps import NAME as STEP
+from hostcallback.receiver.messages import NAME as STEP, Message, array_names
 from hostcallback.receiver.sinks.tap import batch_axes, batchings_of
 from hostcallback.receiver.wire import pytree as tree
 from hostcallback.receiver.wire.dtypes import Array

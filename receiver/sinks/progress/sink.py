@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 
 from hostcallback.receiver import limits
-from hostcallback.receiver.messages.message import Message
+from hostcallback.receiver.messages import Message
 from hostcallback.receiver.sinks.print import device_text
 from hostcallback.receiver.sinks.progress.bars import Bars, Look, Phase, Place, Step, bars, value_text
 from hostcallback.receiver.sinks.tap import Batchings, Unflatten, elements_of
-from hostcallback.receiver.terminal import printable
+from hostcallback.receiver.text import printable
 
 MOST_LANES = 8
 """Largest number of elements of a vmap that have a bar each. More of them share one."""

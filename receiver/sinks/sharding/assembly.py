@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from hostcallback.receiver.messages.message import Message
+from hostcallback.receiver.messages import Message
 from hostcallback.receiver.sinks.sharding.launches import Device, Launch, Value
 from hostcallback.receiver.sinks.sharding.shard_record import Shard
 

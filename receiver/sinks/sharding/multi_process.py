@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from hostcallback.receiver.messages.message import Message, Sink
+from hostcallback.receiver.messages import Message, Sink
 from hostcallback.receiver.sinks.sharding.assembly import (
     OVERTAKEN_BY,
     Assembly,

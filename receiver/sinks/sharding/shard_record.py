@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hostcallback.receiver.messages.message import Index, Message
+from hostcallback.receiver.messages import Index, Message
 from hostcallback.receiver.wire.dtypes import Array
 
 PLACES_FROM = 4

@@ -6,10 +6,10 @@ import threading
 from collections.abc import Callable
 from time import monotonic
 
-from hostcallback.receiver import fork
+from hostcallback.receiver import processes
 from hostcallback.receiver.errors import IncompleteValueError
-from hostcallback.receiver.messages.deferred_errors import MultipleFailures
-from hostcallback.receiver.messages.message import Message, Sink
+from hostcallback.receiver.failures.deferred_errors import MultipleFailures
+from hostcallback.receiver.messages import Message, Sink
 from hostcallback.receiver.sinks.sharding.assembly import Assembly, WouldBlock
 from hostcallback.receiver.sinks.sharding.launches import TicketQueue
 from hostcallback.receiver.sinks.sharding.shard_record import RecordReader, Shard
@@ -37,7 +37,7 @@ def _after_fork_in_child() -> None:
     waiting_threads.clear()
 
 
-fork.in_child(fork.Stage.SINKS, _after_fork_in_child)
+processes.in_child(processes.Stage.SINKS, _after_fork_in_child)
 
 
 class LocalShardSink:

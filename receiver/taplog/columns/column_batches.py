@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hostcallback.receiver.errors import IncompleteValueError
+from hostcallback.receiver.failures.deferred_errors import MultipleFailures
 from hostcallback.receiver.log import logger
-from hostcallback.receiver.messages.deferred_errors import MultipleFailures
-from hostcallback.receiver.messages.message import Message
+from hostcallback.receiver.messages import Message
 from hostcallback.receiver.sinks.call import WHOLE_ID
 from hostcallback.receiver.sinks.lane_mask import LaneMask
 from hostcallback.receiver.sinks.sharding.sinks import AssemblingSink

@@ -10,9 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from hostcallback.receiver import html, tap_name
+from hostcallback.receiver import tap_name, text
 from hostcallback.receiver.errors import HostCallbackError
-from hostcallback.receiver.html import table
 from hostcallback.receiver.taplog.columns import tables
 from hostcallback.receiver.taplog.columns.column_batches import ColumnBatch, ColumnReader
 from hostcallback.receiver.taplog.columns.tables import Table
@@ -20,6 +19,7 @@ from hostcallback.receiver.taplog.format.layout import ALL_CONSUMERS, Kind
 from hostcallback.receiver.taplog.reading.chunk_reader import Chunk
 from hostcallback.receiver.taplog.reading.reader import LogReader, Paths
 from hostcallback.receiver.taplog.reading.selection import Selection
+from hostcallback.receiver.text import table
 from hostcallback.receiver.wire.dtypes import Array
 from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
 
@@ -69,15 +69,15 @@ class TapData:
         # The first messages: the others are not read.
         limit = SHOWN if self._limit is None else min(SHOWN, self._limit)
         shown = TapData(self._reader, self.name, self._described, self._selection, self._columns, limit)
-        parts = [html.preformatted(repr(self))]
+        parts = [text.preformatted(repr(self))]
         for found in shown.tables():
             columns = tables.to_numpy(found)
             numbers = {name: values for name, values in columns.items() if values.ndim == 1}
-            parts.append(html.table(list(numbers), zip(*numbers.values(), strict=True)))
+            parts.append(text.table(list(numbers), zip(*numbers.values(), strict=True)))
             for name, values in columns.items():
                 if values.ndim > 1:
-                    parts += [html.preformatted(name), html.array(values)]
-        return "\n".join([*parts, html.preformatted(f"at most the first {SHOWN} messages")])
+                    parts += [text.preformatted(name), text.array(values)]
+        return "\n".join([*parts, text.preformatted(f"at most the first {SHOWN} messages")])
 
     def select(
         self,

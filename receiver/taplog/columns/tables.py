@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from hostcallback.receiver.errors import HostCallbackError
-from hostcallback.receiver.messages.steps import NAME as STEP
+from hostcallback.receiver.messages import NAME as STEP
 from hostcallback.receiver.tap_name import base_name
 from hostcallback.receiver.taplog.columns.column_batches import Column, ColumnBatch
 from hostcallback.receiver.taplog.convert.numpy_dtypes import plain_array

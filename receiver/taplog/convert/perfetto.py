@@ -6,7 +6,7 @@ import json
 import math
 from typing import Any, TextIO
 
-from hostcallback.receiver.messages.steps import NAME
+from hostcallback.receiver.messages import NAME
 from hostcallback.receiver.taplog.convert.jax_profile import JaxProfile
 from hostcallback.receiver.taplog.convert.numpy_dtypes import plain_array
 from hostcallback.receiver.taplog.reading.logged_message import LoggedMessage
@@ -14,7 +14,7 @@ from hostcallback.receiver.taplog.reading.merge import LostRun
 from hostcallback.receiver.taplog.reading.segment_reader import Writer
 from hostcallback.receiver.taplog.render.json import process_text, short_text
 from hostcallback.receiver.taplog.render.text import LoggedLeaves, joined, message_text
-from hostcallback.receiver.terminal import printable
+from hostcallback.receiver.text import printable
 
 VALUE_CHARS = 400
 

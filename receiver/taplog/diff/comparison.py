@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from hostcallback.receiver.messages.steps import NAME as STEP
+from hostcallback.receiver.messages import NAME as STEP
 from hostcallback.receiver.taplog.diff.messages import MessageComparison, MessageDifference, Tolerance
 from hostcallback.receiver.taplog.diff.pairing import (
     ComparedLog,

@@ -20,14 +20,14 @@ import numpy as np
 
 from hostcallback.receiver import environment
 from hostcallback.receiver.errors import HostCallbackError
+from hostcallback.receiver.files import PRIVATE, write_private
 from hostcallback.receiver.log import logger
-from hostcallback.receiver.messages.message import Consumer
-from hostcallback.receiver.permissions import PRIVATE, write_private
-from hostcallback.receiver.redaction import command_line
-from hostcallback.receiver.run_name import own_run
+from hostcallback.receiver.messages import Consumer
+from hostcallback.receiver.processes import own_run
 from hostcallback.receiver.sources.ring import RingSource
 from hostcallback.receiver.sources.source import Source
 from hostcallback.receiver.taplog.writing.segment_writer import SegmentWriter
+from hostcallback.receiver.text import command_line
 from hostcallback.receiver.wire import (
     ALIGNMENT,
     HEADER,

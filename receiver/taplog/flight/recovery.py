@@ -12,9 +12,8 @@ from typing import Any, NamedTuple
 
 from hostcallback.receiver import limits
 from hostcallback.receiver.errors import HostCallbackError
-from hostcallback.receiver.liveness import is_alive
-from hostcallback.receiver.permissions import PRIVATE
-from hostcallback.receiver.run_name import is_run
+from hostcallback.receiver.files import PRIVATE
+from hostcallback.receiver.processes import is_alive, is_run
 from hostcallback.receiver.sources.source import Frame
 from hostcallback.receiver.taplog.flight.recorder import (
     PROCESS_FILE,

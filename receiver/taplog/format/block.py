@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hostcallback.receiver.messages.steps import StepSource, step_place
+from hostcallback.receiver.messages import StepSource, step_place
 from hostcallback.receiver.sinks.call import SHARDS_ID, WHOLE_ID
 from hostcallback.receiver.taplog.format.layout import NO_STEP, align
 from hostcallback.receiver.wire import HEADER, Flags, WireError, decode_metadata, payload_layout

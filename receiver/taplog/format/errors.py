@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hostcallback.receiver.errors import HostCallbackError
-from hostcallback.receiver.terminal import printable
+from hostcallback.receiver.text import printable
 
 
 class TapLogError(HostCallbackError):

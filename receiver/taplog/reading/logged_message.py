@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hostcallback.receiver.messages.message import Consumer, Message, Sink
+from hostcallback.receiver.messages import Consumer, Message, Sink
 from hostcallback.receiver.sinks.call import SHARDS_ID, WHOLE_ID
 from hostcallback.receiver.sinks.lane_mask import LaneMask
 from hostcallback.receiver.sinks.sharding.multi_process import ProgramRun, ShardOrigin, ShardStream

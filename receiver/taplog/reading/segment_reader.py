@@ -12,7 +12,7 @@ import msgpack
 import numpy as np
 
 from hostcallback.receiver import limits
-from hostcallback.receiver.run_name import is_run
+from hostcallback.receiver.processes import is_run
 from hostcallback.receiver.taplog.format import layout
 from hostcallback.receiver.taplog.format.errors import Damage, Lost, NotATapLogError, ThinnedTap
 from hostcallback.receiver.taplog.format.layout import (

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from hostcallback.receiver.messages.leaf_names import array_names
-from hostcallback.receiver.messages.message import Message
+from hostcallback.receiver.messages import Message, array_names
 from hostcallback.receiver.sinks.factory import texts_of
 from hostcallback.receiver.taplog.reading.logged_message import LoggedMessage, LoggedTap
 from hostcallback.receiver.wire.dtypes import Array

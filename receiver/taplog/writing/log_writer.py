@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from hostcallback.receiver import fork
+from hostcallback.receiver import processes
 from hostcallback.receiver.log import logger
 from hostcallback.receiver.taplog.format.block import FrameBlock, StepColumns
 from hostcallback.receiver.taplog.format.compression import Compressor
@@ -404,4 +404,4 @@ def _after_fork_in_child() -> None:
         writer.after_fork_in_child()
 
 
-fork.in_child(fork.Stage.TAPLOG, _after_fork_in_child)
+processes.in_child(processes.Stage.TAPLOG, _after_fork_in_child)

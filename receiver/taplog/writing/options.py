@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from hostcallback.receiver.permissions import PRIVATE, Permissions
+from hostcallback.receiver.files import PRIVATE, Permissions
 
 FLUSH_BYTES = 256 << 10
 FLUSH_SEC = 0.1

@@ -8,12 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from hostcallback.receiver.closing import Closing
+from hostcallback.receiver.files import PRIVATE, Closing
 from hostcallback.receiver.log import logger
-from hostcallback.receiver.messages.message import Consumer, Message
-from hostcallback.receiver.messages.registry import Find
-from hostcallback.receiver.permissions import PRIVATE
-from hostcallback.receiver.run_name import checked_run, own_run
+from hostcallback.receiver.messages import Consumer, Find, Message
+from hostcallback.receiver.processes import checked_run, own_run
 from hostcallback.receiver.sinks.print import device_text
 from hostcallback.receiver.sinks.sharding.shard_record import shard_record
 from hostcallback.receiver.sources.source import Batch

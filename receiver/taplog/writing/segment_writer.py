@@ -15,8 +15,8 @@ from typing import Any
 import msgpack
 import numpy as np
 
-from hostcallback.receiver import fork, limits, wire
-from hostcallback.receiver.permissions import PRIVATE, Permissions
+from hostcallback.receiver import limits, processes, wire
+from hostcallback.receiver.files import PRIVATE, Permissions
 from hostcallback.receiver.taplog.format import layout
 from hostcallback.receiver.taplog.format.block import FrameBlock
 from hostcallback.receiver.taplog.format.compression import Compressor, page_checksums
@@ -35,7 +35,7 @@ def _renew_after_fork() -> None:
     _process = uuid.uuid4().hex[:16]
 
 
-fork.in_child(fork.Stage.TAPLOG, _renew_after_fork)
+processes.in_child(processes.Stage.TAPLOG, _renew_after_fork)
 
 
 def segment_info(

@@ -14,7 +14,7 @@ from hostcallback.receiver.taplog.format.errors import Lost
 from hostcallback.receiver.taplog.reading.merge import MessageRun
 from hostcallback.receiver.taplog.reading.segment_reader import Writer
 from hostcallback.receiver.taplog.render.json import process_text
-from hostcallback.receiver.terminal import printable
+from hostcallback.receiver.text import printable
 from hostcallback.receiver.wire.dtypes import Array
 
 MAX_DEVICES = 4096

@@ -16,7 +16,7 @@ from hostcallback.receiver.taplog.diff.pairing import ComparedLog
 from hostcallback.receiver.taplog.reading.merge import Record
 from hostcallback.receiver.taplog.reading.selection import Selection
 from hostcallback.receiver.taplog.render.json import short_text
-from hostcallback.receiver.terminal import printable
+from hostcallback.receiver.text import printable
 from hostcallback.receiver.ui.index.log_index import LogIndex, run_of
 from hostcallback.receiver.wire.dtypes import Array
 

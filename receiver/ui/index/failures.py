@@ -8,16 +8,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from hostcallback.receiver.messages.call_site import DescribedFrame
-from hostcallback.receiver.messages.check_report import CheckFailed, Explanation
-from hostcallback.receiver.messages.deferred_errors import DelegatedFailure, MultipleFailures
+from hostcallback.receiver.failures.call_site import DescribedFrame
+from hostcallback.receiver.failures.check_report import CheckFailed, Explanation
+from hostcallback.receiver.failures.deferred_errors import DelegatedFailure, MultipleFailures
 from hostcallback.receiver.sinks.factory import own_sink
 from hostcallback.receiver.taplog.format.errors import Damage, Lost
 from hostcallback.receiver.taplog.reading.logged_message import LoggedMessage, RunDecoder
 from hostcallback.receiver.taplog.reading.merge import MessageRun
 from hostcallback.receiver.taplog.reading.segment_reader import Writer
 from hostcallback.receiver.taplog.render.json import process_text
-from hostcallback.receiver.terminal import printable
+from hostcallback.receiver.text import printable
 from hostcallback.receiver.ui.live.processes import LiveFailure
 from hostcallback.receiver.wire.dtypes import Array
 from hostcallback.receiver.wire.tap_descriptor import TapDescriptor

@@ -11,7 +11,7 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from hostcallback.receiver.liveness import is_alive
+from hostcallback.receiver.processes import is_alive
 from hostcallback.receiver.taplog.format.block import StepColumns
 from hostcallback.receiver.taplog.format.errors import Damage
 from hostcallback.receiver.taplog.format.layout import ALL_CONSUMERS, NO_STEP, Kind

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from hostcallback.receiver.taplog.columns.column_batches import Column
-from hostcallback.receiver.terminal import printable
+from hostcallback.receiver.text import printable
 from hostcallback.receiver.ui.index.buckets import Buckets
 from hostcallback.receiver.wire.dtypes import Array
 from hostcallback.receiver.wire.tap_descriptor import TapDescriptor

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from hostcallback.receiver.control.client import ControlClient
-from hostcallback.receiver.control.errors import ControlError, ControlSocketError
+from hostcallback.receiver.control.protocol import ControlError, ControlSocketError
 from hostcallback.receiver.errors import HostCallbackError
-from hostcallback.receiver.terminal import printable, printable_lines
+from hostcallback.receiver.text import printable, printable_lines
 from hostcallback.receiver.ui.live.source import LiveProcess, LiveSource, is_process
 
 ANSWER_SEC = 3.0

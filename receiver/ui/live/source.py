@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from hostcallback.receiver.control.errors import ControlError
+from hostcallback.receiver.control.protocol import ControlError
 from hostcallback.receiver.remote.credentials import TransportError
 from hostcallback.receiver.remote.options import Forward
 

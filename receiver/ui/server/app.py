@@ -33,8 +33,7 @@ from hostcallback.receiver.ui.server.queries import (
     text,
     whole,
 )
-from hostcallback.receiver.ui.texts.stream import Wanted
-from hostcallback.receiver.ui.texts.text_filter import SHOWN, TextFilter
+from hostcallback.receiver.ui.texts import SHOWN, TextFilter, Wanted
 
 PAGE = Path(__file__).parent.parent / "page"
 

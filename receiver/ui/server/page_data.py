@@ -13,7 +13,7 @@ from typing import Any
 
 from hostcallback.receiver.log import logger
 from hostcallback.receiver.taplog.diff.messages import Tolerance
-from hostcallback.receiver.terminal import printable
+from hostcallback.receiver.text import printable
 from hostcallback.receiver.ui.index.arrays import array, heatmap
 from hostcallback.receiver.ui.index.devices import Device
 from hostcallback.receiver.ui.index.difference import difference
@@ -24,7 +24,7 @@ from hostcallback.receiver.ui.index.taps import Tap
 from hostcallback.receiver.ui.live.processes import LiveProcesses, live_failures
 from hostcallback.receiver.ui.live.source import LiveProcess
 from hostcallback.receiver.ui.server.queries import NoControlError, RuleRequest, UnknownError
-from hostcallback.receiver.ui.texts.stream import Wanted, lines
+from hostcallback.receiver.ui.texts import Wanted, lines
 
 INTERVAL_SEC = 0.5
 """Seconds between looks at the logs while a page is open."""

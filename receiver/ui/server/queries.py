@@ -10,7 +10,7 @@ from starlette.datastructures import QueryParams
 
 from hostcallback.receiver.errors import HostCallbackError
 from hostcallback.receiver.runtime.rules.rules import checked, checked_glob
-from hostcallback.receiver.ui.texts.stream import Cursor
+from hostcallback.receiver.ui.texts import Cursor
 
 MAX_TEXT = 1000
 """Characters of a text in a query."""

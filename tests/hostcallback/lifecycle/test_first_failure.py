@@ -16,7 +16,7 @@ import pytest
 from jax import lax
 
 import hostcallback as hcb
-from hostcallback.receiver.messages import failure_log
+from hostcallback.receiver.failures import failure_report
 
 
 def bad(value: Any) -> None:
@@ -49,8 +49,8 @@ def test_further_failures_are_counted_in_one_line_per_period(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [0.0]
-    monkeypatch.setattr(failure_log.time, "monotonic", lambda: now[0])
-    log = failure_log.FailureLog()
+    monkeypatch.setattr(failure_report.time, "monotonic", lambda: now[0])
+    log = failure_report.FailureLog()
     for second in range(150):
         now[0] = float(second)
         log.add(hcb.TapFailure(KeyError(second), "loss", "a.py:1", "cpu:0", second))
@@ -66,7 +66,7 @@ def test_an_exception_without_a_text_and_one_that_has_none_to_give(caplog: pytes
         def __str__(self) -> str:
             raise RuntimeError
 
-    log = failure_log.FailureLog()
+    log = failure_report.FailureLog()
     for number, error in enumerate([AssertionError(), Odd(), ValueError("x" * 10_000)]):
         log.add(hcb.TapFailure(error, "loss", f"a.py:{number}", "cpu:0", 1))
     empty, odd, long = errors(caplog)

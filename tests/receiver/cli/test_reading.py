@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from hcb_command import environment, hcb
-from hostcallback.receiver.messages.message import Consumer, Message
-from hostcallback.receiver.run_name import own_run
+from hostcallback.receiver.messages import Consumer, Message
+from hostcallback.receiver.processes import own_run
 from hostcallback.receiver.taplog.writing.recorder import Recorder, record
 from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
 

@@ -14,7 +14,7 @@ import pytest
 
 import hostcallback
 from hostcallback.receiver.cli import main
-from hostcallback.receiver.cli.output import reading_progress
+from hostcallback.receiver.cli.output import messages
 
 ESCAPE = "\x1b"
 
@@ -123,7 +123,7 @@ def test_what_takes_long_shows_progress_on_the_terminal(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     pytest.importorskip("tqdm", reason="needs pip install 'hostcallback[progress]'")
-    monkeypatch.setattr(reading_progress, "DELAY_SEC", 0.0)
+    monkeypatch.setattr(messages, "DELAY_SEC", 0.0)
     more = ["--to", "npz", "-o", str(tmp_path / "out.npz")] if command == "convert" else []
     with monkeypatch.context() as patch:
         patch.setattr(sys, "stderr", terminal.stream)
@@ -147,7 +147,7 @@ def test_what_takes_no_second_shows_none(
 def test_lines_on_the_same_terminal_are_their_own_progress(
     logs: list[str], terminal: Terminal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reading_progress, "DELAY_SEC", 0.0)
+    monkeypatch.setattr(messages, "DELAY_SEC", 0.0)
     with monkeypatch.context() as patch:
         patch.setattr(sys, "stderr", terminal.stream)
         patch.setattr(sys, "stdout", terminal.stream)

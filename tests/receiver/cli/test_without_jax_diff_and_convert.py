@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from hcb_command import hcb, start
-from hostcallback.receiver.messages.message import Consumer, Message
+from hostcallback.receiver.messages import Consumer, Message
 from hostcallback.receiver.taplog.writing.recorder import record
 from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from hostcallback.receiver.control.pushed_rules import PushedRules
-from hostcallback.receiver.control.request import Client
+from hostcallback.receiver.control.commands import PushedRules
+from hostcallback.receiver.control.protocol import Client
 from hostcallback.receiver.runtime.runtime import Runtime
 
 

@@ -17,7 +17,7 @@ import pytest
 import hostcallback as hcb
 from controlled import ROOT, controlled
 from hostcallback.receiver.control.endpoints import endpoints
-from hostcallback.receiver.control.errors import RuleFileError
+from hostcallback.receiver.control.protocol import RuleFileError
 from hostcallback.receiver.control.rule_file import read_rules
 from recorder import Recorder
 

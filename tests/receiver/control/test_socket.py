@@ -22,8 +22,12 @@ from controlled import ROOT, controlled
 from hostcallback.receiver.control import socket_path
 from hostcallback.receiver.control.client import ControlClient, processes
 from hostcallback.receiver.control.endpoints import endpoints
-from hostcallback.receiver.control.errors import ControlError, ControlSocketError, NoSuchTapError
-from hostcallback.receiver.control.protocol import MAX_REQUEST
+from hostcallback.receiver.control.protocol import (
+    MAX_REQUEST,
+    ControlError,
+    ControlSocketError,
+    NoSuchTapError,
+)
 from hostcallback.receiver.control.socket_path import sockets
 from hostcallback.receiver.runtime.runtime import runtime
 

@@ -19,7 +19,7 @@ from collecting import CollectorProcess, forwarder
 from hostcallback import receiver
 from hostcallback.receiver.cli import main
 from hostcallback.receiver.errors import TapFunctionException
-from hostcallback.receiver.messages.check_report import CheckError
+from hostcallback.receiver.failures.check_report import CheckError
 from hostcallback.receiver.taplog.format.errors import Lost
 from hostcallback.receiver.taplog.reading.merge import LostRun
 

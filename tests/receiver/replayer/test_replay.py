@@ -15,8 +15,8 @@ import pytest
 from checkout import HELPERS, ROOT
 from hostcallback import receiver
 from hostcallback.receiver.errors import LostMessagesError, TapFunctionException
-from hostcallback.receiver.messages.check_report import CheckError
-from hostcallback.receiver.messages.message import Consumer, Message
+from hostcallback.receiver.failures.check_report import CheckError
+from hostcallback.receiver.messages import Consumer, Message
 from hostcallback.receiver.sinks.metrics import JsonlWriter, metrics
 from hostcallback.receiver.taplog.writing.recorder import record
 from hostcallback.receiver.wire.pytree import Node, Opaque

@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 
 from hostcallback.receiver.errors import TapFailure, TapFunctionException
-from hostcallback.receiver.messages.deferred_errors import DeferredErrors
-from hostcallback.receiver.messages.message import Message
-from hostcallback.receiver.messages.registry import Registry
+from hostcallback.receiver.failures.deferred_errors import DeferredErrors
+from hostcallback.receiver.messages import Message, Registry
 from hostcallback.receiver.sinks.call import SHARDS_ID, WHOLE_ID, ExportedTaps
 from hostcallback.receiver.sinks.sharding.shard_record import shard_record
 from hostcallback.receiver.wire.tap_descriptor import TapDescriptor

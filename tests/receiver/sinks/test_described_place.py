@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hostcallback.receiver import limits
-from hostcallback.receiver.messages.call_site import DescribedFrame, described_place
+from hostcallback.receiver.failures.call_site import DescribedFrame, described_place
 
 
 def test_only_python_files_of_usual_size_are_read(tmp_path: Path) -> None:

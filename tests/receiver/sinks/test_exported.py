@@ -13,8 +13,8 @@ import pytest
 from exported_process import FORMAT, PRINT, TAP, Process, Recorder
 
 from hostcallback.receiver.errors import IncompleteValueError, UnboundConsumerError
-from hostcallback.receiver.messages.deferred_errors import DeferredErrors, DelegatedFailure
-from hostcallback.receiver.messages.message import Consumer, Message
+from hostcallback.receiver.failures.deferred_errors import DeferredErrors, DelegatedFailure
+from hostcallback.receiver.messages import Consumer, Message
 from hostcallback.receiver.sinks import call
 from hostcallback.receiver.sinks.call import WHOLE_ID
 from hostcallback.receiver.sinks.factory import Binding

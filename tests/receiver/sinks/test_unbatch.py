@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, strategies as st
 
 from hostcallback.receiver.errors import TapFailure
-from hostcallback.receiver.messages.deferred_errors import DeferredErrors, MultipleFailures
-from hostcallback.receiver.messages.message import Consumer, Message
+from hostcallback.receiver.failures.deferred_errors import DeferredErrors, MultipleFailures
+from hostcallback.receiver.messages import Consumer, Message
 from hostcallback.receiver.sinks.tap import elements, for_each_element
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hostcallback.receiver.cli import CommandError
-from hostcallback.receiver.cli.arguments.collector import reaching
+from hostcallback.receiver.cli.arguments import reaching
 
 if TYPE_CHECKING:
     from hostcallback.receiver.ui.live.source import LiveSource

@@ -116,7 +116,7 @@ def start(driver):
     import jax
 
     from hostcallback.lifecycle import receivers as transport
-    from hostcallback.receiver.messages.message import Consumer
+    from hostcallback.receiver.messages import Consumer
 
     class Device:
         platform, id, local_hardware_id = "gpu", 1027, 3

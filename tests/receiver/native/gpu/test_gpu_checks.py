@@ -10,8 +10,7 @@ import pytest
 
 from compiling import needs_compiler
 from fake_gpu import Driver, Gpu
-from hostcallback.receiver.messages.message import Consumer
-from hostcallback.receiver.messages.registry import Registry
+from hostcallback.receiver.messages import Consumer, Registry
 from hostcallback.receiver.runtime.device_receiver import DeviceReceiver
 from hostcallback.receiver.runtime.dispatch.scope import Scope
 from hostcallback.receiver.sources.ring_config import RingConfig

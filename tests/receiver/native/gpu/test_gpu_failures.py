@@ -14,8 +14,7 @@ from fake_gpu import Driver, Gpu
 from hostcallback.lifecycle import receivers as transport
 from hostcallback.receiver import environment
 from hostcallback.receiver.errors import LostMessagesError, NativeLibraryError
-from hostcallback.receiver.messages.message import Consumer
-from hostcallback.receiver.messages.registry import Registry
+from hostcallback.receiver.messages import Consumer, Registry
 from hostcallback.receiver.native import bindings as native
 from hostcallback.receiver.runtime.device_receiver import DeviceReceiver
 from hostcallback.receiver.runtime.dispatch.scope import Scope

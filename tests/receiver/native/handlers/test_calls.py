@@ -16,8 +16,7 @@ from checkout import HELPERS, ROOT
 from compiling import SOURCES, compile_program, needs_compiler
 from hostcallback.receiver import wire
 from hostcallback.receiver.errors import UnknownConsumerError
-from hostcallback.receiver.messages.message import Consumer
-from hostcallback.receiver.messages.registry import Registry
+from hostcallback.receiver.messages import Consumer, Registry
 from hostcallback.receiver.native import bindings as native
 from hostcallback.receiver.runtime.device_receiver import DeviceReceiver
 from hostcallback.receiver.runtime.dispatch.scope import Scope

@@ -15,7 +15,7 @@ import hostcallback as hcb
 from collecting import LOSS, CollectorProcess, Emitter, forwarder, free_port, wait_for
 from hostcallback.receiver.cli import main
 from hostcallback.receiver.errors import HostCallbackError
-from hostcallback.receiver.permissions import PRIVATE, Permissions, write_private
+from hostcallback.receiver.files import PRIVATE, Permissions, write_private
 from hostcallback.receiver.remote.collector.store import Store
 from hostcallback.receiver.remote.control.rule_store import RuleStore, StatementsFile
 from hostcallback.receiver.remote.delivery.cursor import Cursor

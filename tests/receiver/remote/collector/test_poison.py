@@ -16,8 +16,8 @@ import pytest
 
 from checkout import python_path
 from hostcallback.receiver import limits
-from hostcallback.receiver.bounded_counter import OTHERS, BoundedCounter
-from hostcallback.receiver.messages.message import Message
+from hostcallback.receiver.failures.check_report import OTHERS, BoundedCounter
+from hostcallback.receiver.messages import Message
 from hostcallback.receiver.remote.collector.store import Store
 from hostcallback.receiver.remote.delivery import delivery as module, process_groups
 from hostcallback.receiver.remote.delivery.cursor import InProgress

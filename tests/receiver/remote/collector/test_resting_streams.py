@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from collecting import Emitter, forwarder, wait_for
-from hostcallback.receiver.messages.message import Message
+from hostcallback.receiver.messages import Message
 from hostcallback.receiver.remote.collector.store import Store
 from hostcallback.receiver.remote.delivery import process_groups as delivered_stream
 from hostcallback.receiver.remote.delivery.delivery import Delivery

@@ -14,9 +14,9 @@ import folder_broker
 from checkout import ROOT
 from collecting import LOSS, WAIT_SEC, CollectorProcess, Emitter, forwarder, only, stored, wait_for
 from hostcallback.receiver.cli import main
-from hostcallback.receiver.redaction import without_password
 from hostcallback.receiver.remote.brokers import BROKERS, DIRECT, broker_of, expected, scheme_of
 from hostcallback.receiver.remote.options import Forward
+from hostcallback.receiver.text import without_password
 
 
 class FolderCollectorProcess(CollectorProcess):

@@ -20,7 +20,6 @@ import pytest
 import hostcallback as hcb
 from hostcallback.receiver.cli import main
 from hostcallback.receiver.control.commands import commands
-from hostcallback.receiver.redaction import command_line, without_password
 from hostcallback.receiver.remote.collector.access import Access
 from hostcallback.receiver.remote.collector.services import CollectFrom
 from hostcallback.receiver.remote.credentials import RemoteError
@@ -29,6 +28,7 @@ from hostcallback.receiver.remote.options import Forward
 from hostcallback.receiver.remote.otlp.client import OtlpOptions
 from hostcallback.receiver.runtime.runtime import runtime
 from hostcallback.receiver.taplog.flight.recorder import PROCESS_FILE, FlightRecorder
+from hostcallback.receiver.text import command_line, without_password
 
 CHARACTERS = string.ascii_letters + string.digits + string.punctuation
 

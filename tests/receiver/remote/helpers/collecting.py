@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from checkout import python_path
-from hostcallback.receiver.messages.message import Consumer, Message
+from hostcallback.receiver.messages import Consumer, Message
 from hostcallback.receiver.remote.forwarder import Forwarder
 from hostcallback.receiver.remote.options import Forward
 from hostcallback.receiver.taplog.format.errors import Damage, Lost

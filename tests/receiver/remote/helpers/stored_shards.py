@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from collecting import LOSS
-from hostcallback.receiver.messages.message import Message
+from hostcallback.receiver.messages import Message
 from hostcallback.receiver.remote.collector.store import Store
 from hostcallback.receiver.remote.delivery.delivery import Delivery
 from hostcallback.receiver.remote.streams import StreamKey, StreamOffset

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from collecting import CollectorProcess, Emitter, forwarder, only, stored
-from hostcallback.receiver import run_name
+from hostcallback.receiver import processes
 from hostcallback.receiver.taplog.format.errors import ThinnedTap
 from hostcallback.receiver.taplog.reading.reader import LogReader
 from ports import free_port
@@ -17,8 +17,8 @@ from ports import free_port
 def a_program(monkeypatch: pytest.MonkeyPatch) -> str:
     """Starts another program, as far as the name of its run is concerned; returns that name."""
     monkeypatch.delenv("HOSTCALLBACK_RUN", raising=False)
-    monkeypatch.setattr(run_name, "_own", "")
-    return run_name.own_run()
+    monkeypatch.setattr(processes, "_own", "")
+    return processes.own_run()
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ from jax import lax
 
 import hostcallback as hcb
 from hostcallback.receiver.cli import main
-from hostcallback.receiver.messages.message import Consumer, Message
+from hostcallback.receiver.messages import Consumer, Message
 from hostcallback.receiver.taplog.reading.reader import LogReader
 from hostcallback.receiver.wire.truncation import head_of
 

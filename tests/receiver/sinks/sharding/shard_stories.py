@@ -14,7 +14,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from hostcallback.receiver.errors import IncompleteValueError
-from hostcallback.receiver.messages.message import Consumer, Message
+from hostcallback.receiver.messages import Consumer, Message
 from hostcallback.receiver.sinks.sharding.shard_record import shard_record
 from hostcallback.receiver.sinks.sharding.sinks import AssemblingSink
 from threads import in_threads

@@ -22,7 +22,7 @@ from shard_stories import (
     tell,
 )
 
-from hostcallback.receiver.messages.message import Message
+from hostcallback.receiver.messages import Message
 from hostcallback.receiver.sinks.sharding import assembly, launches
 from hostcallback.receiver.sinks.sharding.shard_record import shard_record
 from hostcallback.receiver.sinks.sharding.sinks import AssemblingSink

@@ -11,8 +11,8 @@ import pytest
 from shard_stories import Gate, in_thread, messages_of, scalar_program, scan, wait_for
 
 from hostcallback.receiver.errors import IncompleteValueError, TapFailure
-from hostcallback.receiver.messages.deferred_errors import DeferredErrors, MultipleFailures
-from hostcallback.receiver.messages.message import Message
+from hostcallback.receiver.failures.deferred_errors import DeferredErrors, MultipleFailures
+from hostcallback.receiver.messages import Message
 from hostcallback.receiver.sinks.sharding import sinks as shards
 from hostcallback.receiver.sinks.sharding.launches import TicketQueue
 from hostcallback.receiver.sinks.sharding.sinks import AssemblingSink
@@ -144,7 +144,7 @@ def test_a_forked_child_does_not_wait_for_turns_of_its_parent() -> None:
     program = """if True:
         import os, sys
         import numpy as np
-        from hostcallback.receiver.messages.message import Message
+        from hostcallback.receiver.messages import Message
         from hostcallback.receiver.sinks.sharding.shard_record import shard_record
         from hostcallback.receiver.sinks.sharding.sinks import AssemblingSink, turns
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from shard_stories import Collector, Delivery, in_thread, messages_of, scalar_program, scan, wait_for
 
-from hostcallback.receiver.messages.message import Message
+from hostcallback.receiver.messages import Message
 from hostcallback.receiver.sinks.sharding import assembly
 from hostcallback.receiver.sinks.sharding.sinks import AssemblingSink
 

@@ -10,7 +10,7 @@ from hypothesis import given, strategies as st
 from shard_stories import CONSUMER, Array, Collector, Program, programs, scalar_program
 
 from hostcallback.receiver.errors import IncompleteValueError
-from hostcallback.receiver.messages.message import Message
+from hostcallback.receiver.messages import Message
 from hostcallback.receiver.sinks.sharding import sinks as shards
 from hostcallback.receiver.sinks.sharding.shard_record import MAX_KNOWN, RecordReader
 from hostcallback.receiver.sinks.sharding.sinks import (

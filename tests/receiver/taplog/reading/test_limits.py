@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from hostcallback.receiver import limits
-from hostcallback.receiver.messages.message import Message
+from hostcallback.receiver.messages import Message
 from hostcallback.receiver.sinks.tap import for_each_element
 from hostcallback.receiver.taplog.format.compression import Compressor, decompress
 from hostcallback.receiver.taplog.render.json import plain_value, short_text

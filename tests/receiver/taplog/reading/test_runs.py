@@ -12,9 +12,9 @@ import pytest
 
 from checkout import python_path
 from hostcallback import receiver
-from hostcallback.receiver import run_name
+from hostcallback.receiver import processes
 from hostcallback.receiver.cli import main
-from hostcallback.receiver.run_name import is_run, own_run
+from hostcallback.receiver.processes import is_run, own_run
 from hostcallback.receiver.taplog.format.errors import NoSuchRunError
 from hostcallback.receiver.taplog.reading.follow import Follower
 from hostcallback.receiver.taplog.reading.logged_message import LoggedMessage
@@ -28,7 +28,7 @@ from logged_frames import DESCRIBED, losses
 def a_new_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """As in a program that was just started."""
     monkeypatch.delenv("HOSTCALLBACK_RUN", raising=False)
-    monkeypatch.setattr(run_name, "_own", "")
+    monkeypatch.setattr(processes, "_own", "")
 
 
 def segment(folder: Path, run: str | None, number: int, first: int) -> Path:
@@ -129,14 +129,14 @@ def test_a_follower_shows_the_last_run_and_those_that_begin_later(log: Path) -> 
 
 
 def test_a_run_is_named_after_program_user_and_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_name.getpass, "getuser", lambda: "alice")
+    monkeypatch.setattr(processes.getpass, "getuser", lambda: "alice")
     monkeypatch.setattr(sys.modules["__main__"], "__spec__", None)
     monkeypatch.setattr(sys, "argv", ["/home/alice/my train~.py"])
     first = own_run()
     assert is_run(first)
     assert first.startswith("my_train-alice-2")
     assert own_run() == first
-    monkeypatch.setattr(run_name, "_own", "")
+    monkeypatch.setattr(processes, "_own", "")
     assert own_run() != first
     monkeypatch.setenv("HOSTCALLBACK_RUN", "exp42")
     assert own_run() == "exp42"
@@ -148,7 +148,7 @@ def test_a_run_is_named_after_program_user_and_time(monkeypatch: pytest.MonkeyPa
 PROGRAM = """
 import sys, numpy as np
 from hostcallback.receiver.taplog.writing.recorder import record
-from hostcallback.receiver.messages.message import Consumer, Message
+from hostcallback.receiver.messages import Consumer, Message
 with record(sys.argv[1]) as recorder:
     consumer = Consumer(1, sys.argv[2], "train.py:1 (f)", print)
     recorder(Message(consumer, [np.float32(1)], 0, 1, 5, "cpu:0", None))

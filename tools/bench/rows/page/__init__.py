@@ -21,7 +21,7 @@ import numpy as np
 from jax import lax
 
 import hostcallback as hcb
-from hostcallback.receiver.messages.message import Consumer, Message
+from hostcallback.receiver.messages import Consumer, Message
 from hostcallback.receiver.taplog.writing.recorder import Recorder
 from hostcallback.receiver.wire.tap_descriptor import TapDescriptor
 from tools.bench.row import Row, figure, measure

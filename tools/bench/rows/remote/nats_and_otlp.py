@@ -9,7 +9,7 @@ from time import perf_counter
 import numpy as np
 
 import hostcallback as hcb
-from hostcallback.receiver.messages.message import Consumer, Message
+from hostcallback.receiver.messages import Consumer, Message
 from tools.bench.blocks import TAP
 from tools.bench.row import Row, measure
 from tools.bench.rows.remote.forwarding import through_spool

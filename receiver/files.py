@@ -1,4 +1,4 @@
-"""Permissions of the files and folders that are created for messages: only for their user unless options differ."""
+"""Permissions of files and folders that are created for messages, and the base class of what `with` closes."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import contextlib
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from types import TracebackType
+from typing import Self
 
 _OWNER = 0o600
 _OTHERS = 0o066
@@ -116,3 +118,23 @@ def write_private(path: Path, data: bytes, *, sync: bool = False) -> None:
         if sync:
             file.flush()
             os.fsync(file.fileno())
+
+
+class Closing:
+    """A context manager that calls `close` at the end of its block, also after an error."""
+
+    __slots__ = ()
+
+    def close(self) -> None:
+        """Releases the resources."""
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        """Returns the object."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        """Calls `close`."""
+        self.close()

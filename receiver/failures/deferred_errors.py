@@ -19,12 +19,16 @@ from hostcallback.receiver.errors import (
     TapFunctionException,
     UnboundConsumerError,
 )
+from hostcallback.receiver.failures.check_report import CheckFailed, FailedCheck, FailedChecks
+from hostcallback.receiver.failures.failure_report import (
+    Deferred,
+    FailureLog,
+    failure_history,
+    headline,
+    report_of,
+)
 from hostcallback.receiver.log import logger
-from hostcallback.receiver.messages.check_report import CheckFailed, FailedCheck, FailedChecks
-from hostcallback.receiver.messages.failure_history import failure_history
-from hostcallback.receiver.messages.failure_log import FailureLog
-from hostcallback.receiver.messages.failure_report import Deferred, headline, report_of
-from hostcallback.receiver.messages.message import Consumer, Message
+from hostcallback.receiver.messages import Consumer, Message
 
 MAX_KEPT = 100
 

@@ -1,4 +1,4 @@
-"""Failed checks: one group per line of the user's code, and the report for the user."""
+"""Failed checks: one group per line of the user's code, counted in bounded memory, and the report for the user."""
 
 from __future__ import annotations
 
@@ -8,11 +8,23 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, NamedTuple, Protocol
 
-from hostcallback.receiver.bounded_counter import BoundedCounter
+from hostcallback.receiver import limits
 from hostcallback.receiver.errors import HostCallbackError
-from hostcallback.receiver.html import preformatted
-from hostcallback.receiver.messages.call_site import CallSite
-from hostcallback.receiver.messages.message import Consumer, Message
+from hostcallback.receiver.failures.call_site import CallSite
+from hostcallback.receiver.messages import Consumer, Message
+from hostcallback.receiver.text import preformatted
+
+OTHERS = "others"
+
+
+class BoundedCounter(Counter[str]):
+    """Counts by name, up to `limits.COUNTED_NAMES` names. Further names count as `OTHERS`. The total is exact."""
+
+    def __setitem__(self, name: str, count: int) -> None:
+        """Sets the count of a name; that of a name too many is added to `OTHERS`."""
+        if name not in self and len(self) >= limits.COUNTED_NAMES:
+            name, count = OTHERS, self[OTHERS] + count
+        super().__setitem__(name, count)
 
 
 class Occurrence(NamedTuple):

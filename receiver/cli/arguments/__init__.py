@@ -1,1 +1,0 @@
-"""Arguments that several commands take."""

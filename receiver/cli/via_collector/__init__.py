@@ -1,1 +1,0 @@
-"""The commands that reach running processes through a collector (`--via`)."""

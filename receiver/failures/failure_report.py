@@ -1,0 +1,350 @@
+"""What is told of failures: in the log as they happen, in the exception that reports them, and in their history."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from hostcallback.receiver import processes
+from hostcallback.receiver.errors import (
+    IncompleteValueError,
+    LostMessagesError,
+    TapFailure,
+    TapFunctionException,
+    UnboundConsumerError,
+    UnknownConsumerError,
+)
+from hostcallback.receiver.failures.check_report import BoundedCounter, CheckFailed, FailedCheck, FailedChecks
+from hostcallback.receiver.log import logger, traceback_text
+from hostcallback.receiver.messages import Consumer
+
+EVERY_SEC = 60.0
+"""How often, at most, further failures of one tap are logged, in seconds."""
+
+MOST_TAPS = 1024
+"""Taps whose failures are told apart; failures of further taps are logged like those of one."""
+
+
+MOST_LOGGED_CHARACTERS = 500
+"""Of the text of an exception."""
+
+
+def cause_of(error: BaseException) -> str:
+    """The type and the text of an exception, on one line."""
+    try:
+        text = " ".join(str(error).split())
+    except Exception:  # a user's `__str__`
+        text = "(its text could not be made)"
+    if len(text) > MOST_LOGGED_CHARACTERS:
+        text = text[:MOST_LOGGED_CHARACTERS] + "..."
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+_LOGGED = "_hostcallback_logged"
+
+
+def note_logged(error: BaseException) -> None:
+    """Has `FailureLog` leave the exception out, because its sink has logged it."""
+    with contextlib.suppress(AttributeError):  # of a class with slots: it is logged twice
+        setattr(error, _LOGGED, True)
+
+
+class _Seen(NamedTuple):
+    total: int
+    logged: int
+    at: float
+
+
+class FailureLog:
+    """Logs the failures of one scope. Any thread."""
+
+    def __init__(self) -> None:
+        """Nothing has failed."""
+        self._lock = threading.Lock()  # protects the table
+        self._seen: dict[str, _Seen] = {}
+
+    def add(self, failure: TapFailure) -> None:
+        """Logs a failure with the tap, its source line and the cause, or counts it for a later line."""
+        if hasattr(failure.exception, _LOGGED):
+            return
+        key, now = f"{failure.tap} at {failure.source_line}", time.monotonic()
+        with self._lock:
+            if key not in self._seen and len(self._seen) >= MOST_TAPS:
+                key = "a further tap"
+            seen = self._seen.get(key)
+            total = 1 if seen is None else seen.total + 1
+            if seen is not None and now < seen.at + EVERY_SEC:
+                self._seen[key] = seen._replace(total=total)
+                return
+            self._seen[key] = _Seen(total, total, now)
+        cause = cause_of(failure.exception)
+        if seen is None:
+            logger.error("tap %s raised on %s: %s", key, failure.device, cause)
+        else:
+            logger.error(
+                "tap %s raised %d more times, %d in all, the last on %s: %s",
+                key, total - seen.logged, total, failure.device, cause,
+            )  # fmt: skip
+
+
+MOST_ALIKE = 5
+"""Exceptions of one line and type that a report has. Of more, it has those whose texts differ in more than numbers."""
+
+
+class Deferred(NamedTuple):
+    """The content of a `DeferredErrors`, in a form that can be sent to another process."""
+
+    failures: list[TapFailure]
+    suppressed: Counter[str]
+    unknown: Counter[int]
+    unbound: Counter[str]
+    incomplete: Counter[str]
+    lost: Counter[str]
+    checks: FailedChecks | None = None
+
+
+def report_of(found: Deferred) -> TapFunctionException | None:
+    """Returns the exception that reports these errors; None if there are none."""
+    checks: list[Exception] = [] if found.checks is None else list(found.checks.errors())
+    exceptions = [*checks, *_representatives(found.failures, found.suppressed)]
+    if found.unknown:
+        exceptions.append(UnknownConsumerError(_describe_unknown(found.unknown)))
+    exceptions += [UnboundConsumerError(f"{count} {text}") for text, count in found.unbound.most_common()]
+    if found.incomplete:
+        exceptions.append(
+            IncompleteValueError(_describe_incomplete(found.incomplete), found.incomplete.total())
+        )
+    if found.lost:
+        exceptions.append(LostMessagesError(_describe_lost(found.lost)))
+    if not exceptions:
+        return None
+    texts = [found.checks.headline()] if checks and found.checks is not None else []
+    if len(exceptions) > len(checks):
+        texts.append(headline(found.failures, found.suppressed))
+    return TapFunctionException("; ".join(texts), exceptions, found.failures, found.suppressed)
+
+
+def _representatives(failures: Sequence[TapFailure], suppressed: Counter[str]) -> Iterator[Exception]:
+    # A traceback shows up to fifteen members of a group in full, so of many that are alike one is a member.
+    totals = Counter(failure.source_line for failure in failures) + suppressed
+    kinds: dict[tuple[str, type[BaseException]], list[BaseException]] = {}
+    for failure in failures:
+        kinds.setdefault((failure.source_line, type(failure.exception)), []).append(failure.exception)
+    chosen: set[int] = set()
+    for (line, _), alike in kinds.items():
+        chosen.update(map(id, alike if totals[line] <= MOST_ALIKE else _different(alike)))
+    for failure in failures:
+        if id(failure.exception) in chosen:
+            total = totals[failure.source_line]
+            yield _with_count(_as_exception(failure.exception), total if total > MOST_ALIKE else 0)
+
+
+def _different(exceptions: Sequence[BaseException]) -> list[BaseException]:
+    # The first of those whose texts have the same words.
+    found: dict[str, BaseException] = {}
+    for exception in exceptions:
+        found.setdefault("".join(filter(str.isalpha, cause_of(exception))), exception)
+    return [*found.values()][:MOST_ALIKE]
+
+
+_COUNT = "exceptions were raised at this line in all"
+
+
+def _with_count(error: Exception, total: int) -> Exception:
+    notes = [note for note in getattr(error, "__notes__", []) if _COUNT not in note]
+    if total:
+        notes.append(f"{total:,} {_COUNT}; `failures` of the group has the first ones")
+    if notes:
+        error.__notes__ = notes
+    return error
+
+
+def _as_exception(error: BaseException) -> Exception:
+    if isinstance(error, Exception):
+        return error
+    # A tap that raises SystemExit or KeyboardInterrupt must not end the program from a receiver thread, and an
+    # ExceptionGroup holds Exceptions only.
+    wrapped = RuntimeError(f"a tap function raised {type(error).__name__}: {error}")
+    wrapped.__cause__ = error
+    wrapped.__notes__ = list(getattr(error, "__notes__", []))
+    return wrapped
+
+
+def headline(failures: Sequence[TapFailure], suppressed: Counter[str]) -> str:
+    """Returns the first line of a report: how many exceptions there are, and what the first one was."""
+    kept = len(failures)
+    if not kept:
+        return "messages could not be delivered"
+    first = failures[0]
+    text = f"{kept + suppressed.total()} tap function call(s) raised; the stream went on without them"
+    if suppressed:
+        lines = ", ".join(f"{count} at {line}" for line, count in suppressed.most_common())
+        text += f"; the first {kept} are kept, beyond them: {lines}"
+    return f"{text}; the first was {cause_of(first.exception)} (tap {first.tap} at {first.source_line})"
+
+
+def _describe_unknown(unknown: Counter[int]) -> str:
+    ids = ", ".join(f"{consumer_id:#018x} ({count})" for consumer_id, count in unknown.most_common(8))
+    more = f" and {len(unknown) - 8} more ids" if len(unknown) > 8 else ""
+    return (
+        f"{unknown.total()} message(s) for consumer ids that this process has not registered: {ids}{more}. "
+        "Their program was compiled elsewhere, or its function was deleted while it still ran: keep the "
+        "jitted function alive until barrier_wait(), or trace the program in this process"
+    )
+
+
+def _describe_incomplete(incomplete: Counter[str]) -> str:
+    taps = ", ".join(f"{count} of the tap {tap}" for tap, count in incomplete.most_common(8))
+    more = f" and of {len(incomplete) - 8} more taps" if len(incomplete) > 8 else ""
+    return (
+        f"{incomplete.total()} value(s) of arrays that lie on several devices were given up, {taps}{more}: shards of "
+        "them were lost, or came much too late. The receiver's stats say how many messages its back_pressure policy "
+        "dropped on each device"
+    )
+
+
+def _describe_lost(lost: Counter[str]) -> str:
+    return "; ".join(f"{count} message(s) lost: {reason}" for reason, count in lost.most_common())
+
+
+MOST_LINES = 64
+"""Lines of exceptions, and lines of checks, that are told apart; further ones are left out."""
+
+MOST_CHARACTERS = 4000
+"""Of the traceback, and of the values, of one line."""
+
+ALL_CHARACTERS = 64 << 10
+"""Of all tracebacks and values in one answer."""
+
+MOST_FRAMES = 20
+"""Of a traceback."""
+
+
+@dataclass(slots=True)
+class _Raised:
+    # The exceptions of one tap, without the exceptions themselves: their frames hold arrays.
+    title: str
+    traceback: str
+    first: float
+    last_text: str = ""
+    last: float = 0.0
+    by_device: Counter[str] = field(default_factory=BoundedCounter)
+
+
+class FailureHistory:
+    """The exceptions of tap functions and the failed checks since the process began, with limits. Any thread.
+
+    Errors are in it also after a barrier has raised them.
+    """
+
+    def __init__(self) -> None:
+        """Nothing has failed."""
+        self.clear()
+
+    def clear(self) -> None:
+        """Forgets everything."""
+        self._lock = (
+            threading.RLock()
+        )  # protects everything below; an exception's text may come from user code
+        self._raised: dict[tuple[str, str], _Raised] = {}
+        self._checks = FailedChecks(MOST_LINES)
+
+    def add_exception(self, failure: TapFailure, count: int = 1) -> None:
+        """Counts an exception; the first one of a tap is kept as text with its traceback."""
+        key, now = (failure.source_line, failure.tap), time.time()
+        known = self._raised.get(key)
+        if known is None and len(self._raised) >= MOST_LINES:
+            return
+        text = cause_of(failure.exception)
+        made = None if known is not None else _traceback(failure.exception)
+        with self._lock:
+            known = self._raised.get(key) or _Raised(text, made or "", now)
+            self._raised[key] = known
+            known.last, known.last_text = now, text
+            known.by_device[failure.device] += count
+
+    def add_check(self, consumer: Consumer, failed: CheckFailed, device: str, count: int) -> None:
+        """Counts `count` failures of a check."""
+        with self._lock:
+            self._checks.add(consumer, failed, device, count)
+
+    def merge(self, found: Deferred) -> None:
+        """Adds the failures in another process that delivers for this one."""
+        for failure in found.failures:
+            self.add_exception(failure)
+            more = found.suppressed.get(failure.source_line, 0)
+            if more and failure is _last_of(failure.source_line, found):
+                self.add_exception(failure, more)
+        if found.checks is not None:
+            with self._lock:
+                earlier, self._checks = self._checks, FailedChecks(MOST_LINES)
+                self._checks.merge(found.checks)
+                self._checks.merge(earlier)
+
+    def as_dicts(self) -> list[dict[str, Any]]:
+        """Describes the failures as plain data, the latest first: of bounded length, and not escaped."""
+        with self._lock:
+            found = [_raised(*key, each) for key, each in self._raised.items()]
+            found += map(_failed, self._checks.groups()[:MOST_LINES])
+        found.sort(key=lambda each: -each["last"])
+        left = ALL_CHARACTERS
+        for each in found:
+            for name in ("values", "traceback"):
+                each[name] = each[name][: min(MOST_CHARACTERS, max(0, left))]
+                left -= len(each[name])
+        return found
+
+
+def _last_of(line: str, found: Deferred) -> TapFailure:
+    return [failure for failure in found.failures if failure.source_line == line][-1]
+
+
+def _raised(source_line: str, tap: str, known: _Raised) -> dict[str, Any]:
+    is_other = known.last_text != known.title
+    return {
+        "kind": "tap exception",
+        "name": tap[:300],
+        "source_line": source_line[:1000],
+        "title": known.title,
+        "values": f"the last: {known.last_text}" if is_other else "",
+        "traceback": known.traceback,
+        "by_device": dict(known.by_device),
+        "first": known.first,
+        "last": known.last,
+    }
+
+
+def _failed(check: FailedCheck) -> dict[str, Any]:
+    explained = check.explanation
+    # Watched operations report with an ArithmeticError, checks with an AssertionError.
+    is_nonfinite = explained.error is not None and issubclass(explained.error, ArithmeticError)
+    stack = explained.places[0].stack if explained.places else ()
+    return {
+        "kind": "nonfinite" if is_nonfinite else "check",
+        "name": check.name[:300],
+        "source_line": check.source_line[:1000],
+        "title": explained.text[:500],
+        "values": explained.summary(),
+        "traceback": "\n".join(str(frame).split("\n", 1)[0] for frame in stack[:MOST_FRAMES]),
+        "by_device": dict(check.by_device),
+        "first": check.first.time_ns / 1e9,
+        "last": check.last.time_ns / 1e9,
+    }
+
+
+def _traceback(error: BaseException) -> str:
+    try:
+        return traceback_text(error, limit=-MOST_FRAMES)[-MOST_CHARACTERS:].rstrip("\n")
+    except Exception:  # of a user's `__str__` or `__repr__`
+        return ""
+
+
+failure_history = FailureHistory()
+"""Of this process, over all scopes."""
+
+processes.in_child(processes.Stage.RUNTIME, failure_history.clear)

@@ -1,0 +1,116 @@
+"""Text that people see: made safe for terminals, logs and HTML, and free of passwords and tokens."""
+
+from __future__ import annotations
+
+import html
+import importlib
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import fields
+from typing import Any
+
+
+def printable(text: str) -> str:
+    """Returns the text on one line: control characters, line ends and bidi controls as Python's escapes."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def printable_lines(text: str, indent: str = "") -> str:
+    """Returns the text with its lines and tabs, and all other such characters escaped.
+
+    Args:
+        text: one line or several.
+        indent: what each line but the first begins with, so that no line can pass for another program's.
+    """
+    if text.isprintable():
+        return text
+    # Not by `splitlines`, to which more characters than the line feed end a line.
+    lines = ("\t".join(map(printable, line.split("\t"))) for line in text.split("\n"))
+    return f"\n{indent}".join(lines)
+
+
+def printable_report(text: str) -> str:
+    """Returns a report, whose lines but the first begin with two spaces: lines that do not were smuggled into it."""
+    first, *others = printable_lines(text).split("\n")
+    return "\n".join(
+        [first, *(line if line.startswith("  ") or not line else f"    {line}" for line in others)]
+    )
+
+
+_BETWEEN = re.compile(r",(?=\s*[A-Za-z][A-Za-z0-9+.-]*://)")
+
+_CREDENTIAL = re.compile(r"auth|token|secret|password|cookie|key", re.IGNORECASE)
+
+
+def without_password(url: str) -> str:
+    """A URL, or several with commas between, without users and passwords, for messages.
+
+    A password may hold any characters, also those that should have been escaped: of each URL, everything up to the last
+    "@" is left out.
+    """
+    return ",".join(_without(part) for part in _BETWEEN.split(url))
+
+
+def _without(url: str) -> str:
+    if "@" not in url:
+        return url
+    scheme, separator, rest = url.partition("://")
+    if not separator:
+        return url.rpartition("@")[2]
+    return scheme + separator + rest.rpartition("@")[2]
+
+
+def command_line(arguments: list[str]) -> list[str]:
+    """The arguments of a command, without the users and passwords of URLs."""
+    return [without_password(word) if "://" in word else word for word in arguments]
+
+
+def is_credential(header: str) -> bool:
+    """Whether a header's name says that its value is secret."""
+    return _CREDENTIAL.search(header) is not None
+
+
+def is_printable(secret: object) -> bool:
+    """Whether a secret can be sent in a header. Libraries repeat one that cannot in the text of their error."""
+    return isinstance(secret, str) and secret.isascii() and secret.isprintable()
+
+
+def representation(options: Any, *, urls: tuple[str, ...], secrets: tuple[str, ...]) -> str:
+    """The `repr` of a dataclass, with the fields `urls` without passwords, and with the fields `secrets` hidden."""
+    shown = []
+    for field in fields(options):
+        value = getattr(options, field.name)
+        if field.name in secrets and value:
+            shown.append(f"{field.name}=<hidden>")
+            continue
+        text = repr(without_password(value) if isinstance(value, str) else value)
+        shown.append(f"{field.name}={text if field.name in urls else repr(value)}")
+    return f"{type(options).__name__}({', '.join(shown)})"
+
+
+def preformatted(text: str) -> str:
+    """Returns a text as HTML that shows it line by line. Control characters and markup in it have no effect."""
+    return f"<pre>{html.escape(printable_lines(text))}</pre>"
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[Any]], caption: str = "") -> str:
+    """Returns an HTML table, with a row of heads and the texts of the cells."""
+    lines = [f"<caption>{_cell(caption)}</caption>"] if caption else []
+    lines.append("<tr>" + "".join(f"<th>{_cell(name)}</th>" for name in head) + "</tr>")
+    lines += ["<tr>" + "".join(f"<td>{_cell(value)}</td>" for value in row) + "</tr>" for row in rows]
+    return "<table>" + "\n".join(lines) + "</table>"
+
+
+def _cell(value: Any) -> str:
+    return html.escape(printable_lines(str(value)))
+
+
+def array(value: Any) -> str:
+    """Returns an array as HTML: by treescope if that is installed, else as its text."""
+    try:
+        treescope = importlib.import_module("treescope")
+    except ImportError:
+        return preformatted(repr(value))
+    return str(treescope.render_to_html(value, ignore_exceptions=True, compressed=True))
