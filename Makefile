@@ -11,7 +11,7 @@ INSTALLED := $(VENV)/.installed
 DEMO := $(VENV)/.installed-demo
 SITE := $(VENV)/.installed-docs
 SOURCES := setup.cfg setup.py tools/build_native.py
-NATIVE := $(wildcard receiver/native/*/*.cc receiver/native/*/*.h)
+NATIVE := $(wildcard hostcallback/receiver/native/*/*.cc hostcallback/receiver/native/*/*.h)
 
 # The whole suite runs on the native transport, and on the callback transport the folders in which it makes a difference; .ci/run runs
 # the others on it too, and the slow tests (here: `make test SLOW=1`).
@@ -101,5 +101,5 @@ release: $(INSTALLED) ## make release VERSION=1.2.3: set the version, cut the ch
 
 clean: ## remove what the other targets made
 	rm -rf $(VENV) .matrix build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis loss.png
-	rm -f receiver/native/*.so receiver/native/*.dylib receiver/native/*.o
+	rm -f hostcallback/receiver/native/*.so receiver/native/*.dylib receiver/native/*.o
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

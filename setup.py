@@ -11,7 +11,7 @@ from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 
 ROOT = Path(__file__).resolve().parent
-NATIVE = Path("receiver", "native")
+NATIVE = Path("hostcallback", "receiver", "native")
 SWITCH = "HOSTCALLBACK_BUILD_NATIVE"
 
 
@@ -69,18 +69,8 @@ def extensions() -> list[Extension]:
     return [Extension("hostcallback.receiver.native.libhostcallback", sources)]
 
 
-def packages() -> list[str]:
-    """Every package by its installed name.
-
-    What is installed as `hostcallback.receiver` is the folder `receiver` (`package_dir` in setup.cfg), with or without
-    the link to it that a checkout has.
-    """
-    upper = find_packages(include=["hostcallback", "hostcallback.*"], exclude=["hostcallback.receiver*"])
-    return [*upper, *(f"hostcallback.{name}" for name in find_packages(include=["receiver", "receiver.*"]))]
-
-
 setup(
-    packages=packages(),
+    packages=find_packages(include=["hostcallback", "hostcallback.*"]),
     py_modules=["hostcallback_pytest"],
     ext_modules=extensions(),
     data_files=[("share/man/man1", ["docs/hcb.1"])],  # where man finds the page of a command in bin/

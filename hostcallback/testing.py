@@ -197,8 +197,7 @@ def _limit(item: pytest.Item) -> float | None:
     return seconds or None
 
 
-ROOT = Path(__file__).resolve().parents[1]
-INTERNAL = (str(ROOT), str(ROOT.parent / "receiver"))
+INTERNAL = str(Path(__file__).resolve().parent)
 MAX_SHOWN = 10
 """Failures of one test that are shown whole; of the others, the number."""
 

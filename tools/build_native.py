@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-SOURCE_DIR = Path(__file__).resolve().parent.parent / "receiver" / "native"
+SOURCE_DIR = Path(__file__).resolve().parent.parent / "hostcallback" / "receiver" / "native"
 COMPILERS = ("c++", "g++", "clang++")
 FLAGS = (
     "-std=c++17",

@@ -16,7 +16,8 @@ sys.path.insert(0, str(ROOT / "tools"))  # Python leaves it out where PYTHONSAFE
 
 import lint_prose  # noqa: E402
 
-FOLDERS = ("hostcallback", "receiver", "tests", "tools", "examples")
+FOLDERS = ("hostcallback", "tests", "tools", "examples")
+RECEIVER = ("hostcallback", "receiver")
 MAX_LINES = 500
 MAX_MODULES = 15
 """Of one folder. A header and its source file are one module; `__init__.py` is none."""
@@ -97,13 +98,11 @@ def broken_rule(name: Name, path: Path) -> str | None:
         return f"private name {name.dotted}; it belongs in hostcallback/_jax_compat/, with its reason"
     if name.dotted == "jax.__version_info__" and folder == "hostcallback" and not in_compat:
         return "version of JAX; what depends on it belongs in hostcallback/_jax_compat/versions.py"
-    if name.imported and package == "receiver":
-        return "receiver is no package but a folder: import hostcallback.receiver"
     above = package in ("jax", "jaxlib", "hostcallback") and not is_receiver(name.dotted)
-    if name.imported and folder == "receiver" and above:
+    if name.imported and path.parts[:2] == RECEIVER and above:
         return f"receiver/ imports {package}; only hostcallback/ may, receiver/ runs without it"
-    in_packages = folder in ("hostcallback", "receiver")
-    if name.imported and package == "grpc" and in_packages and path.parts[:2] != ("receiver", "remote"):
+    in_remote = path.parts[:3] == (*RECEIVER, "remote")
+    if name.imported and package == "grpc" and folder == "hostcallback" and not in_remote:
         return "grpc outside receiver/remote/; the rest must run without it"
     if name.dotted == "time.sleep" and folder == "tests":
         return "time.sleep in a test; wait for a state (an event, a condition, a join), never for a time"

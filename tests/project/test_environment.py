@@ -15,8 +15,8 @@ from hostcallback.receiver import environment
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENT = ROOT / "docs" / "environment.md"
-MODULE = ROOT / "receiver" / "environment.py"
-SOURCES = [path for room in ("hostcallback", "receiver") for path in sorted((ROOT / room).rglob("*.py"))]
+MODULE = ROOT / "hostcallback" / "receiver" / "environment.py"
+SOURCES = sorted((ROOT / "hostcallback").rglob("*.py"))
 NAME = re.compile(r"\bHOSTCALLBACK_[A-Z][A-Z_]*[A-Z]\b")
 KNOWN = {variable.name for variable in environment.VARIABLES}
 

@@ -33,14 +33,20 @@ def lint(root: Path) -> subprocess.CompletedProcess[str]:
         ("hostcallback/_jax_compat.py", "from jax._src import core", "private name jax._src.core"),
         ("hostcallback/api.py", "import jax\njax.__version_info__", "version of JAX"),
         ("hostcallback/api.py", "from jax import __version_info__", "version of JAX"),
-        ("receiver/messages.py", "import jax", "receiver/ imports jax"),
-        ("receiver/messages.py", "def f():\n    from jax import lax", "receiver/ imports jax"),
-        ("receiver/messages.py", "import hostcallback", "receiver/ imports hostcallback"),
-        ("receiver/messages.py", "from hostcallback import api", "receiver/ imports hostcallback"),
-        ("receiver/wire/header.py", "from hostcallback.receivers import x", "receiver/ imports hostcallback"),
-        ("hostcallback/api.py", "from receiver.wire import header", "receiver is no package"),
-        ("tests/test_x.py", "import receiver", "receiver is no package"),
-        ("receiver/messages.py", "import grpc", "grpc outside receiver/remote/"),
+        ("hostcallback/receiver/messages.py", "import jax", "receiver/ imports jax"),
+        ("hostcallback/receiver/messages.py", "def f():\n    from jax import lax", "receiver/ imports jax"),
+        ("hostcallback/receiver/messages.py", "import hostcallback", "receiver/ imports hostcallback"),
+        (
+            "hostcallback/receiver/messages.py",
+            "from hostcallback import api",
+            "receiver/ imports hostcallback",
+        ),
+        (
+            "hostcallback/receiver/wire/header.py",
+            "from hostcallback.receivers import x",
+            "receiver/ imports hostcallback",
+        ),
+        ("hostcallback/receiver/messages.py", "import grpc", "grpc outside receiver/remote/"),
         ("hostcallback/api.py", "from grpc import aio", "grpc outside receiver/remote/"),
         ("tests/test_x.py", "import time\ntime.sleep(1)", "time.sleep in a test"),
         ("tests/a/test_x.py", "from time import sleep as s", "time.sleep in a test"),
@@ -67,12 +73,15 @@ def test_a_broken_rule_is_named_with_file_line_and_cure(
         ("tests/test_x.py", "import jax\njax.__version_info__"),
         ("hostcallback/api.py", "import jax\njax.__version__\njax.lax.scan"),
         ("hostcallback/api.py", "import jaxlib\njaxlib.__version__"),
-        ("receiver/remote/client.py", "import grpc"),
+        ("hostcallback/receiver/remote/client.py", "import grpc"),
         ("tests/test_x.py", "import grpc, jax, hostcallback"),
-        ("receiver/wire/header.py", "import hostcallback.receiver.wire\nfrom hostcallback import receiver"),
+        (
+            "hostcallback/receiver/wire/header.py",
+            "import hostcallback.receiver.wire\nfrom hostcallback import receiver",
+        ),
         ("tools/bench.py", "import time\ntime.sleep(1)"),
-        ("receiver/messages.py", "'import jax'  # jax._src"),
-        ("receiver/messages.py", "from .jax import x"),
+        ("hostcallback/receiver/messages.py", "'import jax'  # jax._src"),
+        ("hostcallback/receiver/messages.py", "from .jax import x"),
     ],
 )
 def test_allowed_code_passes(tmp_path: Path, path: str, code: str) -> None:
@@ -84,9 +93,9 @@ def test_allowed_code_passes(tmp_path: Path, path: str, code: str) -> None:
 
 
 def test_a_long_file_and_a_folder_of_many_modules_are_found(tmp_path: Path) -> None:
-    ring = tmp_path / "receiver" / "native" / "ring"
+    ring = tmp_path / "hostcallback" / "receiver" / "native" / "ring"
     ring.mkdir(parents=True)
-    vendored = tmp_path / "receiver" / "native" / "third_party"
+    vendored = tmp_path / "hostcallback" / "receiver" / "native" / "third_party"
     vendored.mkdir()
     (vendored / "long.h").write_text("//\n" * 501)
     for number in range(15):
@@ -97,8 +106,8 @@ def test_a_long_file_and_a_folder_of_many_modules_are_found(tmp_path: Path) -> N
     (ring / "m0.cc").write_text("//\n" * 501)
     (ring / "m15.py").touch()
     found = lint(tmp_path).stdout
-    assert "receiver/native/ring:1: 16 modules, at most 15" in found
-    assert "receiver/native/ring/m0.cc:501: 501 lines, at most 500" in found
+    assert "hostcallback/receiver/native/ring:1: 16 modules, at most 15" in found
+    assert "hostcallback/receiver/native/ring/m0.cc:501: 501 lines, at most 500" in found
 
 
 def test_two_test_modules_of_one_name_are_found(tmp_path: Path) -> None:
@@ -117,14 +126,14 @@ def test_two_test_modules_of_one_name_are_found(tmp_path: Path) -> None:
         ("CHANGELOG.md", "- It waits for ever.", 1, "for ever"),
         ("docs/control.md", "Rules apply by\nway of a file.", 1, "by way of"),
         ("hostcallback/tap.py", '"""A module.\n\nNobody waits."""', 3, "Nobody"),
-        ("receiver/tap.py", 'def f():\n    """Traces anew."""', 2, "anew"),
-        ("receiver/tap.py", "x = 1  # has a thread of its own", 1, "of its own"),
-        ("receiver/tap.py", "x = 1\n# It goes by\n# way of a spool.", 2, "by way of"),
+        ("hostcallback/receiver/tap.py", 'def f():\n    """Traces anew."""', 2, "anew"),
+        ("hostcallback/receiver/tap.py", "x = 1  # has a thread of its own", 1, "of its own"),
+        ("hostcallback/receiver/tap.py", "x = 1\n# It goes by\n# way of a spool.", 2, "by way of"),
         ("tests/test_x.py", "raise ValueError('whoever calls')", 1, "whoever"),
         ("tools/x.py", "print(f'{1} is through')", 1, "is through"),
         ("examples/x.py", "print('so '\n'many')", 1, "so many"),
-        ("receiver/native/ring/ring.cc", "int x;  // somebody waits", 1, "somebody"),
-        ("receiver/native/ring/ring.h", "// So\n// it is as\n// ever.", 2, "as ever"),
+        ("hostcallback/receiver/native/ring/ring.cc", "int x;  // somebody waits", 1, "somebody"),
+        ("hostcallback/receiver/native/ring/ring.h", "// So\n// it is as\n// ever.", 2, "as ever"),
         ("tests/native/stress.cc", "// likewise", 1, "likewise"),
     ],
 )
@@ -144,9 +153,12 @@ def test_an_idiom_is_found_wherever_people_read(
     ("path", "text"),
     [
         ("docs/convert.md", "Besides, `hcb convert --beside PROFILE` writes both. Renewed."),
-        ("receiver/tap.py", "beside = {}\nx = f'{beside}'\nwhoever = 1"),
-        ("receiver/native/ring/ring.cc", 'int beside = 1;  // plain\nchar* url = "https://beside";'),
-        ("receiver/native/third_party/xla/c_api.h", "// beside"),
+        ("hostcallback/receiver/tap.py", "beside = {}\nx = f'{beside}'\nwhoever = 1"),
+        (
+            "hostcallback/receiver/native/ring/ring.cc",
+            'int beside = 1;  // plain\nchar* url = "https://beside";',
+        ),
+        ("hostcallback/receiver/native/third_party/xla/c_api.h", "// beside"),
     ],
 )
 def test_names_in_code_and_allowed_texts_are_not_idioms(tmp_path: Path, path: str, text: str) -> None:

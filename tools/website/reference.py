@@ -51,9 +51,6 @@ def stage(target: Path, packages: Path) -> list[Any]:
     """Writes the pages, and copies the packages as they are installed. Returns the navigation."""
     ignored = shutil.ignore_patterns("__pycache__", "native", "*.so")
     shutil.copytree(ROOT / "hostcallback", packages / "hostcallback", ignore=ignored)
-    shutil.copytree(
-        ROOT / "receiver", packages / "hostcallback" / "receiver", ignore=ignored, dirs_exist_ok=True
-    )
     for path in packages.rglob("*.py"):
         path.write_text(with_fenced_examples(path.read_text(encoding="utf-8")), encoding="utf-8")
     names = public_names(ROOT / "hostcallback")
